@@ -1,0 +1,88 @@
+# TiExec: `make demo` sets up and shows it on a real program; `make test` sets up and passes the tests.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+CARGO ?= cargo
+
+# rustup's default place, for shells whose PATH does not have it.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+DIST := $(TARGET_DIR)/dist
+PROGRAMS := tiexec tiexecctl
+FEATURES := --features tiexec/fault-injection
+
+# Asked for when a recipe runs: `make demo` may have to install rustc first.
+HOST = $(shell PATH='$(PATH)' rustc -vV | sed -n 's/^host: //p')
+# Static, so that it starts in about the time of the exec that it stands before. A static PIE would relocate itself on
+# each start; only x86-64 is known to build well without. --target keeps these flags away from proc-macros.
+STATIC = -C target-feature=+crt-static $(if $(filter x86_64-%,$(HOST)),-C relocation-model=static)
+
+SOURCES := $(shell find Cargo.toml Cargo.lock crates xtask docs/man -type f 2>/dev/null)
+
+BINDIR = $(DESTDIR)$(PREFIX)/bin
+SHAREDIR = $(DESTDIR)$(PREFIX)/share
+
+.PHONY: all demo test bench man completions install uninstall clean
+
+all: $(addprefix $(DIST)/,$(PROGRAMS))
+
+$(addprefix $(DIST)/,$(PROGRAMS)) &: $(SOURCES)
+	RUSTFLAGS="$(strip $(RUSTFLAGS) $(STATIC))" $(CARGO) build --release --locked --package tiexec --target $(HOST)
+	install -d $(DIST)
+	install -m 755 $(addprefix $(TARGET_DIR)/$(HOST)/release/,$(PROGRAMS)) $(DIST)
+
+demo:
+	scripts/setup run
+	$(MAKE) --no-print-directory all
+	scripts/demo --bin $(DIST)
+
+# cargo test comes last: its closing lines are the verdict.
+test:
+	scripts/setup test
+	$(CARGO) fmt --all --check
+	if command -v cargo-clippy >/dev/null; then \
+		$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings; \
+	else \
+		echo "SKIP clippy: this toolchain has no cargo-clippy"; \
+	fi
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items $(FEATURES)
+	$(CARGO) test --workspace $(FEATURES)
+
+bench: all
+	bench/launch --tiexec $(DIST)/tiexec
+	bench/coverage --tiexec $(DIST)/tiexec
+
+man: $(DIST)/man
+completions: $(DIST)/completions
+
+$(DIST)/man $(DIST)/completions: $(SOURCES)
+	rm -rf $@
+	install -d $@
+	$(CARGO) run --quiet --package xtask -- $(notdir $@) $@
+	touch $@
+
+# Builds what is missing or old; `make all man completions` first leaves nothing to build for `sudo make install`.
+install: all man completions
+	install -d $(BINDIR) $(SHAREDIR)/man/man1 $(SHAREDIR)/man/man8 $(SHAREDIR)/doc/tiexec \
+		$(SHAREDIR)/bash-completion/completions $(SHAREDIR)/zsh/site-functions $(SHAREDIR)/fish/vendor_completions.d
+	install -m 755 $(addprefix $(DIST)/,$(PROGRAMS)) $(BINDIR)
+	install -m 644 $(DIST)/man/tiexec.1 $(SHAREDIR)/man/man1
+	install -m 644 $(DIST)/man/tiexecctl.8 $(SHAREDIR)/man/man8
+	for program in $(PROGRAMS); do \
+		install -m 644 $(DIST)/completions/$$program.bash $(SHAREDIR)/bash-completion/completions/$$program && \
+		install -m 644 $(DIST)/completions/_$$program $(SHAREDIR)/zsh/site-functions && \
+		install -m 644 $(DIST)/completions/$$program.fish $(SHAREDIR)/fish/vendor_completions.d || exit; \
+	done
+	install -m 644 LICENSE $(SHAREDIR)/doc/tiexec
+
+uninstall:
+	for program in $(PROGRAMS); do \
+		rm -f $(BINDIR)/$$program $(SHAREDIR)/bash-completion/completions/$$program \
+			$(SHAREDIR)/zsh/site-functions/_$$program $(SHAREDIR)/fish/vendor_completions.d/$$program.fish || exit; \
+	done
+	rm -f $(SHAREDIR)/man/man1/tiexec.1 $(SHAREDIR)/man/man8/tiexecctl.8
+	rm -rf $(SHAREDIR)/doc/tiexec
+
+clean:
+	$(CARGO) clean

@@ -1,0 +1,218 @@
+//! Addresses of another address space, ranges of them, and page sizes.
+//!
+//! A [`RemoteAddr`] is a number, never a pointer: it means something only in the target. There are
+//! no bare operators on it; arithmetic is checked, because addresses come from the kernel's text
+//! and from files that nobody vouches for.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+/// An address in the target's address space, in bytes. Cannot be dereferenced here.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct RemoteAddr(u64);
+
+impl RemoteAddr {
+    /// Wraps a raw address.
+    pub const fn new(raw: u64) -> Self {
+        Self(raw)
+    }
+
+    /// Returns the raw address.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// Returns the address `bytes` higher, or `None` past the end of the address space.
+    pub const fn checked_add(self, bytes: u64) -> Option<Self> {
+        match self.0.checked_add(bytes) {
+            Some(raw) => Some(Self(raw)),
+            None => None,
+        }
+    }
+
+    /// Returns the address `bytes` lower, or `None` below zero.
+    pub const fn checked_sub(self, bytes: u64) -> Option<Self> {
+        match self.0.checked_sub(bytes) {
+            Some(raw) => Some(Self(raw)),
+            None => None,
+        }
+    }
+
+    /// Returns the greatest multiple of `size` that is not above this address.
+    pub const fn align_down(self, size: PageSize) -> Self {
+        Self(self.0 & !(size.0 - 1))
+    }
+
+    /// Returns the least multiple of `size` that is not below this address, or `None` if there is
+    /// none in the address space.
+    pub const fn align_up(self, size: PageSize) -> Option<Self> {
+        match self.0.checked_add(size.0 - 1) {
+            Some(raw) => Some(Self(raw).align_down(size)),
+            None => None,
+        }
+    }
+
+    /// Returns whether this is a multiple of `size`.
+    pub const fn is_aligned(self, size: PageSize) -> bool {
+        self.0 & (size.0 - 1) == 0
+    }
+}
+
+impl fmt::Debug for RemoteAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+impl fmt::LowerHex for RemoteAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::LowerHex::fmt(&self.0, f)
+    }
+}
+
+/// Serialised as `/proc/PID/maps` prints it: eight or more hexadecimal digits.
+impl Serialize for RemoteAddr {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{:08x}", self.0))
+    }
+}
+
+/// A page size in bytes: a power of two, read from the kernel, never written into the code.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(transparent)]
+pub struct PageSize(u64);
+
+impl PageSize {
+    /// Returns the page size of `bytes`, or `None` if that is not a power of two.
+    pub const fn new(bytes: u64) -> Option<Self> {
+        if bytes.is_power_of_two() { Some(Self(bytes)) } else { None }
+    }
+
+    /// Returns the size in bytes.
+    pub const fn bytes(self) -> u64 {
+        self.0
+    }
+}
+
+/// The page sizes that a plan reckons with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pages {
+    /// The architecture's smallest page (`sysconf(_SC_PAGESIZE)`).
+    pub base: PageSize,
+    /// What one PMD entry maps (`hpage_pmd_size`), 2 MiB on x86-64.
+    pub pmd: PageSize,
+}
+
+/// A range of addresses `start..end` in the target; `start <= end`, and empty where they are equal.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct AddrRange {
+    start: RemoteAddr,
+    end: RemoteAddr,
+}
+
+impl AddrRange {
+    /// Returns the range from `start` up to, not including, `end`; `None` if `end < start`.
+    pub fn new(start: RemoteAddr, end: RemoteAddr) -> Option<Self> {
+        (start <= end).then_some(Self { start, end })
+    }
+
+    /// Returns the range of `len` bytes at `start`; `None` if it leaves the address space.
+    pub fn with_len(start: RemoteAddr, len: u64) -> Option<Self> {
+        Some(Self { start, end: start.checked_add(len)? })
+    }
+
+    /// Returns the first address.
+    pub const fn start(self) -> RemoteAddr {
+        self.start
+    }
+
+    /// Returns the address after the last.
+    pub const fn end(self) -> RemoteAddr {
+        self.end
+    }
+
+    /// Returns the length in bytes.
+    pub const fn len(self) -> u64 {
+        self.end.0 - self.start.0
+    }
+
+    /// Returns whether the range holds no address.
+    pub const fn is_empty(self) -> bool {
+        self.start.0 == self.end.0
+    }
+
+    /// Returns whether `addr` lies in the range.
+    pub fn contains(self, addr: RemoteAddr) -> bool {
+        self.start <= addr && addr < self.end
+    }
+
+    /// Returns whether all of `other` lies in the range.
+    pub fn covers(self, other: Self) -> bool {
+        self.start <= other.start && other.end <= self.end
+    }
+
+    /// Returns whether the two ranges share an address.
+    pub fn overlaps(self, other: Self) -> bool {
+        self.start < other.end && other.start < self.end
+    }
+
+    /// Returns the largest part of the range that begins and ends on a multiple of `size`:
+    /// its whole pages of that size. Empty ranges are `None`.
+    pub fn align_inward(self, size: PageSize) -> Option<Self> {
+        let start = self.start.align_up(size)?;
+        let end = self.end.align_down(size);
+        (start < end).then_some(Self { start, end })
+    }
+}
+
+impl fmt::Display for AddrRange {
+    /// As `/proc/PID/maps` prints it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}-{:08x}", self.start.0, self.end.0)
+    }
+}
+
+impl fmt::Debug for AddrRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Formats `bytes` as MiB with one decimal, the unit of every table.
+pub fn mib(bytes: u64) -> String {
+    // Tenths of a MiB, rounded half up, in integers: a table must not depend on float printing.
+    let tenths = (u128::from(bytes) * 10 + (1 << 19)) >> 20;
+    format!("{}.{}", tenths / 10, tenths % 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PMD: PageSize = PageSize(2 << 20);
+
+    #[test]
+    fn the_seeds_worked_example_keeps_three_huge_pages() {
+        let text = AddrRange::new(RemoteAddr(0x5f_f000), RemoteAddr(0xc1_0000)).unwrap();
+        let whole = text.align_inward(PMD).unwrap();
+        assert_eq!(whole.to_string(), "00600000-00c00000");
+        assert_eq!(whole.len() / PMD.bytes(), 3);
+    }
+
+    #[test]
+    fn a_range_without_a_whole_page_has_no_interior() {
+        let short = AddrRange::with_len(RemoteAddr(0x20_1000), (4 << 20) - 0x2000).unwrap();
+        assert_eq!(short.align_inward(PMD), None);
+        let top = AddrRange::new(RemoteAddr(u64::MAX - 10), RemoteAddr(u64::MAX)).unwrap();
+        assert_eq!(top.align_inward(PMD), None);
+    }
+
+    #[test]
+    fn mib_rounds_to_one_decimal() {
+        assert_eq!(mib(0), "0.0");
+        assert_eq!(mib(52 << 20), "52.0");
+        assert_eq!(mib((1 << 20) * 265 / 10), "26.5");
+        assert_eq!(mib(u64::MAX), "17592186044416.0");
+    }
+}

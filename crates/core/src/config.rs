@@ -1,0 +1,284 @@
+//! What the user may set: by option, by `TIEXEC=key=value,…`, or in the configuration file.
+//!
+//! All three give a [`Layer`]; a layer says only what was said. [`Settings::from_layers`] puts them
+//! together: options beat environment beats configuration beats default.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::Serialize;
+use thiserror::Error;
+
+/// Where the user wants the huge page to live.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BackingChoice {
+    /// The best one that needs nothing reserved by the administrator.
+    #[default]
+    Auto,
+    /// An image of the text in a memfd, in THP.
+    Image,
+    /// The same from the hugetlb pool. Only ever by name: a database may count on those pages.
+    Hugetlb,
+    /// None: a plain exec.
+    Off,
+}
+
+impl FromStr for BackingChoice {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "image" => Ok(Self::Image),
+            "hugetlb" => Ok(Self::Hugetlb),
+            "off" => Ok(Self::Off),
+            _ => Err(ValueError::new("auto, image, hugetlb or off", text)),
+        }
+    }
+}
+
+/// A value that a key cannot take.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("{found:?} is not {expected}")]
+pub struct ValueError {
+    expected: &'static str,
+    found: String,
+}
+
+impl ValueError {
+    fn new(expected: &'static str, found: &str) -> Self {
+        Self { expected, found: found.to_owned() }
+    }
+}
+
+/// Parses a duration as `timeout(1)` and systemd write it: a number, perhaps with a fraction, and
+/// `us`, `ms`, `s` (the default) or `m`.
+///
+/// # Errors
+/// Anything else, and more than a day.
+pub fn parse_duration(text: &str) -> Result<Duration, ValueError> {
+    let bad = || ValueError::new("a duration such as 250ms or 1.5s", text);
+    let unit_at =
+        text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
+    let (digits, unit) = text.split_at(unit_at);
+    let seconds_per_unit = match unit {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        _ => return Err(bad()),
+    };
+    let Ok(count) = digits.parse::<f64>() else { return Err(bad()) };
+    match Duration::try_from_secs_f64(count * seconds_per_unit) {
+        Ok(duration) if duration <= Duration::from_secs(86_400) => Ok(duration),
+        _ => Err(bad()),
+    }
+}
+
+/// What one source said; `None` is silence.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Layer {
+    /// Switches TiExec off altogether.
+    pub off: Option<bool>,
+    /// See [`BackingChoice`].
+    pub backing: Option<BackingChoice>,
+    /// Refuse rather than run on base pages.
+    pub strict: Option<bool>,
+    /// How long staging may take.
+    pub deadline: Option<Duration>,
+    /// Write a report: to this file, or to stderr where it is empty.
+    pub report: Option<String>,
+    /// Reports and plans as JSON.
+    pub json: Option<bool>,
+    /// No warnings.
+    pub quiet: Option<bool>,
+    /// Say why text was left alone also where that is normal.
+    pub verbose: Option<bool>,
+    /// Wait for the exec of this program.
+    pub until_exec: Option<String>,
+}
+
+/// A part of `TIEXEC` or of the configuration file that means nothing.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("{item:?}: {problem}")]
+pub struct Malformed {
+    /// The part, as written.
+    pub item: String,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+impl Layer {
+    /// Parses the value of `TIEXEC`: parts separated by commas, each `key=value`, or a key alone
+    /// for yes. Parts that mean nothing are returned beside the layer of all that do.
+    pub fn from_environment(value: &str) -> (Self, Vec<Malformed>) {
+        Self::from_items(value.split(','))
+    }
+
+    /// Parses the configuration file: one `key=value` a line, `#` begins a comment.
+    pub fn from_file(text: &str) -> (Self, Vec<Malformed>) {
+        Self::from_items(text.lines().map(|line| line.split('#').next().unwrap_or_default()))
+    }
+
+    fn from_items<'a>(items: impl Iterator<Item = &'a str>) -> (Self, Vec<Malformed>) {
+        let mut layer = Self::default();
+        let mut malformed = Vec::new();
+        for item in items.map(str::trim).filter(|item| !item.is_empty()) {
+            if let Err(problem) = layer.set(item) {
+                malformed.push(Malformed { item: item.to_owned(), problem });
+            }
+        }
+        (layer, malformed)
+    }
+
+    fn set(&mut self, item: &str) -> Result<(), String> {
+        let (key, value) = match item.split_once('=') {
+            Some((key, value)) => (key.trim(), Some(value.trim())),
+            None => (item, None),
+        };
+        let flag = || match value {
+            None | Some("1" | "yes" | "true" | "on") => Ok(Some(true)),
+            Some("0" | "no" | "false" | "off") => Ok(Some(false)),
+            Some(other) => Err(ValueError::new("yes or no", other).to_string()),
+        };
+        let needed = || value.filter(|value| !value.is_empty()).ok_or("a value is missing");
+        match key {
+            "off" => self.off = flag()?,
+            "backing" => {
+                self.backing =
+                    Some(needed()?.parse().map_err(|error: ValueError| error.to_string())?);
+            }
+            "strict" => self.strict = flag()?,
+            "deadline" => {
+                self.deadline = Some(parse_duration(needed()?).map_err(|error| error.to_string())?);
+            }
+            "report" => self.report = Some(value.unwrap_or_default().to_owned()),
+            "json" => self.json = flag()?,
+            "quiet" => self.quiet = flag()?,
+            "verbose" => self.verbose = flag()?,
+            "until-exec" => self.until_exec = Some(needed()?.to_owned()),
+            _ => return Err("no such key".to_owned()),
+        }
+        Ok(())
+    }
+
+    /// Returns this layer with its silences filled from `lower`.
+    fn over(self, lower: Self) -> Self {
+        Self {
+            off: self.off.or(lower.off),
+            backing: self.backing.or(lower.backing),
+            strict: self.strict.or(lower.strict),
+            deadline: self.deadline.or(lower.deadline),
+            report: self.report.or(lower.report),
+            json: self.json.or(lower.json),
+            quiet: self.quiet.or(lower.quiet),
+            verbose: self.verbose.or(lower.verbose),
+            until_exec: self.until_exec.or(lower.until_exec),
+        }
+    }
+}
+
+/// All settings, decided.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// Switched off: a plain exec.
+    pub off: bool,
+    /// See [`BackingChoice`].
+    pub backing: BackingChoice,
+    /// Refuse (exit 125) rather than run on base pages.
+    pub strict: bool,
+    /// How long staging may take; what is not staged by then stays on base pages.
+    pub deadline: Duration,
+    /// Where the report goes: `Some("")` is stderr.
+    pub report: Option<String>,
+    /// Reports and plans as JSON.
+    pub json: bool,
+    /// No warnings.
+    pub quiet: bool,
+    /// Say why text was left alone also where that is normal.
+    pub verbose: bool,
+    /// Treat only the program of this name, after any number of execs.
+    pub until_exec: Option<String>,
+}
+
+impl Settings {
+    /// The time that staging gets at launch unless the user says otherwise.
+    pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(250);
+
+    /// Puts the layers together, the strongest first.
+    pub fn from_layers(layers: impl IntoIterator<Item = Layer>) -> Self {
+        let all = layers.into_iter().reduce(Layer::over).unwrap_or_default();
+        let backing = all.backing.unwrap_or_default();
+        Self {
+            off: all.off.unwrap_or(false) || backing == BackingChoice::Off,
+            backing,
+            strict: all.strict.unwrap_or(false),
+            deadline: all.deadline.unwrap_or(Self::DEFAULT_DEADLINE),
+            report: all.report,
+            json: all.json.unwrap_or(false),
+            quiet: all.quiet.unwrap_or(false),
+            verbose: all.verbose.unwrap_or(false),
+            until_exec: all.until_exec,
+        }
+    }
+}
+
+impl fmt::Display for BackingChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Image => "image",
+            Self::Hugetlb => "hugetlb",
+            Self::Off => "off",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stronger_layer_wins_key_by_key() {
+        let (environment, none) =
+            Layer::from_environment("backing=hugetlb,strict,deadline=1.5s,report");
+        assert_eq!(none, []);
+        let (file, none) = Layer::from_file("# ours\nstrict=no\nquiet = yes # hush\n\n");
+        assert_eq!(none, []);
+        let options = Layer { backing: Some(BackingChoice::Image), ..Layer::default() };
+        let settings = Settings::from_layers([options, environment, file]);
+        assert_eq!(settings.backing, BackingChoice::Image);
+        assert!(settings.strict && settings.quiet && !settings.off);
+        assert_eq!(settings.deadline, Duration::from_millis(1500));
+        assert_eq!(settings.report.as_deref(), Some(""));
+    }
+
+    #[test]
+    fn both_ways_of_saying_off() {
+        for value in ["off", "backing=off", "off=1"] {
+            assert!(Settings::from_layers([Layer::from_environment(value).0]).off, "{value}");
+        }
+        assert!(!Settings::from_layers([Layer::from_environment("off=0").0]).off);
+    }
+
+    #[test]
+    fn malformed_parts_are_named_and_the_rest_kept() {
+        let (layer, malformed) =
+            Layer::from_environment("stict,deadline=soon,backing=,strict=maybe,quiet,,json=1");
+        assert_eq!((layer.quiet, layer.json), (Some(true), Some(true)));
+        let items: Vec<_> = malformed.iter().map(|bad| bad.item.as_str()).collect();
+        assert_eq!(items, ["stict", "deadline=soon", "backing=", "strict=maybe"]);
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_duration("0"), Ok(Duration::ZERO));
+        assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+        for bad in ["", "ms", "-1s", "1h", "1e9", "nan", "inf", "9999999999", "1.2.3s"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+}

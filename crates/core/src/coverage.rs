@@ -1,0 +1,172 @@
+//! How much of each file's text is PMD-mapped: read from smaps, never from what was asked.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::addr::{AddrRange, PageSize, Pages};
+use crate::plan::Backing;
+use crate::proc::maps::Vma;
+use crate::proc::smaps::SmapsEntry;
+use crate::skip::SkipReason;
+
+/// How the name of every memfd of ours begins in maps.
+pub const IMAGE_NAME_PREFIX: &[u8] = b"/memfd:tiexec:";
+
+/// Bytes left on base pages for one reason.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Rest {
+    /// Why.
+    pub reason: SkipReason,
+    /// How many bytes.
+    pub bytes: u64,
+}
+
+/// The text of one file and how much of it is huge.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct FileCoverage {
+    /// The path as maps shows it, lossy UTF-8.
+    pub path: String,
+    /// Whether the file has been unlinked or replaced since it was mapped.
+    pub deleted: bool,
+    /// Bytes of text mapped.
+    pub text_bytes: u64,
+    /// Bytes of it that are PMD-mapped or in hugetlb pages.
+    pub huge_bytes: u64,
+    /// By which backings.
+    pub backings: Vec<Backing>,
+    /// Why the rest is not.
+    pub rest: Vec<Rest>,
+}
+
+/// A reason known from the launch for text in `range` that smaps alone would call `base_pages`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Note {
+    /// Which text.
+    pub range: AddrRange,
+    /// Why it is not huge.
+    pub reason: SkipReason,
+}
+
+/// Returns whether the VMA is text that TiExec put there.
+pub fn is_ours(vma: &Vma) -> bool {
+    vma.name.starts_with(IMAGE_NAME_PREFIX)
+}
+
+/// Adds up, per file, what smaps says of each text VMA; the file with the most text first.
+///
+/// A span of ours lies where a file's text was; it is counted to the file whose VMA it touches.
+pub fn coverage(entries: &[SmapsEntry], pages: Pages, notes: &[Note]) -> Vec<FileCoverage> {
+    // Runs: pieces of one file's text that lie side by side were one VMA before a switch.
+    struct Run<'a> {
+        owner: &'a Vma,
+        range: AddrRange,
+        huge: u64,
+        backings: Vec<Backing>,
+    }
+    let mut runs: Vec<Run<'_>> = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        let vma = &entry.vma;
+        if !vma.is_text() {
+            continue;
+        }
+        let owner = if is_ours(vma) { owner(entries, index) } else { vma };
+        let huge = entry.pmd_mapped().min(vma.range.len());
+        let backing = backing_of(entry, pages.base).filter(|_| huge > 0);
+        match runs.last_mut() {
+            Some(run) if run.owner.file == owner.file && run.range.end() == vma.range.start() => {
+                run.range = AddrRange::new(run.range.start(), vma.range.end()).unwrap_or(run.range);
+                run.huge += huge;
+                run.backings.extend(backing);
+            }
+            _ => runs.push(Run {
+                owner,
+                range: vma.range,
+                huge,
+                backings: backing.into_iter().collect(),
+            }),
+        }
+    }
+
+    let mut files: BTreeMap<_, FileCoverage> = BTreeMap::new();
+    let mut rests: BTreeMap<_, BTreeMap<SkipReason, u64>> = BTreeMap::new();
+    for run in runs {
+        let file = files.entry(run.owner.file).or_insert_with(|| FileCoverage {
+            path: run.owner.display_path(),
+            deleted: run.owner.name.ends_with(b" (deleted)"),
+            text_bytes: 0,
+            huge_bytes: 0,
+            backings: Vec::new(),
+            rest: Vec::new(),
+        });
+        let len = run.range.len();
+        file.text_bytes += len;
+        file.huge_bytes += run.huge;
+        file.backings.extend(run.backings);
+        let whole = run.range.align_inward(pages.pmd).map_or(0, AddrRange::len);
+        let left = len - run.huge.min(len);
+        let edges = (len - whole).min(left);
+        let noted = notes.iter().find(|note| note.range.overlaps(run.range));
+        let rest = rests.entry(run.owner.file).or_default();
+        if whole == 0 {
+            *rest.entry(SkipReason::TooSmall).or_default() += left;
+        } else {
+            *rest.entry(SkipReason::Edges).or_default() += edges;
+            let reason = noted.map_or(SkipReason::BasePages, |note| note.reason);
+            *rest.entry(reason).or_default() += left - edges;
+        }
+    }
+    let mut files: Vec<FileCoverage> = files
+        .into_iter()
+        .map(|(id, mut file)| {
+            file.backings.sort_unstable();
+            file.backings.dedup();
+            file.rest = rests
+                .remove(&id)
+                .unwrap_or_default()
+                .into_iter()
+                .filter(|&(_, bytes)| bytes > 0)
+                .map(|(reason, bytes)| Rest { reason, bytes })
+                .collect();
+            file
+        })
+        .collect();
+    files.sort_by(|a, b| b.text_bytes.cmp(&a.text_bytes).then_with(|| a.path.cmp(&b.path)));
+    files
+}
+
+/// Finds the file that the text of ours at `index` stands in for: the nearest VMA of a file that
+/// is joined to it without a gap, looking back first.
+fn owner(entries: &[SmapsEntry], index: usize) -> &Vma {
+    let foreign = |vma: &Vma| vma.is_file_backed() && !is_ours(vma);
+    let mut at = index;
+    while at > 0 && entries[at - 1].vma.range.end() == entries[at].vma.range.start() {
+        at -= 1;
+        if foreign(&entries[at].vma) {
+            return &entries[at].vma;
+        }
+    }
+    at = index;
+    while at + 1 < entries.len() && entries[at + 1].vma.range.start() == entries[at].vma.range.end()
+    {
+        at += 1;
+        if foreign(&entries[at].vma) {
+            return &entries[at].vma;
+        }
+    }
+    &entries[index].vma
+}
+
+fn backing_of(entry: &SmapsEntry, base: PageSize) -> Option<Backing> {
+    if entry.hugetlb > 0 || entry.kernel_page_size > base.bytes() {
+        Some(Backing::Hugetlb)
+    } else if entry.shmem_pmd_mapped > 0 {
+        Some(Backing::Image)
+    } else if entry.file_pmd_mapped > 0 {
+        Some(Backing::Pagecache)
+    } else if entry.anon_huge > 0 {
+        Some(Backing::Anon)
+    } else {
+        None
+    }
+}

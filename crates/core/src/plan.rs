@@ -1,0 +1,178 @@
+//! From a snapshot to a plan: which spans of text become huge, and why the rest does not.
+//!
+//! A plan is a value. It can be printed (`--dry-run`), compared and tested; nothing here touches a
+//! process. These hold for every snapshot, however odd (property tests):
+//!
+//! - a span lies wholly inside one text VMA of the snapshot, and spans never overlap;
+//! - a span begins and ends on a huge page;
+//! - no span lies over a writable or shared VMA;
+//! - spans and skipped bytes of a text VMA add up to its length.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::addr::{AddrRange, PageSize, RemoteAddr, mib};
+use crate::proc::maps::{FileId, Vma};
+use crate::skip::SkipReason;
+use crate::snapshot::Snapshot;
+
+/// Where a huge page lives. See the design's table of backings.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backing {
+    /// A memfd in transparent huge pages, one copy per program.
+    Image,
+    /// A memfd in pages of the hugetlb pool.
+    Hugetlb,
+    /// The file's own page cache in PMD-sized folios.
+    Pagecache,
+    /// Private anonymous memory: not ours, but seen (some programs move their own text).
+    Anon,
+}
+
+impl fmt::Display for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Image => "image",
+            Self::Hugetlb => "hugetlb",
+            Self::Pagecache => "pagecache",
+            Self::Anon => "anon",
+        })
+    }
+}
+
+/// Whole huge pages of one text VMA that are to be switched together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Span {
+    /// Where, in the target; begins and ends on a huge page.
+    #[serde(flatten, serialize_with = "start_and_end")]
+    pub range: AddrRange,
+    /// Position in the file of its first byte, in bytes.
+    pub file_offset: u64,
+}
+
+fn start_and_end<S: serde::Serializer>(range: &AddrRange, to: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Ends {
+        start: RemoteAddr,
+        end: RemoteAddr,
+    }
+    Ends { start: range.start(), end: range.end() }.serialize(to)
+}
+
+/// What is to happen to one text VMA.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TextPlan {
+    /// The text VMA, as in the snapshot.
+    pub vma: Vma,
+    /// What becomes huge.
+    pub spans: Vec<Span>,
+    /// What does not, by reason, in bytes.
+    pub rest: Vec<(SkipReason, u64)>,
+}
+
+/// What is to happen to a process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[must_use = "a plan does nothing until an executor carries it out"]
+pub struct Plan {
+    /// The size of huge page that spans are made of.
+    pub huge: PageSize,
+    /// By which backing.
+    pub backing: Backing,
+    /// Each text VMA, in address order.
+    pub texts: Vec<TextPlan>,
+}
+
+impl Plan {
+    /// Returns all spans, in address order.
+    pub fn spans(&self) -> impl Iterator<Item = &Span> {
+        self.texts.iter().flat_map(|text| &text.spans)
+    }
+
+    /// Returns the bytes that become huge.
+    pub fn huge_bytes(&self) -> u64 {
+        self.spans().map(|span| span.range.len()).sum()
+    }
+
+    /// Returns the bytes of all text, huge or not.
+    pub fn text_bytes(&self) -> u64 {
+        self.texts.iter().map(|text| text.vma.range.len()).sum()
+    }
+}
+
+/// Decides which spans of the main executable's text become huge.
+///
+/// Edges are conservative: only whole huge pages inside a text VMA. Other files' text is planned
+/// as [`SkipReason::NotSelected`].
+pub fn plan(snapshot: &Snapshot, backing: Backing) -> Plan {
+    let huge = snapshot.pages.pmd;
+    let main = snapshot.main_file();
+    let texts = snapshot
+        .vmas
+        .iter()
+        .filter(|vma| vma.is_text() && !vma.range.is_empty())
+        .map(|vma| plan_text(vma, main, huge))
+        .collect();
+    Plan { huge, backing, texts }
+}
+
+fn plan_text(vma: &Vma, main: Option<FileId>, huge: PageSize) -> TextPlan {
+    let len = vma.range.len();
+    let nothing =
+        |reason| TextPlan { vma: vma.clone(), spans: Vec::new(), rest: vec![(reason, len)] };
+    let Some(whole) = vma.range.align_inward(huge) else {
+        return nothing(SkipReason::TooSmall);
+    };
+    if main != Some(vma.file) || vma.perms.write || vma.perms.shared {
+        return nothing(SkipReason::NotSelected);
+    }
+    let into_vma = whole.start().get() - vma.range.start().get();
+    let Some(file_offset) = vma.file_offset.checked_add(into_vma) else {
+        return nothing(SkipReason::TooSmall);
+    };
+    let edges = len - whole.len();
+    TextPlan {
+        vma: vma.clone(),
+        spans: vec![Span { range: whole, file_offset }],
+        rest: if edges == 0 { Vec::new() } else { vec![(SkipReason::Edges, edges)] },
+    }
+}
+
+impl fmt::Display for Plan {
+    /// The table of `--dry-run`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (text, huge) = (self.text_bytes(), self.huge_bytes());
+        writeln!(
+            f,
+            "plan   text {} MiB   huge {} MiB ({} %)   backing {}",
+            mib(text),
+            mib(huge),
+            crate::report::percent(huge, text),
+            self.backing,
+        )?;
+        writeln!(f, "{:<32} {:>7} {:>7}  {:<22} REST BECAUSE", "TEXT", "MiB", "HUGE", "FILE")?;
+        for text in &self.texts {
+            let huge: u64 = text.spans.iter().map(|span| span.range.len()).sum();
+            let name = text.vma.display_path();
+            let short = name.rsplit('/').next().unwrap_or_default();
+            let rest: Vec<String> = text
+                .rest
+                .iter()
+                .map(|(reason, bytes)| format!("{reason} {}", mib(*bytes)))
+                .collect();
+            writeln!(
+                f,
+                "{:<32} {:>7} {:>7}  {short:<22} {}",
+                text.vma.range.to_string(),
+                mib(text.vma.range.len()),
+                mib(huge),
+                if rest.is_empty() { "-".to_owned() } else { rest.join(", ") },
+            )?;
+            for span in &text.spans {
+                writeln!(f, "  huge {} from file offset {:#x}", span.range, span.file_offset)?;
+            }
+        }
+        Ok(())
+    }
+}

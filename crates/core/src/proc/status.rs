@@ -1,0 +1,89 @@
+//! `/proc/PID/status`: the few lines of it that decide something (proc_pid_status(5)).
+
+use super::{lines, number};
+
+/// What TiExec asks of `/proc/PID/status`. A line that is missing leaves `None` or the default.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Status {
+    /// The command name, at most 15 bytes, as printed (newline and backslash escaped).
+    pub name: Vec<u8>,
+    /// The state letter: `R`, `S`, `D`, `T`, `t`, `Z`, `X`, …
+    pub state: u8,
+    /// Thread-group id, as the mounted `/proc` counts.
+    pub tgid: Option<u32>,
+    /// Who traces it; 0 for nobody.
+    pub tracer_pid: u32,
+    /// Real and effective user ids.
+    pub uids: Option<(u32, u32)>,
+    /// Seccomp mode: 0 none, 1 strict, 2 filter.
+    pub seccomp: u32,
+    /// Number of threads.
+    pub threads: u32,
+    /// Whether THP may be used: 0 after `PR_SET_THP_DISABLE`. Since Linux 5.0.
+    pub thp_enabled: Option<bool>,
+    /// Pending signals of the thread and of the process, one bit per signal (bit 0 is signal 1).
+    pub pending: u64,
+    /// Blocked signals, likewise.
+    pub blocked: u64,
+    /// `VmLck`, bytes locked in memory.
+    pub locked: u64,
+    /// Whether there is an address space at all (kernel threads and zombies have none).
+    pub has_mm: bool,
+}
+
+/// Parses `/proc/PID/status`. Never fails: lines it does not understand are passed over.
+pub fn parse(text: &[u8]) -> Status {
+    let mut status = Status::default();
+    for (_, line) in lines(text) {
+        let Some(colon) = line.iter().position(|&byte| byte == b':') else { continue };
+        let value = line[colon + 1..].trim_ascii();
+        let mut words = value.split(|byte| byte.is_ascii_whitespace());
+        let first = words.next().unwrap_or_default();
+        let small = || number(first, 10).and_then(|value| u32::try_from(value).ok());
+        match &line[..colon] {
+            b"Name" => status.name = value.to_vec(),
+            b"State" => status.state = first.first().copied().unwrap_or_default(),
+            b"Tgid" => status.tgid = small(),
+            b"TracerPid" => status.tracer_pid = small().unwrap_or_default(),
+            b"Uid" => {
+                let second = words.next().and_then(|word| number(word, 10));
+                let effective = second.and_then(|value| u32::try_from(value).ok());
+                status.uids = small().zip(effective);
+            }
+            b"Seccomp" => status.seccomp = small().unwrap_or_default(),
+            b"Threads" => status.threads = small().unwrap_or_default(),
+            b"THP_enabled" => status.thp_enabled = small().map(|value| value != 0),
+            b"SigPnd" | b"ShdPnd" => status.pending |= number(first, 16).unwrap_or_default(),
+            b"SigBlk" => status.blocked = number(first, 16).unwrap_or_default(),
+            b"VmLck" => status.locked = number(first, 10).unwrap_or_default().saturating_mul(1024),
+            b"VmSize" => status.has_mm = true,
+            _ => {}
+        }
+    }
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_decides_and_passes_over_the_rest() {
+        let status = parse(
+            b"Name:\tmy (odd)\\nname\nState:\tt (tracing stop)\nTgid:\t42\nTracerPid:\t7\n\
+              Uid:\t1000\t0\t0\t0\nVmSize:\t 100 kB\nVmLck:\t 8 kB\nThreads:\t3\nSigPnd:\t0000000000000001\n\
+              ShdPnd:\t0000000000010000\nSigBlk:\t00000000000000ff\nSeccomp:\t2\nTHP_enabled:\t0\nNew:\t??\n",
+        );
+        assert_eq!(status.name, b"my (odd)\\nname");
+        assert_eq!((status.state, status.tgid, status.tracer_pid), (b't', Some(42), 7));
+        assert_eq!(status.uids, Some((1000, 0)));
+        assert_eq!((status.seccomp, status.threads), (2, 3));
+        assert_eq!((status.pending, status.blocked), (0x10001, 0xff));
+        assert_eq!((status.thp_enabled, status.locked, status.has_mm), (Some(false), 8192, true));
+    }
+
+    #[test]
+    fn nonsense_gives_the_default() {
+        assert_eq!(parse(b"Tgid:\nTgid: -4\nSeccomp: 99999999999\n\xff\xfe"), Status::default());
+    }
+}

@@ -1,0 +1,249 @@
+//! What people and programs are told: one value, printed as a table or as JSON.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::addr::mib;
+use crate::coverage::FileCoverage;
+use crate::plan::{Backing, Span};
+use crate::skip::SkipReason;
+
+/// The version of the JSON form. It grows by fields; it is counted up when one changes meaning.
+pub const SCHEMA: u32 = 1;
+
+/// What a report is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// A launch, at the program's first instruction.
+    Launch,
+    /// A running process, looked at.
+    Inspect,
+}
+
+/// How a launch went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// All that was planned is PMD-mapped.
+    Switched,
+    /// Some of it is.
+    Partial,
+    /// None is.
+    Skipped,
+}
+
+/// What a launch cost, counted by the helper.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct LaunchCost {
+    /// The backing used.
+    pub backing: Backing,
+    /// Microseconds for which the program was held before its first instruction.
+    pub stop_us: u64,
+    /// System calls that the program made for us, those on its way home included.
+    pub remote_syscalls: u32,
+    /// Bytes copied from the file into the image.
+    pub bytes_copied: u64,
+    /// Moments at which our death would not have left the program whole.
+    pub unsafe_windows: u32,
+    /// What was switched.
+    pub spans: Vec<Span>,
+}
+
+/// One process's text and what it is made of.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Report {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// What this report is about.
+    pub kind: Kind,
+    /// The process.
+    pub pid: u32,
+    /// Its command name.
+    pub comm: String,
+    /// Its systemd unit, where it has one.
+    pub unit: Option<String>,
+    /// How the launch went; what is seen, for `inspect`.
+    pub outcome: Outcome,
+    /// Why text that could be huge is not.
+    pub reason: Option<SkipReason>,
+    /// The detail of `reason`, in words.
+    pub detail: Option<String>,
+    /// Bytes of text, of all files.
+    pub text_bytes: u64,
+    /// Bytes of it that are PMD-mapped or in hugetlb pages.
+    pub huge_bytes: u64,
+    /// Each file.
+    pub files: Vec<FileCoverage>,
+    /// What the launch cost.
+    pub launch: Option<LaunchCost>,
+}
+
+impl Report {
+    /// Makes the report of a process from its files' coverage; the outcome is what is seen.
+    pub fn new(kind: Kind, pid: u32, comm: String, files: Vec<FileCoverage>) -> Self {
+        let huge_bytes = files.iter().map(|file| file.huge_bytes).sum();
+        Self {
+            schema: SCHEMA,
+            kind,
+            pid,
+            comm,
+            unit: None,
+            outcome: if huge_bytes > 0 { Outcome::Switched } else { Outcome::Skipped },
+            reason: None,
+            detail: None,
+            text_bytes: files.iter().map(|file| file.text_bytes).sum(),
+            huge_bytes,
+            files,
+            launch: None,
+        }
+    }
+
+    /// Returns the report as one line of JSON.
+    ///
+    /// # Panics
+    /// Never: a report holds nothing that JSON cannot.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("a report holds only strings, numbers and lists")
+    }
+
+    /// Returns the bytes of text by the backing with which they are huge, hugetlb and ours first.
+    fn uses(&self, backing: Backing) -> bool {
+        self.files.iter().any(|file| file.backings.contains(&backing))
+    }
+}
+
+/// Returns `part` of `whole` in percent, rounded down, so that 100 means all of it.
+pub fn percent(part: u64, whole: u64) -> u64 {
+    if whole == 0 {
+        0
+    } else {
+        u64::try_from(u128::from(part) * 100 / u128::from(whole)).unwrap_or(100)
+    }
+}
+
+/// Files with less text than this share of all text are summed up in one line of the table.
+const SMALL_SHARE_PERCENT: u64 = 2;
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.comm, self.pid)?;
+        if let Some(unit) = &self.unit {
+            write!(f, "  {unit}")?;
+        }
+        writeln!(
+            f,
+            "   text {} MiB   huge {} MiB ({} %)",
+            mib(self.text_bytes),
+            mib(self.huge_bytes),
+            percent(self.huge_bytes, self.text_bytes)
+        )?;
+        let (shown, small): (Vec<_>, Vec<_>) = self.files.iter().partition(|file| {
+            file.huge_bytes > 0 || percent(file.text_bytes, self.text_bytes) >= SMALL_SHARE_PERCENT
+        });
+        let width = shown.iter().map(|file| file.path.len() + if file.deleted { 10 } else { 0 });
+        let width = width.max().unwrap_or(0).clamp(16, 48);
+        writeln!(
+            f,
+            "{:<width$} {:>7} {:>7} {:>4}  BACKING    REST BECAUSE",
+            "FILE", "TEXT", "HUGE", "%"
+        )?;
+        for file in &shown {
+            let name =
+                if file.deleted { format!("{} (deleted)", file.path) } else { file.path.clone() };
+            line(f, width, &name, std::slice::from_ref(*file))?;
+        }
+        if !small.is_empty() {
+            let small: Vec<FileCoverage> = small.into_iter().cloned().collect();
+            line(f, width, &format!("({} more)", small.len()), &small)?;
+        }
+        if let Some(reason) = self.reason {
+            write!(f, "why   {reason}")?;
+            match &self.detail {
+                Some(detail) => writeln!(f, ": {detail}")?,
+                None => writeln!(f)?,
+            }
+        }
+        self.costs(f)
+    }
+}
+
+impl Report {
+    fn costs(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.huge_bytes == 0 && self.launch.is_none() {
+            return Ok(());
+        }
+        let mut parts: Vec<String> = Vec::new();
+        let copied: u64 = self
+            .files
+            .iter()
+            .filter(|file| {
+                file.backings.contains(&Backing::Image) || file.backings.contains(&Backing::Hugetlb)
+            })
+            .map(|file| file.huge_bytes)
+            .sum();
+        if copied > 0 {
+            let kind = if self.uses(Backing::Hugetlb) { "hugetlb" } else { "shmem" };
+            parts.push(format!("cost  {} MiB {kind}", mib(copied)));
+        } else {
+            parts.push("cost  0".to_owned());
+        }
+        if let Some(launch) = &self.launch {
+            parts.push(format!(
+                "stop {}.{:02} ms",
+                launch.stop_us / 1000,
+                launch.stop_us % 1000 / 10
+            ));
+            parts.push(format!("{} remote syscalls", launch.remote_syscalls));
+        }
+        if copied > 0 {
+            parts.push("perf only if recording began before".to_owned());
+            parts.push("uprobes lost".to_owned());
+            parts.push("undo: start it without tiexec".to_owned());
+        } else if self.huge_bytes > 0 {
+            parts.push("perf ok".to_owned());
+            parts.push("uprobes ok".to_owned());
+        }
+        writeln!(f, "{}", parts.join("   "))
+    }
+}
+
+/// Writes one line of the table for `files` together.
+fn line(
+    f: &mut fmt::Formatter<'_>,
+    width: usize,
+    name: &str,
+    files: &[FileCoverage],
+) -> fmt::Result {
+    let text: u64 = files.iter().map(|file| file.text_bytes).sum();
+    let huge: u64 = files.iter().map(|file| file.huge_bytes).sum();
+    let mut backings: Vec<Backing> = files.iter().flat_map(|file| file.backings.clone()).collect();
+    backings.sort_unstable();
+    backings.dedup();
+    let backings: Vec<String> = backings.iter().map(ToString::to_string).collect();
+    let mut rest: Vec<(SkipReason, u64)> = Vec::new();
+    for part in files.iter().flat_map(|file| &file.rest) {
+        match rest.iter_mut().find(|(reason, _)| *reason == part.reason) {
+            Some((_, bytes)) => *bytes += part.bytes,
+            None => rest.push((part.reason, part.bytes)),
+        }
+    }
+    let rest: Vec<String> = match &rest[..] {
+        [] => vec!["-".to_owned()],
+        // A file that is wholly on base pages for one reason needs no figure.
+        [(reason, bytes)] if *bytes == text => vec![reason.to_string()],
+        several => {
+            several.iter().map(|(reason, bytes)| format!("{reason} {}", mib(*bytes))).collect()
+        }
+    };
+    writeln!(
+        f,
+        "{name:<width$} {:>7} {:>7} {:>4}  {:<9}  {}",
+        mib(text),
+        mib(huge),
+        percent(huge, text),
+        if backings.is_empty() { "-".to_owned() } else { backings.join("+") },
+        rest.join(", "),
+    )
+}

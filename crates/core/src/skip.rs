@@ -1,0 +1,125 @@
+//! Why a piece of text was left on base pages.
+//!
+//! The strings are an interface: JSON, messages, metrics labels and the manual use the same ones.
+
+use serde::Serialize;
+use std::fmt;
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $variant:ident = $text:literal),+ $(,)?) => {
+        /// Why text was left on base pages: decided, met, or both. A skip is not an error.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+        #[serde(rename_all = "snake_case")]
+        #[non_exhaustive]
+        pub enum SkipReason { $($(#[$doc])* $variant),+ }
+
+        impl SkipReason {
+            /// Every reason there is, in the manual's order.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// Returns the stable snake_case name.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $text),+ }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// The text fills no whole, aligned huge page.
+    TooSmall = "too_small",
+    /// The ragged head and tail outside the whole huge pages.
+    Edges = "edges",
+    /// Could be on huge pages and is not: nobody has switched it.
+    BasePages = "base_pages",
+    /// Not the main executable's text; this version leaves it alone at launch.
+    NotSelected = "not_selected",
+    /// The image is setuid, setgid or has file capabilities: a tracer would cost it its privileges.
+    PrivilegedImage = "privileged_image",
+    /// The image may be executed but not read by this user.
+    UnreadableImage = "unreadable_image",
+    /// A 32-bit image, or one for another machine.
+    ForeignImage = "foreign_image",
+    /// The user, the administrator or the environment switched TiExec off.
+    Disabled = "disabled",
+    /// The kernel had no free huge page, or would not collapse.
+    NoHugePage = "no_huge_page",
+    /// `PR_SET_THP_DISABLE` is in force for this process.
+    ThpDisabled = "thp_disabled",
+    /// The kernel has no transparent huge pages at all.
+    ThpUnsupported = "thp_unsupported",
+    /// The memory cgroup, or one above it, has too little left for the image.
+    MemcgHeadroom = "memcg_headroom",
+    /// The hugetlb pool, or the hugetlb cgroup, has too few pages.
+    HugetlbPool = "hugetlb_pool",
+    /// `memfd_create` was refused.
+    NoMemfd = "no_memfd",
+    /// A seccomp filter forbids a call that is needed.
+    Seccomp = "seccomp",
+    /// The kernel or a security module refuses to let us trace the program.
+    PtraceDenied = "ptrace_denied",
+    /// A debugger or tracer is there already; a process has one tracer at most.
+    AlreadyTraced = "already_traced",
+    /// `/proc` is not mounted, or is another PID namespace's.
+    ProcUnavailable = "proc_unavailable",
+    /// The helper process ended before it was done.
+    HelperDied = "helper_died",
+    /// Not staged in time.
+    Deadline = "deadline",
+    /// The target's address space limit, `RLIMIT_AS`, leaves no room for staging.
+    AddressSpace = "address_space",
+    /// The target has no file descriptor left.
+    FdLimit = "fd_limit",
+    /// No `syscall; ret` or no `rt_sigreturn` stub in the program: nothing safe to call through.
+    NoGadget = "no_gadget",
+    /// No room on the stack for the self-restoring frame.
+    StackRoom = "stack_room",
+    /// Extended registers are in use that the frame cannot carry.
+    RegisterState = "register_state",
+    /// The kernel refused the staging or the switch itself.
+    SwitchFailed = "switch_failed",
+    /// The helper process could not be created.
+    ForkFailed = "fork_failed",
+    /// The image file could not be read in full.
+    ReadFailed = "read_failed",
+    /// TiExec does not know this processor architecture yet.
+    ArchUnsupported = "arch_unsupported",
+    /// The program ended before it reached the point where its text would have been switched.
+    TargetGone = "target_gone",
+}
+
+impl SkipReason {
+    /// Returns whether this is worth a line on stderr when a launch fails open. The others are
+    /// normal: nothing to gain, or a program that must be left alone.
+    pub const fn is_failure(self) -> bool {
+        !matches!(
+            self,
+            Self::TooSmall
+                | Self::Edges
+                | Self::BasePages
+                | Self::NotSelected
+                | Self::PrivilegedImage
+                | Self::UnreadableImage
+                | Self::ForeignImage
+                | Self::Disabled
+        )
+    }
+}
+
+impl fmt::Display for SkipReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_and_display_agree_for_every_reason() {
+        for &reason in SkipReason::ALL {
+            assert_eq!(serde_json::to_string(&reason).unwrap(), format!("\"{reason}\""));
+        }
+    }
+}
