@@ -1,1 +1,10 @@
+//! The commands `tiexec` and `tiexecctl`: syntax, settings, and glue around the libraries.
 
+#![forbid(unsafe_code)]
+
+pub mod ctl;
+pub mod exit;
+pub mod image_file;
+pub mod launch;
+pub mod options;
+pub mod say;

@@ -176,3 +176,50 @@ impl fmt::Display for Plan {
         Ok(())
     }
 }
+
+impl Plan {
+    /// Returns the plan as one line of JSON; `reason` says why it cannot be carried out, if so.
+    ///
+    /// # Panics
+    /// Never: a plan holds nothing that JSON cannot.
+    pub fn to_json(&self, reason: Option<SkipReason>) -> String {
+        #[derive(Serialize)]
+        struct Text {
+            #[serde(flatten, serialize_with = "start_and_end")]
+            range: AddrRange,
+            path: String,
+            rest: Vec<crate::coverage::Rest>,
+        }
+        #[derive(Serialize)]
+        struct Json<'a> {
+            schema: u32,
+            kind: &'static str,
+            backing: Backing,
+            reason: Option<SkipReason>,
+            text_bytes: u64,
+            huge_bytes: u64,
+            spans: Vec<&'a Span>,
+            texts: Vec<Text>,
+        }
+        let text = |text: &TextPlan| Text {
+            range: text.vma.range,
+            path: text.vma.display_path(),
+            rest: text
+                .rest
+                .iter()
+                .map(|&(reason, bytes)| crate::coverage::Rest { reason, bytes })
+                .collect(),
+        };
+        let json = Json {
+            schema: crate::report::SCHEMA,
+            kind: "plan",
+            backing: self.backing,
+            reason,
+            text_bytes: self.text_bytes(),
+            huge_bytes: self.huge_bytes(),
+            spans: self.spans().collect(),
+            texts: self.texts.iter().map(text).collect(),
+        };
+        serde_json::to_string(&json).expect("a plan holds only strings, numbers and lists")
+    }
+}

@@ -1,6 +1,6 @@
 //! What was seen of a process before anything is decided.
 
-use crate::addr::{Pages, RemoteAddr};
+use crate::addr::{AddrRange, Pages, RemoteAddr};
 use crate::proc::maps::{FileId, Vma};
 
 /// A process's address space at one moment.
@@ -24,5 +24,24 @@ impl Snapshot {
     /// Returns the file of the main executable: the one that holds the entry point.
     pub fn main_file(&self) -> Option<FileId> {
         self.vma_at(self.entry).filter(|vma| vma.is_file_backed()).map(|vma| vma.file)
+    }
+}
+
+impl Snapshot {
+    /// Returns a free range of `len` bytes that begins on a huge page, in the middle of the widest
+    /// gap between two VMAs, where neither the heap nor the stack will want to grow meanwhile; or
+    /// `None` if no gap is wide enough. `len` must not be 0.
+    pub fn free_area(&self, len: u64) -> Option<AddrRange> {
+        let gaps = self.vmas.windows(2).filter_map(|pair| {
+            // The kernel's own area at the top of the address space is no neighbour.
+            let above = pair[1].range.start();
+            (above.get() < 1 << 63).then(|| AddrRange::new(pair[0].range.end(), above)).flatten()
+        });
+        let widest = gaps.max_by_key(|gap| gap.len())?;
+        // As much room below as above, rounded to where a huge page may begin.
+        let spare = widest.len().checked_sub(len)?;
+        let start = widest.start().checked_add(spare / 2)?.align_down(self.pages.pmd);
+        let area = AddrRange::with_len(start, len)?;
+        widest.covers(area).then_some(area)
     }
 }

@@ -1,1 +1,13 @@
+//! Carrying out a plan: the backings, and stage → switch → verify.
+//!
+//! Only this crate changes an address space, and it takes a plan to do so.
 
+#![forbid(unsafe_code)]
+
+mod failure;
+pub mod headroom;
+pub mod image;
+pub mod launch;
+mod switch;
+
+pub use failure::Failure;

@@ -1,1 +1,16 @@
+//! Control of another process: seizing it, making it run system calls, letting it go.
+//!
+//! The one rule: **the tracer may die at any instant and the tracee goes on as if nobody had come.**
+//! Every register set that a tracee is given leads it home by itself ([`session`]), and every stop
+//! used here is one that a tracer's death ends without harm ([`tiexec_sys::ptrace`]).
 
+#![forbid(unsafe_code)]
+
+pub mod arch;
+mod error;
+mod fault;
+pub mod gadgets;
+pub mod held;
+pub mod session;
+
+pub use error::TraceError;

@@ -1,0 +1,46 @@
+//! `tiexecctl inspect PID`: how much of a process's text is huge, as the kernel says it.
+
+use tiexec_core::coverage::coverage;
+use tiexec_core::proc::{cgroup, smaps, status};
+use tiexec_core::report::{Kind, Report};
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Errno, Pid, SysError, thp};
+
+use super::{failed, print};
+use crate::exit;
+use crate::say::warn;
+
+pub(super) fn run(pid: i32, json: bool) -> u8 {
+    match report(pid) {
+        Ok(report) => print(&if json { report.to_json() + "\n" } else { report.to_string() }),
+        Err(status) => status,
+    }
+}
+
+fn report(pid: i32) -> Result<Report, u8> {
+    let doing = || format!("inspect process {pid}");
+    let gone = SysError { call: "open(/proc/PID)", errno: Errno::NOENT };
+    let process = Pid::from_raw(pid).ok_or(gone).and_then(ProcDir::of);
+    let process = process.map_err(|error| failed(doing(), error))?;
+    let read = |name| process.read(name).map_err(|error| failed(doing(), error));
+    let status = status::parse(&read("status")?);
+    if !status.has_mm {
+        warn(format_args!(
+            "cannot {}: it has no address space (a kernel thread, or a process that has ended)",
+            doing()
+        ));
+        return Err(exit::FAILED);
+    }
+    let malformed = |error: &dyn std::fmt::Display| {
+        warn(format_args!("cannot {}: {error}", doing()));
+        exit::FAILED
+    };
+    let entries = smaps::parse(&read("smaps")?).map_err(|error| malformed(&error))?;
+    let pages =
+        thp::pages().ok_or_else(|| malformed(&"the kernel has no transparent huge pages"))?;
+    let comm = String::from_utf8_lossy(&status.name).into_owned();
+    let files = coverage(&entries, pages, &[]);
+    let mut report = Report::new(Kind::Inspect, pid.unsigned_abs(), comm, files);
+    report.unit = process.read("cgroup").ok().and_then(|text| cgroup::unit(&text));
+    Ok(report)
+}

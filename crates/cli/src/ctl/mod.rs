@@ -1,0 +1,50 @@
+//! The commands of `tiexecctl`.
+
+mod inspect;
+
+use std::fmt::Display;
+
+use clap::Parser;
+use tiexec_sys::{Errno, SysError};
+
+use crate::exit;
+use crate::options::{Ctl, CtlCommand};
+use crate::say::warn;
+
+/// Runs `tiexecctl`; returns its exit status.
+pub fn run() -> u8 {
+    let ctl = match Ctl::try_parse() {
+        Ok(ctl) => ctl,
+        Err(error) => {
+            let failed = error.use_stderr();
+            let _broken_pipe = error.print();
+            return if failed { exit::USAGE } else { exit::OK };
+        }
+    };
+    match ctl.command {
+        CtlCommand::Inspect { pid, json } => inspect::run(pid, json),
+        CtlCommand::Doctor { .. } => exit::OK,
+    }
+}
+
+/// Says that something could not be done to a process, and returns the exit status for it.
+fn failed(doing: impl Display, error: SysError) -> u8 {
+    warn(format_args!("cannot {doing}: {error}"));
+    match error.errno {
+        Errno::NOENT | Errno::SRCH => exit::GONE,
+        Errno::PERM | Errno::ACCES => exit::NOT_PERMITTED,
+        _ => exit::FAILED,
+    }
+}
+
+/// Writes the product to stdout. A reader that has gone away is success.
+fn print(text: &str) -> u8 {
+    use std::io::Write;
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            warn(format_args!("cannot write: {error}"));
+            exit::FAILED
+        }
+        _ => exit::OK,
+    }
+}

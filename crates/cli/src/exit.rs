@@ -1,0 +1,19 @@
+//! Exit statuses: a documented contract, in one place.
+
+/// Launch: any failure of ours, usage included. The program has not run.
+pub const LAUNCH_FAILED: u8 = 125;
+/// Launch: the program was found but cannot be executed.
+pub const CANNOT_EXECUTE: u8 = 126;
+/// Launch: the program was not found.
+pub const NOT_FOUND: u8 = 127;
+
+/// `tiexecctl`: done, or in place.
+pub const OK: u8 = 0;
+/// `tiexecctl`: failed; the target is unchanged.
+pub const FAILED: u8 = 1;
+/// `tiexecctl`: usage.
+pub const USAGE: u8 = 2;
+/// `tiexecctl`: there is no such process (any more).
+pub const GONE: u8 = 4;
+/// `tiexecctl`: not permitted.
+pub const NOT_PERMITTED: u8 = 5;

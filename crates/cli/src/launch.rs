@@ -1,0 +1,366 @@
+//! `tiexec PROGRAM ARGS…`: decide, arm the helper if there is something to gain, become the program.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use clap::Parser;
+use tiexec_core::addr::Pages;
+use tiexec_core::config::{BackingChoice, Layer, Settings};
+use tiexec_core::coverage::{FileCoverage, Rest};
+use tiexec_core::plan::Backing;
+use tiexec_core::proc::status;
+use tiexec_core::report::{Kind, Report};
+use tiexec_core::skip::SkipReason;
+use tiexec_remap::launch::{Launched, Order, carry_out, supported};
+use tiexec_sys::entry::{Argv, is_secure};
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Errno, Pid, process, thp};
+use tiexec_tracee::held::{Arming, Declined, arm, wait_for_exec};
+
+use crate::exit;
+use crate::image_file::{Verdict, judge, search};
+use crate::options::Launch;
+use crate::say::warn;
+
+/// The kill switch: where this file exists, every launch is a plain exec.
+pub const DISABLED_FILE: &str = "/etc/tiexec/disabled";
+/// Settings for the machine, one `key=value` a line.
+pub const CONFIG_FILE: &str = "/etc/tiexec/config";
+
+/// Where reports go.
+enum Sink {
+    Stderr,
+    File(File),
+}
+
+impl Sink {
+    fn write(&self, text: &str) {
+        let written = match self {
+            Self::Stderr => std::io::stderr().write_all(text.as_bytes()),
+            Self::File(file) => (&*file).write_all(text.as_bytes()),
+        };
+        if let Err(error) = written {
+            warn(format_args!("cannot write the report: {error}"));
+        }
+    }
+}
+
+/// Everything decided before the exec.
+struct Launcher {
+    argv: Argv,
+    /// Which argument is the program.
+    program: usize,
+    settings: Settings,
+    sink: Option<Sink>,
+    dry_run: bool,
+}
+
+/// Runs `tiexec`; returns an exit status only if it could not become the program.
+pub fn run(argv: Argv) -> u8 {
+    let (program, options, dry_run) = match parse(argv) {
+        Ok(parsed) => parsed,
+        Err(status) => return status,
+    };
+    let settings = Settings::from_layers([options, environment(), configuration()]);
+    let sink = match settings.report.as_deref().map(open_sink).transpose() {
+        Ok(sink) => sink,
+        Err(status) => return status,
+    };
+    let launcher = Launcher { argv, program, settings, sink, dry_run };
+    launcher.launch()
+}
+
+/// Splits the command line; an error is the exit status for what clap has already printed.
+fn parse(argv: Argv) -> Result<(usize, Layer, bool), u8> {
+    // The everyday case has no option at all: do not build a parser before every program.
+    let first = argv.get(1).map_or(&b""[..], OsStr::as_encoded_bytes);
+    if !first.is_empty() && first[0] != b'-' {
+        return Ok((1, Layer::default(), false));
+    }
+    match Launch::try_parse_from(argv.collect_from(0)) {
+        Ok(parsed) => {
+            let program = argv.len() - parsed.program.len();
+            Ok((program, parsed.settings.layer(), parsed.dry_run))
+        }
+        Err(error) => {
+            let failed = error.use_stderr();
+            let _broken_pipe = error.print();
+            Err(if failed { exit::LAUNCH_FAILED } else { exit::OK })
+        }
+    }
+}
+
+fn environment() -> Layer {
+    // A program that runs with more privilege than its user must not obey its user's environment.
+    let Some(value) = std::env::var_os("TIEXEC").filter(|_| !is_secure()) else {
+        return Layer::default();
+    };
+    layer_from("TIEXEC", Layer::from_environment(&value.to_string_lossy()))
+}
+
+fn configuration() -> Layer {
+    if Path::new(DISABLED_FILE).exists() {
+        return Layer { off: Some(true), ..Layer::default() };
+    }
+    match std::fs::read(CONFIG_FILE) {
+        Ok(text) => layer_from(CONFIG_FILE, Layer::from_file(&String::from_utf8_lossy(&text))),
+        Err(_) => Layer::default(),
+    }
+}
+
+fn layer_from(
+    source: &str,
+    (layer, malformed): (Layer, Vec<tiexec_core::config::Malformed>),
+) -> Layer {
+    if layer.quiet != Some(true) && !malformed.is_empty() {
+        let list: Vec<String> = malformed.iter().map(ToString::to_string).collect();
+        warn(format_args!("{source} ignored in part: {}", list.join("; ")));
+    }
+    layer
+}
+
+fn open_sink(file: &str) -> Result<Sink, u8> {
+    if file.is_empty() {
+        return Ok(Sink::Stderr);
+    }
+    File::create(file).map(Sink::File).map_err(|error| {
+        warn(format_args!("cannot open the report file {file}: {error}"));
+        exit::LAUNCH_FAILED
+    })
+}
+
+impl Launcher {
+    fn launch(&self) -> u8 {
+        if self.settings.off && !self.dry_run {
+            // The administrator's kill switch cannot be overruled; `--backing` on the command line
+            // has already overruled the user's own environment.
+            return self.plainly(SkipReason::Disabled, "");
+        }
+        match self.prepare() {
+            Ok((process, pages, backing)) => self.held(&process, pages, backing),
+            Err(why) => self.plainly(why.reason, &why.detail),
+        }
+    }
+
+    fn name(&self) -> &OsStr {
+        self.argv.get(self.program).unwrap_or_default()
+    }
+
+    /// Looks for any reason to exec plainly, the cheapest to find first.
+    fn prepare(&self) -> Result<(ProcDir, Pages, Backing), Declined> {
+        let plain = |reason| Err(Declined::new(reason, ""));
+        if self.settings.off {
+            return plain(SkipReason::Disabled);
+        }
+        let pages = thp::pages();
+        let verdict = search(self.name()).map_or(Verdict::Unknown, |path| judge(&path));
+        match verdict {
+            Verdict::Plain(SkipReason::ForeignImage) if self.settings.until_exec.is_some() => {}
+            Verdict::Plain(reason) => return plain(reason),
+            _ if self.settings.until_exec.is_some() => {}
+            Verdict::Treat(image) => {
+                let fills = pages.is_none_or(|pages| image.facts.may_fill(pages.pmd, pages.base));
+                if !fills {
+                    return plain(SkipReason::TooSmall);
+                }
+            }
+            // The exec will fail, or run it by /bin/sh.
+            Verdict::Unknown => return plain(SkipReason::TooSmall),
+        }
+        let pages = pages.ok_or_else(|| {
+            Declined::new(SkipReason::ThpUnsupported, "the kernel has no transparent huge pages")
+        })?;
+        if !supported() {
+            return plain(SkipReason::ArchUnsupported);
+        }
+        let backing = match self.settings.backing {
+            BackingChoice::Hugetlb => Backing::Hugetlb,
+            _ => Backing::Image,
+        };
+        if backing == Backing::Image && process::thp_disabled() {
+            let detail = "PR_SET_THP_DISABLE is in force (prctl(2)); it is inherited";
+            return Err(Declined::new(SkipReason::ThpDisabled, detail));
+        }
+        let process = ProcDir::this_process()
+            .map_err(|error| Declined::new(SkipReason::ProcUnavailable, error))?;
+        Ok((process, pages, backing))
+    }
+
+    /// Execs under the eyes of a helper.
+    fn held(&self, process: &ProcDir, pages: Pages, backing: Backing) -> u8 {
+        let status = match process.read("status") {
+            Ok(text) => status::parse(&text),
+            Err(error) => {
+                return self.plainly(SkipReason::ProcUnavailable, &error.to_string());
+            }
+        };
+        if status.tracer_pid != 0 {
+            let detail = format!("process {} traces this one", status.tracer_pid);
+            return self.plainly(SkipReason::AlreadyTraced, &detail);
+        }
+        let order = Order {
+            process,
+            pages,
+            backing,
+            deadline: self.settings.deadline,
+            refuse_with: self.settings.strict.then_some(exit::LAUNCH_FAILED),
+            dry_run: self.dry_run,
+        };
+        let mut keep = vec![process.as_fd()];
+        if let Some(Sink::File(file)) = &self.sink {
+            keep.push(file.as_fd());
+        }
+        let stdout = std::io::stdout();
+        if self.dry_run {
+            keep.push(stdout.as_fd());
+        }
+        let arming = Arming {
+            deadline: self.settings.deadline + Settings::DEFAULT_DEADLINE,
+            rehearse: status.seccomp != 0,
+            keep: &keep,
+        };
+        let armed = match arm(arming, |target| self.help(target, &order)) {
+            Ok(armed) => armed,
+            Err(why) => return self.plainly(why.reason, &why.detail),
+        };
+        // Returns only if the exec failed.
+        let _under_trace = self.argv.exec_from(self.program);
+        armed.disarm();
+        // A traced exec may be refused where a plain one is not (a security module): once more.
+        self.exec()
+    }
+
+    /// The helper's work, in the helper.
+    fn help(&self, target: Pid, order: &Order<'_>) {
+        let wanted = self.settings.until_exec.as_deref();
+        let is_the_one = || wanted.is_none_or(|name| is_named(order.process, name));
+        let Ok(stop) = wait_for_exec(target, is_the_one) else {
+            // An exec that failed is told by the caller itself; a program that ended is no news,
+            // except that the one waited for never came.
+            if let Some(name) = wanted.filter(|_| !self.settings.quiet) {
+                warn(format_args!("the program ended before it exec'ed {name}"));
+            }
+            return;
+        };
+        carry_out(order, stop, |launched| self.tell(launched));
+    }
+
+    fn tell(&self, launched: &Launched) {
+        if self.dry_run {
+            self.show_plan(launched);
+            return;
+        }
+        if let Some(sink) = &self.sink {
+            sink.write(&self.render(&launched.report));
+        }
+        if let Some(reason) = launched.report.reason {
+            self.explain(reason, launched.report.detail.as_deref().unwrap_or_default());
+        }
+    }
+
+    fn render(&self, report: &Report) -> String {
+        if self.settings.json { report.to_json() + "\n" } else { report.to_string() }
+    }
+
+    fn show_plan(&self, launched: &Launched) {
+        let text = match &launched.plan {
+            Some(plan) if self.settings.json => plan.to_json(launched.report.reason) + "\n",
+            Some(plan) => plan.to_string(),
+            None => self.render(&launched.report),
+        };
+        let _broken_pipe = std::io::stdout().write_all(text.as_bytes());
+        let _broken_pipe = std::io::stdout().flush();
+    }
+
+    /// Says why text stays on base pages: failures always, the rest if asked for.
+    fn explain(&self, reason: SkipReason, detail: &str) {
+        let wanted = if reason.is_failure() { !self.settings.quiet } else { self.settings.verbose };
+        if !wanted {
+            return;
+        }
+        let name = Path::new(self.name()).file_name().unwrap_or(self.name()).to_string_lossy();
+        let what = if self.settings.strict && reason.is_failure() {
+            "refused, its text would stay on base pages"
+        } else {
+            "text stays on base pages"
+        };
+        let colon = if detail.is_empty() { "" } else { ": " };
+        warn(format_args!("{name}: {what}: {reason}{colon}{detail}"));
+    }
+
+    /// Execs without a helper, after saying so where that is due.
+    fn plainly(&self, reason: SkipReason, detail: &str) -> u8 {
+        let report = self.sink.is_some() || self.dry_run;
+        if report {
+            let report = self.report_of_a_plain_exec(reason, detail);
+            let text = self.render(&report);
+            match &self.sink {
+                Some(sink) => sink.write(&text),
+                None => {
+                    let _broken_pipe = std::io::stdout().write_all(text.as_bytes());
+                }
+            }
+        }
+        if self.dry_run {
+            return if search(self.name()).is_some_and(|path| path.exists()) {
+                exit::OK
+            } else {
+                self.not_executed(Errno::NOENT)
+            };
+        }
+        self.explain(reason, detail);
+        if self.settings.strict && reason.is_failure() {
+            return exit::LAUNCH_FAILED;
+        }
+        self.exec()
+    }
+
+    /// Makes the report of a program that nothing is done to, from its file alone.
+    fn report_of_a_plain_exec(&self, reason: SkipReason, detail: &str) -> Report {
+        let file = search(self.name()).and_then(|path| match judge(&path) {
+            Verdict::Treat(image) => Some(image),
+            _ => None,
+        });
+        let files = file.into_iter().map(|image| FileCoverage {
+            path: image.path.to_string_lossy().into_owned(),
+            deleted: false,
+            text_bytes: image.facts.text_bytes(),
+            huge_bytes: 0,
+            backings: Vec::new(),
+            rest: vec![Rest { reason, bytes: image.facts.text_bytes() }],
+        });
+        let name = Path::new(self.name()).file_name().unwrap_or(self.name());
+        let pid = process::this().as_raw_nonzero().get().unsigned_abs();
+        let name = name.to_string_lossy().into_owned();
+        let mut report = Report::new(Kind::Launch, pid, name, files.collect());
+        report.reason = Some(reason);
+        report.detail = (!detail.is_empty()).then(|| detail.to_owned());
+        report
+    }
+
+    /// Becomes the program; returns the exit status if that cannot be.
+    fn exec(&self) -> u8 {
+        let error = self.argv.exec_from(self.program);
+        self.not_executed(error.errno)
+    }
+
+    fn not_executed(&self, errno: Errno) -> u8 {
+        warn(format_args!("cannot run {}: {errno}", self.name().to_string_lossy()));
+        if errno == Errno::NOENT { exit::NOT_FOUND } else { exit::CANNOT_EXECUTE }
+    }
+}
+
+/// Returns whether the process runs the program that the user called `name`: by the name of its
+/// image file, or by the name it was called with (`mysqld` may be a link to `mariadbd`).
+fn is_named(process: &ProcDir, name: &str) -> bool {
+    let fits = |path: &[u8]| {
+        let base = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        path == name.as_bytes() || base == name.as_bytes()
+    };
+    let called = process.read("cmdline").unwrap_or_default();
+    let called = called.split(|&byte| byte == 0).next().unwrap_or_default();
+    process.exe_path().is_ok_and(|path| fits(&path)) || fits(called)
+}

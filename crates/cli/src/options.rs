@@ -1,0 +1,155 @@
+//! The command lines, as clap sees them: syntax only.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use tiexec_core::config::{BackingChoice, Layer, parse_duration};
+
+/// `tiexec`: becomes a program, with its text on huge pages.
+#[derive(Parser, Clone, Debug)]
+#[command(
+    name = "tiexec",
+    version,
+    about = "Run a program with its executable text on huge pages",
+    long_about = "Runs PROGRAM with its executable text on huge pages, so that the instruction TLB covers \
+        megabytes of code. tiexec becomes the program: same PID, terminal, signals and exit status. \
+        Whatever goes wrong with the huge pages, the program runs, on base pages, and one line on \
+        standard error says why.",
+    override_usage = "tiexec [OPTIONS] [--] PROGRAM [ARGS]...",
+    max_term_width = 100
+)]
+pub struct Launch {
+    /// The options proper.
+    #[command(flatten)]
+    pub settings: LaunchSettings,
+
+    /// Print what would become huge, and stop: the program never runs
+    #[arg(long)]
+    pub dry_run: bool,
+
+    /// The program and its arguments; everything after PROGRAM is the program's
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM", num_args = 1..)]
+    pub program: Vec<OsString>,
+}
+
+/// The settings of a launch that may also come from `TIEXEC` and the configuration file.
+#[derive(Args, Clone, Debug)]
+pub struct LaunchSettings {
+    /// Where the huge pages come from: auto, image (a memfd in transparent huge pages), hugetlb
+    /// (the reserved pool; only if named), or off
+    #[arg(long, value_name = "BACKING")]
+    pub backing: Option<BackingChoice>,
+
+    /// Refuse (exit status 125) rather than run on base pages
+    #[arg(long)]
+    pub strict: bool,
+
+    /// How long preparing huge pages may take, such as 250ms or 1s; what is not ready stays on base
+    /// pages [default: 250ms]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub deadline: Option<Duration>,
+
+    /// Write a table of what is huge and what is not, to FILE or standard error, before the program
+    /// starts
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub report: Option<String>,
+
+    /// Reports and plans as JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// Stay through execs of the same process until NAME is exec'ed, and treat that one
+    #[arg(long, value_name = "NAME", require_equals = true)]
+    pub until_exec: Option<String>,
+
+    /// No warnings
+    #[arg(short, long)]
+    pub quiet: bool,
+
+    /// Also say why text was left alone where that is normal
+    #[arg(short, long, conflicts_with = "quiet")]
+    pub verbose: bool,
+}
+
+impl LaunchSettings {
+    /// Returns what was said, as a layer of settings.
+    pub fn layer(self) -> Layer {
+        let yes = |flag: bool| flag.then_some(true);
+        Layer {
+            off: None,
+            backing: self.backing,
+            strict: yes(self.strict),
+            deadline: self.deadline,
+            report: self.report,
+            json: yes(self.json),
+            quiet: yes(self.quiet),
+            verbose: yes(self.verbose),
+            until_exec: self.until_exec,
+        }
+    }
+}
+
+/// `tiexecctl`: looks at processes and at the machine.
+#[derive(Parser, Clone, Debug)]
+#[command(
+    name = "tiexecctl",
+    version,
+    about = "Look at what huge pages a program's text is on, and at what this machine can do",
+    max_term_width = 100
+)]
+pub struct Ctl {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: CtlCommand,
+}
+
+/// The commands of `tiexecctl`.
+#[derive(Subcommand, Clone, Debug)]
+pub enum CtlCommand {
+    /// Show how much of a process's text is on huge pages, and why the rest is not
+    Inspect {
+        /// The process
+        #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+        pid: i32,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say what this machine, or one process on it, lets TiExec do, and how to fix what it does not
+    Doctor {
+        /// Judge this process
+        #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+        pid: Option<i32>,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definitions_are_sound() {
+        Launch::command().debug_assert();
+        Ctl::command().debug_assert();
+    }
+
+    #[test]
+    fn everything_after_the_program_is_the_programs() {
+        let parse = |args: &[&str]| Launch::try_parse_from(["tiexec"].iter().chain(args));
+        let echo = parse(&["--json", "echo", "-e", "--report=x", "--", "--help"]).unwrap();
+        assert_eq!(echo.program, ["echo", "-e", "--report=x", "--", "--help"]);
+        assert!(echo.settings.json && echo.settings.report.is_none());
+        let dashes = parse(&["--report", "--", "-odd", "--", "x"]).unwrap();
+        assert_eq!(dashes.program, ["-odd", "--", "x"]);
+        assert_eq!(dashes.settings.report.as_deref(), Some(""));
+        assert!(parse(&["--nonsense", "true"]).is_err());
+        assert!(parse(&[]).is_err());
+        assert!(parse(&["--deadline", "soon", "true"]).is_err());
+    }
+}

@@ -1,0 +1,172 @@
+//! The `image` and `hugetlb` backings: a memfd that holds the spans of one program, back to back,
+//! each huge page of it one huge page of memory.
+//!
+//! The memfd is made by the program itself (a remote call), so that nothing is inherited that could
+//! leak, and is filled here, beside it, through its entry under `/proc/PID/fd`.
+
+use std::fs::File;
+use std::time::Instant;
+
+use rustix::fs::SealFlags;
+use tiexec_core::addr::{AddrRange, PageSize, Pages};
+use tiexec_core::plan::{Backing, Plan, Span};
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::memory::FillMapping;
+use tiexec_sys::{Errno, SysError};
+
+use crate::failure::Failure;
+
+/// A part of a span that is staged, and where in the memfd.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Staged {
+    /// Which text; begins and ends on a huge page.
+    pub span: Span,
+    /// Position of its first byte in the memfd, in bytes; a multiple of the huge page.
+    pub image_offset: u64,
+}
+
+/// What filling an image came to.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Filled {
+    /// What can be switched.
+    pub staged: Vec<Staged>,
+    /// Why some huge pages are missing from it, the first cause.
+    pub shortfall: Option<Failure>,
+    /// Bytes copied from the file.
+    pub copied: u64,
+}
+
+/// Fills `memfd` with the plan's spans, read from `exe`, one huge page at a time, until `deadline`;
+/// then seals it. Each huge page is allocated as one before it is filled; one that cannot be had is
+/// left out.
+///
+/// # Errors
+/// Nothing could be begun at all: no address space, or sealing failed.
+pub fn fill(
+    memfd: &File,
+    exe: &File,
+    plan: &Plan,
+    pages: Pages,
+    deadline: Instant,
+) -> Result<Filled, Failure> {
+    let backing = plan.backing;
+    let no_page = no_page_reason(backing);
+    let too_long = |_| Failure::new(SkipReason::AddressSpace, "the text is too long to map");
+    let len = usize::try_from(plan.huge_bytes()).map_err(too_long)?;
+    rustix::fs::ftruncate(memfd, plan.huge_bytes())
+        .map_err(|errno| Failure::new(no_page, SysError::of("ftruncate")(errno)))?;
+    let mut mapping = FillMapping::new(memfd, len, plan.huge).map_err(|error| {
+        let reason = if backing == Backing::Hugetlb && error.call == "mmap(MAP_SHARED)" {
+            SkipReason::HugetlbPool
+        } else {
+            SkipReason::AddressSpace
+        };
+        Failure::new(reason, error)
+    })?;
+    if backing == Backing::Image {
+        mapping.advise_huge();
+    }
+
+    let mut filled = Filled::default();
+    let mut image_offset = 0;
+    'spans: for span in plan.spans() {
+        for page in huge_pages(span, plan.huge) {
+            if Instant::now() >= deadline {
+                let done = filled.copied >> 20;
+                filled.shortfall.get_or_insert_with(|| {
+                    Failure::new(SkipReason::Deadline, format!("{done} MiB were staged in time"))
+                });
+                break 'spans;
+            }
+            match fill_page(&mut mapping, exe, &page, image_offset, backing, plan.huge, pages.base)
+            {
+                Ok(()) => {
+                    filled.copied += page.range.len();
+                    push(&mut filled.staged, Staged { span: page, image_offset });
+                }
+                Err(failure) => {
+                    filled.shortfall.get_or_insert(failure);
+                }
+            }
+            image_offset += plan.huge.bytes();
+        }
+    }
+    // A writable mapping would forbid the seal against writing.
+    drop(mapping);
+    let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(memfd, seals).map_err(|errno| {
+        Failure::new(SkipReason::NoMemfd, SysError::of("fcntl(F_ADD_SEALS)")(errno))
+    })?;
+    Ok(filled)
+}
+
+fn no_page_reason(backing: Backing) -> SkipReason {
+    if backing == Backing::Hugetlb { SkipReason::HugetlbPool } else { SkipReason::NoHugePage }
+}
+
+/// Allocates and fills one huge page.
+fn fill_page(
+    mapping: &mut FillMapping,
+    exe: &File,
+    page: &Span,
+    image_offset: u64,
+    backing: Backing,
+    huge: PageSize,
+    base: PageSize,
+) -> Result<(), Failure> {
+    let size = |bytes: u64| {
+        usize::try_from(bytes).map_err(|error| Failure::new(SkipReason::AddressSpace, error))
+    };
+    let (at, len) = (size(image_offset)?, size(huge.bytes())?);
+    let no_page = |error: SysError| Failure::new(no_page_reason(backing), error);
+    match backing {
+        Backing::Hugetlb => mapping.populate(at, len).map_err(no_page)?,
+        _ => {
+            // One base page first: the kernel collapses no range that is altogether a hole. With
+            // the shmem policy `advise` this fault brings the huge page already. Collapsing before
+            // filling saves a second copy.
+            mapping.populate(at, size(base.bytes())?).map_err(no_page)?;
+            mapping
+                .collapse(at, len)
+                .or_else(|error| {
+                    // A passing obstacle: a page just being looked at by somebody.
+                    if error.errno == Errno::AGAIN { mapping.collapse(at, len) } else { Err(error) }
+                })
+                .map_err(no_page)?;
+        }
+    }
+    let count = mapping
+        .read_from(exe, page.file_offset, at, len)
+        .map_err(|error| Failure::new(SkipReason::ReadFailed, error))?;
+    if count < len {
+        let detail = format!("the file ends at {:#x}", page.file_offset + count as u64);
+        return Err(Failure::new(SkipReason::ReadFailed, detail));
+    }
+    Ok(())
+}
+
+/// Cuts a span into its huge pages.
+fn huge_pages(span: &Span, huge: PageSize) -> impl Iterator<Item = Span> {
+    let (range, file_offset) = (span.range, span.file_offset);
+    (0..range.len() / huge.bytes()).filter_map(move |index| {
+        let into = index * huge.bytes();
+        let range = AddrRange::with_len(range.start().checked_add(into)?, huge.bytes())?;
+        Some(Span { range, file_offset: file_offset.checked_add(into)? })
+    })
+}
+
+/// Adds a huge page to the staged parts, to the last one where it continues it.
+fn push(staged: &mut Vec<Staged>, page: Staged) {
+    if let Some(last) = staged.last_mut() {
+        let len = last.span.range.len();
+        if last.span.range.end() == page.span.range.start()
+            && last.image_offset + len == page.image_offset
+            && last.span.file_offset + len == page.span.file_offset
+            && let Some(range) = AddrRange::new(last.span.range.start(), page.span.range.end())
+        {
+            last.span.range = range;
+            return;
+        }
+    }
+    staged.push(page);
+}

@@ -1,0 +1,104 @@
+//! Stage in the target, then switch: the only code that changes a target's mappings.
+//!
+//! For each staged part the target maps the memfd beside its text, populates that mapping, and moves
+//! it over the text by one `mremap`. mremap unmaps its destination *before* it can fail, so
+//! everything that could make it fail is settled first: the staged mapping is one VMA, of the length
+//! and protection of the text, private, never writable (so never accounted), fully populated.
+
+use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_core::plan::Backing;
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::{Errno, SysError, c};
+use tiexec_tracee::arch::Call;
+use tiexec_tracee::session::Session;
+
+use crate::failure::Failure;
+use crate::image::Staged;
+
+/// Has the target make an empty memfd for the backing; closed on its way home.
+///
+/// # Errors
+/// `no_memfd`, `fd_limit`, `hugetlb_pool`; the target is unchanged.
+pub(crate) fn make_memfd(
+    session: &mut Session,
+    backing: Backing,
+    name: &str,
+) -> Result<u64, Failure> {
+    // The kernel takes names up to 249 bytes; programs need not be told apart to the last letter.
+    let name: String = format!("tiexec:{name}").chars().take(40).collect();
+    let mut bytes = name.into_bytes();
+    bytes.push(0);
+    let name = session.scratch(&bytes)?;
+    let flags = c::MFD_CLOEXEC | c::MFD_ALLOW_SEALING;
+    let flags = if backing == Backing::Hugetlb { flags | c::MFD_HUGETLB } else { flags };
+    let mut create =
+        |flags: u32| session.call(Call::new(c::SYS_memfd_create, [name.get(), flags.into()]));
+    let mut answer = create(flags | c::MFD_NOEXEC_SEAL)?;
+    if answer == Err(Errno::INVAL) {
+        // Before Linux 6.3 there is no such flag.
+        answer = create(flags)?;
+    }
+    let fd = answer.map_err(|errno| {
+        let reason = match errno {
+            Errno::MFILE => SkipReason::FdLimit,
+            Errno::NOENT | Errno::NOSYS if backing == Backing::Hugetlb => SkipReason::HugetlbPool,
+            _ => SkipReason::NoMemfd,
+        };
+        Failure::new(reason, SysError { call: "memfd_create", errno })
+    })?;
+    session.release_on_the_way_home(Call::new(c::SYS_close, [fd]));
+    Ok(fd)
+}
+
+/// Switches one staged part. `area` is a free, aligned range of the same length in the target.
+///
+/// # Errors
+/// The target's text is as it was, unless the failure says `mremap`.
+pub(crate) fn switch(
+    session: &mut Session,
+    fd: u64,
+    backing: Backing,
+    part: &Staged,
+    area: AddrRange,
+) -> Result<(), Failure> {
+    let raw = |value: i32| u64::from(value.unsigned_abs());
+    let failed =
+        |call: &'static str, reason| move |errno| Failure::new(reason, SysError { call, errno });
+    let len = part.span.range.len();
+    let staged: RemoteAddr = area.start();
+    let mut flags = c::MAP_PRIVATE | c::MAP_FIXED_NOREPLACE;
+    if backing == Backing::Hugetlb {
+        // A private mapping would reserve a second set of pages, for writes that never come.
+        flags |= c::MAP_NORESERVE;
+    }
+    let protection = c::PROT_READ | c::PROT_EXEC;
+    let answer = session
+        .call(Call::new(
+            c::SYS_mmap,
+            [staged.get(), len, raw(protection), raw(flags), fd, part.image_offset],
+        ))?
+        .map_err(failed("mmap(PROT_READ|PROT_EXEC)", SkipReason::AddressSpace))?;
+    // Until the switch, the way home unmaps what is staged.
+    session.release_on_the_way_home(Call::new(c::SYS_munmap, [answer, len]));
+    if answer != staged.get() {
+        // A kernel before 4.17 takes MAP_FIXED_NOREPLACE for a hint.
+        return Err(Failure::new(SkipReason::SwitchFailed, "the kernel staged elsewhere"));
+    }
+    session
+        .call(Call::new(c::SYS_madvise, [staged.get(), len, raw(c::MADV_POPULATE_READ)]))?
+        .map_err(failed("madvise(MADV_POPULATE_READ)", SkipReason::NoHugePage))?;
+    session
+        .call(Call::new(
+            c::SYS_mremap,
+            [
+                staged.get(),
+                len,
+                len,
+                raw(c::MREMAP_MAYMOVE | c::MREMAP_FIXED),
+                part.span.range.start().get(),
+            ],
+        ))?
+        .map_err(failed("mremap(MREMAP_FIXED)", SkipReason::SwitchFailed))?;
+    session.released();
+    Ok(())
+}

@@ -1,0 +1,140 @@
+//! A system call that failed: which, and with what.
+
+use std::fmt;
+
+use thiserror::Error;
+
+/// A kernel error number; unknown ones are representable.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// Permission denied by capability or security module.
+    pub const PERM: Self = Self(libc::EPERM);
+    /// No such process.
+    pub const SRCH: Self = Self(libc::ESRCH);
+    /// No such file.
+    pub const NOENT: Self = Self(libc::ENOENT);
+    /// Out of memory, address space or limit.
+    pub const NOMEM: Self = Self(libc::ENOMEM);
+    /// Try again.
+    pub const AGAIN: Self = Self(libc::EAGAIN);
+    /// Invalid argument.
+    pub const INVAL: Self = Self(libc::EINVAL);
+    /// Interrupted.
+    pub const INTR: Self = Self(libc::EINTR);
+    /// Permission denied by mode bits.
+    pub const ACCES: Self = Self(libc::EACCES);
+    /// Not an executable format.
+    pub const NOEXEC: Self = Self(libc::ENOEXEC);
+    /// Not implemented (or hidden by a filter).
+    pub const NOSYS: Self = Self(libc::ENOSYS);
+    /// No descriptor left in the process.
+    pub const MFILE: Self = Self(libc::EMFILE);
+
+    /// Returns the error of the call that has just failed on this thread.
+    pub fn last() -> Self {
+        Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
+
+    /// Returns the symbol, such as `EPERM`, where it is one of those this project meets.
+    pub const fn symbol(self) -> Option<&'static str> {
+        Some(match self.0 {
+            libc::EPERM => "EPERM",
+            libc::ENOENT => "ENOENT",
+            libc::ESRCH => "ESRCH",
+            libc::EINTR => "EINTR",
+            libc::EIO => "EIO",
+            libc::ENXIO => "ENXIO",
+            libc::E2BIG => "E2BIG",
+            libc::ENOEXEC => "ENOEXEC",
+            libc::EBADF => "EBADF",
+            libc::ECHILD => "ECHILD",
+            libc::EAGAIN => "EAGAIN",
+            libc::ENOMEM => "ENOMEM",
+            libc::EACCES => "EACCES",
+            libc::EFAULT => "EFAULT",
+            libc::EBUSY => "EBUSY",
+            libc::EEXIST => "EEXIST",
+            libc::ENOTDIR => "ENOTDIR",
+            libc::EISDIR => "EISDIR",
+            libc::EINVAL => "EINVAL",
+            libc::ENFILE => "ENFILE",
+            libc::EMFILE => "EMFILE",
+            libc::ETXTBSY => "ETXTBSY",
+            libc::EFBIG => "EFBIG",
+            libc::ENOSPC => "ENOSPC",
+            libc::EROFS => "EROFS",
+            libc::EPIPE => "EPIPE",
+            libc::ENAMETOOLONG => "ENAMETOOLONG",
+            libc::ENOSYS => "ENOSYS",
+            libc::ELOOP => "ELOOP",
+            libc::EOPNOTSUPP => "EOPNOTSUPP",
+            libc::ETIMEDOUT => "ETIMEDOUT",
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Errno {
+    /// Words and symbol: `operation not permitted (EPERM)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = std::io::Error::from_raw_os_error(self.0).to_string();
+        let words = words.split(" (os error").next().unwrap_or_default().to_lowercase();
+        match self.symbol() {
+            Some(symbol) => write!(f, "{words} ({symbol})"),
+            None => write!(f, "{words} (error {})", self.0),
+        }
+    }
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl From<rustix::io::Errno> for Errno {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self(errno.raw_os_error())
+    }
+}
+
+/// A system call that failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("{call}: {errno}")]
+pub struct SysError {
+    /// The call with the argument that tells it apart: `ptrace(PTRACE_SEIZE)`.
+    pub call: &'static str,
+    /// What the kernel answered.
+    pub errno: Errno,
+}
+
+impl SysError {
+    /// Makes the error of the call that has just failed on this thread.
+    pub(crate) fn last(call: &'static str) -> Self {
+        Self { call, errno: Errno::last() }
+    }
+
+    /// Names the call that gave `errno`.
+    pub fn of<E: Into<Errno>>(call: &'static str) -> impl FnOnce(E) -> Self {
+        move |errno| Self { call, errno: errno.into() }
+    }
+}
+
+/// Turns the C convention (−1 and `errno`) into a result.
+pub(crate) fn check(call: &'static str, returned: libc::c_long) -> Result<libc::c_long, SysError> {
+    if returned == -1 { Err(SysError::last(call)) } else { Ok(returned) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_say_call_words_and_symbol() {
+        let error = SysError { call: "ptrace(PTRACE_SEIZE)", errno: Errno::PERM };
+        assert_eq!(error.to_string(), "ptrace(PTRACE_SEIZE): operation not permitted (EPERM)");
+        assert_eq!(Errno(9999).to_string(), "unknown error 9999 (error 9999)");
+    }
+}

@@ -1,0 +1,152 @@
+//! A memfd mapped here, aligned to huge pages, to be filled.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+
+use rustix::mm::{MapFlags, ProtFlags};
+use tiexec_core::addr::PageSize;
+
+use crate::error::{Errno, SysError, check};
+
+const MADV_POPULATE_WRITE: i32 = 23;
+const MADV_COLLAPSE: i32 = 25;
+
+/// A shared, writable mapping of a memfd in this process, beginning on a multiple of the huge page.
+/// Unmapped when dropped.
+#[derive(Debug)]
+pub struct FillMapping {
+    /// What was reserved: the mapping and the slack that its alignment needed.
+    reserved: NonNull<u8>,
+    reserved_len: usize,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl FillMapping {
+    /// Maps the first `len` bytes of `memfd`, read and write, shared. `len` must be a multiple of
+    /// `align`, and the file that long.
+    ///
+    /// # Errors
+    /// ENOMEM at `RLIMIT_AS`, or for hugetlb where the pool or the cgroup has too few pages.
+    pub fn new(memfd: &File, len: usize, align: PageSize) -> Result<Self, SysError> {
+        let align = usize::try_from(align.bytes()).unwrap_or(usize::MAX);
+        let overflow = SysError { call: "mmap", errno: Errno::NOMEM };
+        let reserved_len = len.checked_add(align).ok_or(overflow)?;
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice disturbs nothing.
+        let reserved = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                reserved_len,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }
+        .map_err(SysError::of("mmap(PROT_NONE)"))?;
+        let reserved = NonNull::new(reserved.cast::<u8>()).ok_or(overflow)?;
+        let slack = reserved.as_ptr().align_offset(align);
+        // SAFETY: `slack` is below `align`, and `len + align` bytes were reserved.
+        let start = unsafe { reserved.add(slack) };
+        // Made before the fixed mapping, so that a failure there unmaps the reservation.
+        let mapping = Self { reserved, reserved_len, start, len };
+        // SAFETY: the `len` bytes at `start` lie in the reservation made above, which nobody else
+        // knows of.
+        unsafe {
+            rustix::mm::mmap(
+                start.as_ptr().cast(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::FIXED,
+                memfd.as_fd(),
+                0,
+            )
+        }
+        .map_err(SysError::of("mmap(MAP_SHARED)"))?;
+        Ok(mapping)
+    }
+
+    /// Returns the address of byte `at` if `len` bytes from there lie in the mapping.
+    fn part(&self, at: usize, len: usize) -> Result<NonNull<u8>, SysError> {
+        if at.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(SysError { call: "fill", errno: Errno::INVAL });
+        }
+        // SAFETY: `at` is inside the mapping, as just checked.
+        Ok(unsafe { self.start.add(at) })
+    }
+
+    fn advise(
+        &self,
+        call: &'static str,
+        at: usize,
+        len: usize,
+        advice: i32,
+    ) -> Result<(), SysError> {
+        let part = self.part(at, len)?;
+        // SAFETY: the range lies in our own mapping, of which no reference is alive; the advices
+        // used here change how it is backed, not what it holds.
+        let returned = unsafe { libc::madvise(part.as_ptr().cast(), len, advice) };
+        check(call, returned.into())?;
+        Ok(())
+    }
+
+    /// `madvise(MADV_HUGEPAGE)` — lets faults in the whole mapping take huge pages where the shmem
+    /// policy is `advise`. A kernel without THP says EINVAL, which does not matter here.
+    pub fn advise_huge(&self) {
+        let _unsupported = self.advise("madvise(MADV_HUGEPAGE)", 0, self.len, libc::MADV_HUGEPAGE);
+    }
+
+    /// `madvise(MADV_POPULATE_WRITE)` — allocates the pages of the range, zero-filled, and says so
+    /// if it cannot, where a touch would die of SIGBUS. Since Linux 5.14.
+    ///
+    /// # Errors
+    /// ENOMEM or EFAULT without memory, pool page or cgroup room.
+    pub fn populate(&self, at: usize, len: usize) -> Result<(), SysError> {
+        self.advise("madvise(MADV_POPULATE_WRITE)", at, len, MADV_POPULATE_WRITE)
+    }
+
+    /// `madvise(MADV_COLLAPSE)` — makes the range huge pages now, whatever THP's settings. Since
+    /// Linux 6.1.
+    ///
+    /// # Errors
+    /// ENOMEM without a free huge page; EAGAIN for a passing obstacle; EINVAL where it cannot be.
+    pub fn collapse(&self, at: usize, len: usize) -> Result<(), SysError> {
+        self.advise("madvise(MADV_COLLAPSE)", at, len, MADV_COLLAPSE)
+    }
+
+    /// `pread(file, …, file_offset)` — copies `len` bytes of the file to byte `at` of the mapping.
+    /// Returns how many there were: fewer only at the end of the file.
+    ///
+    /// # Errors
+    /// EIO and the like; EFAULT if the mapping has no page there and cannot get one.
+    pub fn read_from(
+        &mut self,
+        file: &File,
+        file_offset: u64,
+        at: usize,
+        len: usize,
+    ) -> Result<usize, SysError> {
+        let part = self.part(at, len)?;
+        // SAFETY: the bytes lie in our own mapping of a memfd that only this process writes to, no
+        // other reference to them is alive, and any byte is a valid u8.
+        let buffer = unsafe { std::slice::from_raw_parts_mut(part.as_ptr(), len) };
+        let mut done = 0;
+        while done < len {
+            let offset = file_offset + done as u64;
+            match rustix::io::pread(file, &mut buffer[done..], offset) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(SysError { call: "pread", errno: errno.into() }),
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl Drop for FillMapping {
+    fn drop(&mut self) {
+        // SAFETY: the whole reservation is ours, and no reference into it outlives `self`.
+        let _best_effort =
+            unsafe { rustix::mm::munmap(self.reserved.as_ptr().cast(), self.reserved_len) };
+    }
+}

@@ -1,0 +1,185 @@
+//! Making, waiting for and signalling processes.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::process::Pid;
+
+use crate::error::{SysError, check};
+
+/// Which side of a fork this is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fork {
+    /// The new process.
+    Child,
+    /// The one that was there, with the child's id.
+    Parent(Pid),
+}
+
+/// `clone(0)` — forks a child whose end sends its parent no signal while the parent has not
+/// exec'ed, and which `wait` without `__WALL` or `__WCLONE` does not see.
+///
+/// # Errors
+/// As fork(2): EAGAIN at `RLIMIT_NPROC` or the pids cgroup's limit, ENOMEM.
+///
+/// EPERM-like refusal (EAGAIN) without trying if this process has more than one thread: a lock that
+/// another thread held would stay locked in the child.
+pub fn fork_single_threaded() -> Result<Fork, SysError> {
+    let threads = std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
+    if threads != 1 {
+        return Err(SysError { call: "clone", errno: crate::Errno::AGAIN });
+    }
+    // SAFETY: no flags and no stack: the child runs on a copy of this one, and as just seen there
+    // is no other thread whose locks the copy could hold.
+    let returned = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
+    let id = check("clone", returned)?;
+    match i32::try_from(id).ok().and_then(Pid::from_raw) {
+        Some(child) => Ok(Fork::Parent(child)),
+        None => Ok(Fork::Child),
+    }
+}
+
+/// What `wait4` saw of a child or tracee (ptrace(2), wait(2)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wait {
+    /// Exited with this status.
+    Exited(i32),
+    /// Killed by this signal.
+    Killed(i32),
+    /// syscall-stop, told apart by `PTRACE_O_TRACESYSGOOD`.
+    SyscallStop,
+    /// `PTRACE_EVENT_EXEC` stop.
+    ExecEvent,
+    /// Stopped by a stopping signal together with its thread group (`PTRACE_EVENT_STOP`).
+    GroupStop(i32),
+    /// `PTRACE_EVENT_STOP` without a stopping signal: interrupted, or continued from group-stop.
+    Interrupted,
+    /// Another `PTRACE_EVENT_*`.
+    Event(i32),
+    /// signal-delivery-stop: about to get this signal.
+    Signal(i32),
+}
+
+impl Wait {
+    fn from_status(status: i32) -> Self {
+        if libc::WIFEXITED(status) {
+            return Self::Exited(libc::WEXITSTATUS(status));
+        }
+        if libc::WIFSIGNALED(status) {
+            return Self::Killed(libc::WTERMSIG(status));
+        }
+        let signal = libc::WSTOPSIG(status);
+        match status >> 16 {
+            0 if signal == libc::SIGTRAP | 0x80 => Self::SyscallStop,
+            0 => Self::Signal(signal),
+            libc::PTRACE_EVENT_EXEC => Self::ExecEvent,
+            libc::PTRACE_EVENT_STOP => match signal {
+                libc::SIGSTOP | libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU => {
+                    Self::GroupStop(signal)
+                }
+                _ => Self::Interrupted,
+            },
+            event => Self::Event(event),
+        }
+    }
+}
+
+/// `wait4(pid, &status, __WALL)` — waits for a child or tracee of any kind, past interruptions.
+///
+/// # Errors
+/// ECHILD if it is neither.
+pub fn wait(pid: Pid) -> Result<Wait, SysError> {
+    loop {
+        let mut status = 0;
+        // SAFETY: `status` is a live integer; the resource usage is not asked for.
+        let returned = unsafe {
+            libc::wait4(
+                pid.as_raw_nonzero().get(),
+                &raw mut status,
+                libc::__WALL,
+                std::ptr::null_mut(),
+            )
+        };
+        match check("wait4", returned.into()) {
+            Ok(_) => return Ok(Wait::from_status(status)),
+            Err(error) if error.errno == crate::Errno::INTR => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// `getpid()`.
+pub fn this() -> Pid {
+    rustix::process::getpid()
+}
+
+/// `kill(pid, SIGKILL)`.
+///
+/// # Errors
+/// ESRCH, EPERM.
+pub fn kill(pid: Pid) -> Result<(), SysError> {
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL)
+        .map_err(SysError::of("kill(SIGKILL)"))
+}
+
+/// `prctl(PR_SET_PTRACER, pid)` — lets exactly `pid` trace this process under Yama; `None` takes
+/// the leave back. Without Yama there is nothing to allow, and EINVAL is not an error.
+///
+/// # Errors
+/// Anything but EINVAL.
+pub fn set_ptracer(pid: Option<Pid>) -> Result<(), SysError> {
+    let raw = pid.map_or(0, |pid| libc::c_ulong::from(pid.as_raw_nonzero().get().unsigned_abs()));
+    // SAFETY: PR_SET_PTRACER reads no memory.
+    let returned = unsafe { libc::prctl(libc::PR_SET_PTRACER, raw, 0, 0, 0) };
+    match check("prctl(PR_SET_PTRACER)", returned.into()) {
+        Err(error) if error.errno != crate::Errno::INVAL => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// `prctl(PR_GET_THP_DISABLE)` — returns whether THP is disabled for this process; inherited over
+/// fork and exec.
+pub fn thp_disabled() -> bool {
+    // SAFETY: PR_GET_THP_DISABLE reads no memory.
+    let returned = unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) };
+    returned > 0
+}
+
+/// Blocks every signal that can be blocked, for good: for a process that must not be disturbed.
+pub fn block_signals() {
+    // SAFETY: an all-zero sigset_t is a valid object for sigfillset to overwrite.
+    let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `all` is a live sigset_t.
+    unsafe { libc::sigfillset(&raw mut all) };
+    // SAFETY: `all` is a live, filled sigset_t; the old mask is not asked for.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut()) };
+}
+
+/// `setsid()` — leaves the terminal and the process group, so that Ctrl-C does not reach this process.
+pub fn own_session() {
+    // It fails only for a process group leader, which a process just forked is not.
+    let _new = rustix::process::setsid();
+}
+
+/// Closes every descriptor of this process except those in `keep`, for a process just forked that
+/// owns nothing but those: an `OwnedFd` of its parent's that it still holds must not be used again.
+pub fn close_all_except(keep: &[BorrowedFd<'_>]) {
+    let mut keep: Vec<u32> =
+        keep.iter().filter_map(|fd| u32::try_from(fd.as_raw_fd()).ok()).collect();
+    keep.sort_unstable();
+    let mut first = 0;
+    for fd in keep.into_iter().chain([u32::MAX]) {
+        if fd > first {
+            let last = if fd == u32::MAX { fd } else { fd - 1 };
+            // SAFETY: close_range touches no memory of this process. A descriptor closed behind its
+            // owner's back gives EBADF later, which is a bug but not undefined.
+            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+        }
+        first = fd.saturating_add(1);
+    }
+}
+
+/// `_exit(status)` — ends this process now: no handlers, no buffers.
+pub fn exit_now(status: i32) -> ! {
+    // SAFETY: _exit has no preconditions.
+    unsafe { libc::_exit(status) }
+}

@@ -1,0 +1,209 @@
+//! ptrace(2), one request a function.
+//!
+//! Only what leaves a tracee unharmed when its tracer dies at any instant is used. A tracer's death
+//! resumes its tracees; what each kind of stop then does was read in `kernel/signal.c`
+//! (`ptrace_stop`) and `kernel/ptrace.c` (`__ptrace_unlink`):
+//!
+//! - syscall-stop: nothing, if `PTRACE_O_TRACESYSGOOD` is set. Its signal number, SIGTRAP|0x80, is
+//!   no valid signal, so the kernel's attempt to deliver it fails. Without the option the tracee
+//!   would die of SIGTRAP.
+//! - `PTRACE_EVENT_*` stops: nothing; their code is not a signal.
+//! - signal-delivery-stop: the signal is delivered, as if nobody had looked.
+//! - single-step: the trap flag stays set and the tracee dies of SIGTRAP. Hence no
+//!   `PTRACE_SINGLESTEP` here.
+
+use libc::{c_long, c_uint, c_void};
+use rustix::process::Pid;
+
+use crate::error::{SysError, check};
+
+/// The general registers, in the kernel's `user_regs_struct` layout.
+pub type Registers = libc::user_regs_struct;
+
+/// How a tracee is to be traced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Options {
+    /// `PTRACE_O_EXITKILL`: SIGKILL to the tracee if this process dies first.
+    pub exit_kill: bool,
+}
+
+fn request(
+    call: &'static str,
+    request: c_uint,
+    pid: Pid,
+    addr: *mut c_void,
+    data: *mut c_void,
+) -> Result<c_long, SysError> {
+    // SAFETY: each caller in this file passes the pointers its request wants: live buffers of the
+    // length named, or integers that the kernel does not dereference.
+    let returned = unsafe { libc::ptrace(request, pid.as_raw_nonzero().get(), addr, data) };
+    check(call, returned)
+}
+
+fn number(value: i32) -> *mut c_void {
+    std::ptr::without_provenance_mut(usize::try_from(value).unwrap_or(0))
+}
+
+/// `PTRACE_SEIZE` — becomes the tracer of `pid` without stopping it, with
+/// `PTRACE_O_TRACESYSGOOD` and `PTRACE_O_TRACEEXEC`.
+///
+/// # Errors
+/// EPERM: another tracer, a security module (Yama), not the same user, or not dumpable. ESRCH.
+pub fn seize(pid: Pid, options: Options) -> Result<(), SysError> {
+    let mut flags = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
+    if options.exit_kill {
+        flags |= libc::PTRACE_O_EXITKILL;
+    }
+    request("ptrace(PTRACE_SEIZE)", libc::PTRACE_SEIZE, pid, std::ptr::null_mut(), number(flags))?;
+    Ok(())
+}
+
+/// `PTRACE_SETOPTIONS` — as at [`seize`].
+///
+/// # Errors
+/// ESRCH if the tracee is not stopped or gone.
+pub fn set_options(pid: Pid, options: Options) -> Result<(), SysError> {
+    let mut flags = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
+    if options.exit_kill {
+        flags |= libc::PTRACE_O_EXITKILL;
+    }
+    let call = "ptrace(PTRACE_SETOPTIONS)";
+    request(call, libc::PTRACE_SETOPTIONS, pid, std::ptr::null_mut(), number(flags))?;
+    Ok(())
+}
+
+/// How to let a stopped tracee go on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Resume {
+    /// `PTRACE_CONT`: until its next signal, event or group-stop.
+    Run,
+    /// `PTRACE_SYSCALL`: also until the next entry to or exit from a system call.
+    ToSyscall,
+    /// `PTRACE_LISTEN`: stays in group-stop, waits for SIGCONT.
+    Listen,
+    /// `PTRACE_DETACH`: for good.
+    Detach,
+}
+
+/// Lets the stopped tracee go on, with `signal` delivered if it is in signal-delivery-stop (0: none).
+///
+/// # Errors
+/// ESRCH if it is gone.
+pub fn resume(pid: Pid, how: Resume, signal: i32) -> Result<(), SysError> {
+    let (call, code) = match how {
+        Resume::Run => ("ptrace(PTRACE_CONT)", libc::PTRACE_CONT),
+        Resume::ToSyscall => ("ptrace(PTRACE_SYSCALL)", libc::PTRACE_SYSCALL),
+        Resume::Listen => ("ptrace(PTRACE_LISTEN)", libc::PTRACE_LISTEN),
+        Resume::Detach => ("ptrace(PTRACE_DETACH)", libc::PTRACE_DETACH),
+    };
+    request(call, code, pid, std::ptr::null_mut(), number(signal))?;
+    Ok(())
+}
+
+/// Register sets by the name of their core-dump note (`elf.h`).
+const NT_PRSTATUS: i32 = 1;
+const NT_X86_XSTATE: i32 = 0x202;
+
+fn get_regset(pid: Pid, set: i32, buffer: &mut [u8]) -> Result<usize, SysError> {
+    let mut iov = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    let call = "ptrace(PTRACE_GETREGSET)";
+    request(call, libc::PTRACE_GETREGSET, pid, number(set), (&raw mut iov).cast())?;
+    Ok(iov.iov_len)
+}
+
+/// `PTRACE_GETREGSET(NT_PRSTATUS)` — reads the general registers.
+///
+/// # Errors
+/// ESRCH if it is gone or not stopped.
+pub fn registers(pid: Pid) -> Result<Registers, SysError> {
+    // SAFETY: an all-zero user_regs_struct is valid: it is a list of integers.
+    let mut regs: Registers = unsafe { std::mem::zeroed() };
+    let mut iov = libc::iovec { iov_base: (&raw mut regs).cast(), iov_len: size_of::<Registers>() };
+    let call = "ptrace(PTRACE_GETREGSET)";
+    request(call, libc::PTRACE_GETREGSET, pid, number(NT_PRSTATUS), (&raw mut iov).cast())?;
+    Ok(regs)
+}
+
+/// `PTRACE_SETREGSET(NT_PRSTATUS)` — writes the general registers.
+///
+/// # Errors
+/// ESRCH if it is gone or not stopped; EIO for a register set the kernel refuses.
+pub fn set_registers(pid: Pid, regs: &Registers) -> Result<(), SysError> {
+    let mut iov = libc::iovec {
+        // The kernel only reads it, whatever the type of iov_base says.
+        iov_base: std::ptr::from_ref(regs).cast_mut().cast(),
+        iov_len: size_of::<Registers>(),
+    };
+    let call = "ptrace(PTRACE_SETREGSET)";
+    request(call, libc::PTRACE_SETREGSET, pid, number(NT_PRSTATUS), (&raw mut iov).cast())?;
+    Ok(())
+}
+
+/// `PTRACE_GETREGSET(NT_X86_XSTATE)` — reads the extended registers in XSAVE's standard format.
+///
+/// # Errors
+/// ENODEV without XSAVE; ESRCH.
+pub fn extended_registers(pid: Pid) -> Result<Vec<u8>, SysError> {
+    // AMX tiles alone are 8 KiB; the kernel says how much it filled.
+    let mut buffer = vec![0; 16 << 10];
+    let len = get_regset(pid, NT_X86_XSTATE, &mut buffer)?;
+    buffer.truncate(len);
+    Ok(buffer)
+}
+
+/// `PTRACE_GETSIGMASK` — reads the blocked signals, one bit per signal.
+///
+/// # Errors
+/// ESRCH.
+pub fn signal_mask(pid: Pid) -> Result<u64, SysError> {
+    let mut mask = 0u64;
+    let call = "ptrace(PTRACE_GETSIGMASK)";
+    let size = std::ptr::without_provenance_mut(size_of::<u64>());
+    request(call, libc::PTRACE_GETSIGMASK, pid, size, (&raw mut mask).cast())?;
+    Ok(mask)
+}
+
+/// `PTRACE_SETSIGMASK` — sets the blocked signals. The tracee keeps them when its tracer dies: only
+/// while a register set is installed that puts the old mask back.
+///
+/// # Errors
+/// ESRCH.
+pub fn set_signal_mask(pid: Pid, mask: u64) -> Result<(), SysError> {
+    let mut mask = mask;
+    let call = "ptrace(PTRACE_SETSIGMASK)";
+    let size = std::ptr::without_provenance_mut(size_of::<u64>());
+    request(call, libc::PTRACE_SETSIGMASK, pid, size, (&raw mut mask).cast())?;
+    Ok(())
+}
+
+/// Where in a system call a syscall-stop is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SyscallStop {
+    /// Before it.
+    Entry,
+    /// After it, with what it returned (−errno for an error).
+    Exit(i64),
+    /// The tracee is in no syscall-stop.
+    None,
+}
+
+/// `PTRACE_GET_SYSCALL_INFO`, since Linux 5.3.
+///
+/// # Errors
+/// ESRCH; EIO before 5.3.
+pub fn syscall_stop(pid: Pid) -> Result<SyscallStop, SysError> {
+    // SAFETY: an all-zero ptrace_syscall_info is valid: integers and a union of integers.
+    let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
+    let call = "ptrace(PTRACE_GET_SYSCALL_INFO)";
+    let size = std::ptr::without_provenance_mut(size_of_val(&info));
+    request(call, libc::PTRACE_GET_SYSCALL_INFO, pid, size, (&raw mut info).cast())?;
+    Ok(match info.op {
+        libc::PTRACE_SYSCALL_INFO_ENTRY => SyscallStop::Entry,
+        libc::PTRACE_SYSCALL_INFO_EXIT => {
+            // SAFETY: `op` says that the kernel filled the `exit` member.
+            let exit = unsafe { info.u.exit };
+            SyscallStop::Exit(exit.sval)
+        }
+        _ => SyscallStop::None,
+    })
+}

@@ -1,0 +1,62 @@
+//! Trying our exact calls under the seccomp filters in force, in a process that may die of it.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
+
+use crate::error::SysError;
+
+/// Makes every system call that the program will be asked to make, with the same flags, on
+/// throw-away memory of this process. Meant for the helper, which runs under the very filters of
+/// the program: a filter that kills takes the helper, one that errs gives the error.
+///
+/// # Errors
+/// The first call that is refused.
+pub fn remote_calls() -> Result<(), SysError> {
+    let len = rustix::param::page_size();
+    let fd = memfd_create("tiexec:rehearsal", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(SysError::of("memfd_create"))?;
+    let file = File::from(fd);
+    rustix::fs::ftruncate(&file, len as u64).map_err(SysError::of("ftruncate"))?;
+    let text = ProtFlags::READ | ProtFlags::EXEC;
+    let map = || {
+        // SAFETY: a new private mapping at an address of the kernel's choice disturbs nothing.
+        unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len, text, MapFlags::PRIVATE, file.as_fd(), 0)
+        }
+        .map_err(SysError::of("mmap(PROT_READ|PROT_EXEC)"))
+    };
+    let (staged, text) = (map()?, map()?);
+    // SAFETY: populating our own fresh mapping changes nothing that anybody refers to.
+    unsafe { rustix::mm::madvise(staged, len, Advice::LinuxPopulateRead) }
+        .map_err(SysError::of("madvise(MADV_POPULATE_READ)"))?;
+    // SAFETY: both ranges are our own fresh mappings, and nobody refers to either.
+    let moved = unsafe { rustix::mm::mremap_fixed(staged, len, len, MremapFlags::MAYMOVE, text) }
+        .map_err(SysError::of("mremap(MREMAP_FIXED)"))?;
+    // SAFETY: the one mapping left, our own.
+    unsafe { rustix::mm::munmap(moved, len) }.map_err(SysError::of("munmap"))?;
+    signal_return();
+    Ok(())
+}
+
+/// Delivers a signal to this thread and comes back by `rt_sigreturn`, as the frame will.
+fn signal_return() {
+    extern "C" fn nothing(_signal: libc::c_int) {}
+    let handler: extern "C" fn(libc::c_int) = nothing;
+    // SAFETY: the handler does nothing, so it is async-signal-safe.
+    unsafe { libc::signal(libc::SIGURG, handler as libc::sighandler_t) };
+    // SAFETY: an all-zero sigset_t is a valid object for sigemptyset to overwrite.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is live.
+    unsafe { libc::sigemptyset(&raw mut set) };
+    // SAFETY: `set` is live, SIGURG is a signal.
+    unsafe { libc::sigaddset(&raw mut set, libc::SIGURG) };
+    // SAFETY: `set` is live; the old mask is not asked for.
+    unsafe { libc::sigprocmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) };
+    // SAFETY: raise has no preconditions; the handler above runs.
+    unsafe { libc::raise(libc::SIGURG) };
+    // SAFETY: as above, back to blocked.
+    unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+}

@@ -1,0 +1,32 @@
+//! Page sizes and THP knobs, read from the kernel.
+
+use std::path::Path;
+
+use tiexec_core::addr::{PageSize, Pages};
+
+/// Where the kernel shows its THP settings.
+pub const DIRECTORY: &str = "/sys/kernel/mm/transparent_hugepage";
+
+/// Returns the page sizes, or `None` where the kernel has no THP (or `/sys` is not mounted and the
+/// PMD size cannot be told).
+pub fn pages() -> Option<Pages> {
+    let base = PageSize::new(u64::try_from(rustix::param::page_size()).ok()?)?;
+    let text = std::fs::read_to_string(format!("{DIRECTORY}/hpage_pmd_size")).ok();
+    let pmd = match text {
+        Some(text) => PageSize::new(text.trim().parse().ok()?)?,
+        // No /sys here: a page of last-level table entries, 8 bytes each, maps this much on both
+        // architectures (a PMD entry stands for one such page).
+        None if !Path::new("/sys/kernel").exists() => {
+            PageSize::new(base.bytes().checked_mul(base.bytes() / 8)?)?
+        }
+        None => return None,
+    };
+    Some(Pages { base, pmd })
+}
+
+/// Returns the chosen word of a knob such as `enabled`: the one in brackets.
+pub fn knob(name: &str) -> Option<String> {
+    let text = std::fs::read_to_string(format!("{DIRECTORY}/{name}")).ok()?;
+    let chosen = text.split('[').nth(1)?.split(']').next()?;
+    Some(chosen.to_owned())
+}

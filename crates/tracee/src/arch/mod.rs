@@ -1,0 +1,43 @@
+//! What differs between architectures: registers, instructions, the signal frame.
+//!
+//! Each file offers the same items; only one is compiled in.
+
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+#[cfg(target_arch = "x86_64")]
+pub use x86_64::*;
+
+#[cfg(not(target_arch = "x86_64"))]
+mod unsupported;
+#[cfg(not(target_arch = "x86_64"))]
+pub use unsupported::*;
+
+use tiexec_core::addr::RemoteAddr;
+
+/// A system call: its number and arguments.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Call {
+    /// The number, as in `<asm/unistd_64.h>`.
+    pub number: i64,
+    /// The arguments, raw.
+    pub args: [u64; 6],
+}
+
+impl Call {
+    /// Makes a call with up to six arguments.
+    pub fn new<const N: usize>(number: i64, args: [u64; N]) -> Self {
+        const { assert!(N <= 6, "a system call takes at most six arguments") };
+        let mut all = [0; 6];
+        all[..N].copy_from_slice(&args);
+        Self { number, args: all }
+    }
+}
+
+/// Two pieces of code that are in the program already, through which it calls and comes home.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gadgets {
+    /// Makes a system call, then returns to the address on top of the stack.
+    pub call: RemoteAddr,
+    /// Calls `rt_sigreturn`.
+    pub sigreturn: RemoteAddr,
+}

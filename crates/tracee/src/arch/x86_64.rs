@@ -1,0 +1,213 @@
+//! x86-64: `syscall; ret`, and the frame that `rt_sigreturn` reads
+//! (`arch/x86/kernel/signal_64.c`, `arch/x86/include/uapi/asm/sigcontext.h`).
+//!
+//! A frame as it lies in memory, addresses rising:
+//!
+//! ```text
+//! +0    return address: the rt_sigreturn stub        <- rsp when the call gadget returns
+//! +8    struct ucontext                              <- rsp when the stub calls rt_sigreturn
+//!         +0   uc_flags, uc_link
+//!         +16  uc_stack (ss_flags invalid on purpose: the alternate stack stays as it is)
+//!         +40  struct sigcontext: 23 words of registers, the address of the extended state,
+//!              8 words reserved
+//!         +296 uc_sigmask
+//! ```
+
+use memchr::memmem;
+use tiexec_core::addr::RemoteAddr;
+use tiexec_sys::cpu::xsave;
+use tiexec_sys::ptrace::Registers;
+
+use super::{Call, Gadgets};
+
+/// Whether remote system calls are possible at all.
+pub const SUPPORTED: bool = true;
+
+/// Bytes of one frame, its return address included.
+pub const FRAME_LEN: u64 = 8 + 304;
+
+/// Bytes below the stack pointer that leaf functions may use (System V ABI, 3.2.2).
+const RED_ZONE: u64 = 128;
+
+/// `uc_flags`: an extended state follows, `ss` is saved, and it is to be restored as it is.
+const UC_FP_XSTATE: u64 = 1;
+const UC_SIGCONTEXT_SS: u64 = 2;
+const UC_STRICT_RESTORE_SS: u64 = 4;
+/// An `ss_flags` that sigaltstack(2) refuses; the kernel then leaves the alternate stack alone.
+const INVALID_SS_FLAGS: u64 = 0xbad;
+
+const EFLAGS_TRAP: u64 = 1 << 8;
+/// The direction flag: the ABI wants it clear at every call; what we found is put back at home.
+const EFLAGS_DIRECTION: u64 = 1 << 10;
+
+/// Marks of an extended state in a frame (`struct _fpx_sw_bytes`).
+const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
+const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
+const SW_BYTES: usize = 464;
+/// AMX tiles: not part of a task's signal frame before it has asked for them.
+const AMX_COMPONENTS: u64 = 1 << 17 | 1 << 18;
+
+/// Finds `syscall; ret` in `code`.
+pub fn find_call(code: &[u8]) -> Option<usize> {
+    memmem::find(code, b"\x0f\x05\xc3")
+}
+
+/// Finds `mov $15, %rax; syscall` in `code`: every C library's signal return, and Go's.
+pub fn find_sigreturn(code: &[u8]) -> Option<usize> {
+    memmem::find(code, b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05")
+        .or_else(|| memmem::find(code, b"\xb8\x0f\x00\x00\x00\x0f\x05"))
+}
+
+/// Returns the stack pointer.
+pub fn stack_pointer(registers: &Registers) -> RemoteAddr {
+    RemoteAddr::new(registers.rsp)
+}
+
+/// Returns the highest address that the frame's bytes may reach up to.
+pub fn below_red_zone(registers: &Registers) -> Option<RemoteAddr> {
+    stack_pointer(registers).checked_sub(RED_ZONE)
+}
+
+/// Lays out the extended registers, as `PTRACE_GETREGSET(NT_X86_XSTATE)` gave them, the way a frame
+/// holds them. The kernel restores all of it only if the size it finds there is not above the
+/// task's own; above, it silently restores the first 512 bytes alone: so AMX is left out, and a
+/// task that has AMX state in use gives `None`.
+pub fn extended_state(xstate: &[u8]) -> Option<Vec<u8>> {
+    let word = |at: usize| Some(u64::from_le_bytes(xstate.get(at..at + 8)?.try_into().ok()?));
+    // XCR0 stands in the software bytes, XSTATE_BV first in the header.
+    let features = word(SW_BYTES)? & !AMX_COMPONENTS;
+    if word(512)? & AMX_COMPONENTS != 0 {
+        return None;
+    }
+    let len = xsave::area_len(features);
+    let mut area = xstate.get(..len)?.to_vec();
+    let len = u32::try_from(len).ok()?;
+    let software = &mut area[SW_BYTES..SW_BYTES + 48];
+    software.fill(0);
+    software[..4].copy_from_slice(&FP_XSTATE_MAGIC1.to_le_bytes());
+    software[4..8].copy_from_slice(&(len + 4).to_le_bytes());
+    software[8..16].copy_from_slice(&features.to_le_bytes());
+    software[16..20].copy_from_slice(&len.to_le_bytes());
+    area.extend(FP_XSTATE_MAGIC2.to_le_bytes());
+    Some(area)
+}
+
+/// Returns the registers that make `call` and then follow the chain whose first frame is at `chain`.
+pub fn aim_at_call(
+    home: &Registers,
+    gadgets: Gadgets,
+    call: &Call,
+    chain: RemoteAddr,
+) -> Registers {
+    let mut registers = *home;
+    registers.rip = gadgets.call.get();
+    registers.rsp = chain.get();
+    registers.rax = call.number.cast_unsigned();
+    // No system call is being left: nothing for the kernel to restart.
+    registers.orig_rax = u64::MAX;
+    registers.eflags &= !(EFLAGS_TRAP | EFLAGS_DIRECTION);
+    [registers.rdi, registers.rsi, registers.rdx, registers.r10, registers.r8, registers.r9] =
+        call.args;
+    registers
+}
+
+/// Returns the registers that follow the chain whose first frame is at `chain`, without a call.
+pub fn aim_at_chain(home: &Registers, gadgets: Gadgets, chain: RemoteAddr) -> Registers {
+    let mut registers = *home;
+    registers.rip = gadgets.sigreturn.get();
+    // As if the call gadget had just returned through the frame's first word.
+    registers.rsp = chain.get().wrapping_add(8);
+    registers.orig_rax = u64::MAX;
+    registers.eflags &= !(EFLAGS_TRAP | EFLAGS_DIRECTION);
+    registers
+}
+
+/// Builds a frame that makes `call` and goes on to the frame at `next`, with `mask` blocked.
+pub fn call_frame(
+    home: &Registers,
+    gadgets: Gadgets,
+    call: &Call,
+    next: RemoteAddr,
+    mask: u64,
+) -> Vec<u8> {
+    let registers = aim_at_call(home, gadgets, call, next);
+    // Without an extended state the kernel resets it; the home frame brings it back.
+    frame(&registers, gadgets, 0, 0, mask)
+}
+
+/// Builds the frame that restores everything: `home`, the extended state that lies at `xstate`,
+/// and the blocked signals `mask`.
+pub fn home_frame(home: &Registers, gadgets: Gadgets, xstate: RemoteAddr, mask: u64) -> Vec<u8> {
+    frame(home, gadgets, UC_FP_XSTATE, xstate.get(), mask)
+}
+
+fn frame(r: &Registers, gadgets: Gadgets, flags: u64, xstate: u64, mask: u64) -> Vec<u8> {
+    let segments = r.cs & 0xffff | (r.ss & 0xffff) << 48;
+    let words = [
+        gadgets.sigreturn.get(),
+        flags | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS,
+        0,
+        0,
+        INVALID_SS_FLAGS,
+        0,
+        r.r8,
+        r.r9,
+        r.r10,
+        r.r11,
+        r.r12,
+        r.r13,
+        r.r14,
+        r.r15,
+        r.rdi,
+        r.rsi,
+        r.rbp,
+        r.rbx,
+        r.rdx,
+        r.rax,
+        r.rcx,
+        r.rsp,
+        r.rip,
+        r.eflags,
+        segments,
+        0,
+        0,
+        0,
+        0,
+        xstate,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        mask,
+    ];
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gadgets_are_found_in_libc_bytes() {
+        let code = b"\x90\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05\x0f\x1f\x00\x0f\x05\xc3";
+        assert_eq!(find_sigreturn(code), Some(1));
+        assert_eq!(find_call(code), Some(13));
+        assert_eq!(find_call(b"\x0f\x05"), None);
+    }
+
+    #[test]
+    fn an_extended_state_with_tiles_in_use_is_refused() {
+        let mut xstate = vec![0; 8192];
+        xstate[SW_BYTES] = 7;
+        let laid = extended_state(&xstate).unwrap();
+        assert_eq!(&laid[laid.len() - 4..], &FP_XSTATE_MAGIC2.to_le_bytes());
+        assert_eq!(&laid[SW_BYTES..SW_BYTES + 4], &FP_XSTATE_MAGIC1.to_le_bytes());
+        xstate[512 + 2] = 4;
+        assert_eq!(extended_state(&xstate), None);
+        assert_eq!(extended_state(&xstate[..300]), None);
+    }
+}

@@ -1,0 +1,26 @@
+//! How tracing ends when it does not end well.
+
+use thiserror::Error;
+use tiexec_sys::process::Wait;
+use tiexec_sys::{Errno, SysError};
+
+/// A failure of tracing, by what the caller can do about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum TraceError {
+    /// The tracee exited or was killed; there is nothing left to undo.
+    #[error("the program ended")]
+    Gone,
+    /// The kernel refused a request. The tracee is in the state the last register set gives it.
+    #[error(transparent)]
+    Sys(SysError),
+    /// The tracee stopped where it should not have.
+    #[error("unexpected stop {0:?}")]
+    Unexpected(Wait),
+}
+
+impl From<SysError> for TraceError {
+    /// ESRCH is death seen from outside, wherever it comes up.
+    fn from(error: SysError) -> Self {
+        if error.errno == Errno::SRCH { Self::Gone } else { Self::Sys(error) }
+    }
+}

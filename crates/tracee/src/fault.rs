@@ -1,0 +1,30 @@
+//! Dying on purpose, for the tests: `TIEXEC_FAULT=die-after-setregs:N` or `die-after-stop:N`.
+//!
+//! Only in builds with the feature `fault-injection`; in others these functions are empty.
+
+/// A place where the tests may want this process dead.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Point {
+    /// Right after a register set was installed in the tracee.
+    SetRegisters,
+    /// Right after a stop of the tracee was seen.
+    Stop,
+}
+
+#[cfg(feature = "fault-injection")]
+pub(crate) fn at(point: Point) {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static SEEN: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
+    let (index, name) = match point {
+        Point::SetRegisters => (0, "die-after-setregs"),
+        Point::Stop => (1, "die-after-stop"),
+    };
+    let seen = SEEN[index].fetch_add(1, Ordering::Relaxed) + 1;
+    let Ok(wish) = std::env::var("TIEXEC_FAULT") else { return };
+    if wish.split_once(':').is_some_and(|(at, n)| at == name && n.parse() == Ok(seen)) {
+        let _never_fails = tiexec_sys::process::kill(tiexec_sys::process::this());
+    }
+}
+
+#[cfg(not(feature = "fault-injection"))]
+pub(crate) fn at(_point: Point) {}

@@ -1,0 +1,68 @@
+//! Finding the two gadgets in a program that has just been exec'ed.
+//!
+//! Its dynamic linker has both, glibc's and musl's alike; a static program has its C library's, or
+//! its language's, in its own text. The vDSO has no signal return on x86-64, so it does not serve.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use tiexec_core::addr::RemoteAddr;
+use tiexec_core::proc::maps::Vma;
+use tiexec_core::snapshot::Snapshot;
+use tiexec_sys::{Pid, vm};
+
+use crate::arch::{self, Gadgets};
+
+/// How much is searched at a time, in bytes.
+const CHUNK: u64 = 128 << 10;
+/// No gadget is longer than this: chunks overlap by so much.
+const LONGEST: u64 = 16;
+
+/// Searches the interpreter mapped at `interpreter` (`AT_BASE`, 0 for none), then the main
+/// executable, whose bytes are read from `exe`. Returns `None` if either gadget is missing.
+pub fn find(pid: Pid, snapshot: &Snapshot, interpreter: RemoteAddr, exe: &File) -> Option<Gadgets> {
+    let (mut call, mut sigreturn) = (None, None);
+    let file_at =
+        |addr| snapshot.vma_at(addr).filter(|vma| vma.is_file_backed()).map(|vma| vma.file);
+    let linker = file_at(interpreter);
+    let main = snapshot.main_file();
+    let texts_of =
+        |file| snapshot.vmas.iter().filter(move |vma| vma.is_text() && Some(vma.file) == file);
+
+    for vma in texts_of(linker) {
+        search(vma, &mut call, &mut sigreturn, |at, buffer| vm::read(pid, at, buffer).is_ok());
+    }
+    for vma in texts_of(main) {
+        // From the file: reading the process would fault its whole text in.
+        search(vma, &mut call, &mut sigreturn, |at, buffer| {
+            let offset = at.get() - vma.range.start().get() + vma.file_offset;
+            exe.read_exact_at(buffer, offset).is_ok()
+        });
+    }
+    Some(Gadgets { call: call?, sigreturn: sigreturn? })
+}
+
+fn search(
+    vma: &Vma,
+    call: &mut Option<RemoteAddr>,
+    sigreturn: &mut Option<RemoteAddr>,
+    mut read: impl FnMut(RemoteAddr, &mut [u8]) -> bool,
+) {
+    let mut buffer = vec![0; CHUNK as usize];
+    let mut at = vma.range.start();
+    while at < vma.range.end() && (call.is_none() || sigreturn.is_none()) {
+        let len = (vma.range.end().get() - at.get()).min(CHUNK);
+        let bytes = &mut buffer[..len as usize];
+        if !read(at, bytes) {
+            return;
+        }
+        let found = |offset: usize| at.checked_add(offset as u64);
+        *call = call.or_else(|| arch::find_call(bytes).and_then(found));
+        *sigreturn = sigreturn.or_else(|| arch::find_sigreturn(bytes).and_then(found));
+        if len < CHUNK {
+            return;
+        }
+        let Some(next) = at.checked_add(CHUNK - LONGEST) else { return };
+        at = next;
+    }
+}

@@ -1,0 +1,233 @@
+//! A held launch: the caller becomes the program, a helper looks after it.
+//!
+//! ```text
+//!   caller                                helper (its child, exit signal 0, own session)
+//!   fork ───────────────────────────────► closes what it inherited, blocks signals
+//!   PR_SET_PTRACER(helper), "go" ───────► rehearses under the seccomp filters, if any
+//!   waits, no longer than the deadline    PTRACE_SEIZE(caller)
+//!   ◄─────────────────────────────── "ok" or a reason
+//!   exec ──────── exec stop ────────────► works on the program
+//!   reaps the helper (wait4 on its way home), runs its first instruction
+//! ```
+//!
+//! The helper is the program's own child, not an orphan: under a subreaper or as PID 1 an orphan
+//! would be handed to somebody who never asked for it. Its exit signal is 0, so that before the exec
+//! its end signals nobody, and the program's own `wait` never sees it.
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::process::{self, Fork, Wait};
+use tiexec_sys::ptrace::{self, Options, Resume, SyscallStop};
+use tiexec_sys::{Errno, Pid, SysError, c, rehearse};
+
+use crate::error::TraceError;
+use crate::fault;
+use crate::session::resume_to_syscall;
+
+/// Why the program will run plainly, and the detail for the message.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Declined {
+    /// The reason.
+    pub reason: SkipReason,
+    /// What exactly happened; empty where the reason says it all.
+    pub detail: String,
+}
+
+impl Declined {
+    /// Makes one.
+    pub fn new(reason: SkipReason, detail: impl ToString) -> Self {
+        Self { reason, detail: detail.to_string() }
+    }
+}
+
+/// The caller's end of a held launch: it is being traced, and may exec now.
+#[derive(Debug)]
+#[must_use = "exec, or disarm"]
+pub struct Armed {
+    helper: Pid,
+    /// Closed by the exec.
+    _channel: UnixStream,
+}
+
+impl Armed {
+    /// Ends the helper, for an exec that failed. Its death detaches it from this process, which is
+    /// running and so is left as it is.
+    pub fn disarm(self) {
+        end_helper(self.helper);
+    }
+}
+
+fn end_helper(helper: Pid) -> Option<Wait> {
+    let _already_gone = process::kill(helper);
+    process::wait(helper).ok()
+}
+
+/// How to arm.
+#[derive(Clone, Copy, Debug)]
+pub struct Arming<'a> {
+    /// How long the helper may take until it traces this process.
+    pub deadline: Duration,
+    /// Whether seccomp filters are in force, so that the calls must be rehearsed.
+    pub rehearse: bool,
+    /// Descriptors that the helper goes on to need.
+    pub keep: &'a [BorrowedFd<'a>],
+}
+
+/// Forks the helper, which seizes this process and then runs `work`, and returns once it has.
+///
+/// # Errors
+/// Why not; no helper is left, and this process is not traced.
+///
+/// # Panics
+/// Never in the caller. A panic of `work` ends the helper, whose tracee then goes home.
+pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Declined> {
+    let declined = |reason, error: &dyn ToString| Declined::new(reason, error.to_string());
+    let (mut ours, theirs) =
+        UnixStream::pair().map_err(|error| declined(SkipReason::FdLimit, &error))?;
+    let target = process::this();
+    match process::fork_single_threaded()
+        .map_err(|error| declined(SkipReason::ForkFailed, &error))?
+    {
+        Fork::Child => {
+            drop(ours);
+            let ended = catch_unwind(AssertUnwindSafe(|| helper(target, theirs, &arming, work)));
+            process::exit_now(i32::from(ended.is_err()));
+        }
+        Fork::Parent(helper) => {
+            drop(theirs);
+            let answer = process::set_ptracer(Some(helper))
+                .map_err(|error| declined(SkipReason::PtraceDenied, &error))
+                .and_then(|()| handshake(&mut ours, arming.deadline));
+            // The leave was for this once; the helper is the tracer by now, or never will be.
+            let _no_yama = process::set_ptracer(None);
+            match answer {
+                Ok(()) => Ok(Armed { helper, _channel: ours }),
+                Err(mut why) => {
+                    let end = end_helper(helper);
+                    if why.reason == SkipReason::HelperDied && end == Some(Wait::Killed(c::SIGSYS))
+                    {
+                        why.reason = SkipReason::Seccomp;
+                        why.detail = "a filter kills on a call that is needed".to_owned();
+                    }
+                    Err(why)
+                }
+            }
+        }
+    }
+}
+
+/// Tells the helper to go on, and waits for its answer.
+fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Declined> {
+    let died = |what: &str| Declined::new(SkipReason::HelperDied, what);
+    // Zero would mean to wait for ever.
+    let timeout = deadline.max(Duration::from_millis(1));
+    channel
+        .set_read_timeout(Some(timeout))
+        .and_then(|()| channel.write_all(b"g"))
+        .map_err(|_| died("before it began"))?;
+    let mut answer = [0; 512];
+    match channel.read(&mut answer) {
+        Ok(0) => Err(died("before it traced the program")),
+        Ok(len) => {
+            let text = String::from_utf8_lossy(&answer[..len]);
+            if text == "ok" {
+                return Ok(());
+            }
+            let (name, detail) = text.split_once('\n').unwrap_or((&text, ""));
+            let reason = SkipReason::ALL.iter().find(|reason| reason.as_str() == name);
+            Err(Declined::new(reason.copied().unwrap_or(SkipReason::HelperDied), detail))
+        }
+        Err(_) => Err(Declined::new(SkipReason::Deadline, "the helper did not start in time")),
+    }
+}
+
+/// The helper's life up to the work.
+fn helper(target: Pid, mut channel: UnixStream, arming: &Arming<'_>, work: impl FnOnce(Pid)) {
+    process::block_signals();
+    process::own_session();
+    let mut keep = arming.keep.to_vec();
+    let stderr = std::io::stderr();
+    keep.extend([stderr.as_fd(), channel.as_fd()]);
+    process::close_all_except(&keep);
+
+    let mut go = [0];
+    if channel.read_exact(&mut go).is_err() {
+        return;
+    }
+    let ready = if arming.rehearse { rehearse::remote_calls() } else { Ok(()) };
+    let ready = ready
+        .map_err(|error| Declined::new(SkipReason::Seccomp, error))
+        .and_then(|()| ptrace::seize(target, Options::default()).map_err(seize_refused));
+    let answer = match &ready {
+        Ok(()) => "ok".to_owned(),
+        Err(why) => format!("{}\n{}", why.reason, why.detail),
+    };
+    if channel.write_all(answer.as_bytes()).is_err() || ready.is_err() {
+        return;
+    }
+    drop(channel);
+    work(target);
+}
+
+fn seize_refused(error: SysError) -> Declined {
+    let hint = match (error.errno, std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope")) {
+        (Errno::PERM, Ok(scope)) => {
+            format!("{error}; kernel.yama.ptrace_scope is {}", scope.trim())
+        }
+        _ => error.to_string(),
+    };
+    Declined::new(SkipReason::PtraceDenied, hint)
+}
+
+/// A program stopped right after its exec, before its first instruction, in syscall-exit-stop.
+#[derive(Clone, Copy, Debug)]
+pub struct ExecStop {
+    /// The program.
+    pub pid: Pid,
+    /// When it stopped.
+    pub since: Instant,
+}
+
+/// Follows the seized process until it has exec'ed a program that `is_the_one` accepts, passing on
+/// all signals and stops meanwhile.
+///
+/// # Errors
+/// [`TraceError::Gone`] if it ends before.
+pub fn wait_for_exec(
+    pid: Pid,
+    mut is_the_one: impl FnMut() -> bool,
+) -> Result<ExecStop, TraceError> {
+    loop {
+        let stop = process::wait(pid)?;
+        fault::at(fault::Point::Stop);
+        let (how, signal) = match stop {
+            Wait::ExecEvent => {
+                if is_the_one() {
+                    let since = Instant::now();
+                    // Work begins at the syscall-exit-stop of execve: on some kernels the first
+                    // resumption from the event stop traps before anything else can be run.
+                    return match resume_to_syscall(pid)? {
+                        SyscallStop::Exit(_) => Ok(ExecStop { pid, since }),
+                        _ => Err(TraceError::Unexpected(Wait::SyscallStop)),
+                    };
+                }
+                (Resume::Run, 0)
+            }
+            Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
+            Wait::Signal(signal) => (Resume::Run, signal),
+            Wait::GroupStop(_) => (Resume::Listen, 0),
+            Wait::Interrupted | Wait::Event(_) | Wait::SyscallStop => (Resume::Run, 0),
+        };
+        ptrace::resume(pid, how, signal)?;
+    }
+}
+
+/// Lets a program go that nothing was done to.
+pub fn let_go(stop: ExecStop) {
+    let _gone = ptrace::resume(stop.pid, Resume::Detach, 0);
+}

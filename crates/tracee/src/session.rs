@@ -1,0 +1,274 @@
+//! Self-restoring remote system calls.
+//!
+//! A tracee that is made to call for us would be lost if its tracer died meanwhile: it would run on
+//! with the tracer's registers. Here it is not. Before the first call, a *chain* of signal frames is
+//! laid below its stack pointer, and every register set it is ever given returns into that chain:
+//!
+//! ```text
+//!   call gadget: syscall; ret ──► frame: undo 2 ──► … ──► frame: undo 1 ──► home frame
+//! ```
+//!
+//! Each frame is entered by `rt_sigreturn` and makes one system call that releases something: close
+//! this descriptor, unmap that staging area, reap the helper. The last one restores every register,
+//! the extended state and the signal mask. So the chain is an undo log that the tracee executes
+//! itself; the normal end of a session is the same walk home as after the tracer's death, and there
+//! is only one path to test.
+//!
+//! # Invariants
+//!
+//! - Frames that the tracee's current registers lead to are never rewritten: a changed chain is laid
+//!   in the other of two slots, and only the next register set points there.
+//! - The signal mask is changed only while a register set is installed that leads home.
+
+use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_sys::process::{self, Wait};
+use tiexec_sys::ptrace::{self, Registers, Resume, SyscallStop};
+use tiexec_sys::{Errno, Pid, c, vm};
+
+use crate::arch::{self, Call, Gadgets};
+use crate::error::TraceError;
+use crate::fault;
+
+/// The most undo steps that a chain can hold.
+const MAX_RELEASES: usize = 6;
+/// Room for strings that calls point at, in bytes.
+const SCRATCH_LEN: u64 = 256;
+
+/// Why no session can begin. The tracee is unchanged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// The stack has too little room for the frames.
+    StackRoom,
+    /// Extended registers in use that a frame cannot carry.
+    RegisterState,
+}
+
+/// What the remote calls of a session came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// Remote system calls, those on the way home included.
+    pub calls: u32,
+    /// Register sets written.
+    pub register_writes: u32,
+}
+
+/// A tracee in syscall-exit-stop that calls for us.
+#[derive(Debug)]
+#[must_use = "a session ends by going home"]
+pub struct Session {
+    pid: Pid,
+    gadgets: Gadgets,
+    home: Registers,
+    /// The blocked signals while the chain is walked.
+    chain_mask: u64,
+    home_frame: RemoteAddr,
+    slots: [RemoteAddr; 2],
+    scratch: RemoteAddr,
+    /// The undo steps; the last is made first.
+    releases: Vec<Call>,
+    /// Where the chain for `releases` begins, once laid.
+    chain: Option<RemoteAddr>,
+    current_slot: usize,
+    masked: bool,
+    counts: Counts,
+}
+
+impl Session {
+    /// Lays the frames on the tracee's stack. The tracee must be in syscall-exit-stop with its stack
+    /// pointer inside `stack`, a writable VMA that nothing else uses below the pointer (the initial
+    /// stack right after exec is one; a goroutine's is not).
+    ///
+    /// The blocked signals are unchanged until the first call. `last_release` is the step made last
+    /// before home.
+    ///
+    /// # Errors
+    /// A [`Refusal`] or a [`TraceError`]; the tracee's registers and mask are as they were.
+    pub fn begin(
+        pid: Pid,
+        gadgets: Gadgets,
+        stack: AddrRange,
+        pending_signals: u64,
+        last_release: Call,
+    ) -> Result<Result<Self, Refusal>, TraceError> {
+        let home = ptrace::registers(pid)?;
+        let mask = ptrace::signal_mask(pid)?;
+        let Some(xstate) = arch::extended_state(&ptrace::extended_registers(pid)?) else {
+            return Ok(Err(Refusal::RegisterState));
+        };
+
+        // From high to low: red zone, extended state (64-byte aligned, as XRSTOR wants), home frame,
+        // two slots for the chain, scratch.
+        let slot_len = arch::FRAME_LEN * MAX_RELEASES as u64;
+        let layout = || {
+            let top = arch::below_red_zone(&home)?.checked_sub(xstate.len() as u64)?;
+            let xstate = RemoteAddr::new(top.get() & !63);
+            let home_frame = RemoteAddr::new(xstate.checked_sub(arch::FRAME_LEN)?.get() & !15);
+            let first = home_frame.checked_sub(slot_len)?;
+            let second = first.checked_sub(slot_len)?;
+            let scratch = second.checked_sub(SCRATCH_LEN)?;
+            let used = AddrRange::new(scratch, arch::stack_pointer(&home))?;
+            stack.covers(used).then_some((xstate, home_frame, [first, second], scratch))
+        };
+        let Some((xstate_at, home_frame, slots, scratch)) = layout() else {
+            return Ok(Err(Refusal::StackRoom));
+        };
+        vm::write(pid, xstate_at, &xstate)?;
+        vm::write(pid, home_frame, &arch::home_frame(&home, gadgets, xstate_at, mask))?;
+
+        // On the way home SIGCHLD is let in, so that the helper's own end, which the kernel reports
+        // by SIGCHLD after an exec, is dropped at once: right after exec its action is the default,
+        // to ignore it. One that was pending already must stay, and covers ours.
+        let child = 1u64 << (c::SIGCHLD - 1);
+        let chain_mask = if pending_signals & child == 0 { !child } else { !0 };
+        Ok(Ok(Self {
+            pid,
+            gadgets,
+            home,
+            chain_mask,
+            home_frame,
+            slots,
+            scratch,
+            releases: vec![last_release],
+            chain: None,
+            current_slot: 0,
+            masked: false,
+            counts: Counts::default(),
+        }))
+    }
+
+    /// Makes the tracee call, and returns what the kernel answered it. Signals stay pending; a
+    /// SIGSTOP takes effect, and the call is made after SIGCONT.
+    ///
+    /// # Errors
+    /// The tracee is gone, or on its way home.
+    pub fn call(&mut self, call: Call) -> Result<Result<u64, Errno>, TraceError> {
+        let chain = self.lay_chain()?;
+        self.install(arch::aim_at_call(&self.home, self.gadgets, &call, chain))?;
+        self.counts.calls += 1;
+        self.to_stop(|stop| matches!(stop, SyscallStop::Entry).then_some(()))?;
+        let returned = self.to_stop(|stop| match stop {
+            SyscallStop::Exit(value) => Some(value),
+            _ => None,
+        })?;
+        // The kernel's convention: −4095..=−1 is an error.
+        Ok(if (-4095..0).contains(&returned) {
+            Err(Errno(i32::try_from(-returned).unwrap_or(0)))
+        } else {
+            Ok(returned.cast_unsigned())
+        })
+    }
+
+    /// Writes `bytes` where the next call can point at them; at most 256.
+    ///
+    /// # Errors
+    /// The tracee is gone.
+    pub fn scratch(&self, bytes: &[u8]) -> Result<RemoteAddr, TraceError> {
+        debug_assert!(bytes.len() as u64 <= SCRATCH_LEN, "scratch holds 256 bytes");
+        vm::write(self.pid, self.scratch, bytes)?;
+        Ok(self.scratch)
+    }
+
+    /// Has `release` made on the way home, before those registered earlier.
+    pub fn release_on_the_way_home(&mut self, release: Call) {
+        debug_assert!(self.releases.len() < MAX_RELEASES, "a chain holds six steps");
+        self.releases.push(release);
+        self.chain = None;
+    }
+
+    /// Takes the release registered last back: what it would have released is gone.
+    pub fn released(&mut self) {
+        self.releases.pop();
+        self.chain = None;
+    }
+
+    /// Replaces the release that is made last, just before home, and adds one after it: the program
+    /// ends with `status` there and never runs.
+    pub fn exit_instead(&mut self, status: u8) {
+        self.releases.insert(0, Call::new(c::SYS_exit_group, [status.into()]));
+        self.chain = None;
+    }
+
+    /// Lets the tracee walk home and detaches from it.
+    ///
+    /// # Errors
+    /// The tracee is gone.
+    pub fn go_home(mut self) -> Result<Counts, TraceError> {
+        if self.chain.is_none() || !self.masked {
+            let chain = self.lay_chain()?;
+            self.install(arch::aim_at_chain(&self.home, self.gadgets, chain))?;
+        }
+        ptrace::resume(self.pid, Resume::Detach, 0)?;
+        Ok(self.counts())
+    }
+
+    /// Returns the counts as they will be once home.
+    pub fn counts(&self) -> Counts {
+        let on_the_way = u32::try_from(self.releases.len()).unwrap_or(0);
+        Counts { calls: self.counts.calls + on_the_way, ..self.counts }
+    }
+
+    /// Lays the chain for the present releases, if they have changed, beside the one in use.
+    fn lay_chain(&mut self) -> Result<RemoteAddr, TraceError> {
+        if let Some(chain) = self.chain {
+            return Ok(chain);
+        }
+        let slot = 1 - self.current_slot;
+        let base = self.slots[slot].get();
+        let mut bytes = Vec::with_capacity(self.releases.len() * arch::FRAME_LEN as usize);
+        let last = self.releases.len() - 1;
+        for (index, release) in self.releases.iter().rev().enumerate() {
+            let next = if index == last {
+                self.home_frame
+            } else {
+                RemoteAddr::new(base + arch::FRAME_LEN * (index as u64 + 1))
+            };
+            bytes.extend(arch::call_frame(
+                &self.home,
+                self.gadgets,
+                release,
+                next,
+                self.chain_mask,
+            ));
+        }
+        vm::write(self.pid, self.slots[slot], &bytes)?;
+        self.current_slot = slot;
+        self.chain = Some(self.slots[slot]);
+        Ok(self.slots[slot])
+    }
+
+    fn install(&mut self, registers: Registers) -> Result<(), TraceError> {
+        ptrace::set_registers(self.pid, &registers)?;
+        self.counts.register_writes += 1;
+        fault::at(fault::Point::SetRegisters);
+        if !self.masked {
+            // From here on the installed registers lead home, and home puts the mask back.
+            ptrace::set_signal_mask(self.pid, !0)?;
+            self.masked = true;
+        }
+        Ok(())
+    }
+
+    /// Resumes the tracee until its next syscall-stop, which must be the one `wanted` accepts.
+    fn to_stop<T>(&self, wanted: impl FnOnce(SyscallStop) -> Option<T>) -> Result<T, TraceError> {
+        let stop = resume_to_syscall(self.pid)?;
+        wanted(stop).ok_or(TraceError::Unexpected(Wait::SyscallStop))
+    }
+}
+
+/// Resumes the tracee until its next syscall-stop, letting signals and group-stops take effect.
+pub(crate) fn resume_to_syscall(pid: Pid) -> Result<SyscallStop, TraceError> {
+    let (mut how, mut signal) = (Resume::ToSyscall, 0);
+    loop {
+        ptrace::resume(pid, how, signal)?;
+        let stop = process::wait(pid)?;
+        fault::at(fault::Point::Stop);
+        (how, signal) = match stop {
+            Wait::SyscallStop => return Ok(ptrace::syscall_stop(pid)?),
+            Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
+            Wait::Signal(signal) => (Resume::ToSyscall, signal),
+            Wait::GroupStop(_) => (Resume::Listen, 0),
+            Wait::Interrupted => (Resume::ToSyscall, 0),
+            other => return Err(TraceError::Unexpected(other)),
+        };
+    }
+}

@@ -1,0 +1,278 @@
+//! A child with a time limit: what it wrote, how it ended, and what is to be seen of it while it is held.
+
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use super::smaps::{Coverage, coverage};
+
+/// A child that runs. It and its process group die with this value.
+pub(crate) struct Held {
+    child: std::process::Child,
+    stdin: Option<ChildStdin>,
+    out: Stream,
+    err: Stream,
+    pub(crate) command: String,
+    until: Instant,
+    group: bool,
+}
+
+/// How a child ended.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: Vec<u8>,
+    pub(crate) command: String,
+}
+
+struct Stream {
+    chunks: Option<Receiver<Vec<u8>>>,
+    got: Vec<u8>,
+}
+
+impl Stream {
+    fn new(source: Option<impl Read + Send + 'static>) -> Stream {
+        let chunks = source.map(|mut source| {
+            let (send, chunks) = channel();
+            std::thread::spawn(move || {
+                let mut buf = [0; 65536];
+                while let Ok(n @ 1..) = source.read(&mut buf) {
+                    if send.send(buf[..n].to_vec()).is_err() {
+                        break;
+                    }
+                }
+            });
+            chunks
+        });
+        Stream { chunks, got: Vec::new() }
+    }
+
+    /// Takes one more chunk; false at the end of the stream, none when the time is up.
+    fn more(&mut self, until: Instant) -> Option<bool> {
+        let Some(chunks) = &self.chunks else { return Some(false) };
+        match chunks.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(chunk) => {
+                self.got.extend_from_slice(&chunk);
+                Some(true)
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                self.chunks = None;
+                Some(false)
+            }
+            Err(RecvTimeoutError::Timeout) => None,
+        }
+    }
+}
+
+impl Held {
+    /// Starts it. `group` says that it leads a process group of its own, which then dies with it.
+    pub(crate) fn spawn(mut command: Command, shown: String, limit: Duration, group: bool) -> Held {
+        let mut child = command.spawn().unwrap_or_else(|e| panic!("{shown}: {e}"));
+        Held {
+            stdin: child.stdin.take(),
+            out: Stream::new(child.stdout.take()),
+            err: Stream::new(child.stderr.take()),
+            child,
+            command: shown,
+            until: Instant::now() + limit,
+            group,
+        }
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: i32) {
+        // SAFETY: kill has no memory conditions; the child is not reaped, so the number is still its own.
+        unsafe { libc::kill(self.pid(), signal) };
+    }
+
+    /// Writes to its standard input.
+    pub(crate) fn write(&mut self, bytes: &[u8]) {
+        let command = &self.command;
+        let pipe = self.stdin.as_mut().expect("standard input is a pipe");
+        pipe.write_all(bytes).unwrap_or_else(|e| panic!("{command}: its standard input: {e}"));
+    }
+
+    /// Reads its standard output until this line has come.
+    pub(crate) fn wait_line(&mut self, line: &str) {
+        while !self.out_text().lines().any(|l| l == line) {
+            match self.out.more(self.until) {
+                Some(true) => {}
+                Some(false) => panic!("{} ended before {line:?}: {}", self.command, self.seen()),
+                None => panic!("{} said no {line:?} in time: {}", self.command, self.seen()),
+            }
+        }
+    }
+
+    /// Its standard output so far.
+    pub(crate) fn out_text(&self) -> String {
+        String::from_utf8_lossy(&self.out.got).into_owned()
+    }
+
+    /// The rest of the first line that starts with this word.
+    pub(crate) fn said(&self, word: &str) -> Option<String> {
+        said(&self.out_text(), word)
+    }
+
+    /// The PID the program says it has: with `unshare`, `sh` and the like in front, that of the child is another.
+    pub(crate) fn said_pid(&self) -> i32 {
+        self.said("pid").and_then(|p| p.parse().ok()).unwrap_or_else(|| panic!("{}: no pid line: {}", self.command, self.seen()))
+    }
+
+    pub(crate) fn coverage(&self) -> Coverage {
+        coverage(self.pid())
+    }
+
+    fn seen(&mut self) -> String {
+        while let Some(true) = self.err.more(Instant::now() + Duration::from_millis(200)) {}
+        let status = self.child.try_wait();
+        format!("status {status:?}\nstdout: {:?}\nstderr: {:?}", self.out_text(), String::from_utf8_lossy(&self.err.got))
+    }
+
+    /// Closes its standard input and waits for its end and for that of its output.
+    pub(crate) fn finish(mut self) -> Done {
+        self.stdin = None;
+        if !self.ended_by(self.until) {
+            let seen = self.seen();
+            panic!("{} did not end in time: {seen}", self.command);
+        }
+        let status = self.child.wait().expect("an own child");
+        // Whoever still has the pipes open after the end is a process that should not be there.
+        let patience = Instant::now() + Duration::from_secs(5);
+        for stream in [&mut self.out, &mut self.err] {
+            while stream.chunks.is_some() {
+                assert!(stream.more(patience).is_some(), "{} ended, but somebody still holds its output", self.command);
+            }
+        }
+        Done {
+            status,
+            stdout: std::mem::take(&mut self.out.got),
+            stderr: std::mem::take(&mut self.err.got),
+            command: self.command.clone(),
+        }
+    }
+
+    /// Whether it ends by then; it stays unreaped.
+    fn ended_by(&mut self, until: Instant) -> bool {
+        // SAFETY: pidfd_open takes numbers and returns a new descriptor or -1.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.pid(), 0) };
+        assert!(fd >= 0, "pidfd_open: {}", std::io::Error::last_os_error());
+        // SAFETY: the descriptor is new and nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+        let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        loop {
+            let left = until.saturating_duration_since(Instant::now()).as_millis() as i32;
+            // SAFETY: one live pollfd.
+            match unsafe { libc::poll(&mut poll, 1, left) } {
+                1 => return true,
+                0 => return false,
+                _ => assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINTR)),
+            }
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            if self.group {
+                // SAFETY: kill has no memory conditions; the leader is not reaped, so the group is still its own.
+                unsafe { libc::kill(-self.pid(), libc::SIGKILL) };
+            }
+            let _gone = self.child.kill();
+            let _reaped = self.child.wait();
+        }
+    }
+}
+
+/// The rest of the first line that starts with this word.
+pub(crate) fn said(text: &str, word: &str) -> Option<String> {
+    text.lines().find_map(|l| l.strip_prefix(word)?.strip_prefix(' ').map(str::to_owned))
+}
+
+impl Done {
+    pub(crate) fn out(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+
+    pub(crate) fn err(&self) -> String {
+        String::from_utf8_lossy(&self.stderr).into_owned()
+    }
+
+    /// How it ended, comparable: exit status or signal.
+    pub(crate) fn end(&self) -> (Option<i32>, Option<i32>) {
+        (self.status.code(), self.status.signal())
+    }
+
+    pub(crate) fn assert_code(&self, code: i32) -> &Done {
+        assert_eq!(self.status.code(), Some(code), "{self}");
+        self
+    }
+
+    pub(crate) fn assert_signal(&self, signal: i32) -> &Done {
+        assert_eq!(self.status.signal(), Some(signal), "{self}");
+        self
+    }
+
+    /// Success is silent.
+    pub(crate) fn assert_silent(&self) -> &Done {
+        assert!(self.stderr.is_empty(), "{self}");
+        self
+    }
+
+    /// One line on stderr says that the text stays on base pages, for one of these reasons.
+    pub(crate) fn assert_failed_open(&self, reasons: &[&str]) -> &Done {
+        let reason = self.fail_open_reason().unwrap_or_else(|| panic!("no fail-open line: {self}"));
+        assert!(reasons.contains(&reason.as_str()), "{reason} is not one of {reasons:?}: {self}");
+        self
+    }
+
+    /// The reason of the one line; none if stderr is empty. Anything else there is a failure.
+    pub(crate) fn fail_open_reason(&self) -> Option<String> {
+        let err = self.err();
+        if err.is_empty() {
+            return None;
+        }
+        assert_eq!(err.lines().count(), 1, "more than one line: {self}");
+        let rest = err.strip_prefix("tiexec: ").unwrap_or_else(|| panic!("no prefix: {self}"));
+        let (_name, rest) = rest.split_once(": text stays on base pages: ").unwrap_or_else(|| panic!("another line: {self}"));
+        let (reason, detail) = rest.split_once(": ").unwrap_or_else(|| panic!("no detail: {self}"));
+        assert!(!detail.trim().is_empty(), "no detail: {self}");
+        assert!(reason.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'), "not a reason: {self}");
+        Some(reason.to_owned())
+    }
+}
+
+impl std::fmt::Display for Done {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let cut = |s: String| if s.len() > 4000 { format!("{}…", s.chars().take(4000).collect::<String>()) } else { s };
+        write!(f, "{}\n  {}\n  stdout: {:?}\n  stderr: {:?}", self.command, self.status, cut(self.out()), cut(self.err()))
+    }
+}
+
+/// Polls until a condition holds; panics with `what` after ten seconds.
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !condition() {
+        assert!(Instant::now() < until, "{what}: not within 10 s");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The state letter in `/proc/PID/stat`.
+pub(crate) fn state(pid: i32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+/// Runs a tool of the machine to its end.
+pub(crate) fn tool(argv: &[&str]) -> std::process::Output {
+    Command::new(argv[0]).args(&argv[1..]).stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("{argv:?}: {e}"))
+}

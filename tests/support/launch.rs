@@ -1,0 +1,256 @@
+//! A launch: the program, what `tiexec` is told, what stands in front of it, and the state it starts from. The same launch can be made
+//! plain, to compare.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::child::{Done, Held};
+
+/// One thing the child does to itself before it execs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Prep {
+    Rlimit(u32, u64),
+    Ignore(i32),
+    Block(i32),
+    Prctl(i32, u64, u64),
+    Personality(u64),
+    CloseFd(i32),
+    /// dup2 of the first onto the second, which is inherited.
+    Fd(i32, i32),
+    Umask(u32),
+    Alarm(u32),
+    Nice(i32),
+    Setsid,
+    /// A session of its own, with the terminal on fd 0.
+    Terminal,
+}
+
+fn check(ret: i64) -> std::io::Result<()> {
+    if ret == -1 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+impl Prep {
+    fn apply(self) -> std::io::Result<()> {
+        // SAFETY: every call gets numbers, or pointers to locals that live through it; all are async-signal-safe.
+        #[allow(clippy::multiple_unsafe_ops_per_block, reason = "one table of calls, one argument for all")]
+        unsafe {
+            match self {
+                Prep::Rlimit(resource, limit) => {
+                    let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+                    check(libc::setrlimit(resource as _, &limit).into())
+                }
+                Prep::Ignore(signal) => {
+                    libc::signal(signal, libc::SIG_IGN);
+                    Ok(())
+                }
+                Prep::Block(signal) => {
+                    let mut set = std::mem::zeroed();
+                    libc::sigemptyset(&mut set);
+                    libc::sigaddset(&mut set, signal);
+                    check(libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()).into())
+                }
+                Prep::Prctl(op, a, b) => check(libc::prctl(op, a, b, 0, 0).into()),
+                Prep::Personality(bits) => check(libc::personality(bits).into()),
+                Prep::CloseFd(fd) => {
+                    libc::close(fd);
+                    Ok(())
+                }
+                Prep::Fd(from, to) => check(libc::dup2(from, to).into()),
+                Prep::Umask(mask) => {
+                    libc::umask(mask as libc::mode_t);
+                    Ok(())
+                }
+                Prep::Alarm(seconds) => {
+                    libc::alarm(seconds);
+                    Ok(())
+                }
+                Prep::Nice(by) => {
+                    libc::nice(by);
+                    Ok(())
+                }
+                Prep::Setsid => check(libc::setsid().into()),
+                Prep::Terminal => {
+                    check(libc::setsid().into())?;
+                    check(libc::ioctl(0, libc::TIOCSCTTY, 0).into())
+                }
+            }
+        }
+    }
+}
+
+/// How a launch goes through `tiexec`.
+#[derive(Debug, Clone)]
+struct Launcher {
+    binary: PathBuf,
+    options: Vec<OsString>,
+}
+
+/// A launch to be made.
+#[derive(Debug, Clone)]
+pub(crate) struct Run {
+    front: Vec<OsString>,
+    launcher: Option<Launcher>,
+    program: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    preps: Vec<Prep>,
+    cwd: Option<PathBuf>,
+    stdio: Option<[i32; 3]>,
+    group: bool,
+    limit: Duration,
+}
+
+impl Run {
+    /// The program and its arguments, through `tiexec`.
+    pub(crate) fn new<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: impl IntoIterator<Item = S>) -> Run {
+        let mut argv = vec![program.as_ref().to_owned()];
+        argv.extend(args.into_iter().map(|a| a.as_ref().to_owned()));
+        Run {
+            front: Vec::new(),
+            launcher: Some(Launcher { binary: super::tiexec().to_owned(), options: Vec::new() }),
+            program: argv,
+            env: Vec::new(),
+            preps: Vec::new(),
+            cwd: None,
+            stdio: None,
+            group: true,
+            limit: Duration::from_secs(40),
+        }
+    }
+
+    /// The same launch without `tiexec`.
+    pub(crate) fn plain(&self) -> Run {
+        Run { launcher: None, ..self.clone() }
+    }
+
+    /// The same launch through `env(1)`, which is execvp and nothing else.
+    pub(crate) fn through_env(&self) -> Run {
+        Run { launcher: Some(Launcher { binary: "/usr/bin/env".into(), options: Vec::new() }), ..self.clone() }
+    }
+
+    /// Another copy of `tiexec`.
+    pub(crate) fn binary(mut self, binary: impl Into<PathBuf>) -> Run {
+        self.launcher.as_mut().expect("a launch through tiexec").binary = binary.into();
+        self
+    }
+
+    pub(crate) fn options<S: AsRef<OsStr>>(mut self, options: impl IntoIterator<Item = S>) -> Run {
+        let launcher = self.launcher.as_mut().expect("a launch through tiexec");
+        launcher.options.extend(options.into_iter().map(|o| o.as_ref().to_owned()));
+        self
+    }
+
+    /// A command that execs or runs the rest, in front of `tiexec` too.
+    pub(crate) fn behind<S: AsRef<OsStr>>(mut self, front: impl IntoIterator<Item = S>) -> Run {
+        self.front.extend(front.into_iter().map(|a| a.as_ref().to_owned()));
+        self
+    }
+
+    /// A shell script in front; its last word is `exec "$@"` or the like.
+    pub(crate) fn behind_sh(self, script: &str) -> Run {
+        self.behind(["sh", "-ec", script, "sh"])
+    }
+
+    pub(crate) fn env(mut self, key: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Run {
+        self.env.push((key.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    pub(crate) fn prep(mut self, prep: Prep) -> Run {
+        if matches!(prep, Prep::Setsid | Prep::Terminal) {
+            // The leader of a process group cannot start a session; a session is a group of its own anyhow.
+            self.group = false;
+        }
+        self.preps.push(prep);
+        self
+    }
+
+    pub(crate) fn cwd(mut self, dir: &Path) -> Run {
+        self.cwd = Some(dir.to_owned());
+        self
+    }
+
+    /// Descriptors of this process as its standard streams (-1: a null device).
+    pub(crate) fn stdio(mut self, fds: [i32; 3]) -> Run {
+        self.stdio = Some(fds);
+        self
+    }
+
+    /// Stays in the process group of the test.
+    pub(crate) fn same_group(mut self) -> Run {
+        self.group = false;
+        self
+    }
+
+    pub(crate) fn limit(mut self, seconds: u64) -> Run {
+        self.limit = Duration::from_secs(seconds);
+        self
+    }
+
+    pub(crate) fn argv(&self) -> Vec<OsString> {
+        let mut argv = self.front.clone();
+        if let Some(launcher) = &self.launcher {
+            argv.push(launcher.binary.clone().into());
+            argv.extend(launcher.options.iter().cloned());
+        }
+        argv.extend(self.program.iter().cloned());
+        argv
+    }
+
+    fn command(&self) -> Command {
+        let argv = self.argv();
+        let mut command = Command::new(&argv[0]);
+        command.args(&argv[1..]);
+        command.env_clear();
+        command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/go/bin");
+        command.env("HOME", "/nonexistent").env("LANG", "C.UTF-8");
+        command.envs(self.env.iter().map(|(k, v)| (k, v)));
+        if let Some(dir) = &self.cwd {
+            command.current_dir(dir);
+        }
+        match self.stdio {
+            None => {
+                command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            }
+            Some(fds) => {
+                let stdio = |fd: i32| {
+                    if fd < 0 {
+                        return Stdio::null();
+                    }
+                    // SAFETY: the test passes descriptors that it keeps open through the spawn.
+                    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+                    fd.try_clone_to_owned().expect("a descriptor to spare").into()
+                };
+                command.stdin(stdio(fds[0])).stdout(stdio(fds[1])).stderr(stdio(fds[2]));
+            }
+        }
+        if self.group {
+            command.process_group(0);
+        }
+        let preps = self.preps.clone();
+        // SAFETY: the closure makes async-signal-safe calls only and allocates nothing.
+        unsafe { command.pre_exec(move || preps.iter().try_for_each(|p| p.apply())) };
+        command
+    }
+
+    /// Starts it.
+    pub(crate) fn start(&self) -> Held {
+        let shown = self.argv().iter().map(|a| a.to_string_lossy().chars().take(200).collect::<String>()).collect::<Vec<_>>().join(" ");
+        let leads = self.group || self.preps.iter().any(|p| matches!(p, Prep::Setsid | Prep::Terminal));
+        Held::spawn(self.command(), shown, self.limit, leads)
+    }
+
+    /// Starts it and waits until the program says "ready".
+    pub(crate) fn hold(&self) -> Held {
+        let mut held = self.start();
+        held.wait_line("ready");
+        held
+    }
+
+    /// Runs it to its end.
+    pub(crate) fn output(&self) -> Done {
+        self.start().finish()
+    }
+}

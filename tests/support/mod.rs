@@ -1,0 +1,150 @@
+//! What every test stands on: where the binaries are, programs compiled on demand, children with time limits, smaps read from outside.
+//!
+//! Nothing here uses the project's own crates: the tests look at a launch as a stranger would.
+
+#![allow(dead_code, unused_imports, unused_macros, reason = "each test file uses its own part of the harness")]
+
+pub(crate) mod child;
+pub(crate) mod launch;
+pub(crate) mod machine;
+pub(crate) mod programs;
+pub(crate) mod pty;
+pub(crate) mod smaps;
+
+use std::path::{Path, PathBuf};
+
+pub(crate) use child::{Done, Held};
+pub(crate) use launch::{Prep, Run};
+pub(crate) use programs::{Kind, program, program_big};
+pub(crate) use smaps::{Coverage, coverage, pmd_size};
+
+/// The `tiexec` under test.
+pub(crate) fn tiexec() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_tiexec"))
+}
+
+/// The `tiexecctl` under test.
+pub(crate) fn tiexecctl() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_tiexecctl"))
+}
+
+/// Ends the test with a line that can be seen when the machine lacks what it needs; fails it if `TIEXEC_TEST_NO_SKIP=1`.
+macro_rules! require {
+    ($cond:expr, $($why:tt)+) => {
+        if !$cond {
+            crate::support::skip(&format!($($why)+));
+            return;
+        }
+    };
+}
+pub(crate) use require;
+
+/// The visible half of `require!`.
+pub(crate) fn skip(why: &str) {
+    let name = std::thread::current().name().unwrap_or("test").to_owned();
+    assert!(std::env::var_os("TIEXEC_TEST_NO_SKIP").is_none_or(|v| v != "1"), "SKIP {name}: {why} (TIEXEC_TEST_NO_SKIP=1)");
+    // libtest captures what the macros print, not what is written to the descriptor.
+    let line = format!("SKIP {name}: {why}\n");
+    // SAFETY: the pointer and the length are those of a live buffer.
+    unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+}
+
+/// A command by that name on PATH.
+pub(crate) fn installed(name: &str) -> Option<PathBuf> {
+    let dirs = std::env::var_os("PATH").unwrap_or_default();
+    let more = ["/usr/sbin", "/sbin", "/usr/local/go/bin"].map(PathBuf::from);
+    std::env::split_paths(&dirs).chain(more).map(|d| d.join(name)).find(|p| p.is_file())
+}
+
+/// Whether the tests run as root: mounts, cgroups and other users need it.
+pub(crate) fn is_root() -> bool {
+    // SAFETY: geteuid has no conditions and cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// A directory that everybody can enter (the target directory may lie in a private home), with a copy of `tiexec` in it.
+pub(crate) struct Public {
+    dir: tempfile::TempDir,
+}
+
+impl Public {
+    pub(crate) fn new() -> Public {
+        let dir = tempfile::Builder::new().prefix("tiexec-test-").tempdir().expect("a directory in the temporary directory");
+        chmod(dir.path(), 0o755);
+        let public = Public { dir };
+        public.add(tiexec(), "tiexec", 0o755);
+        public
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn tiexec(&self) -> PathBuf {
+        self.path().join("tiexec")
+    }
+
+    /// A copy of a file, with that mode.
+    pub(crate) fn add(&self, file: &Path, name: &str, mode: u32) -> PathBuf {
+        let copy = self.path().join(name);
+        install(file, &copy, mode);
+        copy
+    }
+}
+
+/// Copies an executable. Through `cp`, which is a process of its own: while this one has a file open for writing, a child that
+/// another test thread forks has it open too, until it execs, and an exec of the copy in that moment fails with ETXTBSY.
+pub(crate) fn install(file: &Path, copy: &Path, mode: u32) {
+    let status = std::process::Command::new("cp").arg(file).arg(copy).status().expect("cp");
+    assert!(status.success(), "cp {} {}", file.display(), copy.display());
+    chmod(copy, mode);
+}
+
+/// Writes an executable file with this content, for the same reason through another process.
+pub(crate) fn write_program(path: &Path, content: &[u8], mode: u32) {
+    use std::io::Write;
+    let mut cp = std::process::Command::new("cp")
+        .arg("/dev/stdin")
+        .arg(path)
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .expect("cp");
+    cp.stdin.take().expect("a pipe was asked for").write_all(content).expect("cp reads its input");
+    assert!(cp.wait().expect("cp ends").success());
+    chmod(path, mode);
+}
+
+pub(crate) fn chmod(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("chmod of an own file");
+}
+
+/// A small generator for random moments; prints its seed so that a failure can be repeated.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new() -> Random {
+        let seed = std::env::var("TIEXEC_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("the clock is past 1970");
+            now.as_nanos() as u64 | 1
+        });
+        println!("TIEXEC_TEST_SEED={seed}");
+        Random(seed)
+    }
+
+    /// A number below `limit`.
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+
+    /// Spins for up to `limit` microseconds: a random moment, not a synchronisation.
+    pub(crate) fn spin(&mut self, limit: u64) {
+        let until = std::time::Instant::now() + std::time::Duration::from_micros(self.below(limit));
+        while std::time::Instant::now() < until {
+            std::hint::spin_loop();
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Compiles `tests/programs/*.c` on demand, once for all tests that run at the same time.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How a program is linked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    DynamicPie,
+    DynamicNoPie,
+    StaticPie,
+    StaticNoPie,
+    /// Static, without libc: it brings its own first instruction.
+    Bare,
+    /// As `Bare`, for 32-bit x86.
+    Bare32,
+    /// Dynamic, with musl.
+    Musl,
+    /// Static, with musl.
+    MuslStatic,
+}
+
+/// The kinds every machine with a C compiler can build.
+pub(crate) const COMMON: [Kind; 4] = [Kind::DynamicPie, Kind::DynamicNoPie, Kind::StaticPie, Kind::StaticNoPie];
+
+impl Kind {
+    fn compiler(self) -> &'static str {
+        match self {
+            Kind::Musl | Kind::MuslStatic => "musl-gcc",
+            _ => "cc",
+        }
+    }
+
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Kind::DynamicPie => &["-fPIE", "-pie", "-pthread"],
+            Kind::DynamicNoPie => &["-fno-PIE", "-no-pie", "-pthread"],
+            Kind::StaticPie => &["-fPIE", "-static-pie", "-pthread"],
+            Kind::StaticNoPie => &["-fno-PIE", "-no-pie", "-static", "-pthread"],
+            Kind::Bare => &["-nostdlib", "-static", "-fno-PIE", "-no-pie", "-fno-stack-protector", "-mgeneral-regs-only"],
+            Kind::Bare32 => &["-m32", "-nostdlib", "-static", "-fno-PIE", "-no-pie", "-fno-stack-protector", "-ffreestanding"],
+            Kind::Musl => &["-fPIE", "-pie"],
+            Kind::MuslStatic => &["-static"],
+        }
+    }
+
+    pub(crate) fn can_build(self) -> bool {
+        super::installed(self.compiler()).is_some()
+    }
+}
+
+/// The program with 6 MiB of text.
+pub(crate) fn program(name: &str, kind: Kind) -> PathBuf {
+    program_big(name, kind, 6)
+}
+
+/// The program with that many MiB of text.
+pub(crate) fn program_big(name: &str, kind: Kind, mib: u32) -> PathBuf {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs");
+    let source = sources.join(format!("{name}.c"));
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
+    std::fs::create_dir_all(&dir).expect("a directory under the target directory");
+    let built = dir.join(format!("{name}-{kind:?}-{mib}").to_lowercase());
+    let changed = |p: &Path| std::fs::metadata(p).and_then(|m| m.modified()).unwrap_or_else(|e| panic!("{}: {e}", p.display()));
+    let newest = [&source, &sources.join("bigtext.h"), &sources.join("situation.h")].map(|p| changed(p)).into_iter().max();
+    if std::fs::metadata(&built).and_then(|m| m.modified()).ok() >= newest {
+        return built;
+    }
+    // Built under a name of its own and renamed: tests run beside each other, in threads and in processes.
+    let own = tempfile::Builder::new().prefix("build-").tempdir_in(&dir).expect("a build directory");
+    let made = own.path().join("program");
+    let output = Command::new(kind.compiler())
+        .args(["-O1", "-g", "-Wall", "-Wextra", "-Wno-unused-function"])
+        .arg(format!("-DBIG_MIB={mib}"))
+        .args(kind.flags())
+        .arg("-o")
+        .args([&made, &source])
+        .output()
+        .unwrap_or_else(|e| panic!("{}: {e}", kind.compiler()));
+    assert!(output.status.success(), "{name} {kind:?}: {}", String::from_utf8_lossy(&output.stderr));
+    std::fs::rename(&made, &built).expect("a rename in one directory");
+    built
+}
