@@ -89,7 +89,7 @@ fn a_program_may_patch_its_own_text() {
     let program = program("self_patch", Kind::DynamicPie);
     // Two of them, one patched and one not: the change is seen by nobody else.
     let patched = Run::new(&program, [""; 0]).hold();
-    let other = Run::new(&self::program("hold", Kind::DynamicPie), [""; 0]).hold();
+    let other = Run::new(self::program("hold", Kind::DynamicPie), [""; 0]).hold();
     let again = Run::new(&program, [""; 0]).hold();
     assert!(patched.said("huge").is_some_and(|h| h != "0"));
     again.finish().assert_code(0).assert_silent();

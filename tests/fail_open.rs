@@ -175,7 +175,7 @@ fn the_address_space_is_limited() {
     let held = big.plain().hold();
     let peak = smaps::status_field(held.pid(), "VmPeak").and_then(|v| v.split(' ').next()?.parse::<u64>().ok()).expect("VmPeak");
     held.finish().assert_code(7);
-    let run = big.prep(Prep::Rlimit(libc::RLIMIT_AS as u32, (peak << 10) + (16 << 20)));
+    let run = big.prep(Prep::Rlimit(libc::RLIMIT_AS, (peak << 10) + (16 << 20)));
     run.plain().output().assert_code(7);
     assert_fails_open(&run, &["address_space"]);
 }
@@ -185,7 +185,7 @@ fn hardly_any_address_space_at_all() {
     // So little that TiExec itself may have trouble. The program has room for itself.
     let small = Run::new(program("hold", Kind::StaticNoPie), ["7"]);
     for mib in [9, 10, 12, 14, 16, 24, 48] {
-        let run = small.clone().prep(Prep::Rlimit(libc::RLIMIT_AS as u32, mib << 20));
+        let run = small.clone().prep(Prep::Rlimit(libc::RLIMIT_AS, mib << 20));
         if run.plain().output().status.code() != Some(7) {
             continue;
         }
@@ -195,22 +195,22 @@ fn hardly_any_address_space_at_all() {
 
 #[test]
 fn no_descriptor_is_left() {
-    let run = Run::new(program("hold", Kind::StaticNoPie), ["7"]).prep(Prep::Rlimit(libc::RLIMIT_NOFILE as u32, 3));
+    let run = Run::new(program("hold", Kind::StaticNoPie), ["7"]).prep(Prep::Rlimit(libc::RLIMIT_NOFILE, 3));
     let done = run.output();
     done.assert_code(7).assert_failed_open(&["fd_limit"]);
     // One more each: from some number on it is treated, and before that it says why not.
     for limit in 4..=12 {
-        let run = Run::new(program("hold", Kind::StaticNoPie), ["7"]).prep(Prep::Rlimit(libc::RLIMIT_NOFILE as u32, limit));
+        let run = Run::new(program("hold", Kind::StaticNoPie), ["7"]).prep(Prep::Rlimit(libc::RLIMIT_NOFILE, limit));
         assert_consistent(&run, &["fd_limit"]);
     }
-    assert_covered(&Run::new(program("hold", Kind::StaticNoPie), ["7"]).prep(Prep::Rlimit(libc::RLIMIT_NOFILE as u32, 32)));
+    assert_covered(&Run::new(program("hold", Kind::StaticNoPie), ["7"]).prep(Prep::Rlimit(libc::RLIMIT_NOFILE, 32)));
 }
 
 #[test]
 fn a_file_size_limit_kills_nobody() {
     // A memfd is a file: growing it past RLIMIT_FSIZE is SIGXFSZ for whoever does it.
     for limit in [0, 1, 1 << 20] {
-        let run = hold().prep(Prep::Rlimit(libc::RLIMIT_FSIZE as u32, limit));
+        let run = hold().prep(Prep::Rlimit(libc::RLIMIT_FSIZE, limit));
         let (coverage, done) = launch(&run);
         assert!(coverage.is_full() || done.fail_open_reason().is_some(), "{coverage:?}: {done}");
     }
@@ -219,7 +219,7 @@ fn a_file_size_limit_kills_nobody() {
 #[test]
 fn other_limits_do_not_matter() {
     for (resource, limit) in [(libc::RLIMIT_MEMLOCK, 0), (libc::RLIMIT_DATA, 4 << 20), (libc::RLIMIT_STACK, 128 << 10), (libc::RLIMIT_CORE, 0)] {
-        assert_covered(&hold().prep(Prep::Rlimit(resource as u32, limit)));
+        assert_covered(&hold().prep(Prep::Rlimit(resource, limit)));
     }
 }
 

@@ -1,5 +1,6 @@
 /* Prints everything a program can see of what it was started with, one fact a line, then waits. Two launches that are equal print
-   equal lines, but for "pid" and "huge". A file name as the first argument: print there, and do not wait. */
+   equal lines, but for "pid" and "huge". An
+   absolute file name as the first argument: print there, and do not wait. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -62,13 +63,14 @@ static void status(FILE *out)
 
 int main(int argc, char **argv)
 {
-    FILE *out = argc > 1 ? fopen(argv[1], "we") : stdout;
+    int to_file = argc > 1 && argv[1][0] == '/';
+    FILE *out = to_file ? fopen(argv[1], "we") : stdout;
     char cwd[4096];
     struct itimerval timer = {0};
     int own;
     if (!out)
         return BROKEN;
-    own = argc > 1 ? fileno(out) : -1;
+    own = to_file ? fileno(out) : -1;
     check_or_die();
 
     fprintf(out, "pid %d\nhuge %lu\n", getpid(), huge_text());
@@ -115,7 +117,7 @@ int main(int argc, char **argv)
         fprintf(out, "wait_all %s\n", all < 0 ? strerror(all_errno) : all ? "a zombie" : "a child");
     }
     fflush(out);
-    if (argc > 1)
+    if (to_file)
         return fclose(out) ? BROKEN : 0;
     ready_and_wait();
     return 0;

@@ -103,11 +103,13 @@ impl Held {
     /// Reads its standard output until this line has come.
     pub(crate) fn wait_line(&mut self, line: &str) {
         while !self.out_text().lines().any(|l| l == line) {
-            match self.out.more(self.until) {
-                Some(true) => {}
-                Some(false) => panic!("{} ended before {line:?}: {}", self.command, self.seen()),
-                None => panic!("{} said no {line:?} in time: {}", self.command, self.seen()),
-            }
+            let why = match self.out.more(self.until) {
+                Some(true) => continue,
+                Some(false) => "ended before it said",
+                None => "did not say in time",
+            };
+            let seen = self.seen();
+            panic!("{} {why} {line:?}: {seen}", self.command);
         }
     }
 
@@ -123,7 +125,8 @@ impl Held {
 
     /// The PID the program says it has: with `unshare`, `sh` and the like in front, that of the child is another.
     pub(crate) fn said_pid(&self) -> i32 {
-        self.said("pid").and_then(|p| p.parse().ok()).unwrap_or_else(|| panic!("{}: no pid line: {}", self.command, self.seen()))
+        let pid = self.said("pid").and_then(|p| p.parse().ok());
+        pid.unwrap_or_else(|| panic!("{}: no pid line: {:?}", self.command, self.out_text()))
     }
 
     pub(crate) fn coverage(&self) -> Coverage {

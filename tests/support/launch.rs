@@ -40,7 +40,7 @@ impl Prep {
             match self {
                 Prep::Rlimit(resource, limit) => {
                     let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
-                    check(libc::setrlimit(resource as _, &limit).into())
+                    check(libc::setrlimit(resource, &limit).into())
                 }
                 Prep::Ignore(signal) => {
                     libc::signal(signal, libc::SIG_IGN);

@@ -78,6 +78,10 @@ pub(crate) fn program_big(name: &str, kind: Kind, mib: u32) -> PathBuf {
         .output()
         .unwrap_or_else(|e| panic!("{}: {e}", kind.compiler()));
     assert!(output.status.success(), "{name} {kind:?}: {}", String::from_utf8_lossy(&output.stderr));
+    // A linker's large writes leave large folios in the page cache, and then text may be huge without us. Only small ones come back.
+    let file = std::fs::File::open(&made).and_then(|f| f.sync_all().map(|()| f)).expect("a built program");
+    // SAFETY: the call takes an open descriptor and numbers.
+    unsafe { libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(&file), 0, 0, libc::POSIX_FADV_DONTNEED) };
     std::fs::rename(&made, &built).expect("a rename in one directory");
     built
 }

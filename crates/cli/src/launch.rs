@@ -64,7 +64,9 @@ pub fn run(argv: Argv) -> u8 {
         Ok(parsed) => parsed,
         Err(status) => return status,
     };
-    let settings = Settings::from_layers([options, environment(), configuration()]);
+    let mut settings = Settings::from_layers([options, environment(), configuration()]);
+    // The administrator's kill switch: nothing overrules it.
+    settings.off |= Path::new(DISABLED_FILE).exists();
     let sink = match settings.report.as_deref().map(open_sink).transpose() {
         Ok(sink) => sink,
         Err(status) => return status,
@@ -102,9 +104,6 @@ fn environment() -> Layer {
 }
 
 fn configuration() -> Layer {
-    if Path::new(DISABLED_FILE).exists() {
-        return Layer { off: Some(true), ..Layer::default() };
-    }
     match std::fs::read(CONFIG_FILE) {
         Ok(text) => layer_from(CONFIG_FILE, Layer::from_file(&String::from_utf8_lossy(&text))),
         Err(_) => Layer::default(),
@@ -135,8 +134,6 @@ fn open_sink(file: &str) -> Result<Sink, u8> {
 impl Launcher {
     fn launch(&self) -> u8 {
         if self.settings.off && !self.dry_run {
-            // The administrator's kill switch cannot be overruled; `--backing` on the command line
-            // has already overruled the user's own environment.
             return self.plainly(SkipReason::Disabled, "");
         }
         match self.prepare() {

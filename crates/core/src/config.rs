@@ -209,11 +209,15 @@ impl Settings {
 
     /// Puts the layers together, the strongest first.
     pub fn from_layers(layers: impl IntoIterator<Item = Layer>) -> Self {
+        let layers: Vec<Layer> = layers.into_iter().collect();
+        // `off` and a backing contradict each other: the strongest layer that says either decides.
+        let off = layers.iter().find_map(|layer| {
+            layer.off.or(layer.backing.map(|backing| backing == BackingChoice::Off))
+        });
         let all = layers.into_iter().reduce(Layer::over).unwrap_or_default();
-        let backing = all.backing.unwrap_or_default();
         Self {
-            off: all.off.unwrap_or(false) || backing == BackingChoice::Off,
-            backing,
+            off: off.unwrap_or(false),
+            backing: all.backing.unwrap_or_default(),
             strict: all.strict.unwrap_or(false),
             deadline: all.deadline.unwrap_or(Self::DEFAULT_DEADLINE),
             report: all.report,
@@ -261,6 +265,10 @@ mod tests {
             assert!(Settings::from_layers([Layer::from_environment(value).0]).off, "{value}");
         }
         assert!(!Settings::from_layers([Layer::from_environment("off=0").0]).off);
+        let named = Layer { backing: Some(BackingChoice::Image), ..Layer::default() };
+        let off = Layer::from_environment("off").0;
+        assert!(!Settings::from_layers([named.clone(), off.clone()]).off);
+        assert!(Settings::from_layers([off, named]).off);
     }
 
     #[test]

@@ -229,6 +229,8 @@ fn line(
             None => rest.push((part.reason, part.bytes)),
         }
     }
+    // What would be printed as 0.0 is told by the figures of the line.
+    rest.retain(|&(_, bytes)| bytes == text || mib(bytes) != "0.0");
     let rest: Vec<String> = match &rest[..] {
         [] => vec!["-".to_owned()],
         // A file that is wholly on base pages for one reason needs no figure.

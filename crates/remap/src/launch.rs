@@ -2,10 +2,12 @@
 //! snapshot → plan → stage → switch → verify.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use tiexec_core::addr::{Pages, RemoteAddr};
 use tiexec_core::coverage::{Note, coverage, is_ours};
+use tiexec_core::elf::ElfHeader;
 use tiexec_core::plan::{Backing, Plan, Span, plan};
 use tiexec_core::proc::{auxv, cgroup, maps, smaps, status};
 use tiexec_core::report::{Kind, LaunchCost, Outcome, Report};
@@ -63,8 +65,11 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
             // Without a session there is no way to end the program by a status of its own.
             let launched = work.finish(None, Some(failure));
             before_release(&launched);
-            if order.refuse_with.is_some() || order.dry_run {
+            let failed = launched.report.reason.is_some_and(SkipReason::is_failure);
+            if order.refuse_with.is_some() && failed || order.dry_run {
                 let _gone = process::kill(stop.pid);
+            } else if order.refuse_with.is_some() {
+                let _gone = ptrace::set_options(stop.pid, ptrace::Options::default());
             }
             let_go(stop);
             return;
@@ -72,7 +77,8 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
     };
     let failure = if order.dry_run { None } else { work.stage_and_switch(&mut session).err() };
     let launched = work.finish(Some(&session), failure);
-    let refused = order.refuse_with.filter(|_| launched.report.reason.is_some());
+    let failed = launched.report.reason.is_some_and(SkipReason::is_failure);
+    let refused = order.refuse_with.filter(|_| failed);
     if let Some(status) = refused.or(order.dry_run.then_some(0)) {
         session.exit_instead(status);
     }
@@ -112,7 +118,17 @@ impl<'a> Work<'a> {
         let process = self.order.process;
         let unreadable =
             |error: &dyn std::fmt::Display| Failure::new(SkipReason::ProcUnavailable, error);
+        let exe = process
+            .open_file("exe", false)
+            .map_err(|error| Failure::new(SkipReason::UnreadableImage, error))?;
+        let mut header = [0; ElfHeader::LEN];
+        exe.read_exact_at(&mut header, 0)
+            .map_err(|error| Failure::new(SkipReason::ReadFailed, error))?;
+        ElfHeader::parse(&header).map_err(|error| Failure::new(SkipReason::ForeignImage, error))?;
         let auxv_bytes = process.read("auxv").map_err(|error| unreadable(&error))?;
+        if auxv::get(&auxv_bytes, auxv::AT_SECURE).is_some_and(|secure| secure != 0) {
+            return Err(Failure::new(SkipReason::PrivilegedImage, "AT_SECURE is set"));
+        }
         let address = |key| RemoteAddr::new(auxv::get(&auxv_bytes, key).unwrap_or(0));
         let maps = process.read("maps").map_err(|error| unreadable(&error))?;
         let snapshot = Snapshot {
@@ -120,9 +136,6 @@ impl<'a> Work<'a> {
             vmas: maps::parse(&maps).map_err(|error| unreadable(&error))?,
             entry: address(auxv::AT_ENTRY),
         };
-        let exe = process
-            .open_file("exe", false)
-            .map_err(|error| Failure::new(SkipReason::UnreadableImage, error))?;
         let gadgets = gadgets::find(self.stop.pid, &snapshot, address(auxv::AT_BASE), &exe);
         let plan = plan(&snapshot, self.order.backing);
         let (snapshot, _) = (self.snapshot.insert(snapshot), self.plan.insert(plan));
@@ -221,6 +234,9 @@ impl<'a> Work<'a> {
             (!self.order.dry_run && ours < planned)
                 .then(|| Failure::new(SkipReason::NoHugePage, "switched, but not PMD-mapped"))
         });
+        if failure.is_none() && planned == 0 {
+            report.reason = Some(SkipReason::TooSmall);
+        }
         report.outcome = match ours {
             0 => Outcome::Skipped,
             _ if ours < planned => Outcome::Partial,

@@ -72,16 +72,18 @@ pub(crate) fn switch(
         flags |= c::MAP_NORESERVE;
     }
     let protection = c::PROT_READ | c::PROT_EXEC;
+    // Until the switch, the way home unmaps the area: from before it is mapped, for this is a
+    // launch, with one thread, and the snapshot says that nothing else is there.
+    session.release_on_the_way_home(Call::new(c::SYS_munmap, [staged.get(), len]));
     let answer = session
         .call(Call::new(
             c::SYS_mmap,
             [staged.get(), len, raw(protection), raw(flags), fd, part.image_offset],
         ))?
         .map_err(failed("mmap(PROT_READ|PROT_EXEC)", SkipReason::AddressSpace))?;
-    // Until the switch, the way home unmaps what is staged.
-    session.release_on_the_way_home(Call::new(c::SYS_munmap, [answer, len]));
     if answer != staged.get() {
         // A kernel before 4.17 takes MAP_FIXED_NOREPLACE for a hint.
+        session.release_on_the_way_home(Call::new(c::SYS_munmap, [answer, len]));
         return Err(Failure::new(SkipReason::SwitchFailed, "the kernel staged elsewhere"));
     }
     session

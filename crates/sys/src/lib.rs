@@ -11,6 +11,7 @@
 pub mod cpu;
 pub mod entry;
 mod error;
+pub mod jumps;
 pub mod memory;
 pub mod process;
 pub mod procfs;

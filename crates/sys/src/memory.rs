@@ -113,6 +113,19 @@ impl FillMapping {
         self.advise("madvise(MADV_COLLAPSE)", at, len, MADV_COLLAPSE)
     }
 
+    /// Copies `bytes` to byte `at` of the mapping. The pages there must have been populated, or be
+    /// certain to be had: a touch that finds no memory dies of SIGBUS.
+    ///
+    /// # Errors
+    /// EINVAL if they do not fit.
+    pub fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), SysError> {
+        let part = self.part(at, bytes.len())?;
+        // SAFETY: the destination is `bytes.len()` bytes of our own mapping, as `part` checked, and
+        // no mapping of ours overlaps a caller's slice.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), part.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
     /// `pread(file, …, file_offset)` — copies `len` bytes of the file to byte `at` of the mapping.
     /// Returns how many there were: fewer only at the end of the file.
     ///

@@ -160,6 +160,13 @@ pub fn own_session() {
     let _new = rustix::process::setsid();
 }
 
+/// Makes this process the first that the out-of-memory killer takes, and the one that holds no
+/// directory busy: for a helper whose death harms nobody.
+pub fn be_expendable() {
+    let _no_proc = std::fs::write("/proc/self/oom_score_adj", "1000");
+    let _never_fails = rustix::process::chdir("/");
+}
+
 /// Closes every descriptor of this process except those in `keep`, for a process just forked that
 /// owns nothing but those: an `OwnedFd` of its parent's that it still holds must not be used again.
 pub fn close_all_except(keep: &[BorrowedFd<'_>]) {

@@ -129,7 +129,7 @@ fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Decline
     channel
         .set_read_timeout(Some(timeout))
         .and_then(|()| channel.write_all(b"g"))
-        .map_err(|_| died("before it began"))?;
+        .map_err(|error| died(&format!("before it began: {error}")))?;
     let mut answer = [0; 512];
     match channel.read(&mut answer) {
         Ok(0) => Err(died("before it traced the program")),
@@ -171,6 +171,7 @@ fn helper(target: Pid, mut channel: UnixStream, arming: &Arming<'_>, work: impl 
         return;
     }
     drop(channel);
+    process::be_expendable();
     work(target);
 }
 
@@ -230,4 +231,21 @@ pub fn wait_for_exec(
 /// Lets a program go that nothing was done to.
 pub fn let_go(stop: ExecStop) {
     let _gone = ptrace::resume(stop.pid, Resume::Detach, 0);
+}
+
+/// Seizes a child that waits, and ends it: whether this process could look after a launch.
+///
+/// # Errors
+/// What stands in the way.
+pub fn try_seize() -> Result<(), SysError> {
+    match process::fork_single_threaded()? {
+        Fork::Child => loop {
+            std::thread::park();
+        },
+        Fork::Parent(child) => {
+            let seized = ptrace::seize(child, Options::default());
+            end_helper(child);
+            seized
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! The commands of `tiexecctl`.
 
+mod doctor;
 mod inspect;
 
 use std::fmt::Display;
@@ -23,7 +24,7 @@ pub fn run() -> u8 {
     };
     match ctl.command {
         CtlCommand::Inspect { pid, json } => inspect::run(pid, json),
-        CtlCommand::Doctor { .. } => exit::OK,
+        CtlCommand::Doctor { pid, json } => doctor::run(pid, json),
     }
 }
 

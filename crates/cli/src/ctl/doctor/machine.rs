@@ -1,0 +1,246 @@
+//! The machine, as seen from this process: its user, its limits, its cgroup.
+
+use std::fs::File;
+use std::path::Path;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use tiexec_core::addr::{Pages, mib};
+use tiexec_core::config::Layer;
+use tiexec_core::proc::status;
+use tiexec_remap::headroom;
+use tiexec_sys::jumps;
+use tiexec_sys::memory::FillMapping;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{SysError, process, thp};
+use tiexec_tracee::held;
+
+use super::{Finding, Level};
+use crate::launch::{CONFIG_FILE, DISABLED_FILE};
+
+/// Gain in speed below which jumps on huge pages are not called faster.
+const WORTH_IT: f64 = 1.05;
+
+pub(super) fn examine() -> Vec<Finding> {
+    let mut findings = vec![kernel()];
+    findings.extend(switches());
+    let Some(pages) = thp::pages() else {
+        findings.push(
+            Finding::new(Level::Fail, "pages", "the kernel has no transparent huge pages")
+                .fix("boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE"),
+        );
+        return findings;
+    };
+    findings.push(Finding::new(
+        Level::Ok,
+        "pages",
+        format_args!(
+            "base page {} KiB, huge page {} MiB",
+            pages.base.bytes() >> 10,
+            mib(pages.pmd.bytes())
+        ),
+    ));
+    findings.push(thp_settings());
+    findings.push(image(pages));
+    findings.push(hugetlb(pages));
+    findings.push(tracing());
+    findings.push(seccomp());
+    findings.push(memory());
+    findings.push(gain(pages));
+    findings
+}
+
+fn kernel() -> Finding {
+    let name = rustix::system::uname();
+    let text = format!("{} {}", name.release().to_string_lossy(), std::env::consts::ARCH);
+    if tiexec_remap::launch::supported() {
+        Finding::new(Level::Ok, "kernel", text)
+    } else {
+        Finding::new(
+            Level::No,
+            "kernel",
+            format_args!("{text}: programs run plainly on this architecture"),
+        )
+    }
+}
+
+fn switches() -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if Path::new(DISABLED_FILE).exists() {
+        let finding = format!("{DISABLED_FILE} exists: every launch is a plain exec");
+        findings.push(
+            Finding::new(Level::Off, "switch", finding).fix(format_args!("rm {DISABLED_FILE}")),
+        );
+    }
+    let environment = std::env::var("TIEXEC").unwrap_or_default();
+    let file = std::fs::read_to_string(CONFIG_FILE).unwrap_or_default();
+    for (source, (layer, malformed)) in
+        [("TIEXEC", Layer::from_environment(&environment)), (CONFIG_FILE, Layer::from_file(&file))]
+    {
+        if layer.off == Some(true) {
+            findings.push(Finding::new(Level::Off, "switch", format_args!("{source} says off")));
+        }
+        for bad in malformed {
+            findings.push(Finding::new(Level::Warn, "switch", format_args!("{source}: {bad}")));
+        }
+    }
+    if findings.is_empty() {
+        findings.push(Finding::new(Level::Ok, "switch", "on"));
+    }
+    findings
+}
+
+fn thp_settings() -> Finding {
+    let knob = |name| thp::knob(name).unwrap_or_else(|| "unknown".to_owned());
+    let settings = format!("enabled={} shmem_enabled={}", knob("enabled"), knob("shmem_enabled"));
+    if process::thp_disabled() {
+        return Finding::new(
+            Level::Fail,
+            "thp",
+            format_args!(
+                "{settings}, but PR_SET_THP_DISABLE is in force for this process and its children"
+            ),
+        )
+        .fix("start from a session or unit without it (prctl(2); systemd: MemoryTHP=)");
+    }
+    Finding::new(Level::Ok, "thp", format_args!("{settings}; images need neither"))
+}
+
+/// Makes one huge page of a memfd, as a launch does.
+fn image(pages: Pages) -> Finding {
+    let attempt = || -> Result<(), SysError> {
+        let fd = memfd_create("tiexec:doctor", MemfdFlags::CLOEXEC)
+            .map_err(SysError::of("memfd_create"))?;
+        let file = File::from(fd);
+        let huge = pages.pmd.bytes();
+        rustix::fs::ftruncate(&file, huge).map_err(SysError::of("ftruncate"))?;
+        let len = usize::try_from(huge).unwrap_or(usize::MAX);
+        let base = usize::try_from(pages.base.bytes()).unwrap_or(usize::MAX);
+        let mapping = FillMapping::new(&file, len, pages.pmd)?;
+        mapping.populate(0, base)?;
+        mapping.collapse(0, len)
+    };
+    match attempt() {
+        Ok(()) => Finding::new(Level::Ok, "image", "a memfd becomes a huge page (MADV_COLLAPSE)"),
+        Err(error) if error.errno == tiexec_sys::Errno::NOMEM => {
+            Finding::new(Level::Fail, "image", format_args!("no free huge page: {error}"))
+                .fix("echo 1 > /proc/sys/vm/compact_memory")
+        }
+        Err(error) => Finding::new(Level::Fail, "image", error)
+            .fix("needs Linux 6.1 or later with CONFIG_TRANSPARENT_HUGEPAGE and CONFIG_SHMEM"),
+    }
+}
+
+fn hugetlb(pages: Pages) -> Finding {
+    let directory = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", pages.pmd.bytes() >> 10);
+    let read = |name| {
+        let text = std::fs::read_to_string(format!("{directory}/{name}")).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    match read("free_hugepages").zip(read("resv_hugepages")) {
+        None => Finding::new(Level::No, "hugetlb", "the kernel has no hugetlb pages of this size"),
+        Some((free, reserved)) if free <= reserved => Finding::new(
+            Level::No,
+            "hugetlb",
+            "the pool has no free page; only `--backing hugetlb` would use it",
+        )
+        .fix("echo 64 > /proc/sys/vm/nr_hugepages"),
+        Some((free, reserved)) => Finding::new(
+            Level::Ok,
+            "hugetlb",
+            format_args!("{} free pages; used only by `--backing hugetlb`", free - reserved),
+        ),
+    }
+}
+
+/// Seizes a child, as a launch does.
+fn tracing() -> Finding {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok();
+    let scope = scope.as_deref().map(str::trim);
+    let this = ProcDir::this_process().and_then(|this| this.read("status"));
+    let Ok(this) = this else {
+        return Finding::new(
+            Level::Fail,
+            "ptrace",
+            "/proc is not mounted, or not this PID namespace's",
+        )
+        .fix("mount -t proc proc /proc");
+    };
+    let tracer = status::parse(&this).tracer_pid;
+    if tracer != 0 {
+        return Finding::new(
+            Level::No,
+            "ptrace",
+            format_args!("process {tracer} traces this one already"),
+        );
+    }
+    match held::try_seize() {
+        Ok(()) => {
+            let yama = scope.map_or("no Yama".to_owned(), |scope| {
+                format!("kernel.yama.ptrace_scope is {scope}")
+            });
+            Finding::new(Level::Ok, "ptrace", format_args!("a child can be seized ({yama})"))
+        }
+        Err(error) => {
+            let finding = Finding::new(Level::Fail, "ptrace", error);
+            match scope {
+                Some("3") => finding
+                    .fix("kernel.yama.ptrace_scope=3 holds until the next boot; set 1 in sysctl.d"),
+                Some("2") => finding.fix("sysctl kernel.yama.ptrace_scope=1, or CAP_SYS_PTRACE"),
+                _ => finding.fix("allow ptrace in the seccomp profile or security module"),
+            }
+        }
+    }
+}
+
+fn seccomp() -> Finding {
+    let text = ProcDir::this_process().and_then(|this| this.read("status")).unwrap_or_default();
+    match status::parse(&text).seccomp {
+        0 => Finding::new(Level::Ok, "seccomp", "no filter here"),
+        _ => Finding::new(
+            Level::Warn,
+            "seccomp",
+            "filters are in force here: launches rehearse their calls first",
+        ),
+    }
+}
+
+fn memory() -> Finding {
+    // The image of a large program.
+    let example = 64 << 20;
+    match ProcDir::this_process() {
+        Ok(this) => match headroom::check(&this, example) {
+            Ok(()) => Finding::new(
+                Level::Ok,
+                "memory",
+                format_args!("the memory cgroup has room for an image of {} MiB", mib(example)),
+            ),
+            Err(failure) => Finding::new(Level::Warn, "memory", failure.detail)
+                .fix("raise memory.max (systemd: MemoryMax=)"),
+        },
+        Err(error) => Finding::new(Level::Fail, "memory", error),
+    }
+}
+
+fn gain(pages: Pages) -> Finding {
+    match jumps::measure(pages) {
+        Ok(times) => {
+            let ratio = times.base_ns / times.huge_ns;
+            let figures = format!(
+                "a jump over 32 MiB of text takes {:.1} ns on base pages, {:.1} ns on huge pages",
+                times.base_ns, times.huge_ns
+            );
+            if ratio >= WORTH_IT {
+                Finding::new(Level::Ok, "gain", format_args!("{figures}: {ratio:.1} times as fast"))
+            } else {
+                Finding::new(
+                    Level::Warn,
+                    "gain",
+                    format_args!(
+                        "{figures}: no gain; a host that splits huge pages looks like this"
+                    ),
+                )
+            }
+        }
+        Err(error) => Finding::new(Level::No, "gain", format_args!("not measured: {error}")),
+    }
+}

@@ -1,0 +1,114 @@
+//! `tiexecctl doctor [PID]`: what this machine, or one process on it, lets TiExec do.
+//!
+//! Findings come from trying: a memfd is collapsed, a child is seized, jumps are timed. No finding
+//! ever asks to change THP for the whole machine.
+
+mod machine;
+mod target;
+
+use std::fmt::{self, Write};
+
+use serde::Serialize;
+
+use super::print;
+use crate::exit;
+
+/// How good a finding is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Level {
+    /// Works.
+    Ok,
+    /// This machine or process does not have it; nothing is broken.
+    No,
+    /// Switched off by somebody.
+    Off,
+    /// Works, and there is something to know.
+    Warn,
+    /// Stands in TiExec's way.
+    Fail,
+}
+
+impl Level {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::No => "no",
+            Self::Off => "off",
+            Self::Warn => "warn",
+            Self::Fail => "FAIL",
+        }
+    }
+}
+
+/// One line of the doctor's.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+struct Finding {
+    level: Level,
+    thing: &'static str,
+    finding: String,
+    /// A command, or a setting to change.
+    fix: Option<String>,
+}
+
+impl Finding {
+    fn new(level: Level, thing: &'static str, finding: impl fmt::Display) -> Self {
+        Self { level, thing, finding: finding.to_string(), fix: None }
+    }
+
+    fn fix(self, fix: impl fmt::Display) -> Self {
+        Self { fix: Some(fix.to_string()), ..self }
+    }
+}
+
+pub(super) fn run(pid: Option<i32>, json: bool) -> u8 {
+    let findings = match pid {
+        None => machine::examine(),
+        Some(pid) => match target::examine(pid) {
+            Ok(findings) => findings,
+            Err(status) => return status,
+        },
+    };
+    let status = print(&if json { as_json(pid, &findings) } else { as_text(&findings) });
+    let failed = findings.iter().any(|finding| finding.level == Level::Fail);
+    if status == exit::OK && failed { exit::FAILED } else { status }
+}
+
+fn as_text(findings: &[Finding]) -> String {
+    let width = findings.iter().map(|finding| finding.thing.len()).max().unwrap_or(0);
+    findings.iter().fold(String::new(), |mut text, Finding { level, thing, finding, fix }| {
+        let fix = fix.as_ref().map_or(String::new(), |fix| format!("; fix: {fix}"));
+        let _infallible = writeln!(text, "{:<5} {thing:<width$}  {finding}{fix}", level.as_str());
+        text
+    })
+}
+
+fn as_json(pid: Option<i32>, findings: &[Finding]) -> String {
+    #[derive(Serialize)]
+    struct Json<'a> {
+        schema: u32,
+        kind: &'static str,
+        pid: Option<i32>,
+        findings: &'a [Finding],
+    }
+    let json = Json { schema: tiexec_core::report::SCHEMA, kind: "doctor", pid, findings };
+    serde_json::to_string(&json).expect("findings hold only strings and numbers") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_aligned_and_end_in_the_fix() {
+        let text = as_text(&[
+            Finding::new(Level::Ok, "image", "a memfd is PMD-mapped"),
+            Finding::new(Level::Fail, "ptrace", "denied").fix("sysctl kernel.yama.ptrace_scope=1"),
+        ]);
+        assert_eq!(
+            text,
+            "ok    image   a memfd is PMD-mapped\n\
+             FAIL  ptrace  denied; fix: sysctl kernel.yama.ptrace_scope=1\n"
+        );
+    }
+}

@@ -1,0 +1,125 @@
+//! One process: what it is, and what a launch of it would meet.
+
+use tiexec_core::addr::{Pages, mib};
+use tiexec_core::coverage::coverage;
+use tiexec_core::elf::{ElfError, ElfHeader};
+use tiexec_core::proc::{smaps, status};
+use tiexec_core::report::percent;
+use tiexec_core::skip::SkipReason;
+use tiexec_remap::headroom;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Errno, Pid, SysError, thp};
+
+use super::super::failed;
+use super::{Finding, Level};
+
+pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
+    let gone = SysError { call: "open(/proc/PID)", errno: Errno::NOENT };
+    let refuse = |error| failed(format_args!("examine process {pid}"), error);
+    let process = Pid::from_raw(pid).ok_or(gone).and_then(ProcDir::of).map_err(refuse)?;
+    let status = status::parse(&process.read("status").map_err(refuse)?);
+    let name = String::from_utf8_lossy(&status.name).into_owned();
+    if !status.has_mm {
+        let what = "no address space: a kernel thread, or a process that has ended";
+        return Ok(vec![Finding::new(
+            Level::Fail,
+            "process",
+            format_args!("{name} {pid}: {what}"),
+        )]);
+    }
+    let threads = status.threads;
+    let mut findings = vec![
+        Finding::new(Level::Ok, "process", format_args!("{name} {pid}, {threads} threads")),
+        image(&process),
+    ];
+    findings.push(match status.tracer_pid {
+        0 => Finding::new(Level::Ok, "ptrace", "nobody traces it"),
+        tracer => Finding::new(Level::Warn, "ptrace", format_args!("process {tracer} traces it")),
+    });
+    findings.push(match status.seccomp {
+        0 => Finding::new(Level::Ok, "seccomp", "no filter"),
+        1 => Finding::new(Level::Warn, "seccomp", "strict mode: no call but read, write and exit"),
+        _ => Finding::new(
+            Level::Warn,
+            "seccomp",
+            "filters are in force; a launch rehearses its calls under those it inherits",
+        ),
+    });
+    findings.push(match status.thp_enabled {
+        Some(false) => Finding::new(Level::Fail, "thp", "PR_SET_THP_DISABLE is in force for it")
+            .fix("start it without (prctl(2); some language runtimes and jemalloc set it)"),
+        _ => Finding::new(Level::Ok, "thp", "not disabled for it"),
+    });
+    let Some(pages) = thp::pages() else {
+        findings.push(Finding::new(
+            Level::Fail,
+            "pages",
+            "the kernel has no transparent huge pages",
+        ));
+        return Ok(findings);
+    };
+    findings.extend(text(&process, pages, &name).map_err(refuse)?);
+    Ok(findings)
+}
+
+fn image(process: &ProcDir) -> Finding {
+    use std::os::unix::fs::FileExt;
+    let mut header = [0; ElfHeader::LEN];
+    let read = process.open_file("exe", false).map(|exe| exe.read_exact_at(&mut header, 0));
+    match read {
+        Err(error) => Finding::new(Level::Warn, "image", error),
+        Ok(Err(error)) => Finding::new(Level::Warn, "image", error),
+        Ok(Ok(())) => match ElfHeader::parse(&header) {
+            Ok(header) if header.position_independent => {
+                Finding::new(Level::Ok, "image", "64-bit, position-independent")
+            }
+            Ok(_) => Finding::new(Level::Ok, "image", "64-bit, at fixed addresses"),
+            Err(ElfError::Foreign) => {
+                Finding::new(Level::Fail, "image", "32-bit, or of another machine: it runs plainly")
+            }
+            Err(error) => Finding::new(Level::Fail, "image", error),
+        },
+    }
+}
+
+/// What of its text is huge, and what a launch could add.
+fn text(process: &ProcDir, pages: Pages, name: &str) -> Result<Vec<Finding>, SysError> {
+    let malformed = SysError { call: "smaps", errno: Errno::INVAL };
+    let Ok(entries) = smaps::parse(&process.read("smaps")?) else { return Err(malformed) };
+    let files = coverage(&entries, pages, &[]);
+    let sum = |field: fn(&tiexec_core::coverage::FileCoverage) -> u64| {
+        files.iter().map(field).sum::<u64>()
+    };
+    let (text, huge) = (sum(|file| file.text_bytes), sum(|file| file.huge_bytes));
+    let figures =
+        format!("{} MiB, {} MiB of it huge ({} %)", mib(text), mib(huge), percent(huge, text));
+    let on_base_pages: u64 = files
+        .iter()
+        .flat_map(|file| &file.rest)
+        .filter(|rest| rest.reason == SkipReason::BasePages)
+        .map(|rest| rest.bytes)
+        .sum();
+    let mut findings = Vec::new();
+    findings.push(if on_base_pages == 0 {
+        Finding::new(
+            if huge > 0 { Level::Ok } else { Level::No },
+            "text",
+            format_args!("{figures}; nothing to add"),
+        )
+    } else {
+        Finding::new(
+            Level::Warn,
+            "text",
+            format_args!("{figures}; {} MiB more could be", mib(on_base_pages)),
+        )
+        .fix(format_args!(
+            "start it as `tiexec {name} …` (this version treats the main executable)"
+        ))
+    });
+    findings.push(match headroom::check(process, on_base_pages) {
+        Ok(()) => Finding::new(Level::Ok, "memory", "its memory cgroup has room for an image"),
+        Err(failure) => Finding::new(Level::Warn, "memory", failure.detail)
+            .fix("raise memory.max (systemd: MemoryMax=)"),
+    });
+    Ok(findings)
+}
