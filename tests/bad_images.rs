@@ -9,8 +9,19 @@ use support::{Done, Kind, Run, program, program_big, write_program};
 /// What the message says, without the name of who says it.
 fn class(done: &Done) -> Option<&'static str> {
     let err = done.err();
-    let classes = ["No such file or directory", "Permission denied", "Exec format error", "Is a directory", "Not a directory",
-        "Too many levels of symbolic links", "File name too long", "Accessing a corrupted shared library", "Argument list too long", "Text file busy", "Invalid argument"];
+    let classes = [
+        "No such file or directory",
+        "Permission denied",
+        "Exec format error",
+        "Is a directory",
+        "Not a directory",
+        "Too many levels of symbolic links",
+        "File name too long",
+        "Accessing a corrupted shared library",
+        "Argument list too long",
+        "Text file busy",
+        "Invalid argument",
+    ];
     classes.into_iter().find(|c| err.to_lowercase().contains(&c.to_lowercase()))
 }
 
@@ -24,7 +35,10 @@ fn assert_same(what: &str, run: &Run) -> Done {
         assert!(!done.err().contains("panicked"), "{what}: {done}");
         if matches!(env.status.code(), Some(126 | 127)) && env.err().contains("env:") {
             assert_eq!(class(&done), class(&env), "{what}: {done}\nplain: {env}");
-            assert!(done.err().starts_with("tiexec: ") && done.err().lines().count() <= 2, "{what}: {done}");
+            assert!(
+                done.err().starts_with("tiexec: ") && done.err().lines().count() <= 2,
+                "{what}: {done}"
+            );
         }
     }
     env
@@ -69,22 +83,58 @@ fn names_that_cannot_be_executed() {
     write_program(&at("directory-interpreter"), b"#!/tmp\n", 0o755);
     write_program(&at("empty-interpreter"), b"#!\n", 0o755);
     write_program(&at("blank-interpreter"), b"#!   \t\n", 0o755);
-    write_program(&at("loop-interpreter"), format!("#!{}\n", at("loop-interpreter").display()).as_bytes(), 0o755);
+    write_program(
+        &at("loop-interpreter"),
+        format!("#!{}\n", at("loop-interpreter").display()).as_bytes(),
+        0o755,
+    );
     write_program(&at("long-interpreter"), format!("#!/{}\n", "x".repeat(5000)).as_bytes(), 0o755);
-    write_program(&at("long-argument"), format!("#!/bin/echo {}\n", "x".repeat(5000)).as_bytes(), 0o755);
+    write_program(
+        &at("long-argument"),
+        format!("#!/bin/echo {}\n", "x".repeat(5000)).as_bytes(),
+        0o755,
+    );
     write_program(&at("crlf-interpreter"), b"#!/bin/sh\r\necho hello\r\n", 0o755);
     write_program(&at("nul-interpreter"), b"#!/bin/echo\0 hidden\n", 0o755);
     write_program(&at("relative-interpreter"), b"#!bin/sh\n", 0o755);
     let fifo = at("fifo");
-    assert!(support::child::tool(&["mkfifo", "-m", "755", &fifo.to_string_lossy()]).status.success());
-    for name in ["plain", "empty", "nothing-to-read", "loop", "dangling", "missing", "plain/below", "no-interpreter", "directory-interpreter",
-        "empty-interpreter", "blank-interpreter", "loop-interpreter", "long-interpreter", "long-argument", "crlf-interpreter", "nul-interpreter",
-        "relative-interpreter", "fifo", "."]
-    {
+    assert!(
+        support::child::tool(&["mkfifo", "-m", "755", &fifo.to_string_lossy()]).status.success()
+    );
+    for name in [
+        "plain",
+        "empty",
+        "nothing-to-read",
+        "loop",
+        "dangling",
+        "missing",
+        "plain/below",
+        "no-interpreter",
+        "directory-interpreter",
+        "empty-interpreter",
+        "blank-interpreter",
+        "loop-interpreter",
+        "long-interpreter",
+        "long-argument",
+        "crlf-interpreter",
+        "nul-interpreter",
+        "relative-interpreter",
+        "fifo",
+        ".",
+    ] {
         assert_same(name, &Run::new(at(name), ["argument"]));
     }
     let long = "x".repeat(5000);
-    for name in ["/", "/dev/null", "/proc/self/mem", "no-such-command-anywhere", "", ".", "..", long.as_str()] {
+    for name in [
+        "/",
+        "/dev/null",
+        "/proc/self/mem",
+        "no-such-command-anywhere",
+        "",
+        ".",
+        "..",
+        long.as_str(),
+    ] {
         let done = assert_same(name, &Run::new(name, ["argument"]));
         assert!(matches!(done.status.code(), Some(126 | 127)), "{name}: {done}");
     }
@@ -100,7 +150,15 @@ fn path_search_goes_on_where_execvp_goes_on() {
     }
     let (d, g) = (dir.path().join("denied"), dir.path().join("good"));
     let (d, g) = (d.display(), g.display());
-    for path in [format!("{d}:{g}"), format!("{g}:{d}"), format!("{d}"), format!("/etc/passwd:{g}"), format!("/nonexistent:{d}:/nonexistent"), String::new(), ":".to_owned()] {
+    for path in [
+        format!("{d}:{g}"),
+        format!("{g}:{d}"),
+        format!("{d}"),
+        format!("/etc/passwd:{g}"),
+        format!("/nonexistent:{d}:/nonexistent"),
+        String::new(),
+        ":".to_owned(),
+    ] {
         // env itself is found by its full name, so PATH is free.
         assert_same(&path, &Run::new("thing", [""; 0]).env("PATH", &path));
     }
@@ -122,7 +180,9 @@ fn garbage() {
     for _ in 0..20 {
         let mut noise = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0".to_vec();
         noise.extend((0..2000).map(|_| {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            seed = seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (seed >> 56) as u8
         }));
         files.check("noise behind a header", &noise);
@@ -158,12 +218,19 @@ impl Elf {
     /// Where the n-th program header of that type lies.
     fn header(&self, kind: u32, n: usize) -> usize {
         let at = |i: usize| self.u64(PHOFF) as usize + i * 56;
-        (0..self.u16(PHNUM)).map(at).filter(|&at| self.0[at..at + 4] == kind.to_le_bytes()).nth(n).expect("a program header")
+        (0..self.u16(PHNUM))
+            .map(at)
+            .filter(|&at| self.0[at..at + 4] == kind.to_le_bytes())
+            .nth(n)
+            .expect("a program header")
     }
 
     /// Where the executable LOAD segment's header lies.
     fn text(&self) -> usize {
-        (0..).map(|n| self.header(1, n)).find(|&at| self.0[at + 4] & 1 != 0).expect("a text segment")
+        (0..)
+            .map(|n| self.header(1, n))
+            .find(|&at| self.0[at + 4] & 1 != 0)
+            .expect("a text segment")
     }
 }
 
@@ -174,7 +241,23 @@ fn truncated_programs() {
         let whole = Elf::read(&program("exits", kind));
         let text = whole.text();
         let (offset, size) = (whole.u64(text + 8) as usize, whole.u64(text + 32) as usize);
-        for len in [5, 16, 63, 64, 65, 100, 200, 500, 1000, 4096, offset, offset + 1, offset + size / 2, offset + size - 1, whole.0.len() - 1] {
+        for len in [
+            5,
+            16,
+            63,
+            64,
+            65,
+            100,
+            200,
+            500,
+            1000,
+            4096,
+            offset,
+            offset + 1,
+            offset + size / 2,
+            offset + size - 1,
+            whole.0.len() - 1,
+        ] {
             files.check(&format!("{kind:?} cut to {len}"), &whole.0[..len]);
         }
     }
@@ -194,7 +277,10 @@ fn hostile_headers() {
             ("1171 program headers", elf.clone().put(PHNUM, 1171_u16.to_le_bytes())),
             ("program headers of size 0", elf.clone().put(PHENTSIZE, [0, 0])),
             ("program headers of size 57", elf.clone().put(PHENTSIZE, [57, 0])),
-            ("program headers past the end", elf.clone().put(PHOFF, (elf.0.len() as u64 - 10).to_le_bytes())),
+            (
+                "program headers past the end",
+                elf.clone().put(PHOFF, (elf.0.len() as u64 - 10).to_le_bytes()),
+            ),
             ("program headers at the end of the world", elf.clone().put(PHOFF, max)),
             ("program headers at an odd place", elf.clone().put(PHOFF, 65_u64.to_le_bytes())),
             ("another machine", elf.clone().put(18, [0xb7, 0])),
@@ -206,15 +292,32 @@ fn hostile_headers() {
             ("version 0", elf.clone().put(20, [0, 0, 0, 0])),
             ("entry point nowhere", elf.clone().put(24, 0x10_u64.to_le_bytes())),
             ("entry point at the end of the world", elf.clone().put(24, max)),
-            ("text offset past the end", elf.clone().put(text + 8, (elf.0.len() as u64 * 4096).to_le_bytes())),
+            (
+                "text offset past the end",
+                elf.clone().put(text + 8, (elf.0.len() as u64 * 4096).to_le_bytes()),
+            ),
             ("text offset at the end of the world", elf.clone().put(text + 8, max)),
-            ("text offset not congruent", elf.clone().put(text + 8, (elf.u64(text + 8) + 1).to_le_bytes())),
+            (
+                "text offset not congruent",
+                elf.clone().put(text + 8, (elf.u64(text + 8) + 1).to_le_bytes()),
+            ),
             ("text at address max", elf.clone().put(text + 16, max)),
-            ("text in the kernel", elf.clone().put(text + 16, 0xffff_8000_0000_0000_u64.to_le_bytes())),
+            (
+                "text in the kernel",
+                elf.clone().put(text + 16, 0xffff_8000_0000_0000_u64.to_le_bytes()),
+            ),
             ("text size in file max", elf.clone().put(text + 32, max)),
             ("text size in memory max", elf.clone().put(text + 40, max)),
-            ("text size in file beyond memory", elf.clone().put(text + 40, 0x1000_u64.to_le_bytes())),
-            ("text size in file 1 TiB", elf.clone().put(text + 32, (1_u64 << 40).to_le_bytes()).put(text + 40, (1_u64 << 40).to_le_bytes())),
+            (
+                "text size in file beyond memory",
+                elf.clone().put(text + 40, 0x1000_u64.to_le_bytes()),
+            ),
+            (
+                "text size in file 1 TiB",
+                elf.clone()
+                    .put(text + 32, (1_u64 << 40).to_le_bytes())
+                    .put(text + 40, (1_u64 << 40).to_le_bytes()),
+            ),
             ("text size in memory 1 TiB", elf.clone().put(text + 40, (1_u64 << 40).to_le_bytes())),
             ("text of no size", elf.clone().put(text + 32, [0; 8]).put(text + 40, [0; 8])),
             ("text that is writable", elf.clone().put(text + 4, [7, 0, 0, 0])),
@@ -222,7 +325,10 @@ fn hostile_headers() {
             ("text of alignment 3", elf.clone().put(text + 48, 3_u64.to_le_bytes())),
             ("text of alignment 2^63", elf.clone().put(text + 48, (1_u64 << 63).to_le_bytes())),
             ("text of alignment 0", elf.clone().put(text + 48, [0; 8])),
-            ("text over all other segments", elf.clone().put(text + 16, elf.u64(elf.header(1, 0) + 16).to_le_bytes())),
+            (
+                "text over all other segments",
+                elf.clone().put(text + 16, elf.u64(elf.header(1, 0) + 16).to_le_bytes()),
+            ),
         ];
         for (what, case) in cases {
             files.check(&format!("{kind:?}, {what}"), &case.0);
@@ -247,7 +353,8 @@ fn hostile_headers() {
 #[test]
 fn a_program_that_is_being_written() {
     let files = Files::new();
-    let path = files.make(&std::fs::read(program_big("exits", Kind::StaticNoPie, 6)).expect("a built program"));
+    let path = files
+        .make(&std::fs::read(program_big("exits", Kind::StaticNoPie, 6)).expect("a built program"));
     let _writer = std::fs::File::options().append(true).open(&path).expect("an own file");
     let done = assert_same("a busy text file", &Run::new(&path, ["code", "7"]));
     assert_eq!(done.status.code(), Some(126), "{done}");

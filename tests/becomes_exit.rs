@@ -20,8 +20,17 @@ fn exit_codes_are_the_programs_own() {
 
 #[test]
 fn death_signals_are_the_programs_own() {
-    for signal in [libc::SIGSEGV, libc::SIGTERM, libc::SIGKILL, libc::SIGABRT, libc::SIGTRAP, libc::SIGSYS, libc::SIGHUP] {
-        let done = Run::new(program("exits", Kind::DynamicPie), ["signal", &signal.to_string()]).output();
+    for signal in [
+        libc::SIGSEGV,
+        libc::SIGTERM,
+        libc::SIGKILL,
+        libc::SIGABRT,
+        libc::SIGTRAP,
+        libc::SIGSYS,
+        libc::SIGHUP,
+    ] {
+        let done =
+            Run::new(program("exits", Kind::DynamicPie), ["signal", &signal.to_string()]).output();
         done.assert_signal(signal).assert_silent();
         assert_eq!(done.out(), "ran\n", "{done}");
     }
@@ -33,7 +42,11 @@ fn every_whole_huge_page_is_mapped_when_main_runs() {
         let held = Run::new(program("hold", kind), ["7"]).hold();
         let coverage = held.coverage();
         assert!(coverage.is_full(), "{kind:?}: {coverage:?}");
-        assert_eq!(held.said("huge"), Some(coverage.huge.to_string()), "what the program sees is what we see");
+        assert_eq!(
+            held.said("huge"),
+            Some(coverage.huge.to_string()),
+            "what the program sees is what we see"
+        );
         held.finish().assert_code(7).assert_silent();
     }
 }
@@ -46,7 +59,10 @@ fn no_tracer_no_child_and_no_thread_stays() {
     assert_eq!(children(held.pid()), Vec::<i32>::new());
     assert_eq!(status_field(held.pid(), "TracerPid").as_deref(), Some("0"));
     assert_eq!(status_field(held.pid(), "Threads").as_deref(), Some("1"));
-    assert_eq!(std::fs::read_to_string(format!("/proc/{}/comm", held.pid())).expect("comm"), "hold-dynamicpie\n");
+    assert_eq!(
+        std::fs::read_to_string(format!("/proc/{}/comm", held.pid())).expect("comm"),
+        "hold-dynamicpie\n"
+    );
     held.finish().assert_code(0).assert_silent();
 }
 
@@ -79,7 +95,10 @@ fn forks_vforks_and_threads_run_the_switched_text() {
         let run = Run::new(program("family", kind), [""; 0]);
         let done = run.output();
         done.assert_code(0).assert_silent();
-        let huge: u64 = support::child::said(&done.out(), "huge").expect("a huge line").parse().expect("a number");
+        let huge: u64 = support::child::said(&done.out(), "huge")
+            .expect("a huge line")
+            .parse()
+            .expect("a number");
         assert!(huge >= 4 << 20, "{done}");
     }
 }
@@ -111,7 +130,9 @@ fn killed_at_random(signal: i32) {
         done.assert_signal(signal);
         helpers_seen += helpers.len();
         for helper in helpers {
-            eventually("the helper is gone", || !std::path::Path::new(&format!("/proc/{helper}")).exists());
+            eventually("the helper is gone", || {
+                !std::path::Path::new(&format!("/proc/{helper}")).exists()
+            });
         }
     }
     assert!(helpers_seen > 0, "no launch was hit while it had a helper");

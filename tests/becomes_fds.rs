@@ -53,7 +53,10 @@ fn closed_standard_streams_stay_closed() {
         let plain = seen(true);
         let launched = seen(false);
         assert_eq!(fd_lines(&launched), fd_lines(&plain), "with descriptors {closed:03b} closed");
-        let huge: u64 = support::child::said(&launched, "huge").expect("a huge line").parse().expect("a number");
+        let huge: u64 = support::child::said(&launched, "huge")
+            .expect("a huge line")
+            .parse()
+            .expect("a number");
         assert!(huge >= 4 << 20, "with descriptors {closed:03b} closed: {huge}");
     }
 }
@@ -61,7 +64,8 @@ fn closed_standard_streams_stay_closed() {
 #[test]
 fn nobody_else_holds_the_programs_pipes() {
     let (mut read, write) = pipe();
-    let run = Run::new(program("hold", Kind::DynamicPie), ["4"]).prep(Prep::Fd(write.as_raw_fd(), 9));
+    let run =
+        Run::new(program("hold", Kind::DynamicPie), ["4"]).prep(Prep::Fd(write.as_raw_fd(), 9));
     let held = run.hold();
     drop(write);
     // The program alone has the write end now: end of file comes when it ends, and not before.
@@ -96,12 +100,21 @@ fn standard_input_is_not_eaten() {
 fn no_mapping_but_the_text_is_changed() {
     let rest = |run: Run| {
         let held = run.hold();
-        let exe = std::fs::read_link(format!("/proc/{}/exe", held.pid())).expect("exe").to_string_lossy().into_owned();
+        let exe = std::fs::read_link(format!("/proc/{}/exe", held.pid()))
+            .expect("exe")
+            .to_string_lossy()
+            .into_owned();
         let mut seen: Vec<String> = vmas(held.pid())
             .into_iter()
             .filter(|v| !(v.is_switched() || v.is_text() && v.path == exe))
             // The heap and the stack end where the program's own use of them does.
-            .map(|v| if v.path.starts_with("[heap") || v.path.starts_with("[stack") { (v, 0) } else { (v.clone(), v.end - v.start) })
+            .map(|v| {
+                if v.path.starts_with("[heap") || v.path.starts_with("[stack") {
+                    (v, 0)
+                } else {
+                    (v.clone(), v.end - v.start)
+                }
+            })
             .map(|(v, size)| format!("{} {size} {}", v.perms, v.path))
             .collect();
         seen.sort();
@@ -122,7 +135,11 @@ fn switched_text_is_never_writable_and_is_private() {
     for vma in switched {
         assert_eq!(vma.perms, "r-xp", "{vma:?}");
         assert!(vma.path.ends_with(" (deleted)"), "{vma:?}");
-        assert_eq!(vma.counter("Private_Dirty") + vma.counter("Anonymous"), 0, "no page of it was copied: {vma:?}");
+        assert_eq!(
+            vma.counter("Private_Dirty") + vma.counter("Anonymous"),
+            0,
+            "no page of it was copied: {vma:?}"
+        );
     }
     held.finish().assert_code(0).assert_silent();
 }

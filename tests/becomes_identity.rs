@@ -16,7 +16,10 @@ fn seen(run: &Run, treated: bool) -> Vec<String> {
     let huge: u64 = held.said("huge").expect("a huge line").parse().expect("a number");
     assert!(huge >= 4 << 20 || !treated, "{run:?}: {huge} bytes are huge");
     held.finish().assert_code(0).assert_silent();
-    text.lines().filter(|l| !l.starts_with("pid ") && !l.starts_with("huge ")).map(str::to_owned).collect()
+    text.lines()
+        .filter(|l| !l.starts_with("pid ") && !l.starts_with("huge "))
+        .map(str::to_owned)
+        .collect()
 }
 
 fn assert_same(run: &Run) {
@@ -62,7 +65,12 @@ fn limits_and_attributes_are_inherited() {
 
 #[test]
 fn personality_is_inherited() {
-    for bits in [libc::ADDR_NO_RANDOMIZE, libc::ADDR_COMPAT_LAYOUT, libc::ADDR_LIMIT_3GB, libc::READ_IMPLIES_EXEC] {
+    for bits in [
+        libc::ADDR_NO_RANDOMIZE,
+        libc::ADDR_COMPAT_LAYOUT,
+        libc::ADDR_LIMIT_3GB,
+        libc::READ_IMPLIES_EXEC,
+    ] {
         let run = identity(Kind::DynamicPie).prep(Prep::Personality(bits as u64));
         let held = run.plain().start();
         drop(held);
@@ -79,7 +87,9 @@ fn personality_is_inherited() {
 fn scheduling_and_oom_score_are_inherited() {
     require!(is_root(), "raising oom_score_adj back and ioprio need root");
     assert_same(&identity(Kind::DynamicPie).behind_sh("echo 321 >/proc/self/oom_score_adj; exec nice -n 4 ionice -c 3 chrt --batch 0 taskset 1 \"$@\""));
-    assert_same(&identity(Kind::DynamicPie).behind_sh("echo -500 >/proc/self/oom_score_adj; echo 7 >/proc/self/coredump_filter; exec \"$@\""));
+    assert_same(&identity(Kind::DynamicPie).behind_sh(
+        "echo -500 >/proc/self/oom_score_adj; echo 7 >/proc/self/coredump_filter; exec \"$@\"",
+    ));
 }
 
 #[test]
@@ -94,7 +104,11 @@ fn children_from_before_stay_the_programs() {
     let run = identity(Kind::DynamicPie).behind([&with_child]);
     assert_same(&run);
     let held = run.hold();
-    assert_eq!(held.said("wait_plain").as_deref(), Some("a zombie"), "the child from before is there to be reaped");
+    assert_eq!(
+        held.said("wait_plain").as_deref(),
+        Some("a zombie"),
+        "the child from before is there to be reaped"
+    );
     assert_eq!(held.said("wait_all").as_deref(), Some("No child processes"), "and no other");
     held.finish().assert_code(0).assert_silent();
 }
@@ -115,7 +129,11 @@ fn scripts_see_the_same() {
 
     let outer = dir.path().join("outer");
     let sh = dir.path().join("inner.sh");
-    write_program(&sh, format!("#!/bin/sh\nexec {} \"$@\"\n", identity.display()).as_bytes(), 0o755);
+    write_program(
+        &sh,
+        format!("#!/bin/sh\nexec {} \"$@\"\n", identity.display()).as_bytes(),
+        0o755,
+    );
     write_program(&outer, format!("#!{}\n", sh.display()).as_bytes(), 0o755);
     let file = dir.path().join("facts");
     let facts = |run: Run| {
@@ -123,8 +141,14 @@ fn scripts_see_the_same() {
         std::fs::read_to_string(&file).expect("the facts")
     };
     let run = Run::new(&sh, [&file]);
-    let without = |s: String| s.lines().filter(|l| !l.starts_with("pid ")).map(str::to_owned).collect::<Vec<_>>();
-    assert_eq!(without(facts(run.clone())), without(facts(run.plain())), "a shell is too small to be treated, and what it execs is not");
+    let without = |s: String| {
+        s.lines().filter(|l| !l.starts_with("pid ")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        without(facts(run.clone())),
+        without(facts(run.plain())),
+        "a shell is too small to be treated, and what it execs is not"
+    );
 }
 
 #[test]
@@ -136,7 +160,8 @@ fn argv_zero_and_path_search_are_execvps() {
 
     let name = program("identity", Kind::DynamicPie).file_name().expect("a name").to_owned();
     let path = program("identity", Kind::DynamicPie).parent().expect("a directory").to_owned();
-    let run = Run::new(name, [""; 0]).env("PATH", format!("/nonexistent:{}:/usr/bin:/bin", path.display()));
+    let run = Run::new(name, [""; 0])
+        .env("PATH", format!("/nonexistent:{}:/usr/bin:/bin", path.display()));
     let (env, launched) = (seen(&run.through_env(), false), seen(&run, true));
     assert_eq!(launched, env);
 }
@@ -146,9 +171,12 @@ fn arguments_and_environment_keep_every_byte() {
     let every: Vec<u8> = (1..=255).collect();
     let every = OsString::from_vec(every);
     let odd = OsString::from_vec(b"\xff\xfe=\n\t \x80".to_vec());
-    let run = Run::new(program("argv", Kind::DynamicPie), [every.clone(), OsString::new(), odd.clone(), "--".into(), "-v".into()])
-        .env("EVERY", &every)
-        .env("ODD", &odd);
+    let run = Run::new(
+        program("argv", Kind::DynamicPie),
+        [every.clone(), OsString::new(), odd.clone(), "--".into(), "-v".into()],
+    )
+    .env("EVERY", &every)
+    .env("ODD", &odd);
     let (plain, launched) = (run.plain().output(), run.output());
     assert_eq!(launched.stdout, plain.stdout);
     assert!(plain.stdout.windows(255).any(|w| w.iter().copied().eq(1..=255)));
@@ -159,12 +187,20 @@ fn arguments_and_environment_keep_every_byte() {
 fn huge_arguments_and_environment_arrive() {
     let word = "x".repeat(100_000);
     let run = (0..6).fold(
-        Run::new(program("argv", Kind::DynamicPie), std::iter::repeat_n(word.as_str(), 8).chain(std::iter::repeat_n("y", 20_000))),
+        Run::new(
+            program("argv", Kind::DynamicPie),
+            std::iter::repeat_n(word.as_str(), 8).chain(std::iter::repeat_n("y", 20_000)),
+        ),
         |run, i| run.env(format!("BIG{i}"), &word),
     );
     let (plain, launched) = (run.plain().output(), run.output());
     assert!(plain.stdout.len() > 1_400_000, "{}", plain.stdout.len());
-    assert!(launched.stdout == plain.stdout, "{} bytes, plain {}", launched.stdout.len(), plain.stdout.len());
+    assert!(
+        launched.stdout == plain.stdout,
+        "{} bytes, plain {}",
+        launched.stdout.len(),
+        plain.stdout.len()
+    );
     launched.assert_code(0).assert_silent();
     // A small stack: the arguments take most of what the limit allows, and the frames of the remote calls must not need the rest.
     let small = Run::new(program("argv", Kind::DynamicPie), std::iter::repeat_n(word.as_str(), 1))
@@ -177,7 +213,8 @@ fn huge_arguments_and_environment_arrive() {
 #[test]
 fn an_argument_list_that_is_too_long_is_the_same_error() {
     let word = "x".repeat(130_000);
-    let run = Run::new("/bin/echo", std::iter::repeat_n(word.as_str(), 1)).prep(Prep::Rlimit(libc::RLIMIT_STACK, 450_000));
+    let run = Run::new("/bin/echo", std::iter::repeat_n(word.as_str(), 1))
+        .prep(Prep::Rlimit(libc::RLIMIT_STACK, 450_000));
     assert_eq!(run.output().end(), run.through_env().output().end());
 }
 

@@ -10,7 +10,12 @@ use support::{Kind, Prep, Random, Run, program};
 /// The signal lines of `identity`.
 fn signal_lines(run: &Run) -> Vec<String> {
     let held = run.hold();
-    let lines = held.out_text().lines().filter(|l| l.starts_with("status Sig") || l.starts_with("status ShdPnd")).map(str::to_owned).collect();
+    let lines = held
+        .out_text()
+        .lines()
+        .filter(|l| l.starts_with("status Sig") || l.starts_with("status ShdPnd"))
+        .map(str::to_owned)
+        .collect();
     held.finish().assert_code(0).assert_silent();
     lines
 }
@@ -41,7 +46,12 @@ fn blocked_and_ignored_signals_are_inherited_as_they_were() {
 
 #[test]
 fn ignored_sigchld_and_blocked_signals_do_not_stop_the_treatment() {
-    for prep in [Prep::Ignore(libc::SIGCHLD), Prep::Block(libc::SIGCHLD), Prep::Block(libc::SIGTRAP), Prep::Ignore(libc::SIGTRAP)] {
+    for prep in [
+        Prep::Ignore(libc::SIGCHLD),
+        Prep::Block(libc::SIGCHLD),
+        Prep::Block(libc::SIGTRAP),
+        Prep::Ignore(libc::SIGTRAP),
+    ] {
         let held = Run::new(program("hold", Kind::DynamicPie), ["3"]).prep(prep).hold();
         assert!(held.coverage().is_full(), "{prep:?}: {:?}", held.coverage());
         held.finish().assert_code(3).assert_silent();
@@ -73,7 +83,9 @@ fn a_storm_of_ignored_signals_during_the_launch_changes_nothing() {
     for round in 0..20 {
         let kind = [Kind::DynamicPie, Kind::StaticNoPie][round % 2];
         let mut held = Run::new(program("hold", kind), ["9"]).start();
-        storm(held.pid(), &[libc::SIGWINCH, libc::SIGCHLD, libc::SIGURG, libc::SIGCONT], || held.wait_line("ready"));
+        storm(held.pid(), &[libc::SIGWINCH, libc::SIGCHLD, libc::SIGURG, libc::SIGCONT], || {
+            held.wait_line("ready")
+        });
         assert!(held.coverage().is_full(), "{:?}", held.coverage());
         held.finish().assert_code(9).assert_silent();
     }
@@ -84,7 +96,9 @@ fn signals_queued_during_the_launch_arrive_once_and_in_order() {
     let rt = libc::SIGRTMIN() + 2;
     let mut random = Random::new();
     for _ in 0..10 {
-        let run = Run::new(program("pending", Kind::DynamicPie), [""; 0]).prep(Prep::Block(libc::SIGUSR1)).prep(Prep::Block(rt));
+        let run = Run::new(program("pending", Kind::DynamicPie), [""; 0])
+            .prep(Prep::Block(libc::SIGUSR1))
+            .prep(Prep::Block(rt));
         let mut held = run.start();
         for value in 1..=5_usize {
             let value = libc::sigval { sival_ptr: value as *mut libc::c_void };
@@ -99,7 +113,8 @@ fn signals_queued_during_the_launch_arrive_once_and_in_order() {
         done.assert_code(0).assert_silent();
         let mut want = vec![format!("took {} code 0 value 0", libc::SIGUSR1)];
         want.extend((1..=5).map(|v| format!("took {rt} code -1 value {v}")));
-        let took: Vec<String> = done.out().lines().filter(|l| l.starts_with("took")).map(str::to_owned).collect();
+        let took: Vec<String> =
+            done.out().lines().filter(|l| l.starts_with("took")).map(str::to_owned).collect();
         assert_eq!(took, want, "{done}");
     }
 }

@@ -158,6 +158,9 @@ fn a_hangup_of_the_terminal_in_the_launch_kills_it() {
         drop(pty);
         let done = held.finish();
         // Killed by SIGHUP, or it had already come to reading its terminal and found that gone.
-        assert!(done.status.signal() == Some(libc::SIGHUP) || done.status.code() == Some(0), "{done}");
+        assert!(
+            done.status.signal() == Some(libc::SIGHUP) || done.status.code() == Some(0),
+            "{done}"
+        );
     }
 }

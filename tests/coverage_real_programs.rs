@@ -37,7 +37,8 @@ fn writes(pid: i32) -> bool {
     tasks.flatten().any(|task| {
         let call = std::fs::read_to_string(task.path().join("syscall")).unwrap_or_default();
         // SYS_write and SYS_writev, first argument 1.
-        call.starts_with(&format!("{} 0x1 ", libc::SYS_write)) || call.starts_with(&format!("{} 0x1 ", libc::SYS_writev))
+        call.starts_with(&format!("{} 0x1 ", libc::SYS_write))
+            || call.starts_with(&format!("{} 0x1 ", libc::SYS_writev))
     })
 }
 
@@ -118,7 +119,10 @@ fn prometheus() {
 fn go_with_many_threads() {
     require!(installed("go").is_some(), "no go on PATH");
     let dir = tempfile::tempdir().expect("a directory");
-    let run = Run::new("go", ["list", "-f", "{{.ImportPath}} {{len .GoFiles}}", "std"]).cwd(dir.path()).env("GOCACHE", dir.path()).env("GOFLAGS", "-mod=mod");
+    let run = Run::new("go", ["list", "-f", "{{.ImportPath}} {{len .GoFiles}}", "std"])
+        .cwd(dir.path())
+        .env("GOCACHE", dir.path())
+        .env("GOFLAGS", "-mod=mod");
     let (plain, done) = (run.plain().output(), run.output());
     plain.assert_code(0);
     done.assert_code(0).assert_silent();
@@ -129,7 +133,10 @@ fn go_with_many_threads() {
 #[test]
 fn python() {
     require!(installed("python3").is_some(), "no python3 on PATH");
-    let python = ["/usr/bin/python3", "python3"].into_iter().find(|p| std::path::Path::new(p).exists()).unwrap_or("python3");
+    let python = ["/usr/bin/python3", "python3"]
+        .into_iter()
+        .find(|p| std::path::Path::new(p).exists())
+        .unwrap_or("python3");
     let script = "import sys, zlib; sys.stdout.write('%x\\n' % zlib.crc32(bytes(range(256)) * 5000)); sys.stdout.flush()";
     let run = Run::new(python, ["-c", script]);
     let (plain, done) = (run.plain().output(), run.output());
@@ -149,7 +156,10 @@ fn the_c_compiler() {
     let source = dir.path().join("a.c");
     std::fs::write(&source, "int f(int a) { return a * 3; }\n").expect("a source file");
     let source: std::ffi::OsString = source.into();
-    let run = Run::new(&cc1, ["-quiet".into(), source, "-O2".into(), "-o".into(), std::ffi::OsString::from("-")]);
+    let run = Run::new(
+        &cc1,
+        ["-quiet".into(), source, "-O2".into(), "-o".into(), std::ffi::OsString::from("-")],
+    );
     let coverage = assert_covered(&run);
     assert!(coverage.huge >= 16 << 20, "{coverage:?}");
 }

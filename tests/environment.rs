@@ -33,7 +33,8 @@ fn the_environment_does_what_options_do() {
     let report = dir.path().join("report");
     assert!(is_treated(&hold().env("TIEXEC", format!("report={},json=1", report.display()))));
     assert!(std::fs::read_to_string(report).expect("a report").starts_with("{\"schema\":1"));
-    let silent = Run::new(program("hold", Kind::DynamicPie), ["7"]).env("TIEXEC", "quiet=1,deadline=0ms");
+    let silent =
+        Run::new(program("hold", Kind::DynamicPie), ["7"]).env("TIEXEC", "quiet=1,deadline=0ms");
     assert!(!is_treated(&silent));
 }
 
@@ -51,15 +52,31 @@ fn off_beats_everything() {
 
 #[test]
 fn nonsense_in_the_environment_is_one_warning() {
-    for value in ["backing=paper", "frobnicate=1", "deadline=soon", "strict=perhaps", "=", "backing", "deadline=-1ms", "deadline=99999999999999999999s", "\u{fffd}"] {
+    for value in [
+        "backing=paper",
+        "frobnicate=1",
+        "deadline=soon",
+        "strict=perhaps",
+        "=",
+        "backing",
+        "deadline=-1ms",
+        "deadline=99999999999999999999s",
+        "\u{fffd}",
+    ] {
         let run = hold().env("TIEXEC", value);
         let held = run.hold();
         let treated = huge(&held) > 0;
         let done = held.finish();
         done.assert_code(7);
         assert_eq!(done.err().lines().count(), 1, "TIEXEC={value}: {done}");
-        assert!(done.err().starts_with("tiexec: ") && done.err().contains("TIEXEC"), "TIEXEC={value}: {done}");
-        assert!(treated, "TIEXEC={value}: the program is treated as if nothing had been said: {done}");
+        assert!(
+            done.err().starts_with("tiexec: ") && done.err().contains("TIEXEC"),
+            "TIEXEC={value}: {done}"
+        );
+        assert!(
+            treated,
+            "TIEXEC={value}: the program is treated as if nothing had been said: {done}"
+        );
     }
     // What is right beside it counts.
     let held = hold().env("TIEXEC", "frobnicate=1,backing=off").hold();
@@ -78,8 +95,18 @@ fn bytes_that_are_no_text_in_the_environment_are_a_warning() {
 
 #[test]
 fn nonsense_as_an_option_is_125_and_the_program_does_not_run() {
-    for options in [&["--backing", "paper"][..], &["--frobnicate"], &["--deadline", "soon"], &["--deadline", "-1ms"], &["--deadline"], &["--backing"], &["--strict=perhaps"], &["-Z"]] {
-        let done = Run::new(program("exits", Kind::DynamicPie), ["code", "7"]).options(options).output();
+    for options in [
+        &["--backing", "paper"][..],
+        &["--frobnicate"],
+        &["--deadline", "soon"],
+        &["--deadline", "-1ms"],
+        &["--deadline"],
+        &["--backing"],
+        &["--strict=perhaps"],
+        &["-Z"],
+    ] {
+        let done =
+            Run::new(program("exits", Kind::DynamicPie), ["code", "7"]).options(options).output();
         done.assert_code(125);
         assert_eq!(done.out(), "", "{done}");
         assert!(!done.stderr.is_empty() && !done.err().contains("panicked"), "{done}");
@@ -94,7 +121,8 @@ fn nonsense_as_an_option_is_125_and_the_program_does_not_run() {
 #[test]
 fn help_and_version() {
     for option in ["--help", "--version"] {
-        let output = std::process::Command::new(support::tiexec()).arg(option).output().expect("tiexec");
+        let output =
+            std::process::Command::new(support::tiexec()).arg(option).output().expect("tiexec");
         assert_eq!(output.status.code(), Some(0), "{output:?}");
         assert!(!output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
     }
@@ -102,7 +130,9 @@ fn help_and_version() {
 
 #[test]
 fn the_program_inherits_the_variable() {
-    let done = Run::new(program("argv", Kind::DynamicPie), [""; 0]).env("TIEXEC", "backing=image").output();
+    let done = Run::new(program("argv", Kind::DynamicPie), [""; 0])
+        .env("TIEXEC", "backing=image")
+        .output();
     done.assert_code(0).assert_silent();
     assert!(done.out().contains("\0TIEXEC=backing=image\0"), "{done}");
 }
@@ -134,15 +164,30 @@ fn the_administrators_kill_switch_and_configuration() {
         is_treated(&run)
     };
     let public = Public::new();
-    require!(with_etc(&public, "true").plain().hold().finish().status.code() == Some(7), "this kernel mounts no overlayfs on /etc");
+    require!(
+        with_etc(&public, "true").plain().hold().finish().status.code() == Some(7),
+        "this kernel mounts no overlayfs on /etc"
+    );
     assert!(treated("true", "", &[]));
     assert!(!treated(">$E/disabled", "", &[]));
-    assert!(!treated(">$E/disabled", "backing=image", &["--backing", "image"]), "nobody beats the administrator");
+    assert!(
+        !treated(">$E/disabled", "backing=image", &["--backing", "image"]),
+        "nobody beats the administrator"
+    );
     assert!(!treated("mkdir $E/disabled", "", &[]), "it exists: that is enough");
-    assert!(!treated("printf '# off here\\nbacking = off\\n' >$E/config", "", &[]) || !treated("echo backing=off >$E/config", "", &[]));
+    assert!(
+        !treated("printf '# off here\\nbacking = off\\n' >$E/config", "", &[])
+            || !treated("echo backing=off >$E/config", "", &[])
+    );
     assert!(!treated("printf '\\n# comment\\nbacking=off\\n' >$E/config", "", &[]));
-    assert!(treated("echo backing=off >$E/config", "backing=image", &[]), "environment beats configuration");
-    assert!(treated("echo backing=off >$E/config", "", &["--backing=image"]), "options beat configuration");
+    assert!(
+        treated("echo backing=off >$E/config", "backing=image", &[]),
+        "environment beats configuration"
+    );
+    assert!(
+        treated("echo backing=off >$E/config", "", &["--backing=image"]),
+        "options beat configuration"
+    );
     assert!(!treated("echo backing=image >$E/config", "backing=off", &[]));
     assert!(treated(">$E/config", "", &[]), "an empty file says nothing");
     // strict in the configuration does not stop a kill switch.
@@ -153,8 +198,15 @@ fn the_administrators_kill_switch_and_configuration() {
 fn a_malformed_configuration_is_one_warning() {
     require!(is_root() && installed("unshare").is_some(), "another /etc needs root");
     let public = Public::new();
-    require!(with_etc(&public, "true").plain().hold().finish().status.code() == Some(7), "this kernel mounts no overlayfs on /etc");
-    for script in ["echo nonsense=1 >$E/config", "mkdir $E/config", "printf 'backing=\\377\\376\\n' >$E/config"] {
+    require!(
+        with_etc(&public, "true").plain().hold().finish().status.code() == Some(7),
+        "this kernel mounts no overlayfs on /etc"
+    );
+    for script in [
+        "echo nonsense=1 >$E/config",
+        "mkdir $E/config",
+        "printf 'backing=\\377\\376\\n' >$E/config",
+    ] {
         let public = Public::new();
         let held = with_etc(&public, script).hold();
         let treated = huge(&held) > 0;

@@ -33,7 +33,9 @@ fn a_deleted_executable() {
 #[test]
 fn an_executable_that_never_had_a_name() {
     let mut content = Vec::new();
-    std::fs::File::open(program("hold", Kind::StaticNoPie)).and_then(|mut f| f.read_to_end(&mut content)).expect("the program");
+    std::fs::File::open(program("hold", Kind::StaticNoPie))
+        .and_then(|mut f| f.read_to_end(&mut content))
+        .expect("the program");
     // SAFETY: the name is a C string; the call makes a new descriptor or -1.
     let fd = unsafe { libc::memfd_create(c"nameless".as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0);
@@ -78,8 +80,16 @@ fn an_executable_on_tmpfs() {
     let public = Public::new();
     let at = public.path().join("mnt/program");
     let at = at.to_string_lossy();
-    assert_treated(&in_mounts(&public, "mount -t tmpfs -o mode=755 tmpfs $D; cp $P $D/program", &at));
-    assert_treated(&in_mounts(&public, "mount -t tmpfs -o mode=755,huge=always tmpfs $D; cp $P $D/program", &at));
+    assert_treated(&in_mounts(
+        &public,
+        "mount -t tmpfs -o mode=755 tmpfs $D; cp $P $D/program",
+        &at,
+    ));
+    assert_treated(&in_mounts(
+        &public,
+        "mount -t tmpfs -o mode=755,huge=always tmpfs $D; cp $P $D/program",
+        &at,
+    ));
 }
 
 #[test]
@@ -90,7 +100,10 @@ fn an_executable_on_overlayfs() {
     let at = at.to_string_lossy();
     let overlay = "mkdir -p $D.l $D.u $D.w; cp $P $D.l/program; mount -t overlay -o lowerdir=$D.l,upperdir=$D.u,workdir=$D.w overlay $D";
     let run = in_mounts(&public, overlay, &at);
-    require!(run.plain().hold().finish().status.code() == Some(7), "this kernel mounts no overlayfs");
+    require!(
+        run.plain().hold().finish().status.code() == Some(7),
+        "this kernel mounts no overlayfs"
+    );
     // From the lower layer, and after a copy up.
     assert_treated(&run);
     assert_treated(&in_mounts(&public, &format!("{overlay}; touch $D/program"), &at));
@@ -110,11 +123,18 @@ fn an_executable_on_a_noexec_mount_is_the_same_error() {
     require!(is_root(), "mounting needs root");
     let public = Public::new();
     let at = public.path().join("mnt/program");
-    let run = in_mounts(&public, "mount -t tmpfs -o noexec,mode=755 tmpfs $D; cp $P $D/program", &at.to_string_lossy());
+    let run = in_mounts(
+        &public,
+        "mount -t tmpfs -o noexec,mode=755 tmpfs $D; cp $P $D/program",
+        &at.to_string_lossy(),
+    );
     let (env, done) = (run.through_env().output(), run.output());
     env.assert_code(126);
     done.assert_code(126);
-    assert!(done.err().starts_with("tiexec: ") && done.err().contains("ermission denied"), "{done}");
+    assert!(
+        done.err().starts_with("tiexec: ") && done.err().contains("ermission denied"),
+        "{done}"
+    );
 }
 
 #[test]
@@ -164,7 +184,10 @@ fn a_current_directory_that_is_gone() {
 #[test]
 fn a_relative_path() {
     let program = program("hold", Kind::DynamicPie);
-    let (dir, name) = (program.parent().expect("a directory"), program.file_name().expect("a name").to_string_lossy());
+    let (dir, name) = (
+        program.parent().expect("a directory"),
+        program.file_name().expect("a name").to_string_lossy(),
+    );
     chmod(&program, 0o755);
     assert_treated(&Run::new(format!("./{name}"), ["7"]).cwd(dir));
     assert_treated(&Run::new(&*name, ["7"]).cwd(dir).env("PATH", ".:/usr/bin:/bin"));

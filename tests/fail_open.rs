@@ -4,7 +4,10 @@
 mod support;
 
 use support::machine::{Machine, hugetlb_controller, memory_controller, quiet};
-use support::{Coverage, Done, Kind, Prep, Public, Run, is_root, pmd_size, program, program_big, require, smaps};
+use support::{
+    Coverage, Done, Kind, Prep, Public, Run, is_root, pmd_size, program, program_big, require,
+    smaps,
+};
 
 const PR_SET_THP_DISABLE: i32 = 41;
 
@@ -52,7 +55,8 @@ fn assert_consistent(run: &Run, reasons: &[&str]) {
 #[test]
 fn thp_disabled_for_the_process() {
     for kind in support::programs::COMMON {
-        let run = Run::new(program("hold", kind), ["7"]).prep(Prep::Prctl(PR_SET_THP_DISABLE, 1, 0));
+        let run =
+            Run::new(program("hold", kind), ["7"]).prep(Prep::Prctl(PR_SET_THP_DISABLE, 1, 0));
         assert_fails_open(&run, &["thp_disabled"]);
     }
 }
@@ -62,7 +66,10 @@ fn thp_never_does_not_matter_to_an_image() {
     require!(is_root(), "THP settings need root");
     let mut machine = Machine::lock();
     for knob in ["enabled", "shmem_enabled", "defrag"] {
-        require!(machine.set(format!("/sys/kernel/mm/transparent_hugepage/{knob}"), "never"), "no knob {knob}");
+        require!(
+            machine.set(format!("/sys/kernel/mm/transparent_hugepage/{knob}"), "never"),
+            "no knob {knob}"
+        );
     }
     assert_covered(&hold());
 }
@@ -71,14 +78,20 @@ fn thp_never_does_not_matter_to_an_image() {
 fn shmem_deny_is_a_reason_or_does_not_matter() {
     require!(is_root(), "THP settings need root");
     let mut machine = Machine::lock();
-    require!(machine.set("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "deny"), "no such knob");
+    require!(
+        machine.set("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "deny"),
+        "no such knob"
+    );
     assert_consistent(&hold(), &["no_huge_page", "thp_disabled", "thp_unsupported"]);
 }
 
 #[test]
 fn the_hugetlb_pool_is_empty() {
     let _quiet = quiet();
-    let free = std::fs::read_to_string(format!("/sys/kernel/mm/hugepages/hugepages-{}kB/free_hugepages", pmd_size() / 1024));
+    let free = std::fs::read_to_string(format!(
+        "/sys/kernel/mm/hugepages/hugepages-{}kB/free_hugepages",
+        pmd_size() / 1024
+    ));
     require!(free.is_ok_and(|f| f.trim() == "0"), "somebody has filled the hugetlb pool");
     assert_fails_open(&hold().options(["--backing", "hugetlb"]), &["hugetlb_pool"]);
 }
@@ -88,13 +101,22 @@ fn the_hugetlb_pool_is_used_only_when_named() {
     require!(is_root(), "the hugetlb pool needs root");
     let mut machine = Machine::lock();
     require!(machine.pool(8), "no huge pages for the pool");
-    let free = || std::fs::read_to_string(format!("/sys/kernel/mm/hugepages/hugepages-{}kB/free_hugepages", pmd_size() / 1024)).expect("the pool");
+    let free = || {
+        std::fs::read_to_string(format!(
+            "/sys/kernel/mm/hugepages/hugepages-{}kB/free_hugepages",
+            pmd_size() / 1024
+        ))
+        .expect("the pool")
+    };
     let before = free();
     for kind in support::programs::COMMON {
         let held = Run::new(program("hold", kind), ["7"]).options(["--backing", "hugetlb"]).hold();
         assert!(held.coverage().is_full(), "{:?}", held.coverage());
         let vmas = smaps::vmas(held.pid());
-        assert!(vmas.iter().any(|v| v.is_switched() && v.counter("KernelPageSize") == pmd_size()), "{vmas:?}");
+        assert!(
+            vmas.iter().any(|v| v.is_switched() && v.counter("KernelPageSize") == pmd_size()),
+            "{vmas:?}"
+        );
         held.finish().assert_code(7).assert_silent();
         assert_eq!(free(), before, "the pages are back in the pool");
     }
@@ -109,7 +131,8 @@ fn the_hugetlb_pool_is_too_small() {
     require!(is_root(), "the hugetlb pool needs root");
     let mut machine = Machine::lock();
     require!(machine.pool(1), "no huge pages for the pool");
-    let run = Run::new(program_big("hold", Kind::DynamicPie, 32), ["7"]).options(["--backing", "hugetlb"]);
+    let run = Run::new(program_big("hold", Kind::DynamicPie, 32), ["7"])
+        .options(["--backing", "hugetlb"]);
     let (coverage, done) = launch(&run);
     assert!(!coverage.is_full(), "{coverage:?}");
     done.assert_failed_open(&["hugetlb_pool"]);
@@ -128,7 +151,9 @@ fn hugetlb_group(limit: &str) {
     let size = if pmd_size() == 2 << 20 { "2MB" } else { "32MB" };
     let file = group.join(format!("hugetlb.{size}.{limit}"));
     require!(std::fs::write(&file, "0").is_ok(), "no {}", file.display());
-    let run = hold().options(["--backing", "hugetlb"]).behind_sh(&format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display()));
+    let run = hold()
+        .options(["--backing", "hugetlb"])
+        .behind_sh(&format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display()));
     assert_fails_open(&run, &["hugetlb_pool"]);
 }
 
@@ -152,7 +177,9 @@ fn a_memory_cgroup_without_headroom() {
     let group = machine.group(&parent);
     require!(group.is_some(), "no cgroup can be made");
     let group = group.expect("just checked");
-    let inside = |run: Run| run.behind_sh(&format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display()));
+    let inside = |run: Run| {
+        run.behind_sh(&format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display()))
+    };
     std::fs::write(group.join(limit), (40 << 20).to_string()).expect("a limit");
     assert_fails_open(&inside(hold()), &["memcg_headroom"]);
     // An ancestor's limit counts as well.
@@ -173,7 +200,9 @@ fn the_address_space_is_limited() {
     // Room for the program and for half of a staged copy.
     let big = Run::new(program_big("hold", Kind::StaticNoPie, 32), ["7"]);
     let held = big.plain().hold();
-    let peak = smaps::status_field(held.pid(), "VmPeak").and_then(|v| v.split(' ').next()?.parse::<u64>().ok()).expect("VmPeak");
+    let peak = smaps::status_field(held.pid(), "VmPeak")
+        .and_then(|v| v.split(' ').next()?.parse::<u64>().ok())
+        .expect("VmPeak");
     held.finish().assert_code(7);
     let run = big.prep(Prep::Rlimit(libc::RLIMIT_AS, (peak << 10) + (16 << 20)));
     run.plain().output().assert_code(7);
@@ -189,21 +218,29 @@ fn hardly_any_address_space_at_all() {
         if run.plain().output().status.code() != Some(7) {
             continue;
         }
-        assert_consistent(&run, &["address_space", "fork_failed", "proc_unavailable", "helper_died", "stack_room"]);
+        assert_consistent(
+            &run,
+            &["address_space", "fork_failed", "proc_unavailable", "helper_died", "stack_room"],
+        );
     }
 }
 
 #[test]
 fn no_descriptor_is_left() {
-    let run = Run::new(program("hold", Kind::StaticNoPie), ["7"]).prep(Prep::Rlimit(libc::RLIMIT_NOFILE, 3));
+    let run = Run::new(program("hold", Kind::StaticNoPie), ["7"])
+        .prep(Prep::Rlimit(libc::RLIMIT_NOFILE, 3));
     let done = run.output();
     done.assert_code(7).assert_failed_open(&["fd_limit"]);
     // One more each: from some number on it is treated, and before that it says why not.
     for limit in 4..=12 {
-        let run = Run::new(program("hold", Kind::StaticNoPie), ["7"]).prep(Prep::Rlimit(libc::RLIMIT_NOFILE, limit));
+        let run = Run::new(program("hold", Kind::StaticNoPie), ["7"])
+            .prep(Prep::Rlimit(libc::RLIMIT_NOFILE, limit));
         assert_consistent(&run, &["fd_limit"]);
     }
-    assert_covered(&Run::new(program("hold", Kind::StaticNoPie), ["7"]).prep(Prep::Rlimit(libc::RLIMIT_NOFILE, 32)));
+    assert_covered(
+        &Run::new(program("hold", Kind::StaticNoPie), ["7"])
+            .prep(Prep::Rlimit(libc::RLIMIT_NOFILE, 32)),
+    );
 }
 
 #[test]
@@ -218,7 +255,12 @@ fn a_file_size_limit_kills_nobody() {
 
 #[test]
 fn other_limits_do_not_matter() {
-    for (resource, limit) in [(libc::RLIMIT_MEMLOCK, 0), (libc::RLIMIT_DATA, 4 << 20), (libc::RLIMIT_STACK, 128 << 10), (libc::RLIMIT_CORE, 0)] {
+    for (resource, limit) in [
+        (libc::RLIMIT_MEMLOCK, 0),
+        (libc::RLIMIT_DATA, 4 << 20),
+        (libc::RLIMIT_STACK, 128 << 10),
+        (libc::RLIMIT_CORE, 0),
+    ] {
         assert_covered(&hold().prep(Prep::Rlimit(resource, limit)));
     }
 }
@@ -229,7 +271,16 @@ fn no_process_is_left() {
     let public = Public::new();
     let program = public.add(&program("exits", Kind::StaticNoPie), "exits", 0o755);
     // The limit counts all processes of the user: a user that has none but this one.
-    let front = ["setpriv", "--reuid", "64123", "--regid", "64123", "--clear-groups", "prlimit", "--nproc=1:1"];
+    let front = [
+        "setpriv",
+        "--reuid",
+        "64123",
+        "--regid",
+        "64123",
+        "--clear-groups",
+        "prlimit",
+        "--nproc=1:1",
+    ];
     let run = Run::new(program, ["code", "7"]).binary(public.tiexec()).behind(front);
     run.plain().output().assert_code(7);
     let done = run.output();
@@ -243,9 +294,14 @@ fn strict_overcommit_does_not_matter() {
     let mut machine = Machine::lock();
     let meminfo = |key: &str| {
         let text = std::fs::read_to_string("/proc/meminfo").expect("meminfo");
-        text.lines().find_map(|l| l.strip_prefix(key)?.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()).expect("a counter")
+        text.lines()
+            .find_map(|l| l.strip_prefix(key)?.split_ascii_whitespace().nth(1)?.parse::<u64>().ok())
+            .expect("a counter")
     };
-    require!(meminfo("CommitLimit") > meminfo("Committed_AS") + (2 << 20), "too much is committed for vm.overcommit_memory=2");
+    require!(
+        meminfo("CommitLimit") > meminfo("Committed_AS") + (2 << 20),
+        "too much is committed for vm.overcommit_memory=2"
+    );
     require!(machine.set("/proc/sys/vm/overcommit_memory", "2"), "no overcommit_memory");
     assert_covered(&hold());
     assert_covered(&Run::new(program("hold", Kind::StaticNoPie), ["7"]));
@@ -264,7 +320,9 @@ fn the_deadline_has_passed() {
             assert!(!coverage.is_full(), "{coverage:?}: {done}");
         }
     }
-    assert_covered(&Run::new(program_big("hold", Kind::DynamicPie, 32), ["7"]).options(["--deadline", "20s"]));
+    assert_covered(
+        &Run::new(program_big("hold", Kind::DynamicPie, 32), ["7"]).options(["--deadline", "20s"]),
+    );
 }
 
 #[test]
@@ -273,7 +331,10 @@ fn proc_is_not_mounted() {
     let public = Public::new();
     let program = public.add(&program("exits", Kind::DynamicPie), "exits", 0o755);
     let script = "mount --make-rprivate /; umount -l /proc; exec \"$@\"";
-    let run = Run::new(program, ["code", "7"]).binary(public.tiexec()).behind(["unshare", "--mount"]).behind_sh(script);
+    let run = Run::new(program, ["code", "7"])
+        .binary(public.tiexec())
+        .behind(["unshare", "--mount"])
+        .behind_sh(script);
     let done = run.output();
     done.assert_code(7).assert_failed_open(&["proc_unavailable"]);
     assert_eq!(done.out(), "ran\n");
@@ -283,7 +344,9 @@ fn proc_is_not_mounted() {
 fn writing_and_executing_are_kept_apart() {
     // PR_SET_MDWE with PR_MDWE_REFUSE_EXEC_GAIN: no mapping may become executable that was not from birth.
     assert_covered(&hold().prep(Prep::Prctl(65, 1, 0)));
-    assert_covered(&Run::new(program("hold", Kind::StaticNoPie), ["7"]).prep(Prep::Prctl(65, 1, 0)));
+    assert_covered(
+        &Run::new(program("hold", Kind::StaticNoPie), ["7"]).prep(Prep::Prctl(65, 1, 0)),
+    );
 }
 
 #[test]
@@ -293,7 +356,11 @@ fn the_kernel_enforces_memfd_noexec() {
         let script = format!("echo {value} >/proc/sys/vm/memfd_noexec; exec \"$@\"");
         let run = hold().behind(["unshare", "--pid", "--fork", "--mount-proc"]).behind_sh(&script);
         let held = run.hold();
-        assert!(held.said("huge").is_some_and(|h| h.parse::<u64>().is_ok_and(|h| h >= 4 << 20)), "memfd_noexec={value}: {}", held.out_text());
+        assert!(
+            held.said("huge").is_some_and(|h| h.parse::<u64>().is_ok_and(|h| h >= 4 << 20)),
+            "memfd_noexec={value}: {}",
+            held.out_text()
+        );
         held.finish().assert_code(7).assert_silent();
     }
 }

@@ -12,11 +12,17 @@ use support::{Kind, Random, Run, program};
 fn struck(kind: Kind, fault: &str, report: &Path) -> bool {
     let _none_yet = std::fs::remove_file(report);
     let option = format!("--report={}", report.display());
-    let run = Run::new(program("identity", kind), [""; 0]).options([option.as_str(), "--json"]).env("TIEXEC_FAULT", fault);
+    let run = Run::new(program("identity", kind), [""; 0])
+        .options([option.as_str(), "--json"])
+        .env("TIEXEC_FAULT", fault);
     let held = run.hold();
     let complete = std::fs::read_to_string(report).is_ok_and(|r| r.contains("\"launch\":{"));
     assert_eq!(status_field(held.pid(), "TracerPid").as_deref(), Some("0"), "{fault}");
-    assert_eq!(held.said("wait_plain").as_deref(), Some("No child processes"), "{fault}: an ordinary wait finds nobody");
+    assert_eq!(
+        held.said("wait_plain").as_deref(),
+        Some("No child processes"),
+        "{fault}: an ordinary wait finds nobody"
+    );
     if complete {
         assert!(held.coverage().is_full(), "{fault}: {:?}", held.coverage());
     }
@@ -37,7 +43,10 @@ fn at_every_place(fault: &str) {
         let report = dir.path().join("report");
         let last = (1..200).take_while(|n| struck(kind, &format!("{fault}:{n}"), &report)).last();
         let last = last.unwrap_or(0);
-        assert!(last >= 4, "{kind:?}: {fault} struck {last} times only: is fault injection built in?");
+        assert!(
+            last >= 4,
+            "{kind:?}: {fault} struck {last} times only: is fault injection built in?"
+        );
         assert!(last < 199, "{kind:?}: no launch was ever complete");
     }
 }
@@ -109,7 +118,9 @@ fn at_random_moments_in_200_launches() {
         held.wait_line("ready");
         assert_eq!(status_field(pid, "TracerPid").as_deref(), Some("0"), "round {round}");
         for child in children(pid) {
-            eventually("nobody lives on beside the program", || status_field(child, "State").is_none_or(|s| s.starts_with('Z')));
+            eventually("nobody lives on beside the program", || {
+                status_field(child, "State").is_none_or(|s| s.starts_with('Z'))
+            });
         }
         let done = held.finish();
         done.assert_code(7);

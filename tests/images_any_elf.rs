@@ -78,7 +78,12 @@ fn same_privileges(run: &Run, must_have: &str) {
     let facts = |done: Done| {
         done.assert_code(0).assert_silent();
         let out = done.out();
-        out.lines().filter(|l| l.starts_with("status ") || l.starts_with("secure ") || l.starts_with("prctl ")).map(str::to_owned).collect::<Vec<_>>()
+        out.lines()
+            .filter(|l| {
+                l.starts_with("status ") || l.starts_with("secure ") || l.starts_with("prctl ")
+            })
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
     };
     let run = run.clone().behind(NOBODY);
     let plain = facts(run.plain().output());
@@ -91,9 +96,11 @@ fn setuid_and_setgid_images_keep_their_privileges() {
     require!(is_root(), "making a set-user-ID file needs root");
     let public = Public::new();
     let identity = program("identity", Kind::StaticNoPie);
-    for (name, mode, must_have) in
-        [("suid", 0o4755, "status Uid:\t65534\t0\t0\t0"), ("sgid", 0o2755, "status Gid:\t65534\t0\t0\t0"), ("both", 0o6755, "secure 1")]
-    {
+    for (name, mode, must_have) in [
+        ("suid", 0o4755, "status Uid:\t65534\t0\t0\t0"),
+        ("sgid", 0o2755, "status Gid:\t65534\t0\t0\t0"),
+        ("both", 0o6755, "secure 1"),
+    ] {
         let file = public.add(&identity, name, mode);
         let run = Run::new(&file, [""; 0]).binary(public.tiexec());
         let works = run.plain().behind(NOBODY).output().out().contains("secure 1");
@@ -107,12 +114,18 @@ fn setuid_and_setgid_images_keep_their_privileges() {
 
 #[test]
 fn file_capabilities_are_kept() {
-    require!(is_root() && support::installed("setcap").is_some(), "setcap needs root and libcap2-bin");
+    require!(
+        is_root() && support::installed("setcap").is_some(),
+        "setcap needs root and libcap2-bin"
+    );
     let public = Public::new();
     let file = public.add(&program("identity", Kind::StaticNoPie), "fcaps", 0o755);
     let set = tool(&["/usr/sbin/setcap", "cap_net_raw,cap_net_admin+ep", &file.to_string_lossy()]);
     require!(set.status.success(), "this file system has no file capabilities");
-    same_privileges(&Run::new(&file, [""; 0]).binary(public.tiexec()), "status CapEff:\t0000000000003000");
+    same_privileges(
+        &Run::new(&file, [""; 0]).binary(public.tiexec()),
+        "status CapEff:\t0000000000003000",
+    );
 }
 
 #[test]
@@ -139,7 +152,11 @@ fn an_unreadable_image_runs_plain() {
     let done = run.output();
     done.assert_code(7).assert_silent();
     assert_eq!(done.out(), "ran\n");
-    let done = Run::new(&file, ["code", "7"]).binary(public.tiexec()).options(["--report", "--json"]).behind(NOBODY).output();
+    let done = Run::new(&file, ["code", "7"])
+        .binary(public.tiexec())
+        .options(["--report", "--json"])
+        .behind(NOBODY)
+        .output();
     done.assert_code(7);
     assert!(done.err().contains("unreadable_image"), "{done}");
 }
@@ -147,7 +164,8 @@ fn an_unreadable_image_runs_plain() {
 #[test]
 fn a_32_bit_image_runs_plain() {
     let program = program("foreign32", Kind::Bare32);
-    let works = std::process::Command::new(&program).output().is_ok_and(|o| o.status.code() == Some(32));
+    let works =
+        std::process::Command::new(&program).output().is_ok_and(|o| o.status.code() == Some(32));
     require!(works, "this kernel runs no 32-bit programs");
     let done = Run::new(&program, [""; 0]).output();
     done.assert_code(32).assert_silent();

@@ -28,14 +28,26 @@ fn the_json_report_is_what_smaps_says() {
         let report = object(&done.err());
         assert_eq!((number(&report, "schema"), &report["kind"]), (1, &"launch".into()));
         assert_eq!(number(&report, "pid"), pid as u64);
-        assert_eq!(report["comm"], path.file_name().expect("a name").to_string_lossy()[..15.min(path.file_name().expect("a name").len())]);
+        assert_eq!(
+            report["comm"],
+            path.file_name().expect("a name").to_string_lossy()
+                [..15.min(path.file_name().expect("a name").len())]
+        );
         assert_eq!((&report["outcome"], &report["reason"]), (&"switched".into(), &Value::Null));
         assert_eq!(number(&report, "huge_bytes"), coverage.huge, "{report}");
         assert!(number(&report, "text_bytes") >= coverage.text, "{report} {coverage:?}");
         let files = report["files"].as_array().expect("files");
-        let main = files.iter().find(|f| f["path"] == *path.to_string_lossy()).unwrap_or_else(|| panic!("{report}"));
-        assert_eq!((number(main, "text_bytes"), number(main, "huge_bytes")), (coverage.text, coverage.huge), "{report}");
-        let rest: u64 = main["rest"].as_array().expect("rest").iter().map(|r| number(r, "bytes")).sum();
+        let main = files
+            .iter()
+            .find(|f| f["path"] == *path.to_string_lossy())
+            .unwrap_or_else(|| panic!("{report}"));
+        assert_eq!(
+            (number(main, "text_bytes"), number(main, "huge_bytes")),
+            (coverage.text, coverage.huge),
+            "{report}"
+        );
+        let rest: u64 =
+            main["rest"].as_array().expect("rest").iter().map(|r| number(r, "bytes")).sum();
         assert_eq!(rest, coverage.text - coverage.huge, "{report}");
         assert_eq!(main["backings"], serde_json::json!(["image"]), "{report}");
         let total: u64 = files.iter().map(|f| number(f, "text_bytes")).sum();
@@ -46,11 +58,19 @@ fn the_json_report_is_what_smaps_says() {
         assert!(number(launch, "stop_us") > 0 && number(launch, "remote_syscalls") > 0, "{report}");
         assert_eq!(number(launch, "bytes_copied"), coverage.huge, "{report}");
         assert_eq!(number(launch, "unsafe_windows"), 0, "{report}");
-        let address = |v: &Value| u64::from_str_radix(v.as_str().expect("an address"), 16).expect("hexadecimal");
+        let address = |v: &Value| {
+            u64::from_str_radix(v.as_str().expect("an address"), 16).expect("hexadecimal")
+        };
         let spans = launch["spans"].as_array().expect("spans");
         let lens: u64 = spans.iter().map(|s| address(&s["end"]) - address(&s["start"])).sum();
         assert_eq!(lens, coverage.huge, "{report}");
-        assert!(spans.iter().all(|s| address(&s["start"]).is_multiple_of(pmd_size()) && s["file_offset"].is_u64()), "{report}");
+        assert!(
+            spans
+                .iter()
+                .all(|s| address(&s["start"]).is_multiple_of(pmd_size())
+                    && s["file_offset"].is_u64()),
+            "{report}"
+        );
     }
 }
 
@@ -59,12 +79,16 @@ fn a_report_to_a_file_leaves_the_streams_alone() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("report");
     let option = format!("--report={}", file.display());
-    let done = Run::new(program("exits", Kind::DynamicPie), ["code", "7"]).options([option.as_str(), "--json"]).output();
+    let done = Run::new(program("exits", Kind::DynamicPie), ["code", "7"])
+        .options([option.as_str(), "--json"])
+        .output();
     done.assert_code(7).assert_silent();
     assert_eq!(done.out(), "ran\n");
     assert_eq!(object(&std::fs::read_to_string(&file).expect("a report"))["outcome"], "switched");
     // Where the file cannot be written, the program runs.
-    let done = Run::new(program("exits", Kind::DynamicPie), ["code", "7"]).options(["--report=/nonexistent/file"]).output();
+    let done = Run::new(program("exits", Kind::DynamicPie), ["code", "7"])
+        .options(["--report=/nonexistent/file"])
+        .output();
     done.assert_code(7);
     assert_eq!(done.out(), "ran\n");
     assert!(done.err().lines().count() == 1 && done.err().starts_with("tiexec: "), "{done}");
@@ -74,7 +98,9 @@ fn a_report_to_a_file_leaves_the_streams_alone() {
 fn the_report_comes_before_the_program() {
     // Both write to one stream: the table is whole before the program's first byte.
     for options in [&["--report"][..], &["--report", "--json"]] {
-        let run = Run::new(program("exits", Kind::DynamicPie), ["code", "7"]).options(options).behind_sh("exec \"$@\" 2>&1");
+        let run = Run::new(program("exits", Kind::DynamicPie), ["code", "7"])
+            .options(options)
+            .behind_sh("exec \"$@\" 2>&1");
         let done = run.output();
         done.assert_code(7);
         let out = done.out();
@@ -90,7 +116,10 @@ fn the_table_names_the_file_the_backing_and_the_undo() {
     done.assert_code(7);
     assert_eq!(done.out(), "ran\n", "a launch never writes to standard output");
     let table = done.err();
-    for word in ["text ", "huge ", "MiB", " %)", "FILE", "BACKING", "image", "edges", "stop", "perf", "uprobes", "undo"] {
+    for word in [
+        "text ", "huge ", "MiB", " %)", "FILE", "BACKING", "image", "edges", "stop", "perf",
+        "uprobes", "undo",
+    ] {
         assert!(table.contains(word), "no {word:?}: {done}");
     }
     assert!(table.contains(&*path.to_string_lossy()), "{done}");
@@ -102,15 +131,31 @@ fn a_launch_that_gains_nothing_reports_why() {
     let report = |run: Run, code: i32| {
         let done = run.options(["--report", "--json"]).output();
         done.assert_code(code);
-        done.err().lines().rfind(|l| l.starts_with('{')).map(object).unwrap_or_else(|| panic!("{done}"))
+        done.err()
+            .lines()
+            .rfind(|l| l.starts_with('{'))
+            .map(object)
+            .unwrap_or_else(|| panic!("{done}"))
     };
     let small = report(Run::new(program("small", Kind::DynamicPie), ["5"]), 5);
-    assert_eq!((&small["outcome"], &small["reason"], &small["launch"]), (&"skipped".into(), &"too_small".into(), &Value::Null));
+    assert_eq!(
+        (&small["outcome"], &small["reason"], &small["launch"]),
+        (&"skipped".into(), &"too_small".into(), &Value::Null)
+    );
     assert_eq!(number(&small, "huge_bytes"), 0);
-    let off = report(Run::new(program("exits", Kind::DynamicPie), ["code", "7"]).options(["--backing", "off"]), 7);
+    let off = report(
+        Run::new(program("exits", Kind::DynamicPie), ["code", "7"]).options(["--backing", "off"]),
+        7,
+    );
     assert_eq!((&off["outcome"], &off["reason"]), (&"skipped".into(), &"disabled".into()));
-    let failed = report(Run::new(program("exits", Kind::DynamicPie), ["code", "7"]).prep(Prep::Prctl(41, 1, 0)), 7);
-    assert_eq!((&failed["outcome"], &failed["reason"]), (&"skipped".into(), &"thp_disabled".into()));
+    let failed = report(
+        Run::new(program("exits", Kind::DynamicPie), ["code", "7"]).prep(Prep::Prctl(41, 1, 0)),
+        7,
+    );
+    assert_eq!(
+        (&failed["outcome"], &failed["reason"]),
+        (&"skipped".into(), &"thp_disabled".into())
+    );
     assert_eq!(number(&failed, "huge_bytes"), 0);
 }
 
@@ -118,13 +163,18 @@ fn a_launch_that_gains_nothing_reports_why() {
 fn the_cost_is_bounded() {
     // 24 MiB: what is copied is what is huge, once, and the calls do not grow with the text.
     let cost = |mib| {
-        let done = Run::new(program_big("hold", Kind::StaticNoPie, mib), ["7"]).options(["--report", "--json"]).output();
+        let done = Run::new(program_big("hold", Kind::StaticNoPie, mib), ["7"])
+            .options(["--report", "--json"])
+            .output();
         done.assert_code(7);
         object(&done.err())["launch"].clone()
     };
     let (small, big) = (cost(6), cost(32));
     assert!(number(&big, "bytes_copied") >= 28 << 20, "{big}");
-    assert!(number(&big, "remote_syscalls") <= number(&small, "remote_syscalls") + 4, "{small} {big}");
+    assert!(
+        number(&big, "remote_syscalls") <= number(&small, "remote_syscalls") + 4,
+        "{small} {big}"
+    );
     assert!(number(&big, "remote_syscalls") <= 40, "{big}");
     assert!(number(&big, "stop_us") < 2_000_000, "{big}");
 }
@@ -146,9 +196,13 @@ fn a_dry_run_prints_the_plan_and_runs_nothing() {
         }
     }
     // The plan of what will not be treated is the reason.
-    let done = Run::new(program("small", Kind::DynamicPie), [""; 0]).options(["--dry-run"]).output();
+    let done =
+        Run::new(program("small", Kind::DynamicPie), [""; 0]).options(["--dry-run"]).output();
     done.assert_code(0);
-    assert!((done.out() + &done.err()).contains("too_small") && !done.out().contains("small ran"), "{done}");
+    assert!(
+        (done.out() + &done.err()).contains("too_small") && !done.out().contains("small ran"),
+        "{done}"
+    );
 }
 
 #[test]
@@ -167,7 +221,9 @@ fn a_verbose_launch_says_why_it_left_text_alone() {
 
 #[test]
 fn a_program_that_reports_on_itself_agrees() {
-    let done = Run::new(program("family", Kind::DynamicPie), [""; 0]).options(["--report", "--json"]).output();
+    let done = Run::new(program("family", Kind::DynamicPie), [""; 0])
+        .options(["--report", "--json"])
+        .output();
     done.assert_code(0);
     let seen: u64 = said(&done.out(), "huge").expect("a huge line").parse().expect("a number");
     assert_eq!(number(&object(&done.err()), "huge_bytes"), seen, "{done}");

@@ -25,23 +25,47 @@ fn refuses_before_the_program_has_run() {
     assert_refused(&exits().options(["--deadline", "0ms"]), &["deadline"]);
     assert_refused(&exits().prep(Prep::Rlimit(libc::RLIMIT_NOFILE, 3)), &["fd_limit"]);
     let filter = program("seccomp_exec", Kind::DynamicPie);
-    for (action, call) in [("errno=1", "ptrace"), ("errno=1", "memfd_create"), ("kill", "mremap"), ("trap", "madvise"), ("errno=38", "clone,clone3,fork,vfork")] {
+    for (action, call) in [
+        ("errno=1", "ptrace"),
+        ("errno=1", "memfd_create"),
+        ("kill", "mremap"),
+        ("trap", "madvise"),
+        ("errno=38", "clone,clone3,fork,vfork"),
+    ] {
         let run = exits().behind([filter.as_os_str(), action.as_ref(), call.as_ref()]);
-        assert_refused(&run, &["seccomp", "ptrace_denied", "no_memfd", "no_huge_page", "fork_failed", "switch_failed"]);
+        assert_refused(
+            &run,
+            &[
+                "seccomp",
+                "ptrace_denied",
+                "no_memfd",
+                "no_huge_page",
+                "fork_failed",
+                "switch_failed",
+            ],
+        );
     }
 }
 
 #[test]
 fn refuses_by_the_environment_too() {
-    let run = Run::new(program("exits", Kind::StaticNoPie), ["code", "7"]).env("TIEXEC", "strict=1").prep(Prep::Prctl(41, 1, 0));
+    let run = Run::new(program("exits", Kind::StaticNoPie), ["code", "7"])
+        .env("TIEXEC", "strict=1")
+        .prep(Prep::Prctl(41, 1, 0));
     assert_refused(&run, &["thp_disabled"]);
 }
 
 #[test]
 fn refuses_where_the_hugetlb_pool_is_empty() {
     let _quiet = support::machine::quiet();
-    let knob = format!("/sys/kernel/mm/hugepages/hugepages-{}kB/free_hugepages", support::pmd_size() / 1024);
-    require!(std::fs::read_to_string(knob).is_ok_and(|f| f.trim() == "0"), "somebody has filled the hugetlb pool");
+    let knob = format!(
+        "/sys/kernel/mm/hugepages/hugepages-{}kB/free_hugepages",
+        support::pmd_size() / 1024
+    );
+    require!(
+        std::fs::read_to_string(knob).is_ok_and(|f| f.trim() == "0"),
+        "somebody has filled the hugetlb pool"
+    );
     assert_refused(&exits().options(["--backing", "hugetlb"]), &["hugetlb_pool"]);
 }
 
@@ -72,7 +96,10 @@ fn a_program_that_must_be_left_alone_runs() {
     require!(is_root(), "making a set-user-ID file needs root");
     let public = Public::new();
     let suid = public.add(&program("exits", Kind::StaticNoPie), "suid", 0o4755);
-    let run = Run::new(suid, ["code", "7"]).binary(public.tiexec()).options(["--strict"]).behind(["runuser", "-u", "nobody", "--"]);
+    let run = Run::new(suid, ["code", "7"])
+        .binary(public.tiexec())
+        .options(["--strict"])
+        .behind(["runuser", "-u", "nobody", "--"]);
     run.output().assert_code(7).assert_silent();
 }
 

@@ -24,7 +24,9 @@ fn under_strace() {
             assert_eq!(done.out(), "ran\n", "{done}");
         }
     }
-    let done = Run::new(program("exits", Kind::DynamicPie), ["signal", "15"]).behind(["strace", "-f", "-o", &log]).output();
+    let done = Run::new(program("exits", Kind::DynamicPie), ["signal", "15"])
+        .behind(["strace", "-f", "-o", &log])
+        .output();
     done.assert_signal(libc::SIGTERM);
 }
 
@@ -33,7 +35,9 @@ fn a_small_program_is_two_execs_and_no_fork() {
     require!(installed("strace").is_some(), "no strace");
     let dir = tempfile::tempdir().expect("a directory");
     let log = dir.path().join("log");
-    let done = Run::new("/bin/true", [""; 0]).behind(["strace", "-f", "-o", &log.to_string_lossy()]).output();
+    let done = Run::new("/bin/true", [""; 0])
+        .behind(["strace", "-f", "-o", &log.to_string_lossy()])
+        .output();
     done.assert_code(0).assert_silent();
     let log = std::fs::read_to_string(&log).expect("strace's log");
     let count = |call: &str| log.lines().filter(|l| l.contains(&format!(" {call}("))).count();
@@ -46,7 +50,18 @@ fn a_small_program_is_two_execs_and_no_fork() {
 #[test]
 fn under_gdb() {
     require!(installed("gdb").is_some(), "no gdb");
-    let gdb = ["gdb", "-nx", "-batch", "-ex", "set startup-with-shell off", "-ex", "set confirm off", "-ex", "run", "--args"];
+    let gdb = [
+        "gdb",
+        "-nx",
+        "-batch",
+        "-ex",
+        "set startup-with-shell off",
+        "-ex",
+        "set confirm off",
+        "-ex",
+        "run",
+        "--args",
+    ];
     let done = Run::new(program("exits", Kind::StaticNoPie), ["code", "7"]).behind(gdb).output();
     done.assert_code(0);
     assert!(done.out().contains("exited with code 07"), "{done}");
@@ -63,7 +78,13 @@ fn gdb(pid: i32, program: &Path, commands: &[&str]) -> String {
     for c in commands {
         command.args(["-ex", c]);
     }
-    let output = command.arg("-p").arg(pid.to_string()).arg(program).stdin(Stdio::null()).output().expect("gdb");
+    let output = command
+        .arg("-p")
+        .arg(pid.to_string())
+        .arg(program)
+        .stdin(Stdio::null())
+        .output()
+        .expect("gdb");
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
@@ -81,10 +102,24 @@ fn gdb_attaches_and_breaks_in_switched_text() {
 
     let held = Run::new(&path, ["7"]).hold();
     let want = ((7_u32.wrapping_mul(16_777_619)) ^ (6 * 4096 / 2)).rotate_left(5);
-    let said = gdb(held.pid(), &path, &["break *big_middle", "print ((unsigned (*)(unsigned)) big_middle)(7)", "finish", "delete", "detach"]);
+    let said = gdb(
+        held.pid(),
+        &path,
+        &[
+            "break *big_middle",
+            "print ((unsigned (*)(unsigned)) big_middle)(7)",
+            "finish",
+            "delete",
+            "detach",
+        ],
+    );
     assert!(said.contains("Breakpoint 1"), "{said}");
-    assert!(said.contains("stopped in a function called from GDB") || said.contains("big_middle"), "{said}");
-    let said = gdb(held.pid(), &path, &["print ((unsigned (*)(unsigned)) big_middle)(7)", "detach"]);
+    assert!(
+        said.contains("stopped in a function called from GDB") || said.contains("big_middle"),
+        "{said}"
+    );
+    let said =
+        gdb(held.pid(), &path, &["print ((unsigned (*)(unsigned)) big_middle)(7)", "detach"]);
     assert!(said.contains(&format!("= {want}")), "{want}: {said}");
     // It runs its whole text again: the breakpoint is gone, and the text is as it was.
     held.finish().assert_code(7).assert_silent();
@@ -97,8 +132,16 @@ fn strace_attaches_after_the_launch() {
     let log = dir.path().join("log");
     let held = Run::new(program("hold", Kind::DynamicPie), ["7"]).hold();
     let pid = held.pid();
-    let mut strace = Command::new("strace").args(["-q", "-o"]).arg(&log).args(["-p", &pid.to_string()]).stderr(Stdio::null()).spawn().expect("strace");
-    eventually("strace has attached", || status_field(pid, "TracerPid").is_some_and(|t| t == strace.id().to_string()));
+    let mut strace = Command::new("strace")
+        .args(["-q", "-o"])
+        .arg(&log)
+        .args(["-p", &pid.to_string()])
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("strace");
+    eventually("strace has attached", || {
+        status_field(pid, "TracerPid").is_some_and(|t| t == strace.id().to_string())
+    });
     held.finish().assert_code(7).assert_silent();
     strace.wait().expect("an own child");
     let log = std::fs::read_to_string(&log).expect("strace's log");
@@ -109,6 +152,11 @@ fn strace_attaches_after_the_launch() {
 fn perf_and_friends_see_a_named_mapping() {
     let held = Run::new(program("hold", Kind::DynamicPie), ["7"]).hold();
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", held.pid())).expect("maps");
-    assert!(maps.lines().any(|l| l.contains(" r-xp ") && l.ends_with("/memfd:tiexec:hold-dynamicpie-6 (deleted)")), "{maps}");
+    assert!(
+        maps.lines()
+            .any(|l| l.contains(" r-xp ")
+                && l.ends_with("/memfd:tiexec:hold-dynamicpie-6 (deleted)")),
+        "{maps}"
+    );
     held.finish().assert_code(7).assert_silent();
 }

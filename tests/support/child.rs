@@ -136,7 +136,11 @@ impl Held {
     fn seen(&mut self) -> String {
         while let Some(true) = self.err.more(Instant::now() + Duration::from_millis(200)) {}
         let status = self.child.try_wait();
-        format!("status {status:?}\nstdout: {:?}\nstderr: {:?}", self.out_text(), String::from_utf8_lossy(&self.err.got))
+        format!(
+            "status {status:?}\nstdout: {:?}\nstderr: {:?}",
+            self.out_text(),
+            String::from_utf8_lossy(&self.err.got)
+        )
     }
 
     /// Closes its standard input and waits for its end and for that of its output.
@@ -151,7 +155,11 @@ impl Held {
         let patience = Instant::now() + Duration::from_secs(5);
         for stream in [&mut self.out, &mut self.err] {
             while stream.chunks.is_some() {
-                assert!(stream.more(patience).is_some(), "{} ended, but somebody still holds its output", self.command);
+                assert!(
+                    stream.more(patience).is_some(),
+                    "{} ended, but somebody still holds its output",
+                    self.command
+                );
             }
         }
         Done {
@@ -245,18 +253,36 @@ impl Done {
         }
         assert_eq!(err.lines().count(), 1, "more than one line: {self}");
         let rest = err.strip_prefix("tiexec: ").unwrap_or_else(|| panic!("no prefix: {self}"));
-        let (_name, rest) = rest.split_once(": text stays on base pages: ").unwrap_or_else(|| panic!("another line: {self}"));
+        let (_name, rest) = rest
+            .split_once(": text stays on base pages: ")
+            .unwrap_or_else(|| panic!("another line: {self}"));
         let (reason, detail) = rest.split_once(": ").unwrap_or_else(|| panic!("no detail: {self}"));
         assert!(!detail.trim().is_empty(), "no detail: {self}");
-        assert!(reason.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'), "not a reason: {self}");
+        assert!(
+            reason.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'),
+            "not a reason: {self}"
+        );
         Some(reason.to_owned())
     }
 }
 
 impl std::fmt::Display for Done {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let cut = |s: String| if s.len() > 4000 { format!("{}…", s.chars().take(4000).collect::<String>()) } else { s };
-        write!(f, "{}\n  {}\n  stdout: {:?}\n  stderr: {:?}", self.command, self.status, cut(self.out()), cut(self.err()))
+        let cut = |s: String| {
+            if s.len() > 4000 {
+                format!("{}…", s.chars().take(4000).collect::<String>())
+            } else {
+                s
+            }
+        };
+        write!(
+            f,
+            "{}\n  {}\n  stdout: {:?}\n  stderr: {:?}",
+            self.command,
+            self.status,
+            cut(self.out()),
+            cut(self.err())
+        )
     }
 }
 
@@ -277,5 +303,9 @@ pub(crate) fn state(pid: i32) -> Option<char> {
 
 /// Runs a tool of the machine to its end.
 pub(crate) fn tool(argv: &[&str]) -> std::process::Output {
-    Command::new(argv[0]).args(&argv[1..]).stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("{argv:?}: {e}"))
+    Command::new(argv[0])
+        .args(&argv[1..])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap_or_else(|e| panic!("{argv:?}: {e}"))
 }

@@ -35,7 +35,10 @@ fn check(ret: i64) -> std::io::Result<()> {
 impl Prep {
     fn apply(self) -> std::io::Result<()> {
         // SAFETY: every call gets numbers, or pointers to locals that live through it; all are async-signal-safe.
-        #[allow(clippy::multiple_unsafe_ops_per_block, reason = "one table of calls, one argument for all")]
+        #[allow(
+            clippy::multiple_unsafe_ops_per_block,
+            reason = "one table of calls, one argument for all"
+        )]
         unsafe {
             match self {
                 Prep::Rlimit(resource, limit) => {
@@ -104,7 +107,10 @@ pub(crate) struct Run {
 
 impl Run {
     /// The program and its arguments, through `tiexec`.
-    pub(crate) fn new<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: impl IntoIterator<Item = S>) -> Run {
+    pub(crate) fn new<S: AsRef<OsStr>>(
+        program: impl AsRef<OsStr>,
+        args: impl IntoIterator<Item = S>,
+    ) -> Run {
         let mut argv = vec![program.as_ref().to_owned()];
         argv.extend(args.into_iter().map(|a| a.as_ref().to_owned()));
         Run {
@@ -127,7 +133,10 @@ impl Run {
 
     /// The same launch through `env(1)`, which is execvp and nothing else.
     pub(crate) fn through_env(&self) -> Run {
-        Run { launcher: Some(Launcher { binary: "/usr/bin/env".into(), options: Vec::new() }), ..self.clone() }
+        Run {
+            launcher: Some(Launcher { binary: "/usr/bin/env".into(), options: Vec::new() }),
+            ..self.clone()
+        }
     }
 
     /// Another copy of `tiexec`.
@@ -204,7 +213,10 @@ impl Run {
         let mut command = Command::new(&argv[0]);
         command.args(&argv[1..]);
         command.env_clear();
-        command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/go/bin");
+        command.env(
+            "PATH",
+            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/go/bin",
+        );
         command.env("HOME", "/nonexistent").env("LANG", "C.UTF-8");
         command.envs(self.env.iter().map(|(k, v)| (k, v)));
         if let Some(dir) = &self.cwd {
@@ -237,8 +249,14 @@ impl Run {
 
     /// Starts it.
     pub(crate) fn start(&self) -> Held {
-        let shown = self.argv().iter().map(|a| a.to_string_lossy().chars().take(200).collect::<String>()).collect::<Vec<_>>().join(" ");
-        let leads = self.group || self.preps.iter().any(|p| matches!(p, Prep::Setsid | Prep::Terminal));
+        let shown = self
+            .argv()
+            .iter()
+            .map(|a| a.to_string_lossy().chars().take(200).collect::<String>())
+            .collect::<Vec<_>>()
+            .join(" ");
+        let leads =
+            self.group || self.preps.iter().any(|p| matches!(p, Prep::Setsid | Prep::Terminal));
         Held::spawn(self.command(), shown, self.limit, leads)
     }
 

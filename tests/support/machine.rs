@@ -35,7 +35,11 @@ impl Machine {
         let knob = knob.as_ref();
         let Ok(was) = std::fs::read_to_string(knob) else { return false };
         // "always [madvise] never" is set by the word in brackets.
-        let was = was.split_once('[').and_then(|(_, r)| r.split_once(']')).map_or(was.trim(), |(w, _)| w).to_owned();
+        let was = was
+            .split_once('[')
+            .and_then(|(_, r)| r.split_once(']'))
+            .map_or(was.trim(), |(w, _)| w)
+            .to_owned();
         if std::fs::write(knob, value).is_err() {
             return false;
         }
@@ -47,7 +51,8 @@ impl Machine {
     pub(crate) fn pool(&mut self, pages: u64) -> bool {
         let kib = super::pmd_size() / 1024;
         let knob = format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages");
-        self.set(&knob, &pages.to_string()) && std::fs::read_to_string(&knob).is_ok_and(|s| s.trim() == pages.to_string())
+        self.set(&knob, &pages.to_string())
+            && std::fs::read_to_string(&knob).is_ok_and(|s| s.trim() == pages.to_string())
     }
 
     /// A new cgroup below `parent`; none if it cannot be made.
@@ -81,7 +86,9 @@ impl Drop for Machine {
 /// The directory of the memory controller (v2 or v1) and the name of its limit file.
 pub(crate) fn memory_controller() -> Option<(PathBuf, &'static str)> {
     let unified = Path::new("/sys/fs/cgroup");
-    if std::fs::read_to_string(unified.join("cgroup.subtree_control")).is_ok_and(|s| s.contains("memory")) {
+    if std::fs::read_to_string(unified.join("cgroup.subtree_control"))
+        .is_ok_and(|s| s.contains("memory"))
+    {
         return Some((unified.to_owned(), "memory.max"));
     }
     let v1 = unified.join("memory");
@@ -90,10 +97,11 @@ pub(crate) fn memory_controller() -> Option<(PathBuf, &'static str)> {
 
 /// The cgroup v2 directory where the hugetlb controller can be handed to children.
 pub(crate) fn hugetlb_controller(machine: &mut Machine) -> Option<PathBuf> {
-    let dir = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
-        .into_iter()
-        .map(PathBuf::from)
-        .find(|d| std::fs::read_to_string(d.join("cgroup.controllers")).is_ok_and(|s| s.contains("hugetlb")))?;
+    let dir =
+        ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].into_iter().map(PathBuf::from).find(|d| {
+            std::fs::read_to_string(d.join("cgroup.controllers"))
+                .is_ok_and(|s| s.contains("hugetlb"))
+        })?;
     let control = dir.join("cgroup.subtree_control");
     if !std::fs::read_to_string(&control).ok()?.contains("hugetlb") {
         std::fs::write(&control, "+hugetlb").ok()?;

@@ -2,7 +2,12 @@
 //!
 //! Nothing here uses the project's own crates: the tests look at a launch as a stranger would.
 
-#![allow(dead_code, unused_imports, unused_macros, reason = "each test file uses its own part of the harness")]
+#![allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    reason = "each test file uses its own part of the harness"
+)]
 
 pub(crate) mod child;
 pub(crate) mod launch;
@@ -42,7 +47,10 @@ pub(crate) use require;
 /// The visible half of `require!`.
 pub(crate) fn skip(why: &str) {
     let name = std::thread::current().name().unwrap_or("test").to_owned();
-    assert!(std::env::var_os("TIEXEC_TEST_NO_SKIP").is_none_or(|v| v != "1"), "SKIP {name}: {why} (TIEXEC_TEST_NO_SKIP=1)");
+    assert!(
+        std::env::var_os("TIEXEC_TEST_NO_SKIP").is_none_or(|v| v != "1"),
+        "SKIP {name}: {why} (TIEXEC_TEST_NO_SKIP=1)"
+    );
     // libtest captures what the macros print, not what is written to the descriptor.
     let line = format!("SKIP {name}: {why}\n");
     // SAFETY: the pointer and the length are those of a live buffer.
@@ -69,7 +77,10 @@ pub(crate) struct Public {
 
 impl Public {
     pub(crate) fn new() -> Public {
-        let dir = tempfile::Builder::new().prefix("tiexec-test-").tempdir().expect("a directory in the temporary directory");
+        let dir = tempfile::Builder::new()
+            .prefix("tiexec-test-")
+            .tempdir()
+            .expect("a directory in the temporary directory");
         chmod(dir.path(), 0o755);
         let public = Public { dir };
         public.add(tiexec(), "tiexec", 0o755);
@@ -116,7 +127,8 @@ pub(crate) fn write_program(path: &Path, content: &[u8], mode: u32) {
 
 pub(crate) fn chmod(path: &Path, mode: u32) {
     use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("chmod of an own file");
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+        .expect("chmod of an own file");
 }
 
 /// A small generator for random moments; prints its seed so that a failure can be repeated.
@@ -124,10 +136,15 @@ pub(crate) struct Random(u64);
 
 impl Random {
     pub(crate) fn new() -> Random {
-        let seed = std::env::var("TIEXEC_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| {
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("the clock is past 1970");
-            now.as_nanos() as u64 | 1
-        });
+        let seed = std::env::var("TIEXEC_TEST_SEED")
+            .ok()
+            .and_then(|s| s.parse().ok())
+            .unwrap_or_else(|| {
+                let now = std::time::SystemTime::now()
+                    .duration_since(std::time::UNIX_EPOCH)
+                    .expect("the clock is past 1970");
+                now.as_nanos() as u64 | 1
+            });
         println!("TIEXEC_TEST_SEED={seed}");
         Random(seed)
     }

@@ -21,7 +21,8 @@ pub(crate) enum Kind {
 }
 
 /// The kinds every machine with a C compiler can build.
-pub(crate) const COMMON: [Kind; 4] = [Kind::DynamicPie, Kind::DynamicNoPie, Kind::StaticPie, Kind::StaticNoPie];
+pub(crate) const COMMON: [Kind; 4] =
+    [Kind::DynamicPie, Kind::DynamicNoPie, Kind::StaticPie, Kind::StaticNoPie];
 
 impl Kind {
     fn compiler(self) -> &'static str {
@@ -37,8 +38,23 @@ impl Kind {
             Kind::DynamicNoPie => &["-fno-PIE", "-no-pie", "-pthread"],
             Kind::StaticPie => &["-fPIE", "-static-pie", "-pthread"],
             Kind::StaticNoPie => &["-fno-PIE", "-no-pie", "-static", "-pthread"],
-            Kind::Bare => &["-nostdlib", "-static", "-fno-PIE", "-no-pie", "-fno-stack-protector", "-mgeneral-regs-only"],
-            Kind::Bare32 => &["-m32", "-nostdlib", "-static", "-fno-PIE", "-no-pie", "-fno-stack-protector", "-ffreestanding"],
+            Kind::Bare => &[
+                "-nostdlib",
+                "-static",
+                "-fno-PIE",
+                "-no-pie",
+                "-fno-stack-protector",
+                "-mgeneral-regs-only",
+            ],
+            Kind::Bare32 => &[
+                "-m32",
+                "-nostdlib",
+                "-static",
+                "-fno-PIE",
+                "-no-pie",
+                "-fno-stack-protector",
+                "-ffreestanding",
+            ],
             Kind::Musl => &["-fPIE", "-pie"],
             Kind::MuslStatic => &["-static"],
         }
@@ -61,13 +77,21 @@ pub(crate) fn program_big(name: &str, kind: Kind, mib: u32) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
     std::fs::create_dir_all(&dir).expect("a directory under the target directory");
     let built = dir.join(format!("{name}-{kind:?}-{mib}").to_lowercase());
-    let changed = |p: &Path| std::fs::metadata(p).and_then(|m| m.modified()).unwrap_or_else(|e| panic!("{}: {e}", p.display()));
-    let newest = [&source, &sources.join("bigtext.h"), &sources.join("situation.h")].map(|p| changed(p)).into_iter().max();
+    let changed = |p: &Path| {
+        std::fs::metadata(p)
+            .and_then(|m| m.modified())
+            .unwrap_or_else(|e| panic!("{}: {e}", p.display()))
+    };
+    let newest = [&source, &sources.join("bigtext.h"), &sources.join("situation.h")]
+        .map(|p| changed(p))
+        .into_iter()
+        .max();
     if std::fs::metadata(&built).and_then(|m| m.modified()).ok() >= newest {
         return built;
     }
     // Built under a name of its own and renamed: tests run beside each other, in threads and in processes.
-    let own = tempfile::Builder::new().prefix("build-").tempdir_in(&dir).expect("a build directory");
+    let own =
+        tempfile::Builder::new().prefix("build-").tempdir_in(&dir).expect("a build directory");
     let made = own.path().join("program");
     let output = Command::new(kind.compiler())
         .args(["-O1", "-g", "-Wall", "-Wextra", "-Wno-unused-function"])
@@ -77,11 +101,18 @@ pub(crate) fn program_big(name: &str, kind: Kind, mib: u32) -> PathBuf {
         .args([&made, &source])
         .output()
         .unwrap_or_else(|e| panic!("{}: {e}", kind.compiler()));
-    assert!(output.status.success(), "{name} {kind:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{name} {kind:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     // A linker's large writes leave large folios in the page cache, and then text may be huge without us. Only small ones come back.
-    let file = std::fs::File::open(&made).and_then(|f| f.sync_all().map(|()| f)).expect("a built program");
+    let file =
+        std::fs::File::open(&made).and_then(|f| f.sync_all().map(|()| f)).expect("a built program");
     // SAFETY: the call takes an open descriptor and numbers.
-    unsafe { libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(&file), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    unsafe {
+        libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(&file), 0, 0, libc::POSIX_FADV_DONTNEED)
+    };
     std::fs::rename(&made, &built).expect("a rename in one directory");
     built
 }

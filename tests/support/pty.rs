@@ -17,7 +17,15 @@ impl Pty {
         let (mut master, mut slave) = (-1, -1);
         let size = libc::winsize { ws_row: 33, ws_col: 77, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: two descriptors are written to live integers, the size is read from a live struct.
-        let ret = unsafe { libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null_mut(), &size) };
+        let ret = unsafe {
+            libc::openpty(
+                &mut master,
+                &mut slave,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                &size,
+            )
+        };
         assert_eq!(ret, 0, "openpty: {}", std::io::Error::last_os_error());
         for fd in [master, slave] {
             // SAFETY: an own descriptor; no other test's child may inherit it.
@@ -49,7 +57,8 @@ impl Pty {
 
     /// What is on the screen and was not waited for yet, without waiting; forgets it.
     pub(crate) fn drain(&mut self) -> String {
-        let mut poll = libc::pollfd { fd: self.master.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut poll =
+            libc::pollfd { fd: self.master.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one live pollfd.
         if unsafe { libc::poll(&mut poll, 1, 1) } == 1 && poll.revents & libc::POLLIN != 0 {
             let mut buf = [0; 4096];
@@ -80,7 +89,8 @@ pub(crate) fn read_until(mut source: &File, seen: &mut String, text: &str) -> St
         // SAFETY: one live pollfd.
         if unsafe { libc::poll(&mut poll, 1, left.as_millis() as i32) } == 1 {
             let mut buf = [0; 4096];
-            let n = source.read(&mut buf).unwrap_or_else(|e| panic!("{e}: no {text:?}, only {seen:?}"));
+            let n =
+                source.read(&mut buf).unwrap_or_else(|e| panic!("{e}: no {text:?}, only {seen:?}"));
             assert!(n > 0, "the end: no {text:?}, only {seen:?}");
             seen.push_str(&String::from_utf8_lossy(&buf[..n]));
         }

@@ -25,7 +25,8 @@ impl Vma {
 
     /// Bytes that PMD entries map.
     pub(crate) fn huge(&self) -> u64 {
-        let pages = ["ShmemPmdMapped", "FilePmdMapped"].iter().map(|c| self.counter(c)).sum::<u64>();
+        let pages =
+            ["ShmemPmdMapped", "FilePmdMapped"].iter().map(|c| self.counter(c)).sum::<u64>();
         let pool = if self.counter("KernelPageSize") == pmd_size() {
             self.counter("Shared_Hugetlb") + self.counter("Private_Hugetlb")
         } else {
@@ -49,7 +50,8 @@ pub(crate) fn pmd_size() -> u64 {
 
 /// All mappings of a process.
 pub(crate) fn vmas(pid: i32) -> Vec<Vma> {
-    let text = std::fs::read(format!("/proc/{pid}/smaps")).unwrap_or_else(|e| panic!("/proc/{pid}/smaps: {e}"));
+    let text = std::fs::read(format!("/proc/{pid}/smaps"))
+        .unwrap_or_else(|e| panic!("/proc/{pid}/smaps: {e}"));
     parse(&String::from_utf8_lossy(&text))
 }
 
@@ -70,7 +72,14 @@ fn parse(text: &str) -> Vec<Vma> {
             let perms = words.next().expect("permissions").to_owned();
             // Offset, device and inode go before the path, which may hold blanks.
             let path = words.skip(3).collect::<Vec<_>>().join(" ");
-            vmas.push(Vma { start: number(start), end: number(end), perms, path, counters: HashMap::new(), flags: Vec::new() });
+            vmas.push(Vma {
+                start: number(start),
+                end: number(end),
+                perms,
+                path,
+                counters: HashMap::new(),
+                flags: Vec::new(),
+            });
         }
     }
     vmas
@@ -96,7 +105,8 @@ impl Coverage {
 
 /// The main executable's text: its own r-x mappings and those that TiExec put in their place, joined where they touch.
 pub(crate) fn coverage(pid: i32) -> Coverage {
-    let exe = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_else(|e| panic!("/proc/{pid}/exe: {e}"));
+    let exe = std::fs::read_link(format!("/proc/{pid}/exe"))
+        .unwrap_or_else(|e| panic!("/proc/{pid}/exe: {e}"));
     coverage_of(&vmas(pid), &exe)
 }
 
@@ -113,8 +123,13 @@ fn coverage_of(vmas: &[Vma], exe: &Path) -> Coverage {
         }
     }
     let pmd = pmd_size();
-    let whole = |(start, end): &(u64, u64)| (end / pmd * pmd).saturating_sub(start.next_multiple_of(pmd));
-    Coverage { text: spans.iter().map(|(s, e)| e - s).sum(), whole: spans.iter().map(whole).sum(), huge }
+    let whole =
+        |(start, end): &(u64, u64)| (end / pmd * pmd).saturating_sub(start.next_multiple_of(pmd));
+    Coverage {
+        text: spans.iter().map(|(s, e)| e - s).sum(),
+        whole: spans.iter().map(whole).sum(),
+        huge,
+    }
 }
 
 /// One field of `/proc/PID/status`.

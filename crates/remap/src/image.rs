@@ -70,7 +70,8 @@ pub fn fill(
     let mut filled = Filled::default();
     let mut image_offset = 0;
     'spans: for span in plan.spans() {
-        for page in huge_pages(span, plan.huge) {
+        let all: Vec<Span> = huge_pages(span, plan.huge).collect();
+        for batch in all.chunks(BATCH) {
             if Instant::now() >= deadline {
                 let done = filled.copied >> 20;
                 filled.shortfall.get_or_insert_with(|| {
@@ -78,17 +79,19 @@ pub fn fill(
                 });
                 break 'spans;
             }
-            match fill_page(&mut mapping, exe, &page, image_offset, backing, plan.huge, pages.base)
-            {
-                Ok(()) => {
-                    filled.copied += page.range.len();
-                    push(&mut filled.staged, Staged { span: page, image_offset });
+            let allocated = allocate(&mapping, backing, image_offset, batch.len(), pages);
+            for (page, allocated) in batch.iter().zip(allocated) {
+                match allocated.and_then(|()| copy(&mut mapping, exe, page, image_offset)) {
+                    Ok(()) => {
+                        filled.copied += page.range.len();
+                        push(&mut filled.staged, Staged { span: *page, image_offset });
+                    }
+                    Err(failure) => {
+                        filled.shortfall.get_or_insert(failure);
+                    }
                 }
-                Err(failure) => {
-                    filled.shortfall.get_or_insert(failure);
-                }
+                image_offset += plan.huge.bytes();
             }
-            image_offset += plan.huge.bytes();
         }
     }
     // A writable mapping would forbid the seal against writing.
@@ -104,37 +107,62 @@ fn no_page_reason(backing: Backing) -> SkipReason {
     if backing == Backing::Hugetlb { SkipReason::HugetlbPool } else { SkipReason::NoHugePage }
 }
 
-/// Allocates and fills one huge page.
-fn fill_page(
+/// Huge pages allocated by one call: each call drains every processor's page lists, which takes
+/// longer than a huge page on a large machine, and between calls the deadline is looked at.
+const BATCH: usize = 8;
+
+/// Allocates `count` huge pages from `image_offset` on, zero-filled; says of each whether it could.
+fn allocate(
+    mapping: &FillMapping,
+    backing: Backing,
+    image_offset: u64,
+    count: usize,
+    pages: Pages,
+) -> Vec<Result<(), Failure>> {
+    let no_page = |error: SysError| Failure::new(no_page_reason(backing), error);
+    let huge = usize::try_from(pages.pmd.bytes()).unwrap_or(usize::MAX);
+    let base = usize::try_from(pages.base.bytes()).unwrap_or(usize::MAX);
+    let start = usize::try_from(image_offset).unwrap_or(usize::MAX);
+    let one = |index: usize| -> Result<(), SysError> {
+        let at = start + index * huge;
+        match backing {
+            Backing::Hugetlb => mapping.populate(at, huge),
+            // One base page first: the kernel collapses no range that is altogether a hole. With
+            // the shmem policy `advise` this fault brings the huge page already. Collapsing before
+            // filling saves a second copy.
+            _ => mapping.populate(at, base),
+        }
+    };
+    let populated: Vec<_> = (0..count).map(|index| one(index).map_err(no_page)).collect();
+    if backing == Backing::Hugetlb || mapping.collapse(start, count * huge).is_ok() {
+        return populated;
+    }
+    // Something in the batch would not: find out what, page by page.
+    let collapse = |index: usize| {
+        let at = start + index * huge;
+        mapping.collapse(at, huge).or_else(|error| {
+            // A passing obstacle: a page just being looked at by somebody.
+            if error.errno == Errno::AGAIN { mapping.collapse(at, huge) } else { Err(error) }
+        })
+    };
+    populated
+        .into_iter()
+        .enumerate()
+        .map(|(index, populated)| populated.and_then(|()| collapse(index).map_err(no_page)))
+        .collect()
+}
+
+/// Copies one huge page's bytes from the file.
+fn copy(
     mapping: &mut FillMapping,
     exe: &File,
     page: &Span,
     image_offset: u64,
-    backing: Backing,
-    huge: PageSize,
-    base: PageSize,
 ) -> Result<(), Failure> {
     let size = |bytes: u64| {
         usize::try_from(bytes).map_err(|error| Failure::new(SkipReason::AddressSpace, error))
     };
-    let (at, len) = (size(image_offset)?, size(huge.bytes())?);
-    let no_page = |error: SysError| Failure::new(no_page_reason(backing), error);
-    match backing {
-        Backing::Hugetlb => mapping.populate(at, len).map_err(no_page)?,
-        _ => {
-            // One base page first: the kernel collapses no range that is altogether a hole. With
-            // the shmem policy `advise` this fault brings the huge page already. Collapsing before
-            // filling saves a second copy.
-            mapping.populate(at, size(base.bytes())?).map_err(no_page)?;
-            mapping
-                .collapse(at, len)
-                .or_else(|error| {
-                    // A passing obstacle: a page just being looked at by somebody.
-                    if error.errno == Errno::AGAIN { mapping.collapse(at, len) } else { Err(error) }
-                })
-                .map_err(no_page)?;
-        }
-    }
+    let (at, len) = (size(image_offset)?, size(page.range.len())?);
     let count = mapping
         .read_from(exe, page.file_offset, at, len)
         .map_err(|error| Failure::new(SkipReason::ReadFailed, error))?;

@@ -185,6 +185,19 @@ pub fn close_all_except(keep: &[BorrowedFd<'_>]) {
     }
 }
 
+/// Puts a descriptor that can neither be read nor written on each of 0, 1 and 2 that is closed, so
+/// that no file opened later lands there and gets what is meant for standard error.
+pub fn occupy_standard_descriptors() {
+    use rustix::fs::{CWD, Mode, OFlags};
+    while let Ok(fd) = rustix::fs::openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+        if fd.as_raw_fd() > 2 {
+            break;
+        }
+        // Stays open for good.
+        let _standard = std::os::fd::IntoRawFd::into_raw_fd(fd);
+    }
+}
+
 /// `_exit(status)` — ends this process now: no handlers, no buffers.
 pub fn exit_now(status: i32) -> ! {
     // SAFETY: _exit has no preconditions.

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //!   caller                                helper (its child, exit signal 0, own session)
+//!   (under seccomp filters: a scout)
 //!   fork ───────────────────────────────► closes what it inherited, blocks signals
-//!   PR_SET_PTRACER(helper), "go" ───────► rehearses under the seccomp filters, if any
-//!   waits, no longer than the deadline    PTRACE_SEIZE(caller)
+//!   PR_SET_PTRACER(helper), "go" ───────► PTRACE_SEIZE(caller)
+//!   waits, no longer than the deadline
 //!   ◄─────────────────────────────── "ok" or a reason
 //!   exec ──────── exec stop ────────────► works on the program
 //!   reaps the helper (wait4 on its way home), runs its first instruction
@@ -87,6 +88,9 @@ pub struct Arming<'a> {
 /// Never in the caller. A panic of `work` ends the helper, whose tracee then goes home.
 pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Declined> {
     let declined = |reason, error: &dyn ToString| Declined::new(reason, error.to_string());
+    if arming.rehearse {
+        scout()?;
+    }
     let (mut ours, theirs) =
         UnixStream::pair().map_err(|error| declined(SkipReason::FdLimit, &error))?;
     let target = process::this();
@@ -118,6 +122,37 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Declined
                 }
             }
         }
+    }
+}
+
+/// Sends a child ahead that makes every call of this launch, the caller's own and the program's,
+/// under the seccomp filters in force: if one of them kills, it kills the child.
+fn scout() -> Result<(), Declined> {
+    let child = process::fork_single_threaded()
+        .map_err(|error| Declined::new(SkipReason::ForkFailed, error))?;
+    match child {
+        Fork::Child => {
+            let tried = catch_unwind(|| {
+                process::block_signals();
+                let (mut ours, mut theirs) = UnixStream::pair()?;
+                ours.set_read_timeout(Some(Duration::from_secs(1)))?;
+                theirs.write_all(b"s")?;
+                ours.read_exact(&mut [0])?;
+                let this = process::this();
+                let refused = |error: SysError| std::io::Error::other(error);
+                process::set_ptracer(Some(this)).map_err(refused)?;
+                process::set_ptracer(None).map_err(refused)?;
+                rehearse::remote_calls().map_err(refused)
+            });
+            process::exit_now(i32::from(!matches!(tried, Ok(Ok(())))));
+        }
+        Fork::Parent(child) => match process::wait(child) {
+            Ok(Wait::Exited(0)) => Ok(()),
+            Ok(Wait::Killed(c::SIGSYS)) => {
+                Err(Declined::new(SkipReason::Seccomp, "a filter kills on a call that is needed"))
+            }
+            _ => Err(Declined::new(SkipReason::Seccomp, "a filter refuses a call that is needed")),
+        },
     }
 }
 
@@ -154,15 +189,13 @@ fn helper(target: Pid, mut channel: UnixStream, arming: &Arming<'_>, work: impl 
     let stderr = std::io::stderr();
     keep.extend([stderr.as_fd(), channel.as_fd()]);
     process::close_all_except(&keep);
+    process::occupy_standard_descriptors();
 
     let mut go = [0];
     if channel.read_exact(&mut go).is_err() {
         return;
     }
-    let ready = if arming.rehearse { rehearse::remote_calls() } else { Ok(()) };
-    let ready = ready
-        .map_err(|error| Declined::new(SkipReason::Seccomp, error))
-        .and_then(|()| ptrace::seize(target, Options::default()).map_err(seize_refused));
+    let ready = ptrace::seize(target, Options::default()).map_err(seize_refused);
     let answer = match &ready {
         Ok(()) => "ok".to_owned(),
         Err(why) => format!("{}\n{}", why.reason, why.detail),

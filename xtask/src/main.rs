@@ -1,0 +1,133 @@
+//! `cargo run -p xtask -- man|completions OUTDIR`: what is generated from the command-line
+//! definitions, so that it cannot drift from them.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use clap::{Command, CommandFactory};
+use clap_complete::Shell;
+use clap_mangen::Man;
+use tiexec::options::{Ctl, Launch};
+
+fn main() -> Result<()> {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let [what, out] = &arguments[..] else { bail!("usage: xtask man|completions OUTDIR") };
+    let out = Path::new(out);
+    fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    match what.to_str() {
+        Some("man") => man(out),
+        Some("completions") => completions(out),
+        _ => bail!("usage: xtask man|completions OUTDIR"),
+    }
+}
+
+/// The commands and the sections of the manual they belong to.
+fn commands() -> [(Command, &'static str); 2] {
+    [(Launch::command(), "1"), (Ctl::command(), "8")]
+}
+
+/// Where in the prose the generated part goes.
+const MARKER: &str = ".\\\" OPTIONS\n";
+
+fn man(out: &Path) -> Result<()> {
+    let prose = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/man");
+    for (command, section) in commands() {
+        let name = format!("{}.{section}", command.get_name());
+        let source = prose.join(format!("{name}.in"));
+        let text = fs::read_to_string(&source)
+            .with_context(|| format!("cannot read {}", source.display()))?;
+        let Some((before, after)) = text.split_once(MARKER) else {
+            bail!("{} does not say where the options go", source.display());
+        };
+        let man = Man::new(command.clone()).section(section);
+        let mut page = Vec::new();
+        man.render_title(&mut page)?;
+        man.render_name_section(&mut page)?;
+        man.render_synopsis_section(&mut page)?;
+        page.extend(before.as_bytes());
+        man.render_options_section(&mut page)?;
+        for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
+            subcommand(&mut page, &command, sub)?;
+        }
+        page.extend(after.as_bytes());
+        fs::write(out.join(name), page)?;
+    }
+    Ok(())
+}
+
+/// Writes a subcommand as a section of its own, with its options.
+fn subcommand(page: &mut Vec<u8>, command: &Command, sub: &Command) -> Result<()> {
+    use std::io::Write;
+    let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
+    writeln!(page, ".SH {} {}", command.get_name().to_uppercase(), sub.get_name().to_uppercase())?;
+    writeln!(page, "{about}.")?;
+    for argument in sub.get_arguments() {
+        let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+        match (argument.get_long(), argument.get_value_names()) {
+            (Some(long), _) => writeln!(page, ".TP\n\\fB\\-\\-{}\\fR", long.replace('-', "\\-"))?,
+            (None, Some([value, ..])) => writeln!(page, ".TP\n\\fI{value}\\fR")?,
+            _ => continue,
+        }
+        writeln!(page, "{help}")?;
+    }
+    Ok(())
+}
+
+fn completions(out: &Path) -> Result<()> {
+    for (mut command, _) in commands() {
+        let name = command.get_name().to_owned();
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            clap_complete::generate_to(shell, &mut command, &name, out)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn no_prose_about_options_that_do_not_exist() {
+        let mut known: BTreeSet<String> = BTreeSet::from(["help".into(), "version".into()]);
+        for (command, _) in commands() {
+            let all = command.get_subcommands().chain([&command]);
+            known.extend(
+                all.flat_map(Command::get_arguments)
+                    .filter_map(clap::Arg::get_long)
+                    .map(str::to_owned),
+            );
+        }
+        let prose = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/man");
+        for (command, section) in commands() {
+            let text =
+                fs::read_to_string(prose.join(format!("{}.{section}.in", command.get_name())))
+                    .unwrap();
+            let text = text.replace("\\-", "-");
+            // Our own names only: examples show other programs' options as well.
+            for line in text.lines().filter(|line| line.starts_with(".B --")) {
+                let option = line.trim_start_matches(".B --");
+                let end = option
+                    .find(|letter: char| !letter.is_ascii_lowercase() && letter != '-')
+                    .unwrap_or(option.len());
+                assert!(known.contains(&option[..end]), "--{} in the manual", &option[..end]);
+            }
+        }
+    }
+
+    #[test]
+    fn every_page_is_rendered() {
+        let out = std::env::temp_dir().join(format!("tiexec-man-{}", std::process::id()));
+        fs::create_dir_all(&out).unwrap();
+        man(&out).unwrap();
+        let page = fs::read_to_string(out.join("tiexec.1")).unwrap();
+        for option in Launch::command().get_arguments().filter_map(clap::Arg::get_long) {
+            assert!(page.contains(&option.replace('-', "\\-")), "--{option}");
+        }
+        fs::remove_dir_all(out).unwrap();
+    }
+}
