@@ -341,6 +341,15 @@ fn proc_is_not_mounted() {
 }
 
 #[test]
+fn a_program_without_anything_to_call_through() {
+    let done = Run::new(program("no_gadget", Kind::Bare), [""; 0]).output();
+    done.assert_code(7);
+    if let Some(reason) = done.fail_open_reason() {
+        assert_eq!(reason, "no_gadget", "{done}");
+    }
+}
+
+#[test]
 fn writing_and_executing_are_kept_apart() {
     // PR_SET_MDWE with PR_MDWE_REFUSE_EXEC_GAIN: no mapping may become executable that was not from birth.
     assert_covered(&hold().prep(Prep::Prctl(65, 1, 0)));

@@ -285,7 +285,8 @@ impl Launcher {
             "text stays on base pages"
         };
         let colon = if detail.is_empty() { "" } else { ": " };
-        warn(format_args!("{name}: {what}: {reason}{colon}{detail}"));
+        let fix = reason.fix().map_or(String::new(), |fix| format!("; fix: {fix}"));
+        warn(format_args!("{name}: {what}: {reason}{colon}{detail}{fix}"));
     }
 
     /// Execs without a helper, after saying so where that is due.

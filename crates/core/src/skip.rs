@@ -106,6 +106,23 @@ impl SkipReason {
     }
 }
 
+impl SkipReason {
+    /// Returns what changes it, where that is certain.
+    pub const fn fix(self) -> Option<&'static str> {
+        Some(match self {
+            Self::MemcgHeadroom => "raise memory.max (systemd: MemoryMax=)",
+            Self::HugetlbPool => "raise vm.nr_hugepages, or leave out --backing hugetlb",
+            Self::Deadline => "--deadline",
+            Self::AddressSpace => "ulimit -v",
+            Self::FdLimit => "ulimit -n",
+            Self::StackRoom => "ulimit -s",
+            Self::ForkFailed => "ulimit -u, or the pids cgroup's pids.max",
+            Self::ProcUnavailable => "mount -t proc proc /proc",
+            _ => return None,
+        })
+    }
+}
+
 impl fmt::Display for SkipReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
