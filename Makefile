@@ -23,9 +23,12 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates xtask docs/man -type f 2>/d
 BINDIR = $(DESTDIR)$(PREFIX)/bin
 SHAREDIR = $(DESTDIR)$(PREFIX)/share
 
-.PHONY: all demo test bench man completions install uninstall clean
+.PHONY: all programs demo test bench man completions install uninstall clean
 
-all: $(addprefix $(DIST)/,$(PROGRAMS))
+# All that `make install` installs, so that `make && sudo make install` needs no cargo as root.
+all: programs man completions
+
+programs: $(addprefix $(DIST)/,$(PROGRAMS))
 
 $(addprefix $(DIST)/,$(PROGRAMS)) &: $(SOURCES)
 	RUSTFLAGS="$(strip $(RUSTFLAGS) $(STATIC))" $(CARGO) build --release --locked --package tiexec --target $(HOST)
@@ -34,7 +37,7 @@ $(addprefix $(DIST)/,$(PROGRAMS)) &: $(SOURCES)
 
 demo:
 	scripts/setup run
-	$(MAKE) --no-print-directory all
+	$(MAKE) --no-print-directory programs
 	scripts/demo --bin $(DIST)
 
 # cargo test comes last: its closing lines are the verdict.
@@ -49,7 +52,7 @@ test:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items $(FEATURES)
 	$(CARGO) test --workspace $(FEATURES)
 
-bench: all
+bench: programs
 	bench/launch --tiexec $(DIST)/tiexec
 	bench/coverage --tiexec $(DIST)/tiexec
 
@@ -57,13 +60,12 @@ man: $(DIST)/man
 completions: $(DIST)/completions
 
 $(DIST)/man $(DIST)/completions: $(SOURCES)
-	rm -rf $@
-	install -d $@
-	$(CARGO) run --quiet --package xtask -- $(notdir $@) $@
-	touch $@
+	rm -rf $@ $@.new
+	install -d $(DIST)
+	$(CARGO) run --quiet --package xtask -- $(notdir $@) $@.new
+	mv $@.new $@
 
-# Builds what is missing or old; `make all man completions` first leaves nothing to build for `sudo make install`.
-install: all man completions
+install: all
 	install -d $(BINDIR) $(SHAREDIR)/man/man1 $(SHAREDIR)/man/man8 $(SHAREDIR)/doc/tiexec \
 		$(SHAREDIR)/bash-completion/completions $(SHAREDIR)/zsh/site-functions $(SHAREDIR)/fish/vendor_completions.d
 	install -m 755 $(addprefix $(DIST)/,$(PROGRAMS)) $(BINDIR)

@@ -6,7 +6,7 @@ mod support;
 use std::io::Read;
 use std::os::fd::AsRawFd;
 
-use support::{Kind, Prep, Public, Run, chmod, install, is_root, program, require};
+use support::{Kind, Prep, Public, Run, install, is_root, program, require};
 
 fn assert_treated(run: &Run) {
     let held = run.hold();
@@ -188,7 +188,6 @@ fn a_relative_path() {
         program.parent().expect("a directory"),
         program.file_name().expect("a name").to_string_lossy(),
     );
-    chmod(&program, 0o755);
     assert_treated(&Run::new(format!("./{name}"), ["7"]).cwd(dir));
     assert_treated(&Run::new(&*name, ["7"]).cwd(dir).env("PATH", ".:/usr/bin:/bin"));
     assert_treated(&Run::new(&*name, ["7"]).cwd(dir).env("PATH", ":/usr/bin:/bin"));

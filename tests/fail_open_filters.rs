@@ -39,7 +39,7 @@ fn calls_that_are_refused() {
         ("mremap", &["seccomp", "switch_failed"]),
         ("madvise", &["seccomp", "no_huge_page"]),
         ("ptrace", &["ptrace_denied", "seccomp"]),
-        ("process_vm_writev", &["seccomp", "ptrace_denied"]),
+        ("process_vm_writev", &["seccomp", "ptrace_denied", "switch_failed"]),
         ("clone,clone3,fork,vfork", &["fork_failed", "seccomp"]),
         ("setsid", &["seccomp", "fork_failed"]),
         (

@@ -122,7 +122,7 @@ fn inspect_of_nobody() {
         let output = ctl(&[command, &pid.to_string()]);
         assert_eq!(output.status.code(), Some(4), "{output:?}");
         assert_eq!(out(&output), "");
-        assert!(String::from_utf8_lossy(&output.stderr).starts_with("tiexecctl: "), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).starts_with("tiexec"), "{output:?}");
     }
 }
 
@@ -159,7 +159,7 @@ fn a_process_of_somebody_else_is_5() {
         .behind(["runuser", "-u", "nobody", "--"])
         .output();
     done.assert_code(5);
-    assert!(done.err().starts_with("tiexecctl: ") && done.err().contains(&pid), "{done}");
+    assert!(done.err().starts_with("tiexec") && done.err().contains(&pid), "{done}");
     held.finish().assert_code(7);
 }
 

@@ -23,7 +23,7 @@ fn exits() -> Run {
 fn refuses_before_the_program_has_run() {
     assert_refused(&exits().prep(Prep::Prctl(41, 1, 0)), &["thp_disabled"]);
     assert_refused(&exits().options(["--deadline", "0ms"]), &["deadline"]);
-    assert_refused(&exits().prep(Prep::Rlimit(libc::RLIMIT_NOFILE, 3)), &["fd_limit"]);
+
     let filter = program("seccomp_exec", Kind::DynamicPie);
     for (action, call) in [
         ("errno=1", "ptrace"),

@@ -4,7 +4,7 @@ mod support;
 
 use std::path::Path;
 
-use support::child::{eventually, state};
+use support::child::eventually;
 use support::smaps::{children, status_field};
 use support::{Kind, Run, installed, is_root, program, require};
 
@@ -125,7 +125,7 @@ fn signals_and_stops_on_the_way_are_the_shells() {
     let script = format!("echo stopping; kill -STOP $$; echo continued; exec {} 7", hold.display());
     let mut held = Run::new("sh", ["-c", &script]).options([&option]).start();
     held.wait_line("stopping");
-    eventually("the shell is stopped", || state(held.pid()) == Some('T'));
+    assert_eq!(held.wait_stopped(), libc::SIGSTOP);
     held.signal(libc::SIGCONT);
     held.wait_line("ready");
     assert!(held.out_text().contains("continued\n"));

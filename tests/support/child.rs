@@ -18,6 +18,8 @@ pub(crate) struct Held {
     pub(crate) command: String,
     until: Instant,
     group: bool,
+    /// Nobody changes the machine while it runs.
+    _quiet: Option<std::fs::File>,
 }
 
 /// How a child ended.
@@ -71,6 +73,7 @@ impl Stream {
 impl Held {
     /// Starts it. `group` says that it leads a process group of its own, which then dies with it.
     pub(crate) fn spawn(mut command: Command, shown: String, limit: Duration, group: bool) -> Held {
+        let quiet = super::machine::quiet();
         let mut child = command.spawn().unwrap_or_else(|e| panic!("{shown}: {e}"));
         Held {
             stdin: child.stdin.take(),
@@ -80,6 +83,7 @@ impl Held {
             command: shown,
             until: Instant::now() + limit,
             group,
+            _quiet: quiet,
         }
     }
 
@@ -91,6 +95,33 @@ impl Held {
     pub(crate) fn signal(&self, signal: i32) {
         // SAFETY: kill has no memory conditions; the child is not reaped, so the number is still its own.
         unsafe { libc::kill(self.pid(), signal) };
+    }
+
+    /// Waits until the kernel reports it stopped, as a shell does.
+    pub(crate) fn wait_stopped(&self) -> i32 {
+        let until = Instant::now() + Duration::from_secs(10);
+        loop {
+            let mut status = 0;
+            // SAFETY: the status is a live integer.
+            let pid =
+                unsafe { libc::waitpid(self.pid(), &mut status, libc::WUNTRACED | libc::WNOHANG) };
+            if pid == self.pid() {
+                assert!(libc::WIFSTOPPED(status), "{} ended: {status:#x}", self.command);
+                return libc::WSTOPSIG(status);
+            }
+            assert_eq!(pid, 0, "{}: waitpid", self.command);
+            assert!(Instant::now() < until, "{} does not stop", self.command);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Panics with everything known about it unless all its whole huge pages are PMD-mapped.
+    pub(crate) fn assert_full(&mut self) {
+        let coverage = self.coverage();
+        if !coverage.is_full() {
+            let seen = self.seen();
+            panic!("{}: {coverage:?}: {seen}", self.command);
+        }
     }
 
     /// Writes to its standard input.

@@ -34,11 +34,11 @@ fn check(ret: i64) -> std::io::Result<()> {
 
 impl Prep {
     fn apply(self) -> std::io::Result<()> {
-        // SAFETY: every call gets numbers, or pointers to locals that live through it; all are async-signal-safe.
         #[allow(
             clippy::multiple_unsafe_ops_per_block,
             reason = "one table of calls, one argument for all"
         )]
+        // SAFETY: every call gets numbers, or pointers to locals that live through it; all are async-signal-safe.
         unsafe {
             match self {
                 Prep::Rlimit(resource, limit) => {

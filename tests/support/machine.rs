@@ -3,7 +3,13 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// Held by the one test that may change the machine. Tests that need it unchanged take `quiet`.
+thread_local! {
+    /// Whether the test on this thread holds the machine.
+    static HELD: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Held by the one test that may change the machine. Every child of every other test holds the lock
+/// shared, so none sees the change.
 pub(crate) struct Machine {
     _lock: File,
     undo: Vec<(PathBuf, String)>,
@@ -15,11 +21,14 @@ fn lock_file() -> File {
     File::options().create(true).append(true).open(path).expect("the lock file")
 }
 
-/// Shared: nobody changes the machine while this is held.
-pub(crate) fn quiet() -> File {
+/// Shared: nobody changes the machine while this is held. None for the test that holds it.
+pub(crate) fn quiet() -> Option<File> {
+    if HELD.get() {
+        return None;
+    }
     let file = lock_file();
     file.lock_shared().expect("flock");
-    file
+    Some(file)
 }
 
 impl Machine {
@@ -27,6 +36,7 @@ impl Machine {
     pub(crate) fn lock() -> Machine {
         let file = lock_file();
         file.lock().expect("flock");
+        HELD.set(true);
         Machine { _lock: file, undo: Vec::new(), groups: Vec::new() }
     }
 
@@ -66,6 +76,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
+        HELD.set(false);
         for group in &self.groups {
             // Children that were just reaped may be counted a moment longer.
             for _ in 0..200 {

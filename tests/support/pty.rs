@@ -31,6 +31,14 @@ impl Pty {
             // SAFETY: an own descriptor; no other test's child may inherit it.
             unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
         }
+        // SAFETY: an all-zero termios is a valid object to overwrite.
+        let mut modes: libc::termios = unsafe { std::mem::zeroed() };
+        // SAFETY: the descriptor is open, the struct live.
+        assert_eq!(unsafe { libc::tcgetattr(slave, &mut modes) }, 0);
+        // Without it Ctrl-C and Ctrl-Z throw away what the program has just written.
+        modes.c_lflag |= libc::NOFLSH;
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::tcsetattr(slave, libc::TCSANOW, &modes) }, 0);
         // SAFETY: openpty made this descriptor, and nothing else owns it.
         let master = unsafe { File::from_raw_fd(master) };
         // SAFETY: as above.

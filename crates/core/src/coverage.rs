@@ -170,3 +170,131 @@ fn backing_of(entry: &SmapsEntry, base: PageSize) -> Option<Backing> {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::{PageSize, RemoteAddr};
+    use crate::proc::smaps;
+
+    fn pages() -> Pages {
+        Pages { base: PageSize::new(4 << 10).unwrap(), pmd: PageSize::new(2 << 20).unwrap() }
+    }
+
+    fn coverage_of(smaps: &str, notes: &[Note]) -> Vec<FileCoverage> {
+        coverage(&smaps::parse(smaps.as_bytes()).unwrap(), pages(), notes)
+    }
+
+    fn rest(file: &FileCoverage) -> Vec<(SkipReason, u64)> {
+        file.rest.iter().map(|rest| (rest.reason, rest.bytes)).collect()
+    }
+
+    /// A non-PIE whose six whole huge pages are switched, with its ragged head and tail.
+    const SWITCHED: &str = "\
+        00400000-005ff000 r--p 00000000 fe:00 1 /usr/bin/main\n\
+        005ff000-00600000 r-xp 001ff000 fe:00 1 /usr/bin/main\n\
+        00600000-01200000 r-xp 00000000 00:01 77 /memfd:tiexec:main (deleted)\n\
+        ShmemPmdMapped: 12288 kB\n\
+        01200000-01210000 r-xp 00e00000 fe:00 1 /usr/bin/main\n";
+
+    #[test]
+    fn a_switched_span_counts_to_the_file_it_stands_in_for() {
+        let files = coverage_of(SWITCHED, &[]);
+        assert_eq!(files.len(), 1);
+        let main = &files[0];
+        assert_eq!((main.path.as_str(), main.deleted), ("/usr/bin/main", false));
+        assert_eq!((main.text_bytes, main.huge_bytes), (0xc1_1000, 12 << 20));
+        assert_eq!(main.backings, [Backing::Image]);
+        assert_eq!(rest(main), [(SkipReason::Edges, 0x1_1000)]);
+    }
+
+    #[test]
+    fn a_switched_span_finds_its_file_above_it_too() {
+        let files = coverage_of(
+            "00600000-00800000 r-xp 00000000 00:01 77 /memfd:tiexec:m (deleted)\n\
+             Private_Hugetlb: 2048 kB\n\
+             00800000-00a00000 r-xp 00000000 00:01 78 /memfd:tiexec:m (deleted)\n\
+             ShmemPmdMapped: 2048 kB\n\
+             00a00000-00a01000 r--p 00400000 fe:00 1 /usr/bin/m\n",
+            &[],
+        );
+        assert_eq!(files.len(), 1);
+        assert_eq!(files[0].path, "/usr/bin/m");
+        assert_eq!(files[0].backings, [Backing::Image, Backing::Hugetlb]);
+        assert_eq!((files[0].huge_bytes, rest(&files[0])), (4 << 20, vec![]));
+    }
+
+    #[test]
+    fn a_span_with_no_file_beside_it_stands_for_itself() {
+        let files = coverage_of(
+            "00400000-00401000 r-xp 00000000 fe:00 1 /usr/bin/m\n\
+             00600000-00800000 r-xp 00000000 00:01 77 /memfd:tiexec:m (deleted)\n\
+             ShmemPmdMapped: 2048 kB\n",
+            &[],
+        );
+        let names: Vec<_> = files.iter().map(|file| (file.path.as_str(), file.deleted)).collect();
+        assert_eq!(names, [("/memfd:tiexec:m", true), ("/usr/bin/m", false)]);
+    }
+
+    #[test]
+    fn a_span_that_lost_its_huge_pages_is_on_base_pages() {
+        let split = SWITCHED.replace("12288 kB", "8192 kB");
+        let files = coverage_of(&split, &[]);
+        assert_eq!(files[0].huge_bytes, 8 << 20);
+        assert_eq!(
+            rest(&files[0]),
+            [(SkipReason::Edges, 0x1_1000), (SkipReason::BasePages, 4 << 20)]
+        );
+    }
+
+    #[test]
+    fn a_note_tells_why_its_text_is_not_huge() {
+        let smaps = "00400000-00801000 r-xp 00000000 fe:00 1 /a\n\
+                     00a00000-00c00000 r-xp 00000000 fe:00 2 /b\n\
+                     00c00000-00c01000 r-xp 00000000 fe:00 3 /c\n";
+        let range =
+            |start, end| AddrRange::new(RemoteAddr::new(start), RemoteAddr::new(end)).unwrap();
+        let note = |range| Note { range, reason: SkipReason::Deadline };
+        let notes = [note(range(0x40_0000, 0x80_0000)), note(range(0xc0_0000, 0xc0_1000))];
+        let files = coverage_of(smaps, &notes);
+        assert_eq!(rest(&files[0]), [(SkipReason::Edges, 0x1000), (SkipReason::Deadline, 4 << 20)]);
+        assert_eq!(rest(&files[1]), [(SkipReason::BasePages, 2 << 20)]);
+        // Too small comes before whatever else there is to say.
+        assert_eq!(rest(&files[2]), [(SkipReason::TooSmall, 0x1000)]);
+    }
+
+    #[test]
+    fn what_smaps_counts_beyond_the_area_is_not_believed() {
+        let files = coverage_of(
+            "00400000-00600000 r-xp 00000000 fe:00 1 /a\nFilePmdMapped: 6144 kB\n",
+            &[],
+        );
+        assert_eq!((files[0].huge_bytes, files[0].text_bytes), (2 << 20, 2 << 20));
+    }
+
+    #[test]
+    fn only_text_is_counted() {
+        let files = coverage_of(
+            "00400000-00600000 r--p 00000000 fe:00 1 /a\nFilePmdMapped: 2048 kB\n\
+             00600000-00800000 r-xp 00000000 00:00 0 \nAnonHugePages: 2048 kB\n\
+             00800000-00801000 r-xp 00000000 00:00 0 [vdso]\n",
+            &[],
+        );
+        assert_eq!(files, []);
+    }
+
+    #[test]
+    fn text_mapped_twice_counts_twice() {
+        let files = coverage_of(
+            "00400000-00600000 r-xp 00000000 fe:00 1 /a\n\
+             7f0000001000-7f0000002000 r-xp 00001000 fe:00 1 /a\n",
+            &[],
+        );
+        assert_eq!(files.len(), 1);
+        assert_eq!(files[0].text_bytes, (2 << 20) + 0x1000);
+        assert_eq!(
+            rest(&files[0]),
+            [(SkipReason::TooSmall, 0x1000), (SkipReason::BasePages, 2 << 20)]
+        );
+    }
+}

@@ -193,3 +193,318 @@ impl ElfFacts {
         self.loads.iter().filter(|load| load.is_text())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::addr::PageSize;
+
+    const BASE: PageSize = PageSize::new(4 << 10).unwrap();
+    const HUGE: PageSize = PageSize::new(2 << 20).unwrap();
+
+    const E_TYPE: usize = 16;
+    const E_MACHINE: usize = 18;
+    const E_PHOFF: usize = 32;
+    const E_PHENTSIZE: usize = 54;
+    const E_PHNUM: usize = 56;
+
+    /// A LOAD segment of text.
+    fn text(vaddr: u64, file_size: u64) -> LoadSegment {
+        let file_offset = vaddr & 0xfff;
+        let mem_size = file_size;
+        LoadSegment { file_offset, vaddr, file_size, mem_size, exec: true, write: false }
+    }
+
+    /// The file header of an executable of this machine with `count` program headers after it.
+    fn header(kind: elf::FileType, count: u16) -> Vec<u8> {
+        let mut bytes = vec![0u8; ElfHeader::LEN];
+        bytes[..4].copy_from_slice(&elf::ELFMAG);
+        bytes[4] = elf::ELFCLASS64.0;
+        bytes[5] = elf::ELFDATA2LSB.0;
+        bytes[6] = 1;
+        put(&mut bytes, E_TYPE, &kind.0.to_le_bytes());
+        put(&mut bytes, E_MACHINE, &native_machine().0.to_le_bytes());
+        put(&mut bytes, 24, &0x40_1000u64.to_le_bytes());
+        put(&mut bytes, E_PHOFF, &64u64.to_le_bytes());
+        put(&mut bytes, E_PHENTSIZE, &56u16.to_le_bytes());
+        put(&mut bytes, E_PHNUM, &count.to_le_bytes());
+        bytes
+    }
+
+    fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+        bytes[at..at + value.len()].copy_from_slice(value);
+    }
+
+    fn program_header(load: &LoadSegment) -> Vec<u8> {
+        let flags = 4 | u32::from(load.exec) | u32::from(load.write) << 1;
+        let mut bytes = Vec::new();
+        bytes.extend_from_slice(&1u32.to_le_bytes());
+        bytes.extend_from_slice(&flags.to_le_bytes());
+        let LoadSegment { file_offset, vaddr, file_size, mem_size, .. } = *load;
+        for word in [file_offset, vaddr, vaddr, file_size, mem_size, 0x1000] {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// A whole file: header and program headers.
+    fn image(kind: elf::FileType, loads: &[LoadSegment]) -> Vec<u8> {
+        let mut bytes = header(kind, u16::try_from(loads.len()).unwrap());
+        loads.iter().for_each(|load| bytes.extend(program_header(load)));
+        bytes
+    }
+
+    /// Reads the two steps as a launch does.
+    fn read(image: &[u8]) -> Result<ElfFacts, ElfError> {
+        let header = ElfHeader::parse(image)?;
+        let at = usize::try_from(header.table_offset).unwrap_or(usize::MAX);
+        ElfFacts::parse(&header, image.get(at..).unwrap_or_default())
+    }
+
+    #[test]
+    fn a_sound_image_gives_its_segments_in_file_order() {
+        let data = LoadSegment {
+            file_offset: 0x60_0ff0,
+            vaddr: 0xc0_0ff0,
+            file_size: 0x10,
+            mem_size: 0x5000,
+            exec: false,
+            write: true,
+        };
+        let loads = [text(0x40_0000, 0x60_0001), data];
+        let facts = read(&image(elf::ET_EXEC, &loads)).unwrap();
+        assert_eq!(facts.loads, loads);
+        assert_eq!((facts.position_independent, facts.dynamic), (false, false));
+        assert_eq!(facts.text_bytes(), 0x60_0001);
+        let header = ElfHeader::parse(&image(elf::ET_DYN, &loads)).unwrap();
+        assert!(header.position_independent);
+        assert_eq!((header.entry, header.table_offset, header.table_len), (0x40_1000, 64, 112));
+    }
+
+    #[test]
+    fn what_does_not_begin_like_elf_is_not_elf() {
+        for bytes in [&b""[..], b"\x7f", b"\x7fEL", b"#!/bin/sh\n", b"\x7fELG", &[0; 4096]] {
+            assert_eq!(ElfHeader::parse(bytes), Err(ElfError::NotElf), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_header_cut_off_anywhere_is_malformed() {
+        let whole = header(elf::ET_EXEC, 1);
+        for len in 4..whole.len() {
+            assert_eq!(ElfHeader::parse(&whole[..len]), Err(ElfError::Malformed), "{len} bytes");
+        }
+        assert!(ElfHeader::parse(&whole).is_ok());
+    }
+
+    #[test]
+    fn another_class_byte_order_or_machine_is_foreign() {
+        let foreign_at = |at: usize, value: u8| {
+            let mut bytes = header(elf::ET_EXEC, 1);
+            bytes[at] = value;
+            ElfHeader::parse(&bytes)
+        };
+        assert_eq!(foreign_at(4, elf::ELFCLASS32.0), Err(ElfError::Foreign));
+        assert_eq!(foreign_at(4, 0), Err(ElfError::Foreign));
+        assert_eq!(foreign_at(5, elf::ELFDATA2MSB.0), Err(ElfError::Foreign));
+        assert_eq!(foreign_at(E_MACHINE, 3), Err(ElfError::Foreign));
+    }
+
+    #[test]
+    fn only_programs_and_shared_objects_are_executed() {
+        for kind in [0, 1, 4, 0xfe00, u16::MAX] {
+            let bytes = header(elf::FileType(kind), 1);
+            assert_eq!(ElfHeader::parse(&bytes), Err(ElfError::Malformed), "e_type {kind}");
+        }
+    }
+
+    #[test]
+    fn program_headers_of_another_size_are_malformed() {
+        for size in [0u16, 1, 32, 55, 57, 64, u16::MAX] {
+            let mut bytes = image(elf::ET_EXEC, &[text(0x40_0000, 0x1000)]);
+            put(&mut bytes, E_PHENTSIZE, &size.to_le_bytes());
+            assert_eq!(read(&bytes), Err(ElfError::Malformed), "e_phentsize {size}");
+        }
+    }
+
+    #[test]
+    fn the_number_of_program_headers_has_the_kernels_limits() {
+        let count = |number| ElfHeader::parse(&header(elf::ET_EXEC, number));
+        assert_eq!(count(0), Err(ElfError::Malformed));
+        // 65536 / 56, rounded down.
+        assert_eq!(count(1170).unwrap().table_len, 1170 * 56);
+        assert_eq!(count(1171), Err(ElfError::Malformed));
+        assert_eq!(count(u16::MAX), Err(ElfError::Malformed));
+    }
+
+    #[test]
+    fn a_table_that_ends_early_or_lies_past_the_end_is_malformed() {
+        let whole = image(elf::ET_EXEC, &[text(0x40_0000, 0x1000); 3]);
+        for len in ElfHeader::LEN..whole.len() {
+            assert_eq!(read(&whole[..len]), Err(ElfError::Malformed), "{len} bytes");
+        }
+        for offset in [u64::MAX, u64::MAX - 63, 1 << 63, 4096, 65] {
+            let mut bytes = whole.clone();
+            put(&mut bytes, E_PHOFF, &offset.to_le_bytes());
+            assert_eq!(read(&bytes), Err(ElfError::Malformed), "e_phoff {offset:#x}");
+        }
+    }
+
+    #[test]
+    fn segments_that_contradict_themselves_are_malformed() {
+        let sound = text(0x40_0000, 0x1000);
+        for (hostile, why) in [
+            (LoadSegment { mem_size: 0xfff, ..sound }, "more in the file than in memory"),
+            (LoadSegment { file_size: u64::MAX, ..sound }, "more in the file than in memory"),
+            (LoadSegment { vaddr: u64::MAX - 0xffe, ..sound }, "vaddr wraps around"),
+            (LoadSegment { mem_size: u64::MAX, ..sound }, "memory wraps around"),
+            (LoadSegment { file_offset: u64::MAX - 0xffe, ..sound }, "file offset wraps around"),
+        ] {
+            let bytes = image(elf::ET_DYN, &[sound, hostile]);
+            assert_eq!(read(&bytes), Err(ElfError::Malformed), "{why}");
+        }
+        // The last addresses there are do not wrap around.
+        let last = LoadSegment { vaddr: u64::MAX - 0x1000, ..sound };
+        assert_eq!(read(&image(elf::ET_DYN, &[last])).unwrap().loads, [last]);
+    }
+
+    #[test]
+    fn overlapping_and_unordered_segments_are_facts_like_others() {
+        // The kernel maps them one over the other; a plan reads maps, not these.
+        let loads = [text(0x60_0000, 0x40_0000), text(0x40_0000, 0x80_0000), text(0x60_0000, 0)];
+        let facts = read(&image(elf::ET_EXEC, &loads)).unwrap();
+        assert_eq!(facts.loads, loads);
+        assert_eq!(facts.text_bytes(), 0xc0_0000);
+    }
+
+    #[test]
+    fn text_bytes_stop_at_the_largest_number() {
+        let half = LoadSegment { file_offset: 0, ..text(0, 1 << 63) };
+        let facts = read(&image(elf::ET_EXEC, &[half, half, half])).unwrap();
+        assert_eq!(facts.text_bytes(), u64::MAX);
+    }
+
+    #[test]
+    fn writable_code_is_no_text() {
+        let writable = LoadSegment { write: true, ..text(0x40_0000, 64 << 20) };
+        let data = LoadSegment { exec: false, ..text(0x40_0000, 64 << 20) };
+        let facts = read(&image(elf::ET_EXEC, &[writable, data])).unwrap();
+        assert_eq!(facts.text_bytes(), 0);
+        assert!(!facts.may_fill(HUGE, BASE));
+    }
+
+    #[test]
+    fn a_fixed_image_fills_a_huge_page_only_where_one_lies() {
+        let fills = |load| read(&image(elf::ET_EXEC, &[load])).unwrap().may_fill(HUGE, BASE);
+        assert!(fills(text(0x40_0000, 2 << 20)));
+        assert!(!fills(text(0x40_1000, (4 << 20) - 0x2000)), "a page short at both ends");
+        // The kernel maps whole base pages: a byte in the last one is enough.
+        assert!(fills(text(0x40_0fff, (4 << 20) - 0x1ffe)));
+        assert!(!fills(text(0x40_0000, (2 << 20) - 0x1000)));
+        assert!(fills(text(0x40_0000, (2 << 20) - 0xfff)));
+    }
+
+    #[test]
+    fn a_placed_image_fills_a_huge_page_at_the_luckiest_bias() {
+        let fills = |load| read(&image(elf::ET_DYN, &[load])).unwrap().may_fill(HUGE, BASE);
+        assert!(fills(text(0x1000, 2 << 20)));
+        assert!(fills(text(0x1fff, (2 << 20) - 0x1ffe)));
+        assert!(!fills(text(0x1000, (2 << 20) - 0x1000)));
+        // At the top of the address space too.
+        assert!(!fills(text(u64::MAX - 0x2000, 0x1000)));
+        assert!(fills(text(0, u64::MAX)));
+    }
+
+    #[test]
+    fn an_interpreter_makes_an_image_dynamic() {
+        let mut bytes = image(elf::ET_DYN, &[text(0, 0x1000); 2]);
+        put(&mut bytes, ElfHeader::LEN, &3u32.to_le_bytes());
+        let facts = read(&bytes).unwrap();
+        assert!(facts.dynamic);
+        assert_eq!(facts.loads.len(), 1);
+    }
+
+    /// Everything a launch asks of a file; the answers do not matter, only that there are some.
+    fn ask(bytes: &[u8]) -> Option<bool> {
+        let facts = read(bytes).ok()?;
+        assert!(facts.loads.len() <= (1 << 16) / 56);
+        for load in &facts.loads {
+            assert!(load.file_size <= load.mem_size);
+            assert!(load.vaddr.checked_add(load.mem_size).is_some());
+        }
+        let large = PageSize::new(512 << 20)?;
+        let fills = facts.may_fill(HUGE, BASE);
+        assert!(fills || !facts.may_fill(large, BASE), "a larger page is harder to fill");
+        assert!(!fills || facts.text_bytes() > 0);
+        Some(fills)
+    }
+
+    const NODE: &[u8] = include_bytes!("../testdata/elf/node");
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: 2000,
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+            ask(&bytes);
+            let mut like_elf = header(elf::ET_DYN, 4);
+            like_elf.extend_from_slice(&bytes);
+            ask(&like_elf);
+        }
+
+        #[test]
+        fn arbitrary_segments_never_panic(
+            loads in prop::collection::vec(any::<(u64, u64, u64, u64, bool, bool)>(), 1..8),
+            placed in any::<bool>(),
+        ) {
+            let segments: Vec<LoadSegment> = loads
+                .into_iter()
+                .map(|(file_offset, vaddr, file_size, mem_size, exec, write)| LoadSegment {
+                    file_offset, vaddr, file_size, mem_size, exec, write,
+                })
+                .collect();
+            let kind = if placed { elf::ET_DYN } else { elf::ET_EXEC };
+            let answer = read(&image(kind, &segments));
+            let sound = segments.iter().all(|load| {
+                load.file_size <= load.mem_size
+                    && load.vaddr.checked_add(load.mem_size).is_some()
+                    && load.file_offset.checked_add(load.file_size).is_some()
+            });
+            prop_assert_eq!(answer.is_ok(), sound);
+            ask(&image(kind, &segments));
+            // Also of facts that no parser vouches for.
+            let facts = ElfFacts { position_independent: placed, dynamic: false, loads: segments };
+            facts.may_fill(HUGE, BASE);
+            facts.text_bytes();
+        }
+
+        #[test]
+        fn a_real_header_with_any_bytes_changed_never_panics(
+            changes in prop::collection::vec((0..900usize, any::<u8>()), 0..24),
+            len in prop_oneof![Just(NODE.len()), 0..NODE.len()],
+        ) {
+            let mut bytes = NODE.to_vec();
+            for (at, value) in changes {
+                bytes[at] = value;
+            }
+            ask(&bytes[..len]);
+        }
+
+        #[test]
+        fn a_real_header_with_any_words_changed_never_panics(
+            changes in prop::collection::vec((0..106usize, any::<u64>()), 0..8),
+        ) {
+            let mut bytes = NODE.to_vec();
+            for (word, value) in changes {
+                put(&mut bytes, 8 * (word + 2), &value.to_le_bytes());
+            }
+            ask(&bytes);
+        }
+    }
+}

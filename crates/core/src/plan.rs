@@ -223,3 +223,80 @@ impl Plan {
         serde_json::to_string(&json).expect("a plan holds only strings, numbers and lists")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::{PageSize, Pages};
+    use crate::proc::maps;
+
+    fn snapshot(maps: &str, entry: u64) -> Snapshot {
+        let pages =
+            Pages { base: PageSize::new(4 << 10).unwrap(), pmd: PageSize::new(2 << 20).unwrap() };
+        let vmas = maps::parse(maps.as_bytes()).unwrap();
+        Snapshot { pages, vmas, entry: RemoteAddr::new(entry) }
+    }
+
+    fn spans(plan: &Plan) -> Vec<(String, u64)> {
+        plan.spans().map(|span| (span.range.to_string(), span.file_offset)).collect()
+    }
+
+    #[test]
+    fn only_whole_huge_pages_of_the_main_executable_are_taken() {
+        let snapshot = snapshot(
+            "005ff000-00c10000 r-xp 001ff000 fe:00 1 /usr/bin/main\n\
+             7f0000000000-7f0000800000 r-xp 00000000 fe:00 2 /usr/lib/lib.so\n",
+            0x60_1000,
+        );
+        let plan = plan(&snapshot, Backing::Image);
+        assert_eq!(spans(&plan), [("00600000-00c00000".to_owned(), 0x20_0000)]);
+        assert_eq!(plan.texts[0].rest, [(SkipReason::Edges, 0x1_1000)]);
+        assert_eq!(plan.texts[1].rest, [(SkipReason::NotSelected, 8 << 20)]);
+        assert_eq!((plan.huge_bytes(), plan.text_bytes()), (6 << 20, 0x61_1000 + (8 << 20)));
+    }
+
+    #[test]
+    fn text_that_fits_exactly_has_no_rest() {
+        let snapshot = snapshot("00400000-00800000 r-xp 00000000 fe:00 1 /m\n", 0x40_0000);
+        let plan = plan(&snapshot, Backing::Hugetlb);
+        assert_eq!(spans(&plan), [("00400000-00800000".to_owned(), 0)]);
+        assert_eq!(plan.texts[0].rest, []);
+    }
+
+    #[test]
+    fn every_text_segment_of_the_main_executable_counts() {
+        let snapshot = snapshot(
+            "00400000-00600000 r-xp 00000000 fe:00 1 /m\n\
+             00600000-00800000 rwxp 00200000 fe:00 1 /m\n\
+             00800000-00a00000 r-xs 00400000 fe:00 1 /m\n\
+             00a00000-00c00000 --xp 00600000 fe:00 1 /m\n",
+            0x40_0000,
+        );
+        let plan = plan(&snapshot, Backing::Image);
+        let taken = [("00400000-00600000", 0), ("00a00000-00c00000", 0x60_0000)];
+        assert_eq!(spans(&plan), taken.map(|(range, offset)| (range.to_owned(), offset)));
+        for index in [1, 2] {
+            assert_eq!(plan.texts[index].rest, [(SkipReason::NotSelected, 2 << 20)]);
+        }
+    }
+
+    #[test]
+    fn nothing_is_taken_where_the_entry_point_is_in_no_file() {
+        let maps = "00400000-00800000 r-xp 00000000 fe:00 1 /m\n\
+                    00800000-00a00000 r-xp 00000000 00:00 0 \n";
+        for entry in [0, 0x3f_ffff, 0x80_0000, u64::MAX] {
+            let plan = plan(&snapshot(maps, entry), Backing::Image);
+            assert_eq!(spans(&plan), [], "entry {entry:#x}");
+            assert_eq!(plan.texts.len(), 1, "code of no file is no text");
+        }
+    }
+
+    #[test]
+    fn a_file_offset_that_would_wrap_around_leaves_the_text_alone() {
+        let maps = "00401000-00a00000 r-xp fffffffffff00000 fe:00 1 /m\n";
+        let plan = plan(&snapshot(maps, 0x40_1000), Backing::Image);
+        assert_eq!(plan.huge_bytes(), 0);
+        assert_eq!(plan.texts[0].rest.len(), 1);
+        assert_eq!(plan.texts[0].rest[0].1, 0x5f_f000);
+    }
+}

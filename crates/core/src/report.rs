@@ -249,3 +249,64 @@ fn line(
         rest.join(", "),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coverage::Rest;
+
+    fn file(path: &str, text_bytes: u64, huge_bytes: u64) -> FileCoverage {
+        let rest = vec![Rest { reason: SkipReason::TooSmall, bytes: text_bytes - huge_bytes }];
+        let backings = if huge_bytes > 0 { vec![Backing::Image] } else { Vec::new() };
+        FileCoverage {
+            path: path.to_owned(),
+            deleted: false,
+            text_bytes,
+            huge_bytes,
+            backings,
+            rest,
+        }
+    }
+
+    #[test]
+    fn a_percentage_is_100_only_where_nothing_is_missing() {
+        assert_eq!(percent(0, 0), 0);
+        assert_eq!(percent(999_999, 1_000_000), 99);
+        assert_eq!(percent(7, 7), 100);
+        assert_eq!(percent(u64::MAX, u64::MAX), 100);
+        assert_eq!(percent(u64::MAX - 1, u64::MAX), 99);
+    }
+
+    #[test]
+    fn a_report_adds_its_files_up() {
+        let files = vec![file("/a", 10 << 20, 8 << 20), file("/b", 1 << 20, 0)];
+        let report = Report::new(Kind::Inspect, 1, "init".to_owned(), files);
+        assert_eq!((report.text_bytes, report.huge_bytes), (11 << 20, 8 << 20));
+        assert_eq!(report.outcome, Outcome::Switched);
+        let none = Report::new(Kind::Inspect, 1, "init".to_owned(), vec![file("/b", 1 << 20, 0)]);
+        assert_eq!(none.outcome, Outcome::Skipped);
+    }
+
+    #[test]
+    fn a_small_file_has_a_line_of_its_own_once_it_is_huge() {
+        let files = vec![file("/big", 1 << 30, 0), file("/small", 2 << 20, 0)];
+        let table = Report::new(Kind::Inspect, 1, "p".to_owned(), files).to_string();
+        assert!(!table.contains("/small") && table.contains("(1 more)"), "{table}");
+        let files = vec![file("/big", 1 << 30, 0), file("/small", 2 << 20, 2 << 20)];
+        let table = Report::new(Kind::Inspect, 1, "p".to_owned(), files).to_string();
+        assert!(table.contains("/small") && !table.contains("more)"), "{table}");
+    }
+
+    #[test]
+    fn json_is_one_line_whatever_the_names_hold() {
+        let mut report =
+            Report::new(Kind::Launch, 1, "a\n\"b\"".to_owned(), vec![file("/x\ny", 4096, 0)]);
+        report.detail = Some("two\nlines".to_owned());
+        let json = report.to_json();
+        assert!(!json.contains('\n'), "{json}");
+        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(value["comm"], "a\n\"b\"");
+        assert_eq!(value["files"][0]["path"], "/x\ny");
+        assert_eq!(value["detail"], "two\nlines");
+    }
+}

@@ -1,0 +1,17 @@
+//! Any bytes as `/proc/PID/cgroup` and, after the first null byte, `/proc/PID/mountinfo`.
+#![no_main]
+
+use tiexec_core::proc::cgroup;
+
+libfuzzer_sys::fuzz_target!(|text: &[u8]| {
+    let at = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+    let (own, mounts) = (&text[..at], text.get(at + 1..).unwrap_or_default());
+    if let Some(found) = cgroup::memory_cgroup(own, mounts) {
+        assert!(found.mount.len() <= mounts.len());
+        assert!(found.below.len() <= own.len());
+    }
+    if let Some(unit) = cgroup::unit(own) {
+        assert!(unit.ends_with(".service") || unit.ends_with(".scope"));
+        assert!(!unit.contains('/'));
+    }
+});

@@ -1,0 +1,12 @@
+//! Any bytes as `/proc/PID/status`.
+#![no_main]
+
+use tiexec_core::proc::status;
+
+libfuzzer_sys::fuzz_target!(|text: &[u8]| {
+    let status = status::parse(text);
+    assert!(status.name.len() <= text.len());
+    // What nobody may add to: lines it does not know change nothing.
+    let more = [text, b"\nNoSuchField:\t1\n"].concat();
+    assert_eq!(status::parse(&more), status);
+});
