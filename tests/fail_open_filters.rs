@@ -171,7 +171,9 @@ fn a_filter_that_refuses_nothing_of_ours_does_not_matter() {
 #[test]
 fn yama_denies_all_tracing() {
     let knob = "/proc/sys/kernel/yama/ptrace_scope";
-    require!(std::path::Path::new(knob).exists(), "no Yama in this kernel");
+    if !std::path::Path::new(knob).exists() {
+        return support::skip_for_want_of_a_kernel("no Yama in this kernel");
+    }
     // 3 cannot be taken back before the next boot: used where it is so already.
     let scope = std::fs::read_to_string(knob).expect("the knob");
     let run = Run::new(program("exits", Kind::DynamicPie), ["code", "7"]);

@@ -51,6 +51,17 @@ pub(crate) fn skip(why: &str) {
         std::env::var_os("TIEXEC_TEST_NO_SKIP").is_none_or(|v| v != "1"),
         "SKIP {name}: {why} (TIEXEC_TEST_NO_SKIP=1)"
     );
+    say_skipped(&name, why);
+}
+
+/// Says that a test is skipped for want of something that no setting of a machine brings, such as a security module that
+/// is not in its kernel: also where skips are forbidden.
+#[allow(dead_code, reason = "not every test program needs it")]
+pub(crate) fn skip_for_want_of_a_kernel(why: &str) {
+    say_skipped(std::thread::current().name().unwrap_or("test"), why);
+}
+
+fn say_skipped(name: &str, why: &str) {
     // libtest captures what the macros print, not what is written to the descriptor.
     let line = format!("SKIP {name}: {why}\n");
     // SAFETY: the pointer and the length are those of a live buffer.

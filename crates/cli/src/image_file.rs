@@ -52,7 +52,8 @@ pub fn search(program: &OsStr) -> Option<PathBuf> {
     })
 }
 
-fn is_executable(path: &Path) -> bool {
+/// Returns whether exec would at least try to run the file: a regular one with the x bit for us.
+pub fn is_executable(path: &Path) -> bool {
     use rustix::fs::{Access, AtFlags, CWD};
     let may = rustix::fs::accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS).is_ok();
     may && path.metadata().is_ok_and(|meta| meta.is_file())

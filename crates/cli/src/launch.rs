@@ -21,7 +21,7 @@ use tiexec_sys::{Errno, Pid, process, thp};
 use tiexec_tracee::held::{Arming, Declined, arm, wait_for_exec};
 
 use crate::exit;
-use crate::image_file::{Verdict, judge, search};
+use crate::image_file::{Verdict, is_executable, judge, search};
 use crate::options::Launch;
 use crate::say::warn;
 
@@ -67,10 +67,7 @@ pub fn run(argv: Argv) -> u8 {
     let mut settings = Settings::from_layers([options, environment(), configuration()]);
     // The administrator's kill switch: nothing overrules it.
     settings.off |= Path::new(DISABLED_FILE).exists();
-    let sink = match settings.report.as_deref().map(open_sink).transpose() {
-        Ok(sink) => sink,
-        Err(status) => return status,
-    };
+    let sink = settings.report.as_deref().and_then(open_sink);
     let launcher = Launcher { argv, program, settings, sink, dry_run };
     launcher.launch()
 }
@@ -121,14 +118,15 @@ fn layer_from(
     layer
 }
 
-fn open_sink(file: &str) -> Result<Sink, u8> {
+/// Opens where the report goes. A file that cannot be opened is no reason not to run the program.
+fn open_sink(file: &str) -> Option<Sink> {
     if file.is_empty() {
-        return Ok(Sink::Stderr);
+        return Some(Sink::Stderr);
     }
-    File::create(file).map(Sink::File).map_err(|error| {
-        warn(format_args!("cannot open the report file {file}: {error}"));
-        exit::LAUNCH_FAILED
-    })
+    File::create(file)
+        .map(Sink::File)
+        .inspect_err(|error| warn(format_args!("no report: cannot open {file}: {error}")))
+        .ok()
 }
 
 impl Launcher {
@@ -181,8 +179,10 @@ impl Launcher {
             let detail = "PR_SET_THP_DISABLE is in force (prctl(2)); it is inherited";
             return Err(Declined::new(SkipReason::ThpDisabled, detail));
         }
-        let process = ProcDir::this_process()
-            .map_err(|error| Declined::new(SkipReason::ProcUnavailable, error))?;
+        let process = ProcDir::this_process().map_err(|error| match error.errno {
+            Errno::MFILE => Declined::new(SkipReason::FdLimit, error),
+            _ => Declined::new(SkipReason::ProcUnavailable, error),
+        })?;
         Ok((process, pages, backing))
     }
 
@@ -191,7 +191,10 @@ impl Launcher {
         let status = match process.read("status") {
             Ok(text) => status::parse(&text),
             Err(error) => {
-                return self.plainly(SkipReason::ProcUnavailable, &error.to_string());
+                let no_descriptor = error.errno == Errno::MFILE;
+                let reason =
+                    if no_descriptor { SkipReason::FdLimit } else { SkipReason::ProcUnavailable };
+                return self.plainly(reason, &error.to_string());
             }
         };
         if status.tracer_pid != 0 {
@@ -291,6 +294,14 @@ impl Launcher {
 
     /// Execs without a helper, after saying so where that is due.
     fn plainly(&self, reason: SkipReason, detail: &str) -> u8 {
+        if self.dry_run {
+            // What would not run has no plan.
+            match search(self.name()) {
+                Some(path) if is_executable(&path) => {}
+                Some(path) if path.exists() => return self.not_executed(Errno::ACCES),
+                _ => return self.not_executed(Errno::NOENT),
+            }
+        }
         let report = self.sink.is_some() || self.dry_run;
         if report {
             let report = self.report_of_a_plain_exec(reason, detail);
@@ -303,11 +314,7 @@ impl Launcher {
             }
         }
         if self.dry_run {
-            return if search(self.name()).is_some_and(|path| path.exists()) {
-                exit::OK
-            } else {
-                self.not_executed(Errno::NOENT)
-            };
+            return exit::OK;
         }
         self.explain(reason, detail);
         if self.settings.strict && reason.is_failure() {

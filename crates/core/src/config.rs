@@ -1,7 +1,8 @@
 //! What the user may set: by option, by `TIEXEC=key=value,…`, or in the configuration file.
 //!
 //! All three give a [`Layer`]; a layer says only what was said. [`Settings::from_layers`] puts them
-//! together: options beat environment beats configuration beats default.
+//! together: options beat environment beats configuration beats default; `off` is a kill switch and
+//! beats them all.
 
 use std::fmt;
 use std::str::FromStr;
@@ -210,14 +211,13 @@ impl Settings {
     /// Puts the layers together, the strongest first.
     pub fn from_layers(layers: impl IntoIterator<Item = Layer>) -> Self {
         let layers: Vec<Layer> = layers.into_iter().collect();
-        // `off` and a backing contradict each other: the strongest layer that says either decides.
-        let off = layers.iter().find_map(|layer| {
-            layer.off.or(layer.backing.map(|backing| backing == BackingChoice::Off))
-        });
+        // A kill switch that an option in some unit file could overrule would be none.
+        let killed = layers.iter().any(|layer| layer.off == Some(true));
         let all = layers.into_iter().reduce(Layer::over).unwrap_or_default();
+        let backing = all.backing.unwrap_or_default();
         Self {
-            off: off.unwrap_or(false),
-            backing: all.backing.unwrap_or_default(),
+            off: killed || backing == BackingChoice::Off,
+            backing,
             strict: all.strict.unwrap_or(false),
             deadline: all.deadline.unwrap_or(Self::DEFAULT_DEADLINE),
             report: all.report,
@@ -267,8 +267,9 @@ mod tests {
         assert!(!Settings::from_layers([Layer::from_environment("off=0").0]).off);
         let named = Layer { backing: Some(BackingChoice::Image), ..Layer::default() };
         let off = Layer::from_environment("off").0;
-        assert!(!Settings::from_layers([named.clone(), off.clone()]).off);
-        assert!(Settings::from_layers([off, named]).off);
+        assert!(Settings::from_layers([named.clone(), off]).off, "a kill switch beats an option");
+        let no_backing = Layer::from_environment("backing=off").0;
+        assert!(!Settings::from_layers([named, no_backing]).off, "a backing is a mere setting");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! From a snapshot to a plan: which spans of text become huge, and why the rest does not.
 //!
 //! A plan is a value. It can be printed (`--dry-run`), compared and tested; nothing here touches a
-//! process. These hold for every snapshot, however odd (property tests):
+//! process. These hold for every snapshot whose VMAs are in address order (property tests); the
+//! first two, of each text alone, for any other:
 //!
 //! - a span lies wholly inside one text VMA of the snapshot, and spans never overlap;
 //! - a span begins and ends on a huge page;

@@ -102,6 +102,7 @@ impl SkipReason {
                 | Self::UnreadableImage
                 | Self::ForeignImage
                 | Self::Disabled
+                | Self::TargetGone
         )
     }
 }
@@ -115,7 +116,6 @@ impl SkipReason {
             Self::Deadline => "--deadline",
             Self::AddressSpace => "ulimit -v",
             Self::FdLimit => "ulimit -n",
-            Self::StackRoom => "ulimit -s",
             Self::ForkFailed => "ulimit -u, or the pids cgroup's pids.max",
             Self::ProcUnavailable => "mount -t proc proc /proc",
             _ => return None,

@@ -37,11 +37,14 @@ impl Snapshot {
             let above = pair[1].range.start();
             (above.get() < 1 << 63).then(|| AddrRange::new(pair[0].range.end(), above)).flatten()
         });
-        let widest = gaps.max_by_key(|gap| gap.len())?;
-        // As much room below as above, rounded to where a huge page may begin.
+        // Only what begins on a huge page counts of a gap.
+        let aligned =
+            gaps.filter_map(|gap| AddrRange::new(gap.start().align_up(self.pages.pmd)?, gap.end()));
+        let widest = aligned.max_by_key(|gap| gap.len())?;
+        // As much room below as above, rounded down to where a huge page may begin: never below
+        // the gap's own first one.
         let spare = widest.len().checked_sub(len)?;
         let start = widest.start().checked_add(spare / 2)?.align_down(self.pages.pmd);
-        let area = AddrRange::with_len(start, len)?;
-        widest.covers(area).then_some(area)
+        AddrRange::with_len(start, len)
     }
 }

@@ -9,12 +9,12 @@ use tiexec_core::addr::{Pages, RemoteAddr};
 use tiexec_core::coverage::{Note, coverage, is_ours};
 use tiexec_core::elf::ElfHeader;
 use tiexec_core::plan::{Backing, Plan, Span, plan};
-use tiexec_core::proc::{auxv, cgroup, maps, smaps, status};
+use tiexec_core::proc::{ParseError, auxv, cgroup, maps, smaps, status};
 use tiexec_core::report::{Kind, LaunchCost, Outcome, Report};
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{c, process, ptrace};
+use tiexec_sys::{Errno, SysError, c, process, ptrace};
 use tiexec_tracee::arch::{self, Call};
 use tiexec_tracee::gadgets;
 use tiexec_tracee::held::{ExecStop, let_go};
@@ -116,24 +116,30 @@ impl<'a> Work<'a> {
     /// Snapshot and plan, and the session with which to carry it out.
     fn begin(&mut self) -> Result<Session, Failure> {
         let process = self.order.process;
-        let unreadable =
-            |error: &dyn std::fmt::Display| Failure::new(SkipReason::ProcUnavailable, error);
-        let exe = process
-            .open_file("exe", false)
-            .map_err(|error| Failure::new(SkipReason::UnreadableImage, error))?;
+        let unreadable = |error: SysError| {
+            // A process that has died has no address space to read about.
+            let gone = matches!(error.errno, Errno::SRCH | Errno::NOENT);
+            let reason = if gone { SkipReason::TargetGone } else { SkipReason::ProcUnavailable };
+            Failure::new(reason, error)
+        };
+        let malformed = |error: ParseError| Failure::new(SkipReason::ProcUnavailable, error);
+        let exe = process.open_file("exe", false).map_err(|error| match error.errno {
+            Errno::ACCES | Errno::PERM => Failure::new(SkipReason::UnreadableImage, error),
+            _ => unreadable(error),
+        })?;
         let mut header = [0; ElfHeader::LEN];
         exe.read_exact_at(&mut header, 0)
             .map_err(|error| Failure::new(SkipReason::ReadFailed, error))?;
         ElfHeader::parse(&header).map_err(|error| Failure::new(SkipReason::ForeignImage, error))?;
-        let auxv_bytes = process.read("auxv").map_err(|error| unreadable(&error))?;
+        let auxv_bytes = process.read("auxv").map_err(unreadable)?;
         if auxv::get(&auxv_bytes, auxv::AT_SECURE).is_some_and(|secure| secure != 0) {
             return Err(Failure::new(SkipReason::PrivilegedImage, "AT_SECURE is set"));
         }
         let address = |key| RemoteAddr::new(auxv::get(&auxv_bytes, key).unwrap_or(0));
-        let maps = process.read("maps").map_err(|error| unreadable(&error))?;
+        let maps = process.read("maps").map_err(unreadable)?;
         let snapshot = Snapshot {
             pages: self.order.pages,
-            vmas: maps::parse(&maps).map_err(|error| unreadable(&error))?,
+            vmas: maps::parse(&maps).map_err(malformed)?,
             entry: address(auxv::AT_ENTRY),
         };
         let gadgets = gadgets::find(self.stop.pid, &snapshot, address(auxv::AT_BASE), &exe);
@@ -151,15 +157,14 @@ impl<'a> Work<'a> {
             .ok_or_else(|| {
                 Failure::new(SkipReason::StackRoom, "the initial stack is not where it should be")
             })?;
-        let pending =
-            status::parse(&process.read("status").map_err(|error| unreadable(&error))?).pending;
+        let pending = status::parse(&process.read("status").map_err(unreadable)?).pending;
         let reap =
             Call::new(c::SYS_wait4, [helper_id(), 0, u64::from(c::__WALL.unsigned_abs()), 0]);
         let session = Session::begin(self.stop.pid, gadgets, stack.range, pending, reap)?;
         session.map_err(|refusal| match refusal {
             Refusal::StackRoom => Failure::new(
                 SkipReason::StackRoom,
-                "RLIMIT_STACK leaves too little room below the arguments",
+                "too little of the stack is mapped below the arguments (RLIMIT_STACK, or very many arguments)",
             ),
             Refusal::RegisterState => {
                 Failure::new(SkipReason::RegisterState, "extended registers the frame cannot carry")

@@ -15,7 +15,7 @@
 //! would be handed to somebody who never asked for it. Its exit signal is 0, so that before the exec
 //! its end signals nobody, and the program's own `wait` never sees it.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -126,59 +126,90 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Declined
 }
 
 /// Sends a child ahead that makes every call of this launch, the caller's own and the program's,
-/// under the seccomp filters in force: if one of them kills, it kills the child.
+/// under the seccomp filters in force: if one of them kills, it kills the child. Until the child has
+/// said that it outlived `wait4`, the caller itself makes no call but `pipe2`, `clone` and `read`.
 fn scout() -> Result<(), Declined> {
-    let child = process::fork_single_threaded()
+    let refused = |what: &dyn ToString| Declined::new(SkipReason::Seccomp, what.to_string());
+    let (mut from_child, mut to_caller) =
+        std::io::pipe().map_err(|error| Declined::new(SkipReason::FdLimit, error))?;
+    let forked = process::fork_single_threaded()
         .map_err(|error| Declined::new(SkipReason::ForkFailed, error))?;
-    match child {
-        Fork::Child => {
-            let tried = catch_unwind(|| {
-                process::block_signals();
-                let (mut ours, mut theirs) = UnixStream::pair()?;
-                ours.set_read_timeout(Some(Duration::from_secs(1)))?;
-                theirs.write_all(b"s")?;
-                ours.read_exact(&mut [0])?;
-                let this = process::this();
-                let refused = |error: SysError| std::io::Error::other(error);
-                process::set_ptracer(Some(this)).map_err(refused)?;
-                process::set_ptracer(None).map_err(refused)?;
-                rehearse::remote_calls().map_err(refused)
-            });
-            process::exit_now(i32::from(!matches!(tried, Ok(Ok(())))));
-        }
-        Fork::Parent(child) => match process::wait(child) {
-            Ok(Wait::Exited(0)) => Ok(()),
-            Ok(Wait::Killed(c::SIGSYS)) => {
-                Err(Declined::new(SkipReason::Seccomp, "a filter kills on a call that is needed"))
-            }
-            _ => Err(Declined::new(SkipReason::Seccomp, "a filter refuses a call that is needed")),
-        },
+    let Fork::Parent(child) = forked else {
+        let _panicked = catch_unwind(AssertUnwindSafe(|| {
+            process::block_signals();
+            process::rehearse_wait();
+            to_caller.write_all(&[SCOUT_WAITED])?;
+            let answer = match rehearse_launch() {
+                Ok(()) => vec![SCOUT_DONE],
+                Err(error) => error.to_string().into_bytes(),
+            };
+            to_caller.write_all(&answer)
+        }));
+        process::exit_now(0);
+    };
+    drop(to_caller);
+    let mut said = Vec::new();
+    let _what_came = from_child.read_to_end(&mut said);
+    if said.first() == Some(&SCOUT_WAITED) {
+        let _reaped = process::wait(child);
     }
+    match &said[..] {
+        [SCOUT_WAITED, SCOUT_DONE] => Ok(()),
+        [SCOUT_WAITED, error @ ..] if !error.is_empty() => {
+            Err(refused(&String::from_utf8_lossy(error)))
+        }
+        _ => Err(refused(&"a filter kills on a call that is needed")),
+    }
+}
+
+/// What the scout says when `wait4` was allowed, and when all was.
+const SCOUT_WAITED: u8 = 1;
+const SCOUT_DONE: u8 = 2;
+
+/// Makes the calls of a launch, those of both sides.
+fn rehearse_launch() -> std::io::Result<()> {
+    let (mut ours, mut theirs) = UnixStream::pair()?;
+    ours.set_read_timeout(Some(Duration::from_secs(1)))?;
+    theirs.write_all(b"s")?;
+    ours.read_exact(&mut [0])?;
+    let refused = |error: SysError| std::io::Error::other(error);
+    process::set_ptracer(Some(process::this())).map_err(refused)?;
+    process::set_ptracer(None).map_err(refused)?;
+    rehearse::remote_calls().map_err(refused)
 }
 
 /// Tells the helper to go on, and waits for its answer.
 fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Declined> {
     let died = |what: &str| Declined::new(SkipReason::HelperDied, what);
-    // Zero would mean to wait for ever.
-    let timeout = deadline.max(Duration::from_millis(1));
-    channel
-        .set_read_timeout(Some(timeout))
-        .and_then(|()| channel.write_all(b"g"))
-        .map_err(|error| died(&format!("before it began: {error}")))?;
-    let mut answer = [0; 512];
-    match channel.read(&mut answer) {
-        Ok(0) => Err(died("before it traced the program")),
-        Ok(len) => {
-            let text = String::from_utf8_lossy(&answer[..len]);
-            if text == "ok" {
-                return Ok(());
-            }
-            let (name, detail) = text.split_once('\n').unwrap_or((&text, ""));
-            let reason = SkipReason::ALL.iter().find(|reason| reason.as_str() == name);
-            Err(Declined::new(reason.copied().unwrap_or(SkipReason::HelperDied), detail))
-        }
-        Err(_) => Err(Declined::new(SkipReason::Deadline, "the helper did not start in time")),
+    if let Err(error) = channel.write_all(b"g") {
+        return Err(died(&format!("before it began: {error}")));
     }
+    let end = Instant::now() + deadline;
+    let mut answer = [0; 512];
+    let len = loop {
+        // Zero would mean to wait for ever.
+        let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let read = channel.set_read_timeout(Some(left)).and_then(|()| channel.read(&mut answer));
+        match read {
+            Ok(0) => return Err(died("before it traced the program")),
+            Ok(len) => break len,
+            // A stop and continue, or a signal seen by the helper that traces us by now.
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                let late = "the helper did not start in time";
+                return Err(Declined::new(SkipReason::Deadline, late));
+            }
+            // It died with our word unread.
+            Err(error) => return Err(died(&error.to_string())),
+        }
+    };
+    let text = String::from_utf8_lossy(&answer[..len]);
+    if text == "ok" {
+        return Ok(());
+    }
+    let (name, detail) = text.split_once('\n').unwrap_or((&text, ""));
+    let reason = SkipReason::ALL.iter().find(|reason| reason.as_str() == name);
+    Err(Declined::new(reason.copied().unwrap_or(SkipReason::HelperDied), detail))
 }
 
 /// The helper's life up to the work.

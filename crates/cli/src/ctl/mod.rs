@@ -14,6 +14,7 @@ use crate::say::warn;
 
 /// Runs `tiexecctl`; returns its exit status.
 pub fn run() -> u8 {
+    crate::say::speak_as("tiexecctl");
     let ctl = match Ctl::try_parse() {
         Ok(ctl) => ctl,
         Err(error) => {

@@ -51,8 +51,11 @@ pub fn memory_cgroup(cgroup: &[u8], mountinfo: &[u8]) -> Option<MemoryCgroup> {
         }
         // In a container the hierarchy's root here is the container's own cgroup: strip it, and
         // fall back to the mount's top where the path lies outside (a cgroup namespace).
-        let root = root.strip_suffix(b"/").unwrap_or(root);
-        let below = path.strip_prefix(root).unwrap_or_default();
+        let root = unescape(root);
+        let root = root.strip_suffix(b"/").unwrap_or(&root);
+        // "/docker/x" is no parent of "/docker/xy".
+        let below = path.strip_prefix(root).filter(|rest| rest.is_empty() || rest[0] == b'/');
+        let below = below.unwrap_or_default();
         Some(MemoryCgroup {
             mount: unescape(mount),
             below: below.strip_prefix(b"/").unwrap_or(below).to_vec(),
@@ -65,7 +68,8 @@ pub fn memory_cgroup(cgroup: &[u8], mountinfo: &[u8]) -> Option<MemoryCgroup> {
 /// ends in `.service` or `.scope`.
 pub fn unit(cgroup: &[u8]) -> Option<String> {
     lines(cgroup).find_map(|(_, line)| {
-        let path = line.rsplit(|&byte| byte == b':').next()?;
+        // A unit's name may hold colons: only the first two are the kernel's.
+        let path = line.splitn(3, |&byte| byte == b':').nth(2)?;
         let part = path
             .rsplit(|&byte| byte == b'/')
             .find(|part| part.ends_with(b".service") || part.ends_with(b".scope"))?;

@@ -140,9 +140,21 @@ pub fn parse_vma(line: &[u8], number_of_line: usize) -> Result<Vma, ParseError> 
 /// Parses the whole of `/proc/PID/maps`.
 ///
 /// # Errors
-/// The first line that is not a VMA.
+/// The first line that is not a VMA, or that begins before the last one ended: also while the
+/// target changes its mappings, "the mapped addresses will never go backwards"
+/// (`Documentation/filesystems/proc.rst`), so such text is not the kernel's.
 pub fn parse(text: &[u8]) -> Result<Vec<Vma>, ParseError> {
-    lines(text).map(|(number, line)| parse_vma(line, number)).collect()
+    let mut end = RemoteAddr::default();
+    lines(text)
+        .map(|(number, line)| {
+            let vma = parse_vma(line, number)?;
+            if vma.range.start() < end {
+                return Err(ParseError::new("maps", number, "address order", line));
+            }
+            end = vma.range.end();
+            Ok(vma)
+        })
+        .collect()
 }
 
 fn split_once(text: &[u8], at: u8) -> Option<(&[u8], &[u8])> {

@@ -34,7 +34,9 @@ impl SmapsEntry {
     /// Returns how many bytes of the VMA one TLB entry of PMD size (or a hugetlb page) serves.
     pub fn pmd_mapped(&self) -> u64 {
         // `hugetlb` stays 0 for a mapping whose pages are not faulted in yet: not huge yet.
-        self.anon_huge + self.shmem_pmd_mapped + self.file_pmd_mapped + self.hugetlb
+        [self.shmem_pmd_mapped, self.file_pmd_mapped, self.hugetlb]
+            .into_iter()
+            .fold(self.anon_huge, u64::saturating_add)
     }
 
     /// Returns whether the flag, such as `*b"lo"` for locked, is set.
@@ -46,7 +48,8 @@ impl SmapsEntry {
 /// Parses the whole of `/proc/PID/smaps`. Fields it does not know are passed over.
 ///
 /// # Errors
-/// A VMA line that is not one, a field before the first VMA, or a size that is not a number.
+/// A VMA line that is not one or is out of order (see [`super::maps::parse`]), a field before the
+/// first VMA, or a size that is not a number.
 pub fn parse(text: &[u8]) -> Result<Vec<SmapsEntry>, ParseError> {
     let mut entries: Vec<SmapsEntry> = Vec::new();
     for (line_number, line) in lines(text) {
@@ -54,7 +57,11 @@ pub fn parse(text: &[u8]) -> Result<Vec<SmapsEntry>, ParseError> {
         // A field's name ends in ':'; a VMA's first word is an address range, and never does.
         let word_end = line.iter().position(|&byte| byte == b' ').unwrap_or(line.len());
         let Some(field) = line[..word_end].strip_suffix(b":") else {
-            entries.push(SmapsEntry { vma: parse_vma(line, line_number)?, ..Default::default() });
+            let vma = parse_vma(line, line_number)?;
+            if entries.last().is_some_and(|last| vma.range.start() < last.vma.range.end()) {
+                return Err(bad("address order"));
+            }
+            entries.push(SmapsEntry { vma, ..Default::default() });
             continue;
         };
         let entry = entries.last_mut().ok_or_else(|| bad("a VMA before its fields"))?;

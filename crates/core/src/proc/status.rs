@@ -41,7 +41,11 @@ pub fn parse(text: &[u8]) -> Status {
         let first = words.next().unwrap_or_default();
         let small = || number(first, 10).and_then(|value| u32::try_from(value).ok());
         match &line[..colon] {
-            b"Name" => status.name = value.to_vec(),
+            b"Name" => {
+                // A name may begin or end with a blank: only the tab is the kernel's.
+                let name = &line[colon + 1..];
+                status.name = name.strip_prefix(b"\t").unwrap_or(name).to_vec();
+            }
             b"State" => status.state = first.first().copied().unwrap_or_default(),
             b"Tgid" => status.tgid = small(),
             b"TracerPid" => status.tracer_pid = small().unwrap_or_default(),
