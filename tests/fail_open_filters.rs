@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::{Done, Kind, Run, program, require};
+use support::{Done, Kind, Run, program};
 
 const EPERM: &str = "errno=1";
 const ENOSYS: &str = "errno=38";
