@@ -184,7 +184,11 @@ impl Report {
             .map(|file| file.huge_bytes)
             .sum();
         if copied > 0 {
-            let kind = if self.uses(Backing::Hugetlb) { "hugetlb" } else { "shmem" };
+            let kind = match (self.uses(Backing::Image), self.uses(Backing::Hugetlb)) {
+                (true, true) => "shmem and hugetlb",
+                (false, true) => "hugetlb",
+                _ => "shmem",
+            };
             parts.push(format!("cost  {} MiB {kind}", mib(copied)));
         } else {
             parts.push("cost  0".to_owned());
@@ -201,7 +205,7 @@ impl Report {
             parts.push("perf only if recording began before".to_owned());
             parts.push("uprobes lost".to_owned());
             parts.push("undo: start it without tiexec".to_owned());
-        } else if self.huge_bytes > 0 {
+        } else if self.uses(Backing::Pagecache) && !self.uses(Backing::Anon) {
             parts.push("perf ok".to_owned());
             parts.push("uprobes ok".to_owned());
         }
