@@ -135,6 +135,22 @@ fn file_capabilities_are_kept() {
 }
 
 #[test]
+fn a_setuid_program_in_an_unprivileged_chain_keeps_its_privileges() {
+    require!(is_root(), "making a set-user-ID file needs root");
+    let public = Public::new();
+    let suid = public.add(&program("identity", Kind::StaticNoPie), "suid", 0o4755);
+    for how in ["exec \"$0\"", "cd \"${0%/*}\" && exec ./suid"] {
+        let run = Run::new("/bin/sh", ["-c", how, &suid.to_string_lossy()])
+            .binary(public.tiexec())
+            .options(["--until-exec=suid"])
+            .behind(NOBODY);
+        let done = run.output();
+        assert!(done.out().contains("status Uid:\t65534\t0\t0\t0"), "{how}: {done}");
+        assert!(done.err().contains("left alone before a privileged program"), "{how}: {done}");
+    }
+}
+
+#[test]
 fn a_setuid_interpreter_or_script_is_as_with_plain_exec() {
     require!(is_root(), "making a set-user-ID file needs root");
     let public = Public::new();

@@ -18,7 +18,7 @@ use tiexec_remap::launch::{Launched, Order, carry_out, supported};
 use tiexec_sys::entry::{Argv, is_secure};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, process, thp};
-use tiexec_tracee::held::{Arming, Declined, arm, wait_for_exec};
+use tiexec_tracee::held::{Arming, Declined, MayTrace, arm, wait_for_exec};
 
 use crate::exit;
 use crate::image_file::{Verdict, is_executable, judge, search};
@@ -29,6 +29,9 @@ use crate::say::warn;
 pub const DISABLED_FILE: &str = "/etc/tiexec/disabled";
 /// Settings for the machine, one `key=value` a line.
 pub const CONFIG_FILE: &str = "/etc/tiexec/config";
+
+/// The capability whose holder may trace a privileged program without costing it its privileges.
+const CAP_SYS_PTRACE: u64 = 1 << 19;
 
 /// Where reports go.
 enum Sink {
@@ -222,7 +225,8 @@ impl Launcher {
             rehearse: status.seccomp != 0,
             keep: &keep,
         };
-        let armed = match arm(arming, |target| self.help(target, &order)) {
+        let privileged = status.capabilities & CAP_SYS_PTRACE != 0;
+        let armed = match arm(arming, |target| self.help(target, &order, privileged)) {
             Ok(armed) => armed,
             Err(why) => return self.plainly(why.reason, &why.detail),
         };
@@ -234,16 +238,28 @@ impl Launcher {
     }
 
     /// The helper's work, in the helper.
-    fn help(&self, target: Pid, order: &Order<'_>) {
+    fn help(&self, target: Pid, order: &Order<'_>, privileged: bool) {
         let wanted = self.settings.until_exec.as_deref();
         let is_the_one = || wanted.is_none_or(|name| is_named(order.process, name));
-        let Ok(stop) = wait_for_exec(target, is_the_one) else {
-            // An exec that failed is told by the caller itself; a program that ended is no news,
-            // except that the one waited for never came.
-            if let Some(name) = wanted.filter(|_| !self.settings.quiet) {
-                warn(format_args!("the program ended before it exec'ed {name}"));
+        // The image of a direct launch has been judged already; those of a chain are not known yet.
+        let may_trace = |image: &Path| {
+            !matches!(
+                judge(image),
+                Verdict::Plain(SkipReason::PrivilegedImage | SkipReason::UnreadableImage)
+            )
+        };
+        let may_trace: Option<MayTrace<'_>> =
+            if wanted.is_some() && !privileged { Some(&may_trace) } else { None };
+        let stop = match wait_for_exec(target, may_trace, is_the_one) {
+            Ok(stop) => stop,
+            Err(end) => {
+                // An exec that failed is told by the caller itself; a program that ended is no news,
+                // except that the one waited for never came.
+                if let Some(name) = wanted.filter(|_| !self.settings.quiet) {
+                    warn(format_args!("{name} was not reached: {end}"));
+                }
+                return;
             }
-            return;
         };
         carry_out(order, stop, |launched| self.tell(launched));
     }

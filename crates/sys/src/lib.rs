@@ -29,8 +29,8 @@ pub mod c {
         __WALL, AT_FDCWD, EXIT_SUCCESS, MADV_POPULATE_READ, MAP_FIXED_NOREPLACE, MAP_HUGETLB,
         MAP_NORESERVE, MAP_PRIVATE, MFD_CLOEXEC, MREMAP_FIXED, MREMAP_MAYMOVE, PROT_EXEC,
         PROT_READ, SIGCHLD, SIGKILL, SIGSTOP, SIGSYS, SIGTRAP, SIGTSTP, SIGTTIN, SIGTTOU,
-        SYS_close, SYS_exit_group, SYS_madvise, SYS_memfd_create, SYS_mmap, SYS_mremap, SYS_munmap,
-        SYS_wait4,
+        SYS_close, SYS_execve, SYS_execveat, SYS_exit_group, SYS_madvise, SYS_memfd_create,
+        SYS_mmap, SYS_mremap, SYS_munmap, SYS_wait4,
     };
 
     /// `MFD_ALLOW_SEALING` (memfd_create(2)).

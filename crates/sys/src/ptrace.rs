@@ -179,8 +179,13 @@ pub fn set_signal_mask(pid: Pid, mask: u64) -> Result<(), SysError> {
 /// Where in a system call a syscall-stop is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SyscallStop {
-    /// Before it.
-    Entry,
+    /// Before it: its number and arguments.
+    Entry {
+        /// As in `<asm/unistd_64.h>`.
+        number: u64,
+        /// Raw.
+        args: [u64; 6],
+    },
     /// After it, with what it returned (−errno for an error).
     Exit(i64),
     /// The tracee is in no syscall-stop.
@@ -198,7 +203,11 @@ pub fn syscall_stop(pid: Pid) -> Result<SyscallStop, SysError> {
     let size = std::ptr::without_provenance_mut(size_of_val(&info));
     request(call, libc::PTRACE_GET_SYSCALL_INFO, pid, size, (&raw mut info).cast())?;
     Ok(match info.op {
-        libc::PTRACE_SYSCALL_INFO_ENTRY => SyscallStop::Entry,
+        libc::PTRACE_SYSCALL_INFO_ENTRY => {
+            // SAFETY: `op` says that the kernel filled the `entry` member.
+            let entry = unsafe { info.u.entry };
+            SyscallStop::Entry { number: entry.nr, args: entry.args }
+        }
         libc::PTRACE_SYSCALL_INFO_EXIT => {
             // SAFETY: `op` says that the kernel filled the `exit` member.
             let exit = unsafe { info.u.exit };

@@ -35,6 +35,30 @@ pub fn read(pid: Pid, addr: RemoteAddr, buffer: &mut [u8]) -> Result<(), SysErro
     whole(CALL, count, buffer.len())
 }
 
+/// Reads the string at `addr` of the process, up to its zero byte or `PATH_MAX` bytes.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_string(pid: Pid, addr: RemoteAddr) -> Result<Vec<u8>, SysError> {
+    // Never across the end of a page: the next one may not be there.
+    let page = rustix::param::page_size() as u64;
+    let mut string = Vec::new();
+    let mut at = addr;
+    while string.len() < libc::PATH_MAX as usize {
+        let mut part = vec![0; (page - at.get() % page) as usize];
+        read(pid, at, &mut part)?;
+        if let Some(end) = part.iter().position(|&byte| byte == 0) {
+            string.extend(&part[..end]);
+            break;
+        }
+        at = at
+            .checked_add(part.len() as u64)
+            .ok_or(SysError { call: "process_vm_readv", errno: Errno(libc::EFAULT) })?;
+        string.extend(part);
+    }
+    Ok(string)
+}
+
 /// `process_vm_writev` — writes all of `bytes` to `addr` of the process, with its page protections.
 ///
 /// # Errors

@@ -10,6 +10,9 @@ pub enum TraceError {
     /// The tracee exited or was killed; there is nothing left to undo.
     #[error("the program ended")]
     Gone,
+    /// The tracee was about to exec an image that a tracer would cost its privileges: let go.
+    #[error("left alone before a privileged program")]
+    LetGo,
     /// The kernel refused a request. The tracee is in the state the last register set gives it.
     #[error(transparent)]
     Sys(SysError),

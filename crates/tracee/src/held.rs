@@ -15,16 +15,20 @@
 //! would be handed to somebody who never asked for it. Its exit signal is 0, so that before the exec
 //! its end signals nobody, and the program's own `wait` never sees it.
 
+use std::ffi::OsStr;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use tiexec_core::addr::RemoteAddr;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::process::{self, Fork, Wait};
 use tiexec_sys::ptrace::{self, Options, Resume, SyscallStop};
-use tiexec_sys::{Errno, Pid, SysError, c, rehearse};
+use tiexec_sys::{Errno, Pid, SysError, c, rehearse, vm};
 
 use crate::error::TraceError;
 use crate::fault;
@@ -258,15 +262,23 @@ pub struct ExecStop {
     pub since: Instant,
 }
 
+/// Says whether an exec of the image at this path may be traced.
+pub type MayTrace<'a> = &'a dyn Fn(&Path) -> bool;
+
 /// Follows the seized process until it has exec'ed a program that `is_the_one` accepts, passing on
 /// all signals and stops meanwhile.
 ///
+/// With `may_trace`, which an unprivileged tracer needs, each exec is looked at before it happens:
+/// the kernel ignores the setuid bit of an image under such a tracer.
+///
 /// # Errors
-/// [`TraceError::Gone`] if it ends before.
+/// [`TraceError::Gone`] if it ends before, [`TraceError::LetGo`] after a no of `may_trace`.
 pub fn wait_for_exec(
     pid: Pid,
+    may_trace: Option<MayTrace<'_>>,
     mut is_the_one: impl FnMut() -> bool,
 ) -> Result<ExecStop, TraceError> {
+    let run = if may_trace.is_some() { Resume::ToSyscall } else { Resume::Run };
     loop {
         let stop = process::wait(pid)?;
         fault::at(fault::Point::Stop);
@@ -281,15 +293,45 @@ pub fn wait_for_exec(
                         _ => Err(TraceError::Unexpected(Wait::SyscallStop)),
                     };
                 }
-                (Resume::Run, 0)
+                (run, 0)
+            }
+            Wait::SyscallStop => {
+                let image = exec_image(pid, ptrace::syscall_stop(pid)?);
+                if let (Some(image), Some(may_trace)) = (image, may_trace)
+                    && !may_trace(&image)
+                {
+                    ptrace::resume(pid, Resume::Detach, 0)?;
+                    return Err(TraceError::LetGo);
+                }
+                (run, 0)
             }
             Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
-            Wait::Signal(signal) => (Resume::Run, signal),
+            Wait::Signal(signal) => (run, signal),
             Wait::GroupStop(_) => (Resume::Listen, 0),
-            Wait::Interrupted | Wait::Event(_) | Wait::SyscallStop => (Resume::Run, 0),
+            Wait::Interrupted | Wait::Event(_) => (run, 0),
         };
         ptrace::resume(pid, how, signal)?;
     }
+}
+
+/// Returns the image that the tracee is about to exec, as a path that leads there from here.
+fn exec_image(pid: Pid, stop: SyscallStop) -> Option<PathBuf> {
+    let SyscallStop::Entry { number, args } = stop else { return None };
+    let (directory, path) = match i64::try_from(number).ok()? {
+        c::SYS_execve => ("cwd".to_owned(), args[0]),
+        // The directory descriptor is an int; the upper half of the register is not.
+        c::SYS_execveat if args[0] as i32 == c::AT_FDCWD => ("cwd".to_owned(), args[1]),
+        c::SYS_execveat => (format!("fd/{}", args[0] as i32), args[1]),
+        _ => return None,
+    };
+    let path = vm::read_string(pid, RemoteAddr::new(path)).ok()?;
+    let path = Path::new(OsStr::from_bytes(&path));
+    let process = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
+    Some(match path.strip_prefix("/") {
+        Ok(from_root) => process.join("root").join(from_root),
+        Err(_) if path.as_os_str().is_empty() => process.join(directory),
+        Err(_) => process.join(directory).join(path),
+    })
 }
 
 /// Lets a program go that nothing was done to.

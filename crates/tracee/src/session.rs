@@ -145,7 +145,7 @@ impl Session {
         let chain = self.lay_chain()?;
         self.install(arch::aim_at_call(&self.home, self.gadgets, &call, chain))?;
         self.counts.calls += 1;
-        self.to_stop(|stop| matches!(stop, SyscallStop::Entry).then_some(()))?;
+        self.to_stop(|stop| matches!(stop, SyscallStop::Entry { .. }).then_some(()))?;
         let returned = self.to_stop(|stop| match stop {
             SyscallStop::Exit(value) => Some(value),
             _ => None,

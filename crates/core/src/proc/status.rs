@@ -17,6 +17,8 @@ pub struct Status {
     pub uids: Option<(u32, u32)>,
     /// Seccomp mode: 0 none, 1 strict, 2 filter.
     pub seccomp: u32,
+    /// Effective capabilities, one bit per capability (capabilities(7)).
+    pub capabilities: u64,
     /// Number of threads.
     pub threads: u32,
     /// Whether THP may be used: 0 after `PR_SET_THP_DISABLE`. Since Linux 5.0.
@@ -55,6 +57,7 @@ pub fn parse(text: &[u8]) -> Status {
                 status.uids = small().zip(effective);
             }
             b"Seccomp" => status.seccomp = small().unwrap_or_default(),
+            b"CapEff" => status.capabilities = number(first, 16).unwrap_or_default(),
             b"Threads" => status.threads = small().unwrap_or_default(),
             b"THP_enabled" => status.thp_enabled = small().map(|value| value != 0),
             b"SigPnd" | b"ShdPnd" => status.pending |= number(first, 16).unwrap_or_default(),
