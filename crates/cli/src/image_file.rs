@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use tiexec_core::elf::{ElfError, ElfFacts, ElfHeader};
@@ -63,6 +63,10 @@ pub fn is_executable(path: &Path) -> bool {
 pub fn judge(path: &Path) -> Verdict {
     let mut path = path.to_owned();
     for _ in 0..=script::MAX_DEPTH {
+        // To open a device or a FIFO would do something to it.
+        if !path.metadata().is_ok_and(|meta| meta.is_file()) {
+            return Verdict::Unknown;
+        }
         let file = match open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
@@ -71,9 +75,6 @@ pub fn judge(path: &Path) -> Verdict {
             Err(_) => return Verdict::Unknown,
         };
         let Ok(meta) = file.metadata() else { return Verdict::Unknown };
-        if !meta.is_file() || meta.file_type().is_fifo() {
-            return Verdict::Unknown;
-        }
         let mut prefix = vec![0; PREFIX];
         let Ok(len) = read_up_to(&file, &mut prefix, 0) else { return Verdict::Unknown };
         prefix.truncate(len);

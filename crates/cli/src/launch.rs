@@ -2,8 +2,9 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Write;
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use clap::Parser;
@@ -23,7 +24,7 @@ use tiexec_tracee::held::{Arming, Declined, MayTrace, arm, wait_for_exec};
 use crate::exit;
 use crate::image_file::{Verdict, is_executable, judge, search};
 use crate::options::Launch;
-use crate::say::warn;
+use crate::say::{warn, write_briefly};
 
 /// The kill switch: where this file exists, every launch is a plain exec.
 pub const DISABLED_FILE: &str = "/etc/tiexec/disabled";
@@ -42,11 +43,11 @@ enum Sink {
 impl Sink {
     fn write(&self, text: &str) {
         let written = match self {
-            Self::Stderr => std::io::stderr().write_all(text.as_bytes()),
-            Self::File(file) => (&*file).write_all(text.as_bytes()),
+            Self::Stderr => write_briefly(std::io::stderr(), text.as_bytes()),
+            Self::File(file) => write_briefly(file, text.as_bytes()),
         };
-        if let Err(error) = written {
-            warn(format_args!("cannot write the report: {error}"));
+        if let Err(errno) = written {
+            warn(format_args!("cannot write the report: {}", Errno::from(errno)));
         }
     }
 }
@@ -69,10 +70,21 @@ pub fn run(argv: Argv) -> u8 {
     };
     let mut settings = Settings::from_layers([options, environment(), configuration()]);
     // The administrator's kill switch: nothing overrules it.
-    settings.off |= Path::new(DISABLED_FILE).exists();
+    settings.off |= is_disabled();
     let sink = settings.report.as_deref().and_then(open_sink);
     let launcher = Launcher { argv, program, settings, sink, dry_run };
-    launcher.launch()
+    // A bug of ours, or a filter that makes the impossible happen, is no reason not to run it.
+    let ended = catch_unwind(AssertUnwindSafe(|| launcher.launch()));
+    ended.unwrap_or_else(|_panicked| launcher.exec())
+}
+
+/// Returns whether the kill switch is there, or cannot be ruled out.
+fn is_disabled() -> bool {
+    use std::io::ErrorKind::{NotADirectory, NotFound};
+    match std::fs::symlink_metadata(DISABLED_FILE) {
+        Ok(_) => true,
+        Err(error) => !matches!(error.kind(), NotFound | NotADirectory),
+    }
 }
 
 /// Splits the command line; an error is the exit status for what clap has already printed.
@@ -126,7 +138,12 @@ fn open_sink(file: &str) -> Option<Sink> {
     if file.is_empty() {
         return Some(Sink::Stderr);
     }
-    File::create(file)
+    // Not to wait for the other end of a FIFO.
+    let nonblock = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true).custom_flags(nonblock);
+    options
+        .open(file)
         .map(Sink::File)
         .inspect_err(|error| warn(format_args!("no report: cannot open {file}: {error}")))
         .ok()
@@ -287,8 +304,7 @@ impl Launcher {
             Some(plan) => plan.to_string(),
             None => self.render(&launched.report),
         };
-        let _broken_pipe = std::io::stdout().write_all(text.as_bytes());
-        let _broken_pipe = std::io::stdout().flush();
+        let _broken_pipe = write_briefly(std::io::stdout(), text.as_bytes());
     }
 
     /// Says why text stays on base pages: failures always, the rest if asked for.
@@ -325,7 +341,7 @@ impl Launcher {
             match &self.sink {
                 Some(sink) => sink.write(&text),
                 None => {
-                    let _broken_pipe = std::io::stdout().write_all(text.as_bytes());
+                    let _broken_pipe = write_briefly(std::io::stdout(), text.as_bytes());
                 }
             }
         }

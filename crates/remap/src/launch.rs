@@ -2,6 +2,7 @@
 //! snapshot → plan → stage → switch → verify.
 
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, SysError, c, process, ptrace};
+use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{self, Call};
 use tiexec_tracee::gadgets;
 use tiexec_tracee::held::{ExecStop, let_go};
@@ -151,16 +153,16 @@ impl<'a> Work<'a> {
         let gadgets = gadgets.ok_or_else(|| Failure::new(SkipReason::NoGadget, no_gadget))?;
         let stack = snapshot
             .vma_at(arch::stack_pointer(
-                &ptrace::registers(self.stop.pid).map_err(tiexec_tracee::TraceError::from)?,
+                &ptrace::registers(self.stop.pid).map_err(TraceError::from)?,
             ))
             .filter(|vma| vma.name == b"[stack]" && vma.perms.write)
             .ok_or_else(|| {
                 Failure::new(SkipReason::StackRoom, "the initial stack is not where it should be")
             })?;
-        let pending = status::parse(&process.read("status").map_err(unreadable)?).pending;
         let reap =
             Call::new(c::SYS_wait4, [helper_id(), 0, u64::from(c::__WALL.unsigned_abs()), 0]);
-        let session = Session::begin(self.stop.pid, gadgets, stack.range, pending, reap)?;
+        let session =
+            Session::begin(self.stop.pid, gadgets, stack.range, self.sigchld_awaited(), reap)?;
         session.map_err(|refusal| match refusal {
             Refusal::StackRoom => Failure::new(
                 SkipReason::StackRoom,
@@ -170,6 +172,20 @@ impl<'a> Work<'a> {
                 Failure::new(SkipReason::RegisterState, "extended registers the frame cannot carry")
             }
         })
+    }
+
+    /// Returns whether the program has children of its own (it may have, from before its exec), or a
+    /// SIGCHLD pending already. Where that cannot be read it is taken to be so.
+    fn sigchld_awaited(&self) -> bool {
+        let process = self.order.process;
+        let children = format!("task/{}/children", self.stop.pid.as_raw_nonzero());
+        let mut list = String::new();
+        let read =
+            process.open_file(&children, false).map(|mut file| file.read_to_string(&mut list));
+        let only_the_helper = matches!(read, Ok(Ok(_)))
+            && list.split_whitespace().all(|child| child.parse() == Ok(helper_id()));
+        let pending = process.read("status").map_or(!0, |text| status::parse(&text).pending);
+        !only_the_helper || pending >> (c::SIGCHLD - 1) & 1 == 1
     }
 
     /// Stages every span beside the program, then switches what was staged.
@@ -208,7 +224,11 @@ impl<'a> Work<'a> {
 
     /// Asks the kernel what is PMD-mapped now, and writes the report.
     fn finish(&mut self, session: Option<&Session>, failure: Option<Failure>) -> Launched {
-        let failure = failure.or_else(|| self.filled.shortfall.clone());
+        let mut failure = failure.or_else(|| self.filled.shortfall.clone());
+        if failure.is_some() && ptrace::registers(self.stop.pid).is_err() {
+            // Whatever failed, failed because it is dead.
+            failure = Some(TraceError::Gone.into());
+        }
         let notes: Vec<Note> = failure
             .iter()
             .flat_map(|failure| {

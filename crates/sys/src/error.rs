@@ -29,6 +29,8 @@ impl Errno {
     pub const NOEXEC: Self = Self(libc::ENOEXEC);
     /// Not implemented (or hidden by a filter).
     pub const NOSYS: Self = Self(libc::ENOSYS);
+    /// No such child.
+    pub const CHILD: Self = Self(libc::ECHILD);
     /// No descriptor left in the process.
     pub const MFILE: Self = Self(libc::EMFILE);
 

@@ -116,6 +116,90 @@ pub fn wait(pid: Pid) -> Result<Wait, SysError> {
     }
 }
 
+/// As [`wait`], for a process that blocks all signals, and looks again every quarter of a second: a
+/// tracee whose id passes to another thread by an exec wakes no waiter.
+///
+/// # Errors
+/// ECHILD if it is neither child nor tracee, or no longer.
+pub fn wait_attentively(pid: Pid) -> Result<Wait, SysError> {
+    // Ignored, SIGCHLD would not come at all.
+    // SAFETY: the default action runs no code of ours.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+    let child = signal_set(&[libc::SIGCHLD]);
+    let patience = libc::timespec { tv_sec: 0, tv_nsec: 250_000_000 };
+    loop {
+        let mut status = 0;
+        let flags = libc::__WALL | libc::WNOHANG;
+        // SAFETY: `status` is a live integer; the resource usage is not asked for.
+        let returned = unsafe {
+            libc::wait4(pid.as_raw_nonzero().get(), &raw mut status, flags, std::ptr::null_mut())
+        };
+        match check("wait4", returned.into()) {
+            Ok(0) => {
+                // SAFETY: the set and the time are live; the signal's details are not asked for.
+                unsafe {
+                    libc::sigtimedwait(&raw const child, std::ptr::null_mut(), &raw const patience)
+                };
+            }
+            Ok(_) => return Ok(Wait::from_status(status)),
+            Err(error) if error.errno == crate::Errno::INTR => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn signal_set(signals: &[i32]) -> libc::sigset_t {
+    // SAFETY: an all-zero sigset_t is a valid object for sigemptyset to overwrite.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is live.
+    unsafe { libc::sigemptyset(&raw mut set) };
+    for &signal in signals {
+        // SAFETY: `set` is live and initialised.
+        unsafe { libc::sigaddset(&raw mut set, signal) };
+    }
+    set
+}
+
+/// Runs `write` so that neither SIGPIPE nor SIGXFSZ, raised by what it writes, reaches this process:
+/// their dispositions are the program's and stay as they are.
+pub fn without_write_signals<T>(write: impl FnOnce() -> T) -> T {
+    let both = signal_set(&[libc::SIGPIPE, libc::SIGXFSZ]);
+    let mut old = signal_set(&[]);
+    let mut before = signal_set(&[]);
+    // SAFETY: both sets are live and initialised.
+    unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const both, &raw mut old) };
+    // SAFETY: `before` is live.
+    unsafe { libc::sigpending(&raw mut before) };
+    let result = write();
+    for signal in [libc::SIGPIPE, libc::SIGXFSZ] {
+        // SAFETY: `before` is live and initialised.
+        if unsafe { libc::sigismember(&raw const before, signal) } == 1 {
+            continue;
+        }
+        let one = signal_set(&[signal]);
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the set and the time are live; the signal's details are not asked for.
+        unsafe { libc::sigtimedwait(&raw const one, std::ptr::null_mut(), &raw const now) };
+    }
+    // SAFETY: `old` is the mask from before; it is live.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
+    result
+}
+
+/// Raises this process's own limit on file sizes as far as it may: a memfd is a file.
+pub fn lift_file_size_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Fsize);
+    let _stays = setrlimit(Resource::Fsize, Rlimit { current: maximum, maximum });
+}
+
+/// Returns whether children of this process are born into its own PID namespace: not so after
+/// `unshare(CLONE_NEWPID)`, where the first of them becomes the new namespace's init.
+pub fn children_share_pid_namespace() -> bool {
+    let link = |name| std::fs::read_link(format!("/proc/self/ns/{name}")).ok();
+    link("pid") == link("pid_for_children")
+}
+
 /// `getpid()`.
 pub fn this() -> Pid {
     rustix::process::getpid()
@@ -174,6 +258,7 @@ pub fn own_session() {
 pub fn be_expendable() {
     let _no_proc = std::fs::write("/proc/self/oom_score_adj", "1000");
     let _never_fails = rustix::process::chdir("/");
+    lift_file_size_limit();
 }
 
 /// Closes every descriptor of this process except those in `keep`, for a process just forked that

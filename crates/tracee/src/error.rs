@@ -13,6 +13,9 @@ pub enum TraceError {
     /// The tracee was about to exec an image that a tracer would cost its privileges: let go.
     #[error("left alone before a privileged program")]
     LetGo,
+    /// A thread that is not traced exec'ed and took the tracee's place.
+    #[error("lost sight of it: it exec'ed from another thread than its first")]
+    LostSight,
     /// The kernel refused a request. The tracee is in the state the last register set gives it.
     #[error(transparent)]
     Sys(SysError),

@@ -92,6 +92,11 @@ pub struct Arming<'a> {
 /// Never in the caller. A panic of `work` ends the helper, whose tracee then goes home.
 pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Declined> {
     let declined = |reason, error: &dyn ToString| Declined::new(reason, error.to_string());
+    if !process::children_share_pid_namespace() {
+        // The helper would be its init, and its end the end of the namespace.
+        let detail = "this process's children go to a new PID namespace (unshare --fork first)";
+        return Err(Declined::new(SkipReason::ForkFailed, detail));
+    }
     if arming.rehearse {
         scout()?;
     }
@@ -142,6 +147,7 @@ fn scout() -> Result<(), Declined> {
         let _panicked = catch_unwind(AssertUnwindSafe(|| {
             process::block_signals();
             process::rehearse_wait();
+            process::lift_file_size_limit();
             to_caller.write_all(&[SCOUT_WAITED])?;
             let answer = match rehearse_launch() {
                 Ok(()) => vec![SCOUT_DONE],
@@ -280,7 +286,10 @@ pub fn wait_for_exec(
 ) -> Result<ExecStop, TraceError> {
     let run = if may_trace.is_some() { Resume::ToSyscall } else { Resume::Run };
     loop {
-        let stop = process::wait(pid)?;
+        let stop = process::wait_attentively(pid).map_err(|error| match error.errno {
+            Errno::CHILD => TraceError::LostSight,
+            _ => error.into(),
+        })?;
         fault::at(fault::Point::Stop);
         let (how, signal) = match stop {
             Wait::ExecEvent => {

@@ -31,6 +31,8 @@ use crate::fault;
 
 /// The most undo steps that a chain can hold.
 const MAX_RELEASES: usize = 6;
+/// SIGCHLD, as a bit of a signal mask.
+const CHILD: u64 = 1 << (c::SIGCHLD - 1);
 /// Room for strings that calls point at, in bytes.
 const SCRATCH_LEN: u64 = 256;
 
@@ -78,6 +80,7 @@ impl Session {
     /// pointer inside `stack`, a writable VMA that nothing else uses below the pointer (the initial
     /// stack right after exec is one; a goroutine's is not).
     ///
+    /// `sigchld_awaited` says that a SIGCHLD which is none of ours is pending or may come.
     /// The blocked signals are unchanged until the first call. `last_release` is the step made last
     /// before home.
     ///
@@ -87,7 +90,7 @@ impl Session {
         pid: Pid,
         gadgets: Gadgets,
         stack: AddrRange,
-        pending_signals: u64,
+        sigchld_awaited: bool,
         last_release: Call,
     ) -> Result<Result<Self, Refusal>, TraceError> {
         let home = ptrace::registers(pid)?;
@@ -115,11 +118,12 @@ impl Session {
         vm::write(pid, xstate_at, &xstate)?;
         vm::write(pid, home_frame, &arch::home_frame(&home, gadgets, xstate_at, mask))?;
 
-        // On the way home SIGCHLD is let in, so that the helper's own end, which the kernel reports
-        // by SIGCHLD after an exec, is dropped at once: right after exec its action is the default,
-        // to ignore it. One that was pending already must stay, and covers ours.
-        let child = 1u64 << (c::SIGCHLD - 1);
-        let chain_mask = if pending_signals & child == 0 { !child } else { !0 };
+        // The helper's own end is reported to the program by SIGCHLD. It is let in on the way home
+        // and dropped at once: right after exec its action is the default, to ignore it. But where
+        // SIGCHLD is blocked and may come from a child of the program's own, letting it in would
+        // lose that one: then one SIGCHLD more may be pending than after a plain exec. A signal too
+        // many is a wait in vain, one too few a hang.
+        let chain_mask = if mask & CHILD == 0 || !sigchld_awaited { !CHILD } else { !0 };
         Ok(Ok(Self {
             pid,
             gadgets,
