@@ -18,7 +18,7 @@ use tiexec_core::skip::SkipReason;
 use tiexec_remap::launch::{Launched, Order, carry_out, supported};
 use tiexec_sys::entry::{Argv, is_secure};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Errno, Pid, process, thp};
+use tiexec_sys::{Errno, Pid, SysError, process, thp};
 use tiexec_tracee::held::{Arming, Declined, MayTrace, arm, wait_for_exec};
 
 use crate::exit;
@@ -149,6 +149,15 @@ fn open_sink(file: &str) -> Option<Sink> {
         .ok()
 }
 
+/// Tells a missing `/proc` from a missing descriptor.
+fn proc_unreadable(error: SysError) -> Declined {
+    let reason = match error.errno {
+        Errno::MFILE => SkipReason::FdLimit,
+        _ => SkipReason::ProcUnavailable,
+    };
+    Declined::new(reason, error)
+}
+
 impl Launcher {
     fn launch(&self) -> u8 {
         if self.settings.off && !self.dry_run {
@@ -199,10 +208,7 @@ impl Launcher {
             let detail = "PR_SET_THP_DISABLE is in force (prctl(2)); it is inherited";
             return Err(Declined::new(SkipReason::ThpDisabled, detail));
         }
-        let process = ProcDir::this_process().map_err(|error| match error.errno {
-            Errno::MFILE => Declined::new(SkipReason::FdLimit, error),
-            _ => Declined::new(SkipReason::ProcUnavailable, error),
-        })?;
+        let process = ProcDir::this_process().map_err(proc_unreadable)?;
         Ok((process, pages, backing))
     }
 
@@ -211,10 +217,8 @@ impl Launcher {
         let status = match process.read("status") {
             Ok(text) => status::parse(&text),
             Err(error) => {
-                let no_descriptor = error.errno == Errno::MFILE;
-                let reason =
-                    if no_descriptor { SkipReason::FdLimit } else { SkipReason::ProcUnavailable };
-                return self.plainly(reason, &error.to_string());
+                let why = proc_unreadable(error);
+                return self.plainly(why.reason, &why.detail);
             }
         };
         if status.tracer_pid != 0 {

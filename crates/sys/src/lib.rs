@@ -26,9 +26,8 @@ pub use rustix::process::Pid;
 /// Signal numbers and wait flags, as the C headers spell them.
 pub mod c {
     pub use libc::{
-        __WALL, AT_FDCWD, EXIT_SUCCESS, MADV_POPULATE_READ, MAP_FIXED_NOREPLACE, MAP_HUGETLB,
-        MAP_NORESERVE, MAP_PRIVATE, MFD_CLOEXEC, MREMAP_FIXED, MREMAP_MAYMOVE, PROT_EXEC,
-        PROT_READ, SIGCHLD, SIGKILL, SIGSTOP, SIGSYS, SIGTRAP, SIGTSTP, SIGTTIN, SIGTTOU,
+        __WALL, AT_FDCWD, MADV_POPULATE_READ, MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_PRIVATE,
+        MFD_CLOEXEC, MREMAP_FIXED, MREMAP_MAYMOVE, PROT_EXEC, PROT_READ, SIGCHLD, SIGSYS,
         SYS_close, SYS_execve, SYS_execveat, SYS_exit_group, SYS_madvise, SYS_memfd_create,
         SYS_mmap, SYS_mremap, SYS_munmap, SYS_wait4,
     };

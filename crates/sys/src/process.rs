@@ -148,7 +148,7 @@ pub fn wait_attentively(pid: Pid) -> Result<Wait, SysError> {
     }
 }
 
-fn signal_set(signals: &[i32]) -> libc::sigset_t {
+pub(crate) fn signal_set(signals: &[i32]) -> libc::sigset_t {
     // SAFETY: an all-zero sigset_t is a valid object for sigemptyset to overwrite.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: `set` is live.

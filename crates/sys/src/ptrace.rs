@@ -27,6 +27,13 @@ pub struct Options {
     pub exit_kill: bool,
 }
 
+impl Options {
+    fn flags(self) -> i32 {
+        let always = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
+        if self.exit_kill { always | libc::PTRACE_O_EXITKILL } else { always }
+    }
+}
+
 fn request(
     call: &'static str,
     request: c_uint,
@@ -50,11 +57,13 @@ fn number(value: i32) -> *mut c_void {
 /// # Errors
 /// EPERM: another tracer, a security module (Yama), not the same user, or not dumpable. ESRCH.
 pub fn seize(pid: Pid, options: Options) -> Result<(), SysError> {
-    let mut flags = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
-    if options.exit_kill {
-        flags |= libc::PTRACE_O_EXITKILL;
-    }
-    request("ptrace(PTRACE_SEIZE)", libc::PTRACE_SEIZE, pid, std::ptr::null_mut(), number(flags))?;
+    request(
+        "ptrace(PTRACE_SEIZE)",
+        libc::PTRACE_SEIZE,
+        pid,
+        std::ptr::null_mut(),
+        number(options.flags()),
+    )?;
     Ok(())
 }
 
@@ -63,12 +72,8 @@ pub fn seize(pid: Pid, options: Options) -> Result<(), SysError> {
 /// # Errors
 /// ESRCH if the tracee is not stopped or gone.
 pub fn set_options(pid: Pid, options: Options) -> Result<(), SysError> {
-    let mut flags = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
-    if options.exit_kill {
-        flags |= libc::PTRACE_O_EXITKILL;
-    }
     let call = "ptrace(PTRACE_SETOPTIONS)";
-    request(call, libc::PTRACE_SETOPTIONS, pid, std::ptr::null_mut(), number(flags))?;
+    request(call, libc::PTRACE_SETOPTIONS, pid, std::ptr::null_mut(), number(options.flags()))?;
     Ok(())
 }
 

@@ -47,12 +47,7 @@ fn signal_return() {
     let handler: extern "C" fn(libc::c_int) = nothing;
     // SAFETY: the handler does nothing, so it is async-signal-safe.
     unsafe { libc::signal(libc::SIGURG, handler as libc::sighandler_t) };
-    // SAFETY: an all-zero sigset_t is a valid object for sigemptyset to overwrite.
-    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `set` is live.
-    unsafe { libc::sigemptyset(&raw mut set) };
-    // SAFETY: `set` is live, SIGURG is a signal.
-    unsafe { libc::sigaddset(&raw mut set, libc::SIGURG) };
+    let set = crate::process::signal_set(&[libc::SIGURG]);
     // SAFETY: `set` is live; the old mask is not asked for.
     unsafe { libc::sigprocmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) };
     // SAFETY: raise has no preconditions; the handler above runs.

@@ -185,8 +185,8 @@ impl Session {
         self.chain = None;
     }
 
-    /// Replaces the release that is made last, just before home, and adds one after it: the program
-    /// ends with `status` there and never runs.
+    /// Adds a last step after every release: there the program ends with `status`, and never comes
+    /// home to its first instruction.
     pub fn exit_instead(&mut self, status: u8) {
         self.releases.insert(0, Call::new(c::SYS_exit_group, [status.into()]));
         self.chain = None;
