@@ -5,7 +5,7 @@
 #![no_main]
 
 use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
-use tiexec_core::plan::{Backing, plan};
+use tiexec_core::plan::{Backing, Means, Plan, plan};
 use tiexec_core::proc::maps::{FileId, Perms, Vma};
 use tiexec_core::snapshot::Snapshot;
 
@@ -24,6 +24,11 @@ fn vma(record: &[u8; 26], base: u64) -> Option<Vma> {
     })
 }
 
+/// Plans with one copying backing and nothing else.
+fn plan_by(snapshot: &Snapshot, backing: Backing) -> Plan {
+    plan(snapshot, &Means { copies: &[backing], ..Means::default() })
+}
+
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let Some((&kind, input)) = input.split_first() else { return };
     let Some((entry, records)) = input.split_first_chunk::<8>() else { return };
@@ -39,7 +44,7 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let entry = RemoteAddr::new(u64::from_le_bytes(*entry));
     let snapshot = Snapshot { pages, vmas, entry };
 
-    let plan = plan(&snapshot, Backing::Image);
+    let plan = plan_by(&snapshot, Backing::Image);
     for text in &plan.texts {
         let vma = &text.vma;
         let mut planned = 0;

@@ -15,7 +15,7 @@ use tiexec_core::plan::Backing;
 use tiexec_core::proc::status;
 use tiexec_core::report::{Kind, Report};
 use tiexec_core::skip::SkipReason;
-use tiexec_remap::launch::{Launched, Order, carry_out, supported};
+use tiexec_remap::launch::{Launched, Order, Sources, carry_out, supported};
 use tiexec_sys::entry::{Argv, is_secure};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, process, thp};
@@ -164,7 +164,7 @@ impl Launcher {
             return self.plainly(SkipReason::Disabled, "");
         }
         match self.prepare() {
-            Ok((process, pages, backing)) => self.held(&process, pages, backing),
+            Ok((process, pages, sources)) => self.held(&process, pages, sources),
             Err(why) => self.plainly(why.reason, &why.detail),
         }
     }
@@ -174,7 +174,7 @@ impl Launcher {
     }
 
     /// Looks for any reason to exec plainly, the cheapest to find first.
-    fn prepare(&self) -> Result<(ProcDir, Pages, Backing), Declined> {
+    fn prepare(&self) -> Result<(ProcDir, Pages, Sources), Declined> {
         let plain = |reason| Err(Declined::new(reason, ""));
         if self.settings.off {
             return plain(SkipReason::Disabled);
@@ -200,20 +200,24 @@ impl Launcher {
         if !supported() {
             return plain(SkipReason::ArchUnsupported);
         }
-        let backing = match self.settings.backing {
-            BackingChoice::Hugetlb => Backing::Hugetlb,
-            _ => Backing::Image,
+        let sources = match self.settings.backing {
+            BackingChoice::Hugetlb => Sources { pagecache: false, copy: Some(Backing::Hugetlb) },
+            BackingChoice::Image => Sources { pagecache: false, copy: Some(Backing::Image) },
+            BackingChoice::Pagecache => Sources { pagecache: true, copy: None },
+            BackingChoice::Auto | BackingChoice::Off => {
+                Sources { pagecache: true, copy: Some(Backing::Image) }
+            }
         };
-        if backing == Backing::Image && process::thp_disabled() {
+        if sources.copy != Some(Backing::Hugetlb) && process::thp_disabled() {
             let detail = "PR_SET_THP_DISABLE is in force (prctl(2)); it is inherited";
             return Err(Declined::new(SkipReason::ThpDisabled, detail));
         }
         let process = ProcDir::this_process().map_err(proc_unreadable)?;
-        Ok((process, pages, backing))
+        Ok((process, pages, sources))
     }
 
     /// Execs under the eyes of a helper.
-    fn held(&self, process: &ProcDir, pages: Pages, backing: Backing) -> u8 {
+    fn held(&self, process: &ProcDir, pages: Pages, sources: Sources) -> u8 {
         let status = match process.read("status") {
             Ok(text) => status::parse(&text),
             Err(error) => {
@@ -228,9 +232,10 @@ impl Launcher {
         let order = Order {
             process,
             pages,
-            backing,
+            sources,
             deadline: self.settings.deadline,
             refuse_with: self.settings.strict.then_some(exit::LAUNCH_FAILED),
+            wants_report: self.sink.is_some() || self.dry_run,
             dry_run: self.dry_run,
         };
         let mut keep = vec![process.as_fd()];

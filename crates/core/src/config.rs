@@ -18,7 +18,9 @@ pub enum BackingChoice {
     /// The best one that needs nothing reserved by the administrator.
     #[default]
     Auto,
-    /// An image of the text in a memfd, in THP.
+    /// The file's own page cache, in PMD-sized folios; nothing is copied.
+    Pagecache,
+    /// An image of the text in THP: in the image store if there is one, else in a memfd.
     Image,
     /// The same from the hugetlb pool. Only ever by name: a database may count on those pages.
     Hugetlb,
@@ -32,10 +34,11 @@ impl FromStr for BackingChoice {
     fn from_str(text: &str) -> Result<Self, ValueError> {
         match text {
             "auto" => Ok(Self::Auto),
+            "pagecache" => Ok(Self::Pagecache),
             "image" => Ok(Self::Image),
             "hugetlb" => Ok(Self::Hugetlb),
             "off" => Ok(Self::Off),
-            _ => Err(ValueError::new("auto, image, hugetlb or off", text)),
+            _ => Err(ValueError::new("auto, pagecache, image, hugetlb or off", text)),
         }
     }
 }
@@ -233,6 +236,7 @@ impl fmt::Display for BackingChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Auto => "auto",
+            Self::Pagecache => "pagecache",
             Self::Image => "image",
             Self::Hugetlb => "hugetlb",
             Self::Off => "off",

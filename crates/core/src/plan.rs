@@ -4,17 +4,21 @@
 //! process. These hold for every snapshot whose VMAs are in address order (property tests); the
 //! first two, of each text alone, for any other:
 //!
-//! - a span lies wholly inside one text VMA of the snapshot, and spans never overlap;
+//! - a span lies wholly inside one text VMA of the snapshot (as it is after the plan's move of the
+//!   main executable, if there is one), and spans never overlap;
 //! - a span begins and ends on a huge page;
+//! - a page cache span is congruent: its address equals its file offset modulo the huge page;
 //! - no span lies over a writable or shared VMA;
 //! - spans and skipped bytes of a text VMA add up to its length.
 
 use std::fmt;
+use std::ops::Range;
 
 use serde::Serialize;
 
 use crate::addr::{AddrRange, PageSize, RemoteAddr, mib};
 use crate::proc::maps::{FileId, Vma};
+use crate::rebase::{MainImage, Rebase};
 use crate::skip::SkipReason;
 use crate::snapshot::Snapshot;
 
@@ -24,6 +28,8 @@ use crate::snapshot::Snapshot;
 pub enum Backing {
     /// A memfd in transparent huge pages, one copy per program.
     Image,
+    /// A file of the image store in transparent huge pages, one copy per machine.
+    Store,
     /// A memfd in pages of the hugetlb pool.
     Hugetlb,
     /// The file's own page cache in PMD-sized folios.
@@ -36,6 +42,7 @@ impl fmt::Display for Backing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Image => "image",
+            Self::Store => "store",
             Self::Hugetlb => "hugetlb",
             Self::Pagecache => "pagecache",
             Self::Anon => "anon",
@@ -43,7 +50,7 @@ impl fmt::Display for Backing {
     }
 }
 
-/// Whole huge pages of one text VMA that are to be switched together.
+/// Whole huge pages of one text VMA that are made huge together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Span {
     /// Where, in the target; begins and ends on a huge page.
@@ -51,6 +58,20 @@ pub struct Span {
     pub range: AddrRange,
     /// Position in the file of its first byte, in bytes.
     pub file_offset: u64,
+    /// By which backing.
+    pub backing: Backing,
+}
+
+/// What huge pages can be made of.
+#[derive(Clone, Debug, Default)]
+pub struct Means<'a> {
+    /// The main executable, where it may be moved to make its text congruent.
+    pub image: Option<&'a MainImage>,
+    /// The parts of the main executable's file that lie in the page cache in PMD-sized folios: file
+    /// ranges in whole huge pages, ascending.
+    pub folios: &'a [Range<u64>],
+    /// Backings that hold a copy, the preferred one first; none where nothing may be copied.
+    pub copies: &'a [Backing],
 }
 
 fn start_and_end<S: serde::Serializer>(range: &AddrRange, to: S) -> Result<S::Ok, S::Error> {
@@ -79,9 +100,9 @@ pub struct TextPlan {
 pub struct Plan {
     /// The size of huge page that spans are made of.
     pub huge: PageSize,
-    /// By which backing.
-    pub backing: Backing,
-    /// Each text VMA, in address order.
+    /// Where the main executable goes before anything else, if it is to be moved.
+    pub rebase: Option<Rebase>,
+    /// Each text VMA, in address order, where it is after the move.
     pub texts: Vec<TextPlan>,
 }
 
@@ -91,34 +112,123 @@ impl Plan {
         self.texts.iter().flat_map(|text| &text.spans)
     }
 
+    /// Returns the spans of one backing, in address order.
+    pub fn spans_by(&self, backing: Backing) -> impl Iterator<Item = &Span> {
+        self.spans().filter(move |span| span.backing == backing)
+    }
+
     /// Returns the bytes that become huge.
     pub fn huge_bytes(&self) -> u64 {
         self.spans().map(|span| span.range.len()).sum()
+    }
+
+    /// Returns the bytes that become huge by `backing`.
+    pub fn huge_bytes_by(&self, backing: Backing) -> u64 {
+        self.spans_by(backing).map(|span| span.range.len()).sum()
     }
 
     /// Returns the bytes of all text, huge or not.
     pub fn text_bytes(&self) -> u64 {
         self.texts.iter().map(|text| text.vma.range.len()).sum()
     }
+
+    /// Returns the backing that holds most of what becomes huge; `None` where nothing does.
+    pub fn main_backing(&self) -> Option<Backing> {
+        let most = self.spans().max_by_key(|span| self.huge_bytes_by(span.backing));
+        most.map(|span| span.backing)
+    }
 }
 
-/// Decides which spans of the main executable's text become huge.
+/// Decides which spans of the main executable's text become huge, and by which backing.
 ///
 /// Edges are conservative: only whole huge pages inside a text VMA. Other files' text is planned
-/// as [`SkipReason::NotSelected`].
-pub fn plan(snapshot: &Snapshot, backing: Backing) -> Plan {
+/// as [`SkipReason::NotSelected`]. The page cache comes first, because it costs nothing; the
+/// executable is moved where that makes its text congruent (see [`layout`]).
+pub fn plan(snapshot: &Snapshot, means: &Means<'_>) -> Plan {
     let huge = snapshot.pages.pmd;
+    let (rebase, bias) = layout(snapshot, means);
+    let moved = rebase.as_ref().map(|rebase| rebase.applied(snapshot));
+    let snapshot = moved.as_ref().unwrap_or(snapshot);
     let main = snapshot.main_file();
+    // Images in the store are laid out for a load bias that is a multiple of the huge page.
+    let fits = |backing: Backing| backing != Backing::Store || bias == Some(0);
+    let copy = means.copies.iter().copied().find(|&backing| fits(backing));
     let texts = snapshot
         .vmas
         .iter()
         .filter(|vma| vma.is_text() && !vma.range.is_empty())
-        .map(|vma| plan_text(vma, main, huge))
+        .map(|vma| plan_text(vma, main, huge, means.folios, copy))
         .collect();
-    Plan { huge, backing, texts }
+    Plan { huge, rebase, texts }
 }
 
-fn plan_text(vma: &Vma, main: Option<FileId>, huge: PageSize) -> TextPlan {
+/// Decides where the main executable should lie: returns the move, if one is due and possible, and
+/// the load bias that results, modulo the huge page, if it is known.
+///
+/// It is laid for the page cache if that holds at least half of its text; otherwise for the image
+/// store if there is one; otherwise for what the page cache holds, if anything.
+fn layout(snapshot: &Snapshot, means: &Means<'_>) -> (Option<Rebase>, Option<u64>) {
+    let Some(image) = means.image else { return (None, None) };
+    let pages = snapshot.pages;
+    let here = image.load_bias & (pages.pmd.bytes() - 1);
+    let reach = |bias: u64| {
+        if image.has_bias(bias, pages.pmd) {
+            return Some((None, Some(here)));
+        }
+        Rebase::find(snapshot, image, bias).map(|rebase| (Some(rebase), Some(bias)))
+    };
+    let for_cache = image.congruent_bias(pages.pmd).map(|bias| {
+        let chunks = image.congruent_chunks(bias, pages);
+        let all: u64 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
+        let cached: u64 = chunks
+            .iter()
+            .flat_map(|chunk| pieces(chunk.clone(), means.folios))
+            .filter(|(_, cached)| *cached)
+            .map(|(piece, _)| piece.end - piece.start)
+            .sum();
+        (bias, cached, all)
+    });
+    let store = means.copies.contains(&Backing::Store);
+    let cache_first = match for_cache {
+        Some((_, cached, all)) => cached > 0 && (!store || cached >= all - cached),
+        None => false,
+    };
+    let by_cache = || for_cache.and_then(|(bias, cached, _)| (cached > 0).then(|| reach(bias))?);
+    let by_store = || if store { reach(0) } else { None };
+    let found =
+        if cache_first { by_cache().or_else(by_store) } else { by_store().or_else(by_cache) };
+    found.unwrap_or((None, Some(here)))
+}
+
+/// Cuts a file range into pieces, in order, that lie wholly inside or wholly outside `folios`, and
+/// says which.
+fn pieces(range: Range<u64>, folios: &[Range<u64>]) -> Vec<(Range<u64>, bool)> {
+    let mut pieces = Vec::new();
+    let mut at = range.start;
+    for folio in folios {
+        let (start, end) = (folio.start.max(at), folio.end.min(range.end));
+        if start >= end {
+            continue;
+        }
+        if at < start {
+            pieces.push((at..start, false));
+        }
+        pieces.push((start..end, true));
+        at = end;
+    }
+    if at < range.end {
+        pieces.push((at..range.end, false));
+    }
+    pieces
+}
+
+fn plan_text(
+    vma: &Vma,
+    main: Option<FileId>,
+    huge: PageSize,
+    folios: &[Range<u64>],
+    copy: Option<Backing>,
+) -> TextPlan {
     let len = vma.range.len();
     let nothing =
         |reason| TextPlan { vma: vma.clone(), spans: Vec::new(), rest: vec![(reason, len)] };
@@ -129,15 +239,33 @@ fn plan_text(vma: &Vma, main: Option<FileId>, huge: PageSize) -> TextPlan {
         return nothing(SkipReason::NotSelected);
     }
     let into_vma = whole.start().get() - vma.range.start().get();
-    let Some(file_offset) = vma.file_offset.checked_add(into_vma) else {
+    let in_file = vma.file_offset.checked_add(into_vma);
+    let Some((start, end)) =
+        in_file.and_then(|start| Some((start, start.checked_add(whole.len())?)))
+    else {
         return nothing(SkipReason::TooSmall);
     };
-    let edges = len - whole.len();
-    TextPlan {
-        vma: vma.clone(),
-        spans: vec![Span { range: whole, file_offset }],
-        rest: if edges == 0 { Vec::new() } else { vec![(SkipReason::Edges, edges)] },
+    let congruent = start & (huge.bytes() - 1) == 0;
+    let folios = if congruent { folios } else { &[] };
+
+    let mut text = TextPlan { vma: vma.clone(), spans: Vec::new(), rest: Vec::new() };
+    let mut on_base_pages = 0;
+    for (piece, cached) in pieces(start..end, folios) {
+        let len = piece.end - piece.start;
+        let range = whole.start().checked_add(piece.start - start);
+        let range = range.and_then(|start| AddrRange::with_len(start, len));
+        let backing = if cached { Some(Backing::Pagecache) } else { copy };
+        match (range, backing) {
+            (Some(range), Some(backing)) => {
+                text.spans.push(Span { range, file_offset: piece.start, backing });
+            }
+            _ => on_base_pages += len,
+        }
     }
+    let why = if congruent { SkipReason::SmallFolios } else { SkipReason::NotCongruent };
+    let rest = [(SkipReason::Edges, len - whole.len()), (why, on_base_pages)];
+    text.rest = rest.into_iter().filter(|&(_, bytes)| bytes > 0).collect();
+    text
 }
 
 impl fmt::Display for Plan {
@@ -150,8 +278,11 @@ impl fmt::Display for Plan {
             mib(text),
             mib(huge),
             crate::report::percent(huge, text),
-            self.backing,
+            self.main_backing().map_or_else(|| "-".to_owned(), |backing| backing.to_string()),
         )?;
+        if let Some(rebase) = &self.rebase {
+            writeln!(f, "rebase {} to {}", rebase.from, rebase.to)?;
+        }
         writeln!(f, "{:<32} {:>7} {:>7}  {:<22} REST BECAUSE", "TEXT", "MiB", "HUGE", "FILE")?;
         for text in &self.texts {
             let huge: u64 = text.spans.iter().map(|span| span.range.len()).sum();
@@ -171,7 +302,8 @@ impl fmt::Display for Plan {
                 if rest.is_empty() { "-".to_owned() } else { rest.join(", ") },
             )?;
             for span in &text.spans {
-                writeln!(f, "  huge {} from file offset {:#x}", span.range, span.file_offset)?;
+                let Span { range, file_offset, backing } = span;
+                writeln!(f, "  huge {range} from file offset {file_offset:#x} by {backing}")?;
             }
         }
         Ok(())
@@ -192,10 +324,18 @@ impl Plan {
             rest: Vec<crate::coverage::Rest>,
         }
         #[derive(Serialize)]
+        struct Move {
+            #[serde(serialize_with = "start_and_end")]
+            from: AddrRange,
+            #[serde(serialize_with = "start_and_end")]
+            to: AddrRange,
+        }
+        #[derive(Serialize)]
         struct Json<'a> {
             schema: u32,
             kind: &'static str,
-            backing: Backing,
+            backing: Option<Backing>,
+            rebase: Option<Move>,
             reason: Option<SkipReason>,
             text_bytes: u64,
             huge_bytes: u64,
@@ -214,7 +354,8 @@ impl Plan {
         let json = Json {
             schema: crate::report::SCHEMA,
             kind: "plan",
-            backing: self.backing,
+            backing: self.main_backing(),
+            rebase: self.rebase.as_ref().map(|rebase| Move { from: rebase.from, to: rebase.to }),
             reason,
             text_bytes: self.text_bytes(),
             huge_bytes: self.huge_bytes(),
@@ -238,6 +379,11 @@ mod tests {
         Snapshot { pages, vmas, entry: RemoteAddr::new(entry) }
     }
 
+    /// Plans with one copying backing and nothing else.
+    fn plan_by(snapshot: &Snapshot, backing: Backing) -> Plan {
+        plan(snapshot, &Means { copies: &[backing], ..Means::default() })
+    }
+
     fn spans(plan: &Plan) -> Vec<(String, u64)> {
         plan.spans().map(|span| (span.range.to_string(), span.file_offset)).collect()
     }
@@ -249,7 +395,7 @@ mod tests {
              7f0000000000-7f0000800000 r-xp 00000000 fe:00 2 /usr/lib/lib.so\n",
             0x60_1000,
         );
-        let plan = plan(&snapshot, Backing::Image);
+        let plan = plan_by(&snapshot, Backing::Image);
         assert_eq!(spans(&plan), [("00600000-00c00000".to_owned(), 0x20_0000)]);
         assert_eq!(plan.texts[0].rest, [(SkipReason::Edges, 0x1_1000)]);
         assert_eq!(plan.texts[1].rest, [(SkipReason::NotSelected, 8 << 20)]);
@@ -259,7 +405,7 @@ mod tests {
     #[test]
     fn text_that_fits_exactly_has_no_rest() {
         let snapshot = snapshot("00400000-00800000 r-xp 00000000 fe:00 1 /m\n", 0x40_0000);
-        let plan = plan(&snapshot, Backing::Hugetlb);
+        let plan = plan_by(&snapshot, Backing::Hugetlb);
         assert_eq!(spans(&plan), [("00400000-00800000".to_owned(), 0)]);
         assert_eq!(plan.texts[0].rest, []);
     }
@@ -273,7 +419,7 @@ mod tests {
              00a00000-00c00000 --xp 00600000 fe:00 1 /m\n",
             0x40_0000,
         );
-        let plan = plan(&snapshot, Backing::Image);
+        let plan = plan_by(&snapshot, Backing::Image);
         let taken = [("00400000-00600000", 0), ("00a00000-00c00000", 0x60_0000)];
         assert_eq!(spans(&plan), taken.map(|(range, offset)| (range.to_owned(), offset)));
         for index in [1, 2] {
@@ -286,7 +432,7 @@ mod tests {
         let maps = "00400000-00800000 r-xp 00000000 fe:00 1 /m\n\
                     00800000-00a00000 r-xp 00000000 00:00 0 \n";
         for entry in [0, 0x3f_ffff, 0x80_0000, u64::MAX] {
-            let plan = plan(&snapshot(maps, entry), Backing::Image);
+            let plan = plan_by(&snapshot(maps, entry), Backing::Image);
             assert_eq!(spans(&plan), [], "entry {entry:#x}");
             assert_eq!(plan.texts.len(), 1, "code of no file is no text");
         }
@@ -295,7 +441,7 @@ mod tests {
     #[test]
     fn a_file_offset_that_would_wrap_around_leaves_the_text_alone() {
         let maps = "00401000-00a00000 r-xp fffffffffff00000 fe:00 1 /m\n";
-        let plan = plan(&snapshot(maps, 0x40_1000), Backing::Image);
+        let plan = plan_by(&snapshot(maps, 0x40_1000), Backing::Image);
         assert_eq!(plan.huge_bytes(), 0);
         assert_eq!(plan.texts[0].rest.len(), 1);
         assert_eq!(plan.texts[0].rest[0].1, 0x5f_f000);

@@ -37,17 +37,21 @@ pub enum Outcome {
 /// What a launch cost, counted by the helper.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct LaunchCost {
-    /// The backing used.
-    pub backing: Backing,
+    /// The backing of most of what was planned.
+    pub backing: Option<Backing>,
     /// Microseconds for which the program was held before its first instruction.
     pub stop_us: u64,
     /// System calls that the program made for us, those on its way home included.
     pub remote_syscalls: u32,
     /// Bytes copied from the file into the image.
     pub bytes_copied: u64,
+    /// Whether the program was moved to where its text is congruent.
+    pub rebased: bool,
+    /// Why something was done in a worse way than planned.
+    pub setback: Option<String>,
     /// Moments at which our death would not have left the program whole.
     pub unsafe_windows: u32,
-    /// What was switched.
+    /// What was planned to be huge.
     pub spans: Vec<Span>,
 }
 

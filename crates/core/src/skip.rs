@@ -42,6 +42,13 @@ reasons! {
     ForeignImage = "foreign_image",
     /// The user, the administrator or the environment switched TiExec off.
     Disabled = "disabled",
+    /// In the page cache in small pages, and no copy was asked for.
+    SmallFolios = "small_folios",
+    /// Mapped where its address and its file offset differ modulo the huge page: no page cache folio
+    /// can be PMD-mapped there.
+    NotCongruent = "not_congruent",
+    /// The program could not be moved to where its text would be congruent.
+    RebaseFailed = "rebase_failed",
     /// The kernel had no free huge page, or would not collapse.
     NoHugePage = "no_huge_page",
     /// `PR_SET_THP_DISABLE` is in force for this process.
@@ -111,6 +118,8 @@ impl SkipReason {
     /// Returns what changes it, where that is certain.
     pub const fn fix(self) -> Option<&'static str> {
         Some(match self {
+            Self::SmallFolios => "tiexecctl warm FILE, or leave out --backing pagecache",
+            Self::NotCongruent => "leave out --backing pagecache",
             Self::MemcgHeadroom => "raise memory.max (systemd: MemoryMax=)",
             Self::HugetlbPool => "raise vm.nr_hugepages, or leave out --backing hugetlb",
             Self::Deadline => "--deadline",

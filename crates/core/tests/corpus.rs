@@ -3,7 +3,7 @@
 use tiexec_core::addr::{PageSize, Pages, RemoteAddr};
 use tiexec_core::coverage::{FileCoverage, coverage};
 use tiexec_core::elf::{ElfFacts, ElfHeader};
-use tiexec_core::plan::{Backing, plan};
+use tiexec_core::plan::{Backing, Means, Plan, plan};
 use tiexec_core::proc::maps::{self, Vma};
 use tiexec_core::proc::smaps::{self, SmapsEntry};
 use tiexec_core::proc::{auxv, cgroup, status};
@@ -160,10 +160,15 @@ fn the_auxiliary_vector_tells_kinds_of_programs_apart() {
     assert_eq!(get(su, auxv::AT_NULL), None, "the end is no entry");
 }
 
+/// Plans with one copying backing and nothing else.
+fn plan_by(snapshot: &Snapshot, backing: Backing) -> Plan {
+    plan(snapshot, &Means { copies: &[backing], ..Means::default() })
+}
+
 #[test]
 fn prometheus_gets_every_whole_huge_page_of_its_text() {
     let snapshot = snapshot("prometheus", captured!("auxv/prometheus"));
-    let plan = plan(&snapshot, Backing::Image);
+    let plan = plan_by(&snapshot, Backing::Image);
     // 00402000-01923000: the first whole huge page is at 6 MiB, the last ends at 24 MiB.
     let spans: Vec<_> =
         plan.spans().map(|span| (span.range.to_string(), span.file_offset)).collect();
@@ -182,7 +187,7 @@ fn small_programs_have_nothing_planned() {
     for (name, vector) in
         [("sleep", &captured!("auxv/sleep")[..]), ("gofmt", captured!("auxv/gofmt"))]
     {
-        let plan = plan(&snapshot(name, vector), Backing::Image);
+        let plan = plan_by(&snapshot(name, vector), Backing::Image);
         assert_eq!(plan.huge_bytes(), 0, "{name}");
         assert!(plan.text_bytes() > 0, "{name}");
     }
@@ -195,7 +200,7 @@ fn java_leaves_its_largest_text_to_another_day() {
     let launcher = "/usr/lib/jvm/java-17-openjdk-amd64/bin/java";
     let entry = vmas.iter().find(|vma| vma.is_text() && vma.display_path() == launcher).unwrap();
     let snapshot = Snapshot { pages: pages(), entry: entry.range.start(), vmas: vmas.clone() };
-    let plan = plan(&snapshot, Backing::Image);
+    let plan = plan_by(&snapshot, Backing::Image);
     assert_eq!(plan.huge_bytes(), 0);
     let jvm = plan.texts.iter().find(|text| text.vma.path().ends_with(b"/libjvm.so")).unwrap();
     assert_eq!(jvm.rest, [(SkipReason::NotSelected, jvm.vma.range.len())]);

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use tiexec_core::coverage::{FileCoverage, Note, coverage};
-use tiexec_core::plan::{Backing, Plan, TextPlan, plan};
+use tiexec_core::plan::{Backing, Means, Plan, TextPlan, plan};
 use tiexec_core::proc::maps::{self, FileId, Perms, Vma};
 use tiexec_core::proc::smaps::SmapsEntry;
 use tiexec_core::skip::SkipReason;
@@ -136,6 +136,11 @@ fn ordered_snapshot() -> impl Strategy<Value = Snapshot> {
 
 fn odd_snapshot() -> impl Strategy<Value = Snapshot> {
     pages().prop_flat_map(|pages| snapshot_of(pages, odd_vmas()))
+}
+
+/// Plans with one copying backing and nothing else.
+fn plan_by(snapshot: &Snapshot, backing: Backing) -> Plan {
+    plan(snapshot, &Means { copies: &[backing], ..Means::default() })
 }
 
 fn backing() -> impl Strategy<Value = Backing> {
@@ -275,8 +280,8 @@ proptest! {
         snapshot in ordered_snapshot(),
         backing in backing(),
     ) {
-        let plan = plan(&snapshot, backing);
-        prop_assert_eq!(plan.backing, backing);
+        let plan = plan_by(&snapshot, backing);
+        prop_assert!(plan.spans().all(|span| span.backing == backing));
         prop_assert_eq!(plan.huge, snapshot.pages.pmd);
         for text in &plan.texts {
             check_text(text, &snapshot)?;
@@ -290,7 +295,7 @@ proptest! {
 
     #[test]
     fn no_span_touches_a_writable_shared_or_foreign_vma(snapshot in ordered_snapshot()) {
-        let plan = plan(&snapshot, Backing::Image);
+        let plan = plan_by(&snapshot, Backing::Image);
         let main = snapshot.main_file();
         for span in plan.spans() {
             for vma in &snapshot.vmas {
@@ -302,7 +307,7 @@ proptest! {
 
     #[test]
     fn every_whole_huge_page_of_private_main_text_is_planned(snapshot in ordered_snapshot()) {
-        let plan = plan(&snapshot, Backing::Image);
+        let plan = plan_by(&snapshot, Backing::Image);
         let main = snapshot.main_file();
         for text in &plan.texts {
             let Vma { range, perms, file, file_offset, .. } = text.vma;
@@ -321,7 +326,7 @@ proptest! {
 
     #[test]
     fn a_plan_of_a_senseless_snapshot_keeps_to_each_text(snapshot in odd_snapshot()) {
-        for text in &plan(&snapshot, Backing::Image).texts {
+        for text in &plan_by(&snapshot, Backing::Image).texts {
             check_text(text, &snapshot)?;
         }
     }

@@ -2,7 +2,7 @@
 
 use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use tiexec_core::coverage::{FileCoverage, Rest};
-use tiexec_core::plan::{Backing, Plan, Span, plan};
+use tiexec_core::plan::{Backing, Means, Plan, Span, plan};
 use tiexec_core::proc::maps::{FileId, Perms, Vma};
 use tiexec_core::report::{Kind, LaunchCost, Outcome, Report};
 use tiexec_core::skip::SkipReason;
@@ -33,7 +33,7 @@ fn small(path: &str, kib: u64) -> FileCoverage {
 }
 
 fn span(start: u64, end: u64, file_offset: u64) -> Span {
-    Span { range: range(start, end), file_offset }
+    Span { range: range(start, end), file_offset, backing: Backing::Image }
 }
 
 fn range(start: u64, end: u64) -> AddrRange {
@@ -51,10 +51,12 @@ fn mysqld() -> Report {
     let mut report = Report::new(Kind::Launch, 4242, "mysqld".to_owned(), files);
     report.unit = Some("mysql.service".to_owned());
     report.launch = Some(LaunchCost {
-        backing: Backing::Image,
+        backing: Some(Backing::Image),
         stop_us: 110,
         remote_syscalls: 9,
         bytes_copied: 52 * MIB,
+        rebased: false,
+        setback: None,
         unsafe_windows: 0,
         spans: vec![span(0x80_0000, 0x3c0_0000, 0x40_0000)],
     });
@@ -123,6 +125,11 @@ fn vma(start: u64, end: u64, perms: &str, file_offset: u64, inode: u64, name: &s
     }
 }
 
+/// Plans with one copying backing and nothing else.
+fn plan_by(snapshot: &Snapshot, backing: Backing) -> Plan {
+    plan(snapshot, &Means { copies: &[backing], ..Means::default() })
+}
+
 fn plan_of_node(backing: Backing) -> Plan {
     let pages = Pages {
         base: PageSize::new(4 << 10).expect("a power of two"),
@@ -140,7 +147,7 @@ fn plan_of_node(backing: Backing) -> Plan {
         vma(0x7f85_2f04_2000, 0x7f85_2f19_8000, "r-xp", 0x2_6000, 99, libc),
         vma(0x7ffd_1000_0000, 0x7ffd_1002_1000, "rw-p", 0, 0, "[stack]"),
     ];
-    plan(&Snapshot { pages, vmas, entry: RemoteAddr::new(0xbb_8330) }, backing)
+    plan_by(&Snapshot { pages, vmas, entry: RemoteAddr::new(0xbb_8330) }, backing)
 }
 
 fn plan_of_nothing() -> Plan {
@@ -148,7 +155,7 @@ fn plan_of_nothing() -> Plan {
         base: PageSize::new(64 << 10).expect("a power of two"),
         pmd: PageSize::new(512 << 20).expect("a power of two"),
     };
-    plan(&Snapshot { pages, vmas: Vec::new(), entry: RemoteAddr::default() }, Backing::Image)
+    plan_by(&Snapshot { pages, vmas: Vec::new(), entry: RemoteAddr::default() }, Backing::Image)
 }
 
 /// Spreads the one line over several, to be read here and compared field by field.

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use rustix::fs::SealFlags;
 use tiexec_core::addr::{AddrRange, PageSize, Pages};
-use tiexec_core::plan::{Backing, Plan, Span};
+use tiexec_core::plan::{Backing, Span};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::memory::FillMapping;
 use tiexec_sys::{Errno, SysError};
@@ -36,8 +36,8 @@ pub struct Filled {
     pub copied: u64,
 }
 
-/// Fills `memfd` with the plan's spans, read from `exe`, one huge page at a time, until `deadline`;
-/// then seals it. Each huge page is allocated as one before it is filled; one that cannot be had is
+/// Fills `memfd` with `spans`, read from `exe`, one huge page at a time, until `deadline`; then
+/// seals it. Each huge page is allocated as one before it is filled; one that cannot be had is
 /// left out.
 ///
 /// # Errors
@@ -45,17 +45,18 @@ pub struct Filled {
 pub fn fill(
     memfd: &File,
     exe: &File,
-    plan: &Plan,
+    spans: &[Span],
+    backing: Backing,
     pages: Pages,
     deadline: Instant,
 ) -> Result<Filled, Failure> {
-    let backing = plan.backing;
     let no_page = no_page_reason(backing);
     let too_long = |_| Failure::new(SkipReason::AddressSpace, "the text is too long to map");
-    let len = usize::try_from(plan.huge_bytes()).map_err(too_long)?;
-    rustix::fs::ftruncate(memfd, plan.huge_bytes())
+    let bytes: u64 = spans.iter().map(|span| span.range.len()).sum();
+    let len = usize::try_from(bytes).map_err(too_long)?;
+    rustix::fs::ftruncate(memfd, bytes)
         .map_err(|errno| Failure::new(no_page, SysError::of("ftruncate")(errno)))?;
-    let mut mapping = FillMapping::new(memfd, len, plan.huge).map_err(|error| {
+    let mut mapping = FillMapping::new(memfd, len, pages.pmd).map_err(|error| {
         let reason = if backing == Backing::Hugetlb && error.call == "mmap(MAP_SHARED)" {
             SkipReason::HugetlbPool
         } else {
@@ -69,8 +70,8 @@ pub fn fill(
 
     let mut filled = Filled::default();
     let mut image_offset = 0;
-    'spans: for span in plan.spans() {
-        let all: Vec<Span> = huge_pages(span, plan.huge).collect();
+    'spans: for span in spans {
+        let all: Vec<Span> = huge_pages(span, pages.pmd).collect();
         for batch in all.chunks(BATCH) {
             if Instant::now() >= deadline {
                 let done = filled.copied >> 20;
@@ -90,7 +91,7 @@ pub fn fill(
                         filled.shortfall.get_or_insert(failure);
                     }
                 }
-                image_offset += plan.huge.bytes();
+                image_offset += pages.pmd.bytes();
             }
         }
     }
@@ -179,7 +180,7 @@ fn huge_pages(span: &Span, huge: PageSize) -> impl Iterator<Item = Span> {
     (0..range.len() / huge.bytes()).filter_map(move |index| {
         let into = index * huge.bytes();
         let range = AddrRange::with_len(range.start().checked_add(into)?, huge.bytes())?;
-        Some(Span { range, file_offset: file_offset.checked_add(into)? })
+        Some(Span { range, file_offset: file_offset.checked_add(into)?, ..*span })
     })
 }
 

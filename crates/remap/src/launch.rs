@@ -3,15 +3,16 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{Pages, RemoteAddr};
-use tiexec_core::coverage::{Note, coverage, is_ours};
-use tiexec_core::elf::ElfHeader;
-use tiexec_core::plan::{Backing, Plan, Span, plan};
-use tiexec_core::proc::{ParseError, auxv, cgroup, maps, smaps, status};
-use tiexec_core::report::{Kind, LaunchCost, Outcome, Report};
+use tiexec_core::elf::{ElfFacts, ElfHeader};
+use tiexec_core::plan::{Backing, Means, Plan, Span, plan};
+use tiexec_core::proc::{ParseError, auxv, maps, status};
+use tiexec_core::rebase::MainImage;
+use tiexec_core::report::Report;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::procfs::ProcDir;
@@ -24,7 +25,8 @@ use tiexec_tracee::session::{Refusal, Session};
 
 use crate::failure::Failure;
 use crate::image::{self, Filled};
-use crate::{headroom, switch};
+use crate::verify::{self, Cost, Found};
+use crate::{headroom, pagecache, rebase, switch};
 
 /// What a launch is to do.
 #[derive(Clone, Copy, Debug)]
@@ -33,14 +35,25 @@ pub struct Order<'a> {
     pub process: &'a ProcDir,
     /// The page sizes.
     pub pages: Pages,
-    /// By which backing.
-    pub backing: Backing,
+    /// What to make huge pages of.
+    pub sources: Sources,
     /// How long staging may take.
     pub deadline: Duration,
     /// Rather end the program with this status, before it has run, than leave text on base pages.
     pub refuse_with: Option<u8>,
+    /// Whether anybody will read the report in full.
+    pub wants_report: bool,
     /// Plan only, then end the program with status 0 before it has run.
     pub dry_run: bool,
+}
+
+/// What a launch may make huge pages of; the page cache first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sources {
+    /// Whether the file's own page cache may be used.
+    pub pagecache: bool,
+    /// The kind of copy for what the page cache does not hold; `None` for none.
+    pub copy: Option<Backing>,
 }
 
 /// What came of it.
@@ -95,11 +108,30 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
 struct Work<'a> {
     order: &'a Order<'a>,
     stop: ExecStop,
-    snapshot: Option<Snapshot>,
+    program: Option<Program>,
     plan: Option<Plan>,
-    exe: Option<File>,
     filled: Filled,
-    switched: Vec<Span>,
+    /// Why something was done in a worse way than planned.
+    setback: Option<Failure>,
+}
+
+/// What is known of the program held.
+struct Program {
+    exe: File,
+    auxv: Vec<u8>,
+    snapshot: Snapshot,
+    image: MainImage,
+    /// The file ranges in PMD-sized folios.
+    folios: Vec<Range<u64>>,
+}
+
+impl Program {
+    /// Plans with `copies`; `may_move` says whether the program may be moved.
+    fn plan(&self, copies: &[Backing], may_move: bool) -> Plan {
+        let fixed = MainImage { position_independent: false, ..self.image.clone() };
+        let image = if may_move { &self.image } else { &fixed };
+        plan(&self.snapshot, &Means { image: Some(image), folios: &self.folios, copies })
+    }
 }
 
 impl<'a> Work<'a> {
@@ -107,47 +139,26 @@ impl<'a> Work<'a> {
         Self {
             order,
             stop,
-            snapshot: None,
+            program: None,
             plan: None,
-            exe: None,
             filled: Filled::default(),
-            switched: Vec::new(),
+            setback: None,
         }
     }
 
     /// Snapshot and plan, and the session with which to carry it out.
     fn begin(&mut self) -> Result<Session, Failure> {
-        let process = self.order.process;
-        let unreadable = |error: SysError| {
-            // A process that has died has no address space to read about.
-            let gone = matches!(error.errno, Errno::SRCH | Errno::NOENT);
-            let reason = if gone { SkipReason::TargetGone } else { SkipReason::ProcUnavailable };
-            Failure::new(reason, error)
-        };
-        let malformed = |error: ParseError| Failure::new(SkipReason::ProcUnavailable, error);
-        let exe = process.open_file("exe", false).map_err(|error| match error.errno {
-            Errno::ACCES | Errno::PERM => Failure::new(SkipReason::UnreadableImage, error),
-            _ => unreadable(error),
-        })?;
-        let mut header = [0; ElfHeader::LEN];
-        exe.read_exact_at(&mut header, 0)
-            .map_err(|error| Failure::new(SkipReason::ReadFailed, error))?;
-        ElfHeader::parse(&header).map_err(|error| Failure::new(SkipReason::ForeignImage, error))?;
-        let auxv_bytes = process.read("auxv").map_err(unreadable)?;
-        if auxv::get(&auxv_bytes, auxv::AT_SECURE).is_some_and(|secure| secure != 0) {
-            return Err(Failure::new(SkipReason::PrivilegedImage, "AT_SECURE is set"));
-        }
-        let address = |key| RemoteAddr::new(auxv::get(&auxv_bytes, key).unwrap_or(0));
-        let maps = process.read("maps").map_err(unreadable)?;
-        let snapshot = Snapshot {
-            pages: self.order.pages,
-            vmas: maps::parse(&maps).map_err(malformed)?,
-            entry: address(auxv::AT_ENTRY),
-        };
-        let gadgets = gadgets::find(self.stop.pid, &snapshot, address(auxv::AT_BASE), &exe);
-        let plan = plan(&snapshot, self.order.backing);
-        let (snapshot, _) = (self.snapshot.insert(snapshot), self.plan.insert(plan));
-        self.exe = Some(exe);
+        let program = self.snapshot()?;
+        let interpreter = auxv::get(&program.auxv, auxv::AT_BASE).unwrap_or(0);
+        // After the page cache has been seen to: a file not cached yet would get small folios here.
+        let gadgets = gadgets::find(
+            self.stop.pid,
+            &program.snapshot,
+            RemoteAddr::new(interpreter),
+            &program.exe,
+        );
+        self.plan = Some(program.plan(self.order.sources.copy.as_slice(), true));
+        let snapshot = &self.program.insert(program).snapshot;
 
         let no_gadget = "the program has no `syscall; ret`, or no signal return, of its own";
         let gadgets = gadgets.ok_or_else(|| Failure::new(SkipReason::NoGadget, no_gadget))?;
@@ -174,6 +185,53 @@ impl<'a> Work<'a> {
         })
     }
 
+    /// Reads what there is to know of the program; has its page cache made huge where that costs
+    /// nobody anything.
+    fn snapshot(&self) -> Result<Program, Failure> {
+        let process = self.order.process;
+        let unreadable = |error: SysError| {
+            // A process that has died has no address space to read about.
+            let gone = matches!(error.errno, Errno::SRCH | Errno::NOENT);
+            let reason = if gone { SkipReason::TargetGone } else { SkipReason::ProcUnavailable };
+            Failure::new(reason, error)
+        };
+        let malformed = |error: ParseError| Failure::new(SkipReason::ProcUnavailable, error);
+        let exe = process.open_file("exe", false).map_err(|error| match error.errno {
+            Errno::ACCES | Errno::PERM => Failure::new(SkipReason::UnreadableImage, error),
+            _ => unreadable(error),
+        })?;
+        let (header, facts) = elf_facts(&exe)?;
+        let auxv = process.read("auxv").map_err(unreadable)?;
+        if auxv::get(&auxv, auxv::AT_SECURE).is_some_and(|secure| secure != 0) {
+            return Err(Failure::new(SkipReason::PrivilegedImage, "AT_SECURE is set"));
+        }
+        let maps = process.read("maps").map_err(unreadable)?;
+        let entry = RemoteAddr::new(auxv::get(&auxv, auxv::AT_ENTRY).unwrap_or(0));
+        let pages = self.order.pages;
+        let snapshot = Snapshot { pages, vmas: maps::parse(&maps).map_err(malformed)?, entry };
+        let image = MainImage::new(&facts, header.entry, entry);
+
+        let folios = if self.order.sources.pagecache { self.folios(&exe, &image) } else { Vec::new() };
+        Ok(Program { exe, auxv, snapshot, image, folios })
+    }
+
+    /// Returns which parts of the text lie in the page cache in PMD-sized folios, where they can be
+    /// PMD-mapped.
+    fn folios(&self, exe: &File, image: &MainImage) -> Vec<Range<u64>> {
+        let pages = self.order.pages;
+        let Some(bias) = image.congruent_bias(pages.pmd) else { return Vec::new() };
+        if !image.position_independent && !image.has_bias(bias, pages.pmd) {
+            return Vec::new();
+        }
+        let chunks = image.congruent_chunks(bias, pages);
+        let prepared = pagecache::prepare(exe, &chunks, pages, self.deadline());
+        prepared.map(|prepared| prepared.huge).unwrap_or_default()
+    }
+
+    fn deadline(&self) -> Instant {
+        self.stop.since + self.order.deadline
+    }
+
     /// Returns whether the program has children of its own (it may have, from before its exec), or a
     /// SIGCHLD pending already. Where that cannot be read it is taken to be so.
     fn sigchld_awaited(&self) -> bool {
@@ -188,38 +246,73 @@ impl<'a> Work<'a> {
         !only_the_helper || pending >> (c::SIGCHLD - 1) & 1 == 1
     }
 
-    /// Stages every span beside the program, then switches what was staged.
+    /// Moves the program if that is planned, stages copies beside it, and switches to what was
+    /// staged.
     fn stage_and_switch(&mut self, session: &mut Session) -> Result<(), Failure> {
-        let (Some(snapshot), Some(plan), Some(exe)) = (&self.snapshot, &self.plan, &self.exe)
-        else {
-            return Ok(());
+        self.move_program(session)?;
+        let (Some(program), Some(plan)) = (&self.program, &self.plan) else { return Ok(()) };
+        let filled = match self.order.sources.copy {
+            Some(backing) => self.copy(session, plan, program, backing)?,
+            None => Filled::default(),
         };
-        if plan.huge_bytes() == 0 {
-            return Ok(());
+        for span in plan.spans_by(Backing::Pagecache) {
+            switch::touch(session, span.range)?;
         }
-        if plan.backing == Backing::Image {
-            headroom::check(self.order.process, plan.huge_bytes())?;
+        self.filled = filled;
+        Ok(())
+    }
+
+    /// Moves the program if that is planned; if it cannot be moved, plans for where it is.
+    fn move_program(&mut self, session: &mut Session) -> Result<(), Failure> {
+        let (Some(program), Some(plan)) = (&mut self.program, &mut self.plan) else { return Ok(()) };
+        let Some(rebase) = &plan.rebase else { return Ok(()) };
+        let (process, base) = (self.order.process, self.order.pages.base);
+        match rebase::rebase(session, process, &program.image, rebase, &program.auxv, base) {
+            Ok(()) => program.snapshot = rebase.applied(&program.snapshot),
+            Err(failure) if failure.reason == SkipReason::RebaseFailed => {
+                *plan = program.plan(self.order.sources.copy.as_slice(), false);
+                self.setback = Some(failure);
+            }
+            Err(failure) => return Err(failure),
+        }
+        Ok(())
+    }
+
+    /// Stages and switches the spans of one copying backing.
+    fn copy(
+        &self,
+        session: &mut Session,
+        plan: &Plan,
+        program: &Program,
+        backing: Backing,
+    ) -> Result<Filled, Failure> {
+        let snapshot = &program.snapshot;
+        let spans: Vec<Span> = plan.spans_by(backing).copied().collect();
+        if spans.is_empty() {
+            return Ok(Filled::default());
+        }
+        if backing == Backing::Image {
+            headroom::check(self.order.process, plan.huge_bytes_by(backing))?;
         }
         let name =
             snapshot.vma_at(snapshot.entry).map(|vma| vma.display_path()).unwrap_or_default();
         let name = name.rsplit('/').next().unwrap_or_default();
-        let fd = switch::make_memfd(session, plan.backing, name)?;
+        let fd = switch::make_memfd(session, backing, name)?;
         let memfd = self
             .order
             .process
             .open_file(&format!("fd/{fd}"), true)
             .map_err(|error| Failure::new(SkipReason::NoMemfd, error))?;
-        let deadline = self.stop.since + self.order.deadline;
-        self.filled = image::fill(&memfd, exe, plan, snapshot.pages, deadline)?;
-        for part in &self.filled.staged {
+        let filled =
+            image::fill(&memfd, &program.exe, &spans, backing, self.order.pages, self.deadline())?;
+        for part in &filled.staged {
             let len = part.span.range.len();
             let area = snapshot.free_area(len).ok_or_else(|| {
                 Failure::new(SkipReason::AddressSpace, "no free address range to stage in")
             })?;
-            switch::switch(session, fd, plan.backing, part, area)?;
-            self.switched.push(part.span);
+            switch::switch(session, fd, backing, part, area)?;
         }
-        Ok(())
+        Ok(filled)
     }
 
     /// Asks the kernel what is PMD-mapped now, and writes the report.
@@ -229,58 +322,31 @@ impl<'a> Work<'a> {
             // Whatever failed, failed because it is dead.
             failure = Some(TraceError::Gone.into());
         }
-        let notes: Vec<Note> = failure
-            .iter()
-            .flat_map(|failure| {
-                let texts = self.plan.iter().flat_map(|plan| &plan.texts);
-                texts
-                    .filter(|text| !text.spans.is_empty())
-                    .map(|text| Note { range: text.vma.range, reason: failure.reason })
-            })
-            .collect();
-        let process = self.order.process;
-        let entries = process.read("smaps").ok().and_then(|text| smaps::parse(&text).ok());
-        let entries = entries.unwrap_or_default();
-        let comm = status::parse(&process.read("status").unwrap_or_default()).name;
-        let comm = String::from_utf8_lossy(&comm).into_owned();
-        let pid = self.stop.pid.as_raw_nonzero().get().unsigned_abs();
-        let files = coverage(&entries, self.order.pages, &notes);
-        let mut report = Report::new(Kind::Launch, pid, comm, files);
-        report.unit = process.read("cgroup").ok().and_then(|text| cgroup::unit(&text));
-
-        let planned = self.plan.as_ref().map_or(0, Plan::huge_bytes);
-        let ours: u64 = entries
-            .iter()
-            .filter(|entry| is_ours(&entry.vma))
-            .map(smaps::SmapsEntry::pmd_mapped)
-            .sum();
-        let failure = failure.or_else(|| {
-            // All calls went well and yet: believe the kernel.
-            (!self.order.dry_run && ours < planned)
-                .then(|| Failure::new(SkipReason::NoHugePage, "switched, but not PMD-mapped"))
-        });
-        if failure.is_none() && planned == 0 {
-            report.reason = Some(SkipReason::TooSmall);
-        }
-        report.outcome = match ours {
-            0 => Outcome::Skipped,
-            _ if ours < planned => Outcome::Partial,
-            _ => Outcome::Switched,
+        let found = Found {
+            plan: self.plan.take(),
+            failure,
+            cost: session.map(|session| Cost {
+                remote_syscalls: session.counts().calls,
+                bytes_copied: self.filled.copied,
+                setback: self.setback.take(),
+            }),
         };
-        if let Some(failure) = failure {
-            report.reason = Some(failure.reason);
-            report.detail = Some(failure.detail);
-        }
-        report.launch = session.map(|session| LaunchCost {
-            backing: self.order.backing,
-            stop_us: u64::try_from(self.stop.since.elapsed().as_micros()).unwrap_or(u64::MAX),
-            remote_syscalls: session.counts().calls,
-            bytes_copied: self.filled.copied,
-            unsafe_windows: 0,
-            spans: self.switched.clone(),
-        });
-        Launched { report, plan: self.plan.take() }
+        let report = verify::report(self.order, &self.stop, &found);
+        Launched { report, plan: found.plan }
     }
+}
+
+/// Reads the headers of the program's file.
+fn elf_facts(exe: &File) -> Result<(ElfHeader, ElfFacts), Failure> {
+    let unread = |error| Failure::new(SkipReason::ReadFailed, error);
+    let foreign = |error| Failure::new(SkipReason::ForeignImage, error);
+    let mut header = [0; ElfHeader::LEN];
+    exe.read_exact_at(&mut header, 0).map_err(unread)?;
+    let header = ElfHeader::parse(&header).map_err(foreign)?;
+    let mut table = vec![0; header.table_len];
+    exe.read_exact_at(&mut table, header.table_offset).map_err(unread)?;
+    let facts = ElfFacts::parse(&header, &table).map_err(foreign)?;
+    Ok((header, facts))
 }
 
 /// This process's id: what the program waits for on its way home.

@@ -8,6 +8,9 @@ mod failure;
 pub mod headroom;
 pub mod image;
 pub mod launch;
+pub mod pagecache;
+mod rebase;
 mod switch;
+mod verify;
 
 pub use failure::Failure;

@@ -104,3 +104,15 @@ pub(crate) fn switch(
     session.released();
     Ok(())
 }
+
+/// Has the target map the huge pages that its text lies on already: one fault for all.
+///
+/// # Errors
+/// The target is gone. That the kernel has no such call (before Linux 5.14) or will not is no error:
+/// they will be mapped when they are first used.
+pub(crate) fn touch(session: &mut Session, range: AddrRange) -> Result<(), Failure> {
+    let advice = u64::from(c::MADV_POPULATE_READ.unsigned_abs());
+    let _refused =
+        session.call(Call::new(c::SYS_madvise, [range.start().get(), range.len(), advice]))?;
+    Ok(())
+}

@@ -26,10 +26,11 @@ pub use rustix::process::Pid;
 /// Signal numbers and wait flags, as the C headers spell them.
 pub mod c {
     pub use libc::{
-        __WALL, AT_FDCWD, MADV_POPULATE_READ, MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_PRIVATE,
-        MFD_CLOEXEC, MREMAP_FIXED, MREMAP_MAYMOVE, PROT_EXEC, PROT_READ, SIGCHLD, SIGSYS,
-        SYS_close, SYS_execve, SYS_execveat, SYS_exit_group, SYS_madvise, SYS_memfd_create,
-        SYS_mmap, SYS_mremap, SYS_munmap, SYS_wait4,
+        __WALL, AT_FDCWD, MADV_POPULATE_READ, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE, MAP_NORESERVE,
+        MAP_PRIVATE, MFD_CLOEXEC, MREMAP_FIXED, MREMAP_MAYMOVE, O_CLOEXEC, O_NOFOLLOW, O_RDONLY,
+        PR_SET_MM, PR_SET_MM_MAP, PROT_EXEC, PROT_READ, PROT_WRITE, SIGCHLD, SIGSYS, SYS_close,
+        SYS_execve, SYS_execveat, SYS_exit_group, SYS_madvise, SYS_memfd_create, SYS_mmap,
+        SYS_mremap, SYS_munmap, SYS_openat, SYS_prctl, SYS_process_vm_writev, SYS_wait4,
     };
 
     /// `MFD_ALLOW_SEALING` (memfd_create(2)).

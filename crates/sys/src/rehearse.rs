@@ -37,9 +37,43 @@ pub fn remote_calls() -> Result<(), SysError> {
         .map_err(SysError::of("mremap(MREMAP_FIXED)"))?;
     // SAFETY: the one mapping left, our own.
     unsafe { rustix::mm::munmap(moved, len) }.map_err(SysError::of("munmap"))?;
+    move_of_the_program();
     signal_return();
     Ok(())
 }
+
+/// The calls that move a position-independent program. One that is refused only keeps it where it
+/// is; but one that kills must kill here.
+fn move_of_the_program() {
+    // SAFETY: PR_SET_MM_MAP_SIZE writes one u32 to the live integer it is given.
+    let _refused = unsafe {
+        let mut size = 0u32;
+        libc::prctl(libc::PR_SET_MM, PR_SET_MM_MAP_SIZE, &raw mut size, 0, 0)
+    };
+    let byte = [0u8; 1];
+    let mut copy = [0u8; 1];
+    let from = libc::iovec { iov_base: byte.as_ptr().cast_mut().cast(), iov_len: 1 };
+    let to = libc::iovec { iov_base: copy.as_mut_ptr().cast(), iov_len: 1 };
+    let this = crate::process::this().as_raw_nonzero().get();
+    // SAFETY: the kernel reads one live byte and writes the other, which nobody else refers to.
+    let _refused =
+        unsafe { libc::process_vm_writev(this, &raw const from, 1, &raw const to, 1, 0) };
+    let flags = MapFlags::PRIVATE;
+    for protection in [ProtFlags::READ, ProtFlags::READ | ProtFlags::WRITE] {
+        let len = rustix::param::page_size();
+        // SAFETY: a new mapping at an address of the kernel's choice, unmapped before anybody
+        // refers to it.
+        unsafe {
+            if let Ok(at) = rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags)
+            {
+                let _ours = rustix::mm::munmap(at, len);
+            }
+        }
+    }
+}
+
+/// `PR_SET_MM_MAP_SIZE` (prctl(2)): asks for the size of `struct prctl_mm_map`, changes nothing.
+const PR_SET_MM_MAP_SIZE: libc::c_ulong = 15;
 
 /// Delivers a signal to this thread and comes back by `rt_sigreturn`, as the frame will.
 fn signal_return() {

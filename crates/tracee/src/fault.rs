@@ -1,4 +1,5 @@
-//! Dying on purpose, for the tests: `TIEXEC_FAULT=die-after-setregs:N` or `die-after-stop:N`.
+//! Dying on purpose, for the tests: `TIEXEC_FAULT=die-after-setregs:N`, `die-after-stop:N` or
+//! `die-after-write:N`.
 //!
 //! Only in builds with the feature `fault-injection`; in others these functions are empty.
 
@@ -9,15 +10,18 @@ pub(crate) enum Point {
     SetRegisters,
     /// Right after a stop of the tracee was seen.
     Stop,
+    /// Right after the tracee's memory was written.
+    Write,
 }
 
 #[cfg(feature = "fault-injection")]
 pub(crate) fn at(point: Point) {
     use std::sync::atomic::{AtomicU32, Ordering};
-    static SEEN: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
+    static SEEN: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
     let (index, name) = match point {
         Point::SetRegisters => (0, "die-after-setregs"),
         Point::Stop => (1, "die-after-stop"),
+        Point::Write => (2, "die-after-write"),
     };
     let seen = SEEN[index].fetch_add(1, Ordering::Relaxed) + 1;
     let Ok(wish) = std::env::var("TIEXEC_FAULT") else { return };

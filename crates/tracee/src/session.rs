@@ -30,11 +30,13 @@ use crate::error::TraceError;
 use crate::fault;
 
 /// The most undo steps that a chain can hold.
-const MAX_RELEASES: usize = 6;
+const MAX_RELEASES: usize = 8;
 /// SIGCHLD, as a bit of a signal mask.
 const CHILD: u64 = 1 << (c::SIGCHLD - 1);
 /// Room for strings that calls point at, in bytes.
 const SCRATCH_LEN: u64 = 256;
+/// Room for what a release step points at, in bytes.
+const KEPT_LEN: u64 = 128;
 
 /// Why no session can begin. The tracee is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,8 +65,13 @@ pub struct Session {
     home: Registers,
     /// The blocked signals while the chain is walked.
     chain_mask: u64,
-    home_frame: RemoteAddr,
+    /// The signal mask to come home with.
+    home_mask: u64,
+    /// Where the extended state to come home with lies.
+    xstate: RemoteAddr,
+    /// Two places for a chain and the home frame at its end.
     slots: [RemoteAddr; 2],
+    kept: RemoteAddr,
     scratch: RemoteAddr,
     /// The undo steps; the last is made first.
     releases: Vec<Call>,
@@ -99,24 +106,23 @@ impl Session {
             return Ok(Err(Refusal::RegisterState));
         };
 
-        // From high to low: red zone, extended state (64-byte aligned, as XRSTOR wants), home frame,
-        // two slots for the chain, scratch.
-        let slot_len = arch::FRAME_LEN * MAX_RELEASES as u64;
+        // From high to low: red zone, extended state (64-byte aligned, as XRSTOR wants), two slots
+        // for the chain with its home frame, what releases point at, scratch.
+        let slot_len = arch::FRAME_LEN * (MAX_RELEASES as u64 + 1);
         let layout = || {
             let top = arch::below_red_zone(&home)?.checked_sub(xstate.len() as u64)?;
             let xstate = RemoteAddr::new(top.get() & !63);
-            let home_frame = RemoteAddr::new(xstate.checked_sub(arch::FRAME_LEN)?.get() & !15);
-            let first = home_frame.checked_sub(slot_len)?;
-            let second = first.checked_sub(slot_len)?;
-            let scratch = second.checked_sub(SCRATCH_LEN)?;
+            let first = RemoteAddr::new(xstate.checked_sub(slot_len)?.get() & !15);
+            let second = RemoteAddr::new(first.checked_sub(slot_len)?.get() & !15);
+            let kept = second.checked_sub(KEPT_LEN)?;
+            let scratch = kept.checked_sub(SCRATCH_LEN)?;
             let used = AddrRange::new(scratch, arch::stack_pointer(&home))?;
-            stack.covers(used).then_some((xstate, home_frame, [first, second], scratch))
+            stack.covers(used).then_some((xstate, [first, second], kept, scratch))
         };
-        let Some((xstate_at, home_frame, slots, scratch)) = layout() else {
+        let Some((xstate_at, slots, kept, scratch)) = layout() else {
             return Ok(Err(Refusal::StackRoom));
         };
         vm::write(pid, xstate_at, &xstate)?;
-        vm::write(pid, home_frame, &arch::home_frame(&home, gadgets, xstate_at, mask))?;
 
         // The helper's own end is reported to the program by SIGCHLD. It is let in on the way home
         // and dropped at once: right after exec its action is the default, to ignore it. But where
@@ -129,8 +135,10 @@ impl Session {
             gadgets,
             home,
             chain_mask,
-            home_frame,
+            home_mask: mask,
+            xstate: xstate_at,
             slots,
+            kept,
             scratch,
             releases: vec![last_release],
             chain: None,
@@ -168,13 +176,72 @@ impl Session {
     /// The tracee is gone.
     pub fn scratch(&self, bytes: &[u8]) -> Result<RemoteAddr, TraceError> {
         debug_assert!(bytes.len() as u64 <= SCRATCH_LEN, "scratch holds 256 bytes");
-        vm::write(self.pid, self.scratch, bytes)?;
+        self.write(self.scratch, bytes)?;
         Ok(self.scratch)
+    }
+
+    /// Writes `bytes` where a release may point at them, for the rest of the session; at most 128, and
+    /// once only.
+    ///
+    /// # Errors
+    /// The tracee is gone.
+    pub fn keep(&self, bytes: &[u8]) -> Result<RemoteAddr, TraceError> {
+        debug_assert!(bytes.len() as u64 <= KEPT_LEN, "there is room for 128 bytes");
+        self.write(self.kept, bytes)?;
+        Ok(self.kept)
+    }
+
+    /// Fills all of `buffer` from `addr` of the tracee.
+    ///
+    /// # Errors
+    /// EFAULT; the tracee is gone.
+    pub fn read(&self, addr: RemoteAddr, buffer: &mut [u8]) -> Result<(), TraceError> {
+        Ok(vm::read(self.pid, addr, buffer)?)
+    }
+
+    /// Writes all of `bytes` to `addr` of the tracee, with its page protections.
+    ///
+    /// # Errors
+    /// EFAULT; the tracee is gone.
+    pub fn write(&self, addr: RemoteAddr, bytes: &[u8]) -> Result<(), TraceError> {
+        vm::write(self.pid, addr, bytes)?;
+        fault::at(fault::Point::Write);
+        Ok(())
+    }
+
+    /// Returns the process.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Returns the stack pointer to come home with: at an exec stop it points at `argc`.
+    pub fn stack_pointer(&self) -> RemoteAddr {
+        arch::stack_pointer(&self.home)
+    }
+
+    /// Passes the address to come home to, and those of the gadgets, through `moved`: for a program
+    /// whose text is mapped elsewhere too. In force with the next call, or [`Session::install_chain`].
+    pub fn move_home(&mut self, moved: impl Fn(RemoteAddr) -> RemoteAddr) {
+        let home = moved(arch::program_counter(&self.home));
+        arch::set_program_counter(&mut self.home, home);
+        let Gadgets { call, sigreturn } = self.gadgets;
+        self.gadgets = Gadgets { call: moved(call), sigreturn: moved(sigreturn) };
+        self.chain = None;
+    }
+
+    /// Makes the present releases and the present home those that the tracee would walk if this
+    /// process died now. Otherwise that takes the next call.
+    ///
+    /// # Errors
+    /// The tracee is gone.
+    pub fn install_chain(&mut self) -> Result<(), TraceError> {
+        let chain = self.lay_chain()?;
+        self.install(arch::aim_at_chain(&self.home, self.gadgets, chain))
     }
 
     /// Has `release` made on the way home, before those registered earlier.
     pub fn release_on_the_way_home(&mut self, release: Call) {
-        debug_assert!(self.releases.len() < MAX_RELEASES, "a chain holds six steps");
+        debug_assert!(self.releases.len() < MAX_RELEASES, "a chain holds eight steps");
         self.releases.push(release);
         self.chain = None;
     }
@@ -198,8 +265,7 @@ impl Session {
     /// The tracee is gone.
     pub fn go_home(mut self) -> Result<Counts, TraceError> {
         if self.chain.is_none() || !self.masked {
-            let chain = self.lay_chain()?;
-            self.install(arch::aim_at_chain(&self.home, self.gadgets, chain))?;
+            self.install_chain()?;
         }
         ptrace::resume(self.pid, Resume::Detach, 0)?;
         Ok(self.counts())
@@ -218,14 +284,10 @@ impl Session {
         }
         let slot = 1 - self.current_slot;
         let base = self.slots[slot].get();
-        let mut bytes = Vec::with_capacity(self.releases.len() * arch::FRAME_LEN as usize);
-        let last = self.releases.len() - 1;
+        let mut bytes = Vec::with_capacity((self.releases.len() + 1) * arch::FRAME_LEN as usize);
         for (index, release) in self.releases.iter().rev().enumerate() {
-            let next = if index == last {
-                self.home_frame
-            } else {
-                RemoteAddr::new(base + arch::FRAME_LEN * (index as u64 + 1))
-            };
+            // After the last release comes the home frame.
+            let next = RemoteAddr::new(base + arch::FRAME_LEN * (index as u64 + 1));
             bytes.extend(arch::call_frame(
                 &self.home,
                 self.gadgets,
@@ -234,7 +296,8 @@ impl Session {
                 self.chain_mask,
             ));
         }
-        vm::write(self.pid, self.slots[slot], &bytes)?;
+        bytes.extend(arch::home_frame(&self.home, self.gadgets, self.xstate, self.home_mask));
+        self.write(self.slots[slot], &bytes)?;
         self.current_slot = slot;
         self.chain = Some(self.slots[slot]);
         Ok(self.slots[slot])

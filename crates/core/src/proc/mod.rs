@@ -7,6 +7,7 @@ pub mod auxv;
 pub mod cgroup;
 pub mod maps;
 pub mod smaps;
+pub mod stat;
 pub mod status;
 
 use thiserror::Error;

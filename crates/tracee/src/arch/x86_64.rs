@@ -63,6 +63,16 @@ pub fn stack_pointer(registers: &Registers) -> RemoteAddr {
     RemoteAddr::new(registers.rsp)
 }
 
+/// Returns the program counter.
+pub fn program_counter(registers: &Registers) -> RemoteAddr {
+    RemoteAddr::new(registers.rip)
+}
+
+/// Changes the program counter.
+pub fn set_program_counter(registers: &mut Registers, to: RemoteAddr) {
+    registers.rip = to.get();
+}
+
 /// Returns the highest address that the frame's bytes may reach up to.
 pub fn below_red_zone(registers: &Registers) -> Option<RemoteAddr> {
     stack_pointer(registers).checked_sub(RED_ZONE)

@@ -1,0 +1,82 @@
+//! `/proc/PID/stat`: the fields that say where the kernel thinks a program's parts are
+//! (proc_pid_stat(5)). They are zero for who may not trace the process.
+
+use super::{ParseError, number};
+
+/// Where the kernel thinks a program's parts are; addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Layout {
+    /// `startcode`.
+    pub start_code: u64,
+    /// `endcode`.
+    pub end_code: u64,
+    /// `startstack`.
+    pub start_stack: u64,
+    /// `start_data`.
+    pub start_data: u64,
+    /// `end_data`.
+    pub end_data: u64,
+    /// `start_brk`.
+    pub start_brk: u64,
+    /// `arg_start`.
+    pub arg_start: u64,
+    /// `arg_end`.
+    pub arg_end: u64,
+    /// `env_start`.
+    pub env_start: u64,
+    /// `env_end`.
+    pub env_end: u64,
+}
+
+/// Parses the one line of the file.
+///
+/// # Errors
+/// Says so where a field is missing or is no number.
+pub fn layout(text: &[u8]) -> Result<Layout, ParseError> {
+    let bad = |what| ParseError::new("stat", 1, what, text);
+    // The name, field 2, may hold anything, parentheses and newlines too.
+    let close = text.iter().rposition(|&byte| byte == b')').ok_or_else(|| bad("a name in ()"))?;
+    let fields: Vec<&[u8]> = text[close + 1..]
+        .split(u8::is_ascii_whitespace)
+        .filter(|field| !field.is_empty())
+        .collect();
+    // The first field after the name is number 3.
+    let field = |index: usize, what| {
+        fields.get(index - 3).and_then(|digits| number(digits, 10)).ok_or_else(|| bad(what))
+    };
+    Ok(Layout {
+        start_code: field(26, "startcode")?,
+        end_code: field(27, "endcode")?,
+        start_stack: field(28, "startstack")?,
+        start_data: field(45, "start_data")?,
+        end_data: field(46, "end_data")?,
+        start_brk: field(47, "start_brk")?,
+        arg_start: field(48, "arg_start")?,
+        arg_end: field(49, "arg_end")?,
+        env_start: field(50, "env_start")?,
+        env_end: field(51, "env_end")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_counted_from_the_last_parenthesis() {
+        let rest: Vec<String> = (3..=52).map(|n| n.to_string()).collect();
+        let line = format!("1 (a) 9 (b\n) {}\n", rest.join(" "));
+        let layout = layout(line.as_bytes()).unwrap();
+        assert_eq!((layout.start_code, layout.end_code, layout.start_stack), (26, 27, 28));
+        assert_eq!((layout.start_data, layout.end_data, layout.start_brk), (45, 46, 47));
+        assert_eq!((layout.arg_start, layout.arg_end), (48, 49));
+        assert_eq!((layout.env_start, layout.env_end), (50, 51));
+    }
+
+    #[test]
+    fn a_short_or_odd_line_is_an_error() {
+        for line in [&b""[..], b"1 (x", b"1 (x) S 1 2", b"1 (x) S -1 x"] {
+            assert!(layout(line).is_err());
+        }
+    }
+}

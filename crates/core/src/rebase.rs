@@ -1,0 +1,175 @@
+//! Where a position-independent executable would have to lie for its text to be congruent.
+//!
+//! The kernel maps a file's huge page only at an address that equals the file offset modulo the
+//! size of a huge page. Where the kernel loads a PIE is a matter of chance; at the exec stop it can
+//! be moved: its segments are mapped anew at a better place, and the two entries of the auxiliary
+//! vector that point at it are changed. Here is only the arithmetic.
+
+use std::ops::Range;
+
+use crate::addr::{AddrRange, PageSize, Pages, RemoteAddr};
+use crate::elf::{ElfFacts, LoadSegment};
+use crate::proc::maps::Vma;
+use crate::snapshot::Snapshot;
+
+/// The largest huge page for which an image is moved, in bytes. Aligning to larger ones (base pages
+/// of 16 or 64 KiB) would cost most of the entropy of its address.
+const MAX_ALIGNMENT: u64 = 4 << 20;
+
+/// The main executable as it is mapped: its segments and where they are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MainImage {
+    /// Its LOAD segments.
+    pub loads: Vec<LoadSegment>,
+    /// What is added to a vaddr to give the run-time address (modulo 2^64).
+    pub load_bias: u64,
+    /// Whether it may lie elsewhere (ET_DYN).
+    pub position_independent: bool,
+}
+
+impl MainImage {
+    /// Makes it from the file's facts; `file_entry` is `e_entry`, `entry` the run-time `AT_ENTRY`.
+    pub fn new(facts: &ElfFacts, file_entry: u64, entry: RemoteAddr) -> Self {
+        Self {
+            loads: facts.loads.clone(),
+            load_bias: entry.get().wrapping_sub(file_entry),
+            position_independent: facts.position_independent,
+        }
+    }
+
+    /// Returns the largest text segment: the one that the image is laid for.
+    fn largest_text(&self) -> Option<&LoadSegment> {
+        self.loads.iter().filter(|load| load.is_text()).max_by_key(|load| load.file_size)
+    }
+
+    /// Returns what the load bias must equal, modulo `huge`, for the largest text segment to be
+    /// congruent with its file; `None` without text.
+    pub fn congruent_bias(&self, huge: PageSize) -> Option<u64> {
+        let text = self.largest_text()?;
+        Some(text.file_offset.wrapping_sub(text.vaddr) & (huge.bytes() - 1))
+    }
+
+    /// Returns whether the load bias equals `wanted` modulo `huge`.
+    pub const fn has_bias(&self, wanted: u64, huge: PageSize) -> bool {
+        self.load_bias.wrapping_sub(wanted) & (huge.bytes() - 1) == 0
+    }
+
+    /// Returns the file ranges, whole huge pages in ascending order, that can be PMD-mapped from the
+    /// page cache once the load bias is `bias` modulo the huge page.
+    pub fn congruent_chunks(&self, bias: u64, pages: Pages) -> Vec<Range<u64>> {
+        let (huge, base) = (pages.pmd.bytes(), pages.base.bytes());
+        let mut chunks: Vec<Range<u64>> = self
+            .loads
+            .iter()
+            .filter(|load| load.is_text())
+            .filter(|load| {
+                load.file_offset.wrapping_sub(load.vaddr).wrapping_sub(bias) & (huge - 1) == 0
+            })
+            .filter_map(|load| {
+                // The kernel maps whole base pages.
+                let start = load.file_offset & !(base - 1);
+                let end = load.file_offset.checked_add(load.file_size)?.checked_add(base - 1)?;
+                let (start, end) =
+                    (start.checked_add(huge - 1)? & !(huge - 1), end & !(base - 1) & !(huge - 1));
+                (start < end).then_some(start..end)
+            })
+            .collect();
+        chunks.sort_by_key(|chunk| chunk.start);
+        chunks
+    }
+
+    /// Returns the run-time addresses from the first segment to the end of the last, in whole base
+    /// pages; `None` if they make no sense.
+    fn range(&self, base: PageSize) -> Option<AddrRange> {
+        let at = |vaddr: u64| RemoteAddr::new(vaddr.wrapping_add(self.load_bias));
+        let first = self.loads.iter().map(|load| load.vaddr).min()?;
+        let last = self.loads.iter().map(|load| load.vaddr.saturating_add(load.mem_size)).max()?;
+        let range = AddrRange::new(at(first).align_down(base), at(last).align_up(base)?)?;
+        (!range.is_empty()).then_some(range)
+    }
+}
+
+/// A move of the main executable.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rebase {
+    /// Where it is, in whole base pages.
+    pub from: AddrRange,
+    /// Where it goes: as long, below `from`, free.
+    pub to: AddrRange,
+    /// Its VMAs, where they are now, in address order.
+    pub pieces: Vec<Vma>,
+}
+
+impl Rebase {
+    /// Finds the highest free place below `image` at which its load bias is `bias` modulo the huge
+    /// page. Going down by as little as that keeps all the randomness the kernel gave its address,
+    /// less the bits of the alignment.
+    ///
+    /// Returns `None` if it is not position-independent, lies right already, shares its range with
+    /// something else, or there is no room below.
+    pub fn find(snapshot: &Snapshot, image: &MainImage, bias: u64) -> Option<Self> {
+        let pages = snapshot.pages;
+        if !image.position_independent
+            || pages.pmd.bytes() > MAX_ALIGNMENT
+            || image.has_bias(bias, pages.pmd)
+        {
+            return None;
+        }
+        let from = image.range(pages.base)?;
+        let main = snapshot.main_file()?;
+        let pieces: Vec<Vma> =
+            snapshot.vmas.iter().filter(|vma| vma.range.overlaps(from)).cloned().collect();
+        let movable = |vma: &Vma| {
+            // The bss may be shown as the heap that begins where it ends.
+            let anonymous = !vma.is_file_backed() && (vma.name.is_empty() || vma.name == b"[heap]");
+            from.covers(vma.range) && !vma.perms.shared && (vma.file == main || anonymous)
+        };
+        if !pieces.iter().all(movable) {
+            return None;
+        }
+
+        let alignment = pages.pmd.bytes();
+        let mut ceiling = from.start();
+        loop {
+            let lowest = ceiling.checked_sub(from.len())?;
+            // How far the bias at `lowest` lies above the wanted one.
+            let moved_by = lowest.get().wrapping_sub(from.start().get());
+            let excess =
+                image.load_bias.wrapping_add(moved_by).wrapping_sub(bias) & (alignment - 1);
+            let start = lowest.checked_sub(excess)?;
+            // Page zero and its neighbours are nobody's (vm.mmap_min_addr).
+            if start.get() < alignment {
+                return None;
+            }
+            let to = AddrRange::with_len(start, from.len())?;
+            match snapshot.vmas.iter().find(|vma| vma.range.overlaps(to)) {
+                None => return Some(Self { from, to, pieces }),
+                Some(obstacle) => ceiling = obstacle.range.start(),
+            }
+        }
+    }
+
+    /// Returns where the byte at `addr` goes; `None` if it is not in the image.
+    pub fn moved(&self, addr: RemoteAddr) -> Option<RemoteAddr> {
+        if !self.from.contains(addr) {
+            return None;
+        }
+        self.to.start().checked_add(addr.get() - self.from.start().get())
+    }
+
+    /// Returns where a piece of the image goes.
+    pub fn moved_range(&self, range: AddrRange) -> Option<AddrRange> {
+        AddrRange::with_len(self.moved(range.start())?, range.len())
+    }
+
+    /// Returns the snapshot as it will be after the move.
+    pub fn applied(&self, snapshot: &Snapshot) -> Snapshot {
+        let mut vmas = snapshot.vmas.clone();
+        for vma in &mut vmas {
+            vma.range = self.moved_range(vma.range).unwrap_or(vma.range);
+        }
+        vmas.sort_by_key(|vma| vma.range.start());
+        let entry = self.moved(snapshot.entry).unwrap_or(snapshot.entry);
+        Snapshot { pages: snapshot.pages, vmas, entry }
+    }
+}

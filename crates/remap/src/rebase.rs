@@ -1,0 +1,349 @@
+//! Moving a position-independent program at its exec stop, so that its text is congruent.
+//!
+//! Nothing of it has run, so nothing knows where it lies but the kernel, two entries of the
+//! auxiliary vector, and, in a static one, the program counter. Its segments are mapped *anew* at
+//! the better place, as the kernel would have mapped them there (moving the old ones would leave
+//! `perf record` without names); then those three are changed; then the old mappings go.
+//!
+//! At each step the program lives if we die: while both places are mapped, each is whole. The way
+//! home unmaps the new place before the change, and finishes the move after it; during the change
+//! itself, neither.
+
+use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
+use tiexec_core::elf::LoadSegment;
+use tiexec_core::proc::auxv::{AT_ENTRY, AT_PHDR};
+use tiexec_core::proc::maps::{Perms, Vma};
+use tiexec_core::proc::stat::{self, Layout};
+use tiexec_core::rebase::{MainImage, Rebase};
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{SysError, c};
+use tiexec_tracee::TraceError;
+use tiexec_tracee::arch::Call;
+use tiexec_tracee::session::Session;
+
+use crate::failure::Failure;
+
+/// Moves the program, held at its exec stop, as `plan` says. `auxv` is `/proc/PID/auxv` as it was
+/// read at this stop, `base` the base page.
+///
+/// # Errors
+/// The program is where it was; or, if the failure is that of the tracee's end, gone.
+pub(crate) fn rebase(
+    session: &mut Session,
+    process: &ProcDir,
+    image: &MainImage,
+    plan: &Rebase,
+    auxv: &[u8],
+    base: PageSize,
+) -> Result<(), Failure> {
+    let failed = |what: &str| Failure::new(SkipReason::RebaseFailed, what);
+    let layout = process
+        .read("stat")
+        .map_err(|error| Failure::new(SkipReason::RebaseFailed, error))
+        .and_then(|text| {
+            stat::layout(&text).map_err(|error| Failure::new(SkipReason::RebaseFailed, error))
+        })?;
+    let vector = Vector::find(session, auxv)?
+        .ok_or_else(|| failed("the auxiliary vector is not where it should be"))?;
+    let flip = vector.flip(plan).ok_or_else(|| failed("AT_PHDR or AT_ENTRY is missing"))?;
+
+    let fd = open_itself(session)?;
+    session.release_on_the_way_home(Call::new(c::SYS_munmap, [
+        plan.to.start().get(),
+        plan.to.len(),
+    ]));
+    let mapped = map_anew(session, image, plan, fd, base);
+    if let Err(failure) = mapped {
+        unmap(session, plan.to)?;
+        session.released();
+        return Err(failure);
+    }
+
+    // Both places are whole now. Neither may be unmapped by a way home that cannot know which of
+    // them the program will use.
+    session.released();
+    session.install_chain()?;
+    if let Err(failure) = flip.make(session, &flip.new, base) {
+        // A change refused is a change not made; made good all the same.
+        session.write(flip.at, &flip.old)?;
+        unmap(session, plan.to)?;
+        return Err(failure);
+    }
+    let there = |addr| plan.moved(addr).unwrap_or(addr);
+    session.move_home(there);
+    // From here on the way home finishes the move.
+    let map = mm_map(&layout, plan, &vector);
+    let map = session.keep(&map)?;
+    let set_mm = Call::new(c::SYS_prctl, [
+        u64::from(c::PR_SET_MM.unsigned_abs()),
+        u64::from(c::PR_SET_MM_MAP.unsigned_abs()),
+        map.get(),
+        MM_MAP_LEN as u64,
+        0,
+    ]);
+    let unmap_old = Call::new(c::SYS_munmap, [plan.from.start().get(), plan.from.len()]);
+    session.release_on_the_way_home(unmap_old);
+    session.release_on_the_way_home(set_mm);
+    let answer = session.call(set_mm)?;
+    session.released();
+    if let Err(errno) = answer {
+        // /proc/PID would show an image that is no longer there: gdb could not read it. Back.
+        session.released();
+        let back = |addr| moved_back(plan, addr);
+        session.move_home(back);
+        session.install_chain()?;
+        flip.make(session, &flip.old, base)?;
+        unmap(session, plan.to)?;
+        return Err(Failure::new(
+            SkipReason::RebaseFailed,
+            SysError { call: "prctl(PR_SET_MM_MAP)", errno },
+        ));
+    }
+    unmap(session, plan.from)?;
+    session.released();
+    Ok(())
+}
+
+/// Where the image's byte that is at `addr` after the move was before it.
+fn moved_back(plan: &Rebase, addr: RemoteAddr) -> RemoteAddr {
+    if !plan.to.contains(addr) {
+        return addr;
+    }
+    RemoteAddr::new(plan.from.start().get() + (addr.get() - plan.to.start().get()))
+}
+
+/// Has the program open its own image; closed on its way home.
+fn open_itself(session: &mut Session) -> Result<u64, Failure> {
+    let path = session.scratch(b"/proc/self/exe\0")?;
+    let flags = u64::from((c::O_RDONLY | c::O_CLOEXEC).unsigned_abs());
+    let directory = i64::from(c::AT_FDCWD).cast_unsigned();
+    let fd = session.call(Call::new(c::SYS_openat, [directory, path.get(), flags]))?.map_err(
+        |errno| {
+            let call = "open(/proc/self/exe)";
+            Failure::new(SkipReason::RebaseFailed, SysError { call, errno })
+        },
+    )?;
+    session.release_on_the_way_home(Call::new(c::SYS_close, [fd]));
+    Ok(fd)
+}
+
+fn unmap(session: &mut Session, range: AddrRange) -> Result<(), Failure> {
+    let answer =
+        session.call(Call::new(c::SYS_munmap, [range.start().get(), range.len()]))?;
+    answer.map(|_| ()).map_err(|errno| {
+        Failure::new(SkipReason::RebaseFailed, SysError { call: "munmap", errno })
+    })
+}
+
+/// Maps each piece of the image at its new place, with the contents it has at the old one.
+fn map_anew(
+    session: &mut Session,
+    image: &MainImage,
+    plan: &Rebase,
+    fd: u64,
+    base: PageSize,
+) -> Result<(), Failure> {
+    for piece in &plan.pieces {
+        let Some(to) = plan.moved_range(piece.range) else { continue };
+        map(session, piece, to, fd)?;
+    }
+    for load in &image.loads {
+        copy_tail(session, image, plan, load, base)?;
+    }
+    Ok(())
+}
+
+fn map(session: &mut Session, piece: &Vma, to: AddrRange, fd: u64) -> Result<(), Failure> {
+    let raw = |value: i32| u64::from(value.unsigned_abs());
+    let mut flags = c::MAP_PRIVATE | c::MAP_FIXED_NOREPLACE;
+    let (fd, offset) = if piece.is_file_backed() {
+        (fd, piece.file_offset)
+    } else {
+        flags |= c::MAP_ANONYMOUS;
+        (u64::MAX, 0)
+    };
+    let arguments =
+        [to.start().get(), to.len(), raw(protection(piece.perms)), raw(flags), fd, offset];
+    let answer = session.call(Call::new(c::SYS_mmap, arguments))?.map_err(|errno| {
+        Failure::new(SkipReason::RebaseFailed, SysError { call: "mmap(MAP_FIXED_NOREPLACE)", errno })
+    })?;
+    if answer != to.start().get() {
+        // A kernel before 4.17 takes MAP_FIXED_NOREPLACE for a hint.
+        let elsewhere = AddrRange::with_len(RemoteAddr::new(answer), to.len());
+        if let Some(elsewhere) = elsewhere {
+            unmap(session, elsewhere)?;
+        }
+        return Err(Failure::new(SkipReason::RebaseFailed, "the kernel mapped it elsewhere"));
+    }
+    Ok(())
+}
+
+const fn protection(perms: Perms) -> i32 {
+    (if perms.read { c::PROT_READ } else { 0 })
+        | (if perms.write { c::PROT_WRITE } else { 0 })
+        | (if perms.exec { c::PROT_EXEC } else { 0 })
+}
+
+/// Copies what the kernel wrote into a segment: the zeroes after the end of its file part, up to
+/// the end of that page, where the bss begins (`padzero`, `fs/binfmt_elf.c`).
+fn copy_tail(
+    session: &Session,
+    image: &MainImage,
+    plan: &Rebase,
+    load: &LoadSegment,
+    base: PageSize,
+) -> Result<(), Failure> {
+    if !load.write || load.mem_size <= load.file_size || load.file_size == 0 {
+        return Ok(());
+    }
+    let end = load.vaddr.saturating_add(load.file_size).wrapping_add(image.load_bias);
+    let from = RemoteAddr::new(end);
+    let Some(page_end) = from.align_up(base).filter(|&page_end| page_end != from) else {
+        return Ok(());
+    };
+    let Some(to) = plan.moved(from) else { return Ok(()) };
+    let mut tail = vec![0; (page_end.get() - end) as usize];
+    session.read(from, &mut tail)?;
+    session.write(to, &tail)?;
+    Ok(())
+}
+
+/// The auxiliary vector as it lies on the program's stack.
+struct Vector {
+    at: RemoteAddr,
+    bytes: Vec<u8>,
+}
+
+/// The words of the vector that change, from the first to the last, in one piece.
+struct Flip {
+    at: RemoteAddr,
+    old: Vec<u8>,
+    new: Vec<u8>,
+}
+
+const WORD: usize = size_of::<u64>();
+/// A key and its value.
+const ENTRY: usize = 2 * WORD;
+
+impl Vector {
+    /// Finds it above the arguments and the environment, where it must equal what the kernel says.
+    fn find(session: &Session, auxv: &[u8]) -> Result<Option<Self>, TraceError> {
+        let used = auxv
+            .chunks_exact(ENTRY)
+            .position(|entry| entry[..WORD] == [0; WORD])
+            .map(|null| (null + 1) * ENTRY);
+        let Some(used) = used else { return Ok(None) };
+        let mut argc = [0; WORD];
+        session.read(session.stack_pointer(), &mut argc)?;
+        // argc, its arguments, a null; then the environment up to its null.
+        let words = u64::from_ne_bytes(argc).checked_add(2);
+        let environment = words
+            .and_then(|words| words.checked_mul(WORD as u64))
+            .and_then(|bytes| session.stack_pointer().checked_add(bytes));
+        let Some(mut at) = environment else { return Ok(None) };
+        let mut word = [1; WORD];
+        // The vector follows, so there is so much to read at every word of the environment.
+        let mut chunk = vec![0; used];
+        while word != [0; WORD] {
+            session.read(at, &mut chunk)?;
+            for candidate in chunk.chunks_exact(WORD) {
+                word.copy_from_slice(candidate);
+                let Some(next) = at.checked_add(WORD as u64) else { return Ok(None) };
+                at = next;
+                if word == [0; WORD] {
+                    break;
+                }
+            }
+        }
+        let mut bytes = vec![0; used];
+        session.read(at, &mut bytes)?;
+        Ok((bytes == auxv[..used]).then_some(Self { at, bytes }))
+    }
+
+    /// Works out the change that a move needs.
+    fn flip(&self, plan: &Rebase) -> Option<Flip> {
+        let value_at = |key: u64| {
+            let keys = self.bytes.chunks_exact(ENTRY);
+            let index = { keys }.position(|entry| entry[..WORD] == key.to_ne_bytes())?;
+            Some(index * ENTRY + WORD)
+        };
+        let (header, entry) = (value_at(AT_PHDR)?, value_at(AT_ENTRY)?);
+        let mut new = self.bytes.clone();
+        for at in [header, entry] {
+            let word = u64::from_ne_bytes(new[at..at + WORD].try_into().ok()?);
+            let moved = plan.moved(RemoteAddr::new(word))?;
+            new[at..at + WORD].copy_from_slice(&moved.get().to_ne_bytes());
+        }
+        let (start, end) = (header.min(entry), header.max(entry) + WORD);
+        Some(Flip {
+            at: self.at.checked_add(start as u64)?,
+            old: self.bytes[start..end].to_vec(),
+            new: new[start..end].to_vec(),
+        })
+    }
+}
+
+impl Flip {
+    /// Writes `bytes`, `old` or `new`, so that the program never sees a part of the change, even if
+    /// this process dies in the middle of it.
+    fn make(&self, session: &mut Session, bytes: &[u8], base: PageSize) -> Result<(), Failure> {
+        let last = RemoteAddr::new(self.at.get() + bytes.len() as u64 - 1);
+        if self.at.align_down(base) == last.align_down(base) {
+            // Within a page the kernel copies in one go.
+            session.write(self.at, bytes)?;
+            return Ok(());
+        }
+        // Across two, our death could come between: let the program copy it itself.
+        let len = bytes.len() as u64;
+        let header = 4 * WORD as u64;
+        let scratch = session.scratch(&[0])?;
+        let words = [scratch.get() + header, len, self.at.get(), len];
+        let mut block: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        block.extend(bytes);
+        let scratch = session.scratch(&block)?;
+        let pid = u64::from(session.pid().as_raw_nonzero().get().unsigned_abs());
+        let (from, to) = (scratch.get(), scratch.get() + 2 * WORD as u64);
+        let written =
+            session.call(Call::new(c::SYS_process_vm_writev, [pid, from, 1, to, 1, 0]))?;
+        match written {
+            Ok(count) if count == len => Ok(()),
+            Ok(_) => Err(Failure::new(SkipReason::RebaseFailed, "process_vm_writev wrote a part")),
+            Err(errno) => Err(Failure::new(
+                SkipReason::RebaseFailed,
+                SysError { call: "process_vm_writev", errno },
+            )),
+        }
+    }
+}
+
+/// Length of `struct prctl_mm_map` (`include/uapi/linux/prctl.h`).
+const MM_MAP_LEN: usize = 13 * WORD;
+
+/// Builds the `struct prctl_mm_map` that tells the kernel where the program is now. Its heap has
+/// not begun, and stays where it was to begin; the rest is on the stack.
+fn mm_map(layout: &Layout, plan: &Rebase, vector: &Vector) -> Vec<u8> {
+    // Ends may be the first byte after the image.
+    let moved = |addr: u64| {
+        let offset = addr.wrapping_sub(plan.from.start().get());
+        if offset <= plan.from.len() { plan.to.start().get() + offset } else { addr }
+    };
+    let sizes = vector.bytes.len() as u64 | u64::from(u32::MAX) << 32;
+    let words: [u64; 13] = [
+        moved(layout.start_code),
+        moved(layout.end_code),
+        moved(layout.start_data),
+        moved(layout.end_data),
+        layout.start_brk,
+        layout.start_brk,
+        layout.start_stack,
+        layout.arg_start,
+        layout.arg_end,
+        layout.env_start,
+        layout.env_end,
+        vector.at.get(),
+        // auxv_size, and no exe_fd.
+        sizes,
+    ];
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}

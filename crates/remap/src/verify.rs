@@ -1,0 +1,108 @@
+//! After a launch: what the kernel says is PMD-mapped, and the report of it.
+
+use tiexec_core::coverage::{Note, coverage};
+use tiexec_core::plan::{Backing, Plan};
+use tiexec_core::proc::smaps::{self, SmapsEntry};
+use tiexec_core::proc::{cgroup, status};
+use tiexec_core::report::{Kind, LaunchCost, Outcome, Report};
+use tiexec_core::skip::SkipReason;
+use tiexec_tracee::held::ExecStop;
+
+use crate::failure::Failure;
+use crate::launch::Order;
+
+/// What the phases before came to.
+pub(crate) struct Found {
+    /// What was planned; `None` if it did not come so far.
+    pub plan: Option<Plan>,
+    /// What went wrong.
+    pub failure: Option<Failure>,
+    /// What it cost; `None` if the program was never made to call.
+    pub cost: Option<Cost>,
+}
+
+/// What carrying out the plan cost.
+pub(crate) struct Cost {
+    /// System calls made by the program for us.
+    pub remote_syscalls: u32,
+    /// Bytes copied from the file.
+    pub bytes_copied: u64,
+    /// Why something was done in a worse way than planned.
+    pub setback: Option<Failure>,
+}
+
+/// Reads the program's smaps and writes the report.
+pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Report {
+    let process = order.process;
+    let entries = process.read("smaps").ok().and_then(|text| smaps::parse(&text).ok());
+    let entries = entries.unwrap_or_default();
+    let files = coverage(&entries, order.pages, &notes(found));
+    let pid = stop.pid.as_raw_nonzero().get().unsigned_abs();
+    let mut report = Report::new(Kind::Launch, pid, String::new(), files);
+    if order.wants_report {
+        let comm = status::parse(&process.read("status").unwrap_or_default()).name;
+        report.comm = String::from_utf8_lossy(&comm).into_owned();
+        report.unit = process.read("cgroup").ok().and_then(|text| cgroup::unit(&text));
+    }
+
+    let plan = found.plan.as_ref();
+    let planned = plan.map_or(0, Plan::huge_bytes);
+    let huge = plan.map_or(0, |plan| huge_bytes_in_spans(plan, &entries));
+    report.outcome = match huge {
+        0 => Outcome::Skipped,
+        _ if huge < planned => Outcome::Partial,
+        _ => Outcome::Switched,
+    };
+    if let Some(failure) = &found.failure {
+        report.reason = Some(failure.reason);
+        report.detail = Some(failure.detail.clone());
+    } else if !order.dry_run && huge < planned {
+        // All calls went well and yet: believe the kernel.
+        report.reason = Some(SkipReason::NoHugePage);
+        report.detail = Some("switched, but not PMD-mapped".to_owned());
+    } else {
+        let unplanned = plan.and_then(|plan| plan.texts.iter().find_map(|text| unplanned(&text.rest)));
+        report.reason = unplanned.or((planned == 0).then_some(SkipReason::TooSmall));
+    }
+    report.launch = found.cost.as_ref().map(|cost| LaunchCost {
+        backing: plan.and_then(Plan::main_backing),
+        stop_us: u64::try_from(stop.since.elapsed().as_micros()).unwrap_or(u64::MAX),
+        remote_syscalls: cost.remote_syscalls,
+        bytes_copied: cost.bytes_copied,
+        rebased: plan.is_some_and(|plan| plan.rebase.is_some()),
+        setback: cost.setback.as_ref().map(ToString::to_string),
+        unsafe_windows: 0,
+        spans: plan.map(|plan| plan.spans().copied().collect()).unwrap_or_default(),
+    });
+    report
+}
+
+/// Returns why whole huge pages of a text were not planned, if so.
+fn unplanned(rest: &[(SkipReason, u64)]) -> Option<SkipReason> {
+    let of_whole_pages = |reason: &SkipReason| {
+        matches!(reason, SkipReason::SmallFolios | SkipReason::NotCongruent)
+    };
+    rest.iter().map(|&(reason, _)| reason).find(of_whole_pages)
+}
+
+/// Why the text of the program would not be huge where smaps says so.
+fn notes(found: &Found) -> Vec<Note> {
+    let texts = found.plan.iter().flat_map(|plan| &plan.texts);
+    texts
+        .filter_map(|text| {
+            let failure = found.failure.as_ref().filter(|_| !text.spans.is_empty());
+            let reason = failure.map(|failure| failure.reason).or(unplanned(&text.rest))?;
+            Some(Note { range: text.vma.range, reason })
+        })
+        .collect()
+}
+
+/// Returns the bytes PMD-mapped in VMAs that hold planned spans.
+fn huge_bytes_in_spans(plan: &Plan, entries: &[SmapsEntry]) -> u64 {
+    let holds_a_span = |entry: &&SmapsEntry| {
+        // Private anonymous huge pages are none of ours.
+        let backing = |backing: Backing| backing != Backing::Anon;
+        plan.spans().any(|span| backing(span.backing) && entry.vma.range.overlaps(span.range))
+    };
+    entries.iter().filter(holds_a_span).map(SmapsEntry::pmd_mapped).sum()
+}
