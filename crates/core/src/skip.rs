@@ -86,6 +86,8 @@ reasons! {
     ArchUnsupported = "arch_unsupported",
     /// The program ended before it reached the point where its text would have been switched.
     TargetGone = "target_gone",
+    /// The page cache holds the text in small folios, and only evicting it would change that.
+    SmallFolios = "small_folios",
 }
 
 impl SkipReason {
@@ -117,6 +119,7 @@ impl SkipReason {
             Self::AddressSpace => "ulimit -v",
             Self::FdLimit => "ulimit -n",
             Self::ForkFailed => "ulimit -u, or the pids cgroup's pids.max",
+            Self::SmallFolios => "tiexecctl warm FILE",
             Self::ProcUnavailable => "mount -t proc proc /proc",
             _ => return None,
         })

@@ -8,6 +8,7 @@ mod failure;
 pub mod headroom;
 pub mod image;
 pub mod launch;
+pub mod pagecache;
 mod switch;
 
 pub use failure::Failure;
