@@ -42,8 +42,6 @@ reasons! {
     ForeignImage = "foreign_image",
     /// The user, the administrator or the environment switched TiExec off.
     Disabled = "disabled",
-    /// In the page cache in small pages, and no copy was asked for.
-    SmallFolios = "small_folios",
     /// Mapped where its address and its file offset differ modulo the huge page: no page cache folio
     /// can be PMD-mapped there.
     NotCongruent = "not_congruent",
@@ -93,6 +91,8 @@ reasons! {
     ArchUnsupported = "arch_unsupported",
     /// The program ended before it reached the point where its text would have been switched.
     TargetGone = "target_gone",
+    /// The page cache holds the text in small folios, and only evicting it would change that.
+    SmallFolios = "small_folios",
 }
 
 impl SkipReason {

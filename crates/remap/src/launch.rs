@@ -136,14 +136,7 @@ impl Program {
 
 impl<'a> Work<'a> {
     fn new(order: &'a Order<'a>, stop: ExecStop) -> Self {
-        Self {
-            order,
-            stop,
-            program: None,
-            plan: None,
-            filled: Filled::default(),
-            setback: None,
-        }
+        Self { order, stop, program: None, plan: None, filled: Filled::default(), setback: None }
     }
 
     /// Snapshot and plan, and the session with which to carry it out.
@@ -211,7 +204,8 @@ impl<'a> Work<'a> {
         let snapshot = Snapshot { pages, vmas: maps::parse(&maps).map_err(malformed)?, entry };
         let image = MainImage::new(&facts, header.entry, entry);
 
-        let folios = if self.order.sources.pagecache { self.folios(&exe, &image) } else { Vec::new() };
+        let folios =
+            if self.order.sources.pagecache { self.folios(&exe, &image) } else { Vec::new() };
         Ok(Program { exe, auxv, snapshot, image, folios })
     }
 
@@ -264,7 +258,9 @@ impl<'a> Work<'a> {
 
     /// Moves the program if that is planned; if it cannot be moved, plans for where it is.
     fn move_program(&mut self, session: &mut Session) -> Result<(), Failure> {
-        let (Some(program), Some(plan)) = (&mut self.program, &mut self.plan) else { return Ok(()) };
+        let (Some(program), Some(plan)) = (&mut self.program, &mut self.plan) else {
+            return Ok(());
+        };
         let Some(rebase) = &plan.rebase else { return Ok(()) };
         let (process, base) = (self.order.process, self.order.pages.base);
         match rebase::rebase(session, process, &program.image, rebase, &program.auxv, base) {

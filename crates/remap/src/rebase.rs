@@ -49,10 +49,8 @@ pub(crate) fn rebase(
     let flip = vector.flip(plan).ok_or_else(|| failed("AT_PHDR or AT_ENTRY is missing"))?;
 
     let fd = open_itself(session)?;
-    session.release_on_the_way_home(Call::new(c::SYS_munmap, [
-        plan.to.start().get(),
-        plan.to.len(),
-    ]));
+    session
+        .release_on_the_way_home(Call::new(c::SYS_munmap, [plan.to.start().get(), plan.to.len()]));
     let mapped = map_anew(session, image, plan, fd, base);
     if let Err(failure) = mapped {
         unmap(session, plan.to)?;
@@ -75,13 +73,16 @@ pub(crate) fn rebase(
     // From here on the way home finishes the move.
     let map = mm_map(&layout, plan, &vector);
     let map = session.keep(&map)?;
-    let set_mm = Call::new(c::SYS_prctl, [
-        u64::from(c::PR_SET_MM.unsigned_abs()),
-        u64::from(c::PR_SET_MM_MAP.unsigned_abs()),
-        map.get(),
-        MM_MAP_LEN as u64,
-        0,
-    ]);
+    let set_mm = Call::new(
+        c::SYS_prctl,
+        [
+            u64::from(c::PR_SET_MM.unsigned_abs()),
+            u64::from(c::PR_SET_MM_MAP.unsigned_abs()),
+            map.get(),
+            MM_MAP_LEN as u64,
+            0,
+        ],
+    );
     let unmap_old = Call::new(c::SYS_munmap, [plan.from.start().get(), plan.from.len()]);
     session.release_on_the_way_home(unmap_old);
     session.release_on_the_way_home(set_mm);
@@ -129,11 +130,10 @@ fn open_itself(session: &mut Session) -> Result<u64, Failure> {
 }
 
 fn unmap(session: &mut Session, range: AddrRange) -> Result<(), Failure> {
-    let answer =
-        session.call(Call::new(c::SYS_munmap, [range.start().get(), range.len()]))?;
-    answer.map(|_| ()).map_err(|errno| {
-        Failure::new(SkipReason::RebaseFailed, SysError { call: "munmap", errno })
-    })
+    let answer = session.call(Call::new(c::SYS_munmap, [range.start().get(), range.len()]))?;
+    answer
+        .map(|_| ())
+        .map_err(|errno| Failure::new(SkipReason::RebaseFailed, SysError { call: "munmap", errno }))
 }
 
 /// Maps each piece of the image at its new place, with the contents it has at the old one.
@@ -166,7 +166,10 @@ fn map(session: &mut Session, piece: &Vma, to: AddrRange, fd: u64) -> Result<(),
     let arguments =
         [to.start().get(), to.len(), raw(protection(piece.perms)), raw(flags), fd, offset];
     let answer = session.call(Call::new(c::SYS_mmap, arguments))?.map_err(|errno| {
-        Failure::new(SkipReason::RebaseFailed, SysError { call: "mmap(MAP_FIXED_NOREPLACE)", errno })
+        Failure::new(
+            SkipReason::RebaseFailed,
+            SysError { call: "mmap(MAP_FIXED_NOREPLACE)", errno },
+        )
     })?;
     if answer != to.start().get() {
         // A kernel before 4.17 takes MAP_FIXED_NOREPLACE for a hint.

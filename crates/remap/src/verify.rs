@@ -61,7 +61,8 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
         report.reason = Some(SkipReason::NoHugePage);
         report.detail = Some("switched, but not PMD-mapped".to_owned());
     } else {
-        let unplanned = plan.and_then(|plan| plan.texts.iter().find_map(|text| unplanned(&text.rest)));
+        let unplanned =
+            plan.and_then(|plan| plan.texts.iter().find_map(|text| unplanned(&text.rest)));
         report.reason = unplanned.or((planned == 0).then_some(SkipReason::TooSmall));
     }
     report.launch = found.cost.as_ref().map(|cost| LaunchCost {
@@ -79,9 +80,8 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
 
 /// Returns why whole huge pages of a text were not planned, if so.
 fn unplanned(rest: &[(SkipReason, u64)]) -> Option<SkipReason> {
-    let of_whole_pages = |reason: &SkipReason| {
-        matches!(reason, SkipReason::SmallFolios | SkipReason::NotCongruent)
-    };
+    let of_whole_pages =
+        |reason: &SkipReason| matches!(reason, SkipReason::SmallFolios | SkipReason::NotCongruent);
     rest.iter().map(|&(reason, _)| reason).find(of_whole_pages)
 }
 

@@ -31,6 +31,12 @@ impl Errno {
     pub const NOSYS: Self = Self(libc::ENOSYS);
     /// No such child.
     pub const CHILD: Self = Self(libc::ECHILD);
+    /// Bad address; also a page of a file that is not there (any more).
+    pub const FAULT: Self = Self(libc::EFAULT);
+    /// The file, the file system or the kernel has no such operation.
+    pub const OPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
+    /// Not an ioctl of this file.
+    pub const NOTTY: Self = Self(libc::ENOTTY);
     /// No descriptor left in the process.
     pub const MFILE: Self = Self(libc::EMFILE);
 

@@ -13,10 +13,12 @@ pub mod entry;
 mod error;
 pub mod jumps;
 pub mod memory;
+pub mod pagecache;
 pub mod process;
 pub mod procfs;
 pub mod ptrace;
 pub mod rehearse;
+mod reserve;
 pub mod thp;
 pub mod vm;
 

@@ -7,7 +7,8 @@ use std::ptr::NonNull;
 use rustix::mm::{MapFlags, ProtFlags};
 use tiexec_core::addr::PageSize;
 
-use crate::error::{Errno, SysError, check};
+use crate::error::{SysError, check};
+use crate::reserve::Reservation;
 
 const MADV_POPULATE_WRITE: i32 = 23;
 const MADV_COLLAPSE: i32 = 25;
@@ -15,13 +16,7 @@ const MADV_COLLAPSE: i32 = 25;
 /// A shared, writable mapping of a memfd in this process, beginning on a multiple of the huge page.
 /// Unmapped when dropped.
 #[derive(Debug)]
-pub struct FillMapping {
-    /// What was reserved: the mapping and the slack that its alignment needed.
-    reserved: NonNull<u8>,
-    reserved_len: usize,
-    start: NonNull<u8>,
-    len: usize,
-}
+pub struct FillMapping(Reservation);
 
 impl FillMapping {
     /// Maps the first `len` bytes of `memfd`, read and write, shared. `len` must be a multiple of
@@ -30,30 +25,11 @@ impl FillMapping {
     /// # Errors
     /// ENOMEM at `RLIMIT_AS`, or for hugetlb where the pool or the cgroup has too few pages.
     pub fn new(memfd: &File, len: usize, align: PageSize) -> Result<Self, SysError> {
-        let align = usize::try_from(align.bytes()).unwrap_or(usize::MAX);
-        let overflow = SysError { call: "mmap", errno: Errno::NOMEM };
-        let reserved_len = len.checked_add(align).ok_or(overflow)?;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice disturbs nothing.
-        let reserved = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                reserved_len,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        }
-        .map_err(SysError::of("mmap(PROT_NONE)"))?;
-        let reserved = NonNull::new(reserved.cast::<u8>()).ok_or(overflow)?;
-        let slack = reserved.as_ptr().align_offset(align);
-        // SAFETY: `slack` is below `align`, and `len + align` bytes were reserved.
-        let start = unsafe { reserved.add(slack) };
-        // Made before the fixed mapping, so that a failure there unmaps the reservation.
-        let mapping = Self { reserved, reserved_len, start, len };
-        // SAFETY: the `len` bytes at `start` lie in the reservation made above, which nobody else
-        // knows of.
+        let reserved = Reservation::new(len, align)?;
+        // SAFETY: the `len` bytes lie in the reservation made above, which nobody else knows of.
         unsafe {
             rustix::mm::mmap(
-                start.as_ptr().cast(),
+                reserved.start().as_ptr().cast(),
                 len,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED | MapFlags::FIXED,
@@ -62,16 +38,12 @@ impl FillMapping {
             )
         }
         .map_err(SysError::of("mmap(MAP_SHARED)"))?;
-        Ok(mapping)
+        Ok(Self(reserved))
     }
 
     /// Returns the address of byte `at` if `len` bytes from there lie in the mapping.
     fn part(&self, at: usize, len: usize) -> Result<NonNull<u8>, SysError> {
-        if at.checked_add(len).is_none_or(|end| end > self.len) {
-            return Err(SysError { call: "fill", errno: Errno::INVAL });
-        }
-        // SAFETY: `at` is inside the mapping, as just checked.
-        Ok(unsafe { self.start.add(at) })
+        self.0.part("fill", at, len)
     }
 
     fn advise(
@@ -92,7 +64,8 @@ impl FillMapping {
     /// `madvise(MADV_HUGEPAGE)` — lets faults in the whole mapping take huge pages where the shmem
     /// policy is `advise`. A kernel without THP says EINVAL, which does not matter here.
     pub fn advise_huge(&self) {
-        let _unsupported = self.advise("madvise(MADV_HUGEPAGE)", 0, self.len, libc::MADV_HUGEPAGE);
+        let _unsupported =
+            self.advise("madvise(MADV_HUGEPAGE)", 0, self.0.len(), libc::MADV_HUGEPAGE);
     }
 
     /// `madvise(MADV_POPULATE_WRITE)` — allocates the pages of the range, zero-filled, and says so
@@ -153,13 +126,5 @@ impl FillMapping {
             }
         }
         Ok(done)
-    }
-}
-
-impl Drop for FillMapping {
-    fn drop(&mut self) {
-        // SAFETY: the whole reservation is ours, and no reference into it outlives `self`.
-        let _best_effort =
-            unsafe { rustix::mm::munmap(self.reserved.as_ptr().cast(), self.reserved_len) };
     }
 }

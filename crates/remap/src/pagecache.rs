@@ -1,0 +1,216 @@
+//! The `pagecache` backing: text in huge folios of the file's own page cache.
+//!
+//! Nothing here evicts. A file system with large folios reads what is not cached in as huge folios,
+//! if asked by a mapping with MADV_HUGEPAGE; what is cached in small folios stays so, unless the
+//! kernel can collapse it.
+
+use std::fs::File;
+use std::ops::Range;
+use std::time::Instant;
+
+use tiexec_core::addr::Pages;
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::pagecache::{FileMapping, may_look};
+use tiexec_sys::{Errno, SysError};
+
+use crate::failure::Failure;
+
+/// What of a file's text is in huge folios now.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Prepared {
+    /// File ranges of which each huge page is one folio, mapped by one PMD entry wherever a
+    /// congruent mapping touches it. Multiples of the huge page, ascending, adjoining ones merged.
+    pub huge: Vec<Range<u64>>,
+    /// Why the other chunks are not in it.
+    pub shortfall: Option<Failure>,
+}
+
+/// Brings `chunks` of the file into huge folios where that costs nobody anything: those not cached
+/// are read in as such, those cached in small folios are collapsed if the kernel can, and stay as
+/// they are if it cannot. `chunks` are file ranges in bytes, multiples of the huge page, ascending.
+///
+/// Touches one base page of each huge page, reads nothing that is cached, and stops at `deadline`.
+///
+/// # Errors
+/// The file cannot be mapped, or `/proc/self` not be read: nothing is known, and at most something
+/// is cached that was not.
+pub fn prepare(
+    file: &File,
+    chunks: &[Range<u64>],
+    pages: Pages,
+    deadline: Instant,
+) -> Result<Prepared, Failure> {
+    let mut prepared = Prepared::default();
+    let mut wanted = 0;
+    for run in runs(chunks) {
+        let mapping = map(file, &run, pages)?;
+        let _no_thp = mapping.advise_huge();
+        wanted += run.end - run.start;
+        let mut late = !touch(&mapping, huge_pages(&run, pages), pages, Some(deadline));
+        let mut huge = mapping.huge_parts(pages.pmd).map_err(unseen)?;
+        if !late && total(&huge) < run.end - run.start {
+            let small = missing(&run, &huge, pages);
+            late = !collapse(&mapping, &small, pages, deadline);
+            huge = mapping.huge_parts(pages.pmd).map_err(unseen)?;
+        }
+        for part in huge {
+            push(&mut prepared.huge, part);
+        }
+        if late {
+            let detail = format!("{} MiB were huge in time", total(&prepared.huge) >> 20);
+            prepared.shortfall = Some(Failure::new(SkipReason::Deadline, detail));
+            return Ok(prepared);
+        }
+    }
+    let missing = wanted.saturating_sub(total(&prepared.huge));
+    if missing > 0 {
+        let detail = format!(
+            "the page cache holds {} of {} huge pages in small folios",
+            missing / pages.pmd.bytes(),
+            wanted / pages.pmd.bytes()
+        );
+        prepared.shortfall = Some(Failure::new(SkipReason::SmallFolios, detail));
+    }
+    Ok(prepared)
+}
+
+/// In what form the page cache holds one huge page's worth of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ChunkState {
+    /// As one huge folio.
+    Huge,
+    /// All of it, or a part, in smaller folios.
+    Small,
+    /// Not at all.
+    Absent,
+    /// The kernel tells it only to those who own the file or may write to it, and to CAP_FOWNER.
+    Untold,
+}
+
+/// Looks at `chunks` (as for [`prepare`]) and changes nothing: nothing is read from the disk,
+/// nothing evicted. Returns the state of each huge page, in order.
+///
+/// # Errors
+/// As [`prepare`].
+pub fn state(
+    file: &File,
+    chunks: &[Range<u64>],
+    pages: Pages,
+) -> Result<Vec<(Range<u64>, ChunkState)>, Failure> {
+    let all = chunks.iter().flat_map(|chunk| huge_pages(chunk, pages));
+    if !may_look(file, pages).map_err(unmapped)? {
+        return Ok(all.map(|page| (page, ChunkState::Untold)).collect());
+    }
+    let mut states = Vec::new();
+    for run in runs(chunks) {
+        let mapping = map(file, &run, pages)?;
+        // A touch of what is cached must not begin to read what comes after it.
+        mapping.advise_random().map_err(unmapped)?;
+        let mut whole = Vec::new();
+        for page in huge_pages(&run, pages) {
+            let cached = mapping.cached_bytes(&page, pages.base).map_err(unseen)?;
+            if cached == pages.pmd.bytes() {
+                whole.push(page.clone());
+            }
+            let state = if cached == 0 { ChunkState::Absent } else { ChunkState::Small };
+            states.push((page, state));
+        }
+        touch(&mapping, whole.into_iter(), pages, None);
+        let huge = mapping.huge_parts(pages.pmd).map_err(unseen)?;
+        for (page, state) in &mut states {
+            if huge.iter().any(|part| part.start <= page.start && page.end <= part.end) {
+                *state = ChunkState::Huge;
+            }
+        }
+    }
+    Ok(states)
+}
+
+fn map(file: &File, run: &Range<u64>, pages: Pages) -> Result<FileMapping, Failure> {
+    FileMapping::new(file, run.clone(), pages.pmd).map_err(unmapped)
+}
+
+fn unmapped(error: SysError) -> Failure {
+    let reason = match error.errno {
+        Errno::NOMEM => SkipReason::AddressSpace,
+        _ => SkipReason::ReadFailed,
+    };
+    Failure::new(reason, error)
+}
+
+fn unseen(error: SysError) -> Failure {
+    Failure::new(SkipReason::ProcUnavailable, error)
+}
+
+/// Touches the first base page of each huge page: one in a huge folio is then PMD-mapped. What
+/// cannot be touched (past the end of a truncated file, unreadable) just does not become huge.
+/// Returns whether all was done in time.
+fn touch(
+    mapping: &FileMapping,
+    all: impl Iterator<Item = Range<u64>>,
+    pages: Pages,
+    deadline: Option<Instant>,
+) -> bool {
+    for page in all {
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return false;
+        }
+        let _unreadable = mapping.populate(&(page.start..page.start + pages.base.bytes()));
+    }
+    true
+}
+
+/// Has the kernel make huge folios of the cached small ones, where it can. Returns whether all was
+/// done in time.
+fn collapse(mapping: &FileMapping, small: &[Range<u64>], pages: Pages, deadline: Instant) -> bool {
+    for page in small {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        match mapping.collapse(page) {
+            Ok(()) => {
+                touch(mapping, std::iter::once(page.clone()), pages, None);
+            }
+            // Not for this file on this kernel.
+            Err(error) if error.errno == Errno::INVAL => break,
+            Err(_passing) => {}
+        }
+    }
+    true
+}
+
+/// Merges ranges that adjoin.
+fn runs(chunks: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut runs = Vec::new();
+    for chunk in chunks {
+        push(&mut runs, chunk.clone());
+    }
+    runs
+}
+
+fn push(parts: &mut Vec<Range<u64>>, part: Range<u64>) {
+    match parts.last_mut() {
+        Some(last) if last.end == part.start => last.end = part.end,
+        _ => parts.push(part),
+    }
+}
+
+fn huge_pages(run: &Range<u64>, pages: Pages) -> impl Iterator<Item = Range<u64>> + use<> {
+    let pmd = pages.pmd.bytes();
+    let start = run.start;
+    (0..(run.end - run.start) / pmd).map(move |index| {
+        let start = start + index * pmd;
+        start..start + pmd
+    })
+}
+
+fn total(parts: &[Range<u64>]) -> u64 {
+    parts.iter().map(|part| part.end - part.start).sum()
+}
+
+fn missing(run: &Range<u64>, huge: &[Range<u64>], pages: Pages) -> Vec<Range<u64>> {
+    let is_huge = |page: &Range<u64>| {
+        huge.iter().any(|part| part.start <= page.start && page.end <= part.end)
+    };
+    huge_pages(run, pages).filter(|page| !is_huge(page)).collect()
+}

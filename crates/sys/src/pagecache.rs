@@ -1,0 +1,352 @@
+//! A file's page cache: what of it is there, and in folios of which size.
+//!
+//! Two things of the kernel are strange here. `preadv2(RWF_NOWAIT)` does not only look: for a page
+//! that is not cached it begins to read it, as a small folio, which then stands in the way of a huge
+//! one. So residency is asked of mincore(2), which reads nothing. And cachestat(2) on overlayfs sees
+//! the overlay's own, empty cache, where a mapping sees that of the file below.
+//!
+//! # Safety
+//!
+//! This file maps files into this process and calls madvise(2), mincore(2) and ioctl(2) on those
+//! mappings; no reference into them is ever made.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
+
+use rustix::mm::{MapFlags, ProtFlags};
+use tiexec_core::addr::PageSize;
+use tiexec_core::proc::smaps;
+
+use crate::error::{Errno, SysError, check};
+use crate::procfs::ProcDir;
+use crate::reserve::Reservation;
+
+const MADV_POPULATE_READ: i32 = 22;
+const MADV_COLLAPSE: i32 = 25;
+/// The same on all architectures that this project builds for.
+const SYS_CACHESTAT: libc::c_long = 451;
+const F_SETSIG: libc::c_int = 10;
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+/// A private mapping of a part of a file, at an address congruent to its offset: where the page
+/// cache holds a huge folio, a touch maps it by one PMD entry. Never written to. Ranges are bytes of
+/// the file. Unmapped when dropped.
+#[derive(Debug)]
+pub struct FileMapping {
+    reserved: Reservation,
+    file_range: Range<u64>,
+}
+
+impl FileMapping {
+    /// Maps `file_range`, readable and executable; only readable where the mount is noexec. Both
+    /// ends must be multiples of `pmd`; what lies past the end of the file cannot be touched.
+    ///
+    /// # Errors
+    /// EINVAL for an odd range; ENOMEM at `RLIMIT_AS`; ENODEV for what cannot be mapped; EOPNOTSUPP
+    /// on hugetlbfs, whose pages are not page cache in this sense.
+    pub fn new(file: &File, file_range: Range<u64>, pmd: PageSize) -> Result<Self, SysError> {
+        const CALL: &str = "mmap(MAP_PRIVATE)";
+        let odd = SysError { call: CALL, errno: Errno::INVAL };
+        let len = file_range.end.checked_sub(file_range.start).ok_or(odd)?;
+        let aligned = |bytes: u64| bytes & (pmd.bytes() - 1) == 0;
+        if len == 0 || !aligned(file_range.start) || !aligned(len) {
+            return Err(odd);
+        }
+        let len = usize::try_from(len).ok().ok_or(odd)?;
+        let kind = rustix::fs::fstatfs(file).map_err(SysError::of("fstatfs"))?.f_type;
+        if kind as u64 == HUGETLBFS_MAGIC {
+            return Err(SysError { call: CALL, errno: Errno::OPNOTSUPP });
+        }
+        let reserved = Reservation::new(len, pmd)?;
+        let map = |protection| {
+            // SAFETY: the `len` bytes lie in the reservation made above, which nobody else knows of.
+            unsafe {
+                rustix::mm::mmap(
+                    reserved.start().as_ptr().cast(),
+                    len,
+                    protection,
+                    MapFlags::PRIVATE | MapFlags::FIXED,
+                    file.as_fd(),
+                    file_range.start,
+                )
+            }
+        };
+        let mapped = map(ProtFlags::READ | ProtFlags::EXEC);
+        mapped
+            .or_else(|errno| match errno.into() {
+                Errno::PERM | Errno::ACCES => map(ProtFlags::READ),
+                _ => Err(errno),
+            })
+            .map_err(SysError::of(CALL))?;
+        Ok(Self { reserved, file_range })
+    }
+
+    fn advise(
+        &self,
+        call: &'static str,
+        part: &Range<u64>,
+        advice: libc::c_int,
+    ) -> Result<(), SysError> {
+        let (at, len) = self.within(call, part)?;
+        let start = self.reserved.part(call, at, len)?;
+        // SAFETY: the range lies in our own mapping, of which there are no references; the advices
+        // used here change how it is backed, not what it holds.
+        let returned = unsafe { libc::madvise(start.as_ptr().cast(), len, advice) };
+        check(call, returned.into())?;
+        Ok(())
+    }
+
+    /// Returns where `part` of the file lies in the mapping.
+    fn within(&self, call: &'static str, part: &Range<u64>) -> Result<(usize, usize), SysError> {
+        let at = part.start.checked_sub(self.file_range.start);
+        let len = part.end.checked_sub(part.start);
+        at.zip(len)
+            .and_then(|(at, len)| Some((usize::try_from(at).ok()?, usize::try_from(len).ok()?)))
+            .ok_or(SysError { call, errno: Errno::INVAL })
+    }
+
+    /// `madvise(MADV_HUGEPAGE)` — has a touch of what is not cached read it in as a huge folio,
+    /// where the file system has those.
+    ///
+    /// # Errors
+    /// EINVAL on a kernel without THP.
+    pub fn advise_huge(&self) -> Result<(), SysError> {
+        self.advise("madvise(MADV_HUGEPAGE)", &self.file_range, libc::MADV_HUGEPAGE)
+    }
+
+    /// `madvise(MADV_RANDOM)` — has a touch read nothing ahead.
+    ///
+    /// # Errors
+    /// ENOMEM if the VMA cannot be changed.
+    pub fn advise_random(&self) -> Result<(), SysError> {
+        self.advise("madvise(MADV_RANDOM)", &self.file_range, libc::MADV_RANDOM)
+    }
+
+    /// `madvise(MADV_POPULATE_READ)` — touches each page of `part`, reading it in if need be. Since
+    /// Linux 5.14.
+    ///
+    /// # Errors
+    /// EFAULT past the end of the file and for I/O errors, where a plain touch would die of SIGBUS.
+    pub fn populate(&self, part: &Range<u64>) -> Result<(), SysError> {
+        self.advise("madvise(MADV_POPULATE_READ)", part, MADV_POPULATE_READ)
+    }
+
+    /// `madvise(MADV_COLLAPSE)` — makes the huge pages of `part` out of what is cached, without
+    /// evicting it. Since Linux 6.1, for tmpfs and where the kernel has it for other files.
+    ///
+    /// # Errors
+    /// EINVAL where the kernel has it not for this file; ENOMEM; EAGAIN for a passing obstacle.
+    pub fn collapse(&self, part: &Range<u64>) -> Result<(), SysError> {
+        self.advise("madvise(MADV_COLLAPSE)", part, MADV_COLLAPSE)
+    }
+
+    /// `mincore` — returns how many bytes of `part` the page cache holds, in whole pages of size
+    /// `base`. Reads nothing in. Where [`may_look`] says no, all seems cached.
+    ///
+    /// # Errors
+    /// EAGAIN if the kernel is out of memory.
+    pub fn cached_bytes(&self, part: &Range<u64>, base: PageSize) -> Result<u64, SysError> {
+        const CALL: &str = "mincore";
+        let (at, len) = self.within(CALL, part)?;
+        let start = self.reserved.part(CALL, at, len)?;
+        let page = usize::try_from(base.bytes()).unwrap_or(usize::MAX);
+        let mut states = vec![0u8; len.div_ceil(page)];
+        // SAFETY: the kernel writes one byte for each page of our own mapping: as many as there are.
+        let returned =
+            unsafe { libc::mincore(start.as_ptr().cast(), len, states.as_mut_ptr().cast()) };
+        check(CALL, returned.into())?;
+        Ok(states.iter().filter(|&&state| state & 1 != 0).count() as u64 * base.bytes())
+    }
+
+    /// Returns which parts of the file this mapping maps by PMD entries now: of those that were
+    /// touched, the ones that are huge folios. Ascending, adjoining parts merged.
+    ///
+    /// # Errors
+    /// `/proc/self` is not to be had.
+    ///
+    /// # Kernel
+    /// `ioctl(PAGEMAP_SCAN)` since Linux 6.7. Before, smaps says it for the whole mapping: all of it
+    /// or nothing.
+    pub fn huge_parts(&self, pmd: PageSize) -> Result<Vec<Range<u64>>, SysError> {
+        match self.scan(pmd) {
+            Ok(parts) => Ok(parts),
+            Err(error) if matches!(error.errno, Errno::NOTTY | Errno::INVAL | Errno::NOSYS) => {
+                self.huge_by_smaps()
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn scan(&self, pmd: PageSize) -> Result<Vec<Range<u64>>, SysError> {
+        const CALL: &str = "ioctl(PAGEMAP_SCAN)";
+        let pagemap = ProcDir::this_process()?.open_file("pagemap", false)?;
+        let start = self.reserved.start().as_ptr().addr() as u64;
+        let len = self.reserved.len() as u64;
+        // Regions that adjoin come merged, so two neighbours make at most one.
+        let most = usize::try_from(len / pmd.bytes()).unwrap_or(1).div_ceil(2);
+        let mut regions = vec![PageRegion::default(); most];
+        let wanted = PAGE_IS_FILE | PAGE_IS_PRESENT | PAGE_IS_HUGE;
+        let mut arguments = ScanArguments {
+            size: size_of::<ScanArguments>() as u64,
+            start,
+            end: start + len,
+            vec: regions.as_mut_ptr().addr() as u64,
+            vec_len: regions.len() as u64,
+            category_mask: wanted,
+            return_mask: wanted,
+            ..ScanArguments::default()
+        };
+        // The kernel takes the buffer's address as a number.
+        let _exposed = regions.as_mut_ptr().expose_provenance();
+        // SAFETY: the argument is the structure this ioctl takes, of the size it says; the kernel
+        // writes to it, and at most `vec_len` regions to `vec`, which is that long and outlives the
+        // call. Nothing is changed without a PM_SCAN flag.
+        let returned =
+            unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut arguments) };
+        let count = usize::try_from(check(CALL, returned.into())?).unwrap_or(0);
+        let to_file = |addr: u64| addr.saturating_sub(start) + self.file_range.start;
+        Ok(regions.iter().take(count).map(|part| to_file(part.start)..to_file(part.end)).collect())
+    }
+
+    fn huge_by_smaps(&self) -> Result<Vec<Range<u64>>, SysError> {
+        let text = ProcDir::this_process()?.read("smaps")?;
+        let entries = smaps::parse(&text)
+            .map_err(|_unreadable| SysError { call: "smaps", errno: Errno::INVAL })?;
+        let start = self.reserved.start().as_ptr().addr() as u64;
+        let entry = entries.iter().find(|entry| entry.vma.range.start().get() == start);
+        let huge = entry.map_or(0, |entry| entry.file_pmd_mapped + entry.shmem_pmd_mapped);
+        let all = huge == self.reserved.len() as u64;
+        Ok(if all { vec![self.file_range.clone()] } else { Vec::new() })
+    }
+}
+
+const PAGE_IS_FILE: u64 = 1 << 2;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+/// PMD-mapped, by THP or hugetlb.
+const PAGE_IS_HUGE: u64 = 1 << 6;
+
+/// `_IOWR('f', 16, struct pm_scan_arg)` (linux/fs.h).
+const PAGEMAP_SCAN: u32 =
+    (3 << 30) | ((size_of::<ScanArguments>() as u32) << 16) | ((b'f' as u32) << 8) | 16;
+
+/// `struct pm_scan_arg`.
+#[repr(C)]
+#[derive(Default)]
+struct ScanArguments {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// `struct page_region`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct PageRegion {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+/// Returns whether the kernel tells this process what is cached of the file: to its owner, to those
+/// who may write to it, and to CAP_FOWNER (`mm/mincore.c`, `can_do_mincore`).
+///
+/// # Errors
+/// The file cannot be mapped.
+pub fn may_look(file: &File, pages: tiexec_core::addr::Pages) -> Result<bool, SysError> {
+    // A page past the end of the file is never cached. To those who are not told, all pages are.
+    let size = rustix::fs::fstat(file).map_err(SysError::of("fstat"))?.st_size;
+    let past = u64::try_from(size)
+        .ok()
+        .and_then(|size| size.checked_next_multiple_of(pages.pmd.bytes()))
+        .ok_or(SysError { call: "fstat", errno: Errno::INVAL })?;
+    let mapping = FileMapping::new(file, past..past + pages.pmd.bytes(), pages.pmd)?;
+    Ok(mapping.cached_bytes(&(past..past + pages.base.bytes()), pages.base)? == 0)
+}
+
+/// `posix_fadvise(POSIX_FADV_DONTNEED)` — drops what of `part` is cached, clean and mapped by
+/// nobody. What remains is for [`FileMapping::cached_bytes`] to say.
+///
+/// # Errors
+/// EINVAL, ESPIPE for what is no file.
+pub fn evict(file: &File, part: &Range<u64>) -> Result<(), SysError> {
+    const CALL: &str = "posix_fadvise(POSIX_FADV_DONTNEED)";
+    let len = part.end.checked_sub(part.start).and_then(std::num::NonZeroU64::new);
+    let len = len.ok_or(SysError { call: CALL, errno: Errno::INVAL })?;
+    rustix::fs::fadvise(file, part.start, Some(len), rustix::fs::Advice::DontNeed)
+        .map_err(SysError::of(CALL))
+}
+
+/// What cachestat(2) counts, in base pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct CacheState {
+    /// Pages in the page cache.
+    pub cached: u64,
+    /// Those of them that are to be written back.
+    pub dirty: u64,
+    /// Those of them that are just being written back.
+    pub writeback: u64,
+    /// Pages that were cached once.
+    pub evicted: u64,
+    /// Those of them that were evicted under pressure a short time ago.
+    pub recently_evicted: u64,
+}
+
+/// `cachestat` — counts the pages of `part` of the file, of all of it if `part` is empty.
+///
+/// # Errors
+/// ENOSYS before Linux 6.5; EPERM to those who neither own the file nor may write to it (6.14);
+/// EOPNOTSUPP on hugetlbfs.
+pub fn cache_state(file: &File, part: &Range<u64>) -> Result<CacheState, SysError> {
+    let range = if part.is_empty() { [0, 0] } else { [part.start, part.end - part.start] };
+    let mut state = CacheState::default();
+    // SAFETY: `range` is the two u64 of a struct cachestat_range, `state` the five of a struct
+    // cachestat; both live through the call, which writes to the latter only.
+    let returned = unsafe {
+        libc::syscall(
+            SYS_CACHESTAT,
+            file.as_raw_fd(),
+            range.as_ptr(),
+            &raw mut state,
+            0 as libc::c_uint,
+        )
+    };
+    check("cachestat", returned)?;
+    Ok(state)
+}
+
+/// `fcntl(F_SETLEASE, F_RDLCK)` — returns whether somebody has the file open for writing. The lease
+/// is given back at once. `file` must be open for reading only.
+///
+/// # Errors
+/// EACCES to those who neither own the file nor have CAP_LEASE; EINVAL where the file system has no
+/// leases.
+pub fn is_open_for_writing(file: &File) -> Result<bool, SysError> {
+    const CALL: &str = "fcntl(F_SETLEASE)";
+    let fcntl = |command: libc::c_int, argument: libc::c_int| {
+        // SAFETY: these commands take an integer and touch no memory of ours.
+        let returned = unsafe { libc::fcntl(file.as_raw_fd(), command, argument) };
+        check(CALL, returned.into())
+    };
+    // Who opens it for writing just now breaks the lease, which is told by a signal; SIGIO would
+    // kill us, this one is ignored by default.
+    fcntl(F_SETSIG, libc::SIGURG)?;
+    match fcntl(libc::F_SETLEASE, libc::F_RDLCK) {
+        Ok(_) => {
+            fcntl(libc::F_SETLEASE, libc::F_UNLCK)?;
+            Ok(false)
+        }
+        Err(error) if error.errno == Errno::AGAIN => Ok(true),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,80 @@
+//! Address space of this process, reserved with nothing behind it.
+
+use std::ptr::NonNull;
+
+use rustix::mm::{MapFlags, ProtFlags};
+use tiexec_core::addr::PageSize;
+
+use crate::error::{Errno, SysError};
+
+/// Inaccessible address space that begins on a multiple of a page size, to be mapped over.
+/// Unmapped when dropped, with all that was mapped over it.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    /// What was reserved: `len` bytes and the slack that the alignment needed.
+    all: NonNull<u8>,
+    all_len: usize,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Reservation {
+    /// Reserves `len` bytes on a multiple of `align`.
+    ///
+    /// # Errors
+    /// ENOMEM at `RLIMIT_AS` or `vm.max_map_count`.
+    pub(crate) fn new(len: usize, align: PageSize) -> Result<Self, SysError> {
+        let align = usize::try_from(align.bytes()).unwrap_or(usize::MAX);
+        let overflow = SysError { call: "mmap", errno: Errno::NOMEM };
+        let all_len = len.checked_add(align).ok_or(overflow)?;
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice disturbs nothing.
+        let all = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                all_len,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }
+        .map_err(SysError::of("mmap(PROT_NONE)"))?;
+        let all = NonNull::new(all.cast::<u8>()).ok_or(overflow)?;
+        let slack = all.as_ptr().align_offset(align);
+        // SAFETY: `slack` is below `align`, and `len + align` bytes were reserved.
+        let start = unsafe { all.add(slack) };
+        Ok(Self { all, all_len, start, len })
+    }
+
+    /// Returns the first address.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Returns the length in bytes, without the slack.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns the address of byte `at` if `len` bytes from there lie in the reservation.
+    ///
+    /// # Errors
+    /// EINVAL, in the name of `call`, if they do not.
+    pub(crate) fn part(
+        &self,
+        call: &'static str,
+        at: usize,
+        len: usize,
+    ) -> Result<NonNull<u8>, SysError> {
+        if at.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(SysError { call, errno: Errno::INVAL });
+        }
+        // SAFETY: `at` is inside the reservation, as just checked.
+        Ok(unsafe { self.start.add(at) })
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: the whole reservation is ours, and no reference into it outlives its owner.
+        let _best_effort = unsafe { rustix::mm::munmap(self.all.as_ptr().cast(), self.all_len) };
+    }
+}
