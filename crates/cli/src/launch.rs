@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::time::Instant;
 
 use clap::Parser;
 use tiexec_core::addr::Pages;
@@ -15,14 +16,14 @@ use tiexec_core::plan::Backing;
 use tiexec_core::proc::status;
 use tiexec_core::report::{Kind, Report};
 use tiexec_core::skip::SkipReason;
-use tiexec_remap::launch::{Launched, Order, Sources, carry_out, supported};
+use tiexec_remap::launch::{Launched, Order, Sources, carry_out, is_huge_already, supported};
 use tiexec_sys::entry::{Argv, is_secure};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, process, thp};
 use tiexec_tracee::held::{Arming, Declined, MayTrace, arm, wait_for_exec};
 
 use crate::exit;
-use crate::image_file::{Verdict, is_executable, judge, search};
+use crate::image_file::{Image, Verdict, is_executable, judge, search};
 use crate::options::Launch;
 use crate::say::{warn, write_briefly};
 
@@ -60,6 +61,14 @@ struct Launcher {
     settings: Settings,
     sink: Option<Sink>,
     dry_run: bool,
+}
+
+/// How the program is to be started.
+enum Way {
+    /// Plainly: a plain exec finds its text in huge pages.
+    HugeAlready,
+    /// Under the eyes of a helper.
+    Held(ProcDir, Pages, Sources),
 }
 
 /// Runs `tiexec`; returns an exit status only if it could not become the program.
@@ -164,7 +173,8 @@ impl Launcher {
             return self.plainly(SkipReason::Disabled, "");
         }
         match self.prepare() {
-            Ok((process, pages, sources)) => self.held(&process, pages, sources),
+            Ok(Way::Held(process, pages, sources)) => self.held(&process, pages, sources),
+            Ok(Way::HugeAlready) => self.exec(),
             Err(why) => self.plainly(why.reason, &why.detail),
         }
     }
@@ -174,7 +184,7 @@ impl Launcher {
     }
 
     /// Looks for any reason to exec plainly, the cheapest to find first.
-    fn prepare(&self) -> Result<(ProcDir, Pages, Sources), Declined> {
+    fn prepare(&self) -> Result<Way, Declined> {
         let plain = |reason| Err(Declined::new(reason, ""));
         if self.settings.off {
             return plain(SkipReason::Disabled);
@@ -185,7 +195,7 @@ impl Launcher {
             Verdict::Plain(SkipReason::ForeignImage) if self.settings.until_exec.is_some() => {}
             Verdict::Plain(reason) => return plain(reason),
             _ if self.settings.until_exec.is_some() => {}
-            Verdict::Treat(image) => {
+            Verdict::Treat(ref image) => {
                 let fills = pages.is_none_or(|pages| image.facts.may_fill(pages.pmd, pages.base));
                 if !fills {
                     return plain(SkipReason::TooSmall);
@@ -212,8 +222,26 @@ impl Launcher {
             let detail = "PR_SET_THP_DISABLE is in force (prctl(2)); it is inherited";
             return Err(Declined::new(SkipReason::ThpDisabled, detail));
         }
+        let image = match &verdict {
+            Verdict::Treat(image) if self.settings.until_exec.is_none() => Some(image),
+            _ => None,
+        };
+        // Who wants to see it, or would rather not run, gets what the kernel says of the process.
+        let unwatched = self.sink.is_none() && !self.dry_run && !self.settings.strict;
+        if sources.pagecache
+            && unwatched
+            && image.is_some_and(|image| self.is_huge_already(image, pages))
+        {
+            return Ok(Way::HugeAlready);
+        }
         let process = ProcDir::this_process().map_err(proc_unreadable)?;
-        Ok((process, pages, sources))
+        Ok(Way::Held(process, pages, sources))
+    }
+
+    fn is_huge_already(&self, image: &Image, pages: Pages) -> bool {
+        let deadline = Instant::now() + self.settings.deadline;
+        File::open(&image.path)
+            .is_ok_and(|exe| is_huge_already(&exe, &image.facts, pages, deadline))
     }
 
     /// Execs under the eyes of a helper.

@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use tiexec_core::addr::{Pages, RemoteAddr};
-use tiexec_core::elf::{ElfFacts, ElfHeader};
+use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
+use tiexec_core::elf::{ElfFacts, ElfHeader, LoadSegment};
 use tiexec_core::plan::{Backing, Means, Plan, Span, plan};
 use tiexec_core::proc::{ParseError, auxv, maps, status};
 use tiexec_core::rebase::MainImage;
@@ -348,6 +348,31 @@ fn elf_facts(exe: &File) -> Result<(ElfHeader, ElfFacts), Failure> {
 /// This process's id: what the program waits for on its way home.
 fn helper_id() -> u64 {
     u64::from(process::this().as_raw_nonzero().get().unsigned_abs())
+}
+
+/// Returns whether a plain exec of `exe` finds all of its text in PMD-sized folios, where it can be
+/// PMD-mapped: then there is nothing to be done to the program. Brings them in where that costs
+/// nobody anything, until `deadline`.
+pub fn is_huge_already(exe: &File, facts: &ElfFacts, pages: Pages, deadline: Instant) -> bool {
+    let image = MainImage::new(facts, 0, RemoteAddr::new(0));
+    let Some(bias) = image.congruent_bias(pages.pmd) else { return false };
+    if image.position_independent || !image.has_bias(bias, pages.pmd) {
+        return false;
+    }
+    let chunks = image.congruent_chunks(bias, pages);
+    let congruent: u64 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
+    let all: u64 = facts.loads.iter().filter_map(|load| whole_pages(load, pages)).sum();
+    congruent == all
+        && pagecache::prepare(exe, &chunks, pages, deadline)
+            .is_ok_and(|prepared| prepared.shortfall.is_none())
+}
+
+/// Returns the bytes of whole huge pages in a text segment that lies where its vaddr says.
+fn whole_pages(load: &LoadSegment, pages: Pages) -> Option<u64> {
+    let start = RemoteAddr::new(load.vaddr).align_down(pages.base);
+    let end = RemoteAddr::new(load.vaddr.checked_add(load.file_size)?).align_up(pages.base)?;
+    let whole = AddrRange::new(start, end)?.align_inward(pages.pmd)?;
+    load.is_text().then_some(whole.len())
 }
 
 /// Returns whether remote system calls are possible on this architecture.

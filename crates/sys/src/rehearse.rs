@@ -45,11 +45,9 @@ pub fn remote_calls() -> Result<(), SysError> {
 /// The calls that move a position-independent program. One that is refused only keeps it where it
 /// is; but one that kills must kill here.
 fn move_of_the_program() {
+    let mut size = 0u32;
     // SAFETY: PR_SET_MM_MAP_SIZE writes one u32 to the live integer it is given.
-    let _refused = unsafe {
-        let mut size = 0u32;
-        libc::prctl(libc::PR_SET_MM, PR_SET_MM_MAP_SIZE, &raw mut size, 0, 0)
-    };
+    let _refused = unsafe { libc::prctl(libc::PR_SET_MM, PR_SET_MM_MAP_SIZE, &raw mut size, 0, 0) };
     let byte = [0u8; 1];
     let mut copy = [0u8; 1];
     let from = libc::iovec { iov_base: byte.as_ptr().cast_mut().cast(), iov_len: 1 };
@@ -61,13 +59,12 @@ fn move_of_the_program() {
     let flags = MapFlags::PRIVATE;
     for protection in [ProtFlags::READ, ProtFlags::READ | ProtFlags::WRITE] {
         let len = rustix::param::page_size();
-        // SAFETY: a new mapping at an address of the kernel's choice, unmapped before anybody
-        // refers to it.
-        unsafe {
-            if let Ok(at) = rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags)
-            {
-                let _ours = rustix::mm::munmap(at, len);
-            }
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+        let mapped =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) };
+        if let Ok(at) = mapped {
+            // SAFETY: the mapping just made, which nobody refers to.
+            let _ours = unsafe { rustix::mm::munmap(at, len) };
         }
     }
 }
