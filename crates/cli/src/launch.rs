@@ -403,6 +403,7 @@ impl Launcher {
             deleted: false,
             text_bytes: image.facts.text_bytes(),
             huge_bytes: 0,
+            copied_bytes: 0,
             backings: Vec::new(),
             rest: vec![Rest { reason, bytes: image.facts.text_bytes() }],
         });

@@ -12,6 +12,8 @@ use crate::skip::SkipReason;
 
 /// How the name of every memfd of ours begins in maps.
 pub const IMAGE_NAME_PREFIX: &[u8] = b"/memfd:tiexec:";
+/// How the name of every image in a store ends.
+pub const STORE_NAME_SUFFIX: &[u8] = b".tiexec";
 
 /// Bytes left on base pages for one reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -33,6 +35,8 @@ pub struct FileCoverage {
     pub text_bytes: u64,
     /// Bytes of it that are PMD-mapped or in hugetlb pages.
     pub huge_bytes: u64,
+    /// Bytes of those that are in a copy of ours, not in the file's own page cache.
+    pub copied_bytes: u64,
     /// By which backings.
     pub backings: Vec<Backing>,
     /// Why the rest is not.
@@ -50,7 +54,7 @@ pub struct Note {
 
 /// Returns whether the VMA is text that TiExec put there.
 pub fn is_ours(vma: &Vma) -> bool {
-    vma.name.starts_with(IMAGE_NAME_PREFIX)
+    vma.name.starts_with(IMAGE_NAME_PREFIX) || vma.path().ends_with(STORE_NAME_SUFFIX)
 }
 
 /// Adds up, per file, what smaps says of each text VMA; the file with the most text first.
@@ -62,6 +66,7 @@ pub fn coverage(entries: &[SmapsEntry], pages: Pages, notes: &[Note]) -> Vec<Fil
         owner: &'a Vma,
         range: AddrRange,
         huge: u64,
+        copied: u64,
         backings: Vec<Backing>,
     }
     let mut runs: Vec<Run<'_>> = Vec::new();
@@ -72,17 +77,20 @@ pub fn coverage(entries: &[SmapsEntry], pages: Pages, notes: &[Note]) -> Vec<Fil
         }
         let owner = if is_ours(vma) { owner(entries, index) } else { vma };
         let huge = entry.pmd_mapped().min(vma.range.len());
+        let copied = if is_ours(vma) { huge } else { 0 };
         let backing = backing_of(entry, pages.base).filter(|_| huge > 0);
         match runs.last_mut() {
             Some(run) if run.owner.file == owner.file && run.range.end() == vma.range.start() => {
                 run.range = AddrRange::new(run.range.start(), vma.range.end()).unwrap_or(run.range);
                 run.huge += huge;
+                run.copied += copied;
                 run.backings.extend(backing);
             }
             _ => runs.push(Run {
                 owner,
                 range: vma.range,
                 huge,
+                copied,
                 backings: backing.into_iter().collect(),
             }),
         }
@@ -96,12 +104,14 @@ pub fn coverage(entries: &[SmapsEntry], pages: Pages, notes: &[Note]) -> Vec<Fil
             deleted: run.owner.name.ends_with(b" (deleted)"),
             text_bytes: 0,
             huge_bytes: 0,
+            copied_bytes: 0,
             backings: Vec::new(),
             rest: Vec::new(),
         });
         let len = run.range.len();
         file.text_bytes += len;
         file.huge_bytes += run.huge;
+        file.copied_bytes += run.copied;
         file.backings.extend(run.backings);
         let whole = run.range.align_inward(pages.pmd).map_or(0, AddrRange::len);
         let left = len - run.huge.min(len);
@@ -160,9 +170,11 @@ fn owner(entries: &[SmapsEntry], index: usize) -> &Vma {
 fn backing_of(entry: &SmapsEntry, base: PageSize) -> Option<Backing> {
     if entry.hugetlb > 0 || entry.kernel_page_size > base.bytes() {
         Some(Backing::Hugetlb)
-    } else if entry.shmem_pmd_mapped > 0 {
-        Some(Backing::Image)
-    } else if entry.file_pmd_mapped > 0 {
+    } else if entry.shmem_pmd_mapped > 0 && is_ours(&entry.vma) {
+        let memfd = entry.vma.name.starts_with(IMAGE_NAME_PREFIX);
+        Some(if memfd { Backing::Image } else { Backing::Store })
+    } else if entry.file_pmd_mapped > 0 || entry.shmem_pmd_mapped > 0 {
+        // A file on a tmpfs has its page cache there too.
         Some(Backing::Pagecache)
     } else if entry.anon_huge > 0 {
         Some(Backing::Anon)

@@ -109,7 +109,15 @@ impl Report {
     /// # Panics
     /// Never: a report holds nothing that JSON cannot.
     pub fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("a report holds only strings, numbers and lists")
+        #[derive(Serialize)]
+        struct Json<'a> {
+            #[serde(flatten)]
+            report: &'a Report,
+            perf: Option<&'static str>,
+            uprobes: Option<&'static str>,
+        }
+        let json = Json { report: self, perf: self.perf(), uprobes: self.uprobes() };
+        serde_json::to_string(&json).expect("a report holds only strings, numbers and lists")
     }
 
     /// Returns the bytes of text by the backing with which they are huge, hugetlb and ours first.
@@ -174,26 +182,44 @@ impl fmt::Display for Report {
 }
 
 impl Report {
+    /// Returns what `perf record` of this process gives for the text that is huge; `None` where
+    /// none is, or where it is private memory of the program's own.
+    fn perf(&self) -> Option<&'static str> {
+        if self.uses(Backing::Image) || self.uses(Backing::Hugetlb) {
+            Some("only if recording began before")
+        } else if self.uses(Backing::Store) || self.uses(Backing::Pagecache) {
+            (!self.uses(Backing::Anon)).then_some("ok")
+        } else {
+            None
+        }
+    }
+
+    /// Returns what becomes of uprobes in the text that is huge: they belong to the file.
+    fn uprobes(&self) -> Option<&'static str> {
+        self.perf()?;
+        Some(if self.copied_bytes() > 0 { "lost" } else { "ok" })
+    }
+
+    fn copied_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.copied_bytes).sum()
+    }
+
     fn costs(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.huge_bytes == 0 && self.launch.is_none() {
             return Ok(());
         }
         let mut parts: Vec<String> = Vec::new();
-        let copied: u64 = self
-            .files
-            .iter()
-            .filter(|file| {
-                file.backings.contains(&Backing::Image) || file.backings.contains(&Backing::Hugetlb)
-            })
-            .map(|file| file.huge_bytes)
-            .sum();
+        let copied = self.copied_bytes();
         if copied > 0 {
-            let kind = match (self.uses(Backing::Image), self.uses(Backing::Hugetlb)) {
+            let shmem = self.uses(Backing::Image) || self.uses(Backing::Store);
+            let kind = match (shmem, self.uses(Backing::Hugetlb)) {
                 (true, true) => "shmem and hugetlb",
                 (false, true) => "hugetlb",
                 _ => "shmem",
             };
-            parts.push(format!("cost  {} MiB {kind}", mib(copied)));
+            let shared = self.uses(Backing::Store) && !self.uses(Backing::Image);
+            let shared = if shared { ", shared" } else { "" };
+            parts.push(format!("cost  {} MiB {kind}{shared}", mib(copied)));
         } else {
             parts.push("cost  0".to_owned());
         }
@@ -205,13 +231,10 @@ impl Report {
             ));
             parts.push(format!("{} remote syscalls", launch.remote_syscalls));
         }
+        parts.extend(self.perf().map(|perf| format!("perf {perf}")));
+        parts.extend(self.uprobes().map(|uprobes| format!("uprobes {uprobes}")));
         if copied > 0 {
-            parts.push("perf only if recording began before".to_owned());
-            parts.push("uprobes lost".to_owned());
             parts.push("undo: start it without tiexec".to_owned());
-        } else if self.uses(Backing::Pagecache) && !self.uses(Backing::Anon) {
-            parts.push("perf ok".to_owned());
-            parts.push("uprobes ok".to_owned());
         }
         writeln!(f, "{}", parts.join("   "))
     }
@@ -271,6 +294,7 @@ mod tests {
             deleted: false,
             text_bytes,
             huge_bytes,
+            copied_bytes: huge_bytes,
             backings,
             rest,
         }

@@ -23,6 +23,7 @@ fn file(
         deleted: false,
         text_bytes: text,
         huge_bytes: huge,
+        copied_bytes: if backings.iter().all(|&b| b == Backing::Pagecache) { 0 } else { huge },
         backings: backings.to_vec(),
         rest: rest.iter().map(|&(reason, bytes)| Rest { reason, bytes }).collect(),
     }
