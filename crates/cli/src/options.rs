@@ -36,8 +36,9 @@ pub struct Launch {
 /// The settings of a launch that may also come from `TIEXEC` and the configuration file.
 #[derive(Args, Clone, Debug)]
 pub struct LaunchSettings {
-    /// Where the huge pages come from: auto, image (a memfd in transparent huge pages), hugetlb
-    /// (the reserved pool; only if named), or off
+    /// Where the huge pages come from: auto, pagecache (the file's own page cache; nothing is
+    /// copied), image (a copy in the image store or in a memfd), hugetlb (a copy in the reserved
+    /// pool; only if named), or off
     #[arg(long, value_name = "BACKING")]
     pub backing: Option<BackingChoice>,
 
