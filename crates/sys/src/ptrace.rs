@@ -105,6 +105,43 @@ pub fn resume(pid: Pid, how: Resume, signal: i32) -> Result<(), SysError> {
     Ok(())
 }
 
+/// `PTRACE_INTERRUPT` — has a seized tracee stop (`PTRACE_EVENT_STOP`) before it next runs code of
+/// its own. A system call it sleeps in is interrupted; which of them show that, signal(7) tells.
+///
+/// # Errors
+/// ESRCH if it is gone.
+pub fn interrupt(pid: Pid) -> Result<(), SysError> {
+    let call = "ptrace(PTRACE_INTERRUPT)";
+    request(call, libc::PTRACE_INTERRUPT, pid, std::ptr::null_mut(), std::ptr::null_mut())?;
+    Ok(())
+}
+
+/// What a thread has registered by rseq(2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rseq {
+    /// Address of its `struct rseq`; 0 for none.
+    pub area: u64,
+}
+
+const PTRACE_GET_RSEQ_CONFIGURATION: c_uint = 0x420f;
+
+/// `PTRACE_GET_RSEQ_CONFIGURATION`, since Linux 5.13; `None` where the kernel has none.
+///
+/// # Errors
+/// ESRCH.
+pub fn rseq(pid: Pid) -> Result<Option<Rseq>, SysError> {
+    // struct ptrace_rseq_configuration: pointer, then size, signature, flags and padding.
+    let mut words = [0u64; 3];
+    let call = "ptrace(PTRACE_GET_RSEQ_CONFIGURATION)";
+    let size = std::ptr::without_provenance_mut(size_of_val(&words));
+    let data = (&raw mut words).cast();
+    match request(call, PTRACE_GET_RSEQ_CONFIGURATION, pid, size, data) {
+        Ok(_) => Ok(Some(Rseq { area: words[0] })),
+        Err(error) if error.errno == crate::Errno::INVAL => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Register sets by the name of their core-dump note (`elf.h`).
 const NT_PRSTATUS: i32 = 1;
 const NT_X86_XSTATE: i32 = 0x202;

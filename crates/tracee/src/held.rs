@@ -297,7 +297,7 @@ pub fn wait_for_exec(
                     let since = Instant::now();
                     // Work begins at the syscall-exit-stop of execve: on some kernels the first
                     // resumption from the event stop traps before anything else can be run.
-                    return match resume_to_syscall(pid)? {
+                    return match resume_to_syscall(pid, false)? {
                         SyscallStop::Exit(_) => Ok(ExecStop { pid, since }),
                         _ => Err(TraceError::Unexpected(Wait::SyscallStop)),
                     };

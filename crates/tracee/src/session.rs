@@ -79,6 +79,8 @@ pub struct Session {
     chain: Option<RemoteAddr>,
     current_slot: usize,
     masked: bool,
+    /// Whether calls are made also while the process is stopped by a signal.
+    while_stopped: bool,
     counts: Counts,
 }
 
@@ -101,49 +103,73 @@ impl Session {
         last_release: Call,
     ) -> Result<Result<Self, Refusal>, TraceError> {
         let home = ptrace::registers(pid)?;
+        let top = arch::below_red_zone(&home);
+        let begun = Self::lay(pid, gadgets, home, top, stack)?;
+        Ok(begun.map(|mut session| {
+            // The helper's own end is reported to the program by SIGCHLD. It is let in on the way
+            // home and dropped at once: right after exec its action is the default, to ignore it.
+            // But where SIGCHLD is blocked and may come from a child of the program's own, letting
+            // it in would lose that one: then one SIGCHLD more may be pending than after a plain
+            // exec. A signal too many is a wait in vain, one too few a hang.
+            if session.home_mask & CHILD == 0 || !sigchld_awaited {
+                session.chain_mask = !CHILD;
+            }
+            session.releases.push(last_release);
+            session.while_stopped = false;
+            session
+        }))
+    }
+
+    /// Lays the frames below `top`, in the writable VMA `within`, of a tracee stopped anywhere.
+    /// `home` are the registers with which it shall go on if this process dies: those that a signal
+    /// handler's return would leave it with. There is nothing to be released yet.
+    ///
+    /// # Errors
+    /// A [`Refusal`] or a [`TraceError`]; the tracee's registers and mask are as they were.
+    pub fn lay(
+        pid: Pid,
+        gadgets: Gadgets,
+        home: Registers,
+        top: Option<RemoteAddr>,
+        within: AddrRange,
+    ) -> Result<Result<Self, Refusal>, TraceError> {
         let mask = ptrace::signal_mask(pid)?;
         let Some(xstate) = arch::extended_state(&ptrace::extended_registers(pid)?) else {
             return Ok(Err(Refusal::RegisterState));
         };
 
-        // From high to low: red zone, extended state (64-byte aligned, as XRSTOR wants), two slots
-        // for the chain with its home frame, what releases point at, scratch.
+        // From high to low: extended state (64-byte aligned, as XRSTOR wants), two slots for the
+        // chain with its home frame, what releases point at, scratch.
         let slot_len = arch::FRAME_LEN * (MAX_RELEASES as u64 + 1);
         let layout = || {
-            let top = arch::below_red_zone(&home)?.checked_sub(xstate.len() as u64)?;
+            let top = top?.checked_sub(xstate.len() as u64)?;
             let xstate = RemoteAddr::new(top.get() & !63);
             let first = RemoteAddr::new(xstate.checked_sub(slot_len)?.get() & !15);
             let second = RemoteAddr::new(first.checked_sub(slot_len)?.get() & !15);
             let kept = second.checked_sub(KEPT_LEN)?;
             let scratch = kept.checked_sub(SCRATCH_LEN)?;
-            let used = AddrRange::new(scratch, arch::stack_pointer(&home))?;
-            stack.covers(used).then_some((xstate, [first, second], kept, scratch))
+            let used = AddrRange::new(scratch, top)?;
+            within.covers(used).then_some((xstate, [first, second], kept, scratch))
         };
         let Some((xstate_at, slots, kept, scratch)) = layout() else {
             return Ok(Err(Refusal::StackRoom));
         };
         vm::write(pid, xstate_at, &xstate)?;
-
-        // The helper's own end is reported to the program by SIGCHLD. It is let in on the way home
-        // and dropped at once: right after exec its action is the default, to ignore it. But where
-        // SIGCHLD is blocked and may come from a child of the program's own, letting it in would
-        // lose that one: then one SIGCHLD more may be pending than after a plain exec. A signal too
-        // many is a wait in vain, one too few a hang.
-        let chain_mask = if mask & CHILD == 0 || !sigchld_awaited { !CHILD } else { !0 };
         Ok(Ok(Self {
             pid,
             gadgets,
             home,
-            chain_mask,
+            chain_mask: !0,
             home_mask: mask,
             xstate: xstate_at,
             slots,
             kept,
             scratch,
-            releases: vec![last_release],
+            releases: Vec::new(),
             chain: None,
             current_slot: 0,
             masked: false,
+            while_stopped: true,
             counts: Counts::default(),
         }))
     }
@@ -271,6 +297,51 @@ impl Session {
         Ok(self.counts())
     }
 
+    /// Makes the release registered last now.
+    ///
+    /// # Errors
+    /// The tracee is gone. What the release itself came to does not matter to anybody.
+    pub fn release_now(&mut self) -> Result<(), TraceError> {
+        if let Some(&release) = self.releases.last() {
+            let _whatever = self.call(release)?;
+            self.released();
+        }
+        Ok(())
+    }
+
+    /// Makes what is left to be released, then has the tracee go on with `registers` exactly as if
+    /// it had never been stopped, and detaches: a system call that was interrupted is restarted by
+    /// the kernel, with its remaining time. (By the chain it would return EINTR.)
+    ///
+    /// # Errors
+    /// The tracee is gone.
+    pub fn leave(mut self, registers: &Registers) -> Result<Counts, TraceError> {
+        while !self.releases.is_empty() {
+            self.release_now()?;
+        }
+        // Only where a signal would be taken does the kernel look for a call to restart.
+        ptrace::interrupt(self.pid)?;
+        let (mut how, mut signal) = (Resume::Run, 0);
+        loop {
+            ptrace::resume(self.pid, how, signal)?;
+            let stop = process::wait(self.pid)?;
+            fault::at(fault::Point::Stop);
+            (how, signal) = match stop {
+                Wait::Interrupted | Wait::GroupStop(_) => break,
+                Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
+                Wait::Signal(signal) => (Resume::Run, signal),
+                Wait::ExecEvent | Wait::Event(_) | Wait::SyscallStop => (Resume::Run, 0),
+            };
+        }
+        if self.masked {
+            ptrace::set_signal_mask(self.pid, self.home_mask)?;
+        }
+        ptrace::set_registers(self.pid, registers)?;
+        fault::at(fault::Point::SetRegisters);
+        ptrace::resume(self.pid, Resume::Detach, 0)?;
+        Ok(self.counts)
+    }
+
     /// Returns the counts as they will be once home.
     pub fn counts(&self) -> Counts {
         let on_the_way = u32::try_from(self.releases.len()).unwrap_or(0);
@@ -317,13 +388,13 @@ impl Session {
 
     /// Resumes the tracee until its next syscall-stop, which must be the one `wanted` accepts.
     fn to_stop<T>(&self, wanted: impl FnOnce(SyscallStop) -> Option<T>) -> Result<T, TraceError> {
-        let stop = resume_to_syscall(self.pid)?;
+        let stop = resume_to_syscall(self.pid, self.while_stopped)?;
         wanted(stop).ok_or(TraceError::Unexpected(Wait::SyscallStop))
     }
 }
 
 /// Resumes the tracee until its next syscall-stop, letting signals and group-stops take effect.
-pub(crate) fn resume_to_syscall(pid: Pid) -> Result<SyscallStop, TraceError> {
+pub(crate) fn resume_to_syscall(pid: Pid, while_stopped: bool) -> Result<SyscallStop, TraceError> {
     let (mut how, mut signal) = (Resume::ToSyscall, 0);
     loop {
         ptrace::resume(pid, how, signal)?;
@@ -333,6 +404,9 @@ pub(crate) fn resume_to_syscall(pid: Pid) -> Result<SyscallStop, TraceError> {
             Wait::SyscallStop => return Ok(ptrace::syscall_stop(pid)?),
             Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
             Wait::Signal(signal) => (Resume::ToSyscall, signal),
+            // A process held at its exec stop stays stopped until SIGCONT; one that is attached to
+            // was stopped before, and will be again once it is let go.
+            Wait::GroupStop(_) if while_stopped => (Resume::ToSyscall, 0),
             Wait::GroupStop(_) => (Resume::Listen, 0),
             Wait::Interrupted => (Resume::ToSyscall, 0),
             other => return Err(TraceError::Unexpected(other)),
