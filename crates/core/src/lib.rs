@@ -13,6 +13,7 @@ pub mod coverage;
 pub mod elf;
 pub mod plan;
 pub mod proc;
+pub mod relaid;
 pub mod report;
 pub mod script;
 pub mod skip;
