@@ -8,6 +8,7 @@ mod failure;
 pub mod headroom;
 pub mod image;
 pub mod launch;
+pub mod store;
 mod switch;
 
 pub use failure::Failure;
