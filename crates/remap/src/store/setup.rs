@@ -10,7 +10,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use rustix::mount::{MountFlags, mount, mount_remount};
-use tiexec_sys::{Errno, SysError, thp};
+use tiexec_sys::{Errno, thp};
 
 use super::directory::SYSTEM;
 
@@ -194,11 +194,9 @@ fn mount_new(path: &Path, size: Size) -> Result<Done, SetupError> {
         Err(rustix::io::Errno::INVAL) => try_options(plain),
         result => result,
     };
-    let call = SysError::of("mount");
-    mounted.map(|()| Done::Mounted).map_err(|errno| {
-        let SysError { errno, .. } = call(errno);
-        SetupError::new(format_args!("mount a tmpfs at {SYSTEM}"), errno)
-    })
+    mounted
+        .map(|()| Done::Mounted)
+        .map_err(|errno| SetupError::new(format_args!("mount a tmpfs at {SYSTEM}"), errno.into()))
 }
 
 /// Returns a systemd mount unit that sets the store up at boot, for
