@@ -1,10 +1,12 @@
 //! The command lines, as clap sees them: syntax only.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use tiexec_core::config::{BackingChoice, Layer, parse_duration};
+use tiexec_remap::store::setup::Size;
 
 /// `tiexec`: becomes a program, with its text on huge pages.
 #[derive(Parser, Clone, Debug)]
@@ -91,7 +93,7 @@ impl LaunchSettings {
     }
 }
 
-/// `tiexecctl`: looks at processes and at the machine.
+/// `tiexecctl`: looks at processes and at the machine, and keeps the image store.
 #[derive(Parser, Clone, Debug)]
 #[command(
     name = "tiexecctl",
@@ -126,6 +128,56 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Look after the image store: files of huge pages that hold the text of programs, one for the
+    /// whole machine
+    #[command(subcommand)]
+    Store(StoreCommand),
+}
+
+/// The commands of `tiexecctl store`.
+#[derive(Subcommand, Clone, Debug)]
+pub enum StoreCommand {
+    /// Mount the system's image store at /run/tiexec/images, or change its size
+    Setup {
+        /// How large it may become: 512M, 2G, or a share of the memory such as 10% [default: 10%]
+        #[arg(long, value_name = "SIZE")]
+        size: Option<Size>,
+        /// Change nothing; print a systemd mount unit that does it at every boot
+        #[arg(long)]
+        unit: bool,
+    },
+    /// Build the images of files before somebody needs them
+    Add {
+        /// Programs or shared libraries
+        #[arg(value_name = "FILE", required = true)]
+        files: Vec<PathBuf>,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the images, who uses them, and whether their originals are still the same
+    List {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove images whose originals are gone or have changed, and what dead builders left
+    Prune {
+        /// Also remove every image that no process maps
+        #[arg(long)]
+        all_unused: bool,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read every image and compare it with what its builder wrote
+    Verify {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the directory in which this user's images are built
+    Path,
 }
 
 #[cfg(test)]

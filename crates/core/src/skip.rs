@@ -93,6 +93,16 @@ reasons! {
     TargetGone = "target_gone",
     /// The page cache holds the text in small folios, and only evicting it would change that.
     SmallFolios = "small_folios",
+    /// There is no image store here.
+    NoStore = "no_store",
+    /// The image store, or an image in it, could have been made by somebody else: it is not used.
+    StoreRefused = "store_refused",
+    /// The image store has no room for the image, also after removing images that nobody uses.
+    StoreFull = "store_full",
+    /// Not everybody may read the file, so it gets no image that everybody may read.
+    NotShareable = "not_shareable",
+    /// The file's headers are beyond what an image of the store can be made of.
+    OddFile = "odd_file",
 }
 
 impl SkipReason {
@@ -110,6 +120,9 @@ impl SkipReason {
                 | Self::ForeignImage
                 | Self::Disabled
                 | Self::TargetGone
+                | Self::NoStore
+                | Self::NotShareable
+                | Self::OddFile
         )
     }
 }
@@ -126,6 +139,8 @@ impl SkipReason {
             Self::AddressSpace => "ulimit -v",
             Self::FdLimit => "ulimit -n",
             Self::ForkFailed => "ulimit -u, or the pids cgroup's pids.max",
+            Self::NoStore => "tiexecctl store setup",
+            Self::StoreFull => "tiexecctl store setup --size=SIZE",
             Self::ProcUnavailable => "mount -t proc proc /proc",
             _ => return None,
         })

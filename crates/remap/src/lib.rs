@@ -10,6 +10,7 @@ pub mod image;
 pub mod launch;
 pub mod pagecache;
 mod rebase;
+pub mod store;
 mod switch;
 mod verify;
 
