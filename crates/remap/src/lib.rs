@@ -10,5 +10,6 @@ pub mod image;
 pub mod launch;
 pub mod pagecache;
 mod switch;
+pub mod warm;
 
 pub use failure::Failure;

@@ -2,6 +2,7 @@
 
 mod doctor;
 mod inspect;
+mod warm;
 
 use std::fmt::Display;
 
@@ -26,6 +27,7 @@ pub fn run() -> u8 {
     match ctl.command {
         CtlCommand::Inspect { pid, json } => inspect::run(pid, json),
         CtlCommand::Doctor { pid, json } => doctor::run(pid, json),
+        CtlCommand::Warm(options) => warm::run(&options),
     }
 }
 
