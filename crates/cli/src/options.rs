@@ -93,12 +93,12 @@ impl LaunchSettings {
     }
 }
 
-/// `tiexecctl`: looks at processes and at the machine, and keeps the image store.
+/// `tiexecctl`: looks at processes and at the machine, keeps the image store, and warms files.
 #[derive(Parser, Clone, Debug)]
 #[command(
     name = "tiexecctl",
     version,
-    about = "Look at what huge pages a program's text is on, and at what this machine can do",
+    about = "See what huge pages a program's text is on and what this machine can do; warm program files",
     max_term_width = 100
 )]
 pub struct Ctl {
@@ -128,6 +128,9 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Bring the text of programs and shared libraries into huge pages of their page cache, where
+    /// every process and every later exec shares them
+    Warm(Warm),
     /// Look after the image store: files of huge pages that hold the text of programs, one for the
     /// whole machine
     #[command(subcommand)]
@@ -178,6 +181,30 @@ pub enum StoreCommand {
     },
     /// Print the directory in which this user's images are built
     Path,
+}
+
+/// The options of `tiexecctl warm`.
+#[derive(Args, Clone, Debug)]
+pub struct Warm {
+    /// The programs and shared libraries
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+
+    /// Only tell the state; nothing is read from the disk and nothing evicted
+    #[arg(long)]
+    pub check: bool,
+
+    /// Also the shared libraries that the files need, as their ld.so lists them
+    #[arg(long)]
+    pub deps: bool,
+
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print errors only
+    #[arg(short, long, conflicts_with = "json")]
+    pub quiet: bool,
 }
 
 #[cfg(test)]

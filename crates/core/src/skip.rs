@@ -103,6 +103,18 @@ reasons! {
     NotShareable = "not_shareable",
     /// The file's headers are beyond what an image of the store can be made of.
     OddFile = "odd_file",
+    /// The page cache does not hold the text.
+    NotCached = "not_cached",
+    /// Running processes have the text mapped, or locked: it cannot be evicted and read in anew.
+    InUse = "in_use",
+    /// The file has pages that are not written back yet.
+    DirtyFile = "dirty_file",
+    /// Somebody has the file open for writing.
+    OpenForWriting = "open_for_writing",
+    /// The file system keeps files in small folios only.
+    NoLargeFolios = "no_large_folios",
+    /// What the page cache holds is told to the file's owner only, and to those who may write to it.
+    NotOwner = "not_owner",
 }
 
 impl SkipReason {
@@ -141,6 +153,10 @@ impl SkipReason {
             Self::ForkFailed => "ulimit -u, or the pids cgroup's pids.max",
             Self::NoStore => "tiexecctl store setup",
             Self::StoreFull => "tiexecctl store setup --size=SIZE",
+            Self::NotCached => "tiexecctl warm FILE",
+            Self::InUse => "restart the processes that use it, then tiexecctl warm FILE",
+            Self::DirtyFile => "sync FILE, then tiexecctl warm FILE",
+            Self::NotOwner => "be root, or the file's owner",
             Self::ProcUnavailable => "mount -t proc proc /proc",
             _ => return None,
         })

@@ -13,5 +13,6 @@ mod rebase;
 pub mod store;
 mod switch;
 mod verify;
+pub mod warm;
 
 pub use failure::Failure;

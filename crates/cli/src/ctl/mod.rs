@@ -3,6 +3,7 @@
 mod doctor;
 mod inspect;
 mod store;
+mod warm;
 
 use std::fmt::Display;
 
@@ -28,6 +29,7 @@ pub fn run() -> u8 {
         CtlCommand::Inspect { pid, json } => inspect::run(pid, json),
         CtlCommand::Doctor { pid, json } => doctor::run(pid, json),
         CtlCommand::Store(command) => store::run(command),
+        CtlCommand::Warm(options) => warm::run(&options),
     }
 }
 
