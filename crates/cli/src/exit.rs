@@ -13,6 +13,8 @@ pub const OK: u8 = 0;
 pub const FAILED: u8 = 1;
 /// `tiexecctl`: usage.
 pub const USAGE: u8 = 2;
+/// `tiexecctl`: done for some of what was named, and not for the rest.
+pub const PARTIAL: u8 = 3;
 /// `tiexecctl`: there is no such process (any more).
 pub const GONE: u8 = 4;
 /// `tiexecctl`: not permitted.

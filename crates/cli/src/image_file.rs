@@ -32,7 +32,7 @@ pub struct Image {
 
 /// How much of a file is read at first: the program headers follow the ELF header in every file that
 /// a linker wrote.
-const PREFIX: usize = 4096;
+pub(crate) const PREFIX: usize = 4096;
 
 /// Finds the file that execvp(3) would try first with success, or `None`.
 pub fn search(program: &OsStr) -> Option<PathBuf> {
@@ -106,7 +106,8 @@ fn judge_elf(path: PathBuf, file: &File, meta: &std::fs::Metadata, prefix: &[u8]
     Verdict::Treat(Image { path, facts })
 }
 
-fn open(path: &Path) -> std::io::Result<File> {
+/// Opens a file for reading; does not wait at a FIFO.
+pub(crate) fn open(path: &Path) -> std::io::Result<File> {
     // Not to wait for the other end of a FIFO.
     OpenOptions::new()
         .read(true)
@@ -114,7 +115,12 @@ fn open(path: &Path) -> std::io::Result<File> {
         .open(path)
 }
 
-fn program_headers(file: &File, header: &ElfHeader, prefix: &[u8]) -> std::io::Result<Vec<u8>> {
+/// Returns the program headers, from `prefix` where they are in it.
+pub(crate) fn program_headers(
+    file: &File,
+    header: &ElfHeader,
+    prefix: &[u8],
+) -> std::io::Result<Vec<u8>> {
     let in_prefix = usize::try_from(header.table_offset)
         .ok()
         .and_then(|start| prefix.get(start..start.checked_add(header.table_len)?));
@@ -128,7 +134,7 @@ fn program_headers(file: &File, header: &ElfHeader, prefix: &[u8]) -> std::io::R
 }
 
 /// Reads until `buffer` is full or the file ends; returns how much there was.
-fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
+pub(crate) fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {
         match file.read_at(&mut buffer[done..], offset + done as u64) {

@@ -1,10 +1,12 @@
 //! The command lines, as clap sees them: syntax only.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use tiexec_core::config::{BackingChoice, Layer, parse_duration};
+use tiexec_remap::store::setup::Size;
 
 /// `tiexec`: becomes a program, with its text on huge pages.
 #[derive(Parser, Clone, Debug)]
@@ -91,12 +93,12 @@ impl LaunchSettings {
     }
 }
 
-/// `tiexecctl`: looks at processes and at the machine.
+/// `tiexecctl`: looks at processes and at the machine, keeps the image store, and warms files.
 #[derive(Parser, Clone, Debug)]
 #[command(
     name = "tiexecctl",
     version,
-    about = "Look at what huge pages a program's text is on, and at what this machine can do",
+    about = "See what huge pages a program's text is on and what this machine can do; warm program files",
     max_term_width = 100
 )]
 pub struct Ctl {
@@ -126,6 +128,83 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Bring the text of programs and shared libraries into huge pages of their page cache, where
+    /// every process and every later exec shares them
+    Warm(Warm),
+    /// Look after the image store: files of huge pages that hold the text of programs, one for the
+    /// whole machine
+    #[command(subcommand)]
+    Store(StoreCommand),
+}
+
+/// The commands of `tiexecctl store`.
+#[derive(Subcommand, Clone, Debug)]
+pub enum StoreCommand {
+    /// Mount the system's image store at /run/tiexec/images, or change its size
+    Setup {
+        /// How large it may become: 512M, 2G, or a share of the memory such as 10% [default: 10%]
+        #[arg(long, value_name = "SIZE")]
+        size: Option<Size>,
+        /// Change nothing; print a systemd mount unit that does it at every boot
+        #[arg(long)]
+        unit: bool,
+    },
+    /// Build the images of files before somebody needs them
+    Add {
+        /// Programs or shared libraries
+        #[arg(value_name = "FILE", required = true)]
+        files: Vec<PathBuf>,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the images, who uses them, and whether their originals are still the same
+    List {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove images whose originals are gone or have changed, and what dead builders left
+    Prune {
+        /// Also remove every image that no process maps
+        #[arg(long)]
+        all_unused: bool,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read every image and compare it with what its builder wrote
+    Verify {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the directory in which this user's images are built
+    Path,
+}
+
+/// The options of `tiexecctl warm`.
+#[derive(Args, Clone, Debug)]
+pub struct Warm {
+    /// The programs and shared libraries
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+
+    /// Only tell the state; nothing is read from the disk and nothing evicted
+    #[arg(long)]
+    pub check: bool,
+
+    /// Also the shared libraries that the files need, as their ld.so lists them
+    #[arg(long)]
+    pub deps: bool,
+
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print errors only
+    #[arg(short, long, conflicts_with = "json")]
+    pub quiet: bool,
 }
 
 #[cfg(test)]

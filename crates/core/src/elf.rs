@@ -4,6 +4,8 @@
 //! [`ElfHeader::parse`] on the first bytes says where the program headers are,
 //! [`ElfFacts::parse`] turns them into values. Nothing in a file is trusted: every sum is checked.
 
+use std::ops::Range;
+
 use object::elf::{self, FileHeader64, ProgramHeader64};
 use object::endian::LittleEndian;
 use object::pod;
@@ -189,9 +191,44 @@ impl ElfFacts {
         })
     }
 
+    /// Returns the parts of the file that are mapped as text, in whole base pages as the kernel maps
+    /// them; ascending, those that meet merged.
+    pub fn text_parts(&self, base: crate::addr::PageSize) -> Vec<Range<u64>> {
+        let mask = base.bytes() - 1;
+        let mut parts: Vec<Range<u64>> = self
+            .text()
+            .map(|load| {
+                let end = load.file_offset.saturating_add(load.file_size).saturating_add(mask);
+                (load.file_offset & !mask)..(end & !mask)
+            })
+            .filter(|part| !part.is_empty())
+            .collect();
+        parts.sort_unstable_by_key(|part| part.start);
+        let mut merged: Vec<Range<u64>> = Vec::new();
+        for part in parts {
+            match merged.last_mut() {
+                Some(last) if part.start <= last.end => last.end = last.end.max(part.end),
+                _ => merged.push(part),
+            }
+        }
+        merged
+    }
+
     fn text(&self) -> impl Iterator<Item = &LoadSegment> {
         self.loads.iter().filter(|load| load.is_text())
     }
+}
+
+/// Returns where in the file the path of its interpreter (`ld.so`) is, the closing zero byte
+/// included; `None` if it has none, or one whose place makes no sense.
+pub fn interpreter_part(header: &ElfHeader, table: &[u8]) -> Option<Range<u64>> {
+    let table = table.get(..header.table_len)?;
+    let count = header.table_len / size_of::<ProgramHeader64<LittleEndian>>();
+    let (headers, _) = pod::slice_from_bytes::<ProgramHeader64<LittleEndian>>(table, count).ok()?;
+    let interpreter =
+        headers.iter().find(|header| header.p_type.get(LittleEndian) == elf::PT_INTERP)?;
+    let start = interpreter.p_offset.get(LittleEndian);
+    Some(start..start.checked_add(interpreter.p_filesz.get(LittleEndian))?)
 }
 
 #[cfg(test)]
@@ -281,6 +318,21 @@ mod tests {
         let header = ElfHeader::parse(&image(elf::ET_DYN, &loads)).unwrap();
         assert!(header.position_independent);
         assert_eq!((header.entry, header.table_offset, header.table_len), (0x40_1000, 64, 112));
+    }
+
+    #[test]
+    fn text_parts_are_whole_pages_and_merged() {
+        let mut one = text(0x40_0123, 0x1000);
+        one.file_offset = 0x1123;
+        let mut next = text(0x50_0000, 0x2000);
+        next.file_offset = 0x3000;
+        let data = LoadSegment { exec: false, file_offset: 0x9000, ..text(0x60_0000, 0x1000) };
+        let empty = LoadSegment { file_offset: 0x20_0000, ..text(0x70_0000, 0) };
+        let facts = read(&image(elf::ET_DYN, &[next, one, data, empty])).unwrap();
+        assert_eq!(facts.text_parts(BASE), vec![0x1000..0x5000; 1]);
+        let high = LoadSegment { file_offset: u64::MAX - 0x1fff, ..text(0, 0x1000) };
+        let facts = read(&image(elf::ET_DYN, &[high])).unwrap();
+        assert!(facts.text_parts(BASE).iter().all(|part| part.start <= part.end));
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub mod elf;
 pub mod plan;
 pub mod proc;
 pub mod rebase;
+pub mod relaid;
 pub mod report;
 pub mod script;
 pub mod skip;

@@ -93,6 +93,28 @@ reasons! {
     TargetGone = "target_gone",
     /// The page cache holds the text in small folios, and only evicting it would change that.
     SmallFolios = "small_folios",
+    /// There is no image store here.
+    NoStore = "no_store",
+    /// The image store, or an image in it, could have been made by somebody else: it is not used.
+    StoreRefused = "store_refused",
+    /// The image store has no room for the image, also after removing images that nobody uses.
+    StoreFull = "store_full",
+    /// Not everybody may read the file, so it gets no image that everybody may read.
+    NotShareable = "not_shareable",
+    /// The file's headers are beyond what an image of the store can be made of.
+    OddFile = "odd_file",
+    /// The page cache does not hold the text.
+    NotCached = "not_cached",
+    /// Running processes have the text mapped, or locked: it cannot be evicted and read in anew.
+    InUse = "in_use",
+    /// The file has pages that are not written back yet.
+    DirtyFile = "dirty_file",
+    /// Somebody has the file open for writing.
+    OpenForWriting = "open_for_writing",
+    /// The file system keeps files in small folios only.
+    NoLargeFolios = "no_large_folios",
+    /// What the page cache holds is told to the file's owner only, and to those who may write to it.
+    NotOwner = "not_owner",
 }
 
 impl SkipReason {
@@ -110,6 +132,9 @@ impl SkipReason {
                 | Self::ForeignImage
                 | Self::Disabled
                 | Self::TargetGone
+                | Self::NoStore
+                | Self::NotShareable
+                | Self::OddFile
         )
     }
 }
@@ -126,6 +151,12 @@ impl SkipReason {
             Self::AddressSpace => "ulimit -v",
             Self::FdLimit => "ulimit -n",
             Self::ForkFailed => "ulimit -u, or the pids cgroup's pids.max",
+            Self::NoStore => "tiexecctl store setup",
+            Self::StoreFull => "tiexecctl store setup --size=SIZE",
+            Self::NotCached => "tiexecctl warm FILE",
+            Self::InUse => "restart the processes that use it, then tiexecctl warm FILE",
+            Self::DirtyFile => "sync FILE, then tiexecctl warm FILE",
+            Self::NotOwner => "be root, or the file's owner",
             Self::ProcUnavailable => "mount -t proc proc /proc",
             _ => return None,
         })

@@ -4,13 +4,17 @@
 
 #![forbid(unsafe_code)]
 
+mod copy;
 mod failure;
 pub mod headroom;
 pub mod image;
 pub mod launch;
 pub mod pagecache;
+mod program;
 mod rebase;
+pub mod store;
 mod switch;
 mod verify;
+pub mod warm;
 
 pub use failure::Failure;

@@ -40,13 +40,23 @@ pub fn prepare(
     pages: Pages,
     deadline: Instant,
 ) -> Result<Prepared, Failure> {
+    bring(file, chunks, pages, Some(deadline))
+}
+
+/// As [`prepare`]; without a deadline it goes on to the end.
+pub(crate) fn bring(
+    file: &File,
+    chunks: &[Range<u64>],
+    pages: Pages,
+    deadline: Option<Instant>,
+) -> Result<Prepared, Failure> {
     let mut prepared = Prepared::default();
     let mut wanted = 0;
     for run in runs(chunks) {
         let mapping = map(file, &run, pages)?;
         let _no_thp = mapping.advise_huge();
         wanted += run.end - run.start;
-        let mut late = !touch(&mapping, huge_pages(&run, pages), pages, Some(deadline));
+        let mut late = !touch(&mapping, huge_pages(&run, pages), pages, deadline);
         let mut huge = mapping.huge_parts(pages.pmd).map_err(unseen)?;
         if !late && total(&huge) < run.end - run.start {
             let small = missing(&run, &huge, pages);
@@ -108,7 +118,7 @@ pub fn state(
         mapping.advise_random().map_err(unmapped)?;
         let mut whole = Vec::new();
         for page in huge_pages(&run, pages) {
-            let cached = mapping.cached_bytes(&page, pages.base).map_err(unseen)?;
+            let cached = total(&mapping.cached_parts(&page, pages.base).map_err(unseen)?);
             if cached == pages.pmd.bytes() {
                 whole.push(page.clone());
             }
@@ -126,11 +136,11 @@ pub fn state(
     Ok(states)
 }
 
-fn map(file: &File, run: &Range<u64>, pages: Pages) -> Result<FileMapping, Failure> {
+pub(crate) fn map(file: &File, run: &Range<u64>, pages: Pages) -> Result<FileMapping, Failure> {
     FileMapping::new(file, run.clone(), pages.pmd).map_err(unmapped)
 }
 
-fn unmapped(error: SysError) -> Failure {
+pub(crate) fn unmapped(error: SysError) -> Failure {
     let reason = match error.errno {
         Errno::NOMEM => SkipReason::AddressSpace,
         _ => SkipReason::ReadFailed,
@@ -138,7 +148,7 @@ fn unmapped(error: SysError) -> Failure {
     Failure::new(reason, error)
 }
 
-fn unseen(error: SysError) -> Failure {
+pub(crate) fn unseen(error: SysError) -> Failure {
     Failure::new(SkipReason::ProcUnavailable, error)
 }
 
@@ -162,9 +172,14 @@ fn touch(
 
 /// Has the kernel make huge folios of the cached small ones, where it can. Returns whether all was
 /// done in time.
-fn collapse(mapping: &FileMapping, small: &[Range<u64>], pages: Pages, deadline: Instant) -> bool {
+fn collapse(
+    mapping: &FileMapping,
+    small: &[Range<u64>],
+    pages: Pages,
+    deadline: Option<Instant>,
+) -> bool {
     for page in small {
-        if Instant::now() >= deadline {
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return false;
         }
         match mapping.collapse(page) {
@@ -195,7 +210,10 @@ fn push(parts: &mut Vec<Range<u64>>, part: Range<u64>) {
     }
 }
 
-fn huge_pages(run: &Range<u64>, pages: Pages) -> impl Iterator<Item = Range<u64>> + use<> {
+pub(crate) fn huge_pages(
+    run: &Range<u64>,
+    pages: Pages,
+) -> impl Iterator<Item = Range<u64>> + use<> {
     let pmd = pages.pmd.bytes();
     let start = run.start;
     (0..(run.end - run.start) / pmd).map(move |index| {
@@ -204,7 +222,7 @@ fn huge_pages(run: &Range<u64>, pages: Pages) -> impl Iterator<Item = Range<u64>
     })
 }
 
-fn total(parts: &[Range<u64>]) -> u64 {
+pub(crate) fn total(parts: &[Range<u64>]) -> u64 {
     parts.iter().map(|part| part.end - part.start).sum()
 }
 

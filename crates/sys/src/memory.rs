@@ -1,4 +1,4 @@
-//! A memfd mapped here, aligned to huge pages, to be filled.
+//! A memfd, or a file of a tmpfs, mapped here, aligned to huge pages, to be filled.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -25,6 +25,19 @@ impl FillMapping {
     /// # Errors
     /// ENOMEM at `RLIMIT_AS`, or for hugetlb where the pool or the cgroup has too few pages.
     pub fn new(memfd: &File, len: usize, align: PageSize) -> Result<Self, SysError> {
+        Self::at(memfd, 0, len, align)
+    }
+
+    /// As [`new`](Self::new), from byte `file_offset` of the file on, a multiple of `align`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn at(
+        file: &File,
+        file_offset: u64,
+        len: usize,
+        align: PageSize,
+    ) -> Result<Self, SysError> {
         let reserved = Reservation::new(len, align)?;
         // SAFETY: the `len` bytes lie in the reservation made above, which nobody else knows of.
         unsafe {
@@ -33,8 +46,8 @@ impl FillMapping {
                 len,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED | MapFlags::FIXED,
-                memfd.as_fd(),
-                0,
+                file.as_fd(),
+                file_offset,
             )
         }
         .map_err(SysError::of("mmap(MAP_SHARED)"))?;

@@ -13,9 +13,10 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileExt;
 
 use rustix::mm::{MapFlags, ProtFlags};
-use tiexec_core::addr::PageSize;
+use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::proc::smaps;
 
 use crate::error::{Errno, SysError, check};
@@ -141,12 +142,17 @@ impl FileMapping {
         self.advise("madvise(MADV_COLLAPSE)", part, MADV_COLLAPSE)
     }
 
-    /// `mincore` — returns how many bytes of `part` the page cache holds, in whole pages of size
-    /// `base`. Reads nothing in. Where [`may_look`] says no, all seems cached.
+    /// `mincore` — returns which parts of `part` the page cache holds, in whole pages of size `base`;
+    /// ascending, adjoining parts merged. Reads nothing in. Where [`may_look`] says no, all seems
+    /// cached.
     ///
     /// # Errors
     /// EAGAIN if the kernel is out of memory.
-    pub fn cached_bytes(&self, part: &Range<u64>, base: PageSize) -> Result<u64, SysError> {
+    pub fn cached_parts(
+        &self,
+        part: &Range<u64>,
+        base: PageSize,
+    ) -> Result<Vec<Range<u64>>, SysError> {
         const CALL: &str = "mincore";
         let (at, len) = self.within(CALL, part)?;
         let start = self.reserved.part(CALL, at, len)?;
@@ -156,7 +162,39 @@ impl FileMapping {
         let returned =
             unsafe { libc::mincore(start.as_ptr().cast(), len, states.as_mut_ptr().cast()) };
         check(CALL, returned.into())?;
-        Ok(states.iter().filter(|&&state| state & 1 != 0).count() as u64 * base.bytes())
+        let mut parts: Vec<Range<u64>> = Vec::new();
+        let pages = (part.start..).step_by(page);
+        for (at, _) in pages.zip(states).filter(|(_, state)| state & 1 != 0) {
+            match parts.last_mut() {
+                Some(last) if last.end == at => last.end += base.bytes(),
+                _ => parts.push(at..at + base.bytes()),
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Returns whether any page of `part` that was touched through this mapping is also mapped
+    /// elsewhere, by this process or another (`/proc/self/pagemap`, bit 56).
+    ///
+    /// # Errors
+    /// `/proc/self` is not to be had.
+    pub fn is_mapped_elsewhere(&self, part: &Range<u64>, base: PageSize) -> Result<bool, SysError> {
+        const CALL: &str = "read(/proc/self/pagemap)";
+        const PRESENT: u64 = 1 << 63;
+        const EXCLUSIVE: u64 = 1 << 56;
+        let (at, len) = self.within(CALL, part)?;
+        let page = self.reserved.part(CALL, at, len)?.as_ptr().addr() as u64 / base.bytes();
+        let pages = usize::try_from(len as u64 / base.bytes()).unwrap_or(0);
+        let mut entries = vec![0u8; pages * size_of::<u64>()];
+        let pagemap = ProcDir::this_process()?.open_file("pagemap", false)?;
+        pagemap.read_exact_at(&mut entries, page * size_of::<u64>() as u64).map_err(|error| {
+            SysError { call: CALL, errno: Errno(error.raw_os_error().unwrap_or(libc::EIO)) }
+        })?;
+        let (entries, _none) = entries.as_chunks::<{ size_of::<u64>() }>();
+        Ok(entries.iter().any(|entry| {
+            let entry = u64::from_ne_bytes(*entry);
+            entry & PRESENT != 0 && entry & EXCLUSIVE == 0
+        }))
     }
 
     /// Returns which parts of the file this mapping maps by PMD entries now: of those that were
@@ -262,7 +300,7 @@ struct PageRegion {
 ///
 /// # Errors
 /// The file cannot be mapped.
-pub fn may_look(file: &File, pages: tiexec_core::addr::Pages) -> Result<bool, SysError> {
+pub fn may_look(file: &File, pages: Pages) -> Result<bool, SysError> {
     // A page past the end of the file is never cached. To those who are not told, all pages are.
     let size = rustix::fs::fstat(file).map_err(SysError::of("fstat"))?.st_size;
     let past = u64::try_from(size)
@@ -270,11 +308,11 @@ pub fn may_look(file: &File, pages: tiexec_core::addr::Pages) -> Result<bool, Sy
         .and_then(|size| size.checked_next_multiple_of(pages.pmd.bytes()))
         .ok_or(SysError { call: "fstat", errno: Errno::INVAL })?;
     let mapping = FileMapping::new(file, past..past + pages.pmd.bytes(), pages.pmd)?;
-    Ok(mapping.cached_bytes(&(past..past + pages.base.bytes()), pages.base)? == 0)
+    Ok(mapping.cached_parts(&(past..past + pages.base.bytes()), pages.base)?.is_empty())
 }
 
 /// `posix_fadvise(POSIX_FADV_DONTNEED)` — drops what of `part` is cached, clean and mapped by
-/// nobody. What remains is for [`FileMapping::cached_bytes`] to say.
+/// nobody. What remains is for [`FileMapping::cached_parts`] to say.
 ///
 /// # Errors
 /// EINVAL, ESPIPE for what is no file.

@@ -2,6 +2,8 @@
 
 mod doctor;
 mod inspect;
+mod store;
+mod warm;
 
 use std::fmt::Display;
 
@@ -26,6 +28,8 @@ pub fn run() -> u8 {
     match ctl.command {
         CtlCommand::Inspect { pid, json } => inspect::run(pid, json),
         CtlCommand::Doctor { pid, json } => doctor::run(pid, json),
+        CtlCommand::Store(command) => store::run(command),
+        CtlCommand::Warm(options) => warm::run(&options),
     }
 }
 

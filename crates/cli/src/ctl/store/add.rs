@@ -1,0 +1,85 @@
+//! `tiexecctl store add FILE…`: builds images before somebody needs them.
+
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tiexec_core::skip::SkipReason;
+use tiexec_remap::Failure;
+use tiexec_remap::store::{BuildOrder, Store};
+use tiexec_sys::procfs::ProcDir;
+
+use super::{failed, own, print};
+use crate::exit;
+
+/// How long one image may take. Nobody waits for it to start a program.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// What became of one file.
+#[derive(Serialize)]
+struct Added<'a> {
+    original: &'a Path,
+    image: Option<PathBuf>,
+    reason: Option<SkipReason>,
+    detail: Option<String>,
+}
+
+pub(super) fn run(files: &[PathBuf], json: bool) -> u8 {
+    let doing = "build images";
+    let store = match own(doing) {
+        Ok(store) => store,
+        Err(status) => return status,
+    };
+    let process = match ProcDir::this_process() {
+        Ok(process) => process,
+        Err(error) => return super::super::failed(doing, error),
+    };
+    let mut all = Vec::new();
+    for path in files {
+        let result = add(&store, &process, path);
+        if let Err(failure) = &result {
+            failed(&format!("build an image of {}", path.display()), failure);
+        }
+        let (image, failure) = match result {
+            Ok(image) => (Some(image), None),
+            Err(failure) => (None, Some(failure)),
+        };
+        if let (Some(image), false) = (&image, json) {
+            print(&format!("{}\n", image.display()));
+        }
+        let reason = failure.as_ref().map(|failure| failure.reason);
+        let detail = failure.map(|failure| failure.detail);
+        all.push(Added { original: path, image, reason, detail });
+    }
+    let built = all.iter().filter(|added| added.image.is_some()).count();
+    if json {
+        print(&super::list::as_json("store_add", &[("images", &all)]));
+    }
+    match built {
+        0 => exit::FAILED,
+        _ if built < all.len() => exit::PARTIAL,
+        _ => exit::OK,
+    }
+}
+
+fn add(store: &Store, process: &ProcDir, path: &Path) -> Result<PathBuf, Failure> {
+    let unread = |error: std::io::Error| {
+        let reason = match error.kind() {
+            std::io::ErrorKind::PermissionDenied => SkipReason::UnreadableImage,
+            _ => SkipReason::ReadFailed,
+        };
+        Failure::new(reason, error)
+    };
+    // The path that maps shows, with all links followed.
+    let path = path.canonicalize().map_err(unread)?;
+    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let original = File::options().read(true).custom_flags(flags).open(&path).map_err(unread)?;
+    if !original.metadata().map_err(unread)?.is_file() {
+        return Err(Failure::new(SkipReason::OddFile, "is no regular file"));
+    }
+    let deadline = Instant::now() + PATIENCE;
+    let order = BuildOrder { original: &original, path: &path, process, deadline };
+    store.find_or_build(&order).map(|image| image.path)
+}

@@ -1,0 +1,79 @@
+//! `tiexecctl store`: looks after the image store.
+
+mod add;
+mod list;
+mod prune;
+mod setup;
+mod verify;
+
+use tiexec_core::addr::Pages;
+use tiexec_core::skip::SkipReason;
+use tiexec_remap::Failure;
+use tiexec_remap::store::Store;
+use tiexec_remap::store::directory::{Directory, SYSTEM};
+use tiexec_sys::thp;
+
+use super::print;
+use crate::exit;
+use crate::options::StoreCommand;
+use crate::say::warn;
+
+pub(super) fn run(command: StoreCommand) -> u8 {
+    match command {
+        StoreCommand::Setup { size, unit } => setup::run(size, unit),
+        StoreCommand::Add { files, json } => add::run(&files, json),
+        StoreCommand::List { json } => list::run(json),
+        StoreCommand::Prune { all_unused, json } => prune::run(all_unused, json),
+        StoreCommand::Verify { json } => verify::run(json),
+        StoreCommand::Path => path(),
+    }
+}
+
+/// Says why, and what changes it; returns the exit status for it.
+fn failed(doing: &str, failure: &Failure) -> u8 {
+    warn(format_args!("cannot {doing}: {failure}"));
+    hint(failure.reason);
+    exit::FAILED
+}
+
+fn hint(reason: SkipReason) {
+    if let Some(fix) = reason.fix() {
+        warn(format_args!("hint: {fix}"));
+    }
+}
+
+/// Returns every store that can be looked at.
+fn all(doing: &str) -> Result<Vec<Directory>, u8> {
+    Directory::all().map_err(|failure| failed(doing, &failure))
+}
+
+/// Opens the stores in which this user can have images built.
+fn own(doing: &str) -> Result<Store, u8> {
+    let pages = pages(doing)?;
+    let store = Store::open_for_this_user(pages).map_err(|failure| failed(doing, &failure))?;
+    store.ok_or_else(|| none(doing))
+}
+
+fn none(doing: &str) -> u8 {
+    let why =
+        format!("{SYSTEM} is not set up, and XDG_RUNTIME_DIR is not a tmpfs that allows execution");
+    failed(doing, &Failure::new(SkipReason::NoStore, why))
+}
+
+fn pages(doing: &str) -> Result<Pages, u8> {
+    thp::pages().ok_or_else(|| {
+        let why = "the kernel has no transparent huge pages";
+        failed(doing, &Failure::new(SkipReason::ThpUnsupported, why))
+    })
+}
+
+fn path() -> u8 {
+    let doing = "name a store";
+    match own(doing) {
+        Ok(store) => match store.path() {
+            Some(path) => print(&format!("{}\n", path.display())),
+            None => none(doing),
+        },
+        Err(status) => status,
+    }
+}

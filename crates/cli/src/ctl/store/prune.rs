@@ -1,0 +1,45 @@
+//! `tiexecctl store prune`: removes what nobody needs.
+
+use tiexec_core::addr::mib;
+use tiexec_remap::store::directory::{Directory, SYSTEM};
+use tiexec_remap::store::prune::{Removed, Why, prune};
+
+use super::{all, failed, print};
+use crate::exit;
+use crate::say::warn;
+
+pub(super) fn run(all_unused: bool, json: bool) -> u8 {
+    let doing = "prune the image store";
+    let directories = match all(doing) {
+        Ok(directories) => directories,
+        Err(status) => return status,
+    };
+    let there_are_others = !directories.is_empty();
+    let ours: Vec<Directory> = directories.into_iter().filter(Directory::is_ours).collect();
+    if ours.is_empty() && there_are_others {
+        warn(format_args!("cannot {doing}: only root can remove images from {SYSTEM}"));
+        return exit::NOT_PERMITTED;
+    }
+    let mut removed: Vec<Removed> = Vec::new();
+    for directory in &ours {
+        match prune(directory, all_unused) {
+            Ok(more) => removed.extend(more),
+            Err(failure) => return failed(doing, &failure),
+        }
+    }
+    if json {
+        return print(&super::list::as_json("store_prune", &[("removed", &removed)]));
+    }
+    print(&removed.iter().map(line).collect::<String>())
+}
+
+fn line(removed: &Removed) -> String {
+    let why = match removed.why {
+        Why::Outdated => "outdated",
+        Why::Damaged => "damaged",
+        Why::Unused => "unused",
+        Why::LeftOver => "left by a dead builder",
+    };
+    let name = removed.original.as_deref().unwrap_or(&removed.name);
+    format!("removed {name} ({} MiB): {why}\n", mib(removed.bytes))
+}

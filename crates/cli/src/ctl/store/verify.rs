@@ -1,0 +1,53 @@
+//! `tiexecctl store verify`: whether images are what their builders wrote.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+use tiexec_remap::store::verify::verify;
+
+use super::{all, failed, print};
+use crate::exit;
+
+/// One image, as JSON shows it.
+#[derive(Serialize)]
+struct Verified {
+    path: String,
+    original: Option<String>,
+    problems: Vec<String>,
+}
+
+pub(super) fn run(json: bool) -> u8 {
+    let doing = "verify the image store";
+    let directories = match all(doing) {
+        Ok(directories) => directories,
+        Err(status) => return status,
+    };
+    let mut verified = Vec::new();
+    for directory in &directories {
+        match verify(directory) {
+            Ok(verdicts) => verified.extend(verdicts.into_iter().map(|verdict| Verified {
+                path: directory.path.join(&verdict.name).display().to_string(),
+                original: verdict.original,
+                problems: verdict.problems,
+            })),
+            Err(failure) => return failed(doing, &failure),
+        }
+    }
+    let bad = verified.iter().any(|image| !image.problems.is_empty());
+    let status = print(&if json {
+        super::list::as_json("store_verify", &[("images", &verified)])
+    } else {
+        as_text(&verified)
+    });
+    if bad { exit::FAILED } else { status }
+}
+
+fn as_text(verified: &[Verified]) -> String {
+    verified.iter().fold(String::new(), |mut text, Verified { path, problems, .. }| {
+        let _infallible = match &problems[..] {
+            [] => writeln!(text, "ok    {path}"),
+            problems => writeln!(text, "FAIL  {path} {}", problems.join("; ")),
+        };
+        text
+    })
+}

@@ -1,0 +1,198 @@
+//! Which shared libraries a file needs: what its own `ld.so` lists, by its own rules.
+//!
+//! `ld.so --list FILE` maps the file and its libraries and prints where they are; nothing of the
+//! file runs. What runs is `ld.so` itself, so it must be one that only root can have put there.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::elf_file::ElfFile;
+
+/// How long `ld.so` may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// More output than this is no list of libraries.
+const LONGEST: u64 = 1 << 20;
+
+/// The interpreters that a library without one of its own is listed by: the first that is there.
+const DEFAULTS: &[&str] = if cfg!(target_arch = "aarch64") {
+    &["/lib/ld-linux-aarch64.so.1", "/lib/ld-musl-aarch64.so.1"]
+} else {
+    &["/lib64/ld-linux-x86-64.so.2", "/lib/ld-musl-x86_64.so.1"]
+};
+
+/// Returns the paths of what the file needs, its interpreter included, in `ld.so`'s order. A static
+/// program needs nothing.
+///
+/// # Errors
+/// In words: an interpreter that is not to be trusted, a library that is not found, no list.
+pub(super) fn of(path: &Path, file: &ElfFile) -> Result<Vec<PathBuf>, String> {
+    let interpreter = match &file.interpreter {
+        Some(interpreter) => interpreter.clone(),
+        None if !file.facts.position_independent => return Ok(Vec::new()),
+        None => DEFAULTS
+            .iter()
+            .map(PathBuf::from)
+            .find(|path| path.exists())
+            .ok_or_else(|| format!("no interpreter here: neither of {}", DEFAULTS.join(", ")))?,
+    };
+    trust(&interpreter)?;
+    let name = interpreter.display();
+    // With a slash, or ld.so would look for it as for a library.
+    let path = std::path::absolute(path).map_err(|error| error.to_string())?;
+    let output = list(&interpreter, &path).map_err(|error| format!("{name} --list: {error}"))?;
+    let mut needed = vec![interpreter.clone()];
+    needed.extend(parse(&output).map_err(|error| format!("{name} --list: {error}"))?);
+    Ok(needed)
+}
+
+/// Checks that only root can have made the interpreter what it is.
+fn trust(interpreter: &Path) -> Result<(), String> {
+    let bad = |path: &Path, what: &str| Err(format!("will not run {}: {what}", path.display()));
+    if !interpreter.is_absolute() {
+        return bad(interpreter, "not an absolute path");
+    }
+    let real = interpreter
+        .canonicalize()
+        .map_err(|error| format!("no interpreter {}: {error}", interpreter.display()))?;
+    let mut names = real.components().filter_map(|component| match component {
+        Component::Normal(name) => Some(name.as_bytes()),
+        _ => None,
+    });
+    let first = match names.next() {
+        Some(b"usr") => names.next(),
+        first => first,
+    };
+    if !first.is_some_and(|name| name.starts_with(b"lib")) {
+        return bad(&real, "not in a system directory");
+    }
+    for path in real.ancestors() {
+        let metadata = path.metadata().map_err(|error| format!("{}: {error}", path.display()))?;
+        if metadata.uid() != 0 || metadata.mode() & 0o022 != 0 {
+            return bad(path, "others than root may write to it");
+        }
+    }
+    if real.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        Ok(())
+    } else {
+        bad(&real, "not a regular file")
+    }
+}
+
+/// Runs `ld.so --list`, with nothing of our environment.
+fn list(interpreter: &Path, path: &Path) -> Result<Vec<u8>, String> {
+    let words = |error: std::io::Error| error.to_string();
+    let mut child = Command::new(interpreter)
+        .arg("--list")
+        .arg(path)
+        .env_clear()
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(words)?;
+    let (told, tells) = mpsc::channel();
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    std::thread::spawn(move || {
+        let mut output = Vec::new();
+        let _cut = stdout.map(|pipe| pipe.take(LONGEST).read_to_end(&mut output));
+        let mut complaint = Vec::new();
+        let _cut = stderr.map(|pipe| pipe.take(LONGEST).read_to_end(&mut complaint));
+        let _gone = told.send((output, complaint));
+    });
+    let Ok((output, complaint)) = tells.recv_timeout(PATIENCE) else {
+        let _ended = child.kill();
+        let _reaped = child.wait();
+        return Err(format!("no answer in {} s", PATIENCE.as_secs()));
+    };
+    let status = child.wait().map_err(words)?;
+    if status.success() {
+        return Ok(output);
+    }
+    let complaint = String::from_utf8_lossy(&complaint);
+    Err(complaint.lines().next().map_or_else(|| status.to_string(), str::to_owned))
+}
+
+/// Reads the lines of `ld.so --list`: `NAME => PATH (ADDRESS)` or `PATH (ADDRESS)`; a name without
+/// a slash and without an arrow is the vDSO.
+fn parse(output: &[u8]) -> Result<Vec<PathBuf>, String> {
+    let mut paths = Vec::new();
+    for line in output.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii) {
+        if line.is_empty() || line == b"statically linked" {
+            continue;
+        }
+        let strange = || format!("not understood: {}", String::from_utf8_lossy(line));
+        let arrow = b" => ";
+        let (found, arrow) = match line.windows(arrow.len()).position(|window| window == arrow) {
+            Some(at) => (&line[at + arrow.len()..], true),
+            None => (line, false),
+        };
+        if arrow && found.starts_with(b"not found") {
+            return Err(format!("{}", String::from_utf8_lossy(line)));
+        }
+        let end = found.windows(4).rposition(|window| window == b" (0x").ok_or_else(strange)?;
+        if !found.ends_with(b")") {
+            return Err(strange());
+        }
+        let path = &found[..end];
+        match path.first() {
+            Some(b'/') => paths.push(PathBuf::from(OsStr::from_bytes(path))),
+            Some(_) if !arrow && !path.contains(&b'/') => {}
+            _ => return Err(strange()),
+        }
+    }
+    Ok(paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_both_libcs_lists() {
+        let glibc = b"\tlinux-vdso.so.1 (0x00007ffd3a5f2000)\n\
+            \tlibm.so.6 => /lib/x86_64-linux-gnu/libm.so.6 (0x00007f3a5a000000)\n\
+            \tlibodd.so => /opt/a (0x1) b/libodd.so (0x00007f3a5a000000)\n\
+            \t/lib64/ld-linux-x86-64.so.2 (0x00007f3a5a4c8000)\n";
+        let expected = [
+            "/lib/x86_64-linux-gnu/libm.so.6",
+            "/opt/a (0x1) b/libodd.so",
+            "/lib64/ld-linux-x86-64.so.2",
+        ];
+        assert_eq!(parse(glibc).unwrap(), expected.map(PathBuf::from));
+        let musl = b"\t/lib/ld-musl-x86_64.so.1 (0x7f0c)\n\tlibc.so => /lib/ld-musl-x86_64.so.1 (0x7f0c)\n";
+        assert_eq!(parse(musl).unwrap().len(), 2);
+        assert_eq!(parse(b"\tstatically linked\n").unwrap().len(), 0);
+    }
+
+    #[test]
+    fn what_is_strange_is_refused() {
+        for line in [
+            "libx.so => not found",
+            "libx.so => relative/libx.so (0x1)",
+            "libx.so => (0x1)",
+            "sub/libx.so (0x1)",
+            "/lib/libx.so",
+            "/lib/libx.so (0x1) more",
+            "hello",
+        ] {
+            assert!(parse(line.as_bytes()).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn only_the_systems_own_interpreters_are_run() {
+        let own = tempfile::NamedTempFile::new().unwrap();
+        for path in
+            [own.path(), Path::new("ld.so"), Path::new("/etc/passwd"), Path::new("/usr/lib")]
+        {
+            assert!(trust(path).is_err(), "{}", path.display());
+        }
+        assert!(DEFAULTS.iter().any(|path| trust(Path::new(path)).is_ok()));
+    }
+}

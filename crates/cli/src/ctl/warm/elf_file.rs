@@ -1,0 +1,85 @@
+//! A file named on the command line, opened and found to be an ELF image.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use tiexec_core::elf::{ElfFacts, ElfHeader, interpreter_part};
+use tiexec_core::script;
+
+use crate::exit;
+use crate::image_file::{PREFIX, open, program_headers, read_up_to};
+
+/// The longest path that an ELF file may name.
+const PATH_MAX: u64 = 4096;
+
+/// An ELF image of this machine, open for reading.
+pub(super) struct ElfFile {
+    pub(super) file: File,
+    pub(super) facts: ElfFacts,
+    /// What starts it: `PT_INTERP`.
+    pub(super) interpreter: Option<PathBuf>,
+    /// Device and inode.
+    pub(super) identity: (u64, u64),
+}
+
+impl ElfFile {
+    /// Opens it; symlinks are followed.
+    ///
+    /// # Errors
+    /// In words, with the exit status for it.
+    pub(super) fn open(path: &Path) -> Result<Self, (String, u8)> {
+        let io = |error: std::io::Error| {
+            let status = match error.kind() {
+                ErrorKind::PermissionDenied => exit::NOT_PERMITTED,
+                _ => exit::FAILED,
+            };
+            let errno = error.raw_os_error().map(tiexec_sys::Errno);
+            (errno.map_or_else(|| error.to_string(), |errno| errno.to_string()), status)
+        };
+        let wrong = |what: &str| (what.to_owned(), exit::FAILED);
+        // Looked at before it is opened: to open a device does something to it.
+        if !path.metadata().map_err(io)?.is_file() {
+            return Err(wrong("not a regular file"));
+        }
+        let file = open(path).map_err(io)?;
+        let metadata = file.metadata().map_err(io)?;
+        if !metadata.is_file() {
+            return Err(wrong("not a regular file"));
+        }
+        let mut prefix = vec![0; PREFIX];
+        let len = read_up_to(&file, &mut prefix, 0).map_err(io)?;
+        prefix.truncate(len);
+        if let Some(interpreter) = script::interpreter(&prefix) {
+            let interpreter = Path::new(std::ffi::OsStr::from_bytes(interpreter)).display();
+            return Err(wrong(&format!("a script; what runs is its interpreter, {interpreter}")));
+        }
+        let elf = |error: tiexec_core::elf::ElfError| (error.to_string(), exit::FAILED);
+        let header = ElfHeader::parse(&prefix).map_err(elf)?;
+        let table = program_headers(&file, &header, &prefix).map_err(io)?;
+        let facts = ElfFacts::parse(&header, &table).map_err(elf)?;
+        let mut texts = facts.loads.iter().filter(|load| load.is_text());
+        if texts.any(|load| load.file_offset + load.file_size > metadata.len()) {
+            return Err(wrong("truncated: the file ends before its text"));
+        }
+        let interpreter = match interpreter_part(&header, &table) {
+            Some(part) => {
+                Some(read_path(&file, &part).ok_or_else(|| wrong("malformed PT_INTERP"))?)
+            }
+            None => None,
+        };
+        Ok(Self { file, facts, interpreter, identity: (metadata.dev(), metadata.ino()) })
+    }
+}
+
+/// Reads a path that ends in a zero byte.
+fn read_path(file: &File, part: &Range<u64>) -> Option<PathBuf> {
+    let len = part.end.checked_sub(part.start).filter(|len| (2..=PATH_MAX).contains(len))?;
+    let mut path = vec![0; usize::try_from(len).ok()?];
+    let read = read_up_to(file, &mut path, part.start).ok()?;
+    let path = path.get(..read)?.strip_suffix(b"\0")?;
+    (!path.contains(&0)).then(|| PathBuf::from(std::ffi::OsStr::from_bytes(path)))
+}

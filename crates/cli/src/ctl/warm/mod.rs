@@ -1,0 +1,133 @@
+//! `tiexecctl warm FILE…`: the text of files into huge folios of their page cache.
+
+mod closure;
+mod elf_file;
+mod progress;
+mod table;
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use tiexec_core::addr::Pages;
+use tiexec_core::skip::SkipReason;
+use tiexec_remap::warm as remap;
+use tiexec_sys::thp;
+
+use super::print;
+use crate::exit;
+use crate::options::Warm;
+use crate::say::warn;
+use elf_file::ElfFile;
+use progress::Progress;
+use table::{Row, Rows};
+
+pub(super) fn run(options: &Warm) -> u8 {
+    let Some(pages) = thp::pages() else {
+        warn("cannot warm anything: the kernel has no transparent huge pages");
+        return exit::FAILED;
+    };
+    let mut run = Run { options, pages, seen: HashSet::new(), rows: Rows::new(options.check) };
+    for path in &options.files {
+        run.named(path);
+    }
+    let rows = run.rows;
+    let printed = match (options.json, options.quiet) {
+        (true, _) => print(&rows.to_json()),
+        (false, true) => exit::OK,
+        (false, false) => print(&rows.to_string()),
+    };
+    if printed == exit::OK { rows.status() } else { printed }
+}
+
+struct Run<'a> {
+    options: &'a Warm,
+    pages: Pages,
+    /// Device and inode of each file that is done: one may be named twice, or needed twice.
+    seen: HashSet<(u64, u64)>,
+    rows: Rows,
+}
+
+impl Run<'_> {
+    fn doing(&self) -> &'static str {
+        if self.options.check { "check" } else { "warm" }
+    }
+
+    /// Does one file of the command line, and with `--deps` what it needs.
+    fn named(&mut self, path: &Path) {
+        let Some(file) = self.open(path) else { return };
+        // Found before the file is warmed: ld.so maps it meanwhile.
+        let needed = if self.options.deps { closure::of(path, &file) } else { Ok(Vec::new()) };
+        self.file(path, &file);
+        match needed {
+            Ok(needed) => needed.iter().for_each(|path| self.dependency(path)),
+            Err(error) => {
+                self.failed(path, &format!("what it needs is not known: {error}"), exit::FAILED);
+            }
+        }
+    }
+
+    fn dependency(&mut self, path: &Path) {
+        if let Some(file) = self.open(path) {
+            self.file(path, &file);
+        }
+    }
+
+    fn open(&mut self, path: &Path) -> Option<ElfFile> {
+        match ElfFile::open(path) {
+            Ok(file) => Some(file),
+            Err((error, status)) => {
+                self.failed(path, &error, status);
+                None
+            }
+        }
+    }
+
+    fn failed(&mut self, path: &Path, error: &str, status: u8) {
+        warn(format_args!("cannot {} {}: {error}", self.doing(), path.display()));
+        self.rows.failed(path, error, status);
+    }
+
+    fn file(&mut self, path: &Path, file: &ElfFile) {
+        if !self.seen.insert(file.identity) {
+            return;
+        }
+        let text = file.facts.text_parts(self.pages.base);
+        let done = if self.options.check {
+            remap::look(&file.file, &text, self.pages)
+        } else {
+            let total = text.iter().map(|part| part.end - part.start).sum();
+            let mut progress = Progress::new(path, total);
+            remap::warm(&file.file, &text, self.pages, |bytes| progress.at(bytes))
+        };
+        match done {
+            Ok(warmth) => {
+                self.explain(path, &warmth);
+                self.rows.done(Row::new(path, warmth));
+            }
+            Err(failure) => self.failed(path, &failure.detail, exit::FAILED),
+        }
+    }
+
+    /// Says why a file did not become huge.
+    fn explain(&self, path: &Path, warmth: &remap::Warmth) {
+        let missing = warmth.missing();
+        let Some(obstacle) = &warmth.obstacle else { return };
+        if missing == 0 || self.options.quiet {
+            return;
+        }
+        let fix = match obstacle.reason {
+            SkipReason::InUse => "; restart them, then warm again",
+            SkipReason::DirtyFile => "; sync it, then warm again",
+            SkipReason::NotOwner => "; be root, or its owner",
+            _ => "",
+        };
+        let pmd = self.pages.pmd.bytes();
+        warn(format_args!(
+            "{}: {} of {} huge pages left as they are: {}{fix}",
+            path.display(),
+            missing / pmd,
+            (missing + warmth.huge_bytes) / pmd,
+            obstacle.detail,
+        ));
+    }
+}

@@ -1,0 +1,191 @@
+//! An ELF file laid out anew, so that every LOAD segment lies at an offset congruent with its vaddr
+//! modulo the huge page: what an image of the store looks like.
+//!
+//! ```text
+//! image offset  0         front                                       tail
+//!               | headers | LOAD ····· hole ····· LOAD | hole | LOAD | sections | section headers |
+//!                 notes     image offset = vaddr - origin + front
+//! ```
+//!
+//! The file and program headers, and the notes that hold the build ID, go to a front of their own.
+//! They are what must differ from the original; so each byte that a LOAD segment maps is the
+//! original's, also where the headers lie inside the text. What no LOAD segment maps (symbols, debug
+//! sections) follows behind, and the section headers come last, so that `readelf`, `nm`, `perf` and
+//! `gdb` read the image as they read the original.
+//!
+//! The result is a description: which ranges to copy, which bytes to write. Nothing in the file is
+//! trusted; every sum is checked.
+
+mod notes;
+mod segments;
+mod tail;
+
+use object::elf::{FileHeader64, ProgramHeader64};
+use object::endian::LittleEndian;
+use object::pod;
+use object::read::ReadRef;
+use object::read::elf::FileHeader;
+use thiserror::Error;
+
+use crate::addr::{AddrRange, Pages, RemoteAddr};
+use crate::elf::{ElfError, ElfHeader};
+
+/// Which rules laid an image out. An image made by others is not this version's.
+pub const VERSION: u32 = 1;
+
+/// Why a file cannot be laid out anew.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum LayoutError {
+    /// No ELF file of this machine.
+    #[error("{0}")]
+    Elf(#[from] ElfError),
+    /// Headers that contradict themselves, or point past the end of the file.
+    #[error("malformed ELF headers: {0}")]
+    Malformed(&'static str),
+    /// Headers that may be sound, and are beyond what an image is made of.
+    #[error("odd ELF file: {0}")]
+    Odd(&'static str),
+}
+
+/// A range of the original that goes into the image.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Copied {
+    /// Offset in the original, in bytes.
+    pub from: u64,
+    /// Offset in the image, in bytes.
+    pub to: u64,
+    /// Length in bytes; never 0.
+    pub len: u64,
+}
+
+/// Bytes that are the image's own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Written {
+    /// Offset in the image, in bytes.
+    pub at: u64,
+    /// What stands there; never empty.
+    pub bytes: Vec<u8>,
+}
+
+/// How a file's image is made, and where its text lies in it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Layout {
+    /// Length of the image in bytes. What neither [`copies`](Self::copies) nor
+    /// [`writes`](Self::writes) name is a hole.
+    pub len: u64,
+    /// What is copied, by ascending image offset; disjoint from one another and from the writes.
+    pub copies: Vec<Copied>,
+    /// What is written, by ascending image offset, disjoint.
+    pub writes: Vec<Written>,
+    /// The original's build ID.
+    pub build_id: Option<Vec<u8>>,
+    pages: Pages,
+    /// Image offset minus vaddr, wrapping.
+    shift: u64,
+    /// Vaddrs of text, whole base pages, ascending and disjoint.
+    texts: Vec<AddrRange>,
+}
+
+impl Layout {
+    /// Reads the headers of a whole file and lays it out for these page sizes.
+    ///
+    /// # Errors
+    /// [`LayoutError`]: the file has no image.
+    pub fn read<'data, R: ReadRef<'data>>(file: R, pages: Pages) -> Result<Self, LayoutError> {
+        let past_end = |()| LayoutError::Malformed("headers past the end of the file");
+        let file_len = file.len().map_err(past_end)?;
+        let prefix =
+            file.read_bytes_at(0, file_len.min(ElfHeader::LEN as u64)).map_err(past_end)?;
+        let facts = ElfHeader::parse(prefix)?;
+        let header = FileHeader64::<LittleEndian>::parse(file);
+        let mut header = *header.map_err(object_error("the file header"))?;
+        let programs =
+            file.read_bytes_at(facts.table_offset, facts.table_len as u64).map_err(past_end)?;
+        let count = facts.table_len / size_of::<ProgramHeader64<LittleEndian>>();
+        let (programs, _) = pod::slice_from_bytes::<ProgramHeader64<LittleEndian>>(programs, count)
+            .map_err(past_end)?;
+
+        let table_end = (ElfHeader::LEN + facts.table_len) as u64;
+        let sections = tail::read(&header, file)?;
+        let notes = notes::gather(programs, &sections, file, table_end)?;
+        let front = notes
+            .end
+            .checked_next_multiple_of(pages.pmd.bytes())
+            .ok_or(LayoutError::Odd("no room for the headers"))?;
+        let segments = segments::place(programs, file_len, front, pages)?;
+        let tail = tail::place(&sections, file_len, &segments, &notes)?;
+
+        header.e_phoff.set(LittleEndian, ElfHeader::LEN as u64);
+        header.e_shoff.set(LittleEndian, tail.table_offset);
+        let programs = segments.headers(programs, &notes, &tail);
+        let mut head = pod::bytes_of(&header).to_vec();
+        head.extend(pod::bytes_of_slice(&programs));
+        let mut writes = vec![Written { at: 0, bytes: head }];
+        writes.extend(notes.writes());
+        let table = pod::bytes_of_slice(&tail.sections).to_vec();
+        if !table.is_empty() {
+            writes.push(Written { at: tail.table_offset, bytes: table });
+        }
+        let mut copies = segments.copies.clone();
+        copies.extend(tail.copies);
+        let original = facts_len(&copies);
+        // A file may map the same bytes over and over; its image shall not.
+        if original > file_len.saturating_mul(2) {
+            return Err(LayoutError::Odd("segments share too many bytes"));
+        }
+        Ok(Self {
+            len: tail.end,
+            copies,
+            writes,
+            build_id: notes.build_id,
+            pages,
+            shift: segments.shift,
+            texts: segments.texts,
+        })
+    }
+
+    /// Returns the image offset, in bytes, of the text at these vaddrs (run-time addresses less the
+    /// load bias); `None` unless all of them are text of one segment.
+    pub fn offset_of(&self, vaddrs: AddrRange) -> Option<u64> {
+        let covered = self.texts.iter().any(|text| text.covers(vaddrs)) && !vaddrs.is_empty();
+        covered.then(|| vaddrs.start().get().wrapping_add(self.shift))
+    }
+
+    /// Returns the vaddrs of text, rounded out to base pages as the kernel maps them.
+    pub fn texts(&self) -> &[AddrRange] {
+        &self.texts
+    }
+
+    /// Returns whether the huge page of the image at `offset` holds text and nothing else: those
+    /// are the ones that must be huge. `offset` is a multiple of the PMD size.
+    pub fn is_text(&self, offset: u64) -> bool {
+        let start = RemoteAddr::new(offset.wrapping_sub(self.shift));
+        AddrRange::with_len(start, self.pages.pmd.bytes())
+            .is_some_and(|page| self.texts.iter().any(|text| text.covers(page)))
+    }
+
+    /// Returns the page sizes it was made for.
+    pub fn pages(&self) -> Pages {
+        self.pages
+    }
+
+    /// Returns how many bytes of memory the image takes: its text's huge pages, and base pages.
+    pub fn memory(&self) -> u64 {
+        let base = self.pages.base.bytes();
+        let copied = self.copies.iter().map(|copy| (copy.to, copy.len));
+        let written = self.writes.iter().map(|write| (write.at, write.bytes.len() as u64));
+        copied
+            .chain(written)
+            .map(|(at, len)| (at % base).saturating_add(len).next_multiple_of(base))
+            .fold(0, u64::saturating_add)
+    }
+}
+
+fn facts_len(copies: &[Copied]) -> u64 {
+    copies.iter().fold(0, |sum, copy| sum.saturating_add(copy.len))
+}
+
+/// Turns the ELF reader's error into ours.
+fn object_error(what: &'static str) -> impl FnOnce(object::read::Error) -> LayoutError {
+    move |_unstructured| LayoutError::Malformed(what)
+}

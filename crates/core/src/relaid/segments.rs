@@ -1,0 +1,215 @@
+//! Where the LOAD segments go.
+
+use object::elf::{self, ProgramHeader64};
+use object::endian::LittleEndian;
+
+use super::notes::Notes;
+use super::tail::Tail;
+use super::{Copied, LayoutError};
+use crate::addr::{AddrRange, Pages, RemoteAddr};
+use crate::elf::ElfHeader;
+
+/// Longest image, in bytes: beyond it lie files whose segments are far apart for a reason of their
+/// own. It is sparse, and tools map it whole.
+const MAX_LEN: u64 = 64 << 30;
+
+/// One LOAD segment with bytes in the file.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    vaddr: u64,
+    file_offset: u64,
+    file_size: u64,
+    mem_size: u64,
+}
+
+/// The LOAD segments in their new places.
+#[derive(Debug)]
+pub(super) struct Segments {
+    loads: Vec<Load>,
+    /// Image offset minus vaddr, wrapping.
+    pub(super) shift: u64,
+    /// First image offset behind them, a multiple of the base page.
+    pub(super) end: u64,
+    pub(super) copies: Vec<Copied>,
+    pub(super) texts: Vec<AddrRange>,
+    pmd: u64,
+}
+
+/// Places the LOAD segments behind the first `front` bytes of the image.
+pub(super) fn place(
+    programs: &[ProgramHeader64<LittleEndian>],
+    file_len: u64,
+    front: u64,
+    pages: Pages,
+) -> Result<Segments, LayoutError> {
+    let base = pages.base.bytes();
+    let mut loads = Vec::new();
+    let mut copies = Vec::new();
+    let mut texts = Vec::new();
+    for header in programs.iter().filter(|header| is(header, elf::PT_LOAD)) {
+        let load = Load {
+            vaddr: header.p_vaddr.get(LittleEndian),
+            file_offset: header.p_offset.get(LittleEndian),
+            file_size: header.p_filesz.get(LittleEndian),
+            mem_size: header.p_memsz.get(LittleEndian),
+        };
+        let file_end = load.file_offset.checked_add(load.file_size);
+        let end = load.vaddr.checked_add(load.mem_size.max(load.file_size));
+        if end.is_none_or(|end| end.checked_next_multiple_of(base).is_none())
+            || load.file_size > load.mem_size
+        {
+            return Err(LayoutError::Malformed("a segment wraps around"));
+        }
+        let Some(file_end) = file_end.filter(|&end| end <= file_len) else {
+            return Err(LayoutError::Malformed("a segment past the end of the file"));
+        };
+        if load.file_size == 0 {
+            continue;
+        }
+        if load.vaddr % base != load.file_offset % base {
+            return Err(LayoutError::Malformed("a segment that no page can map"));
+        }
+        // The kernel maps whole pages of the file: what lies in them beside the segment is seen by
+        // the program as well.
+        let into_page = load.vaddr % base;
+        let from = load.file_offset - into_page;
+        let to = file_end.checked_next_multiple_of(base).map_or(file_len, |end| end.min(file_len));
+        copies.push(Copied { from, to: load.vaddr - into_page, len: to - from });
+        loads.push(load);
+        let flags = header.p_flags.get(LittleEndian);
+        if flags.contains(elf::PF_X) && !flags.contains(elf::PF_W) {
+            let start = RemoteAddr::new(load.vaddr - into_page);
+            let len = (into_page + load.file_size).next_multiple_of(base);
+            texts.extend(AddrRange::with_len(start, len));
+        }
+    }
+    let lowest = copies.iter().map(|copy| copy.to).min();
+    let lowest = lowest.ok_or(LayoutError::Odd("nothing to load"))?;
+    let origin = lowest - lowest % pages.pmd.bytes();
+    let shift = front.wrapping_sub(origin);
+    for copy in &mut copies {
+        copy.to = (copy.to - origin)
+            .checked_add(front)
+            .filter(|&to| to <= MAX_LEN - copy.len.min(MAX_LEN))
+            .ok_or(LayoutError::Odd("segments too far apart"))?;
+    }
+    let copies = joined(copies)?;
+    let end = copies.last().map_or(front, |copy| copy.to + copy.len).next_multiple_of(base);
+    Ok(Segments { loads, shift, end, copies, texts: joined_texts(texts), pmd: pages.pmd.bytes() })
+}
+
+/// Sorts the copies and joins those that continue each other. Two may share pages only where both
+/// map the same bytes there.
+fn joined(mut copies: Vec<Copied>) -> Result<Vec<Copied>, LayoutError> {
+    copies.sort_by_key(|copy| (copy.to, copy.len));
+    let mut all: Vec<Copied> = Vec::new();
+    for copy in copies {
+        match all.last_mut() {
+            Some(last) if copy.to <= last.to + last.len => {
+                if copy.to.wrapping_sub(copy.from) == last.to.wrapping_sub(last.from) {
+                    last.len = last.len.max(copy.to + copy.len - last.to);
+                } else if copy.to < last.to + last.len {
+                    return Err(LayoutError::Odd("segments that overlap"));
+                } else {
+                    all.push(copy);
+                }
+            }
+            _ => all.push(copy),
+        }
+    }
+    Ok(all)
+}
+
+fn joined_texts(mut texts: Vec<AddrRange>) -> Vec<AddrRange> {
+    texts.sort();
+    let mut all: Vec<AddrRange> = Vec::new();
+    for text in texts {
+        match all.last_mut() {
+            Some(last) if text.start() <= last.end() => {
+                *last = AddrRange::new(last.start(), last.end().max(text.end())).unwrap_or(*last);
+            }
+            _ => all.push(text),
+        }
+    }
+    all
+}
+
+impl Segments {
+    /// Returns the image offset of a file range that a LOAD segment holds.
+    pub(super) fn of_file(&self, offset: u64, len: u64) -> Option<u64> {
+        let end = offset.checked_add(len)?;
+        self.loads
+            .iter()
+            .find(|load| {
+                load.file_offset <= offset && end <= load.file_offset.saturating_add(load.file_size)
+            })
+            .map(|load| {
+                (offset - load.file_offset).wrapping_add(load.vaddr).wrapping_add(self.shift)
+            })
+    }
+
+    /// As [`of_file`](Self::of_file), for a range that says its vaddr too: a file offset alone may
+    /// lie in several segments.
+    pub(super) fn of_both(&self, offset: u64, vaddr: u64, len: u64) -> Option<u64> {
+        let distance = vaddr.wrapping_sub(offset);
+        let holds = |load: &&Load| {
+            load.vaddr.wrapping_sub(load.file_offset) == distance
+                && vaddr >= load.vaddr
+                && vaddr - load.vaddr <= load.file_size
+                && len <= load.file_size - (vaddr - load.vaddr)
+        };
+        self.loads.iter().find(holds).map(|_| vaddr.wrapping_add(self.shift))
+    }
+
+    /// Returns where zero bytes of memory at `vaddr` belong: at the end of the file's part of their
+    /// segment.
+    pub(super) fn of_memory(&self, vaddr: u64) -> Option<u64> {
+        let holds = |load: &&Load| {
+            vaddr >= load.vaddr && vaddr - load.vaddr <= load.mem_size.max(load.file_size)
+        };
+        // The last one: memory that ends one segment may begin the next.
+        self.loads.iter().rfind(holds).map(|load| {
+            let into = (vaddr - load.vaddr).min(load.file_size);
+            load.vaddr.wrapping_add(into).wrapping_add(self.shift)
+        })
+    }
+
+    /// Returns the program headers with their new offsets.
+    pub(super) fn headers(
+        &self,
+        programs: &[ProgramHeader64<LittleEndian>],
+        notes: &Notes,
+        tail: &Tail,
+    ) -> Vec<ProgramHeader64<LittleEndian>> {
+        let mut programs = programs.to_vec();
+        for header in &mut programs {
+            let offset = header.p_offset.get(LittleEndian);
+            let vaddr = header.p_vaddr.get(LittleEndian);
+            let size = header.p_filesz.get(LittleEndian);
+            let new = if is(header, elf::PT_PHDR) {
+                Some(ElfHeader::LEN as u64)
+            } else if is(header, elf::PT_LOAD) {
+                // Without bytes in the file any congruent offset will do.
+                let anywhere = vaddr % self.pmd;
+                Some(if size == 0 { anywhere } else { vaddr.wrapping_add(self.shift) })
+            } else if size == 0 {
+                self.of_both(offset, vaddr, 0)
+            } else {
+                notes
+                    .of_file(offset, size)
+                    .or_else(|| self.of_both(offset, vaddr, size))
+                    // RELRO may reach into memory that no file backs.
+                    .or_else(|| self.of_both(offset, vaddr, 0))
+                    .or_else(|| self.of_file(offset, size))
+                    .or_else(|| tail.of_file(offset, size))
+            };
+            // What lies nowhere in the image has no offset in it.
+            header.p_offset.set(LittleEndian, new.unwrap_or(0));
+        }
+        programs
+    }
+}
+
+pub(super) fn is(header: &ProgramHeader64<LittleEndian>, kind: elf::ProgramType) -> bool {
+    header.p_type.get(LittleEndian) == kind
+}

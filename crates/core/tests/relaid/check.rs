@@ -1,0 +1,103 @@
+//! What must hold of every layout, whatever the file. Shared with the fuzz target.
+
+use object::LittleEndian;
+use object::elf::{self, FileHeader64, ProgramHeader64, SectionHeader64};
+use object::read::elf::FileHeader;
+use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
+use tiexec_core::relaid::Layout;
+
+/// Page sizes as on x86-64.
+pub(crate) const PAGES: Pages =
+    Pages { base: PageSize::new(4 << 10).unwrap(), pmd: PageSize::new(2 << 20).unwrap() };
+
+/// Longest image that is built to be looked at.
+const BUILT: u64 = 32 << 20;
+
+/// Builds the image in memory.
+pub(crate) fn built(layout: &Layout, file: &[u8]) -> Vec<u8> {
+    let mut image = vec![0; usize::try_from(layout.len).unwrap()];
+    for copy in &layout.copies {
+        let part = |at: u64| at as usize..(at + copy.len) as usize;
+        image[part(copy.to)].copy_from_slice(&file[part(copy.from)]);
+    }
+    for write in &layout.writes {
+        let at = write.at as usize;
+        image[at..at + write.bytes.len()].copy_from_slice(&write.bytes);
+    }
+    image
+}
+
+/// Checks the layout of `file`.
+pub(crate) fn check(layout: &Layout, file: &[u8]) {
+    let mut parts: Vec<(u64, u64)> = Vec::new();
+    for copy in &layout.copies {
+        assert!(copy.len > 0 && copy.from + copy.len <= file.len() as u64, "{copy:?}");
+        parts.push((copy.to, copy.len));
+    }
+    assert!(parts.is_sorted());
+    parts.extend(layout.writes.iter().map(|write| (write.at, write.bytes.len() as u64)));
+    assert!(layout.writes.is_sorted_by_key(|write| write.at));
+    parts.sort_unstable();
+    for pair in parts.windows(2) {
+        assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:?}");
+    }
+    assert!(parts.iter().all(|&(at, len)| at + len <= layout.len), "{layout:?}");
+    assert!(layout.memory() <= 3 * (file.len() as u64 + (2 << 20)), "not much more than the file");
+    for &text in layout.texts() {
+        assert!(layout.offset_of(text).is_some(), "{text}");
+    }
+    if layout.len <= BUILT {
+        same_contents(layout, file, &built(layout, file));
+    }
+}
+
+fn same_contents(layout: &Layout, file: &[u8], image: &[u8]) {
+    let old = Headers::read(file);
+    let new = Headers::read(image);
+    assert_eq!((old.programs.len(), old.sections.len()), (new.programs.len(), new.sections.len()));
+    for (old, new) in old.programs.iter().zip(new.programs) {
+        assert_eq!(old.p_type, new.p_type);
+        if old.p_type.get(LittleEndian) != elf::PT_LOAD {
+            continue;
+        }
+        let vaddr = new.p_vaddr.get(LittleEndian);
+        let offset = new.p_offset.get(LittleEndian);
+        assert_eq!(vaddr % PAGES.pmd.bytes(), offset % PAGES.pmd.bytes(), "congruent");
+        let size = new.p_filesz.get(LittleEndian);
+        let was = bytes(file, old.p_offset.get(LittleEndian), size);
+        assert_eq!(was, bytes(image, offset, size), "LOAD at {vaddr:#x}");
+        let flags = new.p_flags.get(LittleEndian);
+        if flags.contains(elf::PF_X) && !flags.contains(elf::PF_W) {
+            let text = AddrRange::with_len(RemoteAddr::new(vaddr), size).unwrap();
+            assert_eq!(layout.offset_of(text), (size > 0).then_some(offset), "text {text}");
+        }
+    }
+    for (old, new) in old.sections.iter().zip(new.sections) {
+        let kind = old.sh_type.get(LittleEndian);
+        if matches!(kind, elf::SHT_NULL | elf::SHT_NOBITS | elf::SHT_NOTE) {
+            continue;
+        }
+        let size = old.sh_size.get(LittleEndian);
+        let was = bytes(file, old.sh_offset.get(LittleEndian), size);
+        assert!(was == bytes(image, new.sh_offset.get(LittleEndian), size), "{old:?} {new:?}");
+    }
+}
+
+fn bytes(file: &[u8], at: u64, len: u64) -> &[u8] {
+    if len == 0 { &[] } else { &file[at as usize..(at + len) as usize] }
+}
+
+struct Headers<'a> {
+    programs: &'a [ProgramHeader64<LittleEndian>],
+    sections: &'a [SectionHeader64<LittleEndian>],
+}
+
+impl<'a> Headers<'a> {
+    fn read(file: &'a [u8]) -> Self {
+        let header = FileHeader64::<LittleEndian>::parse(file).expect("a file header");
+        Self {
+            programs: header.program_headers(LittleEndian, file).expect("program headers"),
+            sections: header.section_headers(LittleEndian, file).expect("section headers"),
+        }
+    }
+}

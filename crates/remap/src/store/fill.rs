@@ -1,0 +1,294 @@
+//! The content of an image: copied, and hashed on the way.
+//!
+//! Each part of PMD size that holds nothing but text is made one huge page before anything is
+//! written to it; the rest stays on base pages. Several threads take parts in turn: hashing alone
+//! takes longer than `cp` for the whole file.
+//!
+//! All memory is asked for by calls that can say no. A touch of a full tmpfs would die of SIGBUS.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use sha2::{Digest, Sha256};
+use tiexec_core::addr::mib;
+use tiexec_core::relaid::{Copied, Layout, Written};
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::memory::FillMapping;
+use tiexec_sys::{Errno, SysError};
+
+use crate::failure::Failure;
+
+/// Most threads that fill one image.
+const MAX_THREADS: usize = 4;
+
+/// Bytes copied and hashed in one go: they stay in a core's own cache in between.
+const BLOCK: usize = 256 << 10;
+
+/// SHA-256 of an image's parts, and of all of them.
+pub(super) type Hash = [u8; 32];
+
+/// Why filling stopped.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Stop {
+    /// The tmpfs is full.
+    Full,
+    /// Anything else.
+    Failed(Failure),
+}
+
+/// Fills an empty image from its original until `deadline`, and returns its hash.
+pub(super) fn fill(
+    image: &File,
+    original: &File,
+    layout: &Layout,
+    deadline: Instant,
+) -> Result<Hash, Stop> {
+    rustix::fs::ftruncate(image, layout.len).map_err(stopped("ftruncate"))?;
+    let filler = Filler {
+        image,
+        original,
+        layout,
+        deadline,
+        next: AtomicU64::new(0),
+        done: Mutex::new(Ok(Vec::new())),
+        hole: hash_of_zeros(layout.pages().pmd.bytes()),
+    };
+    let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(MAX_THREADS) {
+            // Without another thread this one does it all.
+            let _refused = std::thread::Builder::new().spawn_scoped(scope, || filler.work());
+        }
+        filler.work();
+    });
+    let done = filler.done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    Ok(hash_of_parts(done?))
+}
+
+struct Filler<'a> {
+    image: &'a File,
+    original: &'a File,
+    layout: &'a Layout,
+    deadline: Instant,
+    /// The next part that nobody works on.
+    next: AtomicU64,
+    done: Mutex<Result<Vec<(u64, Hash)>, Stop>>,
+    hole: Hash,
+}
+
+impl Filler<'_> {
+    fn work(&self) {
+        let mut buffer = vec![0; BLOCK];
+        let part = self.layout.pages().pmd.bytes();
+        loop {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            let Some(start) = index.checked_mul(part).filter(|&start| start < self.layout.len)
+            else {
+                return;
+            };
+            let end = start.saturating_add(part).min(self.layout.len);
+            let hash = self.part(start, end, &mut buffer);
+            let mut done = self.done.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            match (&mut *done, hash) {
+                (Ok(done), Ok(hash)) => done.push((index, hash)),
+                (Ok(_), Err(stop)) => {
+                    *done = Err(stop);
+                    return;
+                }
+                (Err(_), _) => return,
+            }
+        }
+    }
+
+    /// Fills the part of the image from `start` to `end`.
+    fn part(&self, start: u64, end: u64, buffer: &mut [u8]) -> Result<Hash, Stop> {
+        if Instant::now() >= self.deadline {
+            let detail =
+                format!("{} of {} MiB were copied in time", mib(start), mib(self.layout.len));
+            return Err(Stop::Failed(Failure::new(SkipReason::Deadline, detail)));
+        }
+        let pieces = pieces(self.layout, start, end);
+        if pieces.is_empty() && end - start == self.layout.pages().pmd.bytes() {
+            return Ok(self.hole);
+        }
+        if self.layout.is_text(start) {
+            self.make_huge(start)?;
+        }
+        let mut hash = Sha256::new();
+        let mut at = start;
+        for piece in pieces {
+            update_zeros(&mut hash, piece.at() - at);
+            at = piece.at() + piece.len();
+            match piece {
+                Piece::Written { at, bytes } => {
+                    hash.update(bytes);
+                    self.image.write_all_at(bytes, at).map_err(unwritten)?;
+                }
+                Piece::Copied(copy) => self.copy(copy, &mut hash, buffer)?,
+            }
+        }
+        update_zeros(&mut hash, end - at);
+        Ok(hash.finalize().into())
+    }
+
+    fn copy(&self, copy: Copied, hash: &mut Sha256, buffer: &mut [u8]) -> Result<(), Stop> {
+        let mut into = 0;
+        while into < copy.len {
+            let len =
+                usize::try_from(copy.len - into).map_or(buffer.len(), |len| len.min(buffer.len()));
+            let block = &mut buffer[..len];
+            self.original.read_exact_at(block, copy.from + into).map_err(|error| {
+                let detail = format!("reading at {:#x}: {error}", copy.from + into);
+                Stop::Failed(Failure::new(SkipReason::ReadFailed, detail))
+            })?;
+            hash.update(&*block);
+            self.image.write_all_at(block, copy.to + into).map_err(unwritten)?;
+            into += len as u64;
+        }
+        Ok(())
+    }
+
+    /// Makes the part from `start` on one huge page, of zeros.
+    fn make_huge(&self, start: u64) -> Result<(), Stop> {
+        let pages = self.layout.pages();
+        let no_room = |error: SysError| self.refused(error);
+        let len = usize::try_from(pages.pmd.bytes()).unwrap_or(usize::MAX);
+        let base = usize::try_from(pages.base.bytes()).unwrap_or(usize::MAX);
+        let mapping = FillMapping::at(self.image, start, len, pages.pmd)
+            .map_err(|error| Stop::Failed(Failure::new(SkipReason::AddressSpace, error)))?;
+        mapping.advise_huge();
+        // One base page first: the kernel collapses no range that is altogether a hole. With
+        // huge=advise this fault brings the huge page already.
+        mapping.populate(0, base).map_err(no_room)?;
+        let collapsed = mapping.collapse(0, len).or_else(|error| {
+            // A passing obstacle: a page just being looked at by somebody.
+            if error.errno == Errno::AGAIN { mapping.collapse(0, len) } else { Err(error) }
+        });
+        collapsed.map_err(no_room)
+    }
+
+    /// Tells a full tmpfs from a machine without a huge page: the kernel answers alike.
+    fn refused(&self, error: SysError) -> Stop {
+        let left = rustix::fs::fstatvfs(self.image).map_or(u64::MAX, |fs| fs.f_bfree * fs.f_frsize);
+        if left < self.layout.pages().pmd.bytes() {
+            return Stop::Full;
+        }
+        Stop::Failed(Failure::new(SkipReason::NoHugePage, error))
+    }
+}
+
+fn unwritten(error: std::io::Error) -> Stop {
+    use rustix::io::Errno as E;
+    match rustix::io::Errno::from_io_error(&error) {
+        Some(E::NOSPC | E::DQUOT) => Stop::Full,
+        _ => Stop::Failed(Failure::new(SkipReason::StoreFull, format_args!("writing: {error}"))),
+    }
+}
+
+fn stopped(call: &'static str) -> impl FnOnce(rustix::io::Errno) -> Stop {
+    move |errno| Stop::Failed(Failure::new(SkipReason::StoreFull, SysError::of(call)(errno)))
+}
+
+/// What of the image lies in one part.
+enum Piece<'a> {
+    Copied(Copied),
+    Written { at: u64, bytes: &'a [u8] },
+}
+
+impl Piece<'_> {
+    fn at(&self) -> u64 {
+        match self {
+            Self::Copied(copy) => copy.to,
+            Self::Written { at, .. } => *at,
+        }
+    }
+
+    fn len(&self) -> u64 {
+        match self {
+            Self::Copied(copy) => copy.len,
+            Self::Written { bytes, .. } => bytes.len() as u64,
+        }
+    }
+}
+
+/// Cuts what the layout says of `start..end` out of it, by ascending image offset.
+fn pieces(layout: &Layout, start: u64, end: u64) -> Vec<Piece<'_>> {
+    let mut pieces = Vec::new();
+    for copy in &layout.copies {
+        let (first, last) = (copy.to.max(start), (copy.to + copy.len).min(end));
+        if first < last {
+            let from = copy.from + (first - copy.to);
+            pieces.push(Piece::Copied(Copied { from, to: first, len: last - first }));
+        }
+    }
+    for Written { at, bytes } in &layout.writes {
+        let (first, last) = ((*at).max(start), (at + bytes.len() as u64).min(end));
+        let into = |position: u64| usize::try_from(position - at).unwrap_or(bytes.len());
+        if first < last
+            && let Some(bytes) = bytes.get(into(first)..into(last))
+        {
+            pieces.push(Piece::Written { at: first, bytes });
+        }
+    }
+    pieces.sort_by_key(Piece::at);
+    pieces
+}
+
+fn update_zeros(hash: &mut Sha256, len: u64) {
+    let zeros = [0; 4096];
+    let mut left = len;
+    while left > 0 {
+        let part = usize::try_from(left).map_or(zeros.len(), |left| left.min(zeros.len()));
+        hash.update(&zeros[..part]);
+        left -= part as u64;
+    }
+}
+
+fn hash_of_zeros(len: u64) -> Hash {
+    let mut hash = Sha256::new();
+    update_zeros(&mut hash, len);
+    hash.finalize().into()
+}
+
+fn hash_of_parts(mut parts: Vec<(u64, Hash)>) -> Hash {
+    parts.sort_unstable();
+    let mut hash = Sha256::new();
+    for (_, part) in parts {
+        hash.update(part);
+    }
+    hash.finalize().into()
+}
+
+/// Reads a whole image and returns its hash, in parts of `part` bytes.
+///
+/// # Errors
+/// What read(2) says.
+pub(super) fn hash_again(image: &File, part: u64) -> std::io::Result<Hash> {
+    let len = image.metadata()?.len();
+    let hole = hash_of_zeros(part);
+    let mut buffer = vec![0; BLOCK];
+    let mut parts = Vec::new();
+    for index in 0..len.div_ceil(part) {
+        let (start, end) = (index * part, len.min((index + 1) * part));
+        let data = rustix::fs::seek(image, rustix::fs::SeekFrom::Data(start));
+        if end - start == part
+            && (data == Err(rustix::io::Errno::NXIO) || data.is_ok_and(|data| data >= end))
+        {
+            parts.push((index, hole));
+            continue;
+        }
+        let mut hash = Sha256::new();
+        let mut at = start;
+        while at < end {
+            let len = usize::try_from(end - at).map_or(BLOCK, |len| len.min(BLOCK));
+            image.read_exact_at(&mut buffer[..len], at)?;
+            hash.update(&buffer[..len]);
+            at += len as u64;
+        }
+        parts.push((index, hash.finalize().into()));
+    }
+    Ok(hash_of_parts(parts))
+}

@@ -1,0 +1,183 @@
+//! Which file, and which state of it, an image is of.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::Stat;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tiexec_core::relaid::{self, Layout};
+
+use super::SUFFIX;
+
+/// Version of the sidecar's form.
+pub const SCHEMA: u32 = 1;
+
+/// What an image was made from. A file that differs in any of it has another image.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Key {
+    /// Device the original lies on.
+    pub device: u64,
+    /// Its inode.
+    pub inode: u64,
+    /// Its size in bytes.
+    pub size: u64,
+    /// When its content changed last: seconds, nanoseconds.
+    pub mtime: (i64, i64),
+    /// When its inode changed last: seconds, nanoseconds.
+    pub ctime: (i64, i64),
+    /// Its build ID in hexadecimal.
+    pub build_id: Option<String>,
+    /// [`relaid::VERSION`] of the image.
+    pub layout_version: u32,
+    /// The PMD size it was laid out for, in bytes.
+    pub pmd_size: u64,
+}
+
+impl Key {
+    /// Makes the key of a file in the state that `stat` shows.
+    pub(crate) fn new(stat: &Stat, layout: &Layout) -> Self {
+        Self {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            size: stat.st_size.cast_unsigned(),
+            mtime: (stat.st_mtime, stat.st_mtime_nsec.cast_signed()),
+            ctime: (stat.st_ctime, stat.st_ctime_nsec.cast_signed()),
+            build_id: layout.build_id.as_deref().map(hex),
+            layout_version: relaid::VERSION,
+            pmd_size: layout.pages().pmd.bytes(),
+        }
+    }
+
+    /// Returns whether the file that `stat` shows is the original, unchanged since.
+    pub(crate) fn is_of(&self, stat: &Stat) -> bool {
+        self.device == stat.st_dev
+            && self.inode == stat.st_ino
+            && self.size == stat.st_size.cast_unsigned()
+            && self.mtime == (stat.st_mtime, stat.st_mtime_nsec.cast_signed())
+            && self.ctime == (stat.st_ctime, stat.st_ctime_nsec.cast_signed())
+    }
+
+    /// Returns the file name of the image: the original's name, so that a reader of maps knows it,
+    /// and a digest of the key.
+    pub fn image_name(&self, original: &Path) -> String {
+        let mut digest = Sha256::new().chain_update(b"tiexec image");
+        for number in [self.device, self.inode, self.size, self.pmd_size] {
+            digest.update(number.to_le_bytes());
+        }
+        for number in [self.mtime.0, self.mtime.1, self.ctime.0, self.ctime.1] {
+            digest.update(number.to_le_bytes());
+        }
+        digest.update(self.layout_version.to_le_bytes());
+        digest.update(self.build_id.as_deref().unwrap_or("none"));
+        let digest = hex(&digest.finalize());
+        format!("{}-{}{SUFFIX}", readable(original), &digest[..32])
+    }
+}
+
+/// Most characters of the original's name in the image's.
+const NAME_LEN: usize = 40;
+
+/// Returns the original's file name without what shells, terminals and maps read in their own way.
+fn readable(original: &Path) -> String {
+    let name = original.file_name().unwrap_or_default().as_bytes();
+    let plain = |&byte: &u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'_' | b'-' | b'+' => char::from(byte),
+        _ => '_',
+    };
+    let name: String = name.iter().map(plain).take(NAME_LEN).collect();
+    // A name that begins with a dot is a temporary one here.
+    if name.starts_with('.') { name.replacen('.', "_", 1) } else { name }
+}
+
+/// Returns bytes as lower-case hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _infallible = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// What stands beside an image, in `NAME.json`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Sidecar {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Path of the original when the image was built; lossy where it is no UTF-8.
+    pub original: String,
+    /// What it was made from.
+    pub key: Key,
+    /// Length of the image in bytes.
+    pub image_size: u64,
+    /// Digest of the image: the SHA-256 of the SHA-256s of its parts of `pmd_size` bytes, in order.
+    pub sha256: String,
+    /// When it was built, seconds since 1970.
+    pub built: u64,
+}
+
+/// Returns the name of an image's sidecar.
+pub(crate) fn sidecar_name(image: &str) -> String {
+    format!("{image}.json")
+}
+
+/// Returns the name under which an image, or a sidecar, is written before it has its own.
+pub(crate) fn temporary_name(name: &str) -> String {
+    format!(".{name}.new")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> Key {
+        Key {
+            device: 1,
+            inode: 2,
+            size: 3,
+            mtime: (4, 5),
+            ctime: (6, 7),
+            build_id: Some("ab".into()),
+            layout_version: 1,
+            pmd_size: 2 << 20,
+        }
+    }
+
+    #[test]
+    fn every_part_of_the_key_is_in_the_name() {
+        let name = |key: &Key| key.image_name(Path::new("/usr/bin/node"));
+        let changes: [fn(&mut Key); 10] = [
+            |key| key.device += 1,
+            |key| key.inode += 1,
+            |key| key.size += 1,
+            |key| key.mtime.0 += 1,
+            |key| key.mtime.1 += 1,
+            |key| key.ctime.0 += 1,
+            |key| key.ctime.1 += 1,
+            |key| key.build_id = None,
+            |key| key.layout_version += 1,
+            |key| key.pmd_size *= 2,
+        ];
+        let mut names = vec![name(&key())];
+        for change in changes {
+            let mut key = key();
+            change(&mut key);
+            names.push(name(&key));
+        }
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        assert!(names.iter().all(|name| name.starts_with("node-") && name.len() == 4 + 1 + 32 + 7));
+    }
+
+    #[test]
+    fn names_are_plain() {
+        let name = |path: &str| key().image_name(Path::new(path));
+        assert!(name("/x/a b\n\u{e9}").starts_with("a_b___-"));
+        assert!(name("/x/.hidden").starts_with("_hidden-"));
+        assert!(name("/").starts_with('-'));
+        assert!(name("/x/libstdc++.so.6").starts_with("libstdc++.so.6-"));
+        assert_eq!(name(&"n".repeat(200)).len(), 40 + 1 + 32 + 7);
+    }
+}

@@ -1,0 +1,56 @@
+//! Images in use: each is checked at each use.
+
+use std::fs::File;
+
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::Errno;
+
+use super::directory::Directory;
+use crate::failure::Failure;
+
+/// Opens the image of that name; `None` if there is none. The name says which original it is of: it
+/// was made from the opened original's own state.
+///
+/// # Errors
+/// `store_refused`: it is not as a builder leaves one.
+pub(super) fn open(directory: &Directory, name: &str, len: u64) -> Result<Option<File>, Failure> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let refused = |what: &str| {
+        let path = directory.path.join(name);
+        Failure::new(SkipReason::StoreRefused, format_args!("{} {what}", path.display()))
+    };
+    let file = match rustix::fs::openat(&directory.fd, name, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(rustix::io::Errno::NOENT) => return Ok(None),
+        Err(rustix::io::Errno::LOOP) => return Err(refused("is a symbolic link")),
+        Err(errno) => return Err(refused(&format!("cannot be opened: {}", Errno::from(errno)))),
+    };
+    let stat = rustix::fs::fstat(&file);
+    let stat = stat.map_err(|errno| refused(&format!("fstat: {}", Errno::from(errno))))?;
+    if let Some(wrong) = wrong_with(directory, &stat) {
+        return Err(refused(&wrong));
+    }
+    if stat.st_size.cast_unsigned() != len {
+        return Err(refused(&format!("has {} bytes, not {len}", stat.st_size)));
+    }
+    Ok(Some(file))
+}
+
+/// Says what about the inode of an image is not as its builder left it.
+pub(super) fn wrong_with(directory: &Directory, stat: &Stat) -> Option<String> {
+    let mode = stat.st_mode & 0o7777;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Some("is no regular file".into());
+    }
+    if stat.st_uid != directory.owner {
+        return Some(format!("belongs to user {}", stat.st_uid));
+    }
+    if mode & !0o444 != 0 {
+        return Some(format!("has mode {mode:04o}"));
+    }
+    if stat.st_nlink != 1 {
+        return Some(format!("has {} names", stat.st_nlink));
+    }
+    (stat.st_dev != directory.device).then(|| "lies on another file system".into())
+}

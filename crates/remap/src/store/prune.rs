@@ -1,0 +1,149 @@
+//! What a store can do without: images whose originals are gone, images nobody uses, and what dead
+//! builders left.
+
+use std::cmp::Reverse;
+
+use rustix::fs::AtFlags;
+use serde::Serialize;
+
+use super::SUFFIX;
+use super::build::Temporary;
+use super::directory::Directory;
+use super::key::sidecar_name;
+use super::state::{self, Entry, State};
+use super::users::Users;
+use crate::failure::Failure;
+
+/// Why something was removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Why {
+    /// Its original is gone or has changed. Processes that still map it keep it, and their maps show
+    /// `(deleted)`.
+    Outdated,
+    /// It was not as a builder leaves one.
+    Damaged,
+    /// No process maps it.
+    Unused,
+    /// A builder died and left it.
+    LeftOver,
+}
+
+/// Something that was removed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Removed {
+    /// Its file name.
+    pub name: String,
+    /// The original's path, as far as it is known.
+    pub original: Option<String>,
+    /// Memory it took, in bytes.
+    pub bytes: u64,
+    /// Why.
+    pub why: Why,
+}
+
+/// Removes outdated and damaged images and what dead builders left; with `all_unused` also every
+/// image that no process maps.
+///
+/// An image in use that is not outdated stays. Where not every process may be looked at, so does each
+/// whose users are not known.
+///
+/// # Errors
+/// `store_refused`: the directory cannot be read. What cannot be removed stays.
+pub fn prune(directory: &Directory, all_unused: bool) -> Result<Vec<Removed>, Failure> {
+    let users = Users::scan();
+    let mut removed = Vec::new();
+    for entry in state::entries(directory, &users)? {
+        let why = match entry.state {
+            State::Outdated => Why::Outdated,
+            State::Damaged => Why::Damaged,
+            State::Ok | State::Unreadable if all_unused && unused(directory, &users, &entry) => {
+                Why::Unused
+            }
+            State::Ok | State::Unreadable => continue,
+        };
+        removed.extend(remove(directory, entry, why));
+    }
+    removed.extend(remove_left_overs(directory)?);
+    Ok(removed)
+}
+
+/// Removes images that nobody uses, the one used longest ago first, until `bytes` are free; returns
+/// how many bytes it freed. Outdated ones go before all others.
+pub(super) fn make_room(directory: &Directory, bytes: u64) -> u64 {
+    let users = Users::scan();
+    let Ok(mut entries) = state::entries(directory, &users) else { return 0 };
+    let left_over = remove_left_overs(directory).unwrap_or_default();
+    let mut freed: u64 = left_over.iter().map(|removed| removed.bytes).sum();
+    // Of one that is still mapped nothing becomes free, and somebody may start that program again.
+    entries.retain(|entry| unused(directory, &users, entry));
+    entries.sort_by_key(|entry| (Reverse(entry.state == State::Outdated), entry.last_used));
+    let free =
+        || rustix::fs::fstatvfs(&directory.fd).map_or(u64::MAX, |fs| fs.f_bfree * fs.f_frsize);
+    for entry in entries {
+        if freed > 0 && free() >= bytes {
+            break;
+        }
+        freed += remove(directory, entry, Why::Unused).map_or(0, |removed| removed.bytes);
+    }
+    freed
+}
+
+/// Returns whether no process maps the image, as far as this user can know: in their own store only
+/// their own processes and root's can, and losing the name harms no process.
+fn unused(directory: &Directory, users: &Users, entry: &Entry) -> bool {
+    let known = users.complete || directory.kind == super::Kind::User;
+    known && entry.users == 0
+}
+
+fn remove(directory: &Directory, entry: Entry, why: Why) -> Option<Removed> {
+    let Entry { name, sidecar, bytes, .. } = entry;
+    rustix::fs::unlinkat(&directory.fd, &name, AtFlags::empty()).ok()?;
+    let _missing = rustix::fs::unlinkat(&directory.fd, sidecar_name(&name), AtFlags::empty());
+    Some(Removed { name, original: sidecar.map(|sidecar| sidecar.original), bytes, why })
+}
+
+/// Removes temporary files that nobody has locked, and sidecars without an image.
+fn remove_left_overs(directory: &Directory) -> Result<Vec<Removed>, Failure> {
+    let names = state::names(directory)?;
+    let mut removed = Vec::new();
+    let mut note = |name: &str, bytes: u64| {
+        let name = name.to_owned();
+        removed.push(Removed { name, original: None, bytes, why: Why::LeftOver });
+    };
+    let bytes_of = |name: &str| {
+        let stat = rustix::fs::statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW);
+        stat.map_or(0, |stat| stat.st_blocks.cast_unsigned().saturating_mul(512))
+    };
+    for name in &names.temporaries {
+        let inner = name.strip_prefix('.').and_then(|name| name.strip_suffix(".new"));
+        let Some(inner) = inner else { continue };
+        let bytes = bytes_of(name);
+        let image = inner.strip_suffix(".json").unwrap_or(inner);
+        // Under the lock of its image: a live builder holds that.
+        let Ok(Some(lock)) = Temporary::lock(directory, image) else { continue };
+        if image != inner {
+            let _gone = rustix::fs::unlinkat(&directory.fd, name, AtFlags::empty());
+        }
+        drop(lock);
+        note(name, bytes);
+    }
+    for name in &names.sidecars {
+        let image = name.strip_suffix(".json").filter(|image| image.ends_with(SUFFIX));
+        let Some(image) = image else { continue };
+        let missing = || {
+            let stat = rustix::fs::statat(&directory.fd, image, AtFlags::SYMLINK_NOFOLLOW);
+            stat.err() == Some(rustix::io::Errno::NOENT)
+        };
+        if !missing() {
+            continue;
+        }
+        let Ok(Some(_lock)) = Temporary::lock(directory, image) else { continue };
+        let bytes = bytes_of(name);
+        // Looked at again under the lock: its builder may have just finished.
+        if missing() && rustix::fs::unlinkat(&directory.fd, name, AtFlags::empty()).is_ok() {
+            note(name, bytes);
+        }
+    }
+    Ok(removed)
+}

@@ -1,0 +1,247 @@
+//! Where the system's images live: a tmpfs of their own.
+//!
+//! With `huge=advise`, not `always`: the builder says which parts shall be huge, and symbols, data
+//! and sidecars do not take a huge page each. Not below `/run` itself, which is often `noexec`.
+
+use std::ffi::CString;
+use std::fmt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::str::FromStr;
+
+use rustix::mount::{MountFlags, mount, mount_remount};
+use tiexec_sys::{Errno, thp};
+
+use super::directory::SYSTEM;
+
+/// How large the store may become.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Size {
+    /// A share of the machine's memory, in per cent.
+    Percent(u8),
+    /// Bytes.
+    Bytes(u64),
+}
+
+/// A tenth of the memory.
+impl Default for Size {
+    fn default() -> Self {
+        Self::Percent(10)
+    }
+}
+
+impl Size {
+    /// Returns it in bytes, whole base pages, on this machine.
+    pub fn bytes(self) -> u64 {
+        let page = rustix::param::page_size() as u64;
+        let bytes = match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Percent(percent) => {
+                let info = rustix::system::sysinfo();
+                let total = info.totalram.saturating_mul(info.mem_unit.into());
+                total / 100 * u64::from(percent)
+            }
+        };
+        bytes.checked_next_multiple_of(page).unwrap_or(bytes)
+    }
+}
+
+/// As tmpfs(5) reads it: `10%`, `512M`, `2G`, or bytes.
+impl FromStr for Size {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const FORM: &str = "not a size such as 512M, 2G or 10%";
+        let number = |digits: &str| digits.parse::<u64>().map_err(|_malformed| FORM);
+        if let Some(percent) = text.strip_suffix('%') {
+            return match percent.parse() {
+                Ok(percent @ 1..=100) => Ok(Self::Percent(percent)),
+                _ => Err("not between 1% and 100%"),
+            };
+        }
+        let (digits, shift) = match text.char_indices().last() {
+            Some((at, 'k' | 'K')) => (&text[..at], 10),
+            Some((at, 'm' | 'M')) => (&text[..at], 20),
+            Some((at, 'g' | 'G')) => (&text[..at], 30),
+            Some((at, 't' | 'T')) => (&text[..at], 40),
+            _ => (text, 0),
+        };
+        // The kernel reads 0 as no limit, and that is never what one wants here.
+        let bytes = number(digits)?.checked_mul(1 << shift).filter(|&bytes| bytes > 0);
+        bytes.map(Self::Bytes).ok_or(FORM)
+    }
+}
+
+/// As mount(8) and systemd write it.
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Percent(percent) => write!(f, "{percent}%"),
+            Self::Bytes(bytes) => write!(f, "{bytes}"),
+        }
+    }
+}
+
+/// What setting the store up came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Done {
+    /// It was mounted.
+    Mounted,
+    /// It was there already.
+    Already,
+    /// It was there, and has another size now.
+    Resized,
+}
+
+/// Why the store could not be set up.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SetupError {
+    /// What was being done, to what.
+    pub doing: String,
+    /// What the kernel answered, or what stands in the way.
+    pub why: String,
+    /// Whether root could do it.
+    pub denied: bool,
+}
+
+impl fmt::Display for SetupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot {}: {}", self.doing, self.why)
+    }
+}
+
+impl SetupError {
+    fn new(doing: impl fmt::Display, errno: Errno) -> Self {
+        let denied = matches!(errno, Errno::PERM | Errno::ACCES);
+        Self { doing: doing.to_string(), why: errno.to_string(), denied }
+    }
+
+    fn io(doing: impl fmt::Display, error: &std::io::Error) -> Self {
+        Self::new(doing, Errno(error.raw_os_error().unwrap_or(0)))
+    }
+}
+
+fn flags() -> MountFlags {
+    MountFlags::NOSUID | MountFlags::NODEV | MountFlags::STRICTATIME
+}
+
+/// Mounts the system's store, or gives it another size. `None` is the default size for a new one,
+/// and any for one that is there.
+///
+/// # Errors
+/// What stood in the way; the store is as it was.
+///
+/// # Kernel
+/// Needs CAP_SYS_ADMIN. Without `huge=` (CONFIG_TRANSPARENT_HUGEPAGE) it is mounted all the same.
+pub fn setup(size: Option<Size>) -> Result<Done, SetupError> {
+    let path = Path::new(SYSTEM);
+    let parent = path.parent().unwrap_or(path);
+    for directory in [parent, path] {
+        make(directory)?;
+    }
+    let device = |path: &Path| {
+        let meta = path.symlink_metadata();
+        meta.map(|meta| meta.dev())
+            .map_err(|error| SetupError::io(format_args!("look at {}", path.display()), &error))
+    };
+    if device(path)? == device(parent)? {
+        return mount_new(path, size.unwrap_or_default());
+    }
+    let mounted = rustix::fs::statvfs(path)
+        .map_err(|errno| SetupError::new(format_args!("look at {SYSTEM}"), errno.into()))?;
+    let is_store = super::directory::Directory::system();
+    let usable = is_store.map_err(|failure| SetupError {
+        doing: format!("use {SYSTEM}"),
+        why: failure.detail,
+        denied: false,
+    })?;
+    let present = mounted.f_blocks.saturating_mul(mounted.f_frsize);
+    let wanted = size.map_or(present, Size::bytes);
+    if usable.is_some() && wanted == present {
+        return Ok(Done::Already);
+    }
+    let data = CString::new(format!("size={wanted}")).unwrap_or_default();
+    match mount_remount(path, flags(), &*data) {
+        Ok(()) => Ok(Done::Resized),
+        Err(rustix::io::Errno::INVAL) => Err(SetupError {
+            doing: format!("make {SYSTEM} {wanted} bytes large"),
+            why: "there is more in it, or it is no tmpfs".into(),
+            denied: false,
+        }),
+        Err(errno) => Err(SetupError::new(format_args!("remount {SYSTEM}"), errno.into())),
+    }
+}
+
+/// Makes a directory that only root can write to.
+fn make(path: &Path) -> Result<(), SetupError> {
+    let doing = format!("make the directory {}", path.display());
+    match std::fs::DirBuilder::new().mode(0o755).create(path) {
+        // Whatever the umask was.
+        Ok(()) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
+            .map_err(|error| SetupError::io(doing, &error)),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(SetupError::io(doing, &error)),
+    }
+}
+
+fn mount_new(path: &Path, size: Size) -> Result<Done, SetupError> {
+    let try_options = |options: String| {
+        let data = CString::new(options).unwrap_or_default();
+        mount("tiexec", path, "tmpfs", flags(), Some(&*data))
+    };
+    let plain = format!("mode=0755,size={}", size.bytes());
+    let mounted = match try_options(format!("{plain},huge=advise")) {
+        Err(rustix::io::Errno::INVAL) => try_options(plain),
+        result => result,
+    };
+    mounted
+        .map(|()| Done::Mounted)
+        .map_err(|errno| SetupError::new(format_args!("mount a tmpfs at {SYSTEM}"), errno.into()))
+}
+
+/// Returns a systemd mount unit that sets the store up at boot, for
+/// `/etc/systemd/system/run-tiexec-images.mount`.
+pub fn unit(size: Option<Size>) -> String {
+    let huge = if Path::new(thp::DIRECTORY).exists() { ",huge=advise" } else { "" };
+    let size = size.unwrap_or_default();
+    format!(
+        "[Unit]\n\
+         Description=TiExec image store\n\
+         Documentation=man:tiexecctl(8)\n\
+         \n\
+         [Mount]\n\
+         What=tiexec\n\
+         Where={SYSTEM}\n\
+         Type=tmpfs\n\
+         Options=mode=0755,nosuid,nodev,strictatime,size={size}{huge}\n\
+         DirectoryMode=0755\n\
+         \n\
+         [Install]\n\
+         WantedBy=local-fs.target\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_tmpfs_reads_them() {
+        let size = |text: &str| text.parse::<Size>();
+        assert_eq!(size("512M"), Ok(Size::Bytes(512 << 20)));
+        assert_eq!(size("2g"), Ok(Size::Bytes(2 << 30)));
+        assert_eq!(size("4096"), Ok(Size::Bytes(4096)));
+        assert_eq!(size("10%"), Ok(Size::Percent(10)));
+        for wrong in ["", "M", "0", "0%", "101%", "-1", "1.5G", "12X", "99999999999T", "1,mode=777"]
+        {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_default_is_a_tenth_of_the_memory() {
+        let tenth = Size::default().bytes();
+        let all = Size::Percent(100).bytes();
+        assert!(tenth * 10 <= all + 10 * rustix::param::page_size() as u64 && tenth * 11 > all);
+    }
+}

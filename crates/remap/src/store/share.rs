@@ -1,0 +1,74 @@
+//! Which originals may have an image that everybody can read: those that everybody can read.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::{Component, Path};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::Errno;
+
+use crate::failure::Failure;
+
+/// Extended attributes that let in, or keep out, others than the mode says.
+const LISTS: [&str; 2] = ["system.posix_acl_access", "system.nfs4_acl"];
+
+/// Checks that the file is what stands at `path`, and that everybody may go there and read it.
+///
+/// # Errors
+/// `not_shareable`, with the file or directory that keeps somebody out.
+pub(super) fn check(original: &File, path: &Path) -> Result<(), Failure> {
+    let wanted = rustix::fs::fstat(original).map_err(|errno| closed(path, unseen(errno)))?;
+    let mut at = std::path::PathBuf::from("/");
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let directory = flags | OFlags::DIRECTORY;
+    let root = rustix::fs::openat(CWD, "/", directory, Mode::empty());
+    let mut fd = root.map_err(|errno| closed(&at, unseen(errno)))?;
+    let mut components = path.components().peekable();
+    if components.next() != Some(Component::RootDir) {
+        return Err(closed(path, "is no absolute path"));
+    }
+    open_to_all(&fd, &at, 0o111)?;
+    while let Some(component) = components.next() {
+        at.push(component);
+        let flags = if components.peek().is_some() { directory } else { flags };
+        fd = rustix::fs::openat(&fd, component.as_os_str(), flags, Mode::empty())
+            .map_err(|errno| closed(&at, unseen(errno)))?;
+        if components.peek().is_some() {
+            open_to_all(&fd, &at, 0o111)?;
+        }
+    }
+    let found = open_to_all(&fd, &at, 0o444)?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+        return Err(closed(path, "is no regular file"));
+    }
+    if (found.st_dev, found.st_ino) != (wanted.st_dev, wanted.st_ino) {
+        return Err(closed(path, "is another file by now"));
+    }
+    Ok(())
+}
+
+/// Checks that owner, group and others all have the right `mode`, and no list says otherwise.
+fn open_to_all(fd: &impl AsFd, at: &Path, mode: u32) -> Result<Stat, Failure> {
+    let stat = rustix::fs::fstat(fd).map_err(|errno| closed(at, unseen(errno)))?;
+    if stat.st_mode & mode != mode {
+        return Err(closed(at, format_args!("has mode {:04o}", stat.st_mode & 0o7777)));
+    }
+    for list in LISTS {
+        match rustix::fs::fgetxattr(fd, list, &mut [0u8; 0][..]) {
+            Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP) => {}
+            Ok(_) | Err(rustix::io::Errno::RANGE) => return Err(closed(at, "has an access list")),
+            Err(errno) => return Err(closed(at, unseen(errno))),
+        }
+    }
+    Ok(stat)
+}
+
+fn closed(at: &Path, what: impl std::fmt::Display) -> Failure {
+    let detail = format!("not everybody may read {}: it {what}", at.display());
+    Failure::new(SkipReason::NotShareable, detail)
+}
+
+fn unseen(errno: rustix::io::Errno) -> String {
+    format!("cannot be looked at: {}", Errno::from(errno))
+}

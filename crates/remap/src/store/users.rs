@@ -1,0 +1,58 @@
+//! Which images running processes map.
+
+use std::collections::HashMap;
+
+use rustix::fs::{major, minor};
+use tiexec_core::proc::maps::{self, FileId};
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Errno, Pid};
+
+use super::SUFFIX;
+
+/// How many processes map which image.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Users {
+    counts: HashMap<FileId, u64>,
+    /// Whether every process could be looked at.
+    pub complete: bool,
+}
+
+impl Users {
+    /// Looks at the maps of every process. Those that may not be looked at make it incomplete.
+    pub fn scan() -> Self {
+        let mut users = Self { complete: true, ..Self::default() };
+        let Ok(processes) = std::fs::read_dir("/proc") else {
+            return Self { complete: false, ..users };
+        };
+        for process in processes.flatten() {
+            let pid = process.file_name().to_str().and_then(|name| name.parse().ok());
+            let Some(pid) = pid.and_then(Pid::from_raw) else { continue };
+            match ProcDir::of(pid).and_then(|process| process.read("maps")) {
+                Ok(text) => users.count(&text),
+                Err(error) if matches!(error.errno, Errno::NOENT | Errno::SRCH) => {}
+                Err(_) => users.complete = false,
+            }
+        }
+        users
+    }
+
+    fn count(&mut self, text: &[u8]) {
+        let lines = text.split(|&byte| byte == b'\n');
+        let mut files: Vec<FileId> = lines
+            .filter(|line| line.windows(SUFFIX.len()).any(|part| part == SUFFIX.as_bytes()))
+            .filter_map(|line| maps::parse_vma(line, 0).ok())
+            .map(|vma| vma.file)
+            .collect();
+        files.sort_unstable();
+        files.dedup();
+        for file in files {
+            *self.counts.entry(file).or_default() += 1;
+        }
+    }
+
+    /// Returns how many processes were seen to map the file with that device and inode.
+    pub fn of(&self, device: u64, inode: u64) -> u64 {
+        let id = FileId { major: major(device), minor: minor(device), inode };
+        self.counts.get(&id).copied().unwrap_or(0)
+    }
+}

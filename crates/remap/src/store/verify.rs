@@ -1,0 +1,72 @@
+//! Whether images are what their builders wrote.
+
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+use tiexec_sys::Errno;
+
+use super::directory::Directory;
+use super::key::hex;
+use super::{fill, lookup, state};
+use crate::failure::Failure;
+
+/// What was found of one image.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Verdict {
+    /// Its file name.
+    pub name: String,
+    /// The original's path, as far as it is known.
+    pub original: Option<String>,
+    /// What is wrong with it; empty if nothing is.
+    pub problems: Vec<String>,
+}
+
+/// Reads every image of a store and compares it with its sidecar.
+///
+/// # Errors
+/// `store_refused`: the directory cannot be read.
+pub fn verify(directory: &Directory) -> Result<Vec<Verdict>, Failure> {
+    let names = state::names(directory)?;
+    Ok(names.images.into_iter().filter_map(|name| one(directory, name)).collect())
+}
+
+fn one(directory: &Directory, name: String) -> Option<Verdict> {
+    let stat = rustix::fs::statat(&directory.fd, &name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    let mut problems = Vec::new();
+    problems.extend(lookup::wrong_with(directory, &stat));
+    let sidecar = state::read_sidecar(directory, &name);
+    let original = sidecar.as_ref().map(|sidecar| sidecar.original.clone());
+    match &sidecar {
+        // What is no regular file is not opened.
+        _ if !problems.is_empty() => {}
+        None => problems.push("has no sidecar that can be read".into()),
+        Some(sidecar) => {
+            if sidecar.key.image_name(Path::new(&sidecar.original)) != name {
+                problems.push("has not the name that its sidecar gives it".into());
+            }
+            let size = stat.st_size.cast_unsigned();
+            if sidecar.image_size != size {
+                problems.push(format!("has {size} bytes, not {}", sidecar.image_size));
+            }
+            match hash(directory, &name, sidecar.key.pmd_size) {
+                Ok(hash) if hash == sidecar.sha256 => {}
+                Ok(hash) => problems.push(format!("has SHA-256 {hash}, not {}", sidecar.sha256)),
+                Err(error) => problems.push(error),
+            }
+        }
+    }
+    Some(Verdict { name, original, problems })
+}
+
+fn hash(directory: &Directory, name: &str, part: u64) -> Result<String, String> {
+    if !part.is_power_of_two() {
+        return Err("has a sidecar with an impossible page size".into());
+    }
+    // Not to count as a use: verifying shall not keep images from being pruned.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let open = |flags| rustix::fs::openat(&directory.fd, name, flags, Mode::empty());
+    let file = open(flags | OFlags::NOATIME).or_else(|_not_the_owner| open(flags));
+    let file = file.map_err(|errno| format!("cannot be opened: {}", Errno::from(errno)))?;
+    let hash = fill::hash_again(&file.into(), part);
+    hash.map(|hash| hex(&hash)).map_err(|error| format!("cannot be read: {error}"))
+}

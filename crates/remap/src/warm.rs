@@ -1,0 +1,291 @@
+//! `tiexecctl warm`: a file's text into huge folios of its page cache, by eviction where it must be.
+//!
+//! One huge page's worth at a time is evicted and read back at once, and only if the kernel says
+//! that nobody writes to the file and nobody has that part mapped. The first part that does not
+//! become huge ends the evicting; the rest is still brought in where that evicts nothing.
+
+use std::fs::File;
+use std::ops::Range;
+
+use tiexec_core::addr::Pages;
+use tiexec_core::coverage::Rest;
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::pagecache::{cache_state, evict, is_open_for_writing};
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Errno, SysError};
+
+use crate::failure::Failure;
+use crate::pagecache::{ChunkState, bring, huge_pages, map, state, total, unmapped, unseen};
+
+/// What of a file's text is in huge folios that a mapping of the text can map by PMD entries.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Warmth {
+    /// Bytes of text.
+    pub text_bytes: u64,
+    /// Bytes of it in such folios.
+    pub huge_bytes: u64,
+    /// Why the rest is not, adding up to the difference.
+    pub rest: Vec<Rest>,
+    /// What ended the evicting.
+    pub obstacle: Option<Failure>,
+}
+
+impl Warmth {
+    /// Returns the bytes that could be in huge folios and are not.
+    pub fn missing(&self) -> u64 {
+        let inevitable =
+            |rest: &&Rest| !matches!(rest.reason, SkipReason::Edges | SkipReason::TooSmall);
+        self.rest.iter().filter(inevitable).map(|rest| rest.bytes).sum()
+    }
+}
+
+/// Looks at the `text` of the file (file ranges in bytes, whole base pages, ascending, apart), and
+/// changes nothing: nothing is read from the disk, nothing evicted.
+///
+/// # Errors
+/// The file cannot be mapped, or `/proc/self` not be read.
+pub fn look(file: &File, text: &[Range<u64>], pages: Pages) -> Result<Warmth, Failure> {
+    let states = state(file, &interiors(text, pages), pages)?;
+    Ok(weigh(text, &states, None, pages))
+}
+
+/// Brings the `text` of the file (as for [`look`]) into huge folios. `progress` is told the bytes
+/// looked after so far.
+///
+/// # Errors
+/// As [`look`]; the page cache may hold more than before, and never less.
+pub fn warm(
+    file: &File,
+    text: &[Range<u64>],
+    pages: Pages,
+    mut progress: impl FnMut(u64),
+) -> Result<Warmth, Failure> {
+    let interiors = interiors(text, pages);
+    let mut states = state(file, &interiors, pages)?;
+    let mut evictor = Evictor { file, pages, seen_huge: false, obstacle: None, asked: false };
+    for (index, (chunk, state)) in states.iter_mut().enumerate() {
+        progress(index as u64 * pages.pmd.bytes());
+        if *state != ChunkState::Huge && evictor.warm(chunk, *state)? {
+            *state = ChunkState::Huge;
+        }
+        evictor.seen_huge |= *state == ChunkState::Huge;
+    }
+    // What no mapping of the text maps by PMD entries is still read faster in large folios, and
+    // touched with fewer faults.
+    for edge in edges(text, pages) {
+        let _not_text = bring(file, &[edge], pages, None);
+    }
+    let obstacle = evictor.obstacle;
+    if states.iter().any(|(_, state)| *state == ChunkState::Untold) {
+        return Ok(weigh(text, &states, obstacle, pages));
+    }
+    // What the kernel shows now counts, not what was done.
+    Ok(weigh(text, &self::state(file, &interiors, pages)?, obstacle, pages))
+}
+
+/// Evicts and reads back, until something speaks against it.
+struct Evictor<'a> {
+    file: &'a File,
+    pages: Pages,
+    /// Whether some part of the file is in a huge folio.
+    seen_huge: bool,
+    obstacle: Option<Failure>,
+    /// Whether it was asked who owns, writes and keeps the file.
+    asked: bool,
+}
+
+impl Evictor<'_> {
+    /// Makes one chunk huge; returns whether it is.
+    fn warm(&mut self, chunk: &Range<u64>, state: ChunkState) -> Result<bool, Failure> {
+        if self.becomes_huge(chunk)? {
+            return Ok(true);
+        }
+        if state == ChunkState::Absent && self.obstacle.is_none() {
+            // Read in just now, and small all the same.
+            self.obstacle = Some(self.came_back_small());
+        }
+        if state == ChunkState::Untold {
+            self.obstacle.get_or_insert_with(|| not_owner("mincore"));
+        }
+        if self.obstacle.is_some() {
+            return Ok(false);
+        }
+        match self.evict_and_read(chunk)? {
+            Ok(()) => Ok(true),
+            Err(obstacle) => {
+                self.obstacle = Some(obstacle);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Tries the ways that evict nothing.
+    fn becomes_huge(&self, chunk: &Range<u64>) -> Result<bool, Failure> {
+        let prepared = bring(self.file, std::slice::from_ref(chunk), self.pages, None)?;
+        Ok(total(&prepared.huge) == chunk.end - chunk.start)
+    }
+
+    fn evict_and_read(&mut self, chunk: &Range<u64>) -> Result<Result<(), Failure>, Failure> {
+        if let Err(obstacle) = self.may_evict(chunk) {
+            return Ok(Err(obstacle));
+        }
+        if self.is_in_use(chunk)? {
+            return Ok(Err(Failure::new(SkipReason::InUse, "in use by running processes")));
+        }
+        evict(self.file, chunk).map_err(unmapped)?;
+        let mapping = map(self.file, chunk, self.pages)?;
+        if !mapping.cached_parts(chunk, self.pages.base).map_err(unseen)?.is_empty() {
+            let _unreadable = mapping.populate(chunk);
+            let detail = "it cannot be evicted: just mapped, or locked in memory";
+            return Ok(Err(Failure::new(SkipReason::InUse, detail)));
+        }
+        if self.becomes_huge(chunk)? {
+            return Ok(Ok(()));
+        }
+        let _unreadable = mapping.populate(chunk);
+        Ok(Err(self.came_back_small()))
+    }
+
+    /// Asks whether anything speaks against evicting the chunk.
+    fn may_evict(&mut self, chunk: &Range<u64>) -> Result<(), Failure> {
+        if !self.asked {
+            let file_system = file_system(self.file);
+            if matches!(file_system.as_deref(), Some("tmpfs" | "ramfs" | "devtmpfs")) {
+                let detail = "the kernel makes no huge page of it now: memory may be fragmented";
+                return Err(Failure::new(SkipReason::NoHugePage, detail));
+            }
+            self.clean(&(0..0))?;
+            self.asked = true;
+        }
+        match is_open_for_writing(self.file) {
+            Ok(false) => {}
+            Ok(true) => {
+                let detail = "somebody has the file open for writing";
+                return Err(Failure::new(SkipReason::OpenForWriting, detail));
+            }
+            Err(error) => return Err(unknown(error)),
+        }
+        self.clean(chunk)
+    }
+
+    fn clean(&self, part: &Range<u64>) -> Result<(), Failure> {
+        let state = cache_state(self.file, part).map_err(unknown)?;
+        if state.dirty + state.writeback > 0 {
+            let detail = "parts of the file are not written back to the disk yet";
+            return Err(Failure::new(SkipReason::DirtyFile, detail));
+        }
+        Ok(())
+    }
+
+    /// Returns whether another process has a page of the chunk mapped.
+    fn is_in_use(&self, chunk: &Range<u64>) -> Result<bool, Failure> {
+        let mapping = map(self.file, chunk, self.pages)?;
+        mapping.advise_random().map_err(unmapped)?;
+        for cached in mapping.cached_parts(chunk, self.pages.base).map_err(unseen)? {
+            let _unreadable = mapping.populate(&cached);
+        }
+        mapping.is_mapped_elsewhere(chunk, self.pages.base).map_err(unseen)
+    }
+
+    fn came_back_small(&self) -> Failure {
+        if self.seen_huge {
+            let detail = "a part read anew came in small folios: memory is fragmented";
+            return Failure::new(SkipReason::NoHugePage, detail);
+        }
+        let name = file_system(self.file).unwrap_or_else(|| "its file system".to_owned());
+        let detail = format!(
+            "{name} read it in small folios: it has no large ones here, or memory is fragmented; \
+             tiexec makes a copy instead"
+        );
+        Failure::new(SkipReason::NoLargeFolios, detail)
+    }
+}
+
+fn not_owner(call: &str) -> Failure {
+    let detail = format!("only what needs no eviction was done: {call} is for the file's owner");
+    Failure::new(SkipReason::NotOwner, detail)
+}
+
+/// The kernel does not say what must be known before something is evicted.
+fn unknown(error: SysError) -> Failure {
+    match error.errno {
+        Errno::PERM | Errno::ACCES => not_owner(error.call),
+        _ => {
+            let detail = format!("only what needs no eviction was done: {error}");
+            Failure::new(SkipReason::SmallFolios, detail)
+        }
+    }
+}
+
+/// Returns the type of the file system as mounted, such as `ext4`.
+fn file_system(file: &File) -> Option<String> {
+    use rustix::fs::{AtFlags, StatxFlags, statx};
+    let id = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?.stx_mnt_id.to_string();
+    let mounts = ProcDir::this_process().and_then(|process| process.read("mountinfo")).ok()?;
+    let mounts = String::from_utf8_lossy(&mounts).into_owned();
+    // "36 35 98:0 /root /point options optional… - type source options" (proc_pid_mountinfo(5)).
+    let line = mounts.lines().find(|line| line.split(' ').next() == Some(&id))?;
+    let (_, after) = line.split_once(" - ")?;
+    after.split(' ').next().map(str::to_owned)
+}
+
+/// The whole huge pages inside each part of the text.
+fn interiors(text: &[Range<u64>], pages: Pages) -> Vec<Range<u64>> {
+    let pmd = pages.pmd.bytes();
+    text.iter()
+        .filter_map(|part| {
+            let start = part.start.checked_next_multiple_of(pmd)?;
+            let end = part.end - part.end % pmd;
+            (start < end).then_some(start..end)
+        })
+        .collect()
+}
+
+/// The huge pages that text shares with other things.
+fn edges(text: &[Range<u64>], pages: Pages) -> Vec<Range<u64>> {
+    let pmd = pages.pmd.bytes();
+    let mut edges: Vec<Range<u64>> = text
+        .iter()
+        .filter_map(|part| {
+            let end = part.end.checked_next_multiple_of(pmd)?;
+            Some((part.start - part.start % pmd)..end)
+        })
+        .flat_map(|around| huge_pages(&around, pages))
+        .filter(|chunk| !text.iter().any(|part| part.start <= chunk.start && chunk.end <= part.end))
+        .collect();
+    edges.dedup();
+    edges
+}
+
+/// Adds up what is huge, and why the rest is not.
+fn weigh(
+    text: &[Range<u64>],
+    states: &[(Range<u64>, ChunkState)],
+    obstacle: Option<Failure>,
+    pages: Pages,
+) -> Warmth {
+    let text_bytes = total(text);
+    let interior = states.len() as u64 * pages.pmd.bytes();
+    let mut warmth = Warmth { text_bytes, obstacle, ..Warmth::default() };
+    let outside = if interior == 0 { SkipReason::TooSmall } else { SkipReason::Edges };
+    let mut add = |reason: SkipReason, bytes: u64| match warmth
+        .rest
+        .iter_mut()
+        .find(|rest| rest.reason == reason)
+    {
+        Some(rest) => rest.bytes += bytes,
+        None if bytes > 0 => warmth.rest.push(Rest { reason, bytes }),
+        None => {}
+    };
+    add(outside, text_bytes - interior);
+    let why = warmth.obstacle.as_ref().map(|obstacle| obstacle.reason);
+    for (_, state) in states {
+        match state {
+            ChunkState::Huge => warmth.huge_bytes += pages.pmd.bytes(),
+            ChunkState::Small => add(why.unwrap_or(SkipReason::SmallFolios), pages.pmd.bytes()),
+            ChunkState::Absent => add(why.unwrap_or(SkipReason::NotCached), pages.pmd.bytes()),
+            ChunkState::Untold => add(SkipReason::NotOwner, pages.pmd.bytes()),
+        }
+    }
+    warmth
+}
