@@ -200,6 +200,69 @@ pub fn children_share_pid_namespace() -> bool {
     link("pid") == link("pid_for_children")
 }
 
+/// `pidfd_getfd(pidfd_open(pid), fd)` — returns a copy of another process's descriptor. Since Linux
+/// 5.6; needs leave to trace it.
+///
+/// # Errors
+/// EBADF if it has no such descriptor; EPERM; ESRCH.
+pub fn descriptor_of(pid: Pid, fd: i32) -> Result<std::os::fd::OwnedFd, SysError> {
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+    let process = pidfd_open(pid, PidfdFlags::empty()).map_err(SysError::of("pidfd_open"))?;
+    pidfd_getfd(process, fd, PidfdGetfdFlags::empty()).map_err(SysError::of("pidfd_getfd"))
+}
+
+/// Returns whether `fd` is a socket on which calls give up after a time (`SO_RCVTIMEO`,
+/// `SO_SNDTIMEO`); so if that cannot be told, but not for what is no socket.
+pub fn socket_has_timeout(fd: BorrowedFd<'_>) -> bool {
+    use rustix::net::sockopt::{Timeout, socket_timeout};
+    [Timeout::Recv, Timeout::Send].into_iter().any(|which| match socket_timeout(fd, which) {
+        Ok(timeout) => timeout.is_some(),
+        Err(errno) => errno != rustix::io::Errno::NOTSOCK,
+    })
+}
+
+/// Sends `file` over the socket `to`, with one byte (unix(7), `SCM_RIGHTS`).
+///
+/// # Errors
+/// As sendmsg(2).
+pub fn send_descriptor(to: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<(), SysError> {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let files = [file];
+    control.push(SendAncillaryMessage::ScmRights(&files));
+    let byte = [std::io::IoSlice::new(b"t")];
+    sendmsg(to, &byte, &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+        .map_err(SysError::of("sendmsg(SCM_RIGHTS)"))?;
+    Ok(())
+}
+
+/// `wait4(pid, &status, __WALL|WNOHANG)`, again and again until `deadline`; `None` if nothing came.
+///
+/// # Errors
+/// ECHILD if it is neither child nor tracee.
+pub fn wait_until(pid: Pid, deadline: std::time::Instant) -> Result<Option<Wait>, SysError> {
+    let mut pause = std::time::Duration::from_micros(5);
+    loop {
+        let mut status = 0;
+        let flags = libc::__WALL | libc::WNOHANG;
+        // SAFETY: `status` is a live integer; the resource usage is not asked for.
+        let returned = unsafe {
+            libc::wait4(pid.as_raw_nonzero().get(), &raw mut status, flags, std::ptr::null_mut())
+        };
+        match check("wait4", returned.into()) {
+            Ok(0) if std::time::Instant::now() >= deadline => return Ok(None),
+            Ok(0) => {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(std::time::Duration::from_micros(500));
+            }
+            Ok(_) => return Ok(Some(Wait::from_status(status))),
+            Err(error) if error.errno == crate::Errno::INTR => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// `getpid()`.
 pub fn this() -> Pid {
     rustix::process::getpid()

@@ -44,15 +44,41 @@ impl ProcDir {
     /// # Errors
     /// `call` names the file; ESRCH or ENOENT if the process is gone; EACCES, EPERM.
     pub fn read(&self, name: &'static str) -> Result<Vec<u8>, SysError> {
+        self.read_as(name, name)
+    }
+
+    /// As [`read`](Self::read), for a name made at run time, such as `task/7/syscall`; `call` names
+    /// it in errors.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_as(&self, name: &str, call: &'static str) -> Result<Vec<u8>, SysError> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let file =
-            rustix::fs::openat(&self.0, name, flags, Mode::empty()).map_err(SysError::of(name))?;
+            rustix::fs::openat(&self.0, name, flags, Mode::empty()).map_err(SysError::of(call))?;
         let mut text = Vec::with_capacity(16 << 10);
         File::from(file).read_to_end(&mut text).map_err(|error| SysError {
-            call: name,
+            call,
             errno: crate::Errno(error.raw_os_error().unwrap_or(libc::EIO)),
         })?;
         Ok(text)
+    }
+
+    /// Lists a directory of the process, such as `task`.
+    ///
+    /// # Errors
+    /// ESRCH or ENOENT if the process is gone.
+    pub fn list(&self, name: &'static str) -> Result<Vec<std::ffi::OsString>, SysError> {
+        use std::os::unix::ffi::OsStringExt;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory =
+            rustix::fs::openat(&self.0, name, flags, Mode::empty()).map_err(SysError::of(name))?;
+        let entries = rustix::fs::Dir::new(directory).map_err(SysError::of(name))?;
+        let names = entries.filter_map(Result::ok).map(|entry| entry.file_name().to_bytes().to_vec());
+        Ok(names
+            .filter(|name| !name.starts_with(b"."))
+            .map(std::ffi::OsString::from_vec)
+            .collect())
     }
 
     /// Opens a file or magic link of the process, such as `exe` or `fd/4`.

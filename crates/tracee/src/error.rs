@@ -16,6 +16,9 @@ pub enum TraceError {
     /// A thread that is not traced exec'ed and took the tracee's place.
     #[error("lost sight of it: it exec'ed from another thread than its first")]
     LostSight,
+    /// The tracee did not come to a stop in time.
+    #[error("the thread did not stop in time")]
+    Late,
     /// The kernel refused a request. The tracee is in the state the last register set gives it.
     #[error(transparent)]
     Sys(SysError),

@@ -11,6 +11,8 @@ mod error;
 mod fault;
 pub mod gadgets;
 pub mod held;
+pub mod running;
 pub mod session;
+pub mod threads;
 
 pub use error::TraceError;

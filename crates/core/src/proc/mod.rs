@@ -9,6 +9,7 @@ pub mod maps;
 pub mod smaps;
 pub mod stat;
 pub mod status;
+pub mod syscall;
 
 use thiserror::Error;
 

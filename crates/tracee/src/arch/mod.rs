@@ -41,3 +41,17 @@ pub struct Gadgets {
     /// Calls `rt_sigreturn`.
     pub sigreturn: RemoteAddr,
 }
+
+/// What an interruption did to the system call that a thread was in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Interruption {
+    /// Nothing: it was in none, or that had come to its end.
+    None,
+    /// The kernel will make it again, unseen.
+    Again,
+    /// The kernel will make it again with the time that remains, unseen, if nothing that returns
+    /// from a signal comes in between.
+    WithRemainingTime,
+    /// It returns EINTR.
+    Shown,
+}

@@ -18,7 +18,7 @@ use tiexec_core::addr::RemoteAddr;
 use tiexec_sys::cpu::xsave;
 use tiexec_sys::ptrace::Registers;
 
-use super::{Call, Gadgets};
+use super::{Call, Gadgets, Interruption};
 
 /// Whether remote system calls are possible at all.
 pub const SUPPORTED: bool = true;
@@ -71,6 +71,68 @@ pub fn program_counter(registers: &Registers) -> RemoteAddr {
 /// Changes the program counter.
 pub fn set_program_counter(registers: &mut Registers, to: RemoteAddr) {
     registers.rip = to.get();
+}
+
+/// Returns the thread pointer.
+pub fn thread_pointer(registers: &Registers) -> RemoteAddr {
+    RemoteAddr::new(registers.fs_base)
+}
+
+/// Length of the instruction that makes a system call.
+const CALL_LEN: u64 = 2;
+
+/// Returns what an interruption did to the system call that the registers are in
+/// (`arch_do_signal_or_restart`, `arch/x86/kernel/signal.c`; the codes: `include/linux/errno.h`).
+pub fn interruption(registers: &Registers) -> Interruption {
+    if registers.orig_rax.cast_signed() < 0 {
+        return Interruption::None;
+    }
+    match registers.rax.cast_signed() {
+        -514..=-512 => Interruption::Again,
+        -516 => Interruption::WithRemainingTime,
+        -4 => Interruption::Shown,
+        _ => Interruption::None,
+    }
+}
+
+/// Returns the registers that make an interrupted call again, from its beginning.
+pub fn call_again(registers: &Registers) -> Registers {
+    let mut registers = *registers;
+    registers.rax = registers.orig_rax;
+    registers.rip = registers.rip.wrapping_sub(CALL_LEN);
+    registers.orig_rax = u64::MAX;
+    registers
+}
+
+/// Returns the registers that a signal handler's return would leave a thread with that was
+/// interrupted so: without a call that the kernel would restart.
+pub fn after_a_signal(registers: &Registers) -> Registers {
+    const EINTR: i64 = 4;
+    let mut after = *registers;
+    match interruption(registers) {
+        Interruption::Again => return call_again(registers),
+        Interruption::WithRemainingTime => after.rax = (-EINTR).cast_unsigned(),
+        Interruption::None | Interruption::Shown => {}
+    }
+    after.orig_rax = u64::MAX;
+    after
+}
+
+/// Returns the arguments of the system call that the registers are in.
+pub fn call_arguments(r: &Registers) -> [u64; 6] {
+    [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9]
+}
+
+/// Returns the number of the system call that the registers are in; `None` in none.
+pub fn call_number(registers: &Registers) -> Option<i64> {
+    let number = registers.orig_rax.cast_signed();
+    (number >= 0).then_some(number)
+}
+
+/// Returns the registers that make `call`, with nothing laid out to come home by: the tracee is lost
+/// if its tracer dies before they are replaced.
+pub fn aim_at_plain_call(home: &Registers, gadgets: Gadgets, call: &Call) -> Registers {
+    aim_at_call(home, gadgets, call, stack_pointer(home))
 }
 
 /// Returns the highest address that the frame's bytes may reach up to.

@@ -1,0 +1,64 @@
+//! `/proc/TID/syscall`: what a thread is doing (proc_pid_syscall(5)).
+
+use super::{ParseError, number};
+
+/// What a thread is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Doing {
+    /// Running, or waiting for a processor.
+    Running,
+    /// Blocked, but not in a system call: in a page fault, or stopped.
+    Blocked,
+    /// Blocked in a system call.
+    Call {
+        /// Its number.
+        number: u64,
+        /// Its arguments, raw.
+        args: [u64; 6],
+    },
+}
+
+/// Parses the one line.
+///
+/// # Errors
+/// Says which field is not what it should be.
+pub fn parse(text: &[u8]) -> Result<Doing, ParseError> {
+    let line = text.trim_ascii();
+    if line == b"running" {
+        return Ok(Doing::Running);
+    }
+    let bad = |what| ParseError::new("syscall", 1, what, text);
+    let mut words = line.split(|&byte| byte == b' ');
+    let call = words.next().unwrap_or_default();
+    if call == b"-1" {
+        return Ok(Doing::Blocked);
+    }
+    let number_of_call = number(call, 10).ok_or_else(|| bad("a system call's number"))?;
+    let mut args = [0; 6];
+    for arg in &mut args {
+        let word = words.next().and_then(|word| word.strip_prefix(b"0x"));
+        *arg = word.and_then(|digits| number(digits, 16)).ok_or_else(|| bad("six arguments"))?;
+    }
+    Ok(Doing::Call { number: number_of_call, args })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_three_forms() {
+        assert_eq!(parse(b"running\n").unwrap(), Doing::Running);
+        assert_eq!(parse(b"-1 0x7ffe 0x7f00\n").unwrap(), Doing::Blocked);
+        let line = b"232 0x5 0x7f 0x40 0xffffffffffffffff 0x0 0x8 0x7ffc 0x7f11\n";
+        let args = [5, 0x7f, 0x40, u64::MAX, 0, 8];
+        assert_eq!(parse(line).unwrap(), Doing::Call { number: 232, args });
+    }
+
+    #[test]
+    fn anything_else_is_an_error() {
+        for line in [&b""[..], b"x", b"1", b"1 2 3", b"0 0x1 0x2 0x3 0x4 0x5", b"-2 0x0 0x0"] {
+            assert!(parse(line).is_err(), "{line:?}");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Stopping one thread of a running process, and a session in it.
+//!
+//! The other threads go on. The thread comes to the stop wherever it is, in a system call or not, and
+//! leaves it as if there had been none; if this process dies meanwhile, it goes on as after a signal
+//! handler.
+
+use std::time::Instant;
+
+use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_core::proc::status;
+use tiexec_core::snapshot::Snapshot;
+use tiexec_sys::process::{self, Wait};
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::ptrace::{self, Options, Registers, Resume};
+use tiexec_sys::{Errno, Pid, SysError, c, vm};
+
+use crate::arch::{self, Gadgets, Interruption};
+use crate::error::TraceError;
+use crate::fault;
+use crate::session::{Refusal, Session};
+use crate::threads::waits_forever;
+
+/// A thread that stands still.
+#[derive(Debug)]
+pub struct Stopped {
+    /// The thread.
+    pub tid: Pid,
+    /// Since when.
+    pub since: Instant,
+    /// Whether the process was stopped by a signal already; it stays so.
+    pub group_stopped: bool,
+    /// The registers to leave it with.
+    pub registers: Registers,
+    /// Whether the program will see that its system call was interrupted.
+    pub shown: bool,
+}
+
+/// Seizes the thread and stops it, at the latest at `deadline`.
+///
+/// # Errors
+/// EPERM as for `PTRACE_SEIZE`: another tracer, or no leave. [`TraceError::Late`]: it sleeps where
+/// nothing wakes it (state D); it is let go when this process ends. [`TraceError::Gone`].
+pub fn stop(process: &ProcDir, tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
+    ptrace::seize(tid, Options::default())?;
+    ptrace::interrupt(tid)?;
+    let group_stopped = loop {
+        let stop = process::wait_until(tid, deadline)?.ok_or(TraceError::Late)?;
+        fault::at(fault::Point::Stop);
+        match stop {
+            Wait::Interrupted => break false,
+            Wait::GroupStop(_) => break true,
+            Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
+            // A signal that came first is taken first.
+            Wait::Signal(signal) => ptrace::resume(tid, Resume::Run, signal)?,
+            Wait::SyscallStop | Wait::ExecEvent | Wait::Event(_) => {
+                ptrace::resume(tid, Resume::Run, 0)?;
+            }
+        }
+    };
+    let since = Instant::now();
+    let mut registers = ptrace::registers(tid)?;
+    let mut shown = arch::interruption(&registers) == Interruption::Shown;
+    if shown && was_forever(&registers) && !signal_waits(process, tid) {
+        // It was our stop, and no signal, that cut a wait without end short.
+        registers = arch::call_again(&registers);
+        shown = false;
+    }
+    abort_restartable_sequence(tid, &mut registers)?;
+    Ok(Stopped { tid, since, group_stopped, registers, shown })
+}
+
+/// Lets the thread go on as if it had not been stopped.
+///
+/// # Errors
+/// [`TraceError::Gone`].
+pub fn let_go(stopped: &Stopped) -> Result<(), TraceError> {
+    ptrace::set_registers(stopped.tid, &stopped.registers)?;
+    ptrace::resume(stopped.tid, Resume::Detach, 0)?;
+    Ok(())
+}
+
+/// Whether the registers are in an `epoll_wait` without a timeout.
+fn was_forever(registers: &Registers) -> bool {
+    matches!(arch::call_number(registers), Some(c::SYS_epoll_wait | c::SYS_epoll_pwait))
+        && waits_forever(&arch::call_arguments(registers))
+}
+
+/// Whether a signal waits to be taken by the thread; so if that cannot be told.
+fn signal_waits(process: &ProcDir, tid: Pid) -> bool {
+    let file = format!("task/{}/status", tid.as_raw_nonzero());
+    let Ok(text) = process.read_as(&file, "status") else { return true };
+    let status = status::parse(&text);
+    status.pending & !status.blocked != 0
+}
+
+/// If the thread is inside a restartable sequence (rseq(2)), aborts that, as the kernel does when it
+/// takes the processor away: it cannot see it any more once other registers are installed, and the
+/// sequence would be committed although others had run.
+fn abort_restartable_sequence(tid: Pid, registers: &mut Registers) -> Result<(), TraceError> {
+    let Some(area) = ptrace::rseq(tid)?.map(|rseq| rseq.area).filter(|&area| area != 0) else {
+        return Ok(());
+    };
+    // struct rseq: cpu_id_start, cpu_id, rseq_cs.
+    let mut pointer = [0; 8];
+    if vm::read(tid, RemoteAddr::new(area + 8), &mut pointer).is_err() {
+        return Ok(());
+    }
+    let sequence = u64::from_ne_bytes(pointer);
+    if sequence == 0 {
+        return Ok(());
+    }
+    // struct rseq_cs: version and flags, start_ip, post_commit_offset, abort_ip.
+    let mut words = [[0; 8]; 4];
+    if vm::read(tid, RemoteAddr::new(sequence), words.as_flattened_mut()).is_err() {
+        return Ok(());
+    }
+    let [_, start, len, abort] = words.map(u64::from_ne_bytes);
+    let at = arch::program_counter(registers).get();
+    if at.wrapping_sub(start) < len {
+        arch::set_program_counter(registers, RemoteAddr::new(abort));
+    }
+    Ok(())
+}
+
+/// Where frames may lie for a stopped thread: below its stack pointer, if that is on a stack that the
+/// kernel, or a C library, made for a thread to use downwards. `None` on any other, such as a
+/// goroutine's, below which other data may lie.
+pub fn frame_ground(
+    snapshot: &Snapshot,
+    leader: Pid,
+    stopped: &Stopped,
+) -> Option<(RemoteAddr, AddrRange)> {
+    let top = arch::below_red_zone(&stopped.registers)?;
+    let at = arch::stack_pointer(&stopped.registers);
+    let stack = snapshot.vma_at(at).filter(|vma| vma.perms.write && !vma.perms.shared)?;
+    let initial = stack.name == b"[stack]" && stopped.tid == leader;
+    if initial || is_thread_stack(snapshot, stopped, stack.range) {
+        return Some((top, stack.range));
+    }
+    None
+}
+
+/// Whether `stack` is one that glibc or musl mapped for this thread: the thread's control block lies
+/// at its top, points at itself, and a guard lies below.
+fn is_thread_stack(snapshot: &Snapshot, stopped: &Stopped, stack: AddrRange) -> bool {
+    let control_block = arch::thread_pointer(&stopped.registers);
+    if !stack.contains(control_block) || control_block <= arch::stack_pointer(&stopped.registers) {
+        return false;
+    }
+    let mut word = [0; 8];
+    let points_at_itself = vm::read(stopped.tid, control_block, &mut word).is_ok()
+        && u64::from_ne_bytes(word) == control_block.get();
+    let guarded = snapshot.vmas.iter().any(|vma| {
+        vma.range.end() == stack.start() && !(vma.perms.read || vma.perms.write || vma.perms.exec)
+    });
+    points_at_itself && guarded
+}
+
+/// Begins a session in the stopped thread. Its frames lie on its stack.
+///
+/// # Errors
+/// A [`Refusal`], also where the stack is not one for frames; a [`TraceError`]. The thread stands as
+/// it stood.
+pub fn begin(
+    snapshot: &Snapshot,
+    leader: Pid,
+    gadgets: Gadgets,
+    stopped: &Stopped,
+) -> Result<Result<Session, Refusal>, TraceError> {
+    let Some((top, ground)) = frame_ground(snapshot, leader, stopped) else {
+        return Ok(Err(Refusal::StackRoom));
+    };
+    let home = arch::after_a_signal(&stopped.registers);
+    Session::lay(stopped.tid, gadgets, home, Some(top), ground)
+}
+
+/// Says whether an error of [`stop`] means that somebody else traces the process.
+pub fn is_traced_already(process: &ProcDir) -> Option<u32> {
+    let tracer = status::parse(&process.read("status").ok()?).tracer_pid;
+    (tracer != 0).then_some(tracer)
+}
+
+/// Tells what the kernel answered from what it means.
+pub fn is_not_permitted(error: &TraceError) -> bool {
+    matches!(error, TraceError::Sys(SysError { errno: Errno::PERM | Errno::ACCES, .. }))
+}

@@ -1,0 +1,113 @@
+//! Which thread of a running process to stop.
+//!
+//! A stop interrupts the system call that a thread sleeps in. Most calls are restarted by the kernel
+//! and nobody notices; a few return EINTR, which a program that uses no signals may not expect
+//! (signal(7), "Interruption of system calls"; **[m]** by the founding prototype `ep.c`). So the
+//! thread is chosen by what it is doing, and where all are doing the wrong thing, the right moment is
+//! waited for.
+
+use std::os::fd::AsFd;
+
+use tiexec_core::proc::syscall::{self, Doing};
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, c, process};
+
+/// How a thread would take a stop; the best comes first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Takes {
+    /// Asleep in a call that the kernel restarts: it loses nothing.
+    Asleep,
+    /// Running: it loses the time of the stop.
+    Running,
+    /// Asleep in `epoll_wait` without a timeout: it would return EINTR, but can be made again.
+    AsleepToRewind,
+    /// Would see EINTR, or cannot be stopped: not to be chosen.
+    Badly,
+}
+
+/// A thread and how it would take a stop just now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Candidate {
+    /// The thread.
+    pub tid: Pid,
+    /// How it would take it.
+    pub takes: Takes,
+}
+
+/// Lists the threads of `pid`, the leader first.
+pub fn list(process: &ProcDir, pid: Pid) -> Vec<Pid> {
+    let raw = pid.as_raw_nonzero().get();
+    let mut tids: Vec<i32> = process
+        .list("task")
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(|name| name.to_str()?.parse().ok())
+        .collect();
+    tids.sort_unstable_by_key(|&tid| (tid != raw, tid));
+    tids.into_iter().filter_map(Pid::from_raw).collect()
+}
+
+/// Says how `tid` would take a stop now.
+pub fn takes(process: &ProcDir, pid: Pid, tid: Pid) -> Takes {
+    let file = format!("task/{}/syscall", tid.as_raw_nonzero());
+    let Ok(text) = process.read_as(&file, "syscall") else { return Takes::Badly };
+    match syscall::parse(&text) {
+        Ok(Doing::Running) => Takes::Running,
+        Ok(Doing::Call { number, args }) => asleep(pid, number, &args),
+        // In a page fault, or stopped by a signal.
+        Ok(Doing::Blocked) => Takes::Running,
+        Err(_) => Takes::Badly,
+    }
+}
+
+fn asleep(pid: Pid, number: u64, args: &[u64; 6]) -> Takes {
+    let Ok(number) = i64::try_from(number) else { return Takes::Badly };
+    match number {
+        // Restarted from the beginning, or with the time that remains.
+        c::SYS_futex
+        | c::SYS_poll
+        | c::SYS_ppoll
+        | c::SYS_select
+        | c::SYS_pselect6
+        | c::SYS_nanosleep
+        | c::SYS_clock_nanosleep
+        | c::SYS_wait4
+        | c::SYS_waitid
+        | c::SYS_pause
+        | c::SYS_rt_sigsuspend
+        | c::SYS_restart_syscall
+        | c::SYS_flock
+        | c::SYS_msgrcv
+        | c::SYS_msgsnd
+        | c::SYS_mq_timedreceive
+        | c::SYS_mq_timedsend => Takes::Asleep,
+        // On a socket with a timeout these show EINTR; else they are restarted.
+        c::SYS_read
+        | c::SYS_readv
+        | c::SYS_recvfrom
+        | c::SYS_recvmsg
+        | c::SYS_accept
+        | c::SYS_accept4
+        | c::SYS_write
+        | c::SYS_writev
+        | c::SYS_sendto
+        | c::SYS_sendmsg
+            if !has_a_timeout(pid, args[0]) =>
+        {
+            Takes::Asleep
+        }
+        c::SYS_epoll_wait | c::SYS_epoll_pwait if waits_forever(args) => Takes::AsleepToRewind,
+        _ => Takes::Badly,
+    }
+}
+
+/// Whether the timeout of an `epoll_wait` or `epoll_pwait`, an int, is infinite.
+pub(crate) fn waits_forever(args: &[u64; 6]) -> bool {
+    (args[3] as u32).cast_signed() < 0
+}
+
+/// Whether the descriptor is a socket on which calls give up after a time; so if that cannot be told.
+fn has_a_timeout(pid: Pid, fd: u64) -> bool {
+    let copy = i32::try_from(fd as u32).ok().and_then(|fd| process::descriptor_of(pid, fd).ok());
+    copy.is_none_or(|copy| process::socket_has_timeout(copy.as_fd()))
+}
