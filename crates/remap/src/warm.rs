@@ -292,3 +292,44 @@ fn weigh(
     }
     warmth
 }
+
+#[cfg(test)]
+mod tests {
+    use tiexec_core::addr::PageSize;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn pages() -> Pages {
+        Pages { base: PageSize::new(4096).unwrap(), pmd: PageSize::new(2 * MIB).unwrap() }
+    }
+
+    #[test]
+    fn interiors_and_edges_share_nothing() {
+        // The seed's example, and a small second segment in the same last huge page.
+        let text = [0x1f_f000..0x81_0000, 0x82_0000..0x82_1000];
+        assert_eq!(interiors(&text, pages()), vec![0x20_0000..0x80_0000; 1]);
+        assert_eq!(edges(&text, pages()), [0..0x20_0000, 0x80_0000..0xa0_0000]);
+        assert_eq!(interiors(&[], pages()), []);
+    }
+
+    #[test]
+    fn the_rest_adds_up() {
+        let text = vec![MIB..9 * MIB; 1];
+        let chunk = |at: u64, state| (2 * at * MIB..2 * (at + 1) * MIB, state);
+        let states =
+            [chunk(1, ChunkState::Huge), chunk(2, ChunkState::Small), chunk(3, ChunkState::Absent)];
+        let warmth = weigh(&text, &states, None, pages());
+        let rest = |reason, mib: u64| Rest { reason, bytes: mib * MIB };
+        assert_eq!((warmth.text_bytes, warmth.huge_bytes), (8 * MIB, 2 * MIB));
+        let reasons = [SkipReason::Edges, SkipReason::SmallFolios, SkipReason::NotCached];
+        assert_eq!(warmth.rest, reasons.map(|reason| rest(reason, 2)));
+        assert_eq!(warmth.missing(), 4 * MIB);
+        let obstacle = Failure::new(SkipReason::InUse, "in use");
+        let warmth = weigh(&text, &states, Some(obstacle), pages());
+        assert_eq!(warmth.rest, [rest(SkipReason::Edges, 2), rest(SkipReason::InUse, 4)]);
+        let small = weigh(std::slice::from_ref(&(0..MIB)), &[], None, pages());
+        assert_eq!((small.missing(), small.rest), (0, vec![rest(SkipReason::TooSmall, 1)]));
+    }
+}
