@@ -15,6 +15,7 @@ pub(crate) mod machine;
 pub(crate) mod programs;
 pub(crate) mod pty;
 pub(crate) mod smaps;
+pub(crate) mod store;
 
 use std::path::{Path, PathBuf};
 
