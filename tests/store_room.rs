@@ -46,7 +46,10 @@ fn a_store_that_is_too_small_stays_empty() {
         let before = free();
         let done = ctl(["add".as_ref(), copy.as_os_str()]);
         done.assert_code(1);
-        assert!(done.err().contains("store_full") && done.err().contains("--size"), "{size}: {done}");
+        assert!(
+            done.err().contains("store_full") && done.err().contains("--size"),
+            "{size}: {done}"
+        );
         assert_eq!(names(IMAGES), [""; 0], "{size}");
         assert_eq!(free(), before, "{size}");
     }
@@ -143,7 +146,8 @@ fn a_memory_cgroup_at_its_limit_gets_no_image() {
     // More than the image, and less than the image with 64 MiB to spare.
     std::fs::write(group.join(limit), (60u64 << 20).to_string()).expect("a limit");
     let enter = format!("echo $$ > {}/cgroup.procs && exec \"$0\" \"$@\"", group.display());
-    let inside = || store::started(&["sh", "-c", &enter], &["add".as_ref(), copy.as_ref()]).finish();
+    let inside =
+        || store::started(&["sh", "-c", &enter], &["add".as_ref(), copy.as_ref()]).finish();
     let done = inside();
     done.assert_code(1);
     assert!(done.err().contains("memcg_headroom"), "{done}");

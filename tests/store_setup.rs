@@ -108,7 +108,7 @@ fn the_units_options_are_those_of_setup() {
     let mount = support::child::tool(&["mount", "-t", "tmpfs", "-o", options, "tiexec", IMAGES]);
     require!(mount.status.success(), "mount(8): {mount:?}");
     let by_unit = mounted();
-    own_run();
+    assert!(support::child::tool(&["umount", IMAGES]).status.success());
     set_up("64M");
     assert_eq!(by_unit, mounted());
 }
@@ -138,7 +138,10 @@ fn what_is_printed() {
     let one = &all["images"][0];
     assert_eq!(one["original"], *copy.to_string_lossy());
     assert_eq!(one["store"], IMAGES);
-    assert_eq!(format!("{IMAGES}/{}", one["name"].as_str().expect("a name")), image.to_string_lossy());
+    assert_eq!(
+        format!("{IMAGES}/{}", one["name"].as_str().expect("a name")),
+        image.to_string_lossy()
+    );
     assert!(one["bytes"].as_u64().is_some_and(|bytes| bytes > 6 << 20), "{all}");
     std::fs::remove_file(&copy).expect("an own file");
     assert_eq!(json(&["list", "--json"])["images"][0]["state"], "outdated");

@@ -102,7 +102,9 @@ fn an_image_that_is_not_as_it_was_built_is_refused() {
         ("has mode 0644", &|| chmod(&image, 0o644)),
         ("has mode 0446", &|| chmod(&image, 0o446)),
         ("has mode 4444", &|| chmod(&image, 0o4444)),
-        ("has 2 names", &|| std::fs::hard_link(&image, "/run/tiexec/images/other").expect("a link")),
+        ("has 2 names", &|| {
+            std::fs::hard_link(&image, "/run/tiexec/images/other").expect("a link")
+        }),
         ("bytes, not", &|| {
             chmod(&image, 0o644);
             let file = std::fs::File::options().write(true).open(&image).expect("open");
@@ -115,7 +117,10 @@ fn an_image_that_is_not_as_it_was_built_is_refused() {
         assert_refused(&try_add(&original), "store_refused", what);
         let verified = ctl(["verify"]);
         verified.assert_code(1);
-        assert!(verified.out().contains("FAIL") && verified.out().contains(what), "{what}: {verified}");
+        assert!(
+            verified.out().contains("FAIL") && verified.out().contains(what),
+            "{what}: {verified}"
+        );
         // Pruned as damaged, unless only the content is wrong, which nobody sees who does not read it.
         ctl(["prune"]).assert_code(0);
         let _there_or_not = std::fs::remove_file("/run/tiexec/images/other");
@@ -188,7 +193,10 @@ fn a_flipped_bit_is_found() {
             let out = done.out();
             out.lines().find(|line| line.contains(&*path.to_string_lossy())).map(str::to_owned)
         };
-        assert!(line(&image).is_some_and(|line| line.starts_with("FAIL") && line.contains("SHA-256")), "{at}: {done}");
+        assert!(
+            line(&image).is_some_and(|line| line.starts_with("FAIL") && line.contains("SHA-256")),
+            "{at}: {done}"
+        );
         assert!(line(&other).is_some_and(|line| line.starts_with("ok")), "{done}");
         let report = store::json(&["verify", "--json"]);
         let bad = report["images"].as_array().expect("images").iter();
@@ -216,7 +224,9 @@ fn access_list(file: &Path) -> bool {
     let path = std::ffi::CString::new(file.to_string_lossy().as_bytes()).expect("no zero bytes");
     let name = c"system.posix_acl_access";
     // SAFETY: the strings and the value live through the call.
-    unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) == 0 }
+    unsafe {
+        libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) == 0
+    }
 }
 
 #[test]
@@ -253,10 +263,17 @@ fn what_not_everybody_may_read_has_no_shared_image() {
 }
 
 /// `tiexecctl store` as nobody, with a runtime directory.
-fn as_nobody(args: &[&str], runtime: &str) -> Done {
+fn as_nobody(public: &Public, args: &[&str], runtime: &str) -> Done {
+    let copy = public.path().join("tiexecctl");
+    if !copy.exists() {
+        public.add(support::tiexecctl(), "tiexecctl", 0o755);
+    }
     let runtime = format!("XDG_RUNTIME_DIR={runtime}");
     let front = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "env", &runtime];
-    store::started(&front, &args.iter().map(|arg| arg.as_ref()).collect::<Vec<_>>()).finish()
+    {
+        let args: Vec<&std::ffi::OsStr> = args.iter().map(AsRef::as_ref).collect();
+        store::started_from(&copy, &front, &args).finish()
+    }
 }
 
 #[test]
@@ -265,17 +282,15 @@ fn a_user_has_a_store_of_their_own() {
     require!(support::installed("setpriv").is_some(), "no setpriv (util-linux)");
     own_run();
     let public = Public::new();
-    let ctl_copy = public.add(support::tiexecctl(), "tiexecctl", 0o755);
-    require!(ctl_copy.exists() && support::tiexecctl().starts_with("/tmp"), "the target directory may be closed to nobody");
     let original = original(&public);
     let file = original.to_string_lossy().into_owned();
     std::fs::create_dir_all("/run/user/65534").expect("directories");
     let runtime = "/run/user/65534";
     tmpfs(Path::new(runtime), "mode=0700,uid=65534");
-    let path = as_nobody(&["path"], runtime);
+    let path = as_nobody(&public, &["path"], runtime);
     path.assert_code(0);
     assert_eq!(path.out(), "/run/user/65534/tiexec/images\n");
-    let done = as_nobody(&["add", &file], runtime);
+    let done = as_nobody(&public, &["add", &file], runtime);
     done.assert_code(0).assert_silent();
     let image = PathBuf::from(done.out().trim_end());
     let meta = image.metadata().expect("an image");
@@ -283,29 +298,43 @@ fn a_user_has_a_store_of_their_own() {
     assert_eq!(Path::new(runtime).join("tiexec").metadata().expect("stat").mode() & 0o7777, 0o700);
     // What the user may not read stays unread.
     chmod(&original, 0o711);
-    let done = as_nobody(&["add", &file], runtime);
+    let done = as_nobody(&public, &["add", &file], runtime);
     done.assert_code(1);
     assert!(done.err().contains("unreadable_image"), "{done}");
     // The first original is another file since the chmod; nothing but root's is asked of root's store.
-    let pruned = as_nobody(&["prune"], runtime);
+    let pruned = as_nobody(&public, &["prune"], runtime);
     pruned.assert_code(0);
     assert!(pruned.out().contains("outdated"), "{pruned}");
     assert!(!image.exists());
-    // Not a tmpfs, not there, or another user's.
+    // Not a tmpfs, not there, not executable.
     chmod(&original, 0o755);
-    for (runtime, status, what) in [
-        (public.path().to_string_lossy().into_owned(), 1, "no_store"),
-        ("/run/no/such".to_owned(), 1, "no_store"),
-        ("relative".to_owned(), 1, "no_store"),
-    ] {
-        let done = as_nobody(&["add", &file], &runtime);
-        done.assert_code(status);
-        assert!(done.err().contains(what), "{done}");
+    let noexec = Path::new("/run/noexec");
+    std::fs::create_dir(noexec).expect("a directory");
+    store::mount("none", noexec, Some("tmpfs"), libc::MS_NOEXEC, "mode=0700,uid=65534");
+    for runtime in
+        [&public.path().to_string_lossy(), "/run/no/such", "relative", &noexec.to_string_lossy()]
+    {
+        let done = as_nobody(&public, &["add", &file], runtime);
+        done.assert_code(1);
+        assert!(done.err().contains("no_store"), "{done}");
     }
+    // Below a directory that all can write to, which is sticky or not.
+    let below = Path::new("/run/all");
+    std::fs::create_dir_all(below.join("mine")).expect("directories");
+    chown(&below.join("mine"), NOBODY);
+    chmod(below, 0o1777);
+    as_nobody(&public, &["add", &file], "/run/all/mine").assert_code(0);
+    chmod(below, 0o777);
+    let done = as_nobody(&public, &["add", &file], "/run/all/mine");
+    assert_refused(&done, "store_refused", "/run/all is writable by others");
+    // Another user's.
     std::os::unix::fs::chown(runtime, Some(1), None).expect("root may");
-    let done = as_nobody(&["add", &file], runtime);
+    let done = as_nobody(&public, &["add", &file], runtime);
     done.assert_code(1);
-    assert!(done.err().contains("store_refused") && done.err().contains("belongs to user 1"), "{done}");
+    assert!(
+        done.err().contains("store_refused") && done.err().contains("belongs to user 1"),
+        "{done}"
+    );
 }
 
 #[test]
@@ -315,25 +344,25 @@ fn only_root_changes_the_systems_store_and_all_may_use_it() {
     own_run();
     let public = Public::new();
     let original = original(&public);
-    let refused = as_nobody(&["setup"], "");
+    let refused = as_nobody(&public, &["setup"], "");
     refused.assert_code(5);
     assert!(refused.err().contains("only root"), "{refused}");
     set_up("64M");
     let image = add(&original);
-    let refused = as_nobody(&["prune", "--all-unused"], "");
+    let refused = as_nobody(&public, &["prune", "--all-unused"], "");
     refused.assert_code(5);
     assert!(refused.err().contains("only root") && image.exists(), "{refused}");
     // Another user's request is answered with root's image.
-    let used = as_nobody(&["add", &original.to_string_lossy()], "");
+    let used = as_nobody(&public, &["add", &original.to_string_lossy()], "");
     used.assert_code(0).assert_silent();
     assert_eq!(used.out().trim_end(), image.to_string_lossy());
-    let list = as_nobody(&["list"], "");
+    let list = as_nobody(&public, &["list"], "");
     list.assert_code(0);
     let line = list.out().lines().nth(1).expect("an image").to_owned();
     assert!(line.contains("original") && line.contains("  -  "), "{list}");
-    as_nobody(&["verify"], "").assert_code(0);
+    as_nobody(&public, &["verify"], "").assert_code(0);
     let other = public.add(&program("exits", Kind::DynamicPie), "other", 0o755);
-    let none = as_nobody(&["add", &other.to_string_lossy()], "");
+    let none = as_nobody(&public, &["add", &other.to_string_lossy()], "");
     none.assert_code(1);
     assert!(none.err().contains("no_store"), "{none}");
 }

@@ -45,11 +45,15 @@ pub(crate) fn mount(
     assert_eq!(mounted, 0, "mount {path:?}: {}", std::io::Error::last_os_error());
 }
 
-/// `tiexecctl store …`, in front of it a command such as `runuser`.
+/// `tiexecctl store …`, in front of it a command that changes something first.
 pub(crate) fn started(front: &[&str], args: &[&OsStr]) -> Held {
-    let ctl = super::tiexecctl().as_os_str();
+    started_from(super::tiexecctl(), front, args)
+}
+
+/// The same with another copy of `tiexecctl`.
+pub(crate) fn started_from(ctl: &Path, front: &[&str], args: &[&OsStr]) -> Held {
     let mut words: Vec<&OsStr> = front.iter().map(|word| OsStr::new(*word)).collect();
-    words.extend([ctl, OsStr::new("store")]);
+    words.extend([ctl.as_os_str(), OsStr::new("store")]);
     words.extend(args);
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).env_remove("XDG_RUNTIME_DIR").env_remove("TIEXEC");
