@@ -16,6 +16,7 @@ pub(crate) mod programs;
 pub(crate) mod pty;
 pub(crate) mod smaps;
 pub(crate) mod warm;
+pub(crate) mod store;
 
 use std::path::{Path, PathBuf};
 
