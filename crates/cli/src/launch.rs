@@ -211,11 +211,15 @@ impl Launcher {
             return plain(SkipReason::ArchUnsupported);
         }
         let sources = match self.settings.backing {
-            BackingChoice::Hugetlb => Sources { pagecache: false, copy: Some(Backing::Hugetlb) },
-            BackingChoice::Image => Sources { pagecache: false, copy: Some(Backing::Image) },
-            BackingChoice::Pagecache => Sources { pagecache: true, copy: None },
+            BackingChoice::Hugetlb => {
+                Sources { pagecache: false, store: false, copy: Some(Backing::Hugetlb) }
+            }
+            BackingChoice::Image => {
+                Sources { pagecache: false, store: true, copy: Some(Backing::Image) }
+            }
+            BackingChoice::Pagecache => Sources { pagecache: true, store: false, copy: None },
             BackingChoice::Auto | BackingChoice::Off => {
-                Sources { pagecache: true, copy: Some(Backing::Image) }
+                Sources { pagecache: true, store: true, copy: Some(Backing::Image) }
             }
         };
         if sources.copy != Some(Backing::Hugetlb) && process::thp_disabled() {

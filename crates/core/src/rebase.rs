@@ -162,6 +162,12 @@ impl Rebase {
         AddrRange::with_len(self.moved(range.start())?, range.len())
     }
 
+    /// Returns the image as it will be after the move.
+    pub fn moved_image(&self, image: &MainImage) -> MainImage {
+        let down = self.from.start().get().wrapping_sub(self.to.start().get());
+        MainImage { load_bias: image.load_bias.wrapping_sub(down), ..image.clone() }
+    }
+
     /// Returns the snapshot as it will be after the move.
     pub fn applied(&self, snapshot: &Snapshot) -> Snapshot {
         let mut vmas = snapshot.vmas.clone();

@@ -3,20 +3,17 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
-use tiexec_core::elf::{ElfFacts, ElfHeader, LoadSegment};
-use tiexec_core::plan::{Backing, Means, Plan, Span, plan};
-use tiexec_core::proc::{ParseError, auxv, maps, status};
+use tiexec_core::elf::{ElfFacts, LoadSegment};
+use tiexec_core::plan::{Backing, Plan};
+use tiexec_core::proc::{auxv, status};
 use tiexec_core::rebase::MainImage;
 use tiexec_core::report::Report;
 use tiexec_core::skip::SkipReason;
-use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Errno, SysError, c, process, ptrace};
+use tiexec_sys::{c, process, ptrace};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{self, Call};
 use tiexec_tracee::gadgets;
@@ -24,9 +21,10 @@ use tiexec_tracee::held::{ExecStop, let_go};
 use tiexec_tracee::session::{Refusal, Session};
 
 use crate::failure::Failure;
-use crate::image::{self, Filled};
+use crate::image::Filled;
+use crate::program::Program;
 use crate::verify::{self, Cost, Found};
-use crate::{headroom, pagecache, rebase, switch};
+use crate::{copy, pagecache, rebase, switch};
 
 /// What a launch is to do.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +50,9 @@ pub struct Order<'a> {
 pub struct Sources {
     /// Whether the file's own page cache may be used.
     pub pagecache: bool,
-    /// The kind of copy for what the page cache does not hold; `None` for none.
+    /// Whether copies may be in the image store, if there is one.
+    pub store: bool,
+    /// The kind of copy for what neither holds; `None` for none.
     pub copy: Option<Backing>,
 }
 
@@ -113,60 +113,43 @@ struct Work<'a> {
     filled: Filled,
     /// Why something was done in a worse way than planned.
     setback: Option<Failure>,
-}
-
-/// What is known of the program held.
-struct Program {
-    exe: File,
-    auxv: Vec<u8>,
-    snapshot: Snapshot,
-    image: MainImage,
-    /// The file ranges in PMD-sized folios.
-    folios: Vec<Range<u64>>,
-}
-
-impl Program {
-    /// Plans with `copies`; `may_move` says whether the program may be moved.
-    fn plan(&self, copies: &[Backing], may_move: bool) -> Plan {
-        let fixed = MainImage { position_independent: false, ..self.image.clone() };
-        let image = if may_move { &self.image } else { &fixed };
-        plan(&self.snapshot, &Means { image: Some(image), folios: &self.folios, copies })
-    }
+    rebased: bool,
 }
 
 impl<'a> Work<'a> {
     fn new(order: &'a Order<'a>, stop: ExecStop) -> Self {
-        Self { order, stop, program: None, plan: None, filled: Filled::default(), setback: None }
+        Self {
+            order,
+            stop,
+            program: None,
+            plan: None,
+            filled: Filled::default(),
+            setback: None,
+            rebased: false,
+        }
     }
 
     /// Snapshot and plan, and the session with which to carry it out.
     fn begin(&mut self) -> Result<Session, Failure> {
-        let program = self.snapshot()?;
-        let interpreter = auxv::get(&program.auxv, auxv::AT_BASE).unwrap_or(0);
+        let program = Program::read(self.order, self.deadline())?;
         // After the page cache has been seen to: a file not cached yet would get small folios here.
+        let interpreter = auxv::get(&program.auxv, auxv::AT_BASE).unwrap_or(0);
         let gadgets = gadgets::find(
             self.stop.pid,
             &program.snapshot,
             RemoteAddr::new(interpreter),
             &program.exe,
         );
-        self.plan = Some(program.plan(self.order.sources.copy.as_slice(), true));
-        let snapshot = &self.program.insert(program).snapshot;
+        let program = self.program.insert(program);
+        self.plan = Some(program.plan(true));
+        self.use_store();
 
         let no_gadget = "the program has no `syscall; ret`, or no signal return, of its own";
         let gadgets = gadgets.ok_or_else(|| Failure::new(SkipReason::NoGadget, no_gadget))?;
-        let stack = snapshot
-            .vma_at(arch::stack_pointer(
-                &ptrace::registers(self.stop.pid).map_err(TraceError::from)?,
-            ))
-            .filter(|vma| vma.name == b"[stack]" && vma.perms.write)
-            .ok_or_else(|| {
-                Failure::new(SkipReason::StackRoom, "the initial stack is not where it should be")
-            })?;
+        let stack = self.stack()?;
         let reap =
             Call::new(c::SYS_wait4, [helper_id(), 0, u64::from(c::__WALL.unsigned_abs()), 0]);
-        let session =
-            Session::begin(self.stop.pid, gadgets, stack.range, self.sigchld_awaited(), reap)?;
+        let session = Session::begin(self.stop.pid, gadgets, stack, self.sigchld_awaited(), reap)?;
         session.map_err(|refusal| match refusal {
             Refusal::StackRoom => Failure::new(
                 SkipReason::StackRoom,
@@ -178,48 +161,30 @@ impl<'a> Work<'a> {
         })
     }
 
-    /// Reads what there is to know of the program; has its page cache made huge where that costs
-    /// nobody anything.
-    fn snapshot(&self) -> Result<Program, Failure> {
-        let process = self.order.process;
-        let unreadable = |error: SysError| {
-            // A process that has died has no address space to read about.
-            let gone = matches!(error.errno, Errno::SRCH | Errno::NOENT);
-            let reason = if gone { SkipReason::TargetGone } else { SkipReason::ProcUnavailable };
-            Failure::new(reason, error)
-        };
-        let malformed = |error: ParseError| Failure::new(SkipReason::ProcUnavailable, error);
-        let exe = process.open_file("exe", false).map_err(|error| match error.errno {
-            Errno::ACCES | Errno::PERM => Failure::new(SkipReason::UnreadableImage, error),
-            _ => unreadable(error),
-        })?;
-        let (header, facts) = elf_facts(&exe)?;
-        let auxv = process.read("auxv").map_err(unreadable)?;
-        if auxv::get(&auxv, auxv::AT_SECURE).is_some_and(|secure| secure != 0) {
-            return Err(Failure::new(SkipReason::PrivilegedImage, "AT_SECURE is set"));
+    /// Where something must be copied and there is a store, has the image there, building it first
+    /// if need be.
+    fn use_store(&mut self) {
+        let (Some(program), Some(plan)) = (&mut self.program, &mut self.plan) else { return };
+        if !self.order.sources.store || plan.huge_bytes_by(Backing::Image) == 0 {
+            return;
         }
-        let maps = process.read("maps").map_err(unreadable)?;
-        let entry = RemoteAddr::new(auxv::get(&auxv, auxv::AT_ENTRY).unwrap_or(0));
-        let pages = self.order.pages;
-        let snapshot = Snapshot { pages, vmas: maps::parse(&maps).map_err(malformed)?, entry };
-        let image = MainImage::new(&facts, header.entry, entry);
-
-        let folios =
-            if self.order.sources.pagecache { self.folios(&exe, &image) } else { Vec::new() };
-        Ok(Program { exe, auxv, snapshot, image, folios })
+        let deadline = self.stop.since + self.order.deadline;
+        match program.find_in_store(self.order, deadline) {
+            Ok(true) => *plan = program.plan(true),
+            Ok(false) => {}
+            Err(failure) => self.setback = Some(failure),
+        }
     }
 
-    /// Returns which parts of the text lie in the page cache in PMD-sized folios, where they can be
-    /// PMD-mapped.
-    fn folios(&self, exe: &File, image: &MainImage) -> Vec<Range<u64>> {
-        let pages = self.order.pages;
-        let Some(bias) = image.congruent_bias(pages.pmd) else { return Vec::new() };
-        if !image.position_independent && !image.has_bias(bias, pages.pmd) {
-            return Vec::new();
-        }
-        let chunks = image.congruent_chunks(bias, pages);
-        let prepared = pagecache::prepare(exe, &chunks, pages, self.deadline());
-        prepared.map(|prepared| prepared.huge).unwrap_or_default()
+    /// Returns the initial stack.
+    fn stack(&self) -> Result<AddrRange, Failure> {
+        let registers = ptrace::registers(self.stop.pid).map_err(TraceError::from)?;
+        let at = arch::stack_pointer(&registers);
+        let stack = self.program.as_ref().and_then(|program| program.snapshot.vma_at(at));
+        let stack = stack.filter(|vma| vma.name == b"[stack]" && vma.perms.write);
+        stack.map(|vma| vma.range).ok_or_else(|| {
+            Failure::new(SkipReason::StackRoom, "the initial stack is not where it should be")
+        })
     }
 
     fn deadline(&self) -> Instant {
@@ -244,9 +209,19 @@ impl<'a> Work<'a> {
     /// staged.
     fn stage_and_switch(&mut self, session: &mut Session) -> Result<(), Failure> {
         self.move_program(session)?;
+        if let Some(failure) = self.switch_to_store(session)? {
+            // What the store cannot give, a memfd can.
+            self.setback = Some(failure);
+            if let Some(program) = &mut self.program {
+                program.stored = None;
+                self.plan = Some(program.plan(false));
+            }
+        }
         let (Some(program), Some(plan)) = (&self.program, &self.plan) else { return Ok(()) };
         let filled = match self.order.sources.copy {
-            Some(backing) => self.copy(session, plan, program, backing)?,
+            Some(backing) => {
+                copy::by_memfd(session, self.order, program, plan, backing, self.deadline())?
+            }
             None => Filled::default(),
         };
         for span in plan.spans_by(Backing::Pagecache) {
@@ -254,6 +229,16 @@ impl<'a> Work<'a> {
         }
         self.filled = filled;
         Ok(())
+    }
+
+    /// Switches what is planned by the store; returns why it could not be, if so.
+    fn switch_to_store(&self, session: &mut Session) -> Result<Option<Failure>, Failure> {
+        let (Some(program), Some(plan)) = (&self.program, &self.plan) else { return Ok(None) };
+        match copy::by_store(session, program, plan) {
+            Ok(()) => Ok(None),
+            Err(failure) if failure.reason == SkipReason::StoreRefused => Ok(Some(failure)),
+            Err(failure) => Err(failure),
+        }
     }
 
     /// Moves the program if that is planned; if it cannot be moved, plans for where it is.
@@ -264,51 +249,18 @@ impl<'a> Work<'a> {
         let Some(rebase) = &plan.rebase else { return Ok(()) };
         let (process, base) = (self.order.process, self.order.pages.base);
         match rebase::rebase(session, process, &program.image, rebase, &program.auxv, base) {
-            Ok(()) => program.snapshot = rebase.applied(&program.snapshot),
+            Ok(()) => {
+                self.rebased = true;
+                program.snapshot = rebase.applied(&program.snapshot);
+                program.image = rebase.moved_image(&program.image);
+            }
             Err(failure) if failure.reason == SkipReason::RebaseFailed => {
-                *plan = program.plan(self.order.sources.copy.as_slice(), false);
+                *plan = program.plan(false);
                 self.setback = Some(failure);
             }
             Err(failure) => return Err(failure),
         }
         Ok(())
-    }
-
-    /// Stages and switches the spans of one copying backing.
-    fn copy(
-        &self,
-        session: &mut Session,
-        plan: &Plan,
-        program: &Program,
-        backing: Backing,
-    ) -> Result<Filled, Failure> {
-        let snapshot = &program.snapshot;
-        let spans: Vec<Span> = plan.spans_by(backing).copied().collect();
-        if spans.is_empty() {
-            return Ok(Filled::default());
-        }
-        if backing == Backing::Image {
-            headroom::check(self.order.process, plan.huge_bytes_by(backing))?;
-        }
-        let name =
-            snapshot.vma_at(snapshot.entry).map(|vma| vma.display_path()).unwrap_or_default();
-        let name = name.rsplit('/').next().unwrap_or_default();
-        let fd = switch::make_memfd(session, backing, name)?;
-        let memfd = self
-            .order
-            .process
-            .open_file(&format!("fd/{fd}"), true)
-            .map_err(|error| Failure::new(SkipReason::NoMemfd, error))?;
-        let filled =
-            image::fill(&memfd, &program.exe, &spans, backing, self.order.pages, self.deadline())?;
-        for part in &filled.staged {
-            let len = part.span.range.len();
-            let area = snapshot.free_area(len).ok_or_else(|| {
-                Failure::new(SkipReason::AddressSpace, "no free address range to stage in")
-            })?;
-            switch::switch(session, fd, backing, part, area)?;
-        }
-        Ok(filled)
     }
 
     /// Asks the kernel what is PMD-mapped now, and writes the report.
@@ -324,25 +276,13 @@ impl<'a> Work<'a> {
             cost: session.map(|session| Cost {
                 remote_syscalls: session.counts().calls,
                 bytes_copied: self.filled.copied,
+                rebased: self.rebased,
                 setback: self.setback.take(),
             }),
         };
         let report = verify::report(self.order, &self.stop, &found);
         Launched { report, plan: found.plan }
     }
-}
-
-/// Reads the headers of the program's file.
-fn elf_facts(exe: &File) -> Result<(ElfHeader, ElfFacts), Failure> {
-    let unread = |error| Failure::new(SkipReason::ReadFailed, error);
-    let foreign = |error| Failure::new(SkipReason::ForeignImage, error);
-    let mut header = [0; ElfHeader::LEN];
-    exe.read_exact_at(&mut header, 0).map_err(unread)?;
-    let header = ElfHeader::parse(&header).map_err(foreign)?;
-    let mut table = vec![0; header.table_len];
-    exe.read_exact_at(&mut table, header.table_offset).map_err(unread)?;
-    let facts = ElfFacts::parse(&header, &table).map_err(foreign)?;
-    Ok((header, facts))
 }
 
 /// This process's id: what the program waits for on its way home.

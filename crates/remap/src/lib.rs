@@ -4,11 +4,13 @@
 
 #![forbid(unsafe_code)]
 
+mod copy;
 mod failure;
 pub mod headroom;
 pub mod image;
 pub mod launch;
 pub mod pagecache;
+mod program;
 mod rebase;
 pub mod store;
 mod switch;

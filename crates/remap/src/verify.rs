@@ -27,6 +27,8 @@ pub(crate) struct Cost {
     pub remote_syscalls: u32,
     /// Bytes copied from the file.
     pub bytes_copied: u64,
+    /// Whether the program was moved.
+    pub rebased: bool,
     /// Why something was done in a worse way than planned.
     pub setback: Option<Failure>,
 }
@@ -70,7 +72,7 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
         stop_us: u64::try_from(stop.since.elapsed().as_micros()).unwrap_or(u64::MAX),
         remote_syscalls: cost.remote_syscalls,
         bytes_copied: cost.bytes_copied,
-        rebased: plan.is_some_and(|plan| plan.rebase.is_some()),
+        rebased: cost.rebased,
         setback: cost.setback.as_ref().map(ToString::to_string),
         unsafe_windows: 0,
         spans: plan.map(|plan| plan.spans().copied().collect()).unwrap_or_default(),

@@ -34,7 +34,7 @@ const MAX_RELEASES: usize = 8;
 /// SIGCHLD, as a bit of a signal mask.
 const CHILD: u64 = 1 << (c::SIGCHLD - 1);
 /// Room for strings that calls point at, in bytes.
-const SCRATCH_LEN: u64 = 256;
+pub const SCRATCH_LEN: u64 = 256;
 /// Room for what a release step points at, in bytes.
 const KEPT_LEN: u64 = 128;
 

@@ -1,0 +1,149 @@
+//! What is known of a program held at its exec stop.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::time::Instant;
+
+use tiexec_core::addr::RemoteAddr;
+use tiexec_core::elf::{ElfFacts, ElfHeader};
+use tiexec_core::plan::{Backing, Means, Plan, plan};
+use tiexec_core::proc::{ParseError, auxv, maps};
+use tiexec_core::rebase::MainImage;
+use tiexec_core::skip::SkipReason;
+use tiexec_core::snapshot::Snapshot;
+use tiexec_sys::{Errno, SysError};
+
+use crate::failure::Failure;
+use crate::launch::Order;
+use crate::pagecache;
+use crate::store::{BuildOrder, Store, StoredImage};
+
+/// What is known of a program held at its exec stop.
+pub(crate) struct Program {
+    /// Its image.
+    pub exe: File,
+    /// `/proc/PID/auxv`.
+    pub auxv: Vec<u8>,
+    /// Its address space.
+    pub snapshot: Snapshot,
+    /// Its segments, and where they are.
+    pub image: MainImage,
+    /// The parts of its file that are in PMD-sized folios and can be mapped so.
+    pub folios: Vec<Range<u64>>,
+    /// Its image in the store.
+    pub stored: Option<StoredImage>,
+    /// The copy that is made of what is in neither.
+    copy: Option<Backing>,
+}
+
+impl Program {
+    /// Reads what there is to know; has its page cache made huge where that costs nobody anything,
+    /// until `deadline`.
+    ///
+    /// # Errors
+    /// It must be left alone; nothing was done to it.
+    pub(crate) fn read(order: &Order<'_>, deadline: Instant) -> Result<Self, Failure> {
+        let process = order.process;
+        let unreadable = |error: SysError| {
+            // A process that has died has no address space to read about.
+            let gone = matches!(error.errno, Errno::SRCH | Errno::NOENT);
+            let reason = if gone { SkipReason::TargetGone } else { SkipReason::ProcUnavailable };
+            Failure::new(reason, error)
+        };
+        let malformed = |error: ParseError| Failure::new(SkipReason::ProcUnavailable, error);
+        let exe = process.open_file("exe", false).map_err(|error| match error.errno {
+            Errno::ACCES | Errno::PERM => Failure::new(SkipReason::UnreadableImage, error),
+            _ => unreadable(error),
+        })?;
+        let (header, facts) = elf_facts(&exe)?;
+        let auxv = process.read("auxv").map_err(unreadable)?;
+        if auxv::get(&auxv, auxv::AT_SECURE).is_some_and(|secure| secure != 0) {
+            return Err(Failure::new(SkipReason::PrivilegedImage, "AT_SECURE is set"));
+        }
+        let maps = process.read("maps").map_err(unreadable)?;
+        let entry = RemoteAddr::new(auxv::get(&auxv, auxv::AT_ENTRY).unwrap_or(0));
+        let vmas = maps::parse(&maps).map_err(malformed)?;
+        let snapshot = Snapshot { pages: order.pages, vmas, entry };
+        let image = MainImage::new(&facts, header.entry, entry);
+        let folios = if order.sources.pagecache {
+            folios(&exe, &image, order, deadline)
+        } else {
+            Vec::new()
+        };
+        let copy = order.sources.copy;
+        Ok(Self { exe, auxv, snapshot, image, folios, stored: None, copy })
+    }
+
+    /// Plans; `may_move` says whether the program may be moved.
+    pub(crate) fn plan(&self, may_move: bool) -> Plan {
+        let fixed = MainImage { position_independent: false, ..self.image.clone() };
+        let image = if may_move { &self.image } else { &fixed };
+        let store = self.stored.as_ref().map(|_| Backing::Store);
+        let copies: Vec<Backing> = store.into_iter().chain(self.copy).collect();
+        plan(&self.snapshot, &Means { image: Some(image), folios: &self.folios, copies: &copies })
+    }
+
+    /// Looks for the program's image in the store, and has it built, until `deadline`, where there
+    /// is none. Returns whether there is one now. With `dry_run` nothing is built.
+    ///
+    /// # Errors
+    /// Why there is none although there is a store.
+    pub(crate) fn find_in_store(
+        &mut self,
+        order: &Order<'_>,
+        deadline: Instant,
+    ) -> Result<bool, Failure> {
+        let Some(store) = Store::open_for_this_user(order.pages)? else { return Ok(false) };
+        // What has no name any more will not be started again.
+        if self.exe.metadata().is_ok_and(|meta| meta.nlink() == 0) {
+            return Ok(false);
+        }
+        let path = order
+            .process
+            .exe_path()
+            .map_err(|error| Failure::new(SkipReason::ProcUnavailable, error))?;
+        let path = Path::new(OsStr::from_bytes(&path));
+        let (original, process) = (&self.exe, order.process);
+        let found = if order.dry_run {
+            store.find(original, path)?
+        } else {
+            let order = BuildOrder { original, path, process, deadline };
+            match store.find_or_build(&order) {
+                Err(failure) if failure.reason == SkipReason::NoStore => None,
+                found => Some(found?),
+            }
+        };
+        self.stored = found;
+        Ok(self.stored.is_some())
+    }
+}
+
+/// Returns which parts of the text lie in the page cache in PMD-sized folios, where they can be
+/// PMD-mapped.
+fn folios(exe: &File, image: &MainImage, order: &Order<'_>, deadline: Instant) -> Vec<Range<u64>> {
+    let pages = order.pages;
+    let Some(bias) = image.congruent_bias(pages.pmd) else { return Vec::new() };
+    if !image.position_independent && !image.has_bias(bias, pages.pmd) {
+        return Vec::new();
+    }
+    let chunks = image.congruent_chunks(bias, pages);
+    let prepared = pagecache::prepare(exe, &chunks, pages, deadline);
+    prepared.map(|prepared| prepared.huge).unwrap_or_default()
+}
+
+/// Reads the headers of the program's file.
+fn elf_facts(exe: &File) -> Result<(ElfHeader, ElfFacts), Failure> {
+    let unread = |error| Failure::new(SkipReason::ReadFailed, error);
+    let foreign = |error| Failure::new(SkipReason::ForeignImage, error);
+    let mut header = [0; ElfHeader::LEN];
+    exe.read_exact_at(&mut header, 0).map_err(unread)?;
+    let header = ElfHeader::parse(&header).map_err(foreign)?;
+    let mut table = vec![0; header.table_len];
+    exe.read_exact_at(&mut table, header.table_offset).map_err(unread)?;
+    let facts = ElfFacts::parse(&header, &table).map_err(foreign)?;
+    Ok((header, facts))
+}
