@@ -7,6 +7,7 @@
 #include <link.h>
 #include <sys/auxv.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #ifdef __GLIBC__
 #include <execinfo.h>
 #include <unwind.h>
@@ -257,6 +258,7 @@ static void check_kernels_view(int argc, char **argv)
     char *small = malloc(100);
     CHECK((unsigned long)small >= heap_start && (unsigned long)small < (unsigned long)sbrk(0), "malloc %p", (void *)small);
 #endif
+    CHECK(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD, "there is a child");
     f = fopen("/proc/self/comm", "re");
     CHECK(f && fgets(name, 64, f), "no comm");
     if (f)
