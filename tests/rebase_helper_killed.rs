@@ -13,7 +13,7 @@ fn struck(copy: &Fresh, fault: &str, pieces: usize, places: &mut BTreeSet<bool>)
     let report = copy.dir().join("report");
     let _none_yet = std::fs::remove_file(&report);
     let option = format!("--report={}", report.display());
-    let run = Run::new(copy.path(), ["hold"])
+    let run = Run::new(copy.path(), ["lives"])
         .options([option.as_str(), "--json"])
         .env("TIEXEC_FAULT", fault);
     let held = run.hold();
@@ -49,7 +49,7 @@ fn at_every_step(fault: &str) {
     for kind in [Kind::DynamicPie, Kind::LldStaticPie, Kind::MuslStaticPie] {
         require!(kind.can_build(), "no compiler or linker for {kind:?}");
         let copy = Fresh::copy(&program("rebased", kind));
-        let plain = Run::new(copy.path(), ["hold"]).plain().hold();
+        let plain = Run::new(copy.path(), ["lives"]).plain().hold();
         let name = copy.path().to_string_lossy().into_owned();
         let pieces = vmas(plain.pid()).iter().filter(|vma| vma.path == name).count();
         drop(plain);
@@ -80,4 +80,26 @@ fn after_each_stop_it_sees() {
 #[test]
 fn after_each_write_to_its_memory() {
     at_every_step("die-after-write");
+}
+
+#[test]
+fn after_each_step_of_a_move_that_is_taken_back() {
+    require!(huge_folios(), "{NO_HUGE_FOLIOS}");
+    let filter = program("seccomp_exec", Kind::DynamicPie);
+    for kind in [Kind::DynamicPie, Kind::LldStaticPie] {
+        require!(kind.can_build(), "no linker for {kind:?}");
+        let copy = Fresh::copy(&program("rebased", kind));
+        // PR_SET_MM is refused: by then the program is pointed at its new place.
+        let run = Run::new(copy.path(), ["lives"]).behind([
+            filter.as_os_str(),
+            "errno=1".as_ref(),
+            "prctl/0=35".as_ref(),
+        ]);
+        for fault in ["die-after-setregs", "die-after-write"] {
+            for n in 1..40 {
+                let done = run.clone().env("TIEXEC_FAULT", format!("{fault}:{n}")).hold().finish();
+                done.assert_code(7);
+            }
+        }
+    }
 }

@@ -1,6 +1,7 @@
 /* Checks all that a program can know of where it lies, and prints it relative to where its image begins: two launches at different
    addresses print equal lines, but for "bias" and "huge". A line "bad …" for each thing that is wrong, and then exit 98.
-   The first argument: "hold" (wait when checked), "once", or "brief" (print nothing but what is wrong and the bias). */
+   The first argument: "hold" (wait when checked), "once", "brief" (print nothing but what is wrong and the bias), or "lives" (as
+   "hold", for a launch whose helper was killed: a second image may be left, and /proc may show that one). */
 #include "situation.h"
 #include <dlfcn.h>
 #include <elf.h>
@@ -17,9 +18,10 @@ extern char **environ;
 
 struct piece { unsigned long start, end, offset; char perms[8]; };
 static struct piece pieces[32];
-static int piece_count, bad_count, brief;
-static unsigned long bias, heap_start, heap_end;
+static int piece_count, bad_count, brief, lives;
+static unsigned long bias, image_end, heap_start, heap_end;
 static char exe[4096], maps_text[1 << 16];
+extern const char __ehdr_start[] __attribute__((visibility("hidden")));
 
 #define CHECK(condition, ...) ((condition) ? (void)0 : (bad_count++, printf("bad %s: ", #condition), printf(__VA_ARGS__), (void)puts("")))
 #define SAY(...) (brief ? 0 : printf(__VA_ARGS__))
@@ -39,7 +41,7 @@ static void read_maps(void)
         sscanf(line, "%lx-%lx %7s %lx %*s %*s %4199[^\n]", &p.start, &p.end, p.perms, &p.offset, path);
         if (!strcmp(path, "[heap]"))
             heap_start = p.start, heap_end = p.end;
-        if (!strcmp(path, exe) && piece_count < 32)
+        if (!strcmp(path, exe) && piece_count < 32 && p.start >= (unsigned long)__ehdr_start && p.start < image_end)
             pieces[piece_count++] = p;
     }
     if (f)
@@ -116,7 +118,7 @@ static void check_auxv(void)
     }
     /* The kernel shows the whole of its array, null entries at the end. */
     size_t used = (entries + 1) * sizeof *vector;
-    CHECK(used <= len && !memcmp(file, vector, used), "%zu of %zu bytes", used, len);
+    CHECK((used <= len && !memcmp(file, vector, used)) || lives, "%zu of %zu bytes", used, len);
     CHECK(in_text(getauxval(AT_ENTRY)), "%lx", getauxval(AT_ENTRY));
     CHECK(piece_of(getauxval(AT_PHDR)) == &pieces[0], "%lx", getauxval(AT_PHDR));
 }
@@ -228,9 +230,9 @@ static void check_kernels_view(int argc, char **argv)
         if (i < 4)
             SAY("%s +%lx\n", fields[i].name, value[i] - bias);
     }
-    CHECK(piece_of(value[0]) && in_text(value[1] - 1), "code %lx-%lx", value[0], value[1]);
-    CHECK(piece_of(value[2]) && value[2] < value[3], "data %lx-%lx", value[2], value[3]);
-    CHECK(piece_of(value[3] - 1) && piece_of(value[3] - 1)->perms[1] == 'w', "data ends at %lx", value[3]);
+    CHECK((piece_of(value[0]) && in_text(value[1] - 1)) || lives, "code %lx-%lx", value[0], value[1]);
+    CHECK((piece_of(value[2]) && value[2] < value[3]) || lives, "data %lx-%lx", value[2], value[3]);
+    CHECK((piece_of(value[3] - 1) && piece_of(value[3] - 1)->perms[1] == 'w') || lives, "data ends at %lx", value[3]);
     CHECK(value[5] == (unsigned long)argv[0], "%lx", value[5]);
     CHECK(value[6] == (unsigned long)argv[argc - 1] + strlen(argv[argc - 1]) + 1, "%lx", value[6]);
     CHECK(!environ[0] || value[7] == (unsigned long)environ[0], "%lx", value[7]);
@@ -283,14 +285,19 @@ int main(int argc, char **argv)
     brief = argc > 1 && !strcmp(argv[1], "brief");
     ssize_t len = readlink("/proc/self/exe", exe, sizeof exe - 1);
     exe[len > 0 ? len : 0] = 0;
+    lives = argc > 1 && !strcmp(argv[1], "lives");
+    const ElfW(Ehdr) *header = (const void *)__ehdr_start;
+    const ElfW(Phdr) *headers = (const void *)(__ehdr_start + header->e_phoff);
+    for (int i = 0; i < header->e_phnum; i++)
+        if (headers[i].p_type == PT_LOAD && headers[i].p_offset == 0)
+            bias = (unsigned long)__ehdr_start - headers[i].p_vaddr;
+    for (int i = 0; i < header->e_phnum; i++)
+        if (headers[i].p_type == PT_LOAD && bias + headers[i].p_vaddr + headers[i].p_memsz > image_end)
+            image_end = bias + headers[i].p_vaddr + headers[i].p_memsz;
     read_maps();
     CHECK(piece_count >= 2, "%d mappings of %s", piece_count, exe);
     if (piece_count < 2)
         return BROKEN;
-    const ElfW(Phdr) *headers = (const ElfW(Phdr) *)getauxval(AT_PHDR);
-    for (unsigned long i = 0; i < getauxval(AT_PHNUM); i++)
-        if (headers[i].p_type == PT_LOAD && headers[i].p_offset == 0)
-            bias = pieces[0].start - headers[i].p_vaddr;
     /* The mappings of the image, and nothing else of it anywhere. */
     for (int i = 0; i < piece_count; i++)
         SAY("piece +%lx-%lx %s %lx\n", pieces[i].start - bias, pieces[i].end - bias, pieces[i].perms, pieces[i].offset);
@@ -310,7 +317,7 @@ int main(int argc, char **argv)
     if (bad_count)
         printf("%s", maps_text);
     fflush(stdout);
-    if (argc > 1 && !strcmp(argv[1], "hold")) {
+    if (argc > 1 && (lives || !strcmp(argv[1], "hold"))) {
         ready_and_wait();
         check_or_die();
     }
