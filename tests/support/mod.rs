@@ -16,8 +16,8 @@ pub(crate) mod machine;
 pub(crate) mod programs;
 pub(crate) mod pty;
 pub(crate) mod smaps;
-pub(crate) mod warm;
 pub(crate) mod store;
+pub(crate) mod warm;
 
 use std::path::{Path, PathBuf};
 
