@@ -1,0 +1,31 @@
+"""What is made of samples: medians, how much single ones scatter, how well the median is known."""
+
+import random
+import statistics
+
+BOOTSTRAP_ROUNDS = 2000
+
+
+def interval(values, seed=1):
+    """Bootstrap 95 % interval of the median. The seed is fixed: the same samples give the same interval."""
+    rng = random.Random(seed)
+    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(BOOTSTRAP_ROUNDS))
+    return medians[int(0.025 * BOOTSTRAP_ROUNDS)], medians[int(0.975 * BOOTSTRAP_ROUNDS) - 1]
+
+
+def summary(values):
+    """Median, quartiles and the median's 95 % interval, of at least two values."""
+    low, _, high = statistics.quantiles(values, n=4)
+    return {"median": statistics.median(values), "quartiles": [low, high], "interval": list(interval(values))}
+
+
+def spread(values, unit=1, form="{:.1f}"):
+    """The lowest to the highest, as one number where they look the same."""
+    low, high = (form.format(f(values) / unit) for f in (min, max))
+    return low if low == high else f"{low} to {high}"
+
+
+def goal(found, limit):
+    """Whether the whole interval of `found` (a summary) lies at or below `limit`, above it, or neither."""
+    low, high = found["interval"]
+    return "met" if high <= limit else "missed" if low > limit else "not shown"

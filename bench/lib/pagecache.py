@@ -1,0 +1,139 @@
+"""Copies of programs whose page cache is as a measurement wants it: in base pages, or in huge folios.
+
+Only ever done to private copies: to make it so, they are evicted first.
+"""
+
+import ctypes
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from lib import elf, session
+
+PROT_NONE, PROT_READ = 0, 1
+MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE = 0x02, 0x10, 0x20, 0x4000
+MADV_RANDOM, MADV_HUGEPAGE = 1, 14
+MAP_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+
+
+def _refused(call):
+    number = ctypes.get_errno()
+    raise OSError(number, f"{call}: {os.strerror(number)}")
+
+
+class Mapping:
+    """A file range, a multiple of the huge page at both ends, mapped readable where a huge folio can be PMD-mapped."""
+
+    def __init__(self, file, begin, end, advice):
+        pmd = elf.pmd_size()
+        self.length = end - begin
+        self.room = _libc.mmap(None, self.length + pmd, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+        if self.room == MAP_FAILED:
+            _refused("mmap")
+        self.reserved = self.length + pmd
+        self.address = -(-self.room // pmd) * pmd
+        if _libc.mmap(self.address, self.length, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, begin) == MAP_FAILED:
+            _refused("mmap")
+        if _libc.madvise(self.address, self.length, advice) != 0:
+            _refused("madvise")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        _libc.munmap(self.room, self.reserved)
+
+    def cached(self):
+        """Bytes of it in the page cache, in whatever folios; nothing is read."""
+        pages = (ctypes.c_ubyte * (self.length // elf.PAGE))()
+        if _libc.mincore(self.address, self.length, pages) != 0:
+            _refused("mincore")
+        return sum(page & 1 for page in pages) * elf.PAGE
+
+    def huge(self):
+        """Touches one byte of each huge page; returns the bytes that are PMD-mapped then."""
+        for at in range(0, self.length, elf.pmd_size()):
+            ctypes.string_at(self.address + at, 1)
+        return elf.huge_bytes("self", [(self.address, self.address + self.length)])
+
+
+class Copy:
+    """A private copy of a program, whose page cache is kept `huge` or in base pages."""
+
+    def __init__(self, program, directory, huge, options):
+        self.path = str(Path(directory) / Path(program).name)
+        self.is_huge, self.options, self.remade = huge, options, 0
+        shutil.copy(program, self.path)
+        self.text = elf.text_in_file(self.path)
+        self.whole = elf.whole_huge_pages(self.text, elf.pmd_size())
+        self.pie = elf.program_headers(self.path)[0]
+        with open(self.path, "rb") as file:
+            os.fsync(file.fileno())  # what is dirty cannot be evicted
+        self._make()
+
+    def _read_small(self):
+        with open(self.path, "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            # Readahead makes large folios, huge ones too where read_ahead_kb is large; without it they are base pages,
+            # as an exec of a file that is not cached leaves them.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            while file.read(elf.PAGE):
+                pass
+
+    def _read_huge(self):
+        if session.ctl_has(self.options, "warm"):
+            self._read_small()
+            subprocess.run([session.ctl(self.options), "warm", "-q", self.path], stdout=subprocess.DEVNULL)
+        else:
+            with open(self.path, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                for begin, end in self.whole:
+                    with Mapping(file.fileno(), begin, end, MADV_HUGEPAGE) as mapping:
+                        mapping.huge()
+                while file.read(1 << 20):
+                    pass
+
+    def _make(self):
+        if self.is_huge and self.whole:
+            self._read_huge()
+        else:
+            self._read_small()
+
+    def state(self):
+        """(bytes of its whole huge pages of text that are cached, bytes of them in huge folios); reads nothing."""
+        cached = huge = 0
+        with open(self.path, "rb") as file:
+            for begin, end in self.whole:
+                with Mapping(file.fileno(), begin, end, MADV_RANDOM) as mapping:
+                    inside = mapping.cached()
+                    cached += inside
+                    if inside == end - begin:
+                        huge += mapping.huge()
+        return cached, huge
+
+    def ensure(self):
+        """Sees to it that the page cache is as it is to be; ends the bench if that cannot be had."""
+        whole = elf.total(self.whole)
+        wanted = (whole, whole if self.is_huge else 0)
+        if self.state() == wanted:
+            return
+        self.remade += 1
+        self._make()
+        found = self.state()
+        if found != wanted:
+            mib = [number / (1 << 20) for number in (*found, *wanted)]
+            session.unable(f"{self.path}: {mib[0]:.1f} MiB of text cached, {mib[1]:.1f} MiB of it in huge folios, where "
+                           f"{mib[2]:.1f} and {mib[3]:.1f} are wanted: no large folios on this file system, or too "
+                           f"little memory; --dir names another")
+
+
+def how_warmed(options):
+    return "tiexecctl warm" if session.ctl_has(options, "warm") else "madvise(MADV_HUGEPAGE), as tiexecctl has no `warm`"

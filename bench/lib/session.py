@@ -1,0 +1,89 @@
+"""What every bench begins with: its options, a place for its files, and the line that says what machine this is."""
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+NAME = f"bench/{Path(sys.argv[0]).name}"
+ROOT = Path(__file__).resolve().parent.parent.parent
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+
+
+def unable(why):
+    """Ends the bench: it could not measure."""
+    sys.exit(f"{NAME}: {why}")
+
+
+def parser(description, files=True):
+    made = argparse.ArgumentParser(prog=NAME, description=description)
+    made.add_argument("--tiexec", default=str(TARGET / "dist" / "tiexec"), metavar="PATH",
+                      help="the tiexec to measure (default %(default)s)")
+    if files:
+        made.add_argument("--dir", default=str(TARGET), metavar="DIR",
+                          help="where the copies of the programs go for the time: a file system with large folios "
+                               "(default %(default)s)")
+    return made
+
+
+def begin(options):
+    """Checks what all benches need; makes `options.tiexec` absolute."""
+    if not os.access(options.tiexec, os.X_OK):
+        unable(f"{options.tiexec}: not there; run `make`")
+    options.tiexec = os.path.abspath(options.tiexec)
+    # What the caller's environment asks of tiexec would be measured with it.
+    os.environ.pop("TIEXEC", None)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the copies are removed
+
+
+@contextlib.contextmanager
+def workplace(options):
+    """A directory below `--dir` for the time of the bench."""
+    try:
+        work = tempfile.TemporaryDirectory(prefix="tiexec-bench.", dir=options.dir)
+    except OSError as error:
+        unable(f"--dir: {error}")
+    with work as path:
+        yield Path(path)
+
+
+def ctl(options):
+    """The tiexecctl beside the tiexec that is measured."""
+    return os.path.join(os.path.dirname(options.tiexec), "tiexecctl")
+
+
+def ctl_has(options, command):
+    """Whether tiexecctl has `command`."""
+    try:
+        asked = subprocess.run([ctl(options), command, "--help"], capture_output=True)
+    except OSError:
+        return False
+    return asked.returncode == 0
+
+
+def first_line(path, key=None):
+    try:
+        with open(path) as file:
+            for line in file:
+                if key is None:
+                    return line.strip()
+                if line.startswith(key):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return "?"
+
+
+def machine():
+    """What a figure is worth nothing without."""
+    thp = "/sys/kernel/mm/transparent_hugepage"
+    kernel = os.uname()
+    return [
+        f"kernel {kernel.release} {kernel.machine}; {os.cpu_count()} CPUs, "
+        f"{first_line('/proc/cpuinfo', 'model name')}; load {first_line('/proc/loadavg').split()[0]}",
+        f"THP {first_line(f'{thp}/enabled')}; shmem {first_line(f'{thp}/shmem_enabled')}; uid {os.getuid()}",
+    ]
