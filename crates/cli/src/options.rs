@@ -128,6 +128,12 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Put the text of running processes onto huge pages
+    Attach {
+        /// The processes
+        #[arg(value_name = "PID", required = true)]
+        pids: Vec<i32>,
+    },
     /// Bring the text of programs and shared libraries into huge pages of their page cache, where
     /// every process and every later exec shares them
     Warm(Warm),

@@ -17,7 +17,7 @@ use std::ops::Range;
 use serde::Serialize;
 
 use crate::addr::{AddrRange, PageSize, RemoteAddr, mib};
-use crate::proc::maps::{FileId, Vma};
+use crate::proc::maps::Vma;
 use crate::rebase::{MainImage, Rebase};
 use crate::skip::SkipReason;
 use crate::snapshot::Snapshot;
@@ -157,9 +157,50 @@ pub fn plan(snapshot: &Snapshot, means: &Means<'_>) -> Plan {
         .vmas
         .iter()
         .filter(|vma| vma.is_text() && !vma.range.is_empty())
-        .map(|vma| plan_text(vma, main, huge, means.folios, copy))
+        .map(|vma| {
+            if main == Some(vma.file) {
+                plan_text(vma, huge, means.folios, copy, &[])
+            } else {
+                let too_small = vma.range.align_inward(huge).is_none();
+                let why = if too_small { SkipReason::TooSmall } else { SkipReason::NotSelected };
+                leave(vma, why)
+            }
+        })
         .collect();
     Plan { huge, rebase, texts }
+}
+
+/// One text VMA of a running process, and what is known of it beside its line in maps.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RunningText {
+    /// It.
+    pub vma: Vma,
+    /// The parts of its file that lie in the page cache in PMD-sized folios; ascending.
+    pub folios: Vec<Range<u64>>,
+    /// The backing for a copy of the rest; `None` for none.
+    pub copy: Option<Backing>,
+    /// Addresses that must not be touched, and why; in whole huge pages, ascending.
+    pub kept: Vec<(AddrRange, SkipReason)>,
+    /// Why none of it is to be touched, if so.
+    pub leave: Option<SkipReason>,
+}
+
+/// Decides which spans of a running process's text become huge, and by which backing. Nothing is
+/// moved: what is not congruent gets a copy.
+pub fn plan_running(huge: PageSize, texts: &[RunningText]) -> Plan {
+    let texts = texts
+        .iter()
+        .map(|text| match text.leave {
+            Some(why) => leave(&text.vma, why),
+            None => plan_text(&text.vma, huge, &text.folios, text.copy, &text.kept),
+        })
+        .collect();
+    Plan { huge, rebase: None, texts }
+}
+
+/// A text that stays as it is.
+fn leave(vma: &Vma, why: SkipReason) -> TextPlan {
+    TextPlan { vma: vma.clone(), spans: Vec::new(), rest: vec![(why, vma.range.len())] }
 }
 
 /// Decides where the main executable should lie: returns the move, if one is due and possible, and
@@ -224,33 +265,46 @@ fn pieces(range: Range<u64>, folios: &[Range<u64>]) -> Vec<(Range<u64>, bool)> {
 
 fn plan_text(
     vma: &Vma,
-    main: Option<FileId>,
     huge: PageSize,
     folios: &[Range<u64>],
     copy: Option<Backing>,
+    kept: &[(AddrRange, SkipReason)],
 ) -> TextPlan {
     let len = vma.range.len();
-    let nothing =
-        |reason| TextPlan { vma: vma.clone(), spans: Vec::new(), rest: vec![(reason, len)] };
     let Some(whole) = vma.range.align_inward(huge) else {
-        return nothing(SkipReason::TooSmall);
+        return leave(vma, SkipReason::TooSmall);
     };
-    if main != Some(vma.file) || vma.perms.write || vma.perms.shared {
-        return nothing(SkipReason::NotSelected);
+    if vma.perms.write || vma.perms.shared {
+        return leave(vma, SkipReason::NotSelected);
     }
     let into_vma = whole.start().get() - vma.range.start().get();
     let in_file = vma.file_offset.checked_add(into_vma);
     let Some((start, end)) =
         in_file.and_then(|start| Some((start, start.checked_add(whole.len())?)))
     else {
-        return nothing(SkipReason::TooSmall);
+        return leave(vma, SkipReason::TooSmall);
     };
     let congruent = start & (huge.bytes() - 1) == 0;
     let folios = if congruent { folios } else { &[] };
+    let kept_in_file: Vec<Range<u64>> = kept
+        .iter()
+        .filter(|(range, _)| whole.covers(*range))
+        .map(|(range, _)| {
+            let at = start + (range.start().get() - whole.start().get());
+            at..at + range.len()
+        })
+        .collect();
 
+    let mut rest: Vec<(SkipReason, u64)> = vec![(SkipReason::Edges, len - whole.len())];
+    rest.extend(
+        kept.iter()
+            .filter(|(range, _)| whole.covers(*range))
+            .map(|&(range, why)| (why, range.len())),
+    );
     let mut text = TextPlan { vma: vma.clone(), spans: Vec::new(), rest: Vec::new() };
-    let mut on_base_pages = 0;
-    for (piece, cached) in pieces(start..end, folios) {
+    let why = if congruent { SkipReason::SmallFolios } else { SkipReason::NotCongruent };
+    let free = pieces(start..end, &kept_in_file).into_iter().filter(|(_, kept)| !kept);
+    for (piece, cached) in free.flat_map(|(piece, _)| pieces(piece, folios)) {
         let len = piece.end - piece.start;
         let range = whole.start().checked_add(piece.start - start);
         let range = range.and_then(|start| AddrRange::with_len(start, len));
@@ -259,12 +313,15 @@ fn plan_text(
             (Some(range), Some(backing)) => {
                 text.spans.push(Span { range, file_offset: piece.start, backing });
             }
-            _ => on_base_pages += len,
+            _ => rest.push((why, len)),
         }
     }
-    let why = if congruent { SkipReason::SmallFolios } else { SkipReason::NotCongruent };
-    let rest = [(SkipReason::Edges, len - whole.len()), (why, on_base_pages)];
-    text.rest = rest.into_iter().filter(|&(_, bytes)| bytes > 0).collect();
+    for (why, bytes) in rest.into_iter().filter(|&(_, bytes)| bytes > 0) {
+        match text.rest.iter_mut().find(|(reason, _)| *reason == why) {
+            Some((_, sum)) => *sum += bytes,
+            None => text.rest.push((why, bytes)),
+        }
+    }
     text
 }
 

@@ -65,6 +65,20 @@ reasons! {
     PtraceDenied = "ptrace_denied",
     /// A debugger or tracer is there already; a process has one tracer at most.
     AlreadyTraced = "already_traced",
+    /// Pages of the text were written to: a breakpoint, a uprobe, a text relocation, a live patch.
+    ModifiedText = "modified_text",
+    /// The text is sealed against changes (mseal(2)).
+    Sealed = "sealed",
+    /// The text has a memory protection key of its own.
+    ProtectionKey = "protection_key",
+    /// The process has nearly as many mappings as it may (`vm.max_map_count`).
+    MapCount = "map_count",
+    /// Every thread was where a stop would have been noticed, or could not be made.
+    NoThread = "no_thread",
+    /// The file that is mapped could not be opened any more, or is another one.
+    FileGone = "file_gone",
+    /// Another TiExec is at work on the process.
+    Busy = "busy",
     /// `/proc` is not mounted, or is another PID namespace's.
     ProcUnavailable = "proc_unavailable",
     /// The helper process ended before it was done.
@@ -145,6 +159,7 @@ impl SkipReason {
         Some(match self {
             Self::SmallFolios => "tiexecctl warm FILE, or leave out --backing pagecache",
             Self::NotCongruent => "leave out --backing pagecache",
+            Self::MapCount => "raise vm.max_map_count",
             Self::MemcgHeadroom => "raise memory.max (systemd: MemoryMax=)",
             Self::HugetlbPool => "raise vm.nr_hugepages, or leave out --backing hugetlb",
             Self::Deadline => "--deadline",

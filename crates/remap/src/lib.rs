@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod attach;
 mod copy;
 mod failure;
 pub mod headroom;

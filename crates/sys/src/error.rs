@@ -11,6 +11,8 @@ pub struct Errno(pub i32);
 impl Errno {
     /// Permission denied by capability or security module.
     pub const PERM: Self = Self(libc::EPERM);
+    /// `EEXIST`.
+    pub const EXIST: Self = Self(libc::EEXIST);
     /// No such process.
     pub const SRCH: Self = Self(libc::ESRCH);
     /// No such file.

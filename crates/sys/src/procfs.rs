@@ -74,11 +74,9 @@ impl ProcDir {
         let directory =
             rustix::fs::openat(&self.0, name, flags, Mode::empty()).map_err(SysError::of(name))?;
         let entries = rustix::fs::Dir::new(directory).map_err(SysError::of(name))?;
-        let names = entries.filter_map(Result::ok).map(|entry| entry.file_name().to_bytes().to_vec());
-        Ok(names
-            .filter(|name| !name.starts_with(b"."))
-            .map(std::ffi::OsString::from_vec)
-            .collect())
+        let names =
+            entries.filter_map(Result::ok).map(|entry| entry.file_name().to_bytes().to_vec());
+        Ok(names.filter(|name| !name.starts_with(b".")).map(std::ffi::OsString::from_vec).collect())
     }
 
     /// Opens a file or magic link of the process, such as `exe` or `fd/4`.

@@ -42,6 +42,35 @@ pub fn find(pid: Pid, snapshot: &Snapshot, interpreter: RemoteAddr, exe: &File) 
     Some(Gadgets { call: call?, sigreturn: sigreturn? })
 }
 
+/// As [`find`], in a process that runs: its text may lie in our images, so its memory is read.
+pub fn find_running(
+    pid: Pid,
+    snapshot: &Snapshot,
+    interpreter: RemoteAddr,
+    entry: RemoteAddr,
+) -> Option<Gadgets> {
+    let (mut call, mut sigreturn) = (None, None);
+    // The dynamic linker has both; so has a static program, somewhere.
+    for start in [interpreter, entry] {
+        let first = snapshot.vmas.partition_point(|vma| vma.range.end() <= start);
+        let file = snapshot.vma_at(start).map(|vma| vma.file);
+        let mut joined = start;
+        for vma in &snapshot.vmas[first..] {
+            // The file's areas, and what is joined to them.
+            if vma.range.start() > joined && Some(vma.file) != file {
+                break;
+            }
+            joined = vma.range.end();
+            if vma.is_text() {
+                search(vma, &mut call, &mut sigreturn, |at, buffer| {
+                    vm::read(pid, at, buffer).is_ok()
+                });
+            }
+        }
+    }
+    Some(Gadgets { call: call?, sigreturn: sigreturn? })
+}
+
 fn search(
     vma: &Vma,
     call: &mut Option<RemoteAddr>,

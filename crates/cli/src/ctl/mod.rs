@@ -1,5 +1,6 @@
 //! The commands of `tiexecctl`.
 
+mod attach;
 mod doctor;
 mod inspect;
 mod store;
@@ -29,6 +30,7 @@ pub fn run() -> u8 {
         CtlCommand::Inspect { pid, json } => inspect::run(pid, json),
         CtlCommand::Doctor { pid, json } => doctor::run(pid, json),
         CtlCommand::Store(command) => store::run(command),
+        CtlCommand::Attach { pids } => attach::run(&pids),
         CtlCommand::Warm(options) => warm::run(&options),
     }
 }

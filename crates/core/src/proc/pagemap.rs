@@ -1,0 +1,55 @@
+//! `/proc/PID/pagemap`: one 64-bit word per base page (`Documentation/admin-guide/mm/pagemap.rst`).
+
+use crate::addr::{AddrRange, Pages};
+
+/// The page is in memory.
+const PRESENT: u64 = 1 << 63;
+/// The page is swapped out.
+const SWAPPED: u64 = 1 << 62;
+/// The page is a file's, or shared anonymous memory.
+const FILE: u64 = 1 << 61;
+
+/// Returns whether the word is of a private page that was written to: in a file's mapping, a copy
+/// that is no longer the file's.
+pub const fn is_modified(word: u64) -> bool {
+    word & (PRESENT | SWAPPED) != 0 && word & FILE == 0
+}
+
+/// Returns the huge pages of `range` (which begins and ends on one) in which a page was written to;
+/// `words` are the range's, in order. What has no word counts as not written to.
+pub fn modified_huge_pages(range: AddrRange, words: &[u64], pages: Pages) -> Vec<AddrRange> {
+    let per_huge = usize::try_from(pages.pmd.bytes() / pages.base.bytes()).unwrap_or(usize::MAX);
+    words
+        .chunks(per_huge)
+        .enumerate()
+        .filter(|(_, words)| words.iter().any(|&word| is_modified(word)))
+        .filter_map(|(index, _)| {
+            let start = range.start().checked_add(index as u64 * pages.pmd.bytes())?;
+            AddrRange::with_len(start, pages.pmd.bytes())
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::{PageSize, RemoteAddr};
+
+    #[test]
+    fn a_private_page_in_memory_or_swapped_is_a_modified_one() {
+        assert!(is_modified(PRESENT) && is_modified(SWAPPED | 5));
+        assert!(!is_modified(0) && !is_modified(PRESENT | FILE) && !is_modified(FILE));
+    }
+
+    #[test]
+    fn the_huge_page_that_holds_it_is_named() {
+        let pages =
+            Pages { base: PageSize::new(4 << 10).unwrap(), pmd: PageSize::new(2 << 20).unwrap() };
+        let range = AddrRange::with_len(RemoteAddr::new(0x40_0000), 6 << 20).unwrap();
+        let mut words = vec![PRESENT | FILE; 3 * 512];
+        words[512 + 7] = PRESENT;
+        let found = modified_huge_pages(range, &words, pages);
+        assert_eq!(found, [AddrRange::with_len(RemoteAddr::new(0x60_0000), 2 << 20).unwrap()]);
+        assert_eq!(modified_huge_pages(range, &[], pages), []);
+    }
+}

@@ -1,0 +1,85 @@
+//! Images for running processes: made here, beside them, once for all that want the same.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::rc::Rc;
+use std::time::Instant;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use tiexec_core::addr::Pages;
+use tiexec_core::plan::{Backing, Span};
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::SysError;
+
+use crate::failure::Failure;
+use crate::image::{self, Filled};
+
+/// A memfd with the text of some spans of one file.
+#[derive(Debug)]
+pub(crate) struct Image {
+    /// It, sealed.
+    pub memfd: File,
+    /// What of which span is where in it; the addresses are those of the process it was made for.
+    pub filled: Filled,
+}
+
+/// What an image is of: the file, as it was, and the spans' places in it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Key {
+    device: u64,
+    inode: u64,
+    len: u64,
+    changed: (i64, i64),
+    spans: Vec<(u64, u64)>,
+}
+
+/// Images by what they are of.
+#[derive(Debug, Default)]
+pub struct Images(Vec<(Key, Rc<Image>)>);
+
+impl Images {
+    /// Returns the image of `spans` of `file`, making it if this is the first time it is wanted. Its
+    /// name in maps will be `name`.
+    ///
+    /// # Errors
+    /// No memory, no huge page, no descriptor; nothing is left behind.
+    pub(crate) fn get(
+        &mut self,
+        file: &File,
+        name: &str,
+        spans: &[Span],
+        backing: Backing,
+        pages: Pages,
+        deadline: Instant,
+    ) -> Result<Rc<Image>, Failure> {
+        let meta = file.metadata().map_err(|error| Failure::new(SkipReason::ReadFailed, error))?;
+        let key = Key {
+            device: meta.dev(),
+            inode: meta.ino(),
+            len: meta.len(),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+            spans: spans.iter().map(|span| (span.file_offset, span.range.len())).collect(),
+        };
+        if let Some((_, image)) = self.0.iter().find(|(known, _)| *known == key) {
+            return Ok(Rc::clone(image));
+        }
+        let memfd = make_memfd(name, backing)?;
+        let filled = image::fill(&memfd, file, spans, backing, pages, deadline)?;
+        let image = Rc::new(Image { memfd, filled });
+        self.0.push((key, Rc::clone(&image)));
+        Ok(image)
+    }
+}
+
+fn make_memfd(name: &str, backing: Backing) -> Result<File, Failure> {
+    let name: String = format!("tiexec:{name}").chars().take(40).collect();
+    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    if backing == Backing::Hugetlb {
+        flags |= MemfdFlags::HUGETLB;
+    }
+    // Before Linux 6.3 there is no MFD_NOEXEC_SEAL.
+    let made = memfd_create(&name, flags | MemfdFlags::NOEXEC_SEAL)
+        .or_else(|_| memfd_create(&name, flags))
+        .map_err(|errno| Failure::new(SkipReason::NoMemfd, SysError::of("memfd_create")(errno)))?;
+    Ok(File::from(made))
+}

@@ -1,0 +1,324 @@
+//! A running process: its text onto huge pages, and back.
+//!
+//! Everything that takes time happens beside it. Then one of its threads is stopped for a moment and
+//! made to map what was staged; the others never stop. Until the one `mremap` of a span, nothing of
+//! the process has changed; after it, the span's bytes are the same as before.
+
+mod images;
+mod pass;
+mod texts;
+
+use std::fs::File;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
+use tiexec_core::plan::{Backing, Plan, Span, plan_running};
+use tiexec_core::proc::maps::Vma;
+use tiexec_core::proc::smaps::{self, SmapsEntry};
+use tiexec_core::proc::{auxv, status};
+use tiexec_core::skip::SkipReason;
+use tiexec_core::snapshot::Snapshot;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Errno, Pid, SysError, c};
+use tiexec_tracee::TraceError;
+use tiexec_tracee::arch::{Call, Gadgets};
+use tiexec_tracee::gadgets;
+use tiexec_tracee::running::{self, Stopped};
+use tiexec_tracee::session::{Counts, Session};
+use tiexec_tracee::threads::{self, Takes};
+
+use images::Image;
+pub use images::Images;
+use pass::Passage;
+use texts::Texts;
+
+use crate::failure::Failure;
+use crate::launch::Sources;
+use crate::{headroom, switch};
+
+/// How long to look for a thread, and for the right moment.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What to do with a running process.
+#[derive(Clone, Copy, Debug)]
+pub struct AttachOrder<'a> {
+    /// The process.
+    pub pid: Pid,
+    /// Its directory under `/proc`.
+    pub process: &'a ProcDir,
+    /// The page sizes.
+    pub pages: Pages,
+    /// What to make huge pages of.
+    pub sources: Sources,
+    /// How long staging may take; the process runs meanwhile.
+    pub deadline: Duration,
+    /// Plan only.
+    pub dry_run: bool,
+}
+
+/// What came of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Attached {
+    /// What was planned.
+    pub plan: Plan,
+    /// Why it was not carried out, or not in full.
+    pub failure: Option<Failure>,
+    /// What the stop cost; `None` if no thread was stopped.
+    pub stop: Option<StopCost>,
+    /// Bytes copied from files into images for this process.
+    pub bytes_copied: u64,
+}
+
+/// What one stop of one thread cost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StopCost {
+    /// The thread.
+    pub tid: Pid,
+    /// For how long it stood.
+    pub lasted: Duration,
+    /// What it was made to do.
+    pub counts: Counts,
+    /// Whether it saw that a system call was interrupted.
+    pub shown: bool,
+}
+
+/// A copy that is ready to be mapped.
+struct Staged {
+    image: Rc<Image>,
+}
+
+/// Puts the text of a running process onto huge pages, as far as it is not.
+///
+/// # Errors
+/// Nothing could be begun; the process is as it was. What fails later is in the [`Attached`].
+pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, Failure> {
+    let begun = Instant::now();
+    let entries = read_smaps(order.process)?;
+    let deadline = begun + order.deadline;
+    let Sources { pagecache, copy, .. } = order.sources;
+    let texts = Texts::read(order.process, &entries, order.pages, pagecache, copy, deadline);
+    let plan = plan_running(order.pages.pmd, &texts.texts);
+    let mut attached = Attached { plan, failure: None, stop: None, bytes_copied: 0 };
+    if order.dry_run || attached.plan.huge_bytes() == 0 {
+        return Ok(attached);
+    }
+    let mut staged = Vec::new();
+    for (vma, spans) in copies(&attached.plan) {
+        match stage(order, &texts, vma, &spans, images, deadline) {
+            Ok(one) => {
+                attached.bytes_copied += one.image.filled.copied;
+                if let Some(shortfall) = &one.image.filled.shortfall {
+                    attached.failure.get_or_insert_with(|| shortfall.clone());
+                }
+                staged.push((vma.clone(), spans, one));
+            }
+            Err(failure) => {
+                attached.failure.get_or_insert(failure);
+            }
+        }
+    }
+    let touched: Vec<AddrRange> =
+        attached.plan.spans_by(Backing::Pagecache).map(|span| span.range).collect();
+    if staged.is_empty() && touched.is_empty() {
+        return Ok(attached);
+    }
+    let work = |session: &mut Session, snapshot: &Snapshot| {
+        let mut switched = Ok(());
+        if !staged.is_empty() {
+            switched = switch_all(session, order, snapshot, &staged, &entries);
+        }
+        for &range in &touched {
+            refault(session, range)?;
+        }
+        switched
+    };
+    let (cost, done) = in_a_stop(order, &entries, work)?;
+    attached.stop = Some(cost);
+    if let Err(failure) = done {
+        attached.failure.get_or_insert(failure);
+    }
+    Ok(attached)
+}
+
+/// Reads a process's smaps.
+///
+/// # Errors
+/// `target_gone`, `proc_unavailable`.
+fn read_smaps(process: &ProcDir) -> Result<Vec<SmapsEntry>, Failure> {
+    let text = process.read("smaps").map_err(unreadable)?;
+    smaps::parse(&text).map_err(|error| Failure::new(SkipReason::ProcUnavailable, error))
+}
+
+fn unreadable(error: SysError) -> Failure {
+    let reason = match error.errno {
+        Errno::SRCH | Errno::NOENT => SkipReason::TargetGone,
+        Errno::PERM | Errno::ACCES => SkipReason::PtraceDenied,
+        _ => SkipReason::ProcUnavailable,
+    };
+    Failure::new(reason, error)
+}
+
+/// Returns, for each text, the spans of it that need a copy.
+fn copies(plan: &Plan) -> impl Iterator<Item = (&Vma, Vec<Span>)> {
+    plan.texts.iter().filter_map(|text| {
+        let copied = |span: &&Span| span.backing != Backing::Pagecache;
+        let spans: Vec<Span> = text.spans.iter().filter(copied).copied().collect();
+        (!spans.is_empty()).then_some((&text.vma, spans))
+    })
+}
+
+/// Has the image of a text's spans ready.
+fn stage(
+    order: &AttachOrder<'_>,
+    texts: &Texts,
+    vma: &Vma,
+    spans: &[Span],
+    images: &mut Images,
+    deadline: Instant,
+) -> Result<Staged, Failure> {
+    let backing = spans.first().map_or(Backing::Image, |span| span.backing);
+    if backing == Backing::Image {
+        let bytes = spans.iter().map(|span| span.range.len()).sum();
+        // It is this process's memory cgroup that pays.
+        headroom::check(&ProcDir::this_process().map_err(unreadable)?, bytes)?;
+    }
+    let gone = || Failure::new(SkipReason::FileGone, vma.display_path());
+    let file: &File = texts.file(vma).ok_or_else(gone)?;
+    let path = vma.display_path();
+    let name = path.rsplit('/').next().unwrap_or_default();
+    let image = images.get(file, name, spans, backing, order.pages, deadline)?;
+    Ok(Staged { image })
+}
+
+/// Switches each staged part, one after the other.
+fn switch_all(
+    session: &mut Session,
+    order: &AttachOrder<'_>,
+    snapshot: &Snapshot,
+    staged: &[(Vma, Vec<Span>, Staged)],
+    entries: &[SmapsEntry],
+) -> Result<(), Failure> {
+    let passage = Passage::open(session, order.pid)?;
+    for (vma, spans, Staged { image }) in staged {
+        let fd = passage.hand_over(session, &image.memfd)?;
+        let locked = entries.iter().any(|entry| entry.vma == *vma && entry.has_flag(*b"lo"));
+        for part in &image.filled.staged {
+            // The image may have been made for another process, where the text lies elsewhere.
+            let Some(to) = place_of(part.span, spans) else { continue };
+            let place = switch::Place { fd, offset: part.image_offset, to, locked };
+            switch::switch_running(session, order.process, snapshot, place)?;
+        }
+        session.release_now()?;
+    }
+    Ok(())
+}
+
+/// Returns where a part of an image goes in a process whose spans are these.
+fn place_of(part: Span, spans: &[Span]) -> Option<AddrRange> {
+    let span = spans.iter().find(|span| {
+        let end = span.file_offset.saturating_add(span.range.len());
+        span.file_offset <= part.file_offset && part.file_offset + part.range.len() <= end
+    })?;
+    let start = span.range.start().checked_add(part.file_offset - span.file_offset)?;
+    AddrRange::with_len(start, part.range.len())
+}
+
+/// Has text that lies on huge folios already mapped anew, by whole PMD entries. Whoever runs there
+/// meanwhile faults it in again.
+fn refault(session: &mut Session, range: AddrRange) -> Result<(), TraceError> {
+    let (start, len) = (range.start().get(), range.len());
+    for advice in [c::MADV_DONTNEED, c::MADV_POPULATE_READ] {
+        let advice = u64::from(advice.unsigned_abs());
+        let _refused = session.call(Call::new(c::SYS_madvise, [start, len, advice]))?;
+    }
+    Ok(())
+}
+
+/// What is done in a stop.
+type Done = Result<(), Failure>;
+
+/// Stops one thread, has `work` make it call, and lets it go.
+fn in_a_stop(
+    order: &AttachOrder<'_>,
+    entries: &[SmapsEntry],
+    work: impl FnOnce(&mut Session, &Snapshot) -> Done,
+) -> Result<(StopCost, Done), Failure> {
+    let vmas = entries.iter().map(|entry| entry.vma.clone()).collect();
+    let snapshot = Snapshot { pages: order.pages, vmas, entry: RemoteAddr::new(0) };
+    let gadgets = find_gadgets(order, &snapshot)?;
+    let (stopped, mut session) = begin(order, &snapshot, gadgets)?;
+    let done = work(&mut session, &snapshot);
+    let gone = |error: TraceError| Failure::from(error);
+    let counts = session.leave(&stopped.registers).map_err(gone)?;
+    let Stopped { tid, since, shown, .. } = stopped;
+    Ok((StopCost { tid, lasted: since.elapsed(), counts, shown }, done))
+}
+
+/// Looks for the instructions to call through, in the dynamic linker or in the program.
+fn find_gadgets(order: &AttachOrder<'_>, snapshot: &Snapshot) -> Result<Gadgets, Failure> {
+    let auxv = order.process.read("auxv").map_err(unreadable)?;
+    let at = |key| RemoteAddr::new(auxv::get(&auxv, key).unwrap_or(0));
+    gadgets::find_running(order.pid, snapshot, at(auxv::AT_BASE), at(auxv::AT_ENTRY)).ok_or_else(
+        || {
+            let what = "the program has no `syscall; ret`, or no signal return, of its own";
+            Failure::new(SkipReason::NoGadget, what)
+        },
+    )
+}
+
+/// Finds a thread that takes a stop well, stops it, and begins a session in it.
+fn begin(
+    order: &AttachOrder<'_>,
+    snapshot: &Snapshot,
+    gadgets: Gadgets,
+) -> Result<(Stopped, Session), Failure> {
+    let until = Instant::now() + PATIENCE;
+    let mut why =
+        Failure::new(SkipReason::NoThread, "every thread sleeps in a call that would return EINTR");
+    loop {
+        let tids = threads::list(order.process, order.pid);
+        if tids.is_empty() {
+            return Err(Failure::new(SkipReason::TargetGone, "it has ended"));
+        }
+        let mut candidates: Vec<(Takes, Pid)> = tids
+            .iter()
+            .map(|&tid| (threads::takes(order.process, order.pid, tid), tid))
+            .filter(|(takes, _)| *takes != Takes::Badly)
+            .collect();
+        // Stable: the leader, listed first, is the first of its kind.
+        candidates.sort_by_key(|(takes, _)| *takes);
+        for (_, tid) in candidates.into_iter().take(8) {
+            let stopped = match running::stop(order.process, tid, until) {
+                Ok(stopped) => stopped,
+                Err(TraceError::Gone) => continue,
+                Err(error) => return Err(not_seized(order, error)),
+            };
+            match running::begin(snapshot, order.pid, gadgets, &stopped)? {
+                Ok(session) => return Ok((stopped, session)),
+                Err(refusal) => {
+                    running::let_go(&stopped)?;
+                    why = Failure::new(SkipReason::NoThread, format!("{refusal:?}"));
+                }
+            }
+        }
+        if Instant::now() >= until {
+            return Err(why);
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+fn not_seized(order: &AttachOrder<'_>, error: TraceError) -> Failure {
+    if !running::is_not_permitted(&error) {
+        return error.into();
+    }
+    let status = order.process.read("status").map(|text| status::parse(&text)).unwrap_or_default();
+    match status.tracer_pid {
+        0 => Failure::new(SkipReason::PtraceDenied, error),
+        tracer => {
+            let what = format!("process {tracer} traces it");
+            Failure::new(SkipReason::AlreadyTraced, what)
+        }
+    }
+}
