@@ -134,6 +134,12 @@ pub enum CtlCommand {
         #[arg(value_name = "PID", required = true)]
         pids: Vec<i32>,
     },
+    /// Put the files' own text back in running processes
+    Revert {
+        /// The processes
+        #[arg(value_name = "PID", required = true)]
+        pids: Vec<i32>,
+    },
     /// Bring the text of programs and shared libraries into huge pages of their page cache, where
     /// every process and every later exec shares them
     Warm(Warm),

@@ -136,7 +136,7 @@ fn folios(exe: &File, image: &MainImage, order: &Order<'_>, deadline: Instant) -
 }
 
 /// Reads the headers of the program's file.
-fn elf_facts(exe: &File) -> Result<(ElfHeader, ElfFacts), Failure> {
+pub(crate) fn elf_facts(exe: &File) -> Result<(ElfHeader, ElfFacts), Failure> {
     let unread = |error| Failure::new(SkipReason::ReadFailed, error);
     let foreign = |error| Failure::new(SkipReason::ForeignImage, error);
     let mut header = [0; ElfHeader::LEN];

@@ -30,7 +30,8 @@ pub fn run() -> u8 {
         CtlCommand::Inspect { pid, json } => inspect::run(pid, json),
         CtlCommand::Doctor { pid, json } => doctor::run(pid, json),
         CtlCommand::Store(command) => store::run(command),
-        CtlCommand::Attach { pids } => attach::run(&pids),
+        CtlCommand::Attach { pids } => attach::run(&pids, false),
+        CtlCommand::Revert { pids } => attach::run(&pids, true),
         CtlCommand::Warm(options) => warm::run(&options),
     }
 }

@@ -6,6 +6,7 @@
 
 mod images;
 mod pass;
+mod revert;
 mod texts;
 
 use std::fs::File;
@@ -31,6 +32,7 @@ use tiexec_tracee::threads::{self, Takes};
 use images::Image;
 pub use images::Images;
 use pass::Passage;
+pub use revert::{Reverted, revert};
 use texts::Texts;
 
 use crate::failure::Failure;
@@ -123,13 +125,18 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
     if staged.is_empty() && touched.is_empty() {
         return Ok(attached);
     }
+    let thp_off = thp_is_off(order.process);
     let work = |session: &mut Session, snapshot: &Snapshot| {
+        let thp = if thp_off { Some(ThpOn::begin(session)?) } else { None };
         let mut switched = Ok(());
         if !staged.is_empty() {
             switched = switch_all(session, order, snapshot, &staged, &entries);
         }
         for &range in &touched {
             refault(session, range)?;
+        }
+        if let Some(thp) = thp {
+            thp.end(session)?;
         }
         switched
     };
@@ -233,6 +240,38 @@ fn refault(session: &mut Session, range: AddrRange) -> Result<(), TraceError> {
         let _refused = session.call(Call::new(c::SYS_madvise, [start, len, advice]))?;
     }
     Ok(())
+}
+
+/// Whether the process has turned THP off for itself (`PR_SET_THP_DISABLE`; mariadbd does, for its
+/// heap). What is PMD-mapped stays so, but nothing new would be.
+fn thp_is_off(process: &ProcDir) -> bool {
+    let status = process.read("status").map(|text| status::parse(&text)).unwrap_or_default();
+    status.thp_enabled == Some(false)
+}
+
+/// THP on for a process that has turned it off, for as long as it takes to map what is staged.
+struct ThpOn;
+
+impl ThpOn {
+    fn set(disable: u64) -> Call {
+        let option = u64::from(c::PR_SET_THP_DISABLE.unsigned_abs());
+        Call::new(c::SYS_prctl, [option, disable, 0, 0, 0])
+    }
+
+    /// Turns it on; the way home turns it off again.
+    fn begin(session: &mut Session) -> Result<Self, Failure> {
+        session.release_on_the_way_home(Self::set(1));
+        session.call(Self::set(0))?.map_err(|errno| {
+            let call = "prctl(PR_SET_THP_DISABLE)";
+            Failure::new(SkipReason::ThpDisabled, SysError { call, errno })
+        })?;
+        Ok(Self)
+    }
+
+    /// Turns it off again.
+    fn end(self, session: &mut Session) -> Result<(), TraceError> {
+        session.release_now()
+    }
 }
 
 /// What is done in a stop.
