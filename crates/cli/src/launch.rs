@@ -24,7 +24,8 @@ use tiexec_tracee::held::{Arming, Declined, MayTrace, arm, wait_for_exec};
 
 use crate::exit;
 use crate::image_file::{Image, Verdict, is_executable, judge, search};
-use crate::options::Launch;
+use crate::ctl::attach;
+use crate::options::{Attach, Launch};
 use crate::say::{warn, write_briefly};
 
 /// The kill switch: where this file exists, every launch is a plain exec.
@@ -96,7 +97,7 @@ pub fn run(argv: Argv) -> u8 {
 }
 
 /// Returns whether the kill switch is there, or cannot be ruled out.
-fn is_disabled() -> bool {
+pub(crate) fn is_disabled() -> bool {
     use std::io::ErrorKind::{NotADirectory, NotFound};
     match std::fs::symlink_metadata(DISABLED_FILE) {
         Ok(_) => true,
@@ -104,7 +105,8 @@ fn is_disabled() -> bool {
     }
 }
 
-/// Splits the command line; an error is the exit status for what clap has already printed.
+/// Splits the command line; an error is the exit status, for what clap has already printed or for an
+/// attach.
 fn parse(argv: Argv) -> Result<(usize, Layer, bool), u8> {
     // The everyday case has no option at all: do not build a parser before every program.
     let first = argv.get(1).map_or(&b""[..], OsStr::as_encoded_bytes);
@@ -112,6 +114,9 @@ fn parse(argv: Argv) -> Result<(usize, Layer, bool), u8> {
         return Ok((1, Layer::default(), false));
     }
     match Launch::try_parse_from(argv.collect_from(0)) {
+        Ok(Launch { pid: Some(pid), settings, dry_run, .. }) => {
+            Err(attach::run(&Attach::from_launch(pid, &settings, dry_run)))
+        }
         Ok(parsed) => {
             let program = argv.len() - parsed.program.len();
             Ok((program, parsed.settings.layer(), parsed.dry_run))
@@ -119,7 +124,10 @@ fn parse(argv: Argv) -> Result<(usize, Layer, bool), u8> {
         Err(error) => {
             let failed = error.use_stderr();
             let _broken_pipe = error.print();
-            Err(if failed { exit::LAUNCH_FAILED } else { exit::OK })
+            // As an attach it would have been one for its own statuses.
+            let attach = argv.collect_from(1).iter().any(|arg| arg == "-p" || arg == "--pid");
+            let usage = if attach { exit::USAGE } else { exit::LAUNCH_FAILED };
+            Err(if failed { usage } else { exit::OK })
         }
     }
 }

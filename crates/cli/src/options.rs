@@ -18,7 +18,7 @@ use tiexec_remap::store::setup::Size;
         megabytes of code. tiexec becomes the program: same PID, terminal, signals and exit status. \
         Whatever goes wrong with the huge pages, the program runs, on base pages, and one line on \
         standard error says why.",
-    override_usage = "tiexec [OPTIONS] [--] PROGRAM [ARGS]...",
+    override_usage = "tiexec [OPTIONS] [--] PROGRAM [ARGS]...\n       tiexec [OPTIONS] -p PID",
     max_term_width = 100
 )]
 pub struct Launch {
@@ -30,8 +30,13 @@ pub struct Launch {
     #[arg(long)]
     pub dry_run: bool,
 
+    /// Put the text of this running process onto huge pages instead of starting one (tiexecctl
+    /// attach); a list may be separated by commas or blanks, as pidof prints it
+    #[arg(short = 'p', long = "pid", value_name = "PID", conflicts_with_all = ["program", "strict", "report", "until_exec"])]
+    pub pid: Option<String>,
+
     /// The program and its arguments; everything after PROGRAM is the program's
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM", num_args = 1..)]
+    #[arg(required_unless_present = "pid", trailing_var_arg = true, value_name = "PROGRAM", num_args = 1..)]
     pub program: Vec<OsString>,
 }
 
@@ -129,17 +134,9 @@ pub enum CtlCommand {
         json: bool,
     },
     /// Put the text of running processes onto huge pages
-    Attach {
-        /// The processes
-        #[arg(value_name = "PID", required = true)]
-        pids: Vec<i32>,
-    },
+    Attach(Attach),
     /// Put the files' own text back in running processes
-    Revert {
-        /// The processes
-        #[arg(value_name = "PID", required = true)]
-        pids: Vec<i32>,
-    },
+    Revert(Revert),
     /// Bring the text of programs and shared libraries into huge pages of their page cache, where
     /// every process and every later exec shares them
     Warm(Warm),
@@ -193,6 +190,97 @@ pub enum StoreCommand {
     },
     /// Print the directory in which this user's images are built
     Path,
+}
+
+/// Which processes.
+#[derive(Args, Clone, Debug)]
+#[group(required = true, multiple = false, id = "targets")]
+pub struct Targets {
+    /// The processes; also as lists with commas or blanks, as pidof prints them
+    #[arg(value_name = "PID", group = "targets")]
+    pub pids: Vec<String>,
+
+    /// Every process that runs this program
+    #[arg(long, value_name = "FILE", group = "targets")]
+    pub exe: Option<PathBuf>,
+
+    /// Every process of this systemd unit
+    #[arg(long, value_name = "UNIT", group = "targets")]
+    pub unit: Option<String>,
+}
+
+/// The options of `tiexecctl attach`.
+#[derive(Args, Clone, Debug)]
+pub struct Attach {
+    /// The processes.
+    #[command(flatten)]
+    pub targets: Targets,
+
+    /// Where the huge pages come from: auto, pagecache, image, or hugetlb
+    #[arg(long, value_name = "BACKING")]
+    pub backing: Option<BackingChoice>,
+
+    /// Go back by itself after this time, such as 15m
+    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
+    pub for_: Option<Duration>,
+
+    /// Print what would become huge, and change nothing
+    #[arg(long, conflicts_with = "for_")]
+    pub dry_run: bool,
+
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print errors only
+    #[arg(short, long, conflicts_with = "json")]
+    pub quiet: bool,
+}
+
+impl Attach {
+    /// Makes them of `tiexec -p PID`.
+    pub fn from_launch(pid: String, settings: &LaunchSettings, dry_run: bool) -> Self {
+        Self {
+            targets: Targets { pids: vec![pid], exe: None, unit: None },
+            backing: settings.backing,
+            for_: None,
+            dry_run,
+            json: settings.json,
+            quiet: settings.quiet,
+        }
+    }
+}
+
+/// The options of `tiexecctl revert`.
+#[derive(Args, Clone, Debug)]
+pub struct Revert {
+    /// The processes.
+    #[command(flatten)]
+    pub targets: Targets,
+
+    /// Every process that has text of TiExec's
+    #[arg(long, group = "targets")]
+    pub all: bool,
+
+    /// Say what would be done, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print errors only
+    #[arg(short, long, conflicts_with = "json")]
+    pub quiet: bool,
+
+    /// Only if the process began at this time (field 22 of /proc/PID/stat)
+    #[arg(long, value_name = "TICKS", hide = true)]
+    pub started_at: Option<u64>,
+
+    /// Wait first, in milliseconds
+    #[arg(long, value_name = "MS", hide = true)]
+    pub after: Option<u64>,
 }
 
 /// The options of `tiexecctl warm`.

@@ -18,6 +18,8 @@ pub const SCHEMA: u32 = 1;
 pub enum Kind {
     /// A launch, at the program's first instruction.
     Launch,
+    /// A running process whose text was put onto huge pages.
+    Attach,
     /// A running process, looked at.
     Inspect,
 }
@@ -55,6 +57,27 @@ pub struct LaunchCost {
     pub spans: Vec<Span>,
 }
 
+/// What an attach cost, counted by who did it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct AttachCost {
+    /// The backing of most of what was planned.
+    pub backing: Option<Backing>,
+    /// The thread that was stopped.
+    pub thread: u32,
+    /// Microseconds for which it stood still; the others ran.
+    pub stop_us: u64,
+    /// System calls that it made for us.
+    pub remote_syscalls: u32,
+    /// Bytes copied from files into images.
+    pub bytes_copied: u64,
+    /// Moments at which our death would not have left the process whole.
+    pub unsafe_windows: u32,
+    /// Whether the thread saw that a system call of its own was interrupted.
+    pub interrupted: bool,
+    /// What was planned to be huge.
+    pub spans: Vec<Span>,
+}
+
 /// One process's text and what it is made of.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Report {
@@ -82,6 +105,9 @@ pub struct Report {
     pub files: Vec<FileCoverage>,
     /// What the launch cost.
     pub launch: Option<LaunchCost>,
+    /// What the attach cost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attach: Option<AttachCost>,
 }
 
 impl Report {
@@ -101,6 +127,7 @@ impl Report {
             huge_bytes,
             files,
             launch: None,
+            attach: None,
         }
     }
 
@@ -234,7 +261,7 @@ impl Report {
         parts.extend(self.perf().map(|perf| format!("perf {perf}")));
         parts.extend(self.uprobes().map(|uprobes| format!("uprobes {uprobes}")));
         if copied > 0 {
-            parts.push("undo: start it without tiexec".to_owned());
+            parts.push(format!("undo: tiexecctl revert {}", self.pid));
         }
         writeln!(f, "{}", parts.join("   "))
     }

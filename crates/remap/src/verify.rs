@@ -100,7 +100,7 @@ fn notes(found: &Found) -> Vec<Note> {
 }
 
 /// Returns the bytes PMD-mapped in VMAs that hold planned spans.
-fn huge_bytes_in_spans(plan: &Plan, entries: &[SmapsEntry]) -> u64 {
+pub(crate) fn huge_bytes_in_spans(plan: &Plan, entries: &[SmapsEntry]) -> u64 {
     let holds_a_span = |entry: &&SmapsEntry| {
         // Private anonymous huge pages are none of ours.
         let backing = |backing: Backing| backing != Backing::Anon;

@@ -64,6 +64,22 @@ impl ProcDir {
         Ok(text)
     }
 
+    /// `flock(LOCK_EX|LOCK_NB)` on the directory — makes this process the only one of its kind at work
+    /// on that one, until the descriptor is closed; `None` while another holds it.
+    ///
+    /// # Errors
+    /// ESRCH or ENOENT if the process is gone.
+    pub fn lock(&self) -> Result<Option<OwnedFd>, SysError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::openat(&self.0, ".", flags, Mode::empty())
+            .map_err(SysError::of("open(/proc/PID)"))?;
+        match rustix::fs::flock(&directory, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(directory)),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(SysError { call: "flock(/proc/PID)", errno: errno.into() }),
+        }
+    }
+
     /// Lists a directory of the process, such as `task`.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! The commands of `tiexecctl`.
 
-mod attach;
+pub(crate) mod attach;
 mod doctor;
 mod inspect;
 mod store;
@@ -30,8 +30,8 @@ pub fn run() -> u8 {
         CtlCommand::Inspect { pid, json } => inspect::run(pid, json),
         CtlCommand::Doctor { pid, json } => doctor::run(pid, json),
         CtlCommand::Store(command) => store::run(command),
-        CtlCommand::Attach { pids } => attach::run(&pids, false),
-        CtlCommand::Revert { pids } => attach::run(&pids, true),
+        CtlCommand::Attach(options) => attach::run(&options),
+        CtlCommand::Revert(options) => attach::run_revert(&options),
         CtlCommand::Warm(options) => warm::run(&options),
     }
 }

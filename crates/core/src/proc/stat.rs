@@ -28,21 +28,34 @@ pub struct Layout {
     pub env_end: u64,
 }
 
-/// Parses the one line of the file.
+/// Returns the fields after the name, which is field 2; the first of them is field 3.
+fn fields(text: &[u8]) -> Result<Vec<&[u8]>, ParseError> {
+    // The name may hold anything, parentheses and newlines too.
+    let close = text.iter().rposition(|&byte| byte == b')');
+    let close = close.ok_or_else(|| ParseError::new("stat", 1, "a name in ()", text))?;
+    let fields = text[close + 1..].split(u8::is_ascii_whitespace);
+    Ok(fields.filter(|field| !field.is_empty()).collect())
+}
+
+/// Returns when the process began, in clock ticks since boot (`starttime`): with its id, this names a
+/// process for ever.
+///
+/// # Errors
+/// Says so where the field is missing or is no number.
+pub fn start_time(text: &[u8]) -> Result<u64, ParseError> {
+    let field = fields(text)?.get(22 - 3).and_then(|digits| number(digits, 10));
+    field.ok_or_else(|| ParseError::new("stat", 1, "starttime", text))
+}
+
+/// Parses where the program's parts are.
 ///
 /// # Errors
 /// Says so where a field is missing or is no number.
 pub fn layout(text: &[u8]) -> Result<Layout, ParseError> {
-    let bad = |what| ParseError::new("stat", 1, what, text);
-    // The name, field 2, may hold anything, parentheses and newlines too.
-    let close = text.iter().rposition(|&byte| byte == b')').ok_or_else(|| bad("a name in ()"))?;
-    let fields: Vec<&[u8]> = text[close + 1..]
-        .split(u8::is_ascii_whitespace)
-        .filter(|field| !field.is_empty())
-        .collect();
-    // The first field after the name is number 3.
+    let fields = fields(text)?;
     let field = |index: usize, what| {
-        fields.get(index - 3).and_then(|digits| number(digits, 10)).ok_or_else(|| bad(what))
+        let value = fields.get(index - 3).and_then(|digits| number(digits, 10));
+        value.ok_or_else(|| ParseError::new("stat", 1, what, text))
     };
     Ok(Layout {
         start_code: field(26, "startcode")?,
@@ -71,6 +84,7 @@ mod tests {
         assert_eq!((layout.start_data, layout.end_data, layout.start_brk), (45, 46, 47));
         assert_eq!((layout.arg_start, layout.arg_end), (48, 49));
         assert_eq!((layout.env_start, layout.env_end), (50, 51));
+        assert_eq!(start_time(line.as_bytes()).unwrap(), 22);
     }
 
     #[test]

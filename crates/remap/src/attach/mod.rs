@@ -8,6 +8,7 @@ mod images;
 mod pass;
 mod revert;
 mod texts;
+mod verify;
 
 use std::fs::File;
 use std::rc::Rc;
@@ -33,6 +34,7 @@ use images::Image;
 pub use images::Images;
 use pass::Passage;
 pub use revert::{Reverted, revert};
+pub use verify::report;
 use texts::Texts;
 
 use crate::failure::Failure;

@@ -1,0 +1,66 @@
+//! One record per switch, in the journal or the system log: who did what to which process.
+
+use std::os::unix::net::UnixDatagram;
+
+use object::Object;
+use object::read::ReadCache;
+use tiexec_sys::Pid;
+use tiexec_sys::procfs::ProcDir;
+
+/// Where systemd's journal takes records in its own form (systemd.journal-fields(7)).
+const JOURNAL: &str = "/run/systemd/journal/socket";
+/// Where syslog listens (syslog(3)).
+const SYSLOG: &str = "/dev/log";
+/// `LOG_DAEMON | LOG_INFO`.
+const PRIORITY: u8 = 3 << 3 | 6;
+
+/// What happened to a process.
+pub(super) struct Record<'a> {
+    /// `attach` or `revert`.
+    pub action: &'static str,
+    /// The process.
+    pub pid: Pid,
+    /// Its directory under `/proc`.
+    pub process: &'a ProcDir,
+    /// Bytes of text that changed their backing.
+    pub bytes: u64,
+    /// How it ended: `ok`, or the reason.
+    pub result: &'a str,
+}
+
+impl Record<'_> {
+    /// Writes the record. Where nobody listens there is none.
+    pub(super) fn write(&self) {
+        let Ok(socket) = UnixDatagram::unbound() else { return };
+        // A full log must not hold anything up.
+        let _stays_blocking = socket.set_nonblocking(true);
+        let exe = self.process.exe_path().unwrap_or_default();
+        let exe = String::from_utf8_lossy(&exe).replace('\n', "?");
+        let build_id = build_id(self.process).unwrap_or_else(|| "-".to_owned());
+        let uid = rustix::process::getuid().as_raw();
+        let Self { action, bytes, result, .. } = self;
+        let pid = self.pid.as_raw_nonzero();
+        let message = format!(
+            "{action} by uid {uid}: pid {pid} {exe} build-id {build_id}: {bytes} bytes, {result}"
+        );
+        let fields = format!(
+            "MESSAGE={message}\nPRIORITY=6\nSYSLOG_IDENTIFIER=tiexec\nTIEXEC_ACTION={action}\n\
+             TIEXEC_PID={pid}\nTIEXEC_EXE={exe}\nTIEXEC_BUILD_ID={build_id}\nTIEXEC_BYTES={bytes}\n\
+             TIEXEC_RESULT={result}\nTIEXEC_UID={uid}\n"
+        );
+        if socket.send_to(fields.as_bytes(), JOURNAL).is_err() {
+            let own = std::process::id();
+            let line = format!("<{PRIORITY}>tiexec[{own}]: {message}");
+            let _nobody_listens = socket.send_to(line.as_bytes(), SYSLOG);
+        }
+    }
+}
+
+/// Reads the build ID of the process's program.
+fn build_id(process: &ProcDir) -> Option<String> {
+    let exe = process.open_file("exe", false).ok()?;
+    let cache = ReadCache::new(exe);
+    let file = object::File::parse(&cache).ok()?;
+    let id = file.build_id().ok()??;
+    Some(id.iter().map(|byte| format!("{byte:02x}")).collect())
+}

@@ -1,0 +1,49 @@
+//! `--for DURATION`: going back by itself, after this process has ended.
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use tiexec_sys::{Pid, process};
+
+use crate::say::warn;
+
+/// Has `tiexecctl revert PID` run after `time`, if the process is still the same: by a transient timer
+/// of systemd's, or by a process that waits.
+///
+/// # Errors
+/// What could not be started; nothing will be reverted.
+pub(super) fn revert_after(pid: Pid, start_time: u64, time: Duration) -> std::io::Result<()> {
+    let own = std::env::current_exe()?;
+    let own = own.with_file_name("tiexecctl");
+    let pid = pid.as_raw_nonzero().to_string();
+    let start_time = start_time.to_string();
+    let revert = ["revert", "--started-at", &start_time, &pid];
+    if Path::new("/run/systemd/system").is_dir() {
+        let timer = Command::new("systemd-run")
+            .args(["--quiet", "--collect", "--on-active", &format!("{}ms", time.as_millis())])
+            .args(["--description", &format!("TiExec: revert process {pid}"), "--"])
+            .arg(&own)
+            .args(revert)
+            .stdin(Stdio::null())
+            .status();
+        if timer.is_ok_and(|status| status.success()) {
+            return Ok(());
+        }
+        warn("systemd-run made no timer: a process waits instead");
+    }
+    let mut waits = Command::new(&own);
+    waits.args(revert).args(["--after", &time.as_millis().to_string()]);
+    waits.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).current_dir("/");
+    // A session of its own: the terminal's end is not its end.
+    waits.process_group(0);
+    waits.spawn()?;
+    Ok(())
+}
+
+/// Sleeps for `time`, in a session of its own.
+pub(super) fn wait(time: Duration) {
+    process::own_session();
+    std::thread::sleep(time);
+}

@@ -1,0 +1,295 @@
+//! `tiexec -p PID`, `tiexecctl attach`, `tiexecctl revert`.
+
+mod journal;
+mod later;
+mod select;
+
+use std::time::Duration;
+
+use tiexec_core::addr::{Pages, mib};
+use tiexec_core::config::BackingChoice;
+use tiexec_core::plan::{Backing, Plan};
+use tiexec_core::proc::{smaps, stat, status};
+use tiexec_core::coverage::is_ours;
+use tiexec_core::report::{Outcome, Report, percent};
+use tiexec_core::skip::SkipReason;
+use tiexec_remap::Failure;
+use tiexec_remap::attach::{AttachOrder, Attached, Images, Reverted, attach, revert};
+use tiexec_remap::launch::Sources;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Errno, Pid, SysError, thp};
+
+use super::print;
+use crate::exit;
+use crate::options::{Attach, Revert, Targets};
+use crate::say::warn;
+
+use journal::Record;
+
+/// How long staging may take: the process runs meanwhile.
+const STAGING: Duration = Duration::from_secs(30);
+
+/// Runs `attach`; returns the exit status.
+pub fn run(options: &Attach) -> u8 {
+    let pids = match targets(&options.targets) {
+        Ok(pids) => pids,
+        Err(status) => return status,
+    };
+    // One for all: processes of a family get the same image.
+    let mut images = Images::default();
+    each(&pids, |pid| attach_one(pid, options, &mut images))
+}
+
+/// Runs `revert`; returns the exit status.
+pub fn run_revert(options: &Revert) -> u8 {
+    if let Some(time) = options.after {
+        later::wait(Duration::from_millis(time));
+    }
+    let pids = if options.all {
+        select::every(|_, process| has_text_of_ours(process))
+    } else {
+        match targets(&options.targets) {
+            Ok(pids) => pids,
+            Err(status) => return status,
+        }
+    };
+    each(&pids, |pid| revert_one(pid, options))
+}
+
+fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
+    let found = if let Some(exe) = &targets.exe {
+        let exe = select::real(exe);
+        select::every(|_, process| select::runs(process, &exe))
+    } else if let Some(unit) = &targets.unit {
+        select::every(|_, process| select::is_of_unit(process, unit))
+    } else {
+        return select::parse(&targets.pids).map_err(|error| {
+            warn(error);
+            exit::USAGE
+        });
+    };
+    if found.is_empty() {
+        warn("no such process");
+        return Err(exit::GONE);
+    }
+    Ok(found)
+}
+
+/// Does `one` to each process; returns the exit status of all together.
+fn each(pids: &[Pid], mut one: impl FnMut(Pid) -> u8) -> u8 {
+    let statuses: Vec<u8> = pids.iter().map(|&pid| one(pid)).collect();
+    match statuses.first() {
+        None => exit::OK,
+        Some(&first) if statuses.iter().all(|&status| status == first) => first,
+        Some(_) => exit::PARTIAL,
+    }
+}
+
+/// A process that this one may work on.
+struct Target {
+    pid: Pid,
+    process: ProcDir,
+    pages: Pages,
+    comm: String,
+    /// Held as long as somebody works on it.
+    _lock: std::os::fd::OwnedFd,
+}
+
+impl Target {
+    fn open(pid: Pid) -> Result<Self, Failure> {
+        let failed = |error: SysError| {
+            let reason = match error.errno {
+                Errno::NOENT | Errno::SRCH => SkipReason::TargetGone,
+                Errno::PERM | Errno::ACCES => SkipReason::PtraceDenied,
+                _ => SkipReason::ProcUnavailable,
+            };
+            Failure::new(reason, error)
+        };
+        let process = ProcDir::of(pid).map_err(failed)?;
+        let status = status::parse(&process.read("status").map_err(failed)?);
+        if !status.has_mm {
+            let what = "it has no address space (a kernel thread, or a process that has ended)";
+            return Err(Failure::new(SkipReason::TargetGone, what));
+        }
+        let pages = thp::pages().ok_or_else(|| {
+            Failure::new(SkipReason::ThpUnsupported, "the kernel has no transparent huge pages")
+        })?;
+        let lock = process.lock().map_err(failed)?.ok_or_else(|| {
+            Failure::new(SkipReason::Busy, "another tiexec is at work on it")
+        })?;
+        let comm = String::from_utf8_lossy(&status.name).into_owned();
+        Ok(Self { pid, process, pages, comm, _lock: lock })
+    }
+
+    fn order(&self, sources: Sources, dry_run: bool) -> AttachOrder<'_> {
+        let Self { pid, process, pages, .. } = self;
+        AttachOrder { pid: *pid, process, pages: *pages, sources, deadline: STAGING, dry_run }
+    }
+
+    fn start_time(&self) -> Option<u64> {
+        stat::start_time(&self.process.read("stat").ok()?).ok()
+    }
+}
+
+fn sources(backing: Option<BackingChoice>) -> Sources {
+    match backing.unwrap_or_default() {
+        BackingChoice::Hugetlb => {
+            Sources { pagecache: false, store: false, copy: Some(Backing::Hugetlb) }
+        }
+        BackingChoice::Image => Sources { pagecache: false, store: true, copy: Some(Backing::Image) },
+        BackingChoice::Pagecache => Sources { pagecache: true, store: false, copy: None },
+        BackingChoice::Auto | BackingChoice::Off => {
+            Sources { pagecache: true, store: true, copy: Some(Backing::Image) }
+        }
+    }
+}
+
+fn attach_one(pid: Pid, options: &Attach, images: &mut Images) -> u8 {
+    if crate::launch::is_disabled() || options.backing == Some(BackingChoice::Off) {
+        return failed("attach to", pid, &Failure::new(SkipReason::Disabled, "it is switched off"));
+    }
+    let target = match Target::open(pid) {
+        Ok(target) => target,
+        Err(failure) => return failed("attach to", pid, &failure),
+    };
+    let order = target.order(sources(options.backing), options.dry_run);
+    let attached = match attach(&order, images) {
+        Ok(attached) => attached,
+        Err(failure) => {
+            let result = failure.reason.as_str();
+            let process = &target.process;
+            Record { action: "attach", pid, process, bytes: 0, result }.write();
+            return failed("attach to", pid, &failure);
+        }
+    };
+    if options.dry_run {
+        let plan = &attached.plan;
+        return print(&if options.json { plan.to_json(None) + "\n" } else { plan.to_string() });
+    }
+    let report = tiexec_remap::attach::report(&order, &attached);
+    if attached.stop.is_some() {
+        let result = attached.failure.as_ref().map_or("ok", |failure| failure.reason.as_str());
+        let bytes = attached.plan.huge_bytes();
+        Record { action: "attach", pid, process: &target.process, bytes, result }.write();
+    }
+    let mut status = say(&target, &attached, &report, options);
+    if let (Some(time), true) = (options.for_, attached.stop.is_some()) {
+        let start_time = target.start_time().unwrap_or(0);
+        if let Err(error) = later::revert_after(pid, start_time, time) {
+            warn(format_args!("process {pid:?} will not be reverted by itself: {error}"));
+            status = exit::PARTIAL;
+        }
+    }
+    status
+}
+
+/// Tells what came of it; returns the exit status.
+fn say(target: &Target, attached: &Attached, report: &Report, options: &Attach) -> u8 {
+    if options.json {
+        print(&(report.to_json() + "\n"));
+    } else if !options.quiet {
+        print(&line(target, attached, report));
+    }
+    let Some(failure) = &attached.failure else { return exit::OK };
+    if report.outcome == Outcome::Partial {
+        warn(format_args!("{} {}: in part: {failure}", target.comm, target.pid.as_raw_nonzero()));
+        return exit::PARTIAL;
+    }
+    failed("attach to", target.pid, failure)
+}
+
+/// The one line for people.
+fn line(target: &Target, attached: &Attached, report: &Report) -> String {
+    let Report { text_bytes, huge_bytes, .. } = *report;
+    let mut line = format!(
+        "{} {}: huge {} of {} MiB text ({} %)",
+        target.comm,
+        target.pid.as_raw_nonzero(),
+        mib(huge_bytes),
+        mib(text_bytes),
+        percent(huge_bytes, text_bytes)
+    );
+    match &attached.stop {
+        Some(stop) => {
+            let backing = Plan::main_backing(&attached.plan).map(|backing| backing.to_string());
+            let micros = stop.lasted.as_micros();
+            line += &format!(
+                " by {}, one thread stopped for {}.{:02} ms; undo: tiexecctl revert {}",
+                backing.unwrap_or_default(),
+                micros / 1000,
+                micros % 1000 / 10,
+                target.pid.as_raw_nonzero()
+            );
+        }
+        None if attached.failure.is_none() => line += "; nothing to do",
+        None => {}
+    }
+    line + "\n"
+}
+
+fn revert_one(pid: Pid, options: &Revert) -> u8 {
+    let target = match Target::open(pid) {
+        Ok(target) => target,
+        Err(failure) => return failed("revert", pid, &failure),
+    };
+    if options.started_at.is_some_and(|wanted| target.start_time() != Some(wanted)) {
+        return exit::GONE;
+    }
+    let order = target.order(sources(None), options.dry_run);
+    let reverted = match revert(&order) {
+        Ok(reverted) => reverted,
+        Err(failure) => return failed("revert", pid, &failure),
+    };
+    let Reverted { found, reverted: bytes, failure, stop } = reverted;
+    if stop.is_some() {
+        let result = failure.as_ref().map_or("ok", |failure| failure.reason.as_str());
+        Record { action: "revert", pid, process: &target.process, bytes, result }.write();
+    }
+    if options.json {
+        let json = serde_json::json!({
+            "schema": tiexec_core::report::SCHEMA,
+            "kind": "revert",
+            "pid": pid.as_raw_nonzero().get(),
+            "found_bytes": found,
+            "reverted_bytes": bytes,
+            "reason": failure.as_ref().map(|failure| failure.reason),
+            "detail": failure.as_ref().map(|failure| &failure.detail),
+            "stop_us": stop.map(|stop| stop.lasted.as_micros() as u64),
+        });
+        print(&format!("{json}\n"));
+    } else if !options.quiet {
+        let what = if found == 0 {
+            "nothing to revert".to_owned()
+        } else if options.dry_run {
+            format!("{} MiB would be the file's own again", mib(found))
+        } else {
+            format!("{} of {} MiB are the file's own again", mib(bytes), mib(found))
+        };
+        print(&format!("{} {}: {what}\n", target.comm, pid.as_raw_nonzero()));
+    }
+    match failure {
+        None => exit::OK,
+        Some(failure) => {
+            let status = failed("revert", pid, &failure);
+            if bytes > 0 { exit::PARTIAL } else { status }
+        }
+    }
+}
+
+/// Says why nothing was done; returns the exit status for it.
+fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
+    let fix = failure.reason.fix().map_or(String::new(), |fix| format!("; fix: {fix}"));
+    warn(format_args!("cannot {doing} process {}: {failure}{fix}", pid.as_raw_nonzero()));
+    match failure.reason {
+        SkipReason::TargetGone => exit::GONE,
+        SkipReason::PtraceDenied => exit::NOT_PERMITTED,
+        _ => exit::FAILED,
+    }
+}
+
+fn has_text_of_ours(process: &ProcDir) -> bool {
+    let maps = process.read("maps").ok().and_then(|text| smaps::parse(&text).ok());
+    maps.is_some_and(|entries| {
+        entries.iter().any(|entry| entry.vma.is_text() && is_ours(&entry.vma))
+    })
+}

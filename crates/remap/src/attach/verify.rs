@@ -1,0 +1,58 @@
+//! After an attach: what the kernel says is PMD-mapped, and the report of it.
+
+use tiexec_core::coverage::{Note, coverage};
+use tiexec_core::plan::Plan;
+use tiexec_core::proc::{cgroup, smaps, status};
+use tiexec_core::report::{AttachCost, Kind, Outcome, Report};
+use tiexec_core::skip::SkipReason;
+
+use super::{AttachOrder, Attached};
+use crate::verify::huge_bytes_in_spans;
+
+/// Reads the process's smaps and writes the report.
+pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
+    let process = order.process;
+    let entries = process.read("smaps").ok().and_then(|text| smaps::parse(&text).ok());
+    let entries = entries.unwrap_or_default();
+    let plan = &attached.plan;
+    let notes: Vec<Note> = plan
+        .texts
+        .iter()
+        .filter_map(|text| {
+            let failure = attached.failure.as_ref().filter(|_| !text.spans.is_empty());
+            let own = text.rest.iter().map(|&(reason, _)| reason);
+            let own = { own }.find(|reason| !matches!(reason, SkipReason::Edges));
+            let reason = failure.map(|failure| failure.reason).or(own)?;
+            Some(Note { range: text.vma.range, reason })
+        })
+        .collect();
+    let pid = order.pid.as_raw_nonzero().get().unsigned_abs();
+    let comm = status::parse(&process.read("status").unwrap_or_default()).name;
+    let comm = String::from_utf8_lossy(&comm).into_owned();
+    let mut report = Report::new(Kind::Attach, pid, comm, coverage(&entries, order.pages, &notes));
+    report.unit = process.read("cgroup").ok().and_then(|text| cgroup::unit(&text));
+    let planned = plan.huge_bytes();
+    let huge = huge_bytes_in_spans(plan, &entries);
+    if planned > 0 {
+        report.outcome = match huge {
+            0 => Outcome::Skipped,
+            _ if huge < planned => Outcome::Partial,
+            _ => Outcome::Switched,
+        };
+    }
+    if let Some(failure) = &attached.failure {
+        report.reason = Some(failure.reason);
+        report.detail = Some(failure.detail.clone());
+    }
+    report.attach = attached.stop.map(|stop| AttachCost {
+        backing: Plan::main_backing(plan),
+        thread: stop.tid.as_raw_nonzero().get().unsigned_abs(),
+        stop_us: u64::try_from(stop.lasted.as_micros()).unwrap_or(u64::MAX),
+        remote_syscalls: stop.counts.calls,
+        bytes_copied: attached.bytes_copied,
+        unsafe_windows: 0,
+        interrupted: stop.shown,
+        spans: plan.spans().copied().collect(),
+    });
+    report
+}
