@@ -30,7 +30,7 @@ def _refused(call):
 
 
 class Mapping:
-    """A file range, a multiple of the huge page at both ends, mapped readable where a huge folio can be PMD-mapped."""
+    """A range of a file, beginning with a huge page, mapped readable where huge folios can be PMD-mapped."""
 
     def __init__(self, file, begin, end, advice):
         pmd = elf.pmd_size()
@@ -106,6 +106,12 @@ class Copy:
             self._read_huge()
         else:
             self._read_small()
+
+    def cached(self):
+        """Bytes of the whole file in the page cache, in whatever folios; nothing is read."""
+        size = -(-os.path.getsize(self.path) // elf.PAGE) * elf.PAGE
+        with open(self.path, "rb") as file, Mapping(file.fileno(), 0, size, MADV_RANDOM) as mapping:
+            return mapping.cached()
 
     def state(self):
         """(bytes of its whole huge pages of text that are cached, bytes of them in huge folios); reads nothing."""

@@ -48,6 +48,7 @@ def workplace(options):
     except OSError as error:
         unable(f"--dir: {error}")
     with work as path:
+        os.chmod(path, 0o755)  # the image store takes only what everybody may read
         yield Path(path)
 
 
