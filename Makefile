@@ -53,8 +53,10 @@ test:
 	$(CARGO) test --workspace $(FEATURES)
 
 bench: programs
-	bench/launch --tiexec $(DIST)/tiexec
-	bench/coverage --tiexec $(DIST)/tiexec
+	for script in launch exec_test memory coverage; do \
+		echo "== bench/$$script" && bench/$$script --tiexec $(DIST)/tiexec --dir $(DIST) || exit; \
+		echo; \
+	done
 
 man: $(DIST)/man
 completions: $(DIST)/completions
