@@ -10,15 +10,19 @@
 )]
 
 pub(crate) mod child;
+pub(crate) mod fresh;
 pub(crate) mod launch;
 pub(crate) mod machine;
 pub(crate) mod programs;
 pub(crate) mod pty;
 pub(crate) mod smaps;
+pub(crate) mod store;
+pub(crate) mod warm;
 
 use std::path::{Path, PathBuf};
 
 pub(crate) use child::{Done, Held};
+pub(crate) use fresh::{Fresh, Report};
 pub(crate) use launch::{Prep, Run};
 pub(crate) use programs::{Kind, program, program_big};
 pub(crate) use smaps::{Coverage, coverage, pmd_size};

@@ -1,4 +1,4 @@
-//! Compiles `tests/programs/*.c` on demand, once for all tests that run at the same time.
+//! Compiles `tests/programs/*.c` (and `*.cc`) on demand, once for all tests that run at the same time.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,6 +18,24 @@ pub(crate) enum Kind {
     Musl,
     /// Static, with musl.
     MuslStatic,
+    /// Static and position-independent, with musl.
+    MuslStaticPie,
+    /// As `DynamicPie`, with headers, text and read-only data in one segment.
+    OneSegmentPie,
+    /// As `DynamicPie`, linked by lld: vaddr and file offset of the text differ by base pages.
+    LldPie,
+    /// The same with every segment on pages of the file of its own.
+    LldSeparatePie,
+    /// As `StaticPie`, linked by lld.
+    LldStaticPie,
+    /// As `DynamicPie`, linked by mold.
+    MoldPie,
+    /// The same with every segment on pages of the file of its own.
+    MoldSeparatePie,
+    /// C++, as `DynamicPie`.
+    CxxPie,
+    /// C++, as `StaticPie`.
+    CxxStaticPie,
 }
 
 /// The kinds every machine with a C compiler can build.
@@ -27,7 +45,8 @@ pub(crate) const COMMON: [Kind; 4] =
 impl Kind {
     fn compiler(self) -> &'static str {
         match self {
-            Kind::Musl | Kind::MuslStatic => "musl-gcc",
+            Kind::Musl | Kind::MuslStatic | Kind::MuslStaticPie => "musl-gcc",
+            Kind::CxxPie | Kind::CxxStaticPie => "c++",
             _ => "cc",
         }
     }
@@ -57,11 +76,38 @@ impl Kind {
             ],
             Kind::Musl => &["-fPIE", "-pie"],
             Kind::MuslStatic => &["-static"],
+            Kind::MuslStaticPie => &["-fPIE", "-static-pie"],
+            Kind::OneSegmentPie => &["-fPIE", "-pie", "-pthread", "-Wl,-z,noseparate-code"],
+            Kind::LldPie => &["-fPIE", "-pie", "-pthread", "-fuse-ld=lld"],
+            Kind::LldSeparatePie => {
+                &["-fPIE", "-pie", "-pthread", "-fuse-ld=lld", "-Wl,-z,separate-code"]
+            }
+            Kind::LldStaticPie => &["-fPIE", "-static-pie", "-pthread", "-fuse-ld=lld"],
+            Kind::MoldPie => &["-fPIE", "-pie", "-pthread", "-fuse-ld=mold"],
+            Kind::MoldSeparatePie => {
+                &["-fPIE", "-pie", "-pthread", "-fuse-ld=mold", "-Wl,-z,separate-code"]
+            }
+            Kind::CxxPie => &["-fPIE", "-pie", "-pthread"],
+            Kind::CxxStaticPie => &["-fPIE", "-static-pie", "-pthread"],
         }
+    }
+
+    /// The linker that the compiler calls, where it is not its own.
+    fn linker(self) -> Option<&'static str> {
+        match self {
+            Kind::LldPie | Kind::LldSeparatePie | Kind::LldStaticPie => Some("ld.lld"),
+            Kind::MoldPie | Kind::MoldSeparatePie => Some("mold"),
+            _ => None,
+        }
+    }
+
+    fn suffix(self) -> &'static str {
+        if matches!(self, Kind::CxxPie | Kind::CxxStaticPie) { "cc" } else { "c" }
     }
 
     pub(crate) fn can_build(self) -> bool {
         super::installed(self.compiler()).is_some()
+            && self.linker().is_none_or(|linker| super::installed(linker).is_some())
     }
 }
 
@@ -73,7 +119,7 @@ pub(crate) fn program(name: &str, kind: Kind) -> PathBuf {
 /// The program with that many MiB of text.
 pub(crate) fn program_big(name: &str, kind: Kind, mib: u32) -> PathBuf {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs");
-    let source = sources.join(format!("{name}.c"));
+    let source = sources.join(format!("{name}.{}", kind.suffix()));
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
     std::fs::create_dir_all(&dir).expect("a directory under the target directory");
     let built = dir.join(format!("{name}-{kind:?}-{mib}").to_lowercase());

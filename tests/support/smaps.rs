@@ -9,6 +9,8 @@ pub(crate) struct Vma {
     pub(crate) start: u64,
     pub(crate) end: u64,
     pub(crate) perms: String,
+    /// Where in the file it begins.
+    pub(crate) offset: u64,
     pub(crate) path: String,
     counters: HashMap<String, u64>,
     pub(crate) flags: Vec<String>,
@@ -70,12 +72,14 @@ fn parse(text: &str) -> Vec<Vma> {
         } else if let Some((start, end)) = first.split_once('-') {
             let number = |s| u64::from_str_radix(s, 16).expect("an address");
             let perms = words.next().expect("permissions").to_owned();
-            // Offset, device and inode go before the path, which may hold blanks.
-            let path = words.skip(3).collect::<Vec<_>>().join(" ");
+            let offset = number(words.next().expect("an offset"));
+            // Device and inode go before the path, which may hold blanks.
+            let path = words.skip(2).collect::<Vec<_>>().join(" ");
             vmas.push(Vma {
                 start: number(start),
                 end: number(end),
                 perms,
+                offset,
                 path,
                 counters: HashMap::new(),
                 flags: Vec::new(),

@@ -6,17 +6,17 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use tiexec_core::addr::Pages;
 use tiexec_core::config::{BackingChoice, Layer, Settings};
 use tiexec_core::coverage::{FileCoverage, Rest};
 use tiexec_core::plan::Backing;
-use tiexec_core::proc::status;
+use tiexec_core::proc::status::{self, Status};
 use tiexec_core::report::{Kind, Report};
 use tiexec_core::skip::SkipReason;
-use tiexec_remap::launch::{Launched, Order, Sources, carry_out, is_huge_already, supported};
+use tiexec_remap::launch::{Launched, Order, Sources, bring_in, carry_out, supported};
 use tiexec_sys::entry::{Argv, is_secure};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, process, thp};
@@ -68,7 +68,15 @@ enum Way {
     /// Plainly: a plain exec finds its text in huge pages.
     HugeAlready,
     /// Under the eyes of a helper.
-    Held(ProcDir, Pages, Sources),
+    Held(Caller, Pages, Sources),
+}
+
+/// This process, before its exec.
+struct Caller {
+    process: ProcDir,
+    status: Status,
+    /// How long the page cache has taken already.
+    spent: Duration,
 }
 
 /// Runs `tiexec`; returns an exit status only if it could not become the program.
@@ -173,7 +181,7 @@ impl Launcher {
             return self.plainly(SkipReason::Disabled, "");
         }
         match self.prepare() {
-            Ok(Way::Held(process, pages, sources)) => self.held(&process, pages, sources),
+            Ok(Way::Held(caller, pages, sources)) => self.held(&caller, pages, sources),
             Ok(Way::HugeAlready) => self.exec(),
             Err(why) => self.plainly(why.reason, &why.detail),
         }
@@ -230,33 +238,29 @@ impl Launcher {
             Verdict::Treat(image) if self.settings.until_exec.is_none() => Some(image),
             _ => None,
         };
+        let process = ProcDir::this_process().map_err(proc_unreadable)?;
+        let status = status::parse(&process.read("status").map_err(proc_unreadable)?);
+        let begun = Instant::now();
+        // A filter may kill who looks at the page cache: then it is left to the helper.
+        let huge = sources.pagecache
+            && status.seccomp == 0
+            && image.is_some_and(|image| self.bring_in(image, pages));
         // Who wants to see it, or would rather not run, gets what the kernel says of the process.
-        let unwatched = self.sink.is_none() && !self.dry_run && !self.settings.strict;
-        if sources.pagecache
-            && unwatched
-            && image.is_some_and(|image| self.is_huge_already(image, pages))
-        {
+        if huge && self.sink.is_none() && !self.dry_run && !self.settings.strict {
             return Ok(Way::HugeAlready);
         }
-        let process = ProcDir::this_process().map_err(proc_unreadable)?;
-        Ok(Way::Held(process, pages, sources))
+        Ok(Way::Held(Caller { process, status, spent: begun.elapsed() }, pages, sources))
     }
 
-    fn is_huge_already(&self, image: &Image, pages: Pages) -> bool {
+    /// Has the page cache made huge; returns whether that is all there is to do.
+    fn bring_in(&self, image: &Image, pages: Pages) -> bool {
         let deadline = Instant::now() + self.settings.deadline;
-        File::open(&image.path)
-            .is_ok_and(|exe| is_huge_already(&exe, &image.facts, pages, deadline))
+        File::open(&image.path).is_ok_and(|exe| bring_in(&exe, &image.facts, pages, deadline))
     }
 
     /// Execs under the eyes of a helper.
-    fn held(&self, process: &ProcDir, pages: Pages, sources: Sources) -> u8 {
-        let status = match process.read("status") {
-            Ok(text) => status::parse(&text),
-            Err(error) => {
-                let why = proc_unreadable(error);
-                return self.plainly(why.reason, &why.detail);
-            }
-        };
+    fn held(&self, caller: &Caller, pages: Pages, sources: Sources) -> u8 {
+        let Caller { process, status, spent } = caller;
         if status.tracer_pid != 0 {
             let detail = format!("process {} traces this one", status.tracer_pid);
             return self.plainly(SkipReason::AlreadyTraced, &detail);
@@ -265,7 +269,7 @@ impl Launcher {
             process,
             pages,
             sources,
-            deadline: self.settings.deadline,
+            deadline: self.settings.deadline.saturating_sub(*spent),
             refuse_with: self.settings.strict.then_some(exit::LAUNCH_FAILED),
             wants_report: self.sink.is_some() || self.dry_run,
             dry_run: self.dry_run,

@@ -290,21 +290,24 @@ fn helper_id() -> u64 {
     u64::from(process::this().as_raw_nonzero().get().unsigned_abs())
 }
 
-/// Returns whether a plain exec of `exe` finds all of its text in PMD-sized folios, where it can be
-/// PMD-mapped: then there is nothing to be done to the program. Brings them in where that costs
-/// nobody anything, until `deadline`.
-pub fn is_huge_already(exe: &File, facts: &ElfFacts, pages: Pages, deadline: Instant) -> bool {
+/// Brings the text of `exe`, about to be exec'ed, into PMD-sized folios where that costs nobody
+/// anything, until `deadline`: before the exec itself reads some of it in small ones (the kernel
+/// clears the page where the bss begins, and reads around that fault).
+///
+/// Returns whether a plain exec finds all of its text in huge pages, where it can be PMD-mapped: then
+/// there is nothing to be done to the program.
+pub fn bring_in(exe: &File, facts: &ElfFacts, pages: Pages, deadline: Instant) -> bool {
     let image = MainImage::new(facts, 0, RemoteAddr::new(0));
     let Some(bias) = image.congruent_bias(pages.pmd) else { return false };
-    if image.position_independent || !image.has_bias(bias, pages.pmd) {
+    if !image.position_independent && !image.has_bias(bias, pages.pmd) {
         return false;
     }
     let chunks = image.congruent_chunks(bias, pages);
+    let complete = pagecache::prepare(exe, &chunks, pages, deadline)
+        .is_ok_and(|prepared| prepared.shortfall.is_none());
     let congruent: u64 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
     let all: u64 = facts.loads.iter().filter_map(|load| whole_pages(load, pages)).sum();
-    congruent == all
-        && pagecache::prepare(exe, &chunks, pages, deadline)
-            .is_ok_and(|prepared| prepared.shortfall.is_none())
+    complete && !image.position_independent && congruent == all
 }
 
 /// Returns the bytes of whole huge pages in a text segment that lies where its vaddr says.

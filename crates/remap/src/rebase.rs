@@ -62,14 +62,16 @@ pub(crate) fn rebase(
     // them the program will use.
     session.released();
     session.install_chain()?;
-    if let Err(failure) = flip.make(session, &flip.new, base) {
+    let there = |addr| plan.moved(addr).unwrap_or(addr);
+    let back = |addr| moved_back(plan, addr);
+    if let Err(failure) = flip.make(session, &flip.new, base, there) {
         // A change refused is a change not made; made good all the same.
+        session.move_home(back);
+        session.install_chain()?;
         session.write(flip.at, &flip.old)?;
         unmap(session, plan.to)?;
         return Err(failure);
     }
-    let there = |addr| plan.moved(addr).unwrap_or(addr);
-    session.move_home(there);
     // From here on the way home finishes the move.
     let map = mm_map(&layout, plan, &vector);
     let map = session.keep(&map)?;
@@ -91,17 +93,16 @@ pub(crate) fn rebase(
     if let Err(errno) = answer {
         // /proc/PID would show an image that is no longer there: gdb could not read it. Back.
         session.released();
-        let back = |addr| moved_back(plan, addr);
-        session.move_home(back);
         session.install_chain()?;
-        flip.make(session, &flip.old, base)?;
+        flip.make(session, &flip.old, base, back)?;
         unmap(session, plan.to)?;
         return Err(Failure::new(
             SkipReason::RebaseFailed,
             SysError { call: "prctl(PR_SET_MM_MAP)", errno },
         ));
     }
-    unmap(session, plan.from)?;
+    // It is moved; should the kernel not unmap the old place, that costs address space only.
+    let _kept = session.call(unmap_old)?;
     session.released();
     Ok(())
 }
@@ -288,16 +289,27 @@ impl Vector {
 }
 
 impl Flip {
-    /// Writes `bytes`, `old` or `new`, so that the program never sees a part of the change, even if
-    /// this process dies in the middle of it.
-    fn make(&self, session: &mut Session, bytes: &[u8], base: PageSize) -> Result<(), Failure> {
+    /// Writes `bytes`, `old` or `new`, and has the program come home where `moved` says, so that it
+    /// never sees a part of the change, even if this process dies in the middle of it.
+    fn make(
+        &self,
+        session: &mut Session,
+        bytes: &[u8],
+        base: PageSize,
+        moved: impl Fn(RemoteAddr) -> RemoteAddr,
+    ) -> Result<(), Failure> {
         let last = RemoteAddr::new(self.at.get() + bytes.len() as u64 - 1);
-        if self.at.align_down(base) == last.align_down(base) {
+        let in_one_page = self.at.align_down(base) == last.align_down(base);
+        let home_stays = moved(session.program_counter()) == session.program_counter();
+        // In force with the next call.
+        session.move_home(moved);
+        if in_one_page && home_stays {
             // Within a page the kernel copies in one go.
             session.write(self.at, bytes)?;
             return Ok(());
         }
-        // Across two, our death could come between: let the program copy it itself.
+        // Across two, or with a program counter that must go with them (a static program's), our
+        // death could come between: let the program copy them itself, on its way to its new home.
         let len = bytes.len() as u64;
         let header = 4 * WORD as u64;
         let scratch = session.scratch(&[0])?;

@@ -62,6 +62,7 @@ pub fn warm(
 ) -> Result<Warmth, Failure> {
     let interiors = interiors(text, pages);
     let mut states = state(file, &interiors, pages)?;
+    let untold = states.iter().any(|(_, state)| *state == ChunkState::Untold);
     let mut evictor = Evictor { file, pages, seen_huge: false, obstacle: None, asked: false };
     for (index, (chunk, state)) in states.iter_mut().enumerate() {
         progress(index as u64 * pages.pmd.bytes());
@@ -76,7 +77,7 @@ pub fn warm(
         let _not_text = bring(file, &[edge], pages, None);
     }
     let obstacle = evictor.obstacle;
-    if states.iter().any(|(_, state)| *state == ChunkState::Untold) {
+    if untold {
         return Ok(weigh(text, &states, obstacle, pages));
     }
     // What the kernel shows now counts, not what was done.
@@ -99,10 +100,6 @@ impl Evictor<'_> {
     fn warm(&mut self, chunk: &Range<u64>, state: ChunkState) -> Result<bool, Failure> {
         if self.becomes_huge(chunk)? {
             return Ok(true);
-        }
-        if state == ChunkState::Absent && self.obstacle.is_none() {
-            // Read in just now, and small all the same.
-            self.obstacle = Some(self.came_back_small());
         }
         if state == ChunkState::Untold {
             self.obstacle.get_or_insert_with(|| not_owner("mincore"));
@@ -130,13 +127,15 @@ impl Evictor<'_> {
             return Ok(Err(obstacle));
         }
         if self.is_in_use(chunk)? {
-            return Ok(Err(Failure::new(SkipReason::InUse, "in use by running processes")));
+            let detail = "in use by running processes; restart them, then warm again";
+            return Ok(Err(Failure::new(SkipReason::InUse, detail)));
         }
         evict(self.file, chunk).map_err(unmapped)?;
         let mapping = map(self.file, chunk, self.pages)?;
         if !mapping.cached_parts(chunk, self.pages.base).map_err(unseen)?.is_empty() {
             let _unreadable = mapping.populate(chunk);
-            let detail = "it cannot be evicted: just mapped, or locked in memory";
+            // On overlayfs, cachestat(2) has seen nothing of what is to be written back.
+            let detail = "it cannot be evicted: just mapped, locked in memory, or not written back";
             return Ok(Err(Failure::new(SkipReason::InUse, detail)));
         }
         if self.becomes_huge(chunk)? {
@@ -171,7 +170,8 @@ impl Evictor<'_> {
     fn clean(&self, part: &Range<u64>) -> Result<(), Failure> {
         let state = cache_state(self.file, part).map_err(unknown)?;
         if state.dirty + state.writeback > 0 {
-            let detail = "parts of the file are not written back to the disk yet";
+            let detail =
+                "parts of it are not written back to the disk yet; sync it, then warm again";
             return Err(Failure::new(SkipReason::DirtyFile, detail));
         }
         Ok(())
@@ -202,7 +202,10 @@ impl Evictor<'_> {
 }
 
 fn not_owner(call: &str) -> Failure {
-    let detail = format!("only what needs no eviction was done: {call} is for the file's owner");
+    let detail = format!(
+        "nothing was evicted: {call} serves only the file's owner and those who may write to it; \
+         be root, or its owner"
+    );
     Failure::new(SkipReason::NotOwner, detail)
 }
 
@@ -211,7 +214,7 @@ fn unknown(error: SysError) -> Failure {
     match error.errno {
         Errno::PERM | Errno::ACCES => not_owner(error.call),
         _ => {
-            let detail = format!("only what needs no eviction was done: {error}");
+            let detail = format!("nothing was evicted: {error}");
             Failure::new(SkipReason::SmallFolios, detail)
         }
     }
@@ -288,4 +291,45 @@ fn weigh(
         }
     }
     warmth
+}
+
+#[cfg(test)]
+mod tests {
+    use tiexec_core::addr::PageSize;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn pages() -> Pages {
+        Pages { base: PageSize::new(4096).unwrap(), pmd: PageSize::new(2 * MIB).unwrap() }
+    }
+
+    #[test]
+    fn interiors_and_edges_share_nothing() {
+        // The seed's example, and a small second segment in the same last huge page.
+        let text = [0x1f_f000..0x81_0000, 0x82_0000..0x82_1000];
+        assert_eq!(interiors(&text, pages()), vec![0x20_0000..0x80_0000; 1]);
+        assert_eq!(edges(&text, pages()), [0..0x20_0000, 0x80_0000..0xa0_0000]);
+        assert_eq!(interiors(&[], pages()), []);
+    }
+
+    #[test]
+    fn the_rest_adds_up() {
+        let text = vec![MIB..9 * MIB; 1];
+        let chunk = |at: u64, state| (2 * at * MIB..2 * (at + 1) * MIB, state);
+        let states =
+            [chunk(1, ChunkState::Huge), chunk(2, ChunkState::Small), chunk(3, ChunkState::Absent)];
+        let warmth = weigh(&text, &states, None, pages());
+        let rest = |reason, mib: u64| Rest { reason, bytes: mib * MIB };
+        assert_eq!((warmth.text_bytes, warmth.huge_bytes), (8 * MIB, 2 * MIB));
+        let reasons = [SkipReason::Edges, SkipReason::SmallFolios, SkipReason::NotCached];
+        assert_eq!(warmth.rest, reasons.map(|reason| rest(reason, 2)));
+        assert_eq!(warmth.missing(), 4 * MIB);
+        let obstacle = Failure::new(SkipReason::InUse, "in use");
+        let warmth = weigh(&text, &states, Some(obstacle), pages());
+        assert_eq!(warmth.rest, [rest(SkipReason::Edges, 2), rest(SkipReason::InUse, 4)]);
+        let small = weigh(std::slice::from_ref(&(0..MIB)), &[], None, pages());
+        assert_eq!((small.missing(), small.rest), (0, vec![rest(SkipReason::TooSmall, 1)]));
+    }
 }

@@ -12,6 +12,7 @@ pub mod cpu;
 pub mod entry;
 mod error;
 pub mod jumps;
+pub mod lease;
 pub mod memory;
 pub mod pagecache;
 pub mod process;

@@ -388,3 +388,71 @@ pub fn is_open_for_writing(file: &File) -> Result<bool, SysError> {
         Err(error) => Err(error),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    /// A file of three huge pages, cached, in some folios or other.
+    fn file(pages: Pages) -> File {
+        let mut file = tempfile::tempfile().expect("a temporary file");
+        let block = vec![1; usize::try_from(pages.pmd.bytes()).expect("a huge page fits")];
+        (0..3).for_each(|_| file.write_all(&block).expect("room on the disk"));
+        file.sync_all().expect("fsync");
+        file
+    }
+
+    #[test]
+    fn both_ways_to_see_huge_pages_agree() {
+        let pages = crate::thp::pages().expect("a kernel with THP");
+        let file = file(pages);
+        let pmd = pages.pmd.bytes();
+        evict(&file, &(0..3 * pmd)).expect("an own file");
+        let mapping = FileMapping::new(&file, 0..2 * pmd, pages.pmd).expect("an own file");
+        assert_eq!(mapping.huge_parts(pages.pmd), Ok(vec![]));
+        assert_eq!(mapping.huge_by_smaps(), Ok(vec![]));
+        mapping.advise_huge().expect("a kernel with THP");
+        mapping.populate(&(0..2 * pmd)).expect("an own file");
+        let seen = mapping.huge_parts(pages.pmd).expect("/proc");
+        if seen == vec![0..2 * pmd; 1] {
+            assert_eq!(mapping.huge_by_smaps(), Ok(seen));
+        } else {
+            assert_eq!(mapping.huge_by_smaps(), Ok(vec![]), "all or nothing");
+        }
+    }
+
+    #[test]
+    fn a_second_mapping_is_seen_where_it_was_touched() {
+        let pages = crate::thp::pages().expect("a kernel with THP");
+        let file = file(pages);
+        let pmd = pages.pmd.bytes();
+        let (first, second) = (0..pmd, pmd..2 * pmd);
+        let one = FileMapping::new(&file, 0..2 * pmd, pages.pmd).expect("an own file");
+        one.populate(&(0..2 * pmd)).expect("an own file");
+        assert_eq!(one.is_mapped_elsewhere(&first, pages.base), Ok(false));
+        let two = FileMapping::new(&file, first.clone(), pages.pmd).expect("an own file");
+        two.populate(&first).expect("an own file");
+        assert_eq!(one.is_mapped_elsewhere(&first, pages.base), Ok(true));
+        assert_eq!(one.is_mapped_elsewhere(&second, pages.base), Ok(false));
+        // And what is mapped elsewhere is not evicted.
+        drop(one);
+        evict(&file, &(0..2 * pmd)).expect("an own file");
+        assert_eq!(two.cached_parts(&first, pages.base), Ok(vec![first.clone()]));
+    }
+
+    #[test]
+    fn odd_ranges_are_refused() {
+        let pages = crate::thp::pages().expect("a kernel with THP");
+        let file = file(pages);
+        let (base, pmd) = (pages.base.bytes(), pages.pmd.bytes());
+        for range in [0..0, 0..base, base..base + pmd, 2 * pmd..pmd, 0..u64::MAX] {
+            assert!(FileMapping::new(&file, range.clone(), pages.pmd).is_err(), "{range:?}");
+        }
+        let mapping = FileMapping::new(&file, pmd..2 * pmd, pages.pmd).expect("an own file");
+        for part in [0..base, pmd..3 * pmd, u64::MAX - base..u64::MAX] {
+            assert!(mapping.populate(&part).is_err(), "{part:?}");
+        }
+    }
+}

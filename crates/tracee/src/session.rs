@@ -219,6 +219,11 @@ impl Session {
         arch::stack_pointer(&self.home)
     }
 
+    /// Returns the address to come home to: at an exec stop the program's first instruction.
+    pub fn program_counter(&self) -> RemoteAddr {
+        arch::program_counter(&self.home)
+    }
+
     /// Passes the address to come home to, and those of the gadgets, through `moved`: for a program
     /// whose text is mapped elsewhere too. In force with the next call, or [`Session::install_chain`].
     pub fn move_home(&mut self, moved: impl Fn(RemoteAddr) -> RemoteAddr) {

@@ -186,9 +186,7 @@ impl Segments {
             let offset = header.p_offset.get(LittleEndian);
             let vaddr = header.p_vaddr.get(LittleEndian);
             let size = header.p_filesz.get(LittleEndian);
-            let new = if is(header, elf::PT_PHDR) {
-                Some(ElfHeader::LEN as u64)
-            } else if is(header, elf::PT_LOAD) {
+            let new = if is(header, elf::PT_LOAD) {
                 // Without bytes in the file any congruent offset will do.
                 let anywhere = vaddr % self.pmd;
                 Some(if size == 0 { anywhere } else { vaddr.wrapping_add(self.shift) })
@@ -202,6 +200,7 @@ impl Segments {
                     .or_else(|| self.of_both(offset, vaddr, 0))
                     .or_else(|| self.of_file(offset, size))
                     .or_else(|| tail.of_file(offset, size))
+                    .or_else(|| is(header, elf::PT_PHDR).then_some(ElfHeader::LEN as u64))
             };
             // What lies nowhere in the image has no offset in it.
             header.p_offset.set(LittleEndian, new.unwrap_or(0));

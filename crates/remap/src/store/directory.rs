@@ -1,7 +1,9 @@
 //! Where the stores are, and whether one is to be trusted.
 //!
 //! Each directory from the root down must belong to root (or, in the user's own part, to the user),
-//! be writable by nobody else, and be no symbolic link. So nobody else can have exchanged one.
+//! be writable by nobody else, and be no symbolic link. So nobody else can have exchanged one. On the
+//! way to a user's own store a sticky directory such as `/tmp` will do: what belongs to the user in
+//! it is exchanged by nobody else.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -52,7 +54,8 @@ impl Directory {
     /// # Errors
     /// `store_refused`, with the directory and what is wrong with it.
     pub fn system() -> Result<Option<Self>, Failure> {
-        let Some((fd, stat)) = walk(Path::new(SYSTEM), 0, None)? else { return Ok(None) };
+        let rule = Rule { user: 0, sticky: false, make_from: usize::MAX };
+        let Some((fd, stat)) = walk(Path::new(SYSTEM), &rule)? else { return Ok(None) };
         Ok(Self::usable(fd, stat, Path::new(SYSTEM), Kind::System))
     }
 
@@ -68,15 +71,17 @@ impl Directory {
         if !runtime.is_absolute() {
             return Ok(None);
         }
-        let user = rustix::process::geteuid().as_raw();
-        // Not to make directories where they would be of no use.
-        let Some((fd, stat)) = walk(&runtime, user, None)? else { return Ok(None) };
-        if Self::usable(fd, stat, &runtime, Kind::User).is_none() {
+        // What is of no use needs no trust, and nothing is made there.
+        if !rustix::fs::open(&runtime, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+            .is_ok_and(|fd| holds_images(&fd))
+        {
             return Ok(None);
         }
+        let user = rustix::process::geteuid().as_raw();
         let path = runtime.join(BELOW_RUNTIME);
-        let from = create.then(|| runtime.components().count());
-        let Some((fd, stat)) = walk(&path, user, from)? else { return Ok(None) };
+        let make_from = if create { runtime.components().count() } else { usize::MAX };
+        let rule = Rule { user, sticky: true, make_from };
+        let Some((fd, stat)) = walk(&path, &rule)? else { return Ok(None) };
         if stat.st_uid != user {
             return Err(refused(&path, format_args!("belongs to user {}", stat.st_uid)));
         }
@@ -102,22 +107,31 @@ impl Directory {
     }
 
     fn usable(fd: OwnedFd, stat: Stat, path: &Path, kind: Kind) -> Option<Self> {
-        let tmpfs = rustix::fs::fstatfs(&fd).is_ok_and(|fs| u32::try_from(fs.f_type) == Ok(TMPFS));
-        let noexec = |fd: &OwnedFd| {
-            let flags = rustix::fs::fstatvfs(fd).map(|fs| fs.f_flag);
-            flags.map_or(true, |flags| flags.contains(StatVfsMountFlags::NOEXEC))
-        };
-        if !tmpfs || noexec(&fd) {
-            return None;
-        }
         let path = path.to_owned();
-        Some(Self { fd, path, kind, owner: stat.st_uid, device: stat.st_dev })
+        let directory = Self { path, kind, owner: stat.st_uid, device: stat.st_dev, fd };
+        holds_images(&directory.fd).then_some(directory)
     }
 }
 
-/// Opens a directory component by component, each checked; `None` if one is not there. Those after
-/// the first `create` components are made, for the user alone, where they are missing.
-fn walk(path: &Path, user: u32, create: Option<usize>) -> Result<Option<(OwnedFd, Stat)>, Failure> {
+/// Returns whether the directory lies on a tmpfs that allows execution.
+fn holds_images(fd: &OwnedFd) -> bool {
+    let tmpfs = rustix::fs::fstatfs(fd).is_ok_and(|fs| u32::try_from(fs.f_type) == Ok(TMPFS));
+    let flags = rustix::fs::fstatvfs(fd).map(|fs| fs.f_flag);
+    tmpfs && flags.is_ok_and(|flags| !flags.contains(StatVfsMountFlags::NOEXEC))
+}
+
+/// What a path to a store must be like.
+struct Rule {
+    /// Who may own its directories besides root.
+    user: u32,
+    /// Whether root's sticky directories may be written to by others, on the way.
+    sticky: bool,
+    /// From which component on a missing one is made, for the user alone.
+    make_from: usize,
+}
+
+/// Opens a directory component by component, each checked; `None` if one is not there.
+fn walk(path: &Path, rule: &Rule) -> Result<Option<(OwnedFd, Stat)>, Failure> {
     let failed = |at: &Path, call: &str, errno: rustix::io::Errno| {
         refused(at, format_args!("{call}: {}", Errno::from(errno)))
     };
@@ -126,7 +140,7 @@ fn walk(path: &Path, user: u32, create: Option<usize>) -> Result<Option<(OwnedFd
     let mut at = PathBuf::from("/");
     let root = rustix::fs::openat(CWD, "/", passing, Mode::empty());
     let mut fd = root.map_err(|errno| failed(&at, "open", errno))?;
-    let mut stat = trusted(&fd, &at, user)?;
+    let mut stat = trusted(&fd, &at, rule, false)?;
     let components: Vec<&OsStr> = path
         .components()
         .filter(|component| *component != Component::RootDir)
@@ -135,7 +149,7 @@ fn walk(path: &Path, user: u32, create: Option<usize>) -> Result<Option<(OwnedFd
     for (index, name) in components.iter().enumerate() {
         at.push(name);
         let last = index + 1 == components.len();
-        if create.is_some_and(|from| index + 1 >= from) {
+        if index + 1 >= rule.make_from {
             match rustix::fs::mkdirat(&fd, *name, Mode::RWXU) {
                 Ok(()) | Err(rustix::io::Errno::EXIST) => {}
                 Err(errno) => return Err(failed(&at, "mkdir", errno)),
@@ -156,19 +170,20 @@ fn walk(path: &Path, user: u32, create: Option<usize>) -> Result<Option<(OwnedFd
                 });
             }
         };
-        stat = trusted(&fd, &at, user)?;
+        stat = trusted(&fd, &at, rule, last)?;
     }
     Ok(Some((fd, stat)))
 }
 
-fn trusted(fd: &OwnedFd, at: &Path, user: u32) -> Result<Stat, Failure> {
+fn trusted(fd: &OwnedFd, at: &Path, rule: &Rule, last: bool) -> Result<Stat, Failure> {
     let stat = rustix::fs::fstat(fd)
         .map_err(|errno| refused(at, format_args!("fstat: {}", Errno::from(errno))))?;
-    if stat.st_uid != 0 && stat.st_uid != user {
+    if stat.st_uid != 0 && stat.st_uid != rule.user {
         return Err(refused(at, format_args!("belongs to user {}", stat.st_uid)));
     }
     let mode = stat.st_mode & 0o7777;
-    if mode & 0o022 != 0 {
+    let sticky = rule.sticky && !last && stat.st_uid == 0 && mode & 0o1000 != 0;
+    if mode & 0o022 != 0 && !sticky {
         return Err(refused(at, format_args!("is writable by others (mode {mode:04o})")));
     }
     Ok(stat)

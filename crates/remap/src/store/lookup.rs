@@ -22,7 +22,8 @@ pub(super) fn open(directory: &Directory, name: &str, len: u64) -> Result<Option
     };
     let file = match rustix::fs::openat(&directory.fd, name, flags, Mode::empty()) {
         Ok(file) => File::from(file),
-        Err(rustix::io::Errno::NOENT) => return Ok(None),
+        // Or it is just being pruned.
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::WOULDBLOCK) => return Ok(None),
         Err(rustix::io::Errno::LOOP) => return Err(refused("is a symbolic link")),
         Err(errno) => return Err(refused(&format!("cannot be opened: {}", Errno::from(errno)))),
     };

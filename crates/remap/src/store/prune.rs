@@ -2,9 +2,11 @@
 //! builders left.
 
 use std::cmp::Reverse;
+use std::fs::File;
 
-use rustix::fs::AtFlags;
+use rustix::fs::{AtFlags, Mode, OFlags};
 use serde::Serialize;
+use tiexec_sys::lease::Lease;
 
 use super::SUFFIX;
 use super::build::Temporary;
@@ -45,24 +47,21 @@ pub struct Removed {
 /// Removes outdated and damaged images and what dead builders left; with `all_unused` also every
 /// image that no process maps.
 ///
-/// An image in use that is not outdated stays. Where not every process may be looked at, so does each
-/// whose users are not known.
+/// An image in use that is neither outdated nor damaged stays.
 ///
 /// # Errors
 /// `store_refused`: the directory cannot be read. What cannot be removed stays.
 pub fn prune(directory: &Directory, all_unused: bool) -> Result<Vec<Removed>, Failure> {
-    let users = Users::scan();
     let mut removed = Vec::new();
-    for entry in state::entries(directory, &users)? {
-        let why = match entry.state {
-            State::Outdated => Why::Outdated,
-            State::Damaged => Why::Damaged,
-            State::Ok | State::Unreadable if all_unused && unused(directory, &users, &entry) => {
-                Why::Unused
+    for entry in state::entries(directory, &Users::default())? {
+        match entry.state {
+            State::Outdated => removed.extend(remove(directory, entry, Why::Outdated)),
+            State::Damaged => removed.extend(remove(directory, entry, Why::Damaged)),
+            State::Ok | State::Unreadable if all_unused => {
+                removed.extend(remove_unused(directory, entry));
             }
-            State::Ok | State::Unreadable => continue,
-        };
-        removed.extend(remove(directory, entry, why));
+            State::Ok | State::Unreadable => {}
+        }
     }
     removed.extend(remove_left_overs(directory)?);
     Ok(removed)
@@ -71,12 +70,9 @@ pub fn prune(directory: &Directory, all_unused: bool) -> Result<Vec<Removed>, Fa
 /// Removes images that nobody uses, the one used longest ago first, until `bytes` are free; returns
 /// how many bytes it freed. Outdated ones go before all others.
 pub(super) fn make_room(directory: &Directory, bytes: u64) -> u64 {
-    let users = Users::scan();
-    let Ok(mut entries) = state::entries(directory, &users) else { return 0 };
     let left_over = remove_left_overs(directory).unwrap_or_default();
     let mut freed: u64 = left_over.iter().map(|removed| removed.bytes).sum();
-    // Of one that is still mapped nothing becomes free, and somebody may start that program again.
-    entries.retain(|entry| unused(directory, &users, entry));
+    let mut entries = state::entries(directory, &Users::default()).unwrap_or_default();
     entries.sort_by_key(|entry| (Reverse(entry.state == State::Outdated), entry.last_used));
     let free =
         || rustix::fs::fstatvfs(&directory.fd).map_or(u64::MAX, |fs| fs.f_bfree * fs.f_frsize);
@@ -84,16 +80,20 @@ pub(super) fn make_room(directory: &Directory, bytes: u64) -> u64 {
         if freed > 0 && free() >= bytes {
             break;
         }
-        freed += remove(directory, entry, Why::Unused).map_or(0, |removed| removed.bytes);
+        // Of one that is mapped nothing would become free.
+        freed += remove_unused(directory, entry).map_or(0, |removed| removed.bytes);
     }
     freed
 }
 
-/// Returns whether no process maps the image, as far as this user can know: in their own store only
-/// their own processes and root's can, and losing the name harms no process.
-fn unused(directory: &Directory, users: &Users, entry: &Entry) -> bool {
-    let known = users.complete || directory.kind == super::Kind::User;
-    known && entry.users == 0
+/// Removes an image unless some process has it open or maps it.
+fn remove_unused(directory: &Directory, entry: Entry) -> Option<Removed> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NOATIME | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&directory.fd, &entry.name, flags, Mode::empty()).ok()?;
+    let file = File::from(file);
+    // Held until it is gone: whoever wants to open it meanwhile then finds nothing.
+    let _lease = Lease::try_take(&file).ok()??;
+    remove(directory, entry, Why::Unused)
 }
 
 fn remove(directory: &Directory, entry: Entry, why: Why) -> Option<Removed> {

@@ -4,33 +4,27 @@ use std::collections::HashMap;
 
 use rustix::fs::{major, minor};
 use tiexec_core::proc::maps::{self, FileId};
+use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Errno, Pid};
 
 use super::SUFFIX;
 
-/// How many processes map which image.
+/// How many processes map which image, of those that may be looked at.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Users {
     counts: HashMap<FileId, u64>,
-    /// Whether every process could be looked at.
-    pub complete: bool,
 }
 
 impl Users {
-    /// Looks at the maps of every process. Those that may not be looked at make it incomplete.
+    /// Looks at the maps of every process. Root may look at nearly all: not at one with more
+    /// capabilities, or of another PID namespace.
     pub fn scan() -> Self {
-        let mut users = Self { complete: true, ..Self::default() };
-        let Ok(processes) = std::fs::read_dir("/proc") else {
-            return Self { complete: false, ..users };
-        };
-        for process in processes.flatten() {
+        let mut users = Self::default();
+        for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
             let pid = process.file_name().to_str().and_then(|name| name.parse().ok());
             let Some(pid) = pid.and_then(Pid::from_raw) else { continue };
-            match ProcDir::of(pid).and_then(|process| process.read("maps")) {
-                Ok(text) => users.count(&text),
-                Err(error) if matches!(error.errno, Errno::NOENT | Errno::SRCH) => {}
-                Err(_) => users.complete = false,
+            if let Ok(text) = ProcDir::of(pid).and_then(|process| process.read("maps")) {
+                users.count(&text);
             }
         }
         users

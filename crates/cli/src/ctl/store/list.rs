@@ -20,7 +20,7 @@ struct Listed<'a> {
     name: &'a str,
     original: Option<&'a str>,
     bytes: u64,
-    /// `None` where not every process may be looked at.
+    /// `None` unless root asks: others see their own processes only.
     users: Option<u64>,
     last_used: i64,
     built: Option<u64>,
@@ -34,6 +34,7 @@ pub(super) fn run(json: bool) -> u8 {
         Err(status) => return status,
     };
     let users = Users::scan();
+    let root = rustix::process::geteuid().is_root();
     let mut found: Vec<(&Directory, Entry)> = Vec::new();
     for directory in &directories {
         match entries(directory, &users) {
@@ -48,7 +49,7 @@ pub(super) fn run(json: bool) -> u8 {
             name: &entry.name,
             original: entry.sidecar.as_ref().map(|sidecar| sidecar.original.as_str()),
             bytes: entry.bytes,
-            users: users.complete.then_some(entry.users),
+            users: root.then_some(entry.users),
             last_used: entry.last_used.0,
             built: entry.sidecar.as_ref().map(|sidecar| sidecar.built),
             state: entry.state,

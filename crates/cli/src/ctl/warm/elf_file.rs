@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::Advice;
 use tiexec_core::elf::{ElfFacts, ElfHeader, interpreter_part};
 use tiexec_core::script;
 
@@ -50,6 +51,9 @@ impl ElfFile {
         if !metadata.is_file() {
             return Err(wrong("not a regular file"));
         }
+        // Of a file that is not cached, only the page with the headers is to be read: what is read
+        // ahead comes in small folios, and `--check` should not read at all.
+        let _best_effort = rustix::fs::fadvise(&file, 0, None, Advice::Random);
         let mut prefix = vec![0; PREFIX];
         let len = read_up_to(&file, &mut prefix, 0).map_err(io)?;
         prefix.truncate(len);
@@ -71,6 +75,7 @@ impl ElfFile {
             }
             None => None,
         };
+        let _best_effort = rustix::fs::fadvise(&file, 0, None, Advice::Normal);
         Ok(Self { file, facts, interpreter, identity: (metadata.dev(), metadata.ino()) })
     }
 }

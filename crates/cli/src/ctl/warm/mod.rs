@@ -9,7 +9,6 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use tiexec_core::addr::Pages;
-use tiexec_core::skip::SkipReason;
 use tiexec_remap::warm as remap;
 use tiexec_sys::thp;
 
@@ -115,15 +114,9 @@ impl Run<'_> {
         if missing == 0 || self.options.quiet {
             return;
         }
-        let fix = match obstacle.reason {
-            SkipReason::InUse => "; restart them, then warm again",
-            SkipReason::DirtyFile => "; sync it, then warm again",
-            SkipReason::NotOwner => "; be root, or its owner",
-            _ => "",
-        };
         let pmd = self.pages.pmd.bytes();
         warn(format_args!(
-            "{}: {} of {} huge pages left as they are: {}{fix}",
+            "{}: {} of {} huge pages left as they are: {}",
             path.display(),
             missing / pmd,
             (missing + warmth.huge_bytes) / pmd,

@@ -1,0 +1,3 @@
+module go_pie
+
+go 1.19
