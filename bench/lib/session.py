@@ -19,13 +19,14 @@ def unable(why):
     sys.exit(f"{NAME}: {why}")
 
 
-def parser(description):
+def parser(description, copies=True):
     made = argparse.ArgumentParser(prog=NAME, description=description)
     made.add_argument("--tiexec", default=str(TARGET / "dist" / "tiexec"), metavar="PATH",
                       help="the tiexec to measure (default %(default)s)")
-    made.add_argument("--dir", default=str(TARGET), metavar="DIR",
-                      help="where the copies of the programs go for the time: a file system with large folios "
-                           "(default %(default)s)")
+    if copies:
+        made.add_argument("--dir", default=str(TARGET), metavar="DIR",
+                          help="where the copies of the programs go for the time: a file system with large folios "
+                               "(default %(default)s)")
     return made
 
 
@@ -43,7 +44,8 @@ def begin(options):
     if not os.access(options.tiexec, os.X_OK):
         unable(f"{options.tiexec}: not there; run `make`")
     options.tiexec = os.path.abspath(options.tiexec)
-    options.dir = os.path.abspath(options.dir)  # as the kernel shows it in maps
+    if "dir" in options:
+        options.dir = os.path.abspath(options.dir)  # as the kernel shows it in maps
     # What the caller's environment asks of tiexec would be measured with it.
     os.environ.pop("TIEXEC", None)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the copies are removed

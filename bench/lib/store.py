@@ -36,9 +36,9 @@ def none_because(options):
 
 
 @contextlib.contextmanager
-def set_up(options):
+def set_up(options, *arguments):
     """A store in the hidden place, empty at first; after `hide`."""
-    made = subprocess.run([session.ctl(options), "store", "setup"], capture_output=True, text=True)
+    made = subprocess.run([session.ctl(options), "store", "setup", *arguments], capture_output=True, text=True)
     if made.returncode != 0:
         session.unable(f"tiexecctl store setup: {made.stderr.strip()}")
     try:
