@@ -194,7 +194,7 @@ fn a_flipped_bit_is_found() {
             out.lines().find(|line| line.contains(&*path.to_string_lossy())).map(str::to_owned)
         };
         assert!(
-            line(&image).is_some_and(|line| line.starts_with("FAIL") && line.contains("SHA-256")),
+            line(&image).is_some_and(|line| line.starts_with("FAIL") && line.contains("BLAKE3")),
             "{at}: {done}"
         );
         assert!(line(&other).is_some_and(|line| line.starts_with("ok")), "{done}");
