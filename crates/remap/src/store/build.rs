@@ -9,6 +9,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use blake3::Hash;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use tiexec_core::addr::mib;
 use tiexec_core::relaid::Layout;
@@ -16,8 +17,8 @@ use tiexec_core::skip::SkipReason;
 use tiexec_sys::{Errno, SysError};
 
 use super::directory::Directory;
-use super::fill::{self, Hash, Stop};
-use super::key::{SCHEMA, Sidecar, hex, sidecar_name, temporary_name};
+use super::fill::{self, Stop};
+use super::key::{SCHEMA, Sidecar, sidecar_name, temporary_name};
 use super::{BuildOrder, Wanted, lookup, prune};
 use crate::failure::Failure;
 use crate::headroom;
@@ -184,7 +185,7 @@ impl<'a> Temporary<'a> {
             original: original.to_string_lossy().into_owned(),
             key: wanted.key.clone(),
             image_size: wanted.layout.len,
-            sha256: hex(hash),
+            blake3: hash.to_hex().to_string(),
             built: built.as_secs(),
         };
         let text = serde_json::to_vec(&sidecar).unwrap_or_default();
