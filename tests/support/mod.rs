@@ -16,6 +16,7 @@ pub(crate) mod machine;
 pub(crate) mod programs;
 pub(crate) mod pty;
 pub(crate) mod smaps;
+pub(crate) mod traced;
 
 use std::path::{Path, PathBuf};
 
