@@ -16,7 +16,7 @@ NAMED unsigned probed(unsigned n)
 
 NAMED unsigned spin_inner(unsigned n)
 {
-    for (unsigned i = 0; i < 20000000; i++)
+    for (unsigned i = 0; i < 5000000; i++)
         n = n * 1664525 + (sink ^ i);
     return n;
 }
@@ -28,7 +28,7 @@ NAMED unsigned spin_outer(void)
     do {
         n = spin_inner(n);
         clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-    } while (used.tv_sec == 0 && used.tv_nsec < 400000000);
+    } while (used.tv_sec == 0 && used.tv_nsec < 250000000);
     return n + 1;
 }
 

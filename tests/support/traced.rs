@@ -41,7 +41,7 @@ impl By {
             By::Pagecache | By::Image => (Kind::OneSegmentNoPie, None),
             By::Hugetlb => {
                 let mut machine = Machine::lock();
-                if !machine.pool(4) {
+                if !machine.pool(8) {
                     return None;
                 }
                 (Kind::OneSegmentNoPie, Some(machine))
