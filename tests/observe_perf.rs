@@ -45,7 +45,7 @@ impl Perf {
 
     fn record(&self) -> Vec<std::ffi::OsString> {
         let data = self.data();
-        let words = ["perf", "record", "-q", "-F", "1000", "-e", "cpu-clock", "-o"];
+        let words = ["perf", "record", "-q", "-F", "1000", "-e", "cpu-clock:u", "-o"];
         words.map(Into::into).into_iter().chain([data.into()]).collect()
     }
 

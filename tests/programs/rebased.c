@@ -41,7 +41,9 @@ static void read_maps(void)
         sscanf(line, "%lx-%lx %7s %lx %*s %*s %4199[^\n]", &p.start, &p.end, p.perms, &p.offset, path);
         if (!strcmp(path, "[heap]"))
             heap_start = p.start, heap_end = p.end;
-        if (!strcmp(path, exe) && piece_count < 32 && p.start >= (unsigned long)__ehdr_start && p.start < image_end)
+        /* A copy of the text, where there is one, is a part of the image as well. */
+        int ours = !strcmp(path, exe) || !strncmp(path, "/memfd:tiexec:", 14);
+        if (ours && piece_count < 32 && p.start >= (unsigned long)__ehdr_start && p.start < image_end)
             pieces[piece_count++] = p;
     }
     if (f)
@@ -240,7 +242,7 @@ static void check_kernels_view(int argc, char **argv)
     /* The heap begins where the kernel says, and grows. */
     char *brk = grow(0);
     CHECK(value[4] <= (unsigned long)brk, "start_brk %lx", value[4]);
-    long length = brief ? 4 << 20 : 48 << 20;
+    long length = brief || lives ? 4 << 20 : 48 << 20;
     char *more = grow(length);
     CHECK(more == brk && grow(0) == brk + length, "sbrk %p", (void *)more);
     if (more == brk) {
