@@ -53,8 +53,11 @@ test:
 	$(CARGO) test --workspace $(FEATURES)
 
 bench: programs
-	bench/launch --tiexec $(DIST)/tiexec
-	bench/coverage --tiexec $(DIST)/tiexec
+	for script in launch exec_test memory coverage; do \
+		echo "== bench/$$script" && bench/$$script --tiexec $(DIST)/tiexec --dir $(DIST) || exit; \
+		echo; \
+	done
+	echo "== bench/store" && bench/store --tiexec $(DIST)/tiexec
 
 man: $(DIST)/man
 completions: $(DIST)/completions

@@ -77,7 +77,8 @@ fn the_image_used_longest_ago_makes_room_and_one_in_use_never_does() {
         let all = list["images"].as_array().expect("images");
         all.iter().find(|entry| entry["name"] == *name).expect("listed")["users"].clone()
     };
-    assert_eq!((users(&first), users(&second)), (1.into(), 0.into()));
+    // A child that another test is just forking has it mapped as well.
+    assert!(users(&first).as_u64() >= Some(1) && users(&second) == 0, "{list}");
     let third = add(&copies[2]);
     assert!(first.exists() && !second.exists() && third.exists(), "{:?}", names(IMAGES));
     // Nobody uses two, and one is enough: the one used longest ago goes.

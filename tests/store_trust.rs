@@ -70,7 +70,16 @@ fn a_directory_that_is_a_link_is_refused() {
     std::fs::create_dir("/run/tiexec").expect("a directory");
     symlink(elsewhere, IMAGES).expect("a link");
     assert_refused(&try_add(&original), "store_refused", "is a symbolic link");
+    let setup = ctl(["setup"]);
+    setup.assert_code(1);
+    assert!(setup.err().contains("is a symbolic link"), "{setup}");
     assert_eq!(names(elsewhere.join("images")), [""; 0]);
+    // Nor is anything mounted where somebody else could have it moved.
+    std::fs::remove_file(IMAGES).expect("a link");
+    chown(Path::new("/run/tiexec"), NOBODY);
+    let setup = ctl(["setup"]);
+    setup.assert_code(1);
+    assert!(setup.err().contains("belongs to user 65534"), "{setup}");
 }
 
 #[test]
@@ -80,12 +89,20 @@ fn a_store_that_is_no_tmpfs_or_not_executable_is_none() {
     std::fs::create_dir_all(IMAGES).expect("directories");
     let public = Public::new();
     let original = original(&public);
-    // /run itself is a tmpfs and would do; noexec it would not.
-    store::mount("none", "/run", None, libc::MS_REMOUNT | libc::MS_NOEXEC, "");
-    assert_refused(&try_add(&original), "no_store", "not set up");
-    let private = public.path().to_string_lossy().into_owned();
-    store::mount("none", "/run", None, libc::MS_REMOUNT, "");
-    store::mount(&private, IMAGES, None, libc::MS_BIND, "");
+    let is_none = || {
+        assert_refused(&try_add(&original), "no_store", "not set up");
+        assert_eq!(names(IMAGES).iter().filter(|name| name.contains("tiexec")).count(), 0);
+    };
+    // /run is a tmpfs, but must not be filled.
+    is_none();
+    store::mount("none", IMAGES, Some("tmpfs"), libc::MS_NOEXEC, "mode=0755");
+    is_none();
+    // Setting it up mends that.
+    set_up("64M");
+    let image = add(&original);
+    std::fs::remove_file(image).expect("an image");
+    let directory = public.path().to_string_lossy().into_owned();
+    store::mount(&directory, IMAGES, None, libc::MS_BIND, "");
     assert_refused(&try_add(&original), "no_store", "not set up");
 }
 
@@ -194,7 +211,7 @@ fn a_flipped_bit_is_found() {
             out.lines().find(|line| line.contains(&*path.to_string_lossy())).map(str::to_owned)
         };
         assert!(
-            line(&image).is_some_and(|line| line.starts_with("FAIL") && line.contains("SHA-256")),
+            line(&image).is_some_and(|line| line.starts_with("FAIL") && line.contains("BLAKE3")),
             "{at}: {done}"
         );
         assert!(line(&other).is_some_and(|line| line.starts_with("ok")), "{done}");
@@ -296,6 +313,12 @@ fn a_user_has_a_store_of_their_own() {
     let meta = image.metadata().expect("an image");
     assert_eq!((meta.permissions().mode() & 0o7777, meta.uid()), (0o400, NOBODY));
     assert_eq!(Path::new(runtime).join("tiexec").metadata().expect("stat").mode() & 0o7777, 0o700);
+    // A use is noted, whatever the mount says: it is what pruning goes by.
+    let used = |image: &Path| image.metadata().expect("an image").accessed().expect("a time");
+    let before = used(&image);
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    as_nobody(&public, &["add", &file], runtime).assert_code(0);
+    assert!(used(&image) > before);
     // What the user may not read stays unread.
     chmod(&original, 0o711);
     let done = as_nobody(&public, &["add", &file], runtime);

@@ -14,6 +14,7 @@ from lib import elf, session
 PROT_NONE, PROT_READ = 0, 1
 MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE = 0x02, 0x10, 0x20, 0x4000
 MADV_RANDOM, MADV_HUGEPAGE = 1, 14
+ATTEMPTS = 5  # a machine may reclaim what is idle at any time
 MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -30,7 +31,7 @@ def _refused(call):
 
 
 class Mapping:
-    """A file range, a multiple of the huge page at both ends, mapped readable where a huge folio can be PMD-mapped."""
+    """A range of a file, beginning with a huge page, mapped readable where huge folios can be PMD-mapped."""
 
     def __init__(self, file, begin, end, advice):
         pmd = elf.pmd_size()
@@ -77,11 +78,15 @@ class Copy:
         self.pie = elf.program_headers(self.path)[0]
         with open(self.path, "rb") as file:
             os.fsync(file.fileno())  # what is dirty cannot be evicted
-        self._make()
+        self._evict()  # written, it is in folios of any size
+        self._read_huge() if huge and self.whole else self._read_small()
+
+    def _evict(self):
+        with open(self.path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _read_small(self):
         with open(self.path, "rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             # Readahead makes large folios, huge ones too where read_ahead_kb is large; without it they are base pages,
             # as an exec of a file that is not cached leaves them.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
@@ -90,22 +95,20 @@ class Copy:
 
     def _read_huge(self):
         if session.ctl_has(self.options, "warm"):
-            self._read_small()
             subprocess.run([session.ctl(self.options), "warm", "-q", self.path], stdout=subprocess.DEVNULL)
         else:
+            self._evict()
             with open(self.path, "rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 for begin, end in self.whole:
                     with Mapping(file.fileno(), begin, end, MADV_HUGEPAGE) as mapping:
                         mapping.huge()
-                while file.read(1 << 20):
-                    pass
+        self._read_small()  # the rest of the file
 
-    def _make(self):
-        if self.is_huge and self.whole:
-            self._read_huge()
-        else:
-            self._read_small()
+    def cached(self):
+        """Bytes of the whole file in the page cache, in whatever folios; nothing is read."""
+        size = -(-os.path.getsize(self.path) // elf.PAGE) * elf.PAGE
+        with open(self.path, "rb") as file, Mapping(file.fileno(), 0, size, MADV_RANDOM) as mapping:
+            return mapping.cached()
 
     def state(self):
         """(bytes of its whole huge pages of text that are cached, bytes of them in huge folios); reads nothing."""
@@ -123,16 +126,21 @@ class Copy:
         """Sees to it that the page cache is as it is to be; ends the bench if that cannot be had."""
         whole = elf.total(self.whole)
         wanted = (whole, whole if self.is_huge else 0)
-        if self.state() == wanted:
-            return
-        self.remade += 1
-        self._make()
-        found = self.state()
-        if found != wanted:
-            mib = [number / (1 << 20) for number in (*found, *wanted)]
-            session.unable(f"{self.path}: {mib[0]:.1f} MiB of text cached, {mib[1]:.1f} MiB of it in huge folios, where "
-                           f"{mib[2]:.1f} and {mib[3]:.1f} are wanted: no large folios on this file system, or too "
-                           f"little memory; --dir names another")
+        for _ in range(ATTEMPTS):
+            found = self.state()
+            if found == wanted:
+                return
+            self.remade += 1
+            if self.is_huge:
+                self._read_huge()
+            else:
+                if found[1]:
+                    self._evict()
+                self._read_small()
+        cached, huge = (number // 1024 for number in self.state())
+        session.unable(f"{self.path}: {cached} KiB of its {whole // 1024} KiB of text in whole huge pages are cached, {huge} "
+                       f"KiB in huge folios, where {wanted[1] // 1024} are wanted: no large folios on this file system, or "
+                       f"too little memory; --dir names another")
 
 
 def how_warmed(options):

@@ -87,5 +87,5 @@ def held(argv):
         wait_until_held(pid, argv)
         yield pid
     finally:
+        end(pid)  # first, or its write fails and it says so
         os.close(reader)
-        end(pid)

@@ -19,22 +19,33 @@ def unable(why):
     sys.exit(f"{NAME}: {why}")
 
 
-def parser(description, files=True):
+def parser(description, copies=True):
     made = argparse.ArgumentParser(prog=NAME, description=description)
     made.add_argument("--tiexec", default=str(TARGET / "dist" / "tiexec"), metavar="PATH",
                       help="the tiexec to measure (default %(default)s)")
-    if files:
+    if copies:
         made.add_argument("--dir", default=str(TARGET), metavar="DIR",
                           help="where the copies of the programs go for the time: a file system with large folios "
                                "(default %(default)s)")
     return made
 
 
+def run(main):
+    """Runs the bench; whoever no longer reads its output has seen enough."""
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def begin(options):
-    """Checks what all benches need; makes `options.tiexec` absolute."""
+    """Checks what all benches need; makes the paths absolute."""
     if not os.access(options.tiexec, os.X_OK):
         unable(f"{options.tiexec}: not there; run `make`")
     options.tiexec = os.path.abspath(options.tiexec)
+    if "dir" in options:
+        options.dir = os.path.abspath(options.dir)  # as the kernel shows it in maps
     # What the caller's environment asks of tiexec would be measured with it.
     os.environ.pop("TIEXEC", None)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the copies are removed
@@ -48,6 +59,7 @@ def workplace(options):
     except OSError as error:
         unable(f"--dir: {error}")
     with work as path:
+        os.chmod(path, 0o755)  # the image store takes only what everybody may read
         yield Path(path)
 
 

@@ -10,7 +10,7 @@ from lib import process, session
 
 def _work(commands, seconds, null, errors):
     """What one task does: passes through `commands` until the time is over."""
-    jobs = faults = 0
+    jobs = faults = reads = 0
     cpu = 0.0
     until = time.monotonic() + seconds
     while True:
@@ -21,10 +21,11 @@ def _work(commands, seconds, null, errors):
                 return {"failed": f"{' '.join(argv)}: exit status {os.waitstatus_to_exitcode(status)}"}
             jobs += 1
             faults += usage.ru_minflt
+            reads += usage.ru_majflt
             cpu += usage.ru_utime + usage.ru_stime
         now = time.monotonic()
         if now >= until:  # only at the end of a pass: each program has run as often as the others
-            return {"jobs": jobs, "faults": faults, "cpu": cpu, "end": now}
+            return {"jobs": jobs, "faults": faults, "reads": reads, "cpu": cpu, "end": now}
 
 
 def _start(work, gate, opener):
@@ -73,5 +74,6 @@ def run(commands, tasks, seconds, errors):
         "real_seconds": real,
         "cpu_seconds": sum(answer["cpu"] for answer in answers),
         "jobs_per_second_per_task": jobs / real / tasks,
+        "major_faults": sum(answer["reads"] for answer in answers),
         "minor_faults_per_exec": sum(answer["faults"] for answer in answers) / jobs,
     }

@@ -144,6 +144,15 @@ impl Held {
         }
     }
 
+    /// Waits until more of its standard output has come.
+    pub(crate) fn wait_more(&mut self) {
+        let more = self.out.more(self.until);
+        if more != Some(true) {
+            let seen = self.seen();
+            panic!("{} says no more: {seen}", self.command);
+        }
+    }
+
     /// Its standard output so far.
     pub(crate) fn out_text(&self) -> String {
         String::from_utf8_lossy(&self.out.got).into_owned()

@@ -129,11 +129,12 @@ impl Report {
     }
 }
 
-/// Says that the launch put text on the page cache's own folios, and nowhere else.
-pub(crate) fn assert_pagecache(report: &Value, rebased: bool) {
+/// Says that the launch put text on the page cache's own folios, and nowhere else. `may_move` says whether the program may be moved for it:
+/// one in 512 lies right where the kernel put it.
+pub(crate) fn assert_pagecache(report: &Value, may_move: bool) {
     let launch = &report["launch"];
     assert_eq!(report["outcome"], "switched", "{report}");
-    assert_eq!(launch["rebased"], rebased, "{report}");
+    assert!(may_move || launch["rebased"] == false, "{report}");
     assert_eq!(launch["setback"], Value::Null, "{report}");
     assert_eq!(launch["backing"], "pagecache", "{report}");
     assert_eq!(launch["bytes_copied"], 0, "{report}");
@@ -141,7 +142,8 @@ pub(crate) fn assert_pagecache(report: &Value, rebased: bool) {
     assert!(!spans.is_empty() && spans.iter().all(|s| s["backing"] == "pagecache"), "{report}");
 }
 
-/// Says that every whole huge page of this file that is mapped executably and congruently is one PMD entry, and that there is one.
+/// Says that what is mapped in the whole huge pages of this file's congruent text is mapped by PMD entries, and that there is some. (What
+/// the program has not touched may not be mapped at all.)
 pub(crate) fn assert_file_pmd_mapped(pid: i32, file: &Path) {
     let name = file.to_string_lossy();
     let all = vmas(pid);
@@ -152,7 +154,9 @@ pub(crate) fn assert_file_pmd_mapped(pid: i32, file: &Path) {
     let mut whole = 0;
     for vma in text {
         let inside = (vma.end / pmd * pmd).saturating_sub(vma.start.next_multiple_of(pmd));
-        assert_eq!(vma.counter("FilePmdMapped"), inside, "{vma:?}");
+        let by_pmd = vma.counter("FilePmdMapped");
+        assert!(by_pmd <= inside && (by_pmd > 0 || inside == 0), "{vma:?}");
+        assert!(vma.counter("Rss") - by_pmd <= vma.end - vma.start - inside, "{vma:?}");
         assert!(inside == 0 || vma.start % pmd == vma.offset % pmd, "not congruent: {vma:?}");
         whole += inside;
     }

@@ -126,6 +126,12 @@ impl Run {
         }
     }
 
+    /// One more argument.
+    pub(crate) fn with_arg(mut self, arg: impl Into<OsString>) -> Run {
+        self.program.push(arg.into());
+        self
+    }
+
     /// The same launch without `tiexec`.
     pub(crate) fn plain(&self) -> Run {
         Run { launcher: None, ..self.clone() }

@@ -17,6 +17,7 @@ pub(crate) mod programs;
 pub(crate) mod pty;
 pub(crate) mod smaps;
 pub(crate) mod store;
+pub(crate) mod traced;
 pub(crate) mod warm;
 
 use std::path::{Path, PathBuf};

@@ -22,6 +22,8 @@ pub(crate) enum Kind {
     MuslStaticPie,
     /// As `DynamicPie`, with headers, text and read-only data in one segment.
     OneSegmentPie,
+    /// As `DynamicNoPie`, in the same way: its first functions lie in its first whole huge page.
+    OneSegmentNoPie,
     /// As `DynamicPie`, linked by lld: vaddr and file offset of the text differ by base pages.
     LldPie,
     /// The same with every segment on pages of the file of its own.
@@ -78,6 +80,7 @@ impl Kind {
             Kind::MuslStatic => &["-static"],
             Kind::MuslStaticPie => &["-fPIE", "-static-pie"],
             Kind::OneSegmentPie => &["-fPIE", "-pie", "-pthread", "-Wl,-z,noseparate-code"],
+            Kind::OneSegmentNoPie => &["-fno-PIE", "-no-pie", "-pthread", "-Wl,-z,noseparate-code"],
             Kind::LldPie => &["-fPIE", "-pie", "-pthread", "-fuse-ld=lld"],
             Kind::LldSeparatePie => {
                 &["-fPIE", "-pie", "-pthread", "-fuse-ld=lld", "-Wl,-z,separate-code"]

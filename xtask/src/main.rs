@@ -49,7 +49,7 @@ fn man(out: &Path) -> Result<()> {
         page.extend(before.as_bytes());
         man.render_options_section(&mut page)?;
         for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
-            subcommand(&mut page, &command, sub)?;
+            subcommand(&mut page, command.get_name(), sub)?;
         }
         page.extend(after.as_bytes());
         fs::write(out.join(name), page)?;
@@ -57,11 +57,12 @@ fn man(out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes a subcommand as a section of its own, with its options.
-fn subcommand(page: &mut Vec<u8>, command: &Command, sub: &Command) -> Result<()> {
+/// Writes a subcommand as a section of its own, with its options, and so each of its own subcommands.
+fn subcommand(page: &mut Vec<u8>, parent: &str, sub: &Command) -> Result<()> {
     use std::io::Write;
     let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
-    writeln!(page, ".SH {} {}", command.get_name().to_uppercase(), sub.get_name().to_uppercase())?;
+    let name = format!("{parent} {}", sub.get_name());
+    writeln!(page, ".SH {}", name.to_uppercase())?;
     writeln!(page, "{about}.")?;
     for argument in sub.get_arguments() {
         let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
@@ -71,6 +72,9 @@ fn subcommand(page: &mut Vec<u8>, command: &Command, sub: &Command) -> Result<()
             _ => continue,
         }
         writeln!(page, "{help}")?;
+    }
+    for sub in sub.get_subcommands().filter(|sub| sub.get_name() != "help") {
+        subcommand(page, &name, sub)?;
     }
     Ok(())
 }
@@ -94,14 +98,12 @@ mod tests {
     #[test]
     fn no_prose_about_options_that_do_not_exist() {
         let mut known: BTreeSet<String> = BTreeSet::from(["help".into(), "version".into()]);
-        for (command, _) in commands() {
-            let all = command.get_subcommands().chain([&command]);
-            known.extend(
-                all.flat_map(Command::get_arguments)
-                    .filter_map(clap::Arg::get_long)
-                    .map(str::to_owned),
-            );
+        fn gather(command: &Command, known: &mut BTreeSet<String>) {
+            let long = command.get_arguments().filter_map(clap::Arg::get_long);
+            known.extend(long.map(str::to_owned));
+            command.get_subcommands().for_each(|sub| gather(sub, known));
         }
+        commands().iter().for_each(|(command, _)| gather(command, &mut known));
         let prose = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/man");
         for (command, section) in commands() {
             let text =
@@ -128,6 +130,9 @@ mod tests {
         for option in Launch::command().get_arguments().filter_map(clap::Arg::get_long) {
             assert!(page.contains(&option.replace('-', "\\-")), "--{option}");
         }
+        let page = fs::read_to_string(out.join("tiexecctl.8")).unwrap();
+        assert!(page.contains(".SH TIEXECCTL STORE SETUP\n"), "commands of a command");
+        assert!(page.contains("\\-\\-all\\-unused"));
         fs::remove_dir_all(out).unwrap();
     }
 }

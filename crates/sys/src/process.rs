@@ -92,23 +92,29 @@ impl Wait {
     }
 }
 
-/// `wait4(pid, &status, __WALL)` — waits for a child or tracee of any kind, past interruptions.
+/// How often [`wait`] looks before it sleeps: about as long as a tracee needs for a system call.
+const LOOKS: u32 = 200;
+
+/// `wait4(pid, &status, __WALL)` — waits for a child or tracee of any kind, past interruptions. Looks
+/// for a moment before it sleeps: to be woken takes longer than what a tracee is waited for.
 ///
 /// # Errors
 /// ECHILD if it is neither.
 pub fn wait(pid: Pid) -> Result<Wait, SysError> {
+    let mut looks = 0;
     loop {
         let mut status = 0;
+        let flags = if looks < LOOKS { libc::__WALL | libc::WNOHANG } else { libc::__WALL };
         // SAFETY: `status` is a live integer; the resource usage is not asked for.
         let returned = unsafe {
-            libc::wait4(
-                pid.as_raw_nonzero().get(),
-                &raw mut status,
-                libc::__WALL,
-                std::ptr::null_mut(),
-            )
+            libc::wait4(pid.as_raw_nonzero().get(), &raw mut status, flags, std::ptr::null_mut())
         };
         match check("wait4", returned.into()) {
+            Ok(0) => {
+                looks += 1;
+                // Where there is no other processor, the tracee needs this one.
+                std::thread::yield_now();
+            }
             Ok(_) => return Ok(Wait::from_status(status)),
             Err(error) if error.errno == crate::Errno::INTR => {}
             Err(error) => return Err(error),

@@ -128,9 +128,9 @@ impl Layout {
         }
         let mut copies = segments.copies.clone();
         copies.extend(tail.copies);
-        let original = facts_len(&copies);
+        let copied = copies.iter().fold(0, |sum: u64, copy| sum.saturating_add(copy.len));
         // A file may map the same bytes over and over; its image shall not.
-        if original > file_len.saturating_mul(2) {
+        if copied > file_len.saturating_mul(2) {
             return Err(LayoutError::Odd("segments share too many bytes"));
         }
         Ok(Self {
@@ -179,10 +179,6 @@ impl Layout {
             .map(|(at, len)| (at % base).saturating_add(len).next_multiple_of(base))
             .fold(0, u64::saturating_add)
     }
-}
-
-fn facts_len(copies: &[Copied]) -> u64 {
-    copies.iter().fold(0, |sum, copy| sum.saturating_add(copy.len))
 }
 
 /// Turns the ELF reader's error into ours.

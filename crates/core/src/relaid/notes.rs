@@ -7,7 +7,6 @@ use object::elf::{self, FileHeader64, ProgramHeader64, SectionHeader64};
 use object::endian::LittleEndian;
 use object::read::ReadRef;
 use object::read::elf::NoteIterator;
-use sha2::{Digest, Sha256};
 
 use super::segments::is;
 use super::{LayoutError, VERSION, Written};
@@ -93,15 +92,9 @@ pub(super) fn gather<'data, R: ReadRef<'data>>(
 
 /// Fills `place` with the build ID of the image of a file whose build ID is `id`.
 fn derive(id: &[u8], place: &mut [u8]) {
-    for (part, counter) in place.chunks_mut(Sha256::output_size()).zip(0u32..) {
-        let digest = Sha256::new()
-            .chain_update(b"tiexec")
-            .chain_update(VERSION.to_le_bytes())
-            .chain_update(counter.to_le_bytes())
-            .chain_update(id)
-            .finalize();
-        part.copy_from_slice(&digest[..part.len()]);
-    }
+    let mut hash = blake3::Hasher::new();
+    hash.update(b"tiexec").update(&VERSION.to_le_bytes()).update(id);
+    hash.finalize_xof().fill(place);
 }
 
 impl Notes {

@@ -9,9 +9,9 @@ use super::{Copied, LayoutError};
 use crate::addr::{AddrRange, Pages, RemoteAddr};
 use crate::elf::ElfHeader;
 
-/// Longest image, in bytes: beyond it lie files whose segments are far apart for a reason of their
-/// own. It is sparse, and tools map it whole.
-const MAX_LEN: u64 = 64 << 30;
+/// How far the segments may reach, in bytes: beyond it lie files whose segments are far apart for a
+/// reason of their own. What is between them is a hole, and yet is hashed.
+const MAX_LEN: u64 = 4 << 30;
 
 /// One LOAD segment with bytes in the file.
 #[derive(Clone, Copy, Debug)]

@@ -9,15 +9,16 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use blake3::Hash;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use tiexec_core::addr::mib;
 use tiexec_core::relaid::Layout;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::{Errno, SysError};
 
-use super::directory::Directory;
-use super::fill::{self, Hash, Stop};
-use super::key::{SCHEMA, Sidecar, hex, sidecar_name, temporary_name};
+use super::directory::{Directory, Kind};
+use super::fill::{self, Stop};
+use super::key::{SCHEMA, Sidecar, sidecar_name, temporary_name};
 use super::{BuildOrder, Wanted, lookup, prune};
 use crate::failure::Failure;
 use crate::headroom;
@@ -58,6 +59,7 @@ pub(super) fn build(
         return Err(Failure::new(SkipReason::OddFile, detail));
     }
     headroom::check(order.process, wanted.layout.memory())?;
+    leave_half(directory, wanted.layout.memory())?;
     settle(&wanted.key.ctime);
     let hash = fill_or_make_room(&temporary, wanted, order)?;
     let still = rustix::fs::fstat(order.original);
@@ -69,6 +71,29 @@ pub(super) fn build(
     find()?.ok_or_else(|| {
         Failure::new(SkipReason::StoreRefused, format_args!("{} was removed again", wanted.name))
     })
+}
+
+/// Checks that an image of `bytes` leaves half of a user's runtime directory to those for whom it is
+/// there; images that nobody uses go first.
+fn leave_half(directory: &Directory, bytes: u64) -> Result<(), Failure> {
+    if directory.kind == Kind::System {
+        return Ok(());
+    }
+    let fits = || {
+        rustix::fs::fstatvfs(&directory.fd).is_ok_and(|fs| {
+            let (all, free) = (fs.f_blocks * fs.f_frsize, fs.f_bavail * fs.f_frsize);
+            free >= bytes.saturating_add(all / 2)
+        })
+    };
+    if fits() || (prune::make_room(directory, bytes) > 0 && fits()) {
+        return Ok(());
+    }
+    let detail = format!(
+        "an image of {} MiB would take more than half of {}",
+        mib(bytes),
+        directory.path.display()
+    );
+    Err(Failure::new(SkipReason::StoreFull, detail))
 }
 
 /// Waits until a change of the file would show in its times.
@@ -184,7 +209,7 @@ impl<'a> Temporary<'a> {
             original: original.to_string_lossy().into_owned(),
             key: wanted.key.clone(),
             image_size: wanted.layout.len,
-            sha256: hex(hash),
+            blake3: hash.to_hex().to_string(),
             built: built.as_secs(),
         };
         let text = serde_json::to_vec(&sidecar).unwrap_or_default();

@@ -49,13 +49,16 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Opens the system's store; `None` if it is not set up.
+    /// Opens the system's store; `None` if it is not set up: only a file system of its own is it, so
+    /// that images never fill `/run`.
     ///
     /// # Errors
     /// `store_refused`, with the directory and what is wrong with it.
     pub fn system() -> Result<Option<Self>, Failure> {
-        let rule = Rule { user: 0, sticky: false, make_from: usize::MAX };
-        let Some((fd, stat)) = walk(Path::new(SYSTEM), &rule)? else { return Ok(None) };
+        let Some((fd, stat)) = system_place()? else { return Ok(None) };
+        if !is_mount(&fd, &stat) {
+            return Ok(None);
+        }
         Ok(Self::usable(fd, stat, Path::new(SYSTEM), Kind::System))
     }
 
@@ -111,6 +114,20 @@ impl Directory {
         let directory = Self { path, kind, owner: stat.st_uid, device: stat.st_dev, fd };
         holds_images(&directory.fd).then_some(directory)
     }
+}
+
+/// Opens the directory where the system's store is mounted, or would be; `None` if it is not there.
+///
+/// # Errors
+/// As [`Directory::system`].
+pub(super) fn system_place() -> Result<Option<(OwnedFd, Stat)>, Failure> {
+    walk(Path::new(SYSTEM), &Rule { user: 0, sticky: false, make_from: usize::MAX })
+}
+
+/// Returns whether a directory is the root of a file system.
+pub(super) fn is_mount(fd: &OwnedFd, stat: &Stat) -> bool {
+    let above = rustix::fs::statat(fd, "..", AtFlags::empty());
+    above.is_ok_and(|above| above.st_dev != stat.st_dev)
 }
 
 /// Returns whether the directory lies on a tmpfs that allows execution.

@@ -1,8 +1,7 @@
 //! The content of an image: copied, and hashed on the way.
 //!
 //! Each part of PMD size that holds nothing but text is made one huge page before anything is
-//! written to it; the rest stays on base pages. Several threads take parts in turn: hashing alone
-//! takes longer than `cp` for the whole file.
+//! written to it; the rest stays on base pages. Several threads take parts in turn.
 //!
 //! All memory is asked for by calls that can say no. A touch of a full tmpfs would die of SIGBUS.
 
@@ -12,7 +11,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use sha2::{Digest, Sha256};
+use blake3::hazmat::{
+    ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root,
+};
+use blake3::{Hash, Hasher};
 use tiexec_core::addr::mib;
 use tiexec_core::relaid::{Copied, Layout, Written};
 use tiexec_core::skip::SkipReason;
@@ -26,9 +28,6 @@ const MAX_THREADS: usize = 4;
 
 /// Bytes copied and hashed in one go: they stay in a core's own cache in between.
 const BLOCK: usize = 256 << 10;
-
-/// SHA-256 of an image's parts, and of all of them.
-pub(super) type Hash = [u8; 32];
 
 /// Why filling stopped.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,7 +53,6 @@ pub(super) fn fill(
         deadline,
         next: AtomicU64::new(0),
         done: Mutex::new(Ok(Vec::new())),
-        hole: hash_of_zeros(layout.pages().pmd.bytes()),
     };
     let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
     std::thread::scope(|scope| {
@@ -65,7 +63,12 @@ pub(super) fn fill(
         filler.work();
     });
     let done = filler.done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    Ok(hash_of_parts(done?))
+    let mut parts = done?;
+    parts.sort_unstable_by_key(|&(index, _)| index);
+    let parts: Vec<ChainingValue> = parts.into_iter().map(|(_, hash)| hash).collect();
+    root(&parts).ok_or_else(|| {
+        Stop::Failed(Failure::new(SkipReason::OddFile, "it has no text behind its headers"))
+    })
 }
 
 struct Filler<'a> {
@@ -75,8 +78,7 @@ struct Filler<'a> {
     deadline: Instant,
     /// The next part that nobody works on.
     next: AtomicU64,
-    done: Mutex<Result<Vec<(u64, Hash)>, Stop>>,
-    hole: Hash,
+    done: Mutex<Result<Vec<(u64, ChainingValue)>, Stop>>,
 }
 
 impl Filler<'_> {
@@ -104,22 +106,19 @@ impl Filler<'_> {
     }
 
     /// Fills the part of the image from `start` to `end`.
-    fn part(&self, start: u64, end: u64, buffer: &mut [u8]) -> Result<Hash, Stop> {
+    fn part(&self, start: u64, end: u64, buffer: &mut [u8]) -> Result<ChainingValue, Stop> {
         if Instant::now() >= self.deadline {
             let detail =
                 format!("{} of {} MiB were copied in time", mib(start), mib(self.layout.len));
             return Err(Stop::Failed(Failure::new(SkipReason::Deadline, detail)));
         }
-        let pieces = pieces(self.layout, start, end);
-        if pieces.is_empty() && end - start == self.layout.pages().pmd.bytes() {
-            return Ok(self.hole);
-        }
         if self.layout.is_text(start) {
             self.make_huge(start)?;
         }
-        let mut hash = Sha256::new();
+        let mut hash = Hasher::new();
+        hash.set_input_offset(start);
         let mut at = start;
-        for piece in pieces {
+        for piece in pieces(self.layout, start, end) {
             update_zeros(&mut hash, piece.at() - at);
             at = piece.at() + piece.len();
             match piece {
@@ -131,10 +130,10 @@ impl Filler<'_> {
             }
         }
         update_zeros(&mut hash, end - at);
-        Ok(hash.finalize().into())
+        Ok(hash.finalize_non_root())
     }
 
-    fn copy(&self, copy: Copied, hash: &mut Sha256, buffer: &mut [u8]) -> Result<(), Stop> {
+    fn copy(&self, copy: Copied, hash: &mut Hasher, buffer: &mut [u8]) -> Result<(), Stop> {
         let mut into = 0;
         while into < copy.len {
             let len =
@@ -144,7 +143,7 @@ impl Filler<'_> {
                 let detail = format!("reading at {:#x}: {error}", copy.from + into);
                 Stop::Failed(Failure::new(SkipReason::ReadFailed, detail))
             })?;
-            hash.update(&*block);
+            hash.update(block);
             self.image.write_all_at(block, copy.to + into).map_err(unwritten)?;
             into += len as u64;
         }
@@ -237,7 +236,7 @@ fn pieces(layout: &Layout, start: u64, end: u64) -> Vec<Piece<'_>> {
     pieces
 }
 
-fn update_zeros(hash: &mut Sha256, len: u64) {
+fn update_zeros(hash: &mut Hasher, len: u64) {
     let zeros = [0; 4096];
     let mut left = len;
     while left > 0 {
@@ -247,48 +246,70 @@ fn update_zeros(hash: &mut Sha256, len: u64) {
     }
 }
 
-fn hash_of_zeros(len: u64) -> Hash {
-    let mut hash = Sha256::new();
-    update_zeros(&mut hash, len);
-    hash.finalize().into()
-}
-
-fn hash_of_parts(mut parts: Vec<(u64, Hash)>) -> Hash {
-    parts.sort_unstable();
-    let mut hash = Sha256::new();
-    for (_, part) in parts {
-        hash.update(part);
+/// Joins the hashes of an image's parts to that of the image; `None` with fewer than two. All parts
+/// but the last are of one length, a power of two: each is a subtree of BLAKE3's own.
+fn root(parts: &[ChainingValue]) -> Option<Hash> {
+    if parts.len() < 2 {
+        return None;
     }
-    hash.finalize().into()
+    let (left, right) = parts.split_at(left_of(parts.len()));
+    Some(merge_subtrees_root(&subtree(left), &subtree(right), Mode::Hash))
 }
 
-/// Reads a whole image and returns its hash, in parts of `part` bytes.
+fn subtree(parts: &[ChainingValue]) -> ChainingValue {
+    match parts {
+        [one] => *one,
+        _ => {
+            let (left, right) = parts.split_at(left_of(parts.len()));
+            merge_subtrees_non_root(&subtree(left), &subtree(right), Mode::Hash)
+        }
+    }
+}
+
+/// The largest power of two below `count`, which is 2 or more.
+fn left_of(count: usize) -> usize {
+    count.next_power_of_two() / 2
+}
+
+/// Reads a whole image and returns its hash.
 ///
 /// # Errors
 /// What read(2) says.
-pub(super) fn hash_again(image: &File, part: u64) -> std::io::Result<Hash> {
+pub(super) fn hash_again(image: &File) -> std::io::Result<Hash> {
     let len = image.metadata()?.len();
-    let hole = hash_of_zeros(part);
     let mut buffer = vec![0; BLOCK];
-    let mut parts = Vec::new();
-    for index in 0..len.div_ceil(part) {
-        let (start, end) = (index * part, len.min((index + 1) * part));
-        let data = rustix::fs::seek(image, rustix::fs::SeekFrom::Data(start));
-        if end - start == part
-            && (data == Err(rustix::io::Errno::NXIO) || data.is_ok_and(|data| data >= end))
-        {
-            parts.push((index, hole));
-            continue;
-        }
-        let mut hash = Sha256::new();
-        let mut at = start;
-        while at < end {
-            let len = usize::try_from(end - at).map_or(BLOCK, |len| len.min(BLOCK));
-            image.read_exact_at(&mut buffer[..len], at)?;
-            hash.update(&buffer[..len]);
-            at += len as u64;
-        }
-        parts.push((index, hash.finalize().into()));
+    let mut hash = Hasher::new();
+    let mut at = 0;
+    while at < len {
+        let part = usize::try_from(len - at).map_or(BLOCK, |left| left.min(BLOCK));
+        image.read_exact_at(&mut buffer[..part], at)?;
+        hash.update(&buffer[..part]);
+        at += part as u64;
     }
-    Ok(hash_of_parts(parts))
+    Ok(hash.finalize())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_of_the_parts_is_that_of_the_whole() {
+        const PART: usize = 4096;
+        for len in
+            [PART + 1, 2 * PART, 3 * PART - 7, 4 * PART, 5 * PART + 1, 8 * PART, 23 * PART + 99]
+        {
+            let bytes: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
+            let parts: Vec<ChainingValue> = bytes
+                .chunks(PART)
+                .zip(0u64..)
+                .map(|(part, index)| {
+                    let mut hash = Hasher::new();
+                    hash.set_input_offset(index * PART as u64).update(part).finalize_non_root()
+                })
+                .collect();
+            assert_eq!(root(&parts), Some(blake3::hash(&bytes)), "{len}");
+        }
+        assert_eq!(root(&[]), None);
+    }
 }

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use rustix::fs::Stat;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use tiexec_core::relaid::{self, Layout};
 
 use super::SUFFIX;
@@ -61,16 +60,17 @@ impl Key {
     /// Returns the file name of the image: the original's name, so that a reader of maps knows it,
     /// and a digest of the key.
     pub fn image_name(&self, original: &Path) -> String {
-        let mut digest = Sha256::new().chain_update(b"tiexec image");
+        let mut digest = blake3::Hasher::new();
+        digest.update(b"tiexec image");
         for number in [self.device, self.inode, self.size, self.pmd_size] {
-            digest.update(number.to_le_bytes());
+            digest.update(&number.to_le_bytes());
         }
         for number in [self.mtime.0, self.mtime.1, self.ctime.0, self.ctime.1] {
-            digest.update(number.to_le_bytes());
+            digest.update(&number.to_le_bytes());
         }
-        digest.update(self.layout_version.to_le_bytes());
-        digest.update(self.build_id.as_deref().unwrap_or("none"));
-        let digest = hex(&digest.finalize());
+        digest.update(&self.layout_version.to_le_bytes());
+        digest.update(self.build_id.as_deref().unwrap_or("none").as_bytes());
+        let digest = digest.finalize().to_hex();
         format!("{}-{}{SUFFIX}", readable(original), &digest[..32])
     }
 }
@@ -110,8 +110,8 @@ pub struct Sidecar {
     pub key: Key,
     /// Length of the image in bytes.
     pub image_size: u64,
-    /// Digest of the image: the SHA-256 of the SHA-256s of its parts of `pmd_size` bytes, in order.
-    pub sha256: String,
+    /// BLAKE3 of the image, as `b3sum` prints it.
+    pub blake3: String,
     /// When it was built, seconds since 1970.
     pub built: u64,
 }

@@ -5,13 +5,13 @@
 //! over the original's. Whoever maps it runs it: so nothing is used whose owner, mode, place and name
 //! are not what only this user, or root, could have made them.
 //!
-//! - [`directory`]: where the stores are, and whether one is to be trusted.
-//! - [`key`]: which file, and which state of it, an image is of; its name; its sidecar.
-//! - [`share`]: which originals may have an image that everybody can read.
-//! - [`lookup`]: images in use. [`build`], [`fill`]: new ones.
-//! - [`state`], [`users`], [`prune`], [`verify`], [`setup`]: what `tiexecctl store` does.
+//! - `directory`: where the stores are, and whether one is to be trusted.
+//! - `key`: which file, and which state of it, an image is of; its name; its sidecar.
+//! - `share`: which originals may have an image that everybody can read.
+//! - `lookup`: images in use. `build`, `fill`: new ones.
+//! - `state`, `users`, `prune`, `verify`, `setup`: what `tiexecctl store` does.
 
-pub mod build;
+mod build;
 pub mod directory;
 mod fill;
 pub mod key;

@@ -5,14 +5,14 @@
 
 use std::ffi::CString;
 use std::fmt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 use std::str::FromStr;
 
 use rustix::mount::{MountFlags, mount, mount_remount};
 use tiexec_sys::{Errno, thp};
 
-use super::directory::SYSTEM;
+use super::directory::{Directory, SYSTEM, is_mount, system_place};
 
 /// How large the store may become.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -139,22 +139,15 @@ pub fn setup(size: Option<Size>) -> Result<Done, SetupError> {
     for directory in [parent, path] {
         make(directory)?;
     }
-    let device = |path: &Path| {
-        let meta = path.symlink_metadata();
-        meta.map(|meta| meta.dev())
-            .map_err(|error| SetupError::io(format_args!("look at {}", path.display()), &error))
-    };
-    if device(path)? == device(parent)? {
+    let unfit = |why| SetupError { doing: format!("use {SYSTEM}"), why, denied: false };
+    let place = system_place().map_err(|failure| unfit(failure.detail))?;
+    let (fd, stat) = place.ok_or_else(|| unfit("it was removed again".into()))?;
+    if !is_mount(&fd, &stat) {
         return mount_new(path, size.unwrap_or_default());
     }
-    let mounted = rustix::fs::statvfs(path)
+    let mounted = rustix::fs::fstatvfs(&fd)
         .map_err(|errno| SetupError::new(format_args!("look at {SYSTEM}"), errno.into()))?;
-    let is_store = super::directory::Directory::system();
-    let usable = is_store.map_err(|failure| SetupError {
-        doing: format!("use {SYSTEM}"),
-        why: failure.detail,
-        denied: false,
-    })?;
+    let usable = Directory::system().map_err(|failure| unfit(failure.detail))?;
     let present = mounted.f_blocks.saturating_mul(mounted.f_frsize);
     let wanted = size.map_or(present, Size::bytes);
     if usable.is_some() && wanted == present {

@@ -8,6 +8,7 @@ use tiexec_core::addr::{Pages, mib};
 use tiexec_core::config::Layer;
 use tiexec_core::proc::status;
 use tiexec_remap::headroom;
+use tiexec_remap::store::directory::Directory;
 use tiexec_sys::jumps;
 use tiexec_sys::memory::FillMapping;
 use tiexec_sys::procfs::ProcDir;
@@ -41,6 +42,7 @@ pub(super) fn examine() -> Vec<Finding> {
     ));
     findings.push(thp_settings());
     findings.push(image(pages));
+    findings.push(store());
     findings.push(hugetlb(pages));
     findings.push(tracing());
     findings.push(seccomp());
@@ -127,6 +129,22 @@ fn image(pages: Pages) -> Finding {
         }
         Err(error) => Finding::new(Level::Fail, "image", error)
             .fix("needs Linux 6.1 or later with CONFIG_TRANSPARENT_HUGEPAGE and CONFIG_SHMEM"),
+    }
+}
+
+/// Looks for an image store.
+fn store() -> Finding {
+    match Directory::all() {
+        Ok(stores) if stores.is_empty() => {
+            Finding::new(Level::No, "store", "no image store: each program gets a copy of its own")
+                .fix("tiexecctl store setup")
+        }
+        Ok(stores) => {
+            let paths: Vec<String> =
+                stores.iter().map(|store| store.path.display().to_string()).collect();
+            Finding::new(Level::Ok, "store", paths.join(", "))
+        }
+        Err(failure) => Finding::new(Level::Warn, "store", failure),
     }
 }
 
