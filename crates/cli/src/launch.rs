@@ -22,9 +22,9 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, process, thp};
 use tiexec_tracee::held::{Arming, Declined, MayTrace, arm, wait_for_exec};
 
+use crate::ctl::attach;
 use crate::exit;
 use crate::image_file::{Image, Verdict, is_executable, judge, search};
-use crate::ctl::attach;
 use crate::options::{Attach, Launch};
 use crate::say::{warn, write_briefly};
 

@@ -34,8 +34,8 @@ use images::Image;
 pub use images::Images;
 use pass::Passage;
 pub use revert::{Reverted, revert};
-pub use verify::report;
 use texts::Texts;
+pub use verify::report;
 
 use crate::failure::Failure;
 use crate::launch::Sources;

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use tiexec_core::addr::{Pages, mib};
 use tiexec_core::config::BackingChoice;
+use tiexec_core::coverage::is_ours;
 use tiexec_core::plan::{Backing, Plan};
 use tiexec_core::proc::{smaps, stat, status};
-use tiexec_core::coverage::is_ours;
 use tiexec_core::report::{Outcome, Report, percent};
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
@@ -30,7 +30,7 @@ use journal::Record;
 const STAGING: Duration = Duration::from_secs(30);
 
 /// Runs `attach`; returns the exit status.
-pub fn run(options: &Attach) -> u8 {
+pub(crate) fn run(options: &Attach) -> u8 {
     let pids = match targets(&options.targets) {
         Ok(pids) => pids,
         Err(status) => return status,
@@ -41,7 +41,7 @@ pub fn run(options: &Attach) -> u8 {
 }
 
 /// Runs `revert`; returns the exit status.
-pub fn run_revert(options: &Revert) -> u8 {
+pub(crate) fn run_revert(options: &Revert) -> u8 {
     if let Some(time) = options.after {
         later::wait(Duration::from_millis(time));
     }
@@ -114,9 +114,10 @@ impl Target {
         let pages = thp::pages().ok_or_else(|| {
             Failure::new(SkipReason::ThpUnsupported, "the kernel has no transparent huge pages")
         })?;
-        let lock = process.lock().map_err(failed)?.ok_or_else(|| {
-            Failure::new(SkipReason::Busy, "another tiexec is at work on it")
-        })?;
+        let lock = process
+            .lock()
+            .map_err(failed)?
+            .ok_or_else(|| Failure::new(SkipReason::Busy, "another tiexec is at work on it"))?;
         let comm = String::from_utf8_lossy(&status.name).into_owned();
         Ok(Self { pid, process, pages, comm, _lock: lock })
     }
@@ -136,7 +137,9 @@ fn sources(backing: Option<BackingChoice>) -> Sources {
         BackingChoice::Hugetlb => {
             Sources { pagecache: false, store: false, copy: Some(Backing::Hugetlb) }
         }
-        BackingChoice::Image => Sources { pagecache: false, store: true, copy: Some(Backing::Image) },
+        BackingChoice::Image => {
+            Sources { pagecache: false, store: true, copy: Some(Backing::Image) }
+        }
         BackingChoice::Pagecache => Sources { pagecache: true, store: false, copy: None },
         BackingChoice::Auto | BackingChoice::Off => {
             Sources { pagecache: true, store: true, copy: Some(Backing::Image) }

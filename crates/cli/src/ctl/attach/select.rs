@@ -28,11 +28,9 @@ pub(crate) fn every(wanted: impl Fn(Pid, &ProcDir) -> bool) -> Vec<Pid> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let mut pids: Vec<Pid> = pids.filter_map(Pid::from_raw).collect();
-    pids.sort_unstable();
+    pids.sort_unstable_by_key(|pid| pid.as_raw_nonzero());
     let this = tiexec_sys::process::this();
-    pids.retain(|&pid| {
-        pid != this && ProcDir::of(pid).is_ok_and(|process| wanted(pid, &process))
-    });
+    pids.retain(|&pid| pid != this && ProcDir::of(pid).is_ok_and(|process| wanted(pid, &process)));
     pids
 }
 
