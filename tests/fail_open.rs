@@ -20,8 +20,9 @@ fn launch(run: &Run) -> (Coverage, Done) {
     (coverage, done)
 }
 
+/// What is tested here is how a copy fails: a page cache that happens to be huge would need none.
 fn hold() -> Run {
-    Run::new(program("hold", Kind::DynamicPie), ["7"])
+    Run::new(program("hold", Kind::DynamicPie), ["7"]).options(["--backing", "image"])
 }
 
 fn assert_fails_open(run: &Run, reasons: &[&str]) {
@@ -40,13 +41,13 @@ fn assert_covered(run: &Run) {
     done.assert_silent();
 }
 
-/// Either everything is huge and nothing is said, or a line gives one of the reasons.
+/// Either everything is huge and nothing is said, or a line gives one of the reasons. (Then it may be huge all the same, if the file's
+/// page cache is: that is not TiExec's doing.)
 fn assert_consistent(run: &Run, reasons: &[&str]) {
     let (coverage, done) = launch(run);
     match done.fail_open_reason() {
         None => assert!(coverage.is_full(), "silent, but {coverage:?}: {done}"),
         Some(_) => {
-            assert!(!coverage.is_full(), "{coverage:?}: {done}");
             done.assert_failed_open(reasons);
         }
     }
@@ -198,7 +199,8 @@ fn a_memory_cgroup_without_headroom() {
 #[test]
 fn the_address_space_is_limited() {
     // Room for the program and for half of a staged copy.
-    let big = Run::new(program_big("hold", Kind::StaticNoPie, 32), ["7"]);
+    let big =
+        Run::new(program_big("hold", Kind::StaticNoPie, 32), ["7"]).options(["--backing", "image"]);
     let held = big.plain().hold();
     let peak = smaps::status_field(held.pid(), "VmPeak")
         .and_then(|v| v.split(' ').next()?.parse::<u64>().ok())
