@@ -22,7 +22,11 @@ fn launch(run: &Run) -> (Coverage, Done) {
 
 /// What is tested here is how a copy fails: a page cache that happens to be huge would need none.
 fn hold() -> Run {
-    Run::new(program("hold", Kind::DynamicPie), ["7"]).options(["--backing", "image"])
+    hold_by("image")
+}
+
+fn hold_by(backing: &str) -> Run {
+    Run::new(program("hold", Kind::DynamicPie), ["7"]).options(["--backing", backing])
 }
 
 fn assert_fails_open(run: &Run, reasons: &[&str]) {
@@ -94,7 +98,7 @@ fn the_hugetlb_pool_is_empty() {
         pmd_size() / 1024
     ));
     require!(free.is_ok_and(|f| f.trim() == "0"), "somebody has filled the hugetlb pool");
-    assert_fails_open(&hold().options(["--backing", "hugetlb"]), &["hugetlb_pool"]);
+    assert_fails_open(&hold_by("hugetlb"), &["hugetlb_pool"]);
 }
 
 #[test]
@@ -152,8 +156,7 @@ fn hugetlb_group(limit: &str) {
     let size = if pmd_size() == 2 << 20 { "2MB" } else { "32MB" };
     let file = group.join(format!("hugetlb.{size}.{limit}"));
     require!(std::fs::write(&file, "0").is_ok(), "no {}", file.display());
-    let run = hold()
-        .options(["--backing", "hugetlb"])
+    let run = hold_by("hugetlb")
         .behind_sh(&format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display()));
     assert_fails_open(&run, &["hugetlb_pool"]);
 }
