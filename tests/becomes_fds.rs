@@ -129,7 +129,8 @@ fn no_mapping_but_the_text_is_changed() {
 
 #[test]
 fn switched_text_is_never_writable_and_is_private() {
-    let held = Run::new(program("hold", Kind::DynamicPie), ["0"]).hold();
+    let run = Run::new(program("hold", Kind::DynamicPie), ["0"]).options(["--backing", "image"]);
+    let held = run.hold();
     let switched: Vec<_> = vmas(held.pid()).into_iter().filter(|v| v.is_switched()).collect();
     assert!(!switched.is_empty());
     for vma in switched {

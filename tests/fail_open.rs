@@ -20,8 +20,13 @@ fn launch(run: &Run) -> (Coverage, Done) {
     (coverage, done)
 }
 
+/// What is tested here is how a copy fails: a page cache that happens to be huge would need none.
 fn hold() -> Run {
-    Run::new(program("hold", Kind::DynamicPie), ["7"])
+    hold_by("image")
+}
+
+fn hold_by(backing: &str) -> Run {
+    Run::new(program("hold", Kind::DynamicPie), ["7"]).options(["--backing", backing])
 }
 
 fn assert_fails_open(run: &Run, reasons: &[&str]) {
@@ -40,13 +45,13 @@ fn assert_covered(run: &Run) {
     done.assert_silent();
 }
 
-/// Either everything is huge and nothing is said, or a line gives one of the reasons.
+/// Either everything is huge and nothing is said, or a line gives one of the reasons. (Then it may be huge all the same, if the file's
+/// page cache is: that is not TiExec's doing.)
 fn assert_consistent(run: &Run, reasons: &[&str]) {
     let (coverage, done) = launch(run);
     match done.fail_open_reason() {
         None => assert!(coverage.is_full(), "silent, but {coverage:?}: {done}"),
         Some(_) => {
-            assert!(!coverage.is_full(), "{coverage:?}: {done}");
             done.assert_failed_open(reasons);
         }
     }
@@ -93,7 +98,7 @@ fn the_hugetlb_pool_is_empty() {
         pmd_size() / 1024
     ));
     require!(free.is_ok_and(|f| f.trim() == "0"), "somebody has filled the hugetlb pool");
-    assert_fails_open(&hold().options(["--backing", "hugetlb"]), &["hugetlb_pool"]);
+    assert_fails_open(&hold_by("hugetlb"), &["hugetlb_pool"]);
 }
 
 #[test]
@@ -151,8 +156,7 @@ fn hugetlb_group(limit: &str) {
     let size = if pmd_size() == 2 << 20 { "2MB" } else { "32MB" };
     let file = group.join(format!("hugetlb.{size}.{limit}"));
     require!(std::fs::write(&file, "0").is_ok(), "no {}", file.display());
-    let run = hold()
-        .options(["--backing", "hugetlb"])
+    let run = hold_by("hugetlb")
         .behind_sh(&format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display()));
     assert_fails_open(&run, &["hugetlb_pool"]);
 }
@@ -198,7 +202,8 @@ fn a_memory_cgroup_without_headroom() {
 #[test]
 fn the_address_space_is_limited() {
     // Room for the program and for half of a staged copy.
-    let big = Run::new(program_big("hold", Kind::StaticNoPie, 32), ["7"]);
+    let big =
+        Run::new(program_big("hold", Kind::StaticNoPie, 32), ["7"]).options(["--backing", "image"]);
     let held = big.plain().hold();
     let peak = smaps::status_field(held.pid(), "VmPeak")
         .and_then(|v| v.split(' ').next()?.parse::<u64>().ok())

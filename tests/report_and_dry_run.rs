@@ -20,7 +20,8 @@ fn object(text: &str) -> Value {
 fn the_json_report_is_what_smaps_says() {
     for kind in support::programs::COMMON {
         let path = program("hold", kind);
-        let held = Run::new(&path, ["7"]).options(["--report", "--json"]).hold();
+        let options = ["--report", "--json", "--backing", "image"];
+        let held = Run::new(&path, ["7"]).options(options).hold();
         let (pid, coverage) = (held.pid(), held.coverage());
         assert!(coverage.is_full());
         let done = held.finish();

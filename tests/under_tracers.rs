@@ -150,7 +150,8 @@ fn strace_attaches_after_the_launch() {
 
 #[test]
 fn perf_and_friends_see_a_named_mapping() {
-    let held = Run::new(program("hold", Kind::DynamicPie), ["7"]).hold();
+    let run = Run::new(program("hold", Kind::DynamicPie), ["7"]).options(["--backing", "image"]);
+    let held = run.hold();
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", held.pid())).expect("maps");
     assert!(
         maps.lines()

@@ -143,7 +143,7 @@ impl Plan {
 ///
 /// Edges are conservative: only whole huge pages inside a text VMA. Other files' text is planned
 /// as [`SkipReason::NotSelected`]. The page cache comes first, because it costs nothing; the
-/// executable is moved where that makes its text congruent (see [`layout`]).
+/// executable is moved where that makes its text congruent.
 pub fn plan(snapshot: &Snapshot, means: &Means<'_>) -> Plan {
     let huge = snapshot.pages.pmd;
     let (rebase, bias) = layout(snapshot, means);
