@@ -307,9 +307,11 @@ impl Session {
     /// # Errors
     /// The tracee is gone. What the release itself came to does not matter to anybody.
     pub fn release_now(&mut self) -> Result<(), TraceError> {
-        if let Some(&release) = self.releases.last() {
+        // The way home that is laid for this call no longer has it: were this process to die right
+        // after it, the number or the range released could by then be another thread's.
+        if let Some(release) = self.releases.pop() {
+            self.chain = None;
             let _whatever = self.call(release)?;
-            self.released();
         }
         Ok(())
     }
@@ -329,7 +331,7 @@ impl Session {
         let (mut how, mut signal) = (Resume::Run, 0);
         loop {
             ptrace::resume(self.pid, how, signal)?;
-            let stop = process::wait(self.pid)?;
+            let stop = process::wait_polling(self.pid).map_err(TraceError::waiting)?;
             fault::at(fault::Point::Stop);
             (how, signal) = match stop {
                 Wait::Interrupted | Wait::GroupStop(_) => break,
@@ -403,7 +405,7 @@ pub(crate) fn resume_to_syscall(pid: Pid, while_stopped: bool) -> Result<Syscall
     let (mut how, mut signal) = (Resume::ToSyscall, 0);
     loop {
         ptrace::resume(pid, how, signal)?;
-        let stop = process::wait(pid)?;
+        let stop = process::wait_polling(pid).map_err(TraceError::waiting)?;
         fault::at(fault::Point::Stop);
         (how, signal) = match stop {
             Wait::SyscallStop => return Ok(ptrace::syscall_stop(pid)?),

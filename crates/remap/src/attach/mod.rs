@@ -330,7 +330,7 @@ fn begin(
         // Stable: the leader, listed first, is the first of its kind.
         candidates.sort_by_key(|(takes, _)| *takes);
         for (_, tid) in candidates.into_iter().take(8) {
-            let stopped = match running::stop(order.process, tid, until) {
+            let stopped = match running::stop(tid, until) {
                 Ok(stopped) => stopped,
                 Err(TraceError::Gone) => continue,
                 Err(error) => return Err(not_seized(order, error)),

@@ -95,6 +95,13 @@ pub fn interruption(registers: &Registers) -> Interruption {
     }
 }
 
+/// Makes an interrupted call one that the kernel makes again unless a handler runs (`ERESTARTNOHAND`),
+/// if the thread is let go from a stop in which it looks for signals.
+pub fn mark_restartable(registers: &mut Registers) {
+    const ERESTARTNOHAND: i64 = 514;
+    registers.rax = (-ERESTARTNOHAND).cast_unsigned();
+}
+
 /// Returns the registers that make an interrupted call again, from its beginning.
 pub fn call_again(registers: &Registers) -> Registers {
     let mut registers = *registers;
