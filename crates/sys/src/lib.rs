@@ -37,10 +37,10 @@ pub mod c {
         SYS_epoll_pwait, SYS_epoll_wait, SYS_execve, SYS_execveat, SYS_exit_group, SYS_flock,
         SYS_futex, SYS_madvise, SYS_memfd_create, SYS_mlock, SYS_mmap, SYS_mq_timedreceive,
         SYS_mq_timedsend, SYS_mremap, SYS_msgrcv, SYS_msgsnd, SYS_munmap, SYS_nanosleep,
-        SYS_openat, SYS_pause, SYS_poll, SYS_ppoll, SYS_prctl, SYS_process_vm_writev, SYS_pselect6,
-        SYS_read, SYS_readv, SYS_recvfrom, SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigsuspend,
-        SYS_select, SYS_sendmsg, SYS_sendto, SYS_socketpair, SYS_wait4, SYS_waitid, SYS_write,
-        SYS_writev,
+        SYS_openat, SYS_pause, SYS_poll, SYS_ppoll, SYS_prctl, SYS_process_vm_readv,
+        SYS_process_vm_writev, SYS_pselect6, SYS_read, SYS_readv, SYS_recvfrom, SYS_recvmsg,
+        SYS_restart_syscall, SYS_rt_sigsuspend, SYS_select, SYS_sendmsg, SYS_sendto,
+        SYS_socketpair, SYS_wait4, SYS_waitid, SYS_write, SYS_writev,
     };
 
     /// `MFD_ALLOW_SEALING` (memfd_create(2)).

@@ -51,9 +51,14 @@ pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
             Wait::Interrupted => break false,
             Wait::GroupStop(_) => break true,
             Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
-            // A signal that came first is taken first.
-            Wait::Signal(signal) => ptrace::resume(tid, Resume::Run, signal)?,
+            // A signal that came first is taken first. Any stop uses the interruption up
+            // (`ptrace_stop` in `kernel/signal.c`): without another, none would come.
+            Wait::Signal(signal) => {
+                ptrace::interrupt(tid)?;
+                ptrace::resume(tid, Resume::Run, signal)?;
+            }
             Wait::SyscallStop | Wait::ExecEvent | Wait::Event(_) => {
+                ptrace::interrupt(tid)?;
                 ptrace::resume(tid, Resume::Run, 0)?;
             }
         }

@@ -208,7 +208,7 @@ fn switch_all(
     staged: &[(Vma, Vec<Span>, Staged)],
     entries: &[SmapsEntry],
 ) -> Result<(), Failure> {
-    let passage = Passage::open(session, order.pid)?;
+    let passage = Passage::open(session, order.pid, order.process)?;
     for (vma, spans, Staged { image }) in staged {
         let fd = passage.hand_over(session, &image.memfd)?;
         let locked = entries.iter().any(|entry| entry.vma == *vma && entry.has_flag(*b"lo"));

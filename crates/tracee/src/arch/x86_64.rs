@@ -26,6 +26,9 @@ pub const SUPPORTED: bool = true;
 /// Bytes of one frame, its return address included.
 pub const FRAME_LEN: u64 = 8 + 304;
 
+/// Where in a frame the first argument of its call lies.
+pub const FIRST_ARGUMENT: u64 = 14 * 8;
+
 /// Bytes below the stack pointer that leaf functions may use (System V ABI, 3.2.2).
 const RED_ZONE: u64 = 128;
 
