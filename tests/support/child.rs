@@ -163,6 +163,12 @@ impl Held {
         said(&self.out_text(), word)
     }
 
+    /// As [`said`](Self::said), with what has come by now; does not wait.
+    pub(crate) fn has_said(&mut self, word: &str) -> bool {
+        while self.out.more(Instant::now()) == Some(true) {}
+        self.said(word).is_some()
+    }
+
     /// The PID the program says it has: with `unshare`, `sh` and the like in front, that of the child is another.
     pub(crate) fn said_pid(&self) -> i32 {
         let pid = self.said("pid").and_then(|p| p.parse().ok());

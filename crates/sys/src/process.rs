@@ -122,6 +122,26 @@ pub fn wait(pid: Pid) -> Result<Wait, SysError> {
     }
 }
 
+/// As [`wait`], but never asleep for longer than half a millisecond: a tracee whose id passes to another
+/// thread by an exec wakes no waiter.
+///
+/// # Errors
+/// ECHILD if it is neither child nor tracee, or no longer.
+pub fn wait_polling(pid: Pid) -> Result<Wait, SysError> {
+    for _ in 0..LOOKS {
+        if let Some(stop) = wait_until(pid, std::time::Instant::now())? {
+            return Ok(stop);
+        }
+        std::thread::yield_now();
+    }
+    loop {
+        let soon = std::time::Instant::now() + std::time::Duration::from_secs(1);
+        if let Some(stop) = wait_until(pid, soon)? {
+            return Ok(stop);
+        }
+    }
+}
+
 /// As [`wait`], for a process that blocks all signals, and looks again every quarter of a second: a
 /// tracee whose id passes to another thread by an exec wakes no waiter.
 ///

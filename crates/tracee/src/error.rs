@@ -33,3 +33,10 @@ impl From<SysError> for TraceError {
         if error.errno == Errno::SRCH { Self::Gone } else { Self::Sys(error) }
     }
 }
+
+impl TraceError {
+    /// As [`From`], for waiting: ECHILD is a tracee whose id another thread took by an exec.
+    pub(crate) fn waiting(error: SysError) -> Self {
+        if error.errno == Errno::CHILD { Self::Gone } else { error.into() }
+    }
+}

@@ -40,19 +40,25 @@ pub struct Stopped {
 /// # Errors
 /// EPERM as for `PTRACE_SEIZE`: another tracer, or no leave. [`TraceError::Late`]: it sleeps where
 /// nothing wakes it (state D); it is let go when this process ends. [`TraceError::Gone`].
-pub fn stop(process: &ProcDir, tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
+pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
     ptrace::seize(tid, Options::default())?;
     ptrace::interrupt(tid)?;
     let group_stopped = loop {
-        let stop = process::wait_until(tid, deadline)?.ok_or(TraceError::Late)?;
+        let stop = process::wait_until(tid, deadline).map_err(TraceError::waiting)?;
+        let stop = stop.ok_or(TraceError::Late)?;
         fault::at(fault::Point::Stop);
         match stop {
             Wait::Interrupted => break false,
             Wait::GroupStop(_) => break true,
             Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
-            // A signal that came first is taken first.
-            Wait::Signal(signal) => ptrace::resume(tid, Resume::Run, signal)?,
+            // A signal that came first is taken first. Any stop uses the interruption up
+            // (`ptrace_stop` in `kernel/signal.c`): without another, none would come.
+            Wait::Signal(signal) => {
+                ptrace::interrupt(tid)?;
+                ptrace::resume(tid, Resume::Run, signal)?;
+            }
             Wait::SyscallStop | Wait::ExecEvent | Wait::Event(_) => {
+                ptrace::interrupt(tid)?;
                 ptrace::resume(tid, Resume::Run, 0)?;
             }
         }
@@ -60,9 +66,9 @@ pub fn stop(process: &ProcDir, tid: Pid, deadline: Instant) -> Result<Stopped, T
     let since = Instant::now();
     let mut registers = ptrace::registers(tid)?;
     let mut shown = arch::interruption(&registers) == Interruption::Shown;
-    if shown && was_forever(&registers) && !signal_waits(process, tid) {
-        // It was our stop, and no signal, that cut a wait without end short.
-        registers = arch::call_again(&registers);
+    if shown && was_forever(&registers) {
+        // If a signal is there by the end, the kernel lets it be seen; else it makes the call again.
+        arch::mark_restartable(&mut registers);
         shown = false;
     }
     abort_restartable_sequence(tid, &mut registers)?;
@@ -83,14 +89,6 @@ pub fn let_go(stopped: &Stopped) -> Result<(), TraceError> {
 fn was_forever(registers: &Registers) -> bool {
     matches!(arch::call_number(registers), Some(c::SYS_epoll_wait | c::SYS_epoll_pwait))
         && waits_forever(&arch::call_arguments(registers))
-}
-
-/// Whether a signal waits to be taken by the thread; so if that cannot be told.
-fn signal_waits(process: &ProcDir, tid: Pid) -> bool {
-    let file = format!("task/{}/status", tid.as_raw_nonzero());
-    let Ok(text) = process.read_as(&file, "status") else { return true };
-    let status = status::parse(&text);
-    status.pending & !status.blocked != 0
 }
 
 /// If the thread is inside a restartable sequence (rseq(2)), aborts that, as the kernel does when it

@@ -38,6 +38,12 @@ pub const SCRATCH_LEN: u64 = 256;
 /// Room for what a release step points at, in bytes.
 const KEPT_LEN: u64 = 128;
 
+const INT: usize = size_of::<i32>();
+
+fn close(fd: i32) -> Call {
+    Call::new(c::SYS_close, [u64::from(fd.cast_unsigned())])
+}
+
 /// Why no session can begin. The tracee is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
@@ -196,6 +202,75 @@ impl Session {
         })
     }
 
+    /// Makes a call that has the kernel write one descriptor (an int) to the address that `call` is
+    /// given, and that leaves the 16 bytes before it to the kernel too, for a control message's header
+    /// (cmsg(3)). It is closed on the way home, from the moment it exists. `None` if none was written.
+    ///
+    /// # Errors
+    /// The tracee is gone, or on its way home.
+    pub fn call_for_descriptor(
+        &mut self,
+        call: impl FnOnce(&Self, RemoteAddr) -> Result<Call, TraceError>,
+    ) -> Result<Result<Option<i32>, Errno>, TraceError> {
+        // The kernel writes the number right into the frame that closes it.
+        self.release_on_the_way_home(close(-1));
+        let at = self.first_argument_of_next_chain(0);
+        let call = call(self, at)?;
+        let answer = self.call(call)?;
+        let mut number = [0; INT];
+        self.read(at, &mut number)?;
+        self.released();
+        let fd = i32::from_ne_bytes(number);
+        if answer.is_ok() && fd >= 0 {
+            self.release_on_the_way_home(close(fd));
+        }
+        Ok(answer.map(|_| (fd >= 0).then_some(fd)))
+    }
+
+    /// Makes a call that has the kernel write two descriptors to the address that `call` is given, as
+    /// pipe(2) and socketpair(2) do. Both are closed on the way home, the second first, from the
+    /// moment they exist. `pid` is the process's id in its own PID namespace.
+    ///
+    /// # Errors
+    /// The tracee is gone, or on its way home.
+    pub fn call_for_descriptors(
+        &mut self,
+        pid: Pid,
+        call: impl FnOnce(RemoteAddr) -> Call,
+    ) -> Result<Result<[i32; 2], Errno>, TraceError> {
+        self.release_on_the_way_home(close(-1));
+        self.release_on_the_way_home(close(-1));
+        // close(2) takes the lower half of its argument: the first number. The second lies in the
+        // upper half, and is copied to where the other frame has it.
+        let at = self.first_argument_of_next_chain(2);
+        let second = self.first_argument_of_next_chain(1);
+        let words = [second.get(), INT as u64, at.get() + INT as u64, INT as u64];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let to = self.keep(&bytes)?.get();
+        let from = to + 2 * size_of::<u64>() as u64;
+        let pid = u64::from(pid.as_raw_nonzero().get().unsigned_abs());
+        self.release_on_the_way_home(Call::new(c::SYS_process_vm_readv, [pid, to, 1, from, 1, 0]));
+        let answer = self.call(call(at))?;
+        let mut numbers = [[0; INT]; 2];
+        self.read(at, numbers.as_flattened_mut())?;
+        for _ in 0..3 {
+            self.released();
+        }
+        let numbers = numbers.map(i32::from_ne_bytes);
+        if answer.is_ok() {
+            for fd in numbers {
+                self.release_on_the_way_home(close(fd));
+            }
+        }
+        Ok(answer.map(|_| numbers))
+    }
+
+    /// Where the chain that is laid next will have the first argument of its `index`-th call.
+    fn first_argument_of_next_chain(&self, index: u64) -> RemoteAddr {
+        let base = self.slots[1 - self.current_slot].get();
+        RemoteAddr::new(base + arch::FRAME_LEN * index + arch::FIRST_ARGUMENT)
+    }
+
     /// Writes `bytes` where the next call can point at them; at most 256.
     ///
     /// # Errors
@@ -307,9 +382,11 @@ impl Session {
     /// # Errors
     /// The tracee is gone. What the release itself came to does not matter to anybody.
     pub fn release_now(&mut self) -> Result<(), TraceError> {
-        if let Some(&release) = self.releases.last() {
+        // The way home that is laid for this call no longer has it: were this process to die right
+        // after it, the number or the range released could by then be another thread's.
+        if let Some(release) = self.releases.pop() {
+            self.chain = None;
             let _whatever = self.call(release)?;
-            self.released();
         }
         Ok(())
     }
@@ -325,11 +402,12 @@ impl Session {
             self.release_now()?;
         }
         // Only where a signal would be taken does the kernel look for a call to restart.
-        ptrace::interrupt(self.pid)?;
         let (mut how, mut signal) = (Resume::Run, 0);
         loop {
+            // Again after each other stop, which uses the interruption up.
+            ptrace::interrupt(self.pid)?;
             ptrace::resume(self.pid, how, signal)?;
-            let stop = process::wait(self.pid)?;
+            let stop = process::wait_polling(self.pid).map_err(TraceError::waiting)?;
             fault::at(fault::Point::Stop);
             (how, signal) = match stop {
                 Wait::Interrupted | Wait::GroupStop(_) => break,
@@ -403,7 +481,7 @@ pub(crate) fn resume_to_syscall(pid: Pid, while_stopped: bool) -> Result<Syscall
     let (mut how, mut signal) = (Resume::ToSyscall, 0);
     loop {
         ptrace::resume(pid, how, signal)?;
-        let stop = process::wait(pid)?;
+        let stop = process::wait_polling(pid).map_err(TraceError::waiting)?;
         fault::at(fault::Point::Stop);
         (how, signal) = match stop {
             Wait::SyscallStop => return Ok(ptrace::syscall_stop(pid)?),

@@ -81,17 +81,16 @@ fn asleep(pid: Pid, number: u64, args: &[u64; 6]) -> Takes {
         | c::SYS_msgsnd
         | c::SYS_mq_timedreceive
         | c::SYS_mq_timedsend => Takes::Asleep,
-        // On a socket with a timeout these show EINTR; else they are restarted.
+        // On a socket with a timeout these show EINTR; else they are restarted. Not so a call that has
+        // got on already: it returns what it has. So no write, and none that waits for all.
+        c::SYS_recvfrom if waits_for_all(args[3]) => Takes::Badly,
+        c::SYS_recvmsg if waits_for_all(args[2]) => Takes::Badly,
         c::SYS_read
         | c::SYS_readv
         | c::SYS_recvfrom
         | c::SYS_recvmsg
         | c::SYS_accept
         | c::SYS_accept4
-        | c::SYS_write
-        | c::SYS_writev
-        | c::SYS_sendto
-        | c::SYS_sendmsg
             if !has_a_timeout(pid, args[0]) =>
         {
             Takes::Asleep
@@ -104,6 +103,11 @@ fn asleep(pid: Pid, number: u64, args: &[u64; 6]) -> Takes {
 /// Whether the timeout of an `epoll_wait` or `epoll_pwait`, an int, is infinite.
 pub(crate) fn waits_forever(args: &[u64; 6]) -> bool {
     (args[3] as u32).cast_signed() < 0
+}
+
+/// Whether the flags of a receiving call are for a whole buffer.
+fn waits_for_all(flags: u64) -> bool {
+    flags as u32 & c::MSG_WAITALL.unsigned_abs() != 0
 }
 
 /// Whether the descriptor is a socket on which calls give up after a time; so if that cannot be told.

@@ -11,6 +11,8 @@ pub struct Status {
     pub state: u8,
     /// Thread-group id, as the mounted `/proc` counts.
     pub tgid: Option<u32>,
+    /// Its thread-group id as it counts itself, in its own PID namespace. Since Linux 4.1.
+    pub ns_tgid: Option<u32>,
     /// Who traces it; 0 for nobody.
     pub tracer_pid: u32,
     /// Real and effective user ids.
@@ -50,6 +52,11 @@ pub fn parse(text: &[u8]) -> Status {
             }
             b"State" => status.state = first.first().copied().unwrap_or_default(),
             b"Tgid" => status.tgid = small(),
+            b"NStgid" => {
+                let last = value.rsplit(|byte| byte.is_ascii_whitespace()).next();
+                let last = last.and_then(|word| number(word, 10));
+                status.ns_tgid = last.and_then(|value| u32::try_from(value).ok());
+            }
             b"TracerPid" => status.tracer_pid = small().unwrap_or_default(),
             b"Uid" => {
                 let second = words.next().and_then(|word| number(word, 10));
@@ -77,12 +84,13 @@ mod tests {
     #[test]
     fn reads_what_decides_and_passes_over_the_rest() {
         let status = parse(
-            b"Name:\tmy (odd)\\nname\nState:\tt (tracing stop)\nTgid:\t42\nTracerPid:\t7\n\
+            b"Name:\tmy (odd)\\nname\nState:\tt (tracing stop)\nTgid:\t42\nNStgid:\t42\t9\t1\nTracerPid:\t7\n\
               Uid:\t1000\t0\t0\t0\nVmSize:\t 100 kB\nVmLck:\t 8 kB\nThreads:\t3\nSigPnd:\t0000000000000001\n\
               ShdPnd:\t0000000000010000\nSigBlk:\t00000000000000ff\nSeccomp:\t2\nTHP_enabled:\t0\nNew:\t??\n",
         );
         assert_eq!(status.name, b"my (odd)\\nname");
         assert_eq!((status.state, status.tgid, status.tracer_pid), (b't', Some(42), 7));
+        assert_eq!(status.ns_tgid, Some(1));
         assert_eq!(status.uids, Some((1000, 0)));
         assert_eq!((status.seccomp, status.threads), (2, 3));
         assert_eq!((status.pending, status.blocked), (0x10001, 0xff));

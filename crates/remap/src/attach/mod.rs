@@ -208,7 +208,7 @@ fn switch_all(
     staged: &[(Vma, Vec<Span>, Staged)],
     entries: &[SmapsEntry],
 ) -> Result<(), Failure> {
-    let passage = Passage::open(session, order.pid)?;
+    let passage = Passage::open(session, order.pid, order.process)?;
     for (vma, spans, Staged { image }) in staged {
         let fd = passage.hand_over(session, &image.memfd)?;
         let locked = entries.iter().any(|entry| entry.vma == *vma && entry.has_flag(*b"lo"));
@@ -330,7 +330,7 @@ fn begin(
         // Stable: the leader, listed first, is the first of its kind.
         candidates.sort_by_key(|(takes, _)| *takes);
         for (_, tid) in candidates.into_iter().take(8) {
-            let stopped = match running::stop(order.process, tid, until) {
+            let stopped = match running::stop(tid, until) {
                 Ok(stopped) => stopped,
                 Err(TraceError::Gone) => continue,
                 Err(error) => return Err(not_seized(order, error)),

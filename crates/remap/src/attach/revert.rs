@@ -68,7 +68,7 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     }
     let mut done = 0;
     let (cost, outcome) = in_a_stop(order, &entries, |session, snapshot| {
-        let passage = Passage::open(session, order.pid)?;
+        let passage = Passage::open(session, order.pid, order.process)?;
         for piece in &pieces {
             let fd = passage.hand_over(session, &piece.file)?;
             let (offset, to, locked) = (piece.file_offset, piece.range, piece.locked);

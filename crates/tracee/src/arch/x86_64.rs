@@ -26,6 +26,9 @@ pub const SUPPORTED: bool = true;
 /// Bytes of one frame, its return address included.
 pub const FRAME_LEN: u64 = 8 + 304;
 
+/// Where in a frame the first argument of its call lies.
+pub const FIRST_ARGUMENT: u64 = 14 * 8;
+
 /// Bytes below the stack pointer that leaf functions may use (System V ABI, 3.2.2).
 const RED_ZONE: u64 = 128;
 
@@ -93,6 +96,13 @@ pub fn interruption(registers: &Registers) -> Interruption {
         -4 => Interruption::Shown,
         _ => Interruption::None,
     }
+}
+
+/// Makes an interrupted call one that the kernel makes again unless a handler runs (`ERESTARTNOHAND`),
+/// if the thread is let go from a stop in which it looks for signals.
+pub fn mark_restartable(registers: &mut Registers) {
+    const ERESTARTNOHAND: i64 = 514;
+    registers.rax = (-ERESTARTNOHAND).cast_unsigned();
 }
 
 /// Returns the registers that make an interrupted call again, from its beginning.

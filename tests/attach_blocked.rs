@@ -1,0 +1,115 @@
+//! A thread that sleeps in a system call sees nothing of an attach and of a revert: not what it returns, not how long it takes, not in its
+//! registers. Where it would see something, attach refuses and changes nothing.
+
+mod support;
+
+use support::attached::{
+    attach, descriptors, is_clean, is_switched, map_lines, ok, revert, wait_call,
+};
+use support::child::Held;
+use support::{Kind, Run, program};
+
+/// Starts it, asleep in its call.
+fn asleep(situation: &str) -> Held {
+    let mut held =
+        Run::new(program("blocked", Kind::DynamicPie), [situation]).plain().limit(60).start();
+    held.wait_line("ready");
+    wait_call(held.pid(), &held.said("call").expect("the call's number"));
+    held
+}
+
+/// Has it woken, and says what it saw; it ends well.
+fn woken(mut held: Held) -> String {
+    if held.said("saw").is_none() {
+        held.write(b"\n");
+    }
+    while held.said("saw").is_none() {
+        held.wait_more();
+    }
+    let saw = held.said("saw").expect("it was waited for");
+    held.finish().assert_code(7);
+    assert!(saw.contains("intact 1"), "registers: {saw}");
+    saw
+}
+
+/// What it sees without anybody.
+fn undisturbed(situation: &str) -> String {
+    woken(asleep(situation))
+}
+
+/// Attached to and reverted in its sleep, again and again; it sees nothing, and sleeps on.
+fn sees_nothing(situation: &str) {
+    let mut held = asleep(situation);
+    let pid = held.pid();
+    let (maps, fds) = (map_lines(pid), descriptors(pid));
+    for round in 0..3 {
+        ok(&attach(pid).output());
+        assert!(is_switched(pid), "{situation} {round}: {:?}", held.coverage());
+        ok(&revert(pid).output());
+        assert!(is_clean(pid), "{situation} {round}");
+        assert_eq!(map_lines(pid), maps, "{situation} {round}");
+        assert_eq!(descriptors(pid), fds, "{situation} {round}");
+    }
+    assert!(!held.has_said("saw"), "{situation}: still asleep");
+    wait_call(pid, &held.said("call").expect("the call's number"));
+    ok(&attach(pid).output());
+    assert_eq!(woken(held), undisturbed(situation), "{situation}");
+}
+
+/// Asleep for a time, and never left in peace: it still wakes.
+fn wakes_in_time(situation: &str) {
+    let mut held = asleep(situation);
+    let pid = held.pid();
+    let mut rounds = 0;
+    while !held.has_said("saw") {
+        ok(&attach(pid).output());
+        ok(&revert(pid).output());
+        rounds += 1;
+    }
+    assert!(rounds > 0, "{situation}: it was never interrupted");
+    assert_eq!(woken(held), undisturbed(situation), "{situation}");
+}
+
+/// Would see that it was interrupted: so it is not.
+fn refused(situation: &str) {
+    let mut held = asleep(situation);
+    let pid = held.pid();
+    let (maps, fds) = (map_lines(pid), descriptors(pid));
+    let done = attach(pid).output();
+    // In the time that attach waits for a better moment, the call may have come to its end.
+    if !held.has_said("saw") {
+        done.assert_code(1);
+        assert!(done.err().contains("no_thread"), "{situation}: {done}");
+        assert_eq!((map_lines(pid), descriptors(pid)), (maps, fds), "{situation}");
+    }
+    assert_eq!(woken(held), undisturbed(situation), "{situation}");
+}
+
+macro_rules! situations {
+    ($check:ident: $($name:ident)+) => {$(
+        #[test]
+        fn $name() {
+            $check(stringify!($name));
+        }
+    )+};
+}
+
+situations!(sees_nothing: futex epoll_wait epoll_pwait poll ppoll_signal select pselect_signal read read_eventfd recv accept wait4 waitid
+    sigsuspend msgrcv flock epoll_wait_signal epoll_pwait_signal);
+situations!(wakes_in_time: futex_timeout nanosleep clock_nanosleep poll_timeout ppoll_timeout select_timeout read_timerfd pause_itimer);
+situations!(refused: epoll_wait_timeout write recv_all recv_timeout accept_timeout io_uring_enter semop semtimedop sigwait sigtimedwait);
+
+#[test]
+fn restart_syscall() {
+    let mut held = asleep("nanosleep");
+    let pid = held.pid();
+    held.signal(libc::SIGSTOP);
+    assert_eq!(held.wait_stopped(), libc::SIGSTOP);
+    held.signal(libc::SIGCONT);
+    // No wait for it here: the sleep is short, and what counts is what it comes to.
+    while !held.has_said("saw") {
+        ok(&attach(pid).output());
+        ok(&revert(pid).output());
+    }
+    assert_eq!(woken(held), undisturbed("nanosleep"));
+}
