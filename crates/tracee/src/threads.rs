@@ -8,6 +8,7 @@
 
 use std::os::fd::AsFd;
 
+use tiexec_core::proc::status;
 use tiexec_core::proc::syscall::{self, Doing};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, c, process};
@@ -45,6 +46,14 @@ pub fn list(process: &ProcDir, pid: Pid) -> Vec<Pid> {
         .collect();
     tids.sort_unstable_by_key(|&tid| (tid != raw, tid));
     tids.into_iter().filter_map(Pid::from_raw).collect()
+}
+
+/// Whether the thread has ended, reaped or not: it can no longer be seized, which the kernel answers
+/// with EPERM.
+pub fn has_ended(process: &ProcDir, tid: Pid) -> bool {
+    let file = format!("task/{}/status", tid.as_raw_nonzero());
+    let Ok(text) = process.read_as(&file, "status") else { return true };
+    matches!(status::parse(&text).state, b'Z' | b'X' | b'x')
 }
 
 /// Says how `tid` would take a stop now.

@@ -7,6 +7,7 @@
 mod images;
 mod pass;
 mod revert;
+mod same;
 mod texts;
 mod verify;
 
@@ -34,6 +35,7 @@ use images::Image;
 pub use images::Images;
 use pass::Passage;
 pub use revert::{Reverted, revert};
+use same::RunningImage;
 use texts::Texts;
 pub use verify::report;
 
@@ -98,6 +100,7 @@ struct Staged {
 /// Nothing could be begun; the process is as it was. What fails later is in the [`Attached`].
 pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, Failure> {
     let begun = Instant::now();
+    let image = RunningImage::open(order.process);
     let entries = read_smaps(order.process)?;
     let deadline = begun + order.deadline;
     let Sources { pagecache, copy, .. } = order.sources;
@@ -142,7 +145,7 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
         }
         switched
     };
-    let (cost, done) = in_a_stop(order, &entries, work)?;
+    let (cost, done) = in_a_stop(order, image, &entries, work)?;
     attached.stop = Some(cost);
     if let Err(failure) = done {
         attached.failure.get_or_insert(failure);
@@ -282,13 +285,14 @@ type Done = Result<(), Failure>;
 /// Stops one thread, has `work` make it call, and lets it go.
 fn in_a_stop(
     order: &AttachOrder<'_>,
+    image: Result<RunningImage, Failure>,
     entries: &[SmapsEntry],
     work: impl FnOnce(&mut Session, &Snapshot) -> Done,
 ) -> Result<(StopCost, Done), Failure> {
     let vmas = entries.iter().map(|entry| entry.vma.clone()).collect();
     let snapshot = Snapshot { pages: order.pages, vmas, entry: RemoteAddr::new(0) };
     let gadgets = find_gadgets(order, &snapshot)?;
-    let (stopped, mut session) = begin(order, &snapshot, gadgets)?;
+    let (stopped, mut session) = begin(order, &image?, &snapshot, gadgets)?;
     let done = work(&mut session, &snapshot);
     let gone = |error: TraceError| Failure::from(error);
     let counts = session.leave(&stopped.registers).map_err(gone)?;
@@ -311,6 +315,7 @@ fn find_gadgets(order: &AttachOrder<'_>, snapshot: &Snapshot) -> Result<Gadgets,
 /// Finds a thread that takes a stop well, stops it, and begins a session in it.
 fn begin(
     order: &AttachOrder<'_>,
+    image: &RunningImage,
     snapshot: &Snapshot,
     gadgets: Gadgets,
 ) -> Result<(Stopped, Session), Failure> {
@@ -319,7 +324,7 @@ fn begin(
         Failure::new(SkipReason::NoThread, "every thread sleeps in a call that would return EINTR");
     loop {
         let tids = threads::list(order.process, order.pid);
-        if tids.is_empty() {
+        if tids.iter().all(|&tid| threads::has_ended(order.process, tid)) {
             return Err(Failure::new(SkipReason::TargetGone, "it has ended"));
         }
         let mut candidates: Vec<(Takes, Pid)> = tids
@@ -333,11 +338,22 @@ fn begin(
             let stopped = match running::stop(tid, until) {
                 Ok(stopped) => stopped,
                 Err(TraceError::Gone) => continue,
+                Err(_) if threads::has_ended(order.process, tid) => continue,
+                // By an exec another thread may have taken this one's id, and lives.
+                Err(_) if !image.still_runs() => return Err(another_program()),
                 Err(error) => return Err(not_seized(order, error)),
             };
-            match running::begin(snapshot, order.pid, gadgets, &stopped)? {
-                Ok(session) => return Ok((stopped, session)),
-                Err(refusal) => {
+            if !image.still_runs() {
+                running::let_go(&stopped)?;
+                return Err(another_program());
+            }
+            match running::begin(snapshot, order.pid, gadgets, &stopped) {
+                Ok(Ok(session)) => return Ok((stopped, session)),
+                Err(error) => {
+                    running::let_go(&stopped)?;
+                    return Err(error.into());
+                }
+                Ok(Err(refusal)) => {
                     running::let_go(&stopped)?;
                     why = Failure::new(SkipReason::NoThread, format!("{refusal:?}"));
                 }
@@ -348,6 +364,10 @@ fn begin(
         }
         std::thread::sleep(Duration::from_micros(200));
     }
+}
+
+fn another_program() -> Failure {
+    Failure::new(SkipReason::TargetGone, "it has begun another program meanwhile")
 }
 
 fn not_seized(order: &AttachOrder<'_>, error: TraceError) -> Failure {

@@ -13,9 +13,12 @@ use tiexec_core::elf::LoadSegment;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::smaps::SmapsEntry;
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::{Pid, vm};
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, c, vm};
+use tiexec_tracee::arch::Call;
 
 use super::pass::Passage;
+use super::same::RunningImage;
 use super::texts::open_mapped;
 use super::{AttachOrder, StopCost, in_a_stop, read_smaps};
 use crate::failure::Failure;
@@ -48,9 +51,10 @@ struct Piece {
 /// # Errors
 /// Nothing could be begun; the process is as it was. What fails later is in the [`Reverted`].
 pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
+    let image = RunningImage::open(order.process);
     let entries = read_smaps(order.process)?;
     let mut reverted = Reverted { found: 0, reverted: 0, failure: None, stop: None };
-    let mut pieces = Vec::new();
+    let (mut pieces, mut strays) = (Vec::new(), Vec::new());
     for (index, entry) in entries.iter().enumerate() {
         if !entry.vma.is_text() || !is_ours(&entry.vma) {
             continue;
@@ -58,16 +62,25 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
         reverted.found += entry.vma.range.len();
         match original(order, &entries, index) {
             Ok(piece) => pieces.push(piece),
+            Err(_) if is_stray(order.process, &entries, index) => strays.push(entry.vma.range),
             Err(failure) => {
                 reverted.failure.get_or_insert(failure);
             }
         }
     }
-    if pieces.is_empty() || order.dry_run {
+    if (pieces.is_empty() && strays.is_empty()) || order.dry_run {
         return Ok(reverted);
     }
     let mut done = 0;
-    let (cost, outcome) = in_a_stop(order, &entries, |session, snapshot| {
+    let (cost, outcome) = in_a_stop(order, image, &entries, |session, snapshot| {
+        for stray in &strays {
+            let (start, len) = (stray.start().get(), stray.len());
+            let _it_stays = session.call(Call::new(c::SYS_munmap, [start, len]))?;
+            done += len;
+        }
+        if pieces.is_empty() {
+            return Ok(());
+        }
         let passage = Passage::open(session, order.pid, order.process)?;
         for piece in &pieces {
             let fd = passage.hand_over(session, &piece.file)?;
@@ -110,6 +123,28 @@ fn original(
         }
     }
     Err(why)
+}
+
+/// Whether the area of ours at `index` lies where no file has text: a TiExec that died left it beside
+/// the text. Not so if that cannot be told.
+fn is_stray(process: &ProcDir, entries: &[SmapsEntry], index: usize) -> bool {
+    let range = entries[index].vma.range;
+    let mut seen = Vec::new();
+    let claimed = |vma: &Vma| {
+        let Ok(file) = open_mapped(process, vma) else { return true };
+        offset_in(&file, vma, range).is_ok()
+    };
+    neighbours(entries, index).is_empty()
+        && !entries
+            .iter()
+            .map(|entry| &entry.vma)
+            .filter(|vma| vma.is_file_backed() && !is_ours(vma))
+            .filter(|vma| {
+                let first = !seen.contains(&vma.file);
+                seen.push(vma.file);
+                first
+            })
+            .any(claimed)
 }
 
 /// Returns the nearest areas of files below and above, each joined to the one at `index` without a

@@ -43,7 +43,7 @@ impl Texts {
                 folios: Vec::new(),
                 copy,
                 kept: Vec::new(),
-                leave: leave(entry, pages),
+                leave: leave(entry, pages).or_else(|| only_trace(entry, entries, pages)),
             };
             if let (None, Some(whole)) = (text.leave, entry.vma.range.align_inward(pages.pmd)) {
                 text.leave = match found.look(process, &mut text, whole, pages) {
@@ -120,6 +120,14 @@ fn leave(entry: &SmapsEntry, pages: Pages) -> Option<SkipReason> {
         return Some(SkipReason::NotSelected);
     }
     None
+}
+
+/// Leaves alone a text whose file nothing else is mapped of: with all of it in a copy, nobody could
+/// tell any more what belongs there.
+fn only_trace(entry: &SmapsEntry, entries: &[SmapsEntry], pages: Pages) -> Option<SkipReason> {
+    let all_of_it = entry.vma.range.align_inward(pages.pmd) == Some(entry.vma.range);
+    let others = entries.iter().filter(|other| other.vma.file == entry.vma.file).count() > 1;
+    (all_of_it && !others).then_some(SkipReason::NotSelected)
 }
 
 /// Opens the file that a VMA maps: by the mapping itself, which takes CAP_CHECKPOINT_RESTORE or more,

@@ -1,0 +1,132 @@
+//! TiExec may die at any instant of an attach or a revert: the program goes on as if nothing had been, and a later one does its work.
+
+mod support;
+
+use support::attached::{
+    attach, descriptors, is_clean, is_switched, left_staged, map_lines, ok, revert, wait_call,
+};
+use support::child::{Held, eventually};
+use support::smaps::status_field;
+use support::{Kind, Random, Run, program};
+
+const POINTS: [&str; 3] = ["die-after-setregs", "die-after-stop", "die-after-write"];
+
+fn spinner(first_thread: &str) -> Held {
+    Run::new(program("spinner", Kind::DynamicPie), [first_thread, "2"]).plain().limit(110).hold()
+}
+
+fn sleeper(situation: &str) -> Held {
+    let mut held =
+        Run::new(program("blocked", Kind::DynamicPie), [situation]).plain().limit(110).start();
+    held.wait_line("ready");
+    wait_call(held.pid(), &held.said("call").expect("the call's number"));
+    held
+}
+
+/// Nobody traces it, and no descriptor of ours is left in it.
+fn let_go(pid: i32, fds: &[String], when: &str) {
+    assert_eq!(status_field(pid, "TracerPid").as_deref(), Some("0"), "{when}");
+    eventually(&format!("{when}: no descriptor of ours: {:?}, {fds:?}", descriptors(pid)), || {
+        descriptors(pid) == fds
+    });
+}
+
+/// Kills it at each place of an attach and then of a revert, in one process.
+fn at_each_place(mut held: Held, say: Option<&str>) {
+    let pid = held.pid();
+    let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("an own child's program");
+    let (maps, fds) = (map_lines(pid), descriptors(pid));
+    for (run, name) in [(attach as fn(i32) -> Run, "attach"), (revert, "revert")] {
+        for point in POINTS {
+            let mut places = 0;
+            for n in 1..200 {
+                let when = format!("{name}, {point}:{n}");
+                let before = left_staged(pid, &exe);
+                let fault = format!("{point}:{n}");
+                let done = run(pid).env("TIEXEC_FAULT", fault).output();
+                let_go(pid, &fds, &when);
+                assert!(left_staged(pid, &exe) <= before + 1, "{when}: {:#?}", map_lines(pid));
+                assert!(!say.is_some_and(|word| held.has_said(word)), "{when}: it woke");
+                if done.end().1 != Some(libc::SIGKILL) {
+                    break;
+                }
+                places = n;
+                // Whatever was half done is brought to where it began.
+                if name == "revert" {
+                    ok(&attach(pid).output());
+                } else {
+                    ok(&revert(pid).output());
+                    assert!(is_clean(pid), "{when}: {:#?}", map_lines(pid));
+                }
+            }
+            assert!(
+                (4..199).contains(&places),
+                "{name}: {point} struck {places} times: is fault injection built in?"
+            );
+            // The next fault begins at the same state.
+            if name == "attach" {
+                ok(&revert(pid).output());
+            } else {
+                ok(&attach(pid).output());
+                assert!(is_switched(pid));
+            }
+        }
+        if name == "attach" {
+            ok(&attach(pid).output());
+        }
+    }
+    ok(&revert(pid).output());
+    assert_eq!(map_lines(pid), maps);
+    if say.is_some() {
+        held.write(b"\n");
+        while !held.has_said("saw") {
+            held.wait_more();
+        }
+        let saw = held.said("saw").expect("it was waited for");
+        assert!(saw.contains("intact 1"), "{saw}");
+    }
+    held.finish().assert_code(7).assert_silent();
+}
+
+#[test]
+fn while_the_thread_sleeps() {
+    at_each_place(sleeper("futex"), Some("saw"));
+}
+
+#[test]
+fn while_the_thread_waits_for_a_signal_under_another_mask() {
+    at_each_place(sleeper("sigsuspend"), Some("saw"));
+}
+
+#[test]
+fn while_all_threads_run() {
+    at_each_place(spinner("spin"), None);
+}
+
+#[test]
+fn in_a_thread_of_its_own() {
+    at_each_place(spinner("wait"), None);
+}
+
+#[test]
+fn at_100_random_moments() {
+    let mut random = Random::new();
+    let held = spinner("spin");
+    let pid = held.pid();
+    let fds = descriptors(pid);
+    let mut killed = 0;
+    for round in 0..100 {
+        let run = if is_clean(pid) { attach(pid) } else { revert(pid) };
+        let tool = run.start();
+        random.spin(20_000);
+        tool.signal(libc::SIGKILL);
+        killed += usize::from(tool.finish().end().1 == Some(libc::SIGKILL));
+        let_go(pid, &fds, &format!("round {round}"));
+    }
+    assert!(killed >= 30, "killed {killed}");
+    ok(&revert(pid).output());
+    assert!(is_clean(pid), "{:#?}", map_lines(pid));
+    ok(&attach(pid).output());
+    assert!(is_switched(pid));
+    held.finish().assert_code(7).assert_silent();
+}
