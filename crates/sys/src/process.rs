@@ -289,6 +289,22 @@ pub fn wait_until(pid: Pid, deadline: std::time::Instant) -> Result<Option<Wait>
     }
 }
 
+/// `getpriority(PRIO_PROCESS, tid)` — returns a thread's nice value; `None` for this process.
+///
+/// # Errors
+/// ESRCH.
+pub fn nice(tid: Option<Pid>) -> Result<i32, SysError> {
+    rustix::process::getpriority_process(tid).map_err(SysError::of("getpriority"))
+}
+
+/// `setpriority(PRIO_PROCESS, tid, nice)`; `None` for this process.
+///
+/// # Errors
+/// EACCES for a lower value without CAP_SYS_NICE; ESRCH.
+pub fn set_nice(tid: Option<Pid>, nice: i32) -> Result<(), SysError> {
+    rustix::process::setpriority_process(tid, nice).map_err(SysError::of("setpriority"))
+}
+
 /// `getpid()`.
 pub fn this() -> Pid {
     rustix::process::getpid()

@@ -4,6 +4,7 @@
 //! made to map what was staged; the others never stop. Until the one `mremap` of a span, nothing of
 //! the process has changed; after it, the span's bytes are the same as before.
 
+mod haste;
 mod images;
 mod pass;
 mod revert;
@@ -31,6 +32,7 @@ use tiexec_tracee::running::{self, Stopped};
 use tiexec_tracee::session::{Counts, Session};
 use tiexec_tracee::threads::{self, Takes};
 
+use haste::Haste;
 use images::Image;
 pub use images::Images;
 use pass::Passage;
@@ -293,8 +295,12 @@ fn in_a_stop(
     let snapshot = Snapshot { pages: order.pages, vmas, entry: RemoteAddr::new(0) };
     let gadgets = find_gadgets(order, &snapshot)?;
     let (stopped, mut session) = begin(order, &image?, &snapshot, gadgets)?;
-    let done = work(&mut session, &snapshot);
     let gone = |error: TraceError| Failure::from(error);
+    let haste = Haste::begin(&mut session, stopped.tid).map_err(gone)?;
+    let done = work(&mut session, &snapshot);
+    if let Some(haste) = haste {
+        haste.end(&mut session).map_err(gone)?;
+    }
     let counts = session.leave(&stopped.registers).map_err(gone)?;
     let Stopped { tid, since, shown, .. } = stopped;
     Ok((StopCost { tid, lasted: since.elapsed(), counts, shown }, done))
