@@ -289,20 +289,36 @@ pub fn wait_until(pid: Pid, deadline: std::time::Instant) -> Result<Option<Wait>
     }
 }
 
-/// `getpriority(PRIO_PROCESS, tid)` — returns a thread's nice value; `None` for this process.
-///
-/// # Errors
-/// ESRCH.
-pub fn nice(tid: Option<Pid>) -> Result<i32, SysError> {
-    rustix::process::getpriority_process(tid).map_err(SysError::of("getpriority"))
+/// How a thread is scheduled (sched(7)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scheduling {
+    /// `SCHED_OTHER`, with its nice value.
+    Normal,
+    /// `SCHED_FIFO` with this priority.
+    First(i32),
 }
 
-/// `setpriority(PRIO_PROCESS, tid, nice)`; `None` for this process.
+/// Returns whether a thread is scheduled by `SCHED_OTHER`; `None` for this one.
+pub fn is_scheduled_normally(tid: Option<Pid>) -> bool {
+    // SAFETY: sched_getscheduler reads no memory.
+    unsafe { libc::sched_getscheduler(Pid::as_raw(tid)) == libc::SCHED_OTHER }
+}
+
+/// `sched_setscheduler(tid, …)`; `None` for this thread. Its nice value stays.
 ///
 /// # Errors
-/// EACCES for a lower value without CAP_SYS_NICE; ESRCH.
-pub fn set_nice(tid: Option<Pid>, nice: i32) -> Result<(), SysError> {
-    rustix::process::setpriority_process(tid, nice).map_err(SysError::of("setpriority"))
+/// EPERM without CAP_SYS_NICE or room in `RLIMIT_RTPRIO`; ESRCH.
+pub fn schedule(tid: Option<Pid>, how: Scheduling) -> Result<(), SysError> {
+    let (policy, sched_priority) = match how {
+        Scheduling::Normal => (libc::SCHED_OTHER, 0),
+        Scheduling::First(priority) => (libc::SCHED_FIFO, priority),
+    };
+    let parameters = libc::sched_param { sched_priority };
+    // SAFETY: the kernel reads the live structure.
+    let returned =
+        unsafe { libc::sched_setscheduler(Pid::as_raw(tid), policy, &raw const parameters) };
+    check("sched_setscheduler", returned.into())?;
+    Ok(())
 }
 
 /// `getpid()`.

@@ -75,6 +75,8 @@ pub struct Session {
     home_mask: u64,
     /// Where the extended state to come home with lies.
     xstate: RemoteAddr,
+    /// Where eight bytes of zero lie.
+    zeroes: RemoteAddr,
     /// Two places for a chain and the home frame at its end.
     slots: [RemoteAddr; 2],
     kept: RemoteAddr,
@@ -140,9 +142,13 @@ impl Session {
         within: AddrRange,
     ) -> Result<Result<Self, Refusal>, TraceError> {
         let mask = ptrace::signal_mask(pid)?;
-        let Some(xstate) = arch::extended_state(&ptrace::extended_registers(pid)?) else {
+        let Some(mut xstate) = arch::extended_state(&ptrace::extended_registers(pid)?) else {
             return Ok(Err(Refusal::RegisterState));
         };
+        // Zeroes behind it, for calls that point at some.
+        xstate.resize(xstate.len().next_multiple_of(8), 0);
+        let zeroes = xstate.len() as u64;
+        xstate.extend([0; 8]);
 
         // From high to low: extended state (64-byte aligned, as XRSTOR wants), two slots for the
         // chain with its home frame, what releases point at, scratch.
@@ -168,6 +174,7 @@ impl Session {
             chain_mask: !0,
             home_mask: mask,
             xstate: xstate_at,
+            zeroes: RemoteAddr::new(xstate_at.get() + zeroes),
             slots,
             kept,
             scratch,
@@ -308,6 +315,11 @@ impl Session {
         vm::write(self.pid, addr, bytes)?;
         fault::at(fault::Point::Write);
         Ok(())
+    }
+
+    /// Returns where eight bytes of zero lie, for the rest of the session.
+    pub fn zeroes(&self) -> RemoteAddr {
+        self.zeroes
     }
 
     /// Returns the process.

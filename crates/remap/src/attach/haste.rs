@@ -1,51 +1,64 @@
-//! Haste: on a busy machine each of a stop's system calls would wait for a processor twice.
+//! Haste: on a busy machine each of a stop's steps would wait for a processor.
 //!
-//! For the time of the stop, the stopped thread and this process get the lowest nice value, where that
-//! is allowed. The way home gives the thread its own back, so it has it also if this process dies.
+//! For the time of the stop, this process and the stopped thread are scheduled before all normal ones
+//! (`SCHED_FIFO`), where that is allowed. The way home gives the thread its own scheduling back, so it
+//! has it also if this process dies.
 
-use tiexec_sys::{Pid, c, process};
+use tiexec_sys::process::{self, Scheduling};
+use tiexec_sys::{Pid, c};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::session::Session;
 
-/// The lowest nice value there is (setpriority(2)).
-const FIRST: i32 = -20;
+/// The lowest real-time priority: before every normal thread, behind every other real-time one.
+const FIRST: Scheduling = Scheduling::First(1);
 
-/// A thread in haste.
+/// This process in haste, until it is dropped; perhaps a thread with it.
 #[derive(Debug)]
 pub(super) struct Haste {
-    /// This process's own nice value.
-    own: i32,
+    allowed: bool,
+    with_thread: bool,
 }
 
 impl Haste {
-    /// Gives the thread the processor first; `None` where that is not allowed, or it has it already.
-    ///
-    /// # Errors
-    /// The thread is gone.
-    pub(super) fn begin(session: &mut Session, tid: Pid) -> Result<Option<Self>, TraceError> {
-        let (Ok(theirs), Ok(own)) = (process::nice(Some(tid)), process::nice(None)) else {
-            return Ok(None);
-        };
-        if theirs <= FIRST || process::set_nice(None, FIRST).is_err() {
-            return Ok(None);
-        }
-        let which = u64::from(c::PRIO_PROCESS);
-        let back = Call::new(c::SYS_setpriority, [which, 0, i64::from(theirs).cast_unsigned()]);
-        // In force before the thread has anything to give back.
-        session.release_on_the_way_home(back);
-        session.install_chain()?;
-        let _gone = process::set_nice(Some(tid), FIRST);
-        Ok(Some(Self { own }))
+    /// Schedules this process first, if it is scheduled normally and may be.
+    pub(super) fn begin() -> Self {
+        let allowed =
+            process::is_scheduled_normally(None) && process::schedule(None, FIRST).is_ok();
+        Self { allowed, with_thread: false }
     }
 
-    /// Gives the thread its own value back.
+    /// Schedules the stopped thread first too, if it is scheduled normally.
     ///
     /// # Errors
     /// The thread is gone.
-    pub(super) fn end(self, session: &mut Session) -> Result<(), TraceError> {
-        session.release_now()?;
-        let _lower_is_allowed = process::set_nice(None, self.own);
+    pub(super) fn take_along(&mut self, session: &mut Session, tid: Pid) -> Result<(), TraceError> {
+        if !self.allowed || !process::is_scheduled_normally(Some(tid)) {
+            return Ok(());
+        }
+        // In force before the thread has anything to give back; the parameter is a priority of 0.
+        let policy = u64::from(c::SCHED_OTHER.unsigned_abs());
+        let back = Call::new(c::SYS_sched_setscheduler, [0, policy, session.zeroes().get()]);
+        session.release_on_the_way_home(back);
+        session.install_chain()?;
+        self.with_thread = true;
+        let _gone = process::schedule(Some(tid), FIRST);
         Ok(())
+    }
+
+    /// Schedules the thread normally again.
+    ///
+    /// # Errors
+    /// The thread is gone.
+    pub(super) fn leave_behind(&mut self, session: &mut Session) -> Result<(), TraceError> {
+        if std::mem::take(&mut self.with_thread) { session.release_now() } else { Ok(()) }
+    }
+}
+
+impl Drop for Haste {
+    fn drop(&mut self) {
+        if self.allowed {
+            let _always_allowed = process::schedule(None, Scheduling::Normal);
+        }
     }
 }

@@ -294,13 +294,12 @@ fn in_a_stop(
     let vmas = entries.iter().map(|entry| entry.vma.clone()).collect();
     let snapshot = Snapshot { pages: order.pages, vmas, entry: RemoteAddr::new(0) };
     let gadgets = find_gadgets(order, &snapshot)?;
+    let mut haste = Haste::begin();
     let (stopped, mut session) = begin(order, &image?, &snapshot, gadgets)?;
     let gone = |error: TraceError| Failure::from(error);
-    let haste = Haste::begin(&mut session, stopped.tid).map_err(gone)?;
+    haste.take_along(&mut session, stopped.tid).map_err(gone)?;
     let done = work(&mut session, &snapshot);
-    if let Some(haste) = haste {
-        haste.end(&mut session).map_err(gone)?;
-    }
+    haste.leave_behind(&mut session).map_err(gone)?;
     let counts = session.leave(&stopped.registers).map_err(gone)?;
     let Stopped { tid, since, shown, .. } = stopped;
     Ok((StopCost { tid, lasted: since.elapsed(), counts, shown }, done))
@@ -368,7 +367,7 @@ fn begin(
         if Instant::now() >= until {
             return Err(why);
         }
-        std::thread::sleep(Duration::from_micros(200));
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
