@@ -407,10 +407,17 @@ impl Session {
     /// it had never been stopped, and detaches: a system call that was interrupted is restarted by
     /// the kernel, with its remaining time. (By the chain it would return EINTR.)
     ///
+    /// With `at_last`, the release registered first is not made by the tracee but by that, while the
+    /// tracee stands still for the last time.
+    ///
     /// # Errors
     /// The tracee is gone.
-    pub fn leave(mut self, registers: &Registers) -> Result<Counts, TraceError> {
-        while !self.releases.is_empty() {
+    pub fn leave(
+        mut self,
+        registers: &Registers,
+        at_last: Option<&dyn Fn()>,
+    ) -> Result<Counts, TraceError> {
+        while self.releases.len() > usize::from(at_last.is_some()) {
             self.release_now()?;
         }
         // Only where a signal would be taken does the kernel look for a call to restart.
@@ -427,6 +434,9 @@ impl Session {
                 Wait::Signal(signal) => (Resume::Run, signal),
                 Wait::ExecEvent | Wait::Event(_) | Wait::SyscallStop => (Resume::Run, 0),
             };
+        }
+        if let Some(at_last) = at_last {
+            at_last();
         }
         if self.masked {
             ptrace::set_signal_mask(self.pid, self.home_mask)?;

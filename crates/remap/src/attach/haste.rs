@@ -5,10 +5,11 @@
 //! has it also if this process dies.
 
 use tiexec_sys::process::{self, Scheduling};
+use tiexec_sys::ptrace::Registers;
 use tiexec_sys::{Pid, c};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
-use tiexec_tracee::session::Session;
+use tiexec_tracee::session::{Counts, Session};
 
 /// The lowest real-time priority: before every normal thread, behind every other real-time one.
 const FIRST: Scheduling = Scheduling::First(1);
@@ -46,12 +47,20 @@ impl Haste {
         Ok(())
     }
 
-    /// Schedules the thread normally again.
+    /// Lets the thread go on, scheduled normally again.
     ///
     /// # Errors
     /// The thread is gone.
-    pub(super) fn leave_behind(&mut self, session: &mut Session) -> Result<(), TraceError> {
-        if std::mem::take(&mut self.with_thread) { session.release_now() } else { Ok(()) }
+    pub(super) fn leave(
+        self,
+        session: Session,
+        tid: Pid,
+        registers: &Registers,
+    ) -> Result<Counts, TraceError> {
+        let normally = || {
+            let _gone = process::schedule(Some(tid), Scheduling::Normal);
+        };
+        session.leave(registers, if self.with_thread { Some(&normally) } else { None })
     }
 }
 

@@ -299,8 +299,7 @@ fn in_a_stop(
     let gone = |error: TraceError| Failure::from(error);
     haste.take_along(&mut session, stopped.tid).map_err(gone)?;
     let done = work(&mut session, &snapshot);
-    haste.leave_behind(&mut session).map_err(gone)?;
-    let counts = session.leave(&stopped.registers).map_err(gone)?;
+    let counts = haste.leave(session, stopped.tid, &stopped.registers).map_err(gone)?;
     let Stopped { tid, since, shown, .. } = stopped;
     Ok((StopCost { tid, lasted: since.elapsed(), counts, shown }, done))
 }
