@@ -95,9 +95,9 @@ macro_rules! situations {
 }
 
 situations!(sees_nothing: futex epoll_wait epoll_pwait poll ppoll_signal select pselect_signal read read_eventfd recv accept wait4 waitid
-    sigsuspend msgrcv flock epoll_wait_signal epoll_pwait_signal);
+    sigsuspend msgrcv flock epoll_wait_signal epoll_pwait_signal io_uring_enter semop sigwait);
 situations!(wakes_in_time: futex_timeout nanosleep clock_nanosleep poll_timeout ppoll_timeout select_timeout read_timerfd pause_itimer);
-situations!(refused: epoll_wait_timeout write recv_all recv_timeout accept_timeout io_uring_enter semop semtimedop sigwait sigtimedwait);
+situations!(refused: epoll_wait_timeout write recv_all recv_timeout accept_timeout semtimedop sigtimedwait);
 
 #[test]
 fn restart_syscall() {

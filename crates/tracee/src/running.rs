@@ -12,7 +12,7 @@ use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::process::{self, Wait};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::ptrace::{self, Options, Registers, Resume};
-use tiexec_sys::{Errno, Pid, SysError, c, vm};
+use tiexec_sys::{Errno, Pid, SysError, vm};
 
 use crate::arch::{self, Gadgets, Interruption};
 use crate::error::TraceError;
@@ -85,10 +85,10 @@ pub fn let_go(stopped: &Stopped) -> Result<(), TraceError> {
     Ok(())
 }
 
-/// Whether the registers are in an `epoll_wait` without a timeout.
+/// Whether the registers are in a call that waits without end.
 fn was_forever(registers: &Registers) -> bool {
-    matches!(arch::call_number(registers), Some(c::SYS_epoll_wait | c::SYS_epoll_pwait))
-        && waits_forever(&arch::call_arguments(registers))
+    arch::call_number(registers)
+        .is_some_and(|number| waits_forever(number, &arch::call_arguments(registers)))
 }
 
 /// If the thread is inside a restartable sequence (rseq(2)), aborts that, as the kernel does when it

@@ -20,7 +20,8 @@ pub enum Takes {
     Asleep,
     /// Running: it loses the time of the stop.
     Running,
-    /// Asleep in `epoll_wait` without a timeout: it would return EINTR, but can be made again.
+    /// Asleep in a call such as `epoll_wait` without a timeout: it would return EINTR, but can be made
+    /// again.
     AsleepToRewind,
     /// Would see EINTR, or cannot be stopped: not to be chosen.
     Badly,
@@ -104,14 +105,24 @@ fn asleep(pid: Pid, number: u64, args: &[u64; 6]) -> Takes {
         {
             Takes::Asleep
         }
-        c::SYS_epoll_wait | c::SYS_epoll_pwait if waits_forever(args) => Takes::AsleepToRewind,
+        _ if waits_forever(number, args) => Takes::AsleepToRewind,
         _ => Takes::Badly,
     }
 }
 
-/// Whether the timeout of an `epoll_wait` or `epoll_pwait`, an int, is infinite.
-pub(crate) fn waits_forever(args: &[u64; 6]) -> bool {
-    (args[3] as u32).cast_signed() < 0
+/// Whether the call waits without end, has no effect before it returns, and answers EINTR to any
+/// interruption: then it can be made again, and nothing is lost.
+pub(crate) fn waits_forever(number: i64, args: &[u64; 6]) -> bool {
+    const IORING_ENTER_EXT_ARG: u64 = 1 << 3;
+    match number {
+        c::SYS_epoll_wait | c::SYS_epoll_pwait => (args[3] as u32).cast_signed() < 0,
+        c::SYS_epoll_pwait2 | c::SYS_semtimedop => args[3] == 0,
+        c::SYS_semop => true,
+        c::SYS_rt_sigtimedwait => args[2] == 0,
+        // One that submits something answers how much.
+        c::SYS_io_uring_enter => args[1] as u32 == 0 && args[3] & IORING_ENTER_EXT_ARG == 0,
+        _ => false,
+    }
 }
 
 /// Whether the flags of a receiving call are for a whole buffer.
