@@ -8,6 +8,7 @@
 
 use std::os::fd::AsFd;
 
+use tiexec_core::proc::status;
 use tiexec_core::proc::syscall::{self, Doing};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, c, process};
@@ -58,6 +59,13 @@ pub fn takes(process: &ProcDir, pid: Pid, tid: Pid) -> Takes {
         Ok(Doing::Blocked) => Takes::Running,
         Err(_) => Takes::Badly,
     }
+}
+
+/// Whether the thread's system calls pass a seccomp filter, or it may make but a few (seccomp(2)).
+/// Threads of one process may differ.
+pub fn is_filtered(process: &ProcDir, tid: Pid) -> bool {
+    let file = format!("task/{}/status", tid.as_raw_nonzero());
+    process.read_as(&file, "status").is_ok_and(|text| status::parse(&text).seccomp != 0)
 }
 
 fn asleep(pid: Pid, number: u64, args: &[u64; 6]) -> Takes {

@@ -5,6 +5,7 @@
 //! the process has changed; after it, the span's bytes are the same as before.
 
 mod images;
+mod mappings;
 mod pass;
 mod revert;
 mod texts;
@@ -126,6 +127,10 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
         attached.plan.spans_by(Backing::Pagecache).map(|span| span.range).collect();
     if staged.is_empty() && touched.is_empty() {
         return Ok(attached);
+    }
+    if !staged.is_empty() {
+        let parts = staged.iter().map(|(_, _, one)| one.image.filled.staged.len()).sum();
+        mappings::check(&read_smaps(order.process)?, parts)?;
     }
     let thp_off = thp_is_off(order.process);
     let work = |session: &mut Session, snapshot: &Snapshot| {
@@ -322,7 +327,13 @@ fn begin(
         if tids.is_empty() {
             return Err(Failure::new(SkipReason::TargetGone, "it has ended"));
         }
-        let mut candidates: Vec<(Takes, Pid)> = tids
+        let free: Vec<Pid> =
+            tids.into_iter().filter(|&tid| !threads::is_filtered(order.process, tid)).collect();
+        if free.is_empty() {
+            let what = "every thread has a seccomp filter, which could end it for a call of ours";
+            return Err(Failure::new(SkipReason::Seccomp, what));
+        }
+        let mut candidates: Vec<(Takes, Pid)> = free
             .iter()
             .map(|&tid| (threads::takes(order.process, order.pid, tid), tid))
             .filter(|(takes, _)| *takes != Takes::Badly)
@@ -335,6 +346,12 @@ fn begin(
                 Err(TraceError::Gone) => continue,
                 Err(error) => return Err(not_seized(order, error)),
             };
+            if stopped.dispatches {
+                running::let_go(&stopped)?;
+                let what = "it has its system calls sent to a handler of its own";
+                why = Failure::new(SkipReason::SyscallDispatch, what);
+                continue;
+            }
             match running::begin(snapshot, order.pid, gadgets, &stopped)? {
                 Ok(session) => return Ok((stopped, session)),
                 Err(refusal) => {

@@ -17,7 +17,7 @@ use tiexec_sys::{Pid, vm};
 
 use super::pass::Passage;
 use super::texts::open_mapped;
-use super::{AttachOrder, StopCost, in_a_stop, read_smaps};
+use super::{AttachOrder, StopCost, in_a_stop, mappings, read_smaps};
 use crate::failure::Failure;
 use crate::program::elf_facts;
 use crate::switch;
@@ -66,6 +66,7 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     if pieces.is_empty() || order.dry_run {
         return Ok(reverted);
     }
+    mappings::check(&entries, pieces.len())?;
     let mut done = 0;
     let (cost, outcome) = in_a_stop(order, &entries, |session, snapshot| {
         let passage = Passage::open(session, order.pid)?;
