@@ -9,6 +9,7 @@
     reason = "each test file uses its own part of the harness"
 )]
 
+pub(crate) mod attached;
 pub(crate) mod child;
 pub(crate) mod fresh;
 pub(crate) mod launch;

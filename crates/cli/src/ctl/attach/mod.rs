@@ -7,7 +7,7 @@ mod select;
 use std::time::Duration;
 
 use tiexec_core::addr::{Pages, mib};
-use tiexec_core::config::BackingChoice;
+use tiexec_core::config::{BackingChoice, Layer, Settings};
 use tiexec_core::coverage::is_ours;
 use tiexec_core::plan::{Backing, Plan};
 use tiexec_core::proc::{smaps, stat, status};
@@ -35,9 +35,11 @@ pub(crate) fn run(options: &Attach) -> u8 {
         Ok(pids) => pids,
         Err(status) => return status,
     };
+    let layer = Layer { backing: options.backing, ..Layer::default() };
+    let settings = crate::launch::settings(layer);
     // One for all: processes of a family get the same image.
     let mut images = Images::default();
-    each(&pids, |pid| attach_one(pid, options, &mut images))
+    each(&pids, |pid| attach_one(pid, options, &settings, &mut images))
 }
 
 /// Runs `revert`; returns the exit status.
@@ -132,8 +134,8 @@ impl Target {
     }
 }
 
-fn sources(backing: Option<BackingChoice>) -> Sources {
-    match backing.unwrap_or_default() {
+fn sources(backing: BackingChoice) -> Sources {
+    match backing {
         BackingChoice::Hugetlb => {
             Sources { pagecache: false, store: false, copy: Some(Backing::Hugetlb) }
         }
@@ -147,15 +149,15 @@ fn sources(backing: Option<BackingChoice>) -> Sources {
     }
 }
 
-fn attach_one(pid: Pid, options: &Attach, images: &mut Images) -> u8 {
-    if crate::launch::is_disabled() || options.backing == Some(BackingChoice::Off) {
+fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Images) -> u8 {
+    if settings.off && !options.dry_run {
         return failed("attach to", pid, &Failure::new(SkipReason::Disabled, "it is switched off"));
     }
     let target = match Target::open(pid) {
         Ok(target) => target,
         Err(failure) => return failed("attach to", pid, &failure),
     };
-    let order = target.order(sources(options.backing), options.dry_run);
+    let order = target.order(sources(settings.backing), options.dry_run);
     let attached = match attach(&order, images) {
         Ok(attached) => attached,
         Err(failure) => {
@@ -238,7 +240,7 @@ fn revert_one(pid: Pid, options: &Revert) -> u8 {
     if options.started_at.is_some_and(|wanted| target.start_time() != Some(wanted)) {
         return exit::GONE;
     }
-    let order = target.order(sources(None), options.dry_run);
+    let order = target.order(sources(BackingChoice::Auto), options.dry_run);
     let reverted = match revert(&order) {
         Ok(reverted) => reverted,
         Err(failure) => return failed("revert", pid, &failure),
