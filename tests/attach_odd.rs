@@ -91,7 +91,7 @@ fn a_leader_that_has_exited() {
     assert_switched(tid);
     revert(pid).assert_code(0).assert_silent();
     assert_untouched(tid, &before);
-    held.finish().assert_code(0);
+    held.finish().assert_code(7);
 }
 
 #[test]

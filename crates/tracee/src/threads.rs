@@ -8,7 +8,7 @@
 
 use std::os::fd::AsFd;
 
-use tiexec_core::proc::status;
+use tiexec_core::proc::status::{self, Status};
 use tiexec_core::proc::syscall::{self, Doing};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, c, process};
@@ -61,11 +61,12 @@ pub fn takes(process: &ProcDir, pid: Pid, tid: Pid) -> Takes {
     }
 }
 
-/// Whether the thread's system calls pass a seccomp filter, or it may make but a few (seccomp(2)).
-/// Threads of one process may differ.
-pub fn is_filtered(process: &ProcDir, tid: Pid) -> bool {
+/// Reads the thread's status; `None` once it has ended.
+pub fn alive(process: &ProcDir, tid: Pid) -> Option<Status> {
     let file = format!("task/{}/status", tid.as_raw_nonzero());
-    process.read_as(&file, "status").is_ok_and(|text| status::parse(&text).seccomp != 0)
+    let status = status::parse(&process.read_as(&file, "status").ok()?);
+    // A leader that has ended stays as a zombie while others run.
+    status.has_mm.then_some(status)
 }
 
 fn asleep(pid: Pid, number: u64, args: &[u64; 6]) -> Takes {

@@ -69,7 +69,7 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     mappings::check(&entries, pieces.len())?;
     let mut done = 0;
     let (cost, outcome) = in_a_stop(order, &entries, |session, snapshot| {
-        let passage = Passage::open(session, order.pid)?;
+        let passage = Passage::open(session, order.task)?;
         for piece in &pieces {
             let fd = passage.hand_over(session, &piece.file)?;
             let (offset, to, locked) = (piece.file_offset, piece.range, piece.locked);
@@ -99,7 +99,7 @@ fn original(
     for neighbour in neighbours(entries, index) {
         let found = open_mapped(order.process, neighbour).and_then(|file| {
             let file_offset = offset_in(&file, neighbour, ours.range)?;
-            compare(order.pid, ours.range, &file, file_offset)?;
+            compare(order.task, ours.range, &file, file_offset)?;
             Ok((file, file_offset))
         });
         match found {

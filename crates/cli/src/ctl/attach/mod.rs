@@ -18,6 +18,7 @@ use tiexec_remap::attach::{AttachOrder, Attached, Images, Reverted, attach, reve
 use tiexec_remap::launch::Sources;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, thp};
+use tiexec_tracee::threads;
 
 use super::print;
 use crate::exit;
@@ -90,6 +91,8 @@ fn each(pids: &[Pid], mut one: impl FnMut(Pid) -> u8) -> u8 {
 /// A process that this one may work on.
 struct Target {
     pid: Pid,
+    /// A thread of it that has its address space.
+    task: Pid,
     process: ProcDir,
     pages: Pages,
     comm: String,
@@ -107,26 +110,38 @@ impl Target {
             };
             Failure::new(reason, error)
         };
-        let process = ProcDir::of(pid).map_err(failed)?;
-        let status = status::parse(&process.read("status").map_err(failed)?);
-        if !status.has_mm {
-            let what = "it has no address space (a kernel thread, or a process that has ended)";
-            return Err(Failure::new(SkipReason::TargetGone, what));
-        }
+        let named = ProcDir::of(pid).map_err(failed)?;
+        let status = status::parse(&named.read("status").map_err(failed)?);
+        let task = threads::list(&named, pid)
+            .into_iter()
+            .find(|&tid| threads::alive(&named, tid).is_some())
+            .ok_or_else(|| {
+                let what = "it has no address space (a kernel thread, or a process that has ended)";
+                Failure::new(SkipReason::TargetGone, what)
+            })?;
         let pages = thp::pages().ok_or_else(|| {
             Failure::new(SkipReason::ThpUnsupported, "the kernel has no transparent huge pages")
         })?;
-        let lock = process
+        let lock = named
             .lock()
             .map_err(failed)?
             .ok_or_else(|| Failure::new(SkipReason::Busy, "another tiexec is at work on it"))?;
+        let process = if task == pid { named } else { ProcDir::of(task).map_err(failed)? };
         let comm = String::from_utf8_lossy(&status.name).into_owned();
-        Ok(Self { pid, process, pages, comm, _lock: lock })
+        Ok(Self { pid, task, process, pages, comm, _lock: lock })
     }
 
     fn order(&self, sources: Sources, dry_run: bool) -> AttachOrder<'_> {
-        let Self { pid, process, pages, .. } = self;
-        AttachOrder { pid: *pid, process, pages: *pages, sources, deadline: STAGING, dry_run }
+        let Self { pid, task, process, pages, .. } = self;
+        AttachOrder {
+            pid: *pid,
+            task: *task,
+            process,
+            pages: *pages,
+            sources,
+            deadline: STAGING,
+            dry_run,
+        }
     }
 
     fn start_time(&self) -> Option<u64> {
