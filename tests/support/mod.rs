@@ -19,6 +19,7 @@ pub(crate) mod pty;
 pub(crate) mod smaps;
 pub(crate) mod store;
 pub(crate) mod traced;
+pub(crate) mod uprobe;
 pub(crate) mod warm;
 
 use std::path::{Path, PathBuf};

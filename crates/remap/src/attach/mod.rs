@@ -163,8 +163,18 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
 /// # Errors
 /// `target_gone`, `proc_unavailable`.
 fn read_smaps(process: &ProcDir) -> Result<Vec<SmapsEntry>, Failure> {
-    let text = process.read("smaps").map_err(unreadable)?;
-    smaps::parse(&text).map_err(|error| Failure::new(SkipReason::ProcUnavailable, error))
+    // It is read piece by piece: what is mapped meanwhile may come out of order.
+    let mut attempts = 8;
+    loop {
+        let text = process.read("smaps").map_err(unreadable)?;
+        attempts -= 1;
+        match smaps::parse(&text) {
+            Err(_) if attempts > 0 => {}
+            parsed => {
+                return parsed.map_err(|error| Failure::new(SkipReason::ProcUnavailable, error));
+            }
+        }
+    }
 }
 
 fn unreadable(error: SysError) -> Failure {

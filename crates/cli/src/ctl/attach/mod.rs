@@ -40,7 +40,7 @@ pub(crate) fn run(options: &Attach) -> u8 {
     let settings = crate::launch::settings(layer);
     // One for all: processes of a family get the same image.
     let mut images = Images::default();
-    each(&pids, |pid| attach_one(pid, options, &settings, &mut images))
+    each(&pids, named(&options.targets), |pid| attach_one(pid, options, &settings, &mut images))
 }
 
 /// Runs `revert`; returns the exit status.
@@ -56,7 +56,7 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
             Err(status) => return status,
         }
     };
-    each(&pids, |pid| revert_one(pid, options))
+    each(&pids, named(&options.targets) && !options.all, |pid| revert_one(pid, options))
 }
 
 fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
@@ -78,9 +78,18 @@ fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
     Ok(found)
 }
 
-/// Does `one` to each process; returns the exit status of all together.
-fn each(pids: &[Pid], mut one: impl FnMut(Pid) -> u8) -> u8 {
-    let statuses: Vec<u8> = pids.iter().map(|&pid| one(pid)).collect();
+/// Whether the processes were named by their ids.
+fn named(targets: &Targets) -> bool {
+    targets.exe.is_none() && targets.unit.is_none()
+}
+
+/// Does `one` to each process; returns the exit status of all together. What has ended meanwhile counts
+/// only if the user `named` it.
+fn each(pids: &[Pid], named: bool, mut one: impl FnMut(Pid) -> u8) -> u8 {
+    let mut statuses: Vec<u8> = pids.iter().map(|&pid| one(pid)).collect();
+    if !named && statuses.iter().any(|&status| status != exit::GONE) {
+        statuses.retain(|&status| status != exit::GONE);
+    }
     match statuses.first() {
         None => exit::OK,
         Some(&first) if statuses.iter().all(|&status| status == first) => first,
