@@ -395,10 +395,9 @@ fn text_that_is_huge_in_the_page_cache_is_only_mapped_anew() {
     let held_small = held(&copy);
     let copy = support::Fresh::copy(&support::program("hold", Kind::OneSegmentNoPie));
     let held = held(&copy);
-    for done in [ctl(["attach", "--json", &text(held.pid())])] {
-        done.assert_code(0).assert_silent();
-        assert_eq!(json(&done)["outcome"], "switched", "{done}");
-    }
+    let done = ctl(["attach", "--json", &text(held.pid())]);
+    done.assert_code(0).assert_silent();
+    assert_eq!(json(&done)["outcome"], "switched", "{done}");
     support::fresh::assert_file_pmd_mapped(held.pid(), copy.path());
     let done = ctl(["attach", "--backing=pagecache", "--json", &text(held_small.pid())]);
     done.assert_code(0);
