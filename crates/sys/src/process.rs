@@ -217,7 +217,7 @@ pub fn descriptor_of(pid: Pid, fd: i32) -> Result<std::os::fd::OwnedFd, SysError
     // one whose first thread has ended.
     let thread = PidfdFlags::from_bits_retain(libc::PIDFD_THREAD);
     let process = pidfd_open(pid, PidfdFlags::empty())
-        .or_else(|errno| pidfd_open(pid, thread).map_err(|_| errno))
+        .or_else(|errno| pidfd_open(pid, thread).map_err(|_no_such_flag| errno))
         .map_err(SysError::of("pidfd_open"))?;
     pidfd_getfd(process, fd, PidfdGetfdFlags::empty()).map_err(SysError::of("pidfd_getfd"))
 }
