@@ -10,6 +10,7 @@
 )]
 
 pub(crate) mod attached;
+pub(crate) mod attaching;
 pub(crate) mod child;
 pub(crate) mod fresh;
 pub(crate) mod launch;
@@ -19,6 +20,7 @@ pub(crate) mod pty;
 pub(crate) mod smaps;
 pub(crate) mod store;
 pub(crate) mod traced;
+pub(crate) mod uprobe;
 pub(crate) mod warm;
 
 use std::path::{Path, PathBuf};

@@ -86,9 +86,7 @@ pub fn run(argv: Argv) -> u8 {
         Ok(parsed) => parsed,
         Err(status) => return status,
     };
-    let mut settings = Settings::from_layers([options, environment(), configuration()]);
-    // The administrator's kill switch: nothing overrules it.
-    settings.off |= is_disabled();
+    let settings = settings(options);
     let sink = settings.report.as_deref().and_then(open_sink);
     let launcher = Launcher { argv, program, settings, sink, dry_run };
     // A bug of ours, or a filter that makes the impossible happen, is no reason not to run it.
@@ -96,8 +94,16 @@ pub fn run(argv: Argv) -> u8 {
     ended.unwrap_or_else(|_panicked| launcher.exec())
 }
 
+/// Decides by the options, the environment, the configuration file and the kill switch.
+pub(crate) fn settings(options: Layer) -> Settings {
+    let mut settings = Settings::from_layers([options, environment(), configuration()]);
+    // The administrator's kill switch: nothing overrules it.
+    settings.off |= is_disabled();
+    settings
+}
+
 /// Returns whether the kill switch is there, or cannot be ruled out.
-pub(crate) fn is_disabled() -> bool {
+fn is_disabled() -> bool {
     use std::io::ErrorKind::{NotADirectory, NotFound};
     match std::fs::symlink_metadata(DISABLED_FILE) {
         Ok(_) => true,

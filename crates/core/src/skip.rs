@@ -59,8 +59,11 @@ reasons! {
     HugetlbPool = "hugetlb_pool",
     /// `memfd_create` was refused.
     NoMemfd = "no_memfd",
-    /// A seccomp filter forbids a call that is needed.
+    /// A seccomp filter forbids a call that is needed, or may do so.
     Seccomp = "seccomp",
+    /// The program answers its own system calls (`PR_SET_SYSCALL_USER_DISPATCH`): ours would come to
+    /// its handler.
+    SyscallDispatch = "syscall_dispatch",
     /// The kernel or a security module refuses to let us trace the program.
     PtraceDenied = "ptrace_denied",
     /// A debugger or tracer is there already; a process has one tracer at most.

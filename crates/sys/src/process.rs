@@ -227,13 +227,18 @@ pub fn children_share_pid_namespace() -> bool {
 }
 
 /// `pidfd_getfd(pidfd_open(pid), fd)` — returns a copy of another process's descriptor. Since Linux
-/// 5.6; needs leave to trace it.
+/// 5.6; needs leave to trace it. `pid` may be any thread of it since 6.9.
 ///
 /// # Errors
 /// EBADF if it has no such descriptor; EPERM; ESRCH.
 pub fn descriptor_of(pid: Pid, fd: i32) -> Result<std::os::fd::OwnedFd, SysError> {
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
-    let process = pidfd_open(pid, PidfdFlags::empty()).map_err(SysError::of("pidfd_open"))?;
+    // PIDFD_THREAD, since Linux 6.9, takes threads that lead no process too, as is all that is left of
+    // one whose first thread has ended.
+    let thread = PidfdFlags::from_bits_retain(libc::PIDFD_THREAD);
+    let process = pidfd_open(pid, PidfdFlags::empty())
+        .or_else(|errno| pidfd_open(pid, thread).map_err(|_no_such_flag| errno))
+        .map_err(SysError::of("pidfd_open"))?;
     pidfd_getfd(process, fd, PidfdGetfdFlags::empty()).map_err(SysError::of("pidfd_getfd"))
 }
 

@@ -142,6 +142,27 @@ pub fn rseq(pid: Pid) -> Result<Option<Rseq>, SysError> {
     }
 }
 
+const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: c_uint = 0x4211;
+
+/// `PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG`, since Linux 6.4 — returns whether the thread has its
+/// system calls sent to itself as SIGSYS (prctl(2), `PR_SET_SYSCALL_USER_DISPATCH`); not so where the
+/// kernel cannot tell.
+///
+/// # Errors
+/// ESRCH.
+pub fn syscalls_are_dispatched(pid: Pid) -> Result<bool, SysError> {
+    // struct ptrace_sud_config: mode, selector, offset, length.
+    let mut words = [0u64; 4];
+    let call = "ptrace(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG)";
+    let size = std::ptr::without_provenance_mut(size_of_val(&words));
+    let data = (&raw mut words).cast();
+    match request(call, PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, pid, size, data) {
+        Ok(_) => Ok(words[0] != 0),
+        Err(error) if matches!(error.errno.0, libc::EINVAL | libc::EIO) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Register sets by the name of their core-dump note (`elf.h`).
 const NT_PRSTATUS: i32 = 1;
 const NT_X86_XSTATE: i32 = 0x202;

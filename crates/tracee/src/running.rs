@@ -33,6 +33,8 @@ pub struct Stopped {
     pub registers: Registers,
     /// Whether the program will see that its system call was interrupted.
     pub shown: bool,
+    /// Whether its system calls come to a handler of its own: none may be made for us.
+    pub dispatches: bool,
 }
 
 /// Seizes the thread and stops it, at the latest at `deadline`.
@@ -72,7 +74,8 @@ pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
         shown = false;
     }
     abort_restartable_sequence(tid, &mut registers)?;
-    Ok(Stopped { tid, since, group_stopped, registers, shown })
+    let dispatches = ptrace::syscalls_are_dispatched(tid)?;
+    Ok(Stopped { tid, since, group_stopped, registers, shown, dispatches })
 }
 
 /// Lets the thread go on as if it had not been stopped.

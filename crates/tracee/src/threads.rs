@@ -8,7 +8,7 @@
 
 use std::os::fd::AsFd;
 
-use tiexec_core::proc::status;
+use tiexec_core::proc::status::{self, Status};
 use tiexec_core::proc::syscall::{self, Doing};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, c, process};
@@ -68,6 +68,14 @@ pub fn takes(process: &ProcDir, pid: Pid, tid: Pid) -> Takes {
         Ok(Doing::Blocked) => Takes::Running,
         Err(_) => Takes::Badly,
     }
+}
+
+/// Reads the thread's status; `None` once it has ended.
+pub fn alive(process: &ProcDir, tid: Pid) -> Option<Status> {
+    let file = format!("task/{}/status", tid.as_raw_nonzero());
+    let status = status::parse(&process.read_as(&file, "status").ok()?);
+    // A leader that has ended stays as a zombie while others run.
+    status.has_mm.then_some(status)
 }
 
 fn asleep(pid: Pid, number: u64, args: &[u64; 6]) -> Takes {

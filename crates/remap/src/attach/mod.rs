@@ -6,6 +6,7 @@
 
 mod haste;
 mod images;
+mod mappings;
 mod pass;
 mod revert;
 mod same;
@@ -18,9 +19,10 @@ use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
 use tiexec_core::plan::{Backing, Plan, Span, plan_running};
+use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::smaps::{self, SmapsEntry};
-use tiexec_core::proc::{auxv, status};
+use tiexec_core::proc::status::{self, Status};
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::procfs::ProcDir;
@@ -53,7 +55,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub struct AttachOrder<'a> {
     /// The process.
     pub pid: Pid,
-    /// Its directory under `/proc`.
+    /// A thread of it that has its address space: its first, unless that has ended.
+    pub task: Pid,
+    /// The directory of `task` under `/proc`.
     pub process: &'a ProcDir,
     /// The page sizes.
     pub pages: Pages,
@@ -132,6 +136,10 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
     if staged.is_empty() && touched.is_empty() {
         return Ok(attached);
     }
+    if !staged.is_empty() {
+        let parts = staged.iter().map(|(_, _, one)| one.image.filled.staged.len()).sum();
+        mappings::check(&read_smaps(order.process)?, parts)?;
+    }
     let thp_off = thp_is_off(order.process);
     let work = |session: &mut Session, snapshot: &Snapshot| {
         let thp = if thp_off { Some(ThpOn::begin(session)?) } else { None };
@@ -160,8 +168,18 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
 /// # Errors
 /// `target_gone`, `proc_unavailable`.
 fn read_smaps(process: &ProcDir) -> Result<Vec<SmapsEntry>, Failure> {
-    let text = process.read("smaps").map_err(unreadable)?;
-    smaps::parse(&text).map_err(|error| Failure::new(SkipReason::ProcUnavailable, error))
+    // It is read piece by piece: what is mapped meanwhile may come out of order.
+    let mut attempts = 8;
+    loop {
+        let text = process.read("smaps").map_err(unreadable)?;
+        attempts -= 1;
+        match smaps::parse(&text) {
+            Err(_) if attempts > 0 => {}
+            parsed => {
+                return parsed.map_err(|error| Failure::new(SkipReason::ProcUnavailable, error));
+            }
+        }
+    }
 }
 
 fn unreadable(error: SysError) -> Failure {
@@ -213,7 +231,7 @@ fn switch_all(
     staged: &[(Vma, Vec<Span>, Staged)],
     entries: &[SmapsEntry],
 ) -> Result<(), Failure> {
-    let passage = Passage::open(session, order.pid, order.process)?;
+    let passage = Passage::open(session, order.task, order.process)?;
     for (vma, spans, Staged { image }) in staged {
         let fd = passage.hand_over(session, &image.memfd)?;
         let locked = entries.iter().any(|entry| entry.vma == *vma && entry.has_flag(*b"lo"));
@@ -308,7 +326,7 @@ fn in_a_stop(
 fn find_gadgets(order: &AttachOrder<'_>, snapshot: &Snapshot) -> Result<Gadgets, Failure> {
     let auxv = order.process.read("auxv").map_err(unreadable)?;
     let at = |key| RemoteAddr::new(auxv::get(&auxv, key).unwrap_or(0));
-    gadgets::find_running(order.pid, snapshot, at(auxv::AT_BASE), at(auxv::AT_ENTRY)).ok_or_else(
+    gadgets::find_running(order.task, snapshot, at(auxv::AT_BASE), at(auxv::AT_ENTRY)).ok_or_else(
         || {
             let what = "the program has no `syscall; ret`, or no signal return, of its own";
             Failure::new(SkipReason::NoGadget, what)
@@ -327,13 +345,23 @@ fn begin(
     let mut why =
         Failure::new(SkipReason::NoThread, "every thread sleeps in a call that would return EINTR");
     loop {
-        let tids = threads::list(order.process, order.pid);
-        if tids.iter().all(|&tid| threads::has_ended(order.process, tid)) {
+        let alive: Vec<(Pid, Status)> = threads::list(order.process, order.pid)
+            .into_iter()
+            .filter_map(|tid| Some((tid, threads::alive(order.process, tid)?)))
+            .collect();
+        if alive.is_empty() {
             return Err(Failure::new(SkipReason::TargetGone, "it has ended"));
         }
-        let mut candidates: Vec<(Takes, Pid)> = tids
+        // Threads of one process may differ in this (seccomp(2)).
+        let unfiltered = alive.iter().filter(|(_, status)| status.seccomp == 0);
+        let free: Vec<Pid> = unfiltered.map(|&(tid, _)| tid).collect();
+        if free.is_empty() {
+            let what = "every thread has a seccomp filter, which could end it for a call of ours";
+            return Err(Failure::new(SkipReason::Seccomp, what));
+        }
+        let mut candidates: Vec<(Takes, Pid)> = free
             .iter()
-            .map(|&tid| (threads::takes(order.process, order.pid, tid), tid))
+            .map(|&tid| (threads::takes(order.process, order.task, tid), tid))
             .filter(|(takes, _)| *takes != Takes::Badly)
             .collect();
         // Stable: the leader, listed first, is the first of its kind.
@@ -342,7 +370,8 @@ fn begin(
             let stopped = match running::stop(tid, until) {
                 Ok(stopped) => stopped,
                 Err(TraceError::Gone) => continue,
-                Err(_) if threads::has_ended(order.process, tid) => continue,
+                // What has just ended cannot be traced either.
+                Err(_) if threads::alive(order.process, tid).is_none() => continue,
                 // By an exec another thread may have taken this one's id, and lives.
                 Err(_) if !image.still_runs() => return Err(another_program()),
                 Err(error) => return Err(not_seized(order, error)),
@@ -350,6 +379,11 @@ fn begin(
             if !image.still_runs() {
                 running::let_go(&stopped)?;
                 return Err(another_program());
+            }
+            if stopped.dispatches {
+                running::let_go(&stopped)?;
+                let what = "it has its system calls sent to a handler of its own";
+                return Err(Failure::new(SkipReason::SyscallDispatch, what));
             }
             match running::begin(snapshot, order.pid, gadgets, &stopped) {
                 Ok(Ok(session)) => return Ok((stopped, session)),

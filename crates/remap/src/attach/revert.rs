@@ -20,7 +20,7 @@ use tiexec_tracee::arch::Call;
 use super::pass::Passage;
 use super::same::RunningImage;
 use super::texts::open_mapped;
-use super::{AttachOrder, StopCost, in_a_stop, read_smaps};
+use super::{AttachOrder, StopCost, in_a_stop, mappings, read_smaps};
 use crate::failure::Failure;
 use crate::program::elf_facts;
 use crate::switch;
@@ -71,6 +71,7 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     if (pieces.is_empty() && strays.is_empty()) || order.dry_run {
         return Ok(reverted);
     }
+    mappings::check(&entries, pieces.len())?;
     let mut done = 0;
     let (cost, outcome) = in_a_stop(order, image, &entries, |session, snapshot| {
         for stray in &strays {
@@ -81,7 +82,7 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
         if pieces.is_empty() {
             return Ok(());
         }
-        let passage = Passage::open(session, order.pid, order.process)?;
+        let passage = Passage::open(session, order.task, order.process)?;
         for piece in &pieces {
             let fd = passage.hand_over(session, &piece.file)?;
             let (offset, to, locked) = (piece.file_offset, piece.range, piece.locked);
@@ -111,7 +112,7 @@ fn original(
     for neighbour in neighbours(entries, index) {
         let found = open_mapped(order.process, neighbour).and_then(|file| {
             let file_offset = offset_in(&file, neighbour, ours.range)?;
-            compare(order.pid, ours.range, &file, file_offset)?;
+            compare(order.task, ours.range, &file, file_offset)?;
             Ok((file, file_offset))
         });
         match found {

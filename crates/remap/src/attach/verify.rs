@@ -2,18 +2,17 @@
 
 use tiexec_core::coverage::{Note, coverage};
 use tiexec_core::plan::Plan;
-use tiexec_core::proc::{cgroup, smaps, status};
+use tiexec_core::proc::{cgroup, status};
 use tiexec_core::report::{AttachCost, Kind, Outcome, Report};
 use tiexec_core::skip::SkipReason;
 
-use super::{AttachOrder, Attached};
+use super::{AttachOrder, Attached, read_smaps};
 use crate::verify::huge_bytes_in_spans;
 
 /// Reads the process's smaps and writes the report.
 pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
     let process = order.process;
-    let entries = process.read("smaps").ok().and_then(|text| smaps::parse(&text).ok());
-    let entries = entries.unwrap_or_default();
+    let entries = read_smaps(process).unwrap_or_default();
     let plan = &attached.plan;
     let notes: Vec<Note> = plan
         .texts

@@ -7,7 +7,7 @@ mod select;
 use std::time::Duration;
 
 use tiexec_core::addr::{Pages, mib};
-use tiexec_core::config::BackingChoice;
+use tiexec_core::config::{BackingChoice, Layer, Settings};
 use tiexec_core::coverage::is_ours;
 use tiexec_core::plan::{Backing, Plan};
 use tiexec_core::proc::{smaps, stat, status};
@@ -18,6 +18,7 @@ use tiexec_remap::attach::{AttachOrder, Attached, Images, Reverted, attach, reve
 use tiexec_remap::launch::Sources;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, thp};
+use tiexec_tracee::threads;
 
 use super::print;
 use crate::exit;
@@ -35,9 +36,11 @@ pub(crate) fn run(options: &Attach) -> u8 {
         Ok(pids) => pids,
         Err(status) => return status,
     };
+    let layer = Layer { backing: options.backing, ..Layer::default() };
+    let settings = crate::launch::settings(layer);
     // One for all: processes of a family get the same image.
     let mut images = Images::default();
-    each(&pids, |pid| attach_one(pid, options, &mut images))
+    each(&pids, named(&options.targets), |pid| attach_one(pid, options, &settings, &mut images))
 }
 
 /// Runs `revert`; returns the exit status.
@@ -53,7 +56,7 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
             Err(status) => return status,
         }
     };
-    each(&pids, |pid| revert_one(pid, options))
+    each(&pids, named(&options.targets) && !options.all, |pid| revert_one(pid, options))
 }
 
 fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
@@ -75,9 +78,18 @@ fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
     Ok(found)
 }
 
-/// Does `one` to each process; returns the exit status of all together.
-fn each(pids: &[Pid], mut one: impl FnMut(Pid) -> u8) -> u8 {
-    let statuses: Vec<u8> = pids.iter().map(|&pid| one(pid)).collect();
+/// Whether the processes were named by their ids.
+fn named(targets: &Targets) -> bool {
+    targets.exe.is_none() && targets.unit.is_none()
+}
+
+/// Does `one` to each process; returns the exit status of all together. What has ended meanwhile counts
+/// only if the user `named` it.
+fn each(pids: &[Pid], named: bool, mut one: impl FnMut(Pid) -> u8) -> u8 {
+    let mut statuses: Vec<u8> = pids.iter().map(|&pid| one(pid)).collect();
+    if !named && statuses.iter().any(|&status| status != exit::GONE) {
+        statuses.retain(|&status| status != exit::GONE);
+    }
     match statuses.first() {
         None => exit::OK,
         Some(&first) if statuses.iter().all(|&status| status == first) => first,
@@ -88,6 +100,8 @@ fn each(pids: &[Pid], mut one: impl FnMut(Pid) -> u8) -> u8 {
 /// A process that this one may work on.
 struct Target {
     pid: Pid,
+    /// A thread of it that has its address space.
+    task: Pid,
     process: ProcDir,
     pages: Pages,
     comm: String,
@@ -105,26 +119,38 @@ impl Target {
             };
             Failure::new(reason, error)
         };
-        let process = ProcDir::of(pid).map_err(failed)?;
-        let status = status::parse(&process.read("status").map_err(failed)?);
-        if !status.has_mm {
-            let what = "it has no address space (a kernel thread, or a process that has ended)";
-            return Err(Failure::new(SkipReason::TargetGone, what));
-        }
+        let named = ProcDir::of(pid).map_err(failed)?;
+        let status = status::parse(&named.read("status").map_err(failed)?);
+        let task = threads::list(&named, pid)
+            .into_iter()
+            .find(|&tid| threads::alive(&named, tid).is_some())
+            .ok_or_else(|| {
+                let what = "it has no address space (a kernel thread, or a process that has ended)";
+                Failure::new(SkipReason::TargetGone, what)
+            })?;
         let pages = thp::pages().ok_or_else(|| {
             Failure::new(SkipReason::ThpUnsupported, "the kernel has no transparent huge pages")
         })?;
-        let lock = process
+        let lock = named
             .lock()
             .map_err(failed)?
             .ok_or_else(|| Failure::new(SkipReason::Busy, "another tiexec is at work on it"))?;
+        let process = if task == pid { named } else { ProcDir::of(task).map_err(failed)? };
         let comm = String::from_utf8_lossy(&status.name).into_owned();
-        Ok(Self { pid, process, pages, comm, _lock: lock })
+        Ok(Self { pid, task, process, pages, comm, _lock: lock })
     }
 
     fn order(&self, sources: Sources, dry_run: bool) -> AttachOrder<'_> {
-        let Self { pid, process, pages, .. } = self;
-        AttachOrder { pid: *pid, process, pages: *pages, sources, deadline: STAGING, dry_run }
+        let Self { pid, task, process, pages, .. } = self;
+        AttachOrder {
+            pid: *pid,
+            task: *task,
+            process,
+            pages: *pages,
+            sources,
+            deadline: STAGING,
+            dry_run,
+        }
     }
 
     fn start_time(&self) -> Option<u64> {
@@ -132,8 +158,8 @@ impl Target {
     }
 }
 
-fn sources(backing: Option<BackingChoice>) -> Sources {
-    match backing.unwrap_or_default() {
+fn sources(backing: BackingChoice) -> Sources {
+    match backing {
         BackingChoice::Hugetlb => {
             Sources { pagecache: false, store: false, copy: Some(Backing::Hugetlb) }
         }
@@ -147,15 +173,15 @@ fn sources(backing: Option<BackingChoice>) -> Sources {
     }
 }
 
-fn attach_one(pid: Pid, options: &Attach, images: &mut Images) -> u8 {
-    if crate::launch::is_disabled() || options.backing == Some(BackingChoice::Off) {
+fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Images) -> u8 {
+    if settings.off && !options.dry_run {
         return failed("attach to", pid, &Failure::new(SkipReason::Disabled, "it is switched off"));
     }
     let target = match Target::open(pid) {
         Ok(target) => target,
         Err(failure) => return failed("attach to", pid, &failure),
     };
-    let order = target.order(sources(options.backing), options.dry_run);
+    let order = target.order(sources(settings.backing), options.dry_run);
     let attached = match attach(&order, images) {
         Ok(attached) => attached,
         Err(failure) => {
@@ -238,7 +264,7 @@ fn revert_one(pid: Pid, options: &Revert) -> u8 {
     if options.started_at.is_some_and(|wanted| target.start_time() != Some(wanted)) {
         return exit::GONE;
     }
-    let order = target.order(sources(None), options.dry_run);
+    let order = target.order(sources(BackingChoice::Auto), options.dry_run);
     let reverted = match revert(&order) {
         Ok(reverted) => reverted,
         Err(failure) => return failed("revert", pid, &failure),

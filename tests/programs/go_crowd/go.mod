@@ -1,0 +1,3 @@
+module crowd
+
+go 1.19

@@ -1,0 +1,186 @@
+/* situations NAME [CALL…]: one process in the odd situation of that name, with its text checked before and after. Says "pid", "ready", and
+   waits for a line. */
+#include <fcntl.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include "situation.h"
+
+#ifndef PR_SET_SYSCALL_USER_DISPATCH
+#define PR_SET_SYSCALL_USER_DISPATCH 59
+#endif
+
+static void finish(void)
+{
+    ready_and_wait();
+    check_or_die();
+    _exit(7);
+}
+
+static void *rest(void *unused)
+{
+    /* The leader is gone once its task has no address space. */
+    char path[64], text[4096];
+    snprintf(path, sizeof path, "/proc/%d/task/%d/status", getpid(), getpid());
+    for (;;) {
+        FILE *f = fopen(path, "re");
+        size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
+        text[n] = 0;
+        if (f)
+            fclose(f);
+        if (strstr(text, "Z (zombie)"))
+            break;
+        usleep(1000);
+    }
+    finish();
+    return unused;
+}
+
+/* Only read, write and exit from now on. */
+static void strict(void)
+{
+    static char all[] = "ready\n";
+    char c;
+    ssize_t n;
+    fflush(stdout);
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT);
+    if (write(1, all, sizeof all - 1) != sizeof all - 1)
+        syscall(SYS_exit, BROKEN);
+    do
+        n = read(0, &c, 1);
+    while (n == 1 && c != '\n');
+    syscall(SYS_exit, big_check() ? 7 : CORRUPT);
+}
+
+static volatile char selector;
+static void dispatched(int signal)
+{
+    selector = 0;
+    static const char text[] = "a system call came to the handler\n";
+    if (write(2, text, sizeof text - 1) < 0 || signal)
+        _exit(BROKEN);
+}
+
+static void patched(void)
+{
+    /* A byte of a filler in the middle that nothing executes, there and back: the page is the process's own since. */
+    unsigned char *byte = (unsigned char *)(uintptr_t)big_middle + 40;
+    uintptr_t page = (uintptr_t)byte & ~(uintptr_t)(getpagesize() - 1);
+    if (mprotect((void *)page, getpagesize(), PROT_READ | PROT_WRITE | PROT_EXEC))
+        _exit(BROKEN);
+    *byte ^= 1;
+    *byte ^= 1;
+    if (mprotect((void *)page, getpagesize(), PROT_READ | PROT_EXEC))
+        _exit(BROKEN);
+}
+
+/* Makes mappings until only `spare` more may be made. */
+static void mappings(long spare)
+{
+    char line[256];
+    long limit = 0, count = 0, page = getpagesize();
+    FILE *f = fopen("/proc/sys/vm/max_map_count", "re");
+    if (!f || fscanf(f, "%ld", &limit) != 1)
+        _exit(BROKEN);
+    fclose(f);
+    char *area = mmap(NULL, 2 * limit * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (area == MAP_FAILED || !(f = fopen("/proc/self/maps", "re")))
+        _exit(BROKEN);
+    while (fgets(line, sizeof line, f))
+        count++;
+    fclose(f);
+    /* Each readable page in the middle of it makes two more. */
+    for (long at = 1; count + 2 <= limit - spare; at += 2, count += 2)
+        if (mprotect(area + at * page, page, PROT_READ))
+            break;
+}
+
+int main(int argc, char **argv)
+{
+    const char *name = argc > 1 ? argv[1] : "";
+    struct rlimit limit;
+    pthread_t thread;
+    pid_t pid;
+    int status;
+    signal(SIGUSR2, SIG_DFL);
+    check_or_die();
+    printf("pid %d\n", getpid());
+    if (!strcmp(name, "leader")) {
+        pthread_create(&thread, NULL, rest, NULL);
+        pthread_exit(NULL);
+    } else if (!strcmp(name, "vfork")) {
+        fflush(stdout);
+        pid = vfork();
+        if (pid == 0) {
+            ready_and_wait();
+            _exit(3);
+        }
+        if (waitpid(pid, &status, 0) != pid || !WIFEXITED(status) || WEXITSTATUS(status) != 3)
+            return BROKEN;
+        check_or_die();
+        return 7;
+    } else if (!strcmp(name, "zombie")) {
+        fflush(stdout);
+        pid = fork();
+        if (pid == 0)
+            _exit(0);
+        siginfo_t info;
+        waitid(P_PID, pid, &info, WEXITED | WNOWAIT);
+        printf("child %d\n", pid);
+    } else if (!strcmp(name, "strict")) {
+        strict();
+    } else if (!strcmp(name, "dispatch")) {
+        struct sigaction act = {.sa_handler = dispatched};
+        sigaction(SIGSYS, &act, NULL);
+        puts("ready");
+        fflush(stdout);
+        if (prctl(PR_SET_SYSCALL_USER_DISPATCH, 1, 0, 0, &selector))
+            _exit(BROKEN);
+        /* Nothing but its own text for a while, or until a call of somebody's came. */
+        selector = 1;
+        for (int i = 0; i < atoi(argv[2]); i++)
+            if (!big_check())
+                break;
+        selector = 0;
+        check_or_die();
+        _exit(7);
+    } else if (!strcmp(name, "undumpable")) {
+        prctl(PR_SET_DUMPABLE, 0);
+    } else if (!strcmp(name, "locked")) {
+        if (mlockall(MCL_CURRENT | MCL_FUTURE))
+            return BROKEN;
+    } else if (!strcmp(name, "patched")) {
+        patched();
+    } else if (!strcmp(name, "mappings")) {
+        mappings(atol(argv[2]));
+    } else if (!strcmp(name, "files")) {
+        getrlimit(RLIMIT_NOFILE, &limit);
+        limit.rlim_cur = 64;
+        setrlimit(RLIMIT_NOFILE, &limit);
+        while (open("/dev/null", O_RDONLY) >= 0)
+            ;
+        /* So many are left. */
+        for (int i = 0; i < atoi(argv[2]); i++)
+            close(63 - i);
+    } else if (!strcmp(name, "address-space")) {
+        char line[256];
+        unsigned long pages = 0;
+        FILE *f = fopen("/proc/self/statm", "re");
+        if (!f || !fgets(line, sizeof line, f))
+            return BROKEN;
+        fclose(f);
+        sscanf(line, "%lu", &pages);
+        limit.rlim_cur = limit.rlim_max = (pages + 64) * getpagesize();
+        setrlimit(RLIMIT_AS, &limit);
+    } else if (strcmp(name, "plain")) {
+        return BROKEN;
+    }
+    finish();
+}
