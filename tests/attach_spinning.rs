@@ -33,13 +33,13 @@ fn with_all_threads_busy() {
 #[test]
 fn through_each_kind_of_thread() {
     for kind in ["0", "1", "2", "3"] {
-        goes_on("wait", kind, Kind::DynamicPie, CYCLES / 2);
+        goes_on("wait", kind, Kind::DynamicPie, CYCLES / 5);
     }
 }
 
 #[test]
 fn in_a_static_program() {
-    goes_on("wait", "2", Kind::StaticNoPie, CYCLES / 2);
+    goes_on("wait", "2", Kind::StaticNoPie, CYCLES / 5);
 }
 
 /// Much text, and the page cache's own where it is huge.

@@ -354,14 +354,19 @@ fn begin(
         }
         // Threads of one process may differ in this (seccomp(2)).
         let unfiltered = alive.iter().filter(|(_, status)| status.seccomp == 0);
-        let free: Vec<Pid> = unfiltered.map(|&(tid, _)| tid).collect();
+        let free: Vec<(Pid, u8)> = unfiltered.map(|(tid, status)| (*tid, status.state)).collect();
         if free.is_empty() {
             let what = "every thread has a seccomp filter, which could end it for a call of ours";
             return Err(Failure::new(SkipReason::Seccomp, what));
         }
         let mut candidates: Vec<(Takes, Pid)> = free
             .iter()
-            .map(|&tid| (threads::takes(order.process, order.task, tid), tid))
+            .map(|&(tid, state)| {
+                // Stopped by a signal: what it was doing is interrupted already.
+                let stopped = state == b'T';
+                let takes = || threads::takes(order.process, order.task, tid);
+                (if stopped { Takes::Asleep } else { takes() }, tid)
+            })
             .filter(|(takes, _)| *takes != Takes::Badly)
             .collect();
         // Stable: the leader, listed first, is the first of its kind.

@@ -7,13 +7,12 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
 use tiexec_core::coverage::is_ours;
 use tiexec_core::elf::LoadSegment;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::smaps::SmapsEntry;
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, c, vm};
 use tiexec_tracee::arch::Call;
 
@@ -62,7 +61,7 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
         reverted.found += entry.vma.range.len();
         match original(order, &entries, index) {
             Ok(piece) => pieces.push(piece),
-            Err(_) if is_stray(order.process, &entries, index) => strays.push(entry.vma.range),
+            Err(_) if is_stray(order, &entries, index) => strays.push(entry.vma.range),
             Err(failure) => {
                 reverted.failure.get_or_insert(failure);
             }
@@ -108,10 +107,10 @@ fn original(
     index: usize,
 ) -> Result<Piece, Failure> {
     let ours = &entries[index].vma;
-    let mut why = Failure::new(SkipReason::FileGone, "no area of its file is beside it");
+    let mut why = None;
     for neighbour in neighbours(entries, index) {
         let found = open_mapped(order.process, neighbour).and_then(|file| {
-            let file_offset = offset_in(&file, neighbour, ours.range)?;
+            let file_offset = offset_in(&file, neighbour, ours.range, order.pages.base)?;
             compare(order.task, ours.range, &file, file_offset)?;
             Ok((file, file_offset))
         });
@@ -120,20 +119,25 @@ fn original(
                 let locked = entries[index].has_flag(*b"lo");
                 return Ok(Piece { range: ours.range, file, file_offset, locked });
             }
-            Err(failure) => why = failure,
+            // What went wrong with the nearest is what is told.
+            Err(failure) => {
+                why.get_or_insert(failure);
+            }
         }
     }
-    Err(why)
+    Err(why
+        .unwrap_or_else(|| Failure::new(SkipReason::FileGone, "no area of its file is beside it")))
 }
 
 /// Whether the area of ours at `index` lies where no file has text: a TiExec that died left it beside
 /// the text. Not so if that cannot be told.
-fn is_stray(process: &ProcDir, entries: &[SmapsEntry], index: usize) -> bool {
+fn is_stray(order: &AttachOrder<'_>, entries: &[SmapsEntry], index: usize) -> bool {
+    let AttachOrder { process, pages, .. } = order;
     let range = entries[index].vma.range;
     let mut seen = Vec::new();
     let claimed = |vma: &Vma| {
         let Ok(file) = open_mapped(process, vma) else { return true };
-        offset_in(&file, vma, range).is_ok()
+        offset_in(&file, vma, range, pages.base).is_ok()
     };
     neighbours(entries, index).is_empty()
         && !entries
@@ -169,12 +173,18 @@ fn neighbours(entries: &[SmapsEntry], index: usize) -> Vec<&Vma> {
 
 /// Works out, by the file's headers, which of its bytes belong at `range` if `neighbour` is where it
 /// is.
-fn offset_in(file: &File, neighbour: &Vma, range: AddrRange) -> Result<u64, Failure> {
+fn offset_in(
+    file: &File,
+    neighbour: &Vma,
+    range: AddrRange,
+    base_page: PageSize,
+) -> Result<u64, Failure> {
     let (_, facts) = elf_facts(file)?;
     let base = |load: &LoadSegment| load.vaddr.wrapping_sub(load.file_offset);
     let holds = |load: &&LoadSegment, offset: u64| {
-        // A segment is mapped from the base page it begins in.
-        let first = load.file_offset & !0xfff;
+        // A segment is mapped from the base page it begins in, to the end of the one it ends in: so far
+        // ours may reach, where the text begins or ends with a huge page.
+        let first = load.file_offset & !(base_page.bytes() - 1);
         first <= offset && offset < load.file_offset.saturating_add(load.file_size)
     };
     let segment = facts.loads.iter().find(|load| holds(load, neighbour.file_offset));
@@ -186,11 +196,12 @@ fn offset_in(file: &File, neighbour: &Vma, range: AddrRange) -> Result<u64, Fail
         let start = range.start().get().wrapping_sub(bias);
         let end = start.checked_add(range.len())?;
         let text = facts.loads.iter().find(|load| {
-            load.is_text()
-                && load.vaddr <= start
-                && end <= load.vaddr.saturating_add(load.file_size)
+            let first = load.vaddr & !(base_page.bytes() - 1);
+            let last = load.vaddr.checked_add(load.file_size);
+            let last = last.and_then(|last| last.checked_next_multiple_of(base_page.bytes()));
+            load.is_text() && first <= start && last.is_some_and(|last| end <= last)
         })?;
-        Some(start - text.vaddr + text.file_offset)
+        Some(start.wrapping_sub(base(text)))
     });
     offset.ok_or_else(|| {
         let what = format!("{} has no such text", neighbour.display_path());
