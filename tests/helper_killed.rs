@@ -13,7 +13,7 @@ fn struck(kind: Kind, fault: &str, report: &Path) -> bool {
     let _none_yet = std::fs::remove_file(report);
     let option = format!("--report={}", report.display());
     let run = Run::new(program("identity", kind), [""; 0])
-        .options([option.as_str(), "--json"])
+        .options([option.as_str(), "--json", "--backing", "image"])
         .env("TIEXEC_FAULT", fault);
     let held = run.hold();
     let complete = std::fs::read_to_string(report).is_ok_and(|r| r.contains("\"launch\":{"));
