@@ -2,7 +2,7 @@
 //!
 //! A stop interrupts the system call that a thread sleeps in. Most calls are restarted by the kernel
 //! and nobody notices; a few return EINTR, which a program that uses no signals may not expect
-//! (signal(7), "Interruption of system calls"; **[m]** by the founding prototype `ep.c`). So the
+//! (signal(7), "Interruption of system calls"). So the
 //! thread is chosen by what it is doing, and where all are doing the wrong thing, the right moment is
 //! waited for.
 
