@@ -48,7 +48,7 @@ fn too_little_address_space_for_two() {
     let (_, len) = extent(&plain, copy.path());
     drop(plain);
     // Room for the program, its libraries and the staging area, but not for two of it.
-    let limit = Prep::Rlimit(libc::RLIMIT_AS, 2 * len - (1 << 20));
+    let limit = Prep::Rlimit(libc::RLIMIT_AS, 2 * len + (1 << 20));
     copied_instead(&run.prep(limit), copy.path(), "ENOMEM");
 }
 

@@ -139,12 +139,6 @@ pub fn call_number(registers: &Registers) -> Option<i64> {
     (number >= 0).then_some(number)
 }
 
-/// Returns the registers that make `call`, with nothing laid out to come home by: the tracee is lost
-/// if its tracer dies before they are replaced.
-pub fn aim_at_plain_call(home: &Registers, gadgets: Gadgets, call: &Call) -> Registers {
-    aim_at_call(home, gadgets, call, stack_pointer(home))
-}
-
 /// Returns the highest address that the frame's bytes may reach up to.
 pub fn below_red_zone(registers: &Registers) -> Option<RemoteAddr> {
     stack_pointer(registers).checked_sub(RED_ZONE)
