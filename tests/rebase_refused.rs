@@ -42,13 +42,13 @@ fn copied_instead(run: &Run, file: &Path, why: &str) {
 #[test]
 fn too_little_address_space_for_two() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    let copy = Fresh::copy(&program("hold", Kind::DynamicPie));
-    let run = Run::new(copy.path(), ["7"]);
+    let copy = Fresh::copy(&program("much_data", Kind::DynamicPie));
+    let run = Run::new(copy.path(), [""; 0]);
     let plain = run.plain().hold();
     let (_, len) = extent(&plain, copy.path());
     drop(plain);
-    // Room for the program, its libraries and the staging area, but not for two of it.
-    let limit = Prep::Rlimit(libc::RLIMIT_AS, 2 * len + (1 << 20));
+    // Room for the program with its 16 MiB of zeroes, its libraries and the staging area of its few megabytes of text, but not for two.
+    let limit = Prep::Rlimit(libc::RLIMIT_AS, len + (32 << 20));
     copied_instead(&run.prep(limit), copy.path(), "ENOMEM");
 }
 
