@@ -321,6 +321,7 @@ fn strict_overcommit_does_not_matter() {
 #[test]
 fn the_deadline_has_passed() {
     let run = Run::new(program_big("hold", Kind::DynamicPie, 32), ["7"]);
+    let run = run.options(["--backing", "image"]);
     assert_fails_open(&run.clone().options(["--deadline", "0ms"]), &["deadline"]);
     // What is not staged in time is left alone, and said.
     let (coverage, done) = launch(&run.options(["--deadline", "1ms"]));
