@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::attached::descriptors;
 use super::child::{Done, Held};
 use super::fresh::Fresh;
 use super::launch::Run;
@@ -125,16 +126,4 @@ impl Before {
     pub(crate) fn of(pid: i32) -> Before {
         Before { maps: joined(pid), descriptors: descriptors(pid) }
     }
-}
-
-fn descriptors(pid: i32) -> Vec<String> {
-    let directory = format!("/proc/{pid}/fd");
-    let entries = std::fs::read_dir(&directory).unwrap_or_else(|e| panic!("{directory}: {e}"));
-    let shown = |entry: std::fs::DirEntry| {
-        let target = std::fs::read_link(entry.path()).unwrap_or_default();
-        format!("{} {}", entry.file_name().display(), target.display())
-    };
-    let mut all: Vec<String> = entries.flatten().map(shown).collect();
-    all.sort();
-    all
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use tiexec_core::addr::Pages;
-use tiexec_core::config::{BackingChoice, Layer, Settings};
+use tiexec_core::config::{Layer, Settings};
 use tiexec_core::coverage::{FileCoverage, Rest};
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::status::{self, Status};
@@ -232,18 +232,7 @@ impl Launcher {
         if !supported() {
             return plain(SkipReason::ArchUnsupported);
         }
-        let sources = match self.settings.backing {
-            BackingChoice::Hugetlb => {
-                Sources { pagecache: false, store: false, copy: Some(Backing::Hugetlb) }
-            }
-            BackingChoice::Image => {
-                Sources { pagecache: false, store: true, copy: Some(Backing::Image) }
-            }
-            BackingChoice::Pagecache => Sources { pagecache: true, store: false, copy: None },
-            BackingChoice::Auto | BackingChoice::Off => {
-                Sources { pagecache: true, store: true, copy: Some(Backing::Image) }
-            }
-        };
+        let sources = Sources::from(self.settings.backing);
         if sources.copy != Some(Backing::Hugetlb) && process::thp_disabled() {
             let detail = "PR_SET_THP_DISABLE is in force (prctl(2)); it is inherited";
             return Err(Declined::new(SkipReason::ThpDisabled, detail));

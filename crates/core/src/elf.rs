@@ -109,6 +109,16 @@ impl LoadSegment {
     pub const fn is_text(&self) -> bool {
         self.exec && !self.write
     }
+
+    /// Returns the vaddrs at which the kernel maps the file part: whole base pages.
+    pub fn mapped(&self, base: crate::addr::PageSize) -> Option<crate::addr::AddrRange> {
+        let mask = base.bytes() - 1;
+        let end = self.vaddr.saturating_add(self.file_size).saturating_add(mask) & !mask;
+        crate::addr::AddrRange::new(
+            crate::addr::RemoteAddr::new(self.vaddr & !mask),
+            crate::addr::RemoteAddr::new(end),
+        )
+    }
 }
 
 /// What the program headers say.
@@ -176,18 +186,10 @@ impl ElfFacts {
     /// load bias is the kernel's choice, at the luckiest bias.
     pub fn may_fill(&self, huge: crate::addr::PageSize, base: crate::addr::PageSize) -> bool {
         self.text().any(|load| {
-            // The kernel maps whole base pages.
-            let start = load.vaddr & !(base.bytes() - 1);
-            let end = load.vaddr.saturating_add(load.file_size).saturating_add(base.bytes() - 1)
-                & !(base.bytes() - 1);
             if self.position_independent {
-                return end - start >= huge.bytes();
+                return load.mapped(base).is_some_and(|mapped| mapped.len() >= huge.bytes());
             }
-            let range = crate::addr::AddrRange::new(
-                crate::addr::RemoteAddr::new(start),
-                crate::addr::RemoteAddr::new(end),
-            );
-            range.and_then(|range| range.align_inward(huge)).is_some()
+            load.mapped(base).and_then(|mapped| mapped.align_inward(huge)).is_some()
         })
     }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use tiexec_core::skip::SkipReason;
+use tiexec_sys::{Errno, SysError};
 use tiexec_tracee::TraceError;
 
 /// A reason to leave text where it is, with the detail for the message.
@@ -18,6 +19,18 @@ impl Failure {
     /// Makes one.
     pub fn new(reason: SkipReason, detail: impl fmt::Display) -> Self {
         Self { reason, detail: detail.to_string() }
+    }
+}
+
+impl Failure {
+    /// Makes one of an error in reading about a running process: gone, not to be traced, or else.
+    pub fn unreadable(error: SysError) -> Self {
+        let reason = match error.errno {
+            Errno::SRCH | Errno::NOENT => SkipReason::TargetGone,
+            Errno::PERM | Errno::ACCES => SkipReason::PtraceDenied,
+            _ => SkipReason::ProcUnavailable,
+        };
+        Self::new(reason, error)
     }
 }
 

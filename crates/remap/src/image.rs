@@ -16,6 +16,12 @@ use tiexec_sys::{Errno, SysError};
 
 use crate::failure::Failure;
 
+/// Returns the name of a memfd for the text of the program or library `name`.
+pub(crate) fn memfd_name(name: &str) -> String {
+    // The kernel takes names up to 249 bytes; programs need not be told apart to the last letter.
+    format!("tiexec:{name}").chars().take(40).collect()
+}
+
 /// A part of a span that is staged, and where in the memfd.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Staged {

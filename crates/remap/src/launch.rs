@@ -6,7 +6,8 @@ use std::io::Read;
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
-use tiexec_core::elf::{ElfFacts, LoadSegment};
+use tiexec_core::config::BackingChoice;
+use tiexec_core::elf::ElfFacts;
 use tiexec_core::plan::{Backing, Plan};
 use tiexec_core::proc::{auxv, status};
 use tiexec_core::rebase::MainImage;
@@ -54,6 +55,24 @@ pub struct Sources {
     pub store: bool,
     /// The kind of copy for what neither holds; `None` for none.
     pub copy: Option<Backing>,
+}
+
+impl From<BackingChoice> for Sources {
+    /// `off` is for whoever asks first; here it is as `auto`.
+    fn from(choice: BackingChoice) -> Self {
+        match choice {
+            BackingChoice::Hugetlb => {
+                Self { pagecache: false, store: false, copy: Some(Backing::Hugetlb) }
+            }
+            BackingChoice::Image => {
+                Self { pagecache: false, store: true, copy: Some(Backing::Image) }
+            }
+            BackingChoice::Pagecache => Self { pagecache: true, store: false, copy: None },
+            BackingChoice::Auto | BackingChoice::Off => {
+                Self { pagecache: true, store: true, copy: Some(Backing::Image) }
+            }
+        }
+    }
 }
 
 /// What came of it.
@@ -306,16 +325,10 @@ pub fn bring_in(exe: &File, facts: &ElfFacts, pages: Pages, deadline: Instant) -
     let complete = pagecache::prepare(exe, &chunks, pages, deadline)
         .is_ok_and(|prepared| prepared.shortfall.is_none());
     let congruent: u64 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
-    let all: u64 = facts.loads.iter().filter_map(|load| whole_pages(load, pages)).sum();
+    let texts = facts.loads.iter().filter(|load| load.is_text());
+    let whole = texts.filter_map(|load| load.mapped(pages.base)?.align_inward(pages.pmd));
+    let all: u64 = whole.map(AddrRange::len).sum();
     complete && !image.position_independent && congruent == all
-}
-
-/// Returns the bytes of whole huge pages in a text segment that lies where its vaddr says.
-fn whole_pages(load: &LoadSegment, pages: Pages) -> Option<u64> {
-    let start = RemoteAddr::new(load.vaddr).align_down(pages.base);
-    let end = RemoteAddr::new(load.vaddr.checked_add(load.file_size)?).align_up(pages.base)?;
-    let whole = AddrRange::new(start, end)?.align_inward(pages.pmd)?;
-    load.is_text().then_some(whole.len())
 }
 
 /// Returns whether remote system calls are possible on this architecture.

@@ -16,7 +16,7 @@ use tiexec_tracee::arch::Call;
 use tiexec_tracee::session::Session;
 
 use crate::failure::Failure;
-use crate::image::Staged;
+use crate::image::{Staged, memfd_name};
 
 /// Has the target make an empty memfd for the backing; closed on its way home.
 ///
@@ -27,9 +27,7 @@ pub(crate) fn make_memfd(
     backing: Backing,
     name: &str,
 ) -> Result<u64, Failure> {
-    // The kernel takes names up to 249 bytes; programs need not be told apart to the last letter.
-    let name: String = format!("tiexec:{name}").chars().take(40).collect();
-    let mut bytes = name.into_bytes();
+    let mut bytes = memfd_name(name).into_bytes();
     bytes.push(0);
     let name = session.scratch(&bytes)?;
     let flags = c::MFD_CLOEXEC | c::MFD_ALLOW_SEALING;

@@ -50,11 +50,7 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
     let plan = found.plan.as_ref();
     let planned = plan.map_or(0, Plan::huge_bytes);
     let huge = plan.map_or(0, |plan| huge_bytes_in_spans(plan, &entries));
-    report.outcome = match huge {
-        0 => Outcome::Skipped,
-        _ if huge < planned => Outcome::Partial,
-        _ => Outcome::Switched,
-    };
+    report.outcome = outcome(huge, planned);
     if let Some(failure) = &found.failure {
         report.reason = Some(failure.reason);
         report.detail = Some(failure.detail.clone());
@@ -97,6 +93,15 @@ fn notes(found: &Found) -> Vec<Note> {
             Some(Note { range: text.vma.range, reason })
         })
         .collect()
+}
+
+/// Returns what `huge` bytes of the `planned` ones come to.
+pub(crate) fn outcome(huge: u64, planned: u64) -> Outcome {
+    match huge {
+        0 => Outcome::Skipped,
+        _ if huge < planned => Outcome::Partial,
+        _ => Outcome::Switched,
+    }
 }
 
 /// Returns the bytes PMD-mapped in VMAs that hold planned spans.

@@ -12,27 +12,41 @@ use crate::error::{Errno, SysError, check};
 /// `F_SETSIG` (fcntl(2)), which libc lacks.
 const F_SETSIG: i32 = 10;
 
-/// A write lease: while it lives nobody opens the file. An open waits, or fails with EWOULDBLOCK if
-/// it was asked not to wait.
+/// Whom a lease keeps out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Against {
+    /// A write lease (`F_WRLCK`): everybody.
+    Openers,
+    /// A read lease (`F_RDLCK`): those who would write.
+    Writers,
+}
+
+/// A lease: while it lives those whom it is against do not open the file. An open waits, or fails with
+/// EWOULDBLOCK if it was asked not to wait.
 #[derive(Debug)]
 #[must_use = "dropping it lets the openers in"]
 pub struct Lease<'a>(&'a File);
 
 impl<'a> Lease<'a> {
-    /// `fcntl(fd, F_SETLEASE, F_WRLCK)` — takes the lease on a file opened for reading; `None` if
-    /// anybody else has it open or mapped.
+    /// `fcntl(fd, F_SETLEASE, …)` — takes the lease on a file opened for reading; `None` if somebody
+    /// whom it is against has it open (or, against all openers, mapped).
     ///
     /// # Errors
-    /// EINVAL where the file system has no leases; EACCES if the file is another user's.
-    pub fn try_take(file: &'a File) -> Result<Option<Self>, SysError> {
+    /// EINVAL where the file system has no leases; EACCES to those who neither own the file nor have
+    /// CAP_LEASE.
+    pub fn try_take(file: &'a File, against: Against) -> Result<Option<Self>, SysError> {
         const CALL: &str = "fcntl(F_SETLEASE)";
         // Who waits for the lease makes the kernel signal its holder: by one that is ignored unless
         // somebody asked for it, not by SIGIO, which kills.
         // SAFETY: fcntl with a live descriptor and numbers touches no memory.
         let signal = unsafe { libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) };
         check(CALL, signal.into())?;
+        let kind = match against {
+            Against::Openers => libc::F_WRLCK,
+            Against::Writers => libc::F_RDLCK,
+        };
         // SAFETY: as above.
-        let taken = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) };
+        let taken = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) };
         match check(CALL, taken.into()) {
             Ok(_) => Ok(Some(Self(file))),
             Err(error) if error.errno == Errno::AGAIN => Ok(None),

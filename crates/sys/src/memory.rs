@@ -7,11 +7,8 @@ use std::ptr::NonNull;
 use rustix::mm::{MapFlags, ProtFlags};
 use tiexec_core::addr::PageSize;
 
-use crate::error::{SysError, check};
-use crate::reserve::Reservation;
-
-const MADV_POPULATE_WRITE: i32 = 23;
-const MADV_COLLAPSE: i32 = 25;
+use crate::error::SysError;
+use crate::reserve::{MADV_COLLAPSE, Reservation};
 
 /// A shared, writable mapping of a memfd in this process, beginning on a multiple of the huge page.
 /// Unmapped when dropped.
@@ -59,26 +56,11 @@ impl FillMapping {
         self.0.part("fill", at, len)
     }
 
-    fn advise(
-        &self,
-        call: &'static str,
-        at: usize,
-        len: usize,
-        advice: i32,
-    ) -> Result<(), SysError> {
-        let part = self.part(at, len)?;
-        // SAFETY: the range lies in our own mapping, of which no reference is alive; the advices
-        // used here change how it is backed, not what it holds.
-        let returned = unsafe { libc::madvise(part.as_ptr().cast(), len, advice) };
-        check(call, returned.into())?;
-        Ok(())
-    }
-
     /// `madvise(MADV_HUGEPAGE)` — lets faults in the whole mapping take huge pages where the shmem
     /// policy is `advise`. A kernel without THP says EINVAL, which does not matter here.
     pub fn advise_huge(&self) {
         let _unsupported =
-            self.advise("madvise(MADV_HUGEPAGE)", 0, self.0.len(), libc::MADV_HUGEPAGE);
+            self.0.advise("madvise(MADV_HUGEPAGE)", 0, self.0.len(), libc::MADV_HUGEPAGE);
     }
 
     /// `madvise(MADV_POPULATE_WRITE)` — allocates the pages of the range, zero-filled, and says so
@@ -87,7 +69,7 @@ impl FillMapping {
     /// # Errors
     /// ENOMEM or EFAULT without memory, pool page or cgroup room.
     pub fn populate(&self, at: usize, len: usize) -> Result<(), SysError> {
-        self.advise("madvise(MADV_POPULATE_WRITE)", at, len, MADV_POPULATE_WRITE)
+        self.0.advise("madvise(MADV_POPULATE_WRITE)", at, len, libc::MADV_POPULATE_WRITE)
     }
 
     /// `madvise(MADV_COLLAPSE)` — makes the range huge pages now, whatever THP's settings. Since
@@ -96,7 +78,7 @@ impl FillMapping {
     /// # Errors
     /// ENOMEM without a free huge page; EAGAIN for a passing obstacle; EINVAL where it cannot be.
     pub fn collapse(&self, at: usize, len: usize) -> Result<(), SysError> {
-        self.advise("madvise(MADV_COLLAPSE)", at, len, MADV_COLLAPSE)
+        self.0.advise("madvise(MADV_COLLAPSE)", at, len, MADV_COLLAPSE)
     }
 
     /// Copies `bytes` to byte `at` of the mapping. The pages there must have been populated, or be

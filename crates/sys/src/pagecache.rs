@@ -20,14 +20,12 @@ use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::proc::smaps;
 
 use crate::error::{Errno, SysError, check};
+use crate::lease::{Against, Lease};
 use crate::procfs::ProcDir;
-use crate::reserve::Reservation;
+use crate::reserve::{MADV_COLLAPSE, Reservation};
 
-const MADV_POPULATE_READ: i32 = 22;
-const MADV_COLLAPSE: i32 = 25;
 /// The same on all architectures that this project builds for.
 const SYS_CACHESTAT: libc::c_long = 451;
-const F_SETSIG: libc::c_int = 10;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
 /// A private mapping of a part of a file, at an address congruent to its offset: where the page
@@ -90,12 +88,7 @@ impl FileMapping {
         advice: libc::c_int,
     ) -> Result<(), SysError> {
         let (at, len) = self.within(call, part)?;
-        let start = self.reserved.part(call, at, len)?;
-        // SAFETY: the range lies in our own mapping, of which there are no references; the advices
-        // used here change how it is backed, not what it holds.
-        let returned = unsafe { libc::madvise(start.as_ptr().cast(), len, advice) };
-        check(call, returned.into())?;
-        Ok(())
+        self.reserved.advise(call, at, len, advice)
     }
 
     /// Returns where `part` of the file lies in the mapping.
@@ -130,7 +123,7 @@ impl FileMapping {
     /// # Errors
     /// EFAULT past the end of the file and for I/O errors, where a plain touch would die of SIGBUS.
     pub fn populate(&self, part: &Range<u64>) -> Result<(), SysError> {
-        self.advise("madvise(MADV_POPULATE_READ)", part, MADV_POPULATE_READ)
+        self.advise("madvise(MADV_POPULATE_READ)", part, libc::MADV_POPULATE_READ)
     }
 
     /// `madvise(MADV_COLLAPSE)` — makes the huge pages of `part` out of what is cached, without
@@ -370,23 +363,7 @@ pub fn cache_state(file: &File, part: &Range<u64>) -> Result<CacheState, SysErro
 /// EACCES to those who neither own the file nor have CAP_LEASE; EINVAL where the file system has no
 /// leases.
 pub fn is_open_for_writing(file: &File) -> Result<bool, SysError> {
-    const CALL: &str = "fcntl(F_SETLEASE)";
-    let fcntl = |command: libc::c_int, argument: libc::c_int| {
-        // SAFETY: these commands take an integer and touch no memory of ours.
-        let returned = unsafe { libc::fcntl(file.as_raw_fd(), command, argument) };
-        check(CALL, returned.into())
-    };
-    // Who opens it for writing just now breaks the lease, which is told by a signal; SIGIO would
-    // kill us, this one is ignored by default.
-    fcntl(F_SETSIG, libc::SIGURG)?;
-    match fcntl(libc::F_SETLEASE, libc::F_RDLCK) {
-        Ok(_) => {
-            fcntl(libc::F_SETLEASE, libc::F_UNLCK)?;
-            Ok(false)
-        }
-        Err(error) if error.errno == Errno::AGAIN => Ok(true),
-        Err(error) => Err(error),
-    }
+    Ok(Lease::try_take(file, Against::Writers)?.is_none())
 }
 
 #[cfg(test)]

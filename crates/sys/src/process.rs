@@ -92,6 +92,29 @@ impl Wait {
     }
 }
 
+/// `wait4(pid, &status, __WALL | flags)`, past interruptions; `None` if `WNOHANG` is among the flags and
+/// nothing has happened.
+fn look(pid: Pid, flags: i32) -> Result<Option<Wait>, SysError> {
+    loop {
+        let mut status = 0;
+        // SAFETY: `status` is a live integer; the resource usage is not asked for.
+        let returned = unsafe {
+            libc::wait4(
+                pid.as_raw_nonzero().get(),
+                &raw mut status,
+                libc::__WALL | flags,
+                std::ptr::null_mut(),
+            )
+        };
+        match check("wait4", returned.into()) {
+            Ok(0) => return Ok(None),
+            Ok(_) => return Ok(Some(Wait::from_status(status))),
+            Err(error) if error.errno == crate::Errno::INTR => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// How often [`wait`] looks before it sleeps: about as long as a tracee needs for a system call.
 const LOOKS: u32 = 200;
 
@@ -101,25 +124,25 @@ const LOOKS: u32 = 200;
 /// # Errors
 /// ECHILD if it is neither.
 pub fn wait(pid: Pid) -> Result<Wait, SysError> {
-    let mut looks = 0;
+    if let Some(stop) = look_for_a_moment(pid)? {
+        return Ok(stop);
+    }
     loop {
-        let mut status = 0;
-        let flags = if looks < LOOKS { libc::__WALL | libc::WNOHANG } else { libc::__WALL };
-        // SAFETY: `status` is a live integer; the resource usage is not asked for.
-        let returned = unsafe {
-            libc::wait4(pid.as_raw_nonzero().get(), &raw mut status, flags, std::ptr::null_mut())
-        };
-        match check("wait4", returned.into()) {
-            Ok(0) => {
-                looks += 1;
-                // Where there is no other processor, the tracee needs this one.
-                std::thread::yield_now();
-            }
-            Ok(_) => return Ok(Wait::from_status(status)),
-            Err(error) if error.errno == crate::Errno::INTR => {}
-            Err(error) => return Err(error),
+        if let Some(stop) = look(pid, 0)? {
+            return Ok(stop);
         }
     }
+}
+
+fn look_for_a_moment(pid: Pid) -> Result<Option<Wait>, SysError> {
+    for _ in 0..LOOKS {
+        if let Some(stop) = look(pid, libc::WNOHANG)? {
+            return Ok(Some(stop));
+        }
+        // Where there is no other processor, the tracee needs this one.
+        std::thread::yield_now();
+    }
+    Ok(None)
 }
 
 /// As [`wait`], but never asleep for longer than half a millisecond: a tracee whose id passes to another
@@ -128,11 +151,8 @@ pub fn wait(pid: Pid) -> Result<Wait, SysError> {
 /// # Errors
 /// ECHILD if it is neither child nor tracee, or no longer.
 pub fn wait_polling(pid: Pid) -> Result<Wait, SysError> {
-    for _ in 0..LOOKS {
-        if let Some(stop) = wait_until(pid, std::time::Instant::now())? {
-            return Ok(stop);
-        }
-        std::thread::yield_now();
+    if let Some(stop) = look_for_a_moment(pid)? {
+        return Ok(stop);
     }
     loop {
         let soon = std::time::Instant::now() + std::time::Duration::from_secs(1);
@@ -154,23 +174,11 @@ pub fn wait_attentively(pid: Pid) -> Result<Wait, SysError> {
     let child = signal_set(&[libc::SIGCHLD]);
     let patience = libc::timespec { tv_sec: 0, tv_nsec: 250_000_000 };
     loop {
-        let mut status = 0;
-        let flags = libc::__WALL | libc::WNOHANG;
-        // SAFETY: `status` is a live integer; the resource usage is not asked for.
-        let returned = unsafe {
-            libc::wait4(pid.as_raw_nonzero().get(), &raw mut status, flags, std::ptr::null_mut())
-        };
-        match check("wait4", returned.into()) {
-            Ok(0) => {
-                // SAFETY: the set and the time are live; the signal's details are not asked for.
-                unsafe {
-                    libc::sigtimedwait(&raw const child, std::ptr::null_mut(), &raw const patience)
-                };
-            }
-            Ok(_) => return Ok(Wait::from_status(status)),
-            Err(error) if error.errno == crate::Errno::INTR => {}
-            Err(error) => return Err(error),
+        if let Some(stop) = look(pid, libc::WNOHANG)? {
+            return Ok(stop);
         }
+        // SAFETY: the set and the time are live; the signal's details are not asked for.
+        unsafe { libc::sigtimedwait(&raw const child, std::ptr::null_mut(), &raw const patience) };
     }
 }
 
@@ -275,22 +283,14 @@ pub fn send_descriptor(to: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<(), S
 pub fn wait_until(pid: Pid, deadline: std::time::Instant) -> Result<Option<Wait>, SysError> {
     let mut pause = std::time::Duration::from_micros(5);
     loop {
-        let mut status = 0;
-        let flags = libc::__WALL | libc::WNOHANG;
-        // SAFETY: `status` is a live integer; the resource usage is not asked for.
-        let returned = unsafe {
-            libc::wait4(pid.as_raw_nonzero().get(), &raw mut status, flags, std::ptr::null_mut())
-        };
-        match check("wait4", returned.into()) {
-            Ok(0) if std::time::Instant::now() >= deadline => return Ok(None),
-            Ok(0) => {
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(std::time::Duration::from_micros(500));
-            }
-            Ok(_) => return Ok(Some(Wait::from_status(status))),
-            Err(error) if error.errno == crate::Errno::INTR => {}
-            Err(error) => return Err(error),
+        if let Some(stop) = look(pid, libc::WNOHANG)? {
+            return Ok(Some(stop));
         }
+        if std::time::Instant::now() >= deadline {
+            return Ok(None);
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(std::time::Duration::from_micros(500));
     }
 }
 

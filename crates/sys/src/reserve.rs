@@ -5,7 +5,10 @@ use std::ptr::NonNull;
 use rustix::mm::{MapFlags, ProtFlags};
 use tiexec_core::addr::PageSize;
 
-use crate::error::{Errno, SysError};
+use crate::error::{Errno, SysError, check};
+
+/// `MADV_COLLAPSE` (madvise(2)), since Linux 6.1.
+pub(crate) const MADV_COLLAPSE: libc::c_int = 25;
 
 /// Inaccessible address space that begins on a multiple of a page size, to be mapped over.
 /// Unmapped when dropped, with all that was mapped over it.
@@ -69,6 +72,25 @@ impl Reservation {
         }
         // SAFETY: `at` is inside the reservation, as just checked.
         Ok(unsafe { self.start.add(at) })
+    }
+
+    /// `madvise` on `len` bytes from byte `at` on, with an advice that changes how memory is backed and
+    /// not what it holds.
+    ///
+    /// # Errors
+    /// As madvise(2), and as [`part`](Self::part).
+    pub(crate) fn advise(
+        &self,
+        call: &'static str,
+        at: usize,
+        len: usize,
+        advice: libc::c_int,
+    ) -> Result<(), SysError> {
+        let part = self.part(call, at, len)?;
+        // SAFETY: the range lies in our own reservation, of which no reference is alive.
+        let returned = unsafe { libc::madvise(part.as_ptr().cast(), len, advice) };
+        check(call, returned.into())?;
+        Ok(())
     }
 }
 

@@ -7,10 +7,8 @@
 use std::time::Instant;
 
 use tiexec_core::addr::{AddrRange, RemoteAddr};
-use tiexec_core::proc::status;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::process::{self, Wait};
-use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::ptrace::{self, Options, Registers, Resume};
 use tiexec_sys::{Errno, Pid, SysError, vm};
 
@@ -173,12 +171,6 @@ pub fn begin(
     };
     let home = arch::after_a_signal(&stopped.registers);
     Session::lay(stopped.tid, gadgets, home, Some(top), ground)
-}
-
-/// Says whether an error of [`stop`] means that somebody else traces the process.
-pub fn is_traced_already(process: &ProcDir) -> Option<u32> {
-    let tracer = status::parse(&process.read("status").ok()?).tracer_pid;
-    (tracer != 0).then_some(tracer)
 }
 
 /// Tells what the kernel answered from what it means.

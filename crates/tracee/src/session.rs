@@ -58,8 +58,6 @@ pub enum Refusal {
 pub struct Counts {
     /// Remote system calls, those on the way home included.
     pub calls: u32,
-    /// Register sets written.
-    pub register_writes: u32,
 }
 
 /// A tracee in syscall-exit-stop that calls for us.
@@ -450,7 +448,7 @@ impl Session {
     /// Returns the counts as they will be once home.
     pub fn counts(&self) -> Counts {
         let on_the_way = u32::try_from(self.releases.len()).unwrap_or(0);
-        Counts { calls: self.counts.calls + on_the_way, ..self.counts }
+        Counts { calls: self.counts.calls + on_the_way }
     }
 
     /// Lays the chain for the present releases, if they have changed, beside the one in use.
@@ -481,7 +479,6 @@ impl Session {
 
     fn install(&mut self, registers: Registers) -> Result<(), TraceError> {
         ptrace::set_registers(self.pid, &registers)?;
-        self.counts.register_writes += 1;
         fault::at(fault::Point::SetRegisters);
         if !self.masked {
             // From here on the installed registers lead home, and home puts the mask back.

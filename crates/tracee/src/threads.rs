@@ -27,15 +27,6 @@ pub enum Takes {
     Badly,
 }
 
-/// A thread and how it would take a stop just now.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Candidate {
-    /// The thread.
-    pub tid: Pid,
-    /// How it would take it.
-    pub takes: Takes,
-}
-
 /// Lists the threads of `pid`, the leader first.
 pub fn list(process: &ProcDir, pid: Pid) -> Vec<Pid> {
     let raw = pid.as_raw_nonzero().get();

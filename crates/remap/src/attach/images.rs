@@ -72,7 +72,7 @@ impl Images {
 }
 
 fn make_memfd(name: &str, backing: Backing) -> Result<File, Failure> {
-    let name: String = format!("tiexec:{name}").chars().take(40).collect();
+    let name = image::memfd_name(name);
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     if backing == Backing::Hugetlb {
         flags |= MemfdFlags::HUGETLB;

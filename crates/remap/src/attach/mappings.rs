@@ -1,6 +1,5 @@
 //! Whether the process may have the mappings that a switch takes.
 
-use tiexec_core::proc::smaps::SmapsEntry;
 use tiexec_core::skip::SkipReason;
 
 use crate::failure::Failure;
@@ -11,17 +10,17 @@ const BY_EACH: usize = 2;
 /// the limit (`mm/mremap.c`, "pre-compute if the whole operation has high chances to success").
 const BESIDE: usize = 6;
 
-/// Checks that a process with these mappings may have `parts` of its text switched. A limit that
+/// Checks that a process that has `now` mappings may have `parts` of its text switched. A limit that
 /// cannot be read is none.
 ///
 /// # Errors
 /// `map_count`.
-pub(super) fn check(entries: &[SmapsEntry], parts: usize) -> Result<(), Failure> {
+pub(super) fn check(now: usize, parts: usize) -> Result<(), Failure> {
     let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count");
     let Some(limit) = limit.ok().and_then(|text| text.trim().parse::<usize>().ok()) else {
         return Ok(());
     };
-    let (now, more) = (entries.len(), parts.saturating_mul(BY_EACH).saturating_add(BESIDE));
+    let more = parts.saturating_mul(BY_EACH).saturating_add(BESIDE);
     if now.saturating_add(more) > limit {
         let detail = format!(
             "it has {now} mappings, the switch takes up to {more} more, and vm.max_map_count is {limit}"

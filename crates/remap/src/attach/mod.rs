@@ -26,7 +26,7 @@ use tiexec_core::proc::status::{self, Status};
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Errno, Pid, SysError, c};
+use tiexec_sys::{Pid, SysError, c};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{Call, Gadgets};
 use tiexec_tracee::gadgets;
@@ -95,11 +95,6 @@ pub struct StopCost {
     pub shown: bool,
 }
 
-/// A copy that is ready to be mapped.
-struct Staged {
-    image: Rc<Image>,
-}
-
 /// Puts the text of a running process onto huge pages, as far as it is not.
 ///
 /// # Errors
@@ -119,12 +114,12 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
     let mut staged = Vec::new();
     for (vma, spans) in copies(&attached.plan) {
         match stage(order, &texts, vma, &spans, images, deadline) {
-            Ok(one) => {
-                attached.bytes_copied += one.image.filled.copied;
-                if let Some(shortfall) = &one.image.filled.shortfall {
+            Ok(image) => {
+                attached.bytes_copied += image.filled.copied;
+                if let Some(shortfall) = &image.filled.shortfall {
                     attached.failure.get_or_insert_with(|| shortfall.clone());
                 }
-                staged.push((vma.clone(), spans, one));
+                staged.push((vma.clone(), spans, image));
             }
             Err(failure) => {
                 attached.failure.get_or_insert(failure);
@@ -137,8 +132,9 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
         return Ok(attached);
     }
     if !staged.is_empty() {
-        let parts = staged.iter().map(|(_, _, one)| one.image.filled.staged.len()).sum();
-        mappings::check(&read_smaps(order.process)?, parts)?;
+        let parts = staged.iter().map(|(_, _, image)| image.filled.staged.len()).sum();
+        let maps = order.process.read("maps").map_err(Failure::unreadable)?;
+        mappings::check(maps.iter().filter(|&&byte| byte == b'\n').count(), parts)?;
     }
     let thp_off = thp_is_off(order.process);
     let work = |session: &mut Session, snapshot: &Snapshot| {
@@ -171,7 +167,7 @@ fn read_smaps(process: &ProcDir) -> Result<Vec<SmapsEntry>, Failure> {
     // It is read piece by piece: what is mapped meanwhile may come out of order.
     let mut attempts = 8;
     loop {
-        let text = process.read("smaps").map_err(unreadable)?;
+        let text = process.read("smaps").map_err(Failure::unreadable)?;
         attempts -= 1;
         match smaps::parse(&text) {
             Err(_) if attempts > 0 => {}
@@ -180,15 +176,6 @@ fn read_smaps(process: &ProcDir) -> Result<Vec<SmapsEntry>, Failure> {
             }
         }
     }
-}
-
-fn unreadable(error: SysError) -> Failure {
-    let reason = match error.errno {
-        Errno::SRCH | Errno::NOENT => SkipReason::TargetGone,
-        Errno::PERM | Errno::ACCES => SkipReason::PtraceDenied,
-        _ => SkipReason::ProcUnavailable,
-    };
-    Failure::new(reason, error)
 }
 
 /// Returns, for each text, the spans of it that need a copy.
@@ -208,19 +195,18 @@ fn stage(
     spans: &[Span],
     images: &mut Images,
     deadline: Instant,
-) -> Result<Staged, Failure> {
+) -> Result<Rc<Image>, Failure> {
     let backing = spans.first().map_or(Backing::Image, |span| span.backing);
     if backing == Backing::Image {
         let bytes = spans.iter().map(|span| span.range.len()).sum();
         // It is this process's memory cgroup that pays.
-        headroom::check(&ProcDir::this_process().map_err(unreadable)?, bytes)?;
+        headroom::check(&ProcDir::this_process().map_err(Failure::unreadable)?, bytes)?;
     }
     let gone = || Failure::new(SkipReason::FileGone, vma.display_path());
     let file: &File = texts.file(vma).ok_or_else(gone)?;
     let path = vma.display_path();
     let name = path.rsplit('/').next().unwrap_or_default();
-    let image = images.get(file, name, spans, backing, order.pages, deadline)?;
-    Ok(Staged { image })
+    images.get(file, name, spans, backing, order.pages, deadline)
 }
 
 /// Switches each staged part, one after the other.
@@ -228,11 +214,11 @@ fn switch_all(
     session: &mut Session,
     order: &AttachOrder<'_>,
     snapshot: &Snapshot,
-    staged: &[(Vma, Vec<Span>, Staged)],
+    staged: &[(Vma, Vec<Span>, Rc<Image>)],
     entries: &[SmapsEntry],
 ) -> Result<(), Failure> {
     let passage = Passage::open(session, order.task, order.process)?;
-    for (vma, spans, Staged { image }) in staged {
+    for (vma, spans, image) in staged {
         let fd = passage.hand_over(session, &image.memfd)?;
         let locked = entries.iter().any(|entry| entry.vma == *vma && entry.has_flag(*b"lo"));
         for part in &image.filled.staged {
@@ -324,7 +310,7 @@ fn in_a_stop(
 
 /// Looks for the instructions to call through, in the dynamic linker or in the program.
 fn find_gadgets(order: &AttachOrder<'_>, snapshot: &Snapshot) -> Result<Gadgets, Failure> {
-    let auxv = order.process.read("auxv").map_err(unreadable)?;
+    let auxv = order.process.read("auxv").map_err(Failure::unreadable)?;
     let at = |key| RemoteAddr::new(auxv::get(&auxv, key).unwrap_or(0));
     gadgets::find_running(order.task, snapshot, at(auxv::AT_BASE), at(auxv::AT_ENTRY)).ok_or_else(
         || {

@@ -70,7 +70,7 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     if (pieces.is_empty() && strays.is_empty()) || order.dry_run {
         return Ok(reverted);
     }
-    mappings::check(&entries, pieces.len())?;
+    mappings::check(entries.len(), pieces.len())?;
     let mut done = 0;
     let (cost, outcome) = in_a_stop(order, image, &entries, |session, snapshot| {
         for stray in &strays {

@@ -6,7 +6,6 @@ use std::os::unix::fs::FileExt;
 
 use tiexec_sys::procfs::ProcDir;
 
-use super::unreadable;
 use crate::failure::Failure;
 
 /// The address space that a process had when this was opened.
@@ -19,7 +18,7 @@ impl RunningImage {
     /// # Errors
     /// `target_gone`; `ptrace_denied`, where it cannot be traced either.
     pub(crate) fn open(process: &ProcDir) -> Result<Self, Failure> {
-        process.open_file("mem", false).map(Self).map_err(unreadable)
+        process.open_file("mem", false).map(Self).map_err(Failure::unreadable)
     }
 
     /// Whether a process still uses it. `/proc/PID/mem` stays that of the address space it was opened

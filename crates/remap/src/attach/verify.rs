@@ -3,11 +3,11 @@
 use tiexec_core::coverage::{Note, coverage};
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::{cgroup, status};
-use tiexec_core::report::{AttachCost, Kind, Outcome, Report};
+use tiexec_core::report::{AttachCost, Kind, Report};
 use tiexec_core::skip::SkipReason;
 
 use super::{AttachOrder, Attached, read_smaps};
-use crate::verify::huge_bytes_in_spans;
+use crate::verify::{huge_bytes_in_spans, outcome};
 
 /// Reads the process's smaps and writes the report.
 pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
@@ -33,11 +33,7 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
     let planned = plan.huge_bytes();
     let huge = huge_bytes_in_spans(plan, &entries);
     if planned > 0 {
-        report.outcome = match huge {
-            0 => Outcome::Skipped,
-            _ if huge < planned => Outcome::Partial,
-            _ => Outcome::Switched,
-        };
+        report.outcome = outcome(huge, planned);
     }
     if let Some(failure) = &attached.failure {
         report.reason = Some(failure.reason);

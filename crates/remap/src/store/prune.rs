@@ -6,7 +6,7 @@ use std::fs::File;
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use serde::Serialize;
-use tiexec_sys::lease::Lease;
+use tiexec_sys::lease::{Against, Lease};
 
 use super::SUFFIX;
 use super::build::Temporary;
@@ -92,7 +92,7 @@ fn remove_unused(directory: &Directory, entry: Entry) -> Option<Removed> {
     let file = rustix::fs::openat(&directory.fd, &entry.name, flags, Mode::empty()).ok()?;
     let file = File::from(file);
     // Held until it is gone: whoever wants to open it meanwhile then finds nothing.
-    let _lease = Lease::try_take(&file).ok()??;
+    let _lease = Lease::try_take(&file, Against::Openers).ok()??;
     remove(directory, entry, Why::Unused)
 }
 

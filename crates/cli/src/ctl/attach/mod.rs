@@ -9,15 +9,15 @@ use std::time::Duration;
 use tiexec_core::addr::{Pages, mib};
 use tiexec_core::config::{BackingChoice, Layer, Settings};
 use tiexec_core::coverage::is_ours;
-use tiexec_core::plan::{Backing, Plan};
-use tiexec_core::proc::{smaps, stat, status};
+use tiexec_core::plan::Plan;
+use tiexec_core::proc::{maps, stat, status};
 use tiexec_core::report::{Outcome, Report, percent};
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{AttachOrder, Attached, Images, Reverted, attach, revert};
 use tiexec_remap::launch::Sources;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Errno, Pid, SysError, thp};
+use tiexec_sys::{Pid, thp};
 use tiexec_tracee::threads;
 
 use super::print;
@@ -111,16 +111,8 @@ struct Target {
 
 impl Target {
     fn open(pid: Pid) -> Result<Self, Failure> {
-        let failed = |error: SysError| {
-            let reason = match error.errno {
-                Errno::NOENT | Errno::SRCH => SkipReason::TargetGone,
-                Errno::PERM | Errno::ACCES => SkipReason::PtraceDenied,
-                _ => SkipReason::ProcUnavailable,
-            };
-            Failure::new(reason, error)
-        };
-        let named = ProcDir::of(pid).map_err(failed)?;
-        let status = status::parse(&named.read("status").map_err(failed)?);
+        let named = ProcDir::of(pid).map_err(Failure::unreadable)?;
+        let status = status::parse(&named.read("status").map_err(Failure::unreadable)?);
         let task = threads::list(&named, pid)
             .into_iter()
             .find(|&tid| threads::alive(&named, tid).is_some())
@@ -133,9 +125,10 @@ impl Target {
         })?;
         let lock = named
             .lock()
-            .map_err(failed)?
+            .map_err(Failure::unreadable)?
             .ok_or_else(|| Failure::new(SkipReason::Busy, "another tiexec is at work on it"))?;
-        let process = if task == pid { named } else { ProcDir::of(task).map_err(failed)? };
+        let process =
+            if task == pid { named } else { ProcDir::of(task).map_err(Failure::unreadable)? };
         let comm = String::from_utf8_lossy(&status.name).into_owned();
         Ok(Self { pid, task, process, pages, comm, _lock: lock })
     }
@@ -158,21 +151,6 @@ impl Target {
     }
 }
 
-fn sources(backing: BackingChoice) -> Sources {
-    match backing {
-        BackingChoice::Hugetlb => {
-            Sources { pagecache: false, store: false, copy: Some(Backing::Hugetlb) }
-        }
-        BackingChoice::Image => {
-            Sources { pagecache: false, store: true, copy: Some(Backing::Image) }
-        }
-        BackingChoice::Pagecache => Sources { pagecache: true, store: false, copy: None },
-        BackingChoice::Auto | BackingChoice::Off => {
-            Sources { pagecache: true, store: true, copy: Some(Backing::Image) }
-        }
-    }
-}
-
 fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Images) -> u8 {
     if settings.off && !options.dry_run {
         return failed("attach to", pid, &Failure::new(SkipReason::Disabled, "it is switched off"));
@@ -181,7 +159,7 @@ fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Imag
         Ok(target) => target,
         Err(failure) => return failed("attach to", pid, &failure),
     };
-    let order = target.order(sources(settings.backing), options.dry_run);
+    let order = target.order(settings.backing.into(), options.dry_run);
     let attached = match attach(&order, images) {
         Ok(attached) => attached,
         Err(failure) => {
@@ -264,7 +242,7 @@ fn revert_one(pid: Pid, options: &Revert) -> u8 {
     if options.started_at.is_some_and(|wanted| target.start_time() != Some(wanted)) {
         return exit::GONE;
     }
-    let order = target.order(sources(BackingChoice::Auto), options.dry_run);
+    let order = target.order(BackingChoice::Auto.into(), options.dry_run);
     let reverted = match revert(&order) {
         Ok(reverted) => reverted,
         Err(failure) => return failed("revert", pid, &failure),
@@ -317,8 +295,6 @@ fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
 }
 
 fn has_text_of_ours(process: &ProcDir) -> bool {
-    let maps = process.read("maps").ok().and_then(|text| smaps::parse(&text).ok());
-    maps.is_some_and(|entries| {
-        entries.iter().any(|entry| entry.vma.is_text() && is_ours(&entry.vma))
-    })
+    let maps = process.read("maps").ok().and_then(|text| maps::parse(&text).ok());
+    maps.is_some_and(|vmas| vmas.iter().any(|vma| vma.is_text() && is_ours(vma)))
 }
