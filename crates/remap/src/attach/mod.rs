@@ -51,6 +51,10 @@ use crate::{headroom, switch};
 
 /// How long to look for a thread, and for the right moment.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long only for one that will see nothing of it.
+const UNSEEN_FIRST: Duration = Duration::from_secs(1);
+/// The longest pause between two looks.
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// What to do with a running process.
 #[derive(Clone, Copy, Debug)]
@@ -340,10 +344,17 @@ fn begin(
     snapshot: &Snapshot,
     gadgets: Gadgets,
 ) -> Result<(Stopped, Session), Failure> {
-    let until = Instant::now() + PATIENCE;
+    let begun = Instant::now();
+    let until = begun + PATIENCE;
     let mut why =
         Failure::new(SkipReason::NoThread, "every thread sleeps in a call that would return EINTR");
+    let mut pause = Duration::from_millis(1);
     loop {
+        let worst = if begun.elapsed() < UNSEEN_FIRST {
+            Takes::AsleepToRewind
+        } else {
+            Takes::AsleepForEintr
+        };
         let alive: Vec<(Pid, Status)> = threads::list(order.process, order.pid)
             .into_iter()
             .filter_map(|tid| Some((tid, threads::alive(order.process, tid)?)))
@@ -353,20 +364,23 @@ fn begin(
         }
         // Threads of one process may differ in this (seccomp(2)).
         let unfiltered = alive.iter().filter(|(_, status)| status.seccomp == 0);
-        let free: Vec<(Pid, u8)> = unfiltered.map(|(tid, status)| (*tid, status.state)).collect();
+        let free: Vec<&(Pid, Status)> = unfiltered.collect();
         if free.is_empty() {
             let what = "every thread has a seccomp filter, which could end it for a call of ours";
             return Err(Failure::new(SkipReason::Seccomp, what));
         }
         let mut candidates: Vec<(Takes, Pid)> = free
             .iter()
-            .map(|&(tid, state)| {
+            .map(|(tid, status)| {
                 // Stopped by a signal: what it was doing is interrupted already.
-                let stopped = state == b'T';
-                let takes = || threads::takes(order.process, order.task, tid);
-                (if stopped { Takes::Asleep } else { takes() }, tid)
+                if status.state == b'T' {
+                    return (Takes::Asleep, *tid);
+                }
+                let takes = threads::takes(order.process, order.task, *tid);
+                let unready = takes == Takes::AsleepForEintr && !threads::expects_eintr(status);
+                (if unready { Takes::Badly } else { takes }, *tid)
             })
-            .filter(|(takes, _)| *takes != Takes::Badly)
+            .filter(|(takes, _)| *takes <= worst)
             .collect();
         // Stable: the leader, listed first, is the first of its kind.
         candidates.sort_by_key(|(takes, _)| *takes);
@@ -397,14 +411,15 @@ fn begin(
                 }
                 Ok(Err(refusal)) => {
                     running::let_go(&stopped)?;
-                    why = Failure::new(SkipReason::NoThread, format!("{refusal:?}"));
+                    why = Failure::new(SkipReason::NoThread, refusal);
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }
         }
         if Instant::now() >= until {
             return Err(why);
         }
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(pause);
     }
 }
 
