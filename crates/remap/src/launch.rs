@@ -330,8 +330,3 @@ pub fn bring_in(exe: &File, facts: &ElfFacts, pages: Pages, deadline: Instant) -
     let all: u64 = whole.map(AddrRange::len).sum();
     complete && !image.position_independent && congruent == all
 }
-
-/// Returns whether remote system calls are possible on this architecture.
-pub fn supported() -> bool {
-    arch::SUPPORTED
-}

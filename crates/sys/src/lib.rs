@@ -8,7 +8,7 @@
 //! This is the crate where `unsafe` lives. Each block argues for the callee's conditions with facts
 //! of its own function; nothing unsafe is exported except constructors that say what must hold.
 
-pub mod cpu;
+mod arch;
 pub mod entry;
 mod error;
 pub mod jumps;
@@ -23,6 +23,8 @@ mod reserve;
 pub mod thp;
 pub mod vm;
 
+#[cfg(target_arch = "x86_64")]
+pub use arch::xsave;
 pub use error::{Errno, SysError};
 pub use rustix::process::Pid;
 
@@ -35,15 +37,16 @@ pub mod c {
         PR_SET_MM_MAP, PR_SET_THP_DISABLE, PROT_EXEC, PROT_READ, PROT_WRITE, SCHED_OTHER, SIGABRT,
         SIGBUS, SIGCHLD, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP, SOCK_CLOEXEC, SOCK_DGRAM,
         SYS_accept, SYS_accept4, SYS_clock_nanosleep, SYS_close, SYS_epoll_pwait, SYS_epoll_pwait2,
-        SYS_epoll_wait, SYS_execve, SYS_execveat, SYS_exit_group, SYS_flock, SYS_futex,
-        SYS_io_uring_enter, SYS_madvise, SYS_memfd_create, SYS_mlock, SYS_mmap,
-        SYS_mq_timedreceive, SYS_mq_timedsend, SYS_mremap, SYS_msgrcv, SYS_msgsnd, SYS_munmap,
-        SYS_nanosleep, SYS_openat, SYS_pause, SYS_poll, SYS_ppoll, SYS_prctl, SYS_process_vm_readv,
-        SYS_process_vm_writev, SYS_pselect6, SYS_read, SYS_readv, SYS_recvfrom, SYS_recvmsg,
-        SYS_restart_syscall, SYS_rt_sigsuspend, SYS_rt_sigtimedwait, SYS_sched_setscheduler,
-        SYS_select, SYS_semop, SYS_semtimedop, SYS_sendmsg, SYS_sendto, SYS_socketpair, SYS_wait4,
-        SYS_waitid, SYS_write, SYS_writev,
+        SYS_execve, SYS_execveat, SYS_exit_group, SYS_flock, SYS_futex, SYS_io_uring_enter,
+        SYS_madvise, SYS_memfd_create, SYS_mlock, SYS_mmap, SYS_mq_timedreceive, SYS_mq_timedsend,
+        SYS_mremap, SYS_msgrcv, SYS_msgsnd, SYS_munmap, SYS_nanosleep, SYS_openat, SYS_ppoll,
+        SYS_prctl, SYS_process_vm_readv, SYS_process_vm_writev, SYS_pselect6, SYS_read, SYS_readv,
+        SYS_recvfrom, SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigsuspend, SYS_rt_sigtimedwait,
+        SYS_sched_setscheduler, SYS_semop, SYS_semtimedop, SYS_sendmsg, SYS_sendto, SYS_socketpair,
+        SYS_wait4, SYS_waitid, SYS_write, SYS_writev,
     };
+
+    pub use crate::arch::{SYS_epoll_wait, SYS_pause, SYS_poll, SYS_select};
 
     /// `MFD_ALLOW_SEALING` (memfd_create(2)).
     pub const MFD_ALLOW_SEALING: u32 = libc::MFD_ALLOW_SEALING;

@@ -140,15 +140,23 @@ pub fn frame_ground(
 }
 
 /// Whether `stack` is one that glibc or musl mapped for this thread: the thread's control block lies
-/// at its top, points at itself, and a guard lies below.
+/// at its top and points at itself, and a guard lies below.
 fn is_thread_stack(snapshot: &Snapshot, stopped: &Stopped, stack: AddrRange) -> bool {
-    let control_block = arch::thread_pointer(&stopped.registers);
+    let Ok(control_block) = arch::thread_pointer(stopped.tid, &stopped.registers) else {
+        return false;
+    };
     if !stack.contains(control_block) || control_block <= arch::stack_pointer(&stopped.registers) {
         return false;
     }
-    let mut word = [0; 8];
-    let points_at_itself = vm::read(stopped.tid, control_block, &mut word).is_ok()
-        && u64::from_ne_bytes(word) == control_block.get();
+    const WORD: usize = size_of::<u64>();
+    let from =
+        control_block.get().saturating_sub(arch::CONTROL_BLOCK_BELOW).max(stack.start().get());
+    let mut words = vec![0; (control_block.get() - from) as usize + WORD];
+    let points_at_itself = vm::read(stopped.tid, RemoteAddr::new(from), &mut words).is_ok()
+        && (from..)
+            .step_by(WORD)
+            .zip(words.chunks_exact(WORD))
+            .any(|(at, word)| word == at.to_ne_bytes());
     let guarded = snapshot.vmas.iter().any(|vma| {
         vma.range.end() == stack.start() && !(vma.perms.read || vma.perms.write || vma.perms.exec)
     });

@@ -24,10 +24,10 @@ use std::fmt;
 
 use tiexec_core::addr::{AddrRange, RemoteAddr};
 use tiexec_sys::process::{self, Wait};
-use tiexec_sys::ptrace::{self, Registers, Resume, SyscallStop};
+use tiexec_sys::ptrace::{self, Extended, Registers, Resume, SyscallStop};
 use tiexec_sys::{Errno, Pid, c, vm};
 
-use crate::arch::{self, Call, Gadgets};
+use crate::arch::{self, Call, ExtendedState, Gadgets};
 use crate::error::TraceError;
 use crate::fault;
 
@@ -86,8 +86,11 @@ pub struct Session {
     chain_mask: u64,
     /// The signal mask to come home with.
     home_mask: u64,
-    /// Where the extended state to come home with lies.
-    xstate: RemoteAddr,
+    /// The extended registers to come home with.
+    extended: Extended,
+    /// The same as frames hold them, and where the part lies that is not in the frame.
+    state: ExtendedState,
+    apart: RemoteAddr,
     /// Where eight bytes of zero lie.
     zeroes: RemoteAddr,
     /// Two places for a chain and the home frame at its end.
@@ -123,7 +126,7 @@ impl Session {
         sigchld_awaited: bool,
         last_release: Call,
     ) -> Result<Result<Self, Refusal>, TraceError> {
-        let home = ptrace::registers(pid)?;
+        let home = arch::at_exec_stop(&ptrace::registers(pid)?);
         let top = arch::below_red_zone(&home);
         let begun = Self::lay(pid, gadgets, home, top, stack)?;
         Ok(begun.map(|mut session| {
@@ -155,17 +158,24 @@ impl Session {
         within: AddrRange,
     ) -> Result<Result<Self, Refusal>, TraceError> {
         let mask = ptrace::signal_mask(pid)?;
-        let Some(mut xstate) = arch::extended_state(&ptrace::extended_registers(pid)?) else {
+        for (set, in_use) in arch::OBSTACLES {
+            if ptrace::register_set(pid, *set)?.is_some_and(|registers| in_use(&registers)) {
+                return Ok(Err(Refusal::RegisterState));
+            }
+        }
+        let extended = ptrace::extended_registers(pid)?;
+        let Some(state) = arch::extended_state(&extended) else {
             return Ok(Err(Refusal::RegisterState));
         };
         // Zeroes behind it, for calls that point at some.
+        let mut xstate = state.apart.clone();
         xstate.resize(xstate.len().next_multiple_of(8), 0);
         let zeroes = xstate.len() as u64;
         xstate.extend([0; 8]);
 
         // From high to low: extended state (64-byte aligned, as XRSTOR wants), two slots for the
         // chain with its home frame, what releases point at, scratch.
-        let slot_len = arch::FRAME_LEN * (MAX_RELEASES as u64 + 1);
+        let slot_len = arch::FRAME_LEN * MAX_RELEASES as u64 + arch::home_frame_len(&state);
         let layout = || {
             let top = top?.checked_sub(xstate.len() as u64)?;
             let xstate = RemoteAddr::new(top.get() & !63);
@@ -186,7 +196,9 @@ impl Session {
             home,
             chain_mask: !0,
             home_mask: mask,
-            xstate: xstate_at,
+            extended,
+            state,
+            apart: xstate_at,
             zeroes: RemoteAddr::new(xstate_at.get() + zeroes),
             slots,
             kept,
@@ -454,6 +466,9 @@ impl Session {
         if self.masked {
             ptrace::set_signal_mask(self.pid, self.home_mask)?;
         }
+        if arch::LOST_OVER_CALLS {
+            ptrace::set_extended_registers(self.pid, &self.extended)?;
+        }
         ptrace::set_registers(self.pid, registers)?;
         fault::at(fault::Point::SetRegisters);
         ptrace::resume(self.pid, Resume::Detach, 0)?;
@@ -485,7 +500,15 @@ impl Session {
                 self.chain_mask,
             ));
         }
-        bytes.extend(arch::home_frame(&self.home, self.gadgets, self.xstate, self.home_mask));
+        let at = RemoteAddr::new(base + bytes.len() as u64);
+        bytes.extend(arch::home_frame(
+            &self.home,
+            self.gadgets,
+            &self.state,
+            self.apart,
+            at,
+            self.home_mask,
+        ));
         self.write(self.slots[slot], &bytes)?;
         self.current_slot = slot;
         self.chain = Some(self.slots[slot]);

@@ -15,13 +15,10 @@
 
 use memchr::memmem;
 use tiexec_core::addr::RemoteAddr;
-use tiexec_sys::cpu::xsave;
-use tiexec_sys::ptrace::Registers;
+use tiexec_sys::ptrace::{Extended, Registers};
+use tiexec_sys::{Pid, SysError, xsave};
 
-use super::{Call, Gadgets, Interruption};
-
-/// Whether remote system calls are possible at all.
-pub const SUPPORTED: bool = true;
+use super::{Call, ExtendedState, Gadgets, Interruption};
 
 /// Bytes of one frame, its return address included.
 pub const FRAME_LEN: u64 = 8 + 304;
@@ -50,6 +47,15 @@ const SW_BYTES: usize = 464;
 /// AMX tiles: not part of a task's signal frame before it has asked for them.
 const AMX_COMPONENTS: u64 = 1 << 17 | 1 << 18;
 
+/// Whether the vDSO has the code that returns from a signal.
+pub const VDSO_RETURNS_FROM_SIGNALS: bool = false;
+
+/// Whether a system call loses extended registers: none here.
+pub const LOST_OVER_CALLS: bool = false;
+
+/// The sets of registers whose use stands in the way, and how it is told: none; see [`extended_state`].
+pub const OBSTACLES: &[(i32, fn(&[u8]) -> bool)] = &[];
+
 /// Finds `syscall; ret` in `code`.
 pub fn find_call(code: &[u8]) -> Option<usize> {
     memmem::find(code, b"\x0f\x05\xc3")
@@ -77,8 +83,21 @@ pub fn set_program_counter(registers: &mut Registers, to: RemoteAddr) {
 }
 
 /// Returns the thread pointer.
-pub fn thread_pointer(registers: &Registers) -> RemoteAddr {
-    RemoteAddr::new(registers.fs_base)
+///
+/// # Errors
+/// None here.
+pub fn thread_pointer(_tid: Pid, registers: &Registers) -> Result<RemoteAddr, SysError> {
+    Ok(RemoteAddr::new(registers.fs_base))
+}
+
+/// How far below the thread pointer, at most, a C library's control block has a word that is the
+/// word's own address: it begins with one.
+pub const CONTROL_BLOCK_BELOW: u64 = 0;
+
+/// Returns the registers of a program at its exec stop, from what they are seen as in its
+/// syscall-exit-stop.
+pub fn at_exec_stop(seen: &Registers) -> Registers {
+    *seen
 }
 
 /// Length of the instruction that makes a system call.
@@ -144,11 +163,11 @@ pub fn below_red_zone(registers: &Registers) -> Option<RemoteAddr> {
     stack_pointer(registers).checked_sub(RED_ZONE)
 }
 
-/// Lays out the extended registers, as `PTRACE_GETREGSET(NT_X86_XSTATE)` gave them, the way a frame
-/// holds them. The kernel restores all of it only if the size it finds there is not above the
+/// Lays out the extended registers, the way a frame holds them. The kernel restores all of it only if the size it finds there is not above the
 /// task's own; above, it silently restores the first 512 bytes alone: so AMX is left out, and a
 /// task that has AMX state in use gives `None`.
-pub fn extended_state(xstate: &[u8]) -> Option<Vec<u8>> {
+pub fn extended_state(extended: &Extended) -> Option<ExtendedState> {
+    let xstate = &extended.bytes[..];
     let word = |at: usize| Some(u64::from_le_bytes(xstate.get(at..at + 8)?.try_into().ok()?));
     // XCR0 stands in the software bytes, XSTATE_BV first in the header.
     let features = word(SW_BYTES)? & !AMX_COMPONENTS;
@@ -165,7 +184,7 @@ pub fn extended_state(xstate: &[u8]) -> Option<Vec<u8>> {
     software[8..16].copy_from_slice(&features.to_le_bytes());
     software[16..20].copy_from_slice(&len.to_le_bytes());
     area.extend(FP_XSTATE_MAGIC2.to_le_bytes());
-    Some(area)
+    Some(ExtendedState { apart: area, within: Vec::new() })
 }
 
 /// Returns the registers that make `call` and then follow the chain whose first frame is at `chain`.
@@ -211,10 +230,22 @@ pub fn call_frame(
     frame(&registers, gadgets, 0, 0, mask)
 }
 
-/// Builds the frame that restores everything: `home`, the extended state that lies at `xstate`,
-/// and the blocked signals `mask`.
-pub fn home_frame(home: &Registers, gadgets: Gadgets, xstate: RemoteAddr, mask: u64) -> Vec<u8> {
-    frame(home, gadgets, UC_FP_XSTATE, xstate.get(), mask)
+/// How long the frame is that [`home_frame`] builds, in bytes.
+pub fn home_frame_len(_extended: &ExtendedState) -> u64 {
+    FRAME_LEN
+}
+
+/// Builds the frame that restores everything: `home`, the extended state, whose part `apart` lies at
+/// that address, and the blocked signals `mask`. It will lie at `_at`.
+pub fn home_frame(
+    home: &Registers,
+    gadgets: Gadgets,
+    _extended: &ExtendedState,
+    apart: RemoteAddr,
+    _at: RemoteAddr,
+    mask: u64,
+) -> Vec<u8> {
+    frame(home, gadgets, UC_FP_XSTATE, apart.get(), mask)
 }
 
 fn frame(r: &Registers, gadgets: Gadgets, flags: u64, xstate: u64, mask: u64) -> Vec<u8> {
@@ -277,13 +308,14 @@ mod tests {
 
     #[test]
     fn an_extended_state_with_tiles_in_use_is_refused() {
+        let set = |bytes: &[u8]| Extended { set: 0x202, bytes: bytes.to_vec() };
         let mut xstate = vec![0; 8192];
         xstate[SW_BYTES] = 7;
-        let laid = extended_state(&xstate).unwrap();
+        let laid = extended_state(&set(&xstate)).unwrap().apart;
         assert_eq!(&laid[laid.len() - 4..], &FP_XSTATE_MAGIC2.to_le_bytes());
         assert_eq!(&laid[SW_BYTES..SW_BYTES + 4], &FP_XSTATE_MAGIC1.to_le_bytes());
         xstate[512 + 2] = 4;
-        assert_eq!(extended_state(&xstate), None);
-        assert_eq!(extended_state(&xstate[..300]), None);
+        assert_eq!(extended_state(&set(&xstate)), None);
+        assert_eq!(extended_state(&set(&xstate[..300])), None);
     }
 }
