@@ -174,7 +174,7 @@ impl<'a> Work<'a> {
                 SkipReason::StackRoom,
                 "too little of the stack is mapped below the arguments (RLIMIT_STACK, or very many arguments)",
             ),
-            Refusal::RegisterState => {
+            Refusal::RegisterState | Refusal::InACall => {
                 Failure::new(SkipReason::RegisterState, "extended registers the frame cannot carry")
             }
         })

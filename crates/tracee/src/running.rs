@@ -163,6 +163,15 @@ fn is_thread_stack(snapshot: &Snapshot, stopped: &Stopped, stack: AddrRange) -> 
     points_at_itself && guarded
 }
 
+/// Whether the code that the thread is at is a system call; so if that cannot be read.
+fn may_be_in_a_call(stopped: &Stopped) -> bool {
+    let at = arch::program_counter(&stopped.registers);
+    let mut code = [0; 2 * arch::INSTRUCTION];
+    let from = at.checked_sub(arch::INSTRUCTION as u64);
+    let read = from.is_some_and(|from| vm::read(stopped.tid, from, &mut code).is_ok());
+    !read || arch::is_at_call(code)
+}
+
 /// Begins a session in the stopped thread. Its frames lie on its stack.
 ///
 /// # Errors
@@ -174,6 +183,9 @@ pub fn begin(
     gadgets: Gadgets,
     stopped: &Stopped,
 ) -> Result<Result<Session, Refusal>, TraceError> {
+    if !arch::CALLS_ARE_SEEN && may_be_in_a_call(stopped) {
+        return Ok(Err(Refusal::InACall));
+    }
     let Some((top, ground)) = frame_ground(snapshot, leader, stopped) else {
         return Ok(Err(Refusal::StackRoom));
     };

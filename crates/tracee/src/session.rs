@@ -53,6 +53,8 @@ pub enum Refusal {
     StackRoom,
     /// Extended registers in use that a frame cannot carry.
     RegisterState,
+    /// The thread may be in a system call, on an architecture where it is not to be seen in which.
+    InACall,
 }
 
 impl fmt::Display for Refusal {
@@ -64,6 +66,7 @@ impl fmt::Display for Refusal {
             Self::RegisterState => {
                 "a thread that could be stopped used registers that no frame can carry"
             }
+            Self::InACall => "a thread that could be stopped was in a system call",
         })
     }
 }

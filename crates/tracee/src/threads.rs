@@ -13,6 +13,8 @@ use tiexec_core::proc::syscall::{self, Doing};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, c, process};
 
+use crate::arch;
+
 /// How a thread would take a stop; the best comes first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Takes {
@@ -57,6 +59,7 @@ pub fn takes(process: &ProcDir, pid: Pid, tid: Pid) -> Takes {
     let Ok(text) = process.read_as(&file, "syscall") else { return Takes::Badly };
     match syscall::parse(&text) {
         Ok(Doing::Running) => Takes::Running,
+        Ok(Doing::Call { .. }) if !arch::CALLS_ARE_SEEN => Takes::Badly,
         Ok(Doing::Call { number, args }) => asleep(pid, number, &args),
         // In a page fault, or stopped by a signal.
         Ok(Doing::Blocked) => Takes::Running,

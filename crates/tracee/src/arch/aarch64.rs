@@ -44,7 +44,7 @@ pub const FRAME_LEN: u64 = RECORDS + FPSIMD_LEN + TERMINATOR_LEN;
 pub const FIRST_ARGUMENT: u64 = SIGINFO + UCONTEXT + 8;
 
 /// How long an instruction is, in bytes.
-const INSTRUCTION: usize = 4;
+pub const INSTRUCTION: usize = 4;
 /// Room for records in a frame, in bytes, before they must go on outside.
 const ROOM: usize = 4096;
 
@@ -67,6 +67,11 @@ const SVE_HEADER: usize = 16;
 const SVE_FLAG_IN_USE: u16 = 1;
 const VECTORS: usize = 32;
 const PREDICATES: usize = 16;
+
+/// Whether the registers of a stopped thread tell which system call was interrupted, and how.
+/// They do not: `do_signal` has wound the call back, forgotten its number and kept to itself what it
+/// came to, and so whether a handler that runs now must make it return EINTR.
+pub const CALLS_ARE_SEEN: bool = false;
 
 /// Whether the vDSO has the code that returns from a signal.
 pub const VDSO_RETURNS_FROM_SIGNALS: bool = true;
@@ -135,6 +140,12 @@ pub fn thread_pointer(tid: Pid, _registers: &Registers) -> Result<RemoteAddr, Sy
 /// How far below the thread pointer, at most, a C library's control block has a word that is the
 /// word's own address, in bytes: musl's `self`, glibc's empty list of robust mutexes.
 pub const CONTROL_BLOCK_BELOW: u64 = 4096;
+
+/// Whether a thread may be in a system call whose program counter lies in the middle of `code`, of two
+/// instructions: behind the call, or before it to make it again.
+pub fn is_at_call(code: [u8; 2 * INSTRUCTION]) -> bool {
+    code[..INSTRUCTION] == SVC || code[INSTRUCTION..] == SVC
+}
 
 /// Returns the registers of a program at its exec stop, from what they are seen as in its
 /// syscall-exit-stop: there the kernel shows the kind of stop in `x7`

@@ -47,6 +47,9 @@ const SW_BYTES: usize = 464;
 /// AMX tiles: not part of a task's signal frame before it has asked for them.
 const AMX_COMPONENTS: u64 = 1 << 17 | 1 << 18;
 
+/// Whether the registers of a stopped thread tell which system call was interrupted, and how.
+pub const CALLS_ARE_SEEN: bool = true;
+
 /// Whether the vDSO has the code that returns from a signal.
 pub const VDSO_RETURNS_FROM_SIGNALS: bool = false;
 
@@ -99,6 +102,15 @@ pub const CONTROL_BLOCK_BELOW: u64 = 0;
 pub fn at_exec_stop(seen: &Registers) -> Registers {
     *seen
 }
+
+/// Whether a thread may be in a system call whose program counter lies in the middle of `code`, of two
+/// instructions: never asked where [calls are seen](CALLS_ARE_SEEN).
+pub fn is_at_call(_code: [u8; 2 * INSTRUCTION]) -> bool {
+    true
+}
+
+/// How much code is looked at to either side of the program counter for that, in bytes.
+pub const INSTRUCTION: usize = 4;
 
 /// Length of the instruction that makes a system call.
 const CALL_LEN: u64 = 2;
