@@ -23,7 +23,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates xtask docs/man -type f 2>/d
 BINDIR = $(DESTDIR)$(PREFIX)/bin
 SHAREDIR = $(DESTDIR)$(PREFIX)/share
 
-.PHONY: all programs demo test bench man completions install uninstall clean
+.PHONY: all programs demo test vm-test bench man completions install uninstall clean
 
 # All that `make install` installs, so that `make && sudo make install` needs no cargo as root.
 all: programs man completions
@@ -51,6 +51,13 @@ test:
 	fi
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items $(FEATURES)
 	$(CARGO) test --workspace $(FEATURES)
+
+# A few test files on one older and one newer kernel; all of them on all: cargo xtask vm-test.
+VM_TESTS := helper_killed rebase report_and_dry_run becomes_exit
+vm-test:
+	scripts/setup vm
+	$(CARGO) xtask vm-test --arch x86_64 --kernel 6.1 --kernel 7.2 $(VM_TESTS)
+	$(CARGO) xtask vm-test --arch aarch64 --kernel 6.12 $(VM_TESTS)
 
 bench: programs
 	for script in launch exec_test memory coverage; do \

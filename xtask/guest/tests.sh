@@ -19,7 +19,7 @@ mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
 ln -sf /proc/self/fd /dev/fd
 hostname guest
 # The directory for the tests' own files lies on the disk that is asked for.
-mount /dev/vdb "$target/tmp" || echo "vm-test: no disk for programs"
+mount /dev/vdb "$files" || echo "vm-test: no disk for programs"
 while read -r name; do install -m 755 /vm/cc.sh /usr/local/bin/"$name"; done </vm/compilers
 # As on the machines that the project is developed on.
 echo madvise >/sys/kernel/mm/transparent_hugepage/enabled

@@ -6,8 +6,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use super::apt::{self, Apt};
 use super::cache::Cache;
-use super::{Arch, Lacking, apt};
+use super::{Arch, Lacking};
 
 /// One test program.
 #[derive(Clone, Debug)]
@@ -27,6 +28,16 @@ pub(crate) struct Built {
     pub(crate) target: PathBuf,
     /// The compilers that programs of tests may be built with: as tests call them, and what they are.
     pub(crate) compilers: Vec<(&'static str, String)>,
+}
+
+impl Built {
+    /// The directory that tests have for their files (`CARGO_TARGET_TMPDIR`).
+    pub(crate) fn files(&self) -> Result<PathBuf> {
+        // Beside the profile's directory, in which a program lies in `deps`.
+        let program = &self.tests.first().context("there are no tests")?.program;
+        let place = program.ancestors().nth(3).context("a test program lies in no directory")?;
+        Ok(place.join("tmp"))
+    }
 }
 
 /// The parts of cargo's messages that are needed.
@@ -111,16 +122,18 @@ pub(crate) fn tests(cache: &Cache, arch: Arch, wanted: &[String]) -> Result<Buil
         true => tool.to_owned(),
         false => format!("{arch}-linux-gnu-{tool}"),
     };
-    let compilers =
-        [("cc", cross("gcc")), ("c++", cross("g++")), ("musl-gcc", "musl-gcc".to_owned())];
-    let here = |tool: &str| {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&path).any(|dir| dir.join(tool).is_file())
-    };
-    let compilers = compilers
-        .into_iter()
-        .filter(|(name, tool)| here(tool) && (arch.is_here() || *name != "musl-gcc"))
-        .collect();
+    // The linkers are never called there, only looked for.
+    let tools = [
+        ("cc", cross("gcc")),
+        ("c++", cross("g++")),
+        ("musl-gcc", "musl-gcc".to_owned()),
+        ("ld.lld", "ld.lld".to_owned()),
+        ("mold", "mold".to_owned()),
+    ];
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let here = |tool: &str| std::env::split_paths(&path).any(|dir| dir.join(tool).is_file());
+    let can = |name: &str, tool: &str| here(tool) && (arch.is_here() || name != "musl-gcc");
+    let compilers = tools.into_iter().filter(|(name, tool)| can(name, tool)).collect();
     Ok(Built { tests, target: metadata.target_directory, compilers })
 }
 
@@ -157,7 +170,7 @@ fn unpacked_rust(cache: &Cache, arch: Arch) -> Result<PathBuf> {
             true => Arch::X86,
             false => Arch::Arm,
         };
-        let ours = super::apt(cache, here, &suites)?;
+        let ours = Apt::open(cache, here, &suites)?;
         let depends = ours.field("libstd-rust-web-dev", "Depends")?;
         let word = |text: &str, prefix: &str| {
             let found = text.split([' ', ',']).find(|word| word.starts_with(prefix));
@@ -167,7 +180,7 @@ fn unpacked_rust(cache: &Cache, arch: Arch) -> Result<PathBuf> {
         let llvm = word(&ours.field(&library, "Depends")?, "libllvm")?;
         let packages = ["rustc-web", "libstd-rust-web-dev"].map(str::to_owned);
         ours.unpack(&[&packages[..], &[library, llvm.clone()]].concat(), new)?;
-        super::apt(cache, arch, &suites)?.unpack(&packages[1..], new)?;
+        Apt::open(cache, arch, &suites)?.unpack(&packages[1..], new)?;
         let version = llvm.trim_start_matches("libllvm");
         // It finds its libraries beside itself, wherever it lies.
         let script = format!(

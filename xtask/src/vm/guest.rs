@@ -121,9 +121,10 @@ impl Guest<'_> {
         fs::write(shared.join("cc.sh"), COMPILER)?;
         fs::write(shared.join("tests.sh"), TESTS)?;
         let settings = format!(
-            "repository={}\ntarget={}\nlimit={}m\n",
+            "repository={}\ntarget={}\nfiles={}\nlimit={}m\n",
             repository()?.display(),
             built.target.display(),
+            built.files()?.display(),
             self.limit
         );
         Ok(fs::write(shared.join("settings"), settings)?)

@@ -9,7 +9,8 @@ use anyhow::{Context, Result, bail};
 use cpio::newc;
 
 use super::cache::Cache;
-use super::{Arch, Lacking, apt};
+use super::apt::Apt;
+use super::{Arch, Lacking};
 
 /// Where Debian's kernels are to be had, old and new.
 const SUITES: [&str; 5] =
@@ -36,7 +37,7 @@ impl Kernel {
         let release = match newest(here.iter().map(String::as_str), arch, version) {
             Some(release) => release,
             None => {
-                let names = apt(cache, arch, &SUITES)?.names("linux-image-")?;
+                let names = Apt::open(cache, arch, &SUITES)?.names("linux-image-")?;
                 let names = names.iter().filter_map(|name| name.strip_prefix("linux-image-"));
                 let found = newest(names, arch, version);
                 found.ok_or_else(|| Lacking(format!("Debian has no Linux {version} for {arch}")))?
@@ -46,7 +47,7 @@ impl Kernel {
             // From 7.x on it comes in several packages.
             let packages = ["image", "base", "binary", "modules"];
             let packages = packages.map(|part| format!("linux-{part}-{release}"));
-            apt(cache, arch, &SUITES)?.unpack(&packages, new)?;
+            Apt::open(cache, arch, &SUITES)?.unpack(&packages, new)?;
             if !new.join("lib").exists() {
                 std::os::unix::fs::symlink("usr/lib", new.join("lib"))?;
             }
@@ -88,6 +89,8 @@ impl Kernel {
         for dir in ["bin", "dev", "proc", "sys", "tmp", "root", "modules"] {
             add(&mut out, dir, 0o40755, b"")?;
         }
+        let console = newc::Builder::new("dev/console").nlink(1).mode(0o20_600);
+        console.rdev_major(5).rdev_minor(1).write(&mut out, 0).finish()?;
         add(&mut out, "bin/busybox", 0o100_755, &fs::read(busybox)?)?;
         for (index, module) in self.modules_in_order()?.iter().enumerate() {
             let name = format!("modules/{index:02}.ko");

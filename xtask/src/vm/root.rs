@@ -8,11 +8,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use super::Arch;
+use super::apt::{self, Apt};
 use super::cache::Cache;
-use super::{Arch, apt};
 
 /// What the tests call.
-const PACKAGES: [&str; 24] = [
+const PACKAGES: [&str; 25] = [
     "base-files",
     "base-passwd",
     "dash",
@@ -36,6 +37,7 @@ const PACKAGES: [&str; 24] = [
     "strace",
     "python3-minimal",
     "libstdc++6",
+    "musl",
     "busybox-static",
 ];
 
@@ -53,7 +55,7 @@ pub(crate) fn image(cache: &Cache, arch: Arch) -> Result<Root> {
     let name = format!("root-{release}-{arch}");
     let busybox = cache.once(&format!("busybox-{release}-{arch}"), |new| {
         let work = new.with_extension("dir");
-        let apt = super::apt(cache, arch, &[&release])?;
+        let apt = Apt::open(cache, arch, &[&release])?;
         apt.unpack(&["busybox-static".to_owned()], &work)?;
         let found = ["bin/busybox", "usr/bin/busybox"].map(|place| work.join(place));
         let found = found.iter().find(|place| place.is_file()).context("no busybox in it")?;
@@ -79,7 +81,7 @@ fn unpack(cache: &Cache, arch: Arch, release: &str, dir: &Path) -> Result<()> {
         fs::create_dir_all(dir.join("usr").join(merged))?;
         symlink(format!("usr/{merged}"), dir.join(merged))?;
     }
-    super::apt(cache, arch, &[release])?.unpack_with_dependencies(&PACKAGES, dir)?;
+    Apt::open(cache, arch, &[release])?.unpack_with_dependencies(&PACKAGES, dir)?;
     // What the packages' own scripts would have made.
     for file in ["passwd", "group"] {
         let master = dir.join(format!("usr/share/base-passwd/{file}.master"));
