@@ -19,17 +19,13 @@ pub(crate) fn serve(shared: &Path, kept: &Path, built: &Built, done: &AtomicBool
             let request = entry.path();
             if request.join("asked").exists() && !request.join("answered").exists() {
                 let answer = answer(&request, kept, built);
-                let (status, said) = match &answer {
-                    Ok(output) => (output.status.code().unwrap_or(1), &output.stderr[..]),
-                    Err(error) => (1, &format!("{error:#}\n").into_bytes()[..]),
+                let (status, stdout, stderr) = match answer {
+                    Ok(output) => (output.status.code().unwrap_or(1), output.stdout, output.stderr),
+                    Err(error) => (1, Vec::new(), format!("{error:#}\n").into_bytes()),
                 };
-                let stdout = answer.as_ref().map_or(&b""[..], |output| &output.stdout);
                 // The last file says that the others are whole.
-                let files: [(&str, &[u8]); 3] = [
-                    ("stdout", stdout),
-                    ("stderr", said),
-                    ("answer", status.to_string().as_bytes()),
-                ];
+                let status = status.to_string().into_bytes();
+                let files = [("stdout", stdout), ("stderr", stderr), ("answer", status)];
                 for (name, bytes) in files {
                     if let Err(error) = fs::write(request.join(name), bytes) {
                         eprintln!("{}: {error}", request.display());

@@ -91,12 +91,9 @@ impl Guest<'_> {
         let done = AtomicBool::new(false);
         let console = child.stdout.take().context("a console was asked for")?;
         let log = File::create(cache.dir("logs")?.join(self.name()))?;
+        let asked = shared.join("compile");
         std::thread::scope(|scope| -> Result<()> {
-            let answering = shared.join("compile");
-            scope.spawn({
-                let (answering, kept, done) = (&answering, &kept, &done);
-                move || compile::serve(answering, kept, built, done)
-            });
+            scope.spawn(|| compile::serve(&asked, &kept, built, &done));
             let ended = follow(console, &log).and_then(|()| Ok(child.wait()?));
             done.store(true, Ordering::Relaxed);
             ended.map(drop)

@@ -8,8 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use cpio::newc;
 
-use super::cache::Cache;
 use super::apt::Apt;
+use super::cache::Cache;
 use super::{Arch, Lacking};
 
 /// Where Debian's kernels are to be had, old and new.
