@@ -10,7 +10,7 @@ share() {
 share modules /lib/modules
 share repository "$repository"
 share target "$target"
-mkdir -p /dev/pts /dev/shm
+mkdir -p /dev/pts /dev/shm /usr/local/bin
 mount -t devpts devpts /dev/pts
 mount -t tmpfs -o nosuid,nodev tmpfs /dev/shm
 mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs /run
