@@ -126,21 +126,6 @@ fn seccomp_strict() {
 }
 
 #[test]
-fn seccomp_filters() {
-    // Static: it needs none of these itself before it waits.
-    let program = program("hold", Kind::StaticNoPie);
-    let filter = support::program("seccomp_exec", Kind::StaticNoPie);
-    for call in ["mmap", "mremap", "madvise", "munmap", "socketpair", "recvmsg", "rt_sigreturn"] {
-        for action in ["errno=1", "kill", "trap"] {
-            let run = Run::new(&filter, [action, call]).with_arg(&program).with_arg("7").plain();
-            let held = run.hold();
-            let pid = held.pid();
-            refused(held, pid, 1, &["seccomp"]);
-        }
-    }
-}
-
-#[test]
 fn system_calls_sent_to_a_handler() {
     let mut held = Run::new(copy().path(), ["dispatch", "2000"]).plain().start();
     held.wait_line("ready");
