@@ -9,7 +9,7 @@ use support::attaching::{
 };
 use support::child::{eventually, state};
 use support::smaps::{status_field, vmas};
-use support::{Done, Fresh, Held, Kind, Run, installed, is_root, pmd_size, program, require};
+use support::{Done, Fresh, Held, Kind, Run, installed, is_root, pmd_size, require};
 
 /// The program in this situation.
 fn situation(copy: &Fresh, args: &[&str]) -> Held {
@@ -148,21 +148,6 @@ fn seccomp_strict() {
     let pid = held.pid();
     eventually("strict mode", || status_field(pid, "Seccomp").is_some_and(|mode| mode == "1"));
     refused(held, pid, 1, &["seccomp"]);
-}
-
-#[test]
-fn seccomp_filters() {
-    // Static: it needs none of these itself before it waits.
-    let program = program("hold", Kind::StaticNoPie);
-    let filter = support::program("seccomp_exec", Kind::StaticNoPie);
-    for call in ["mmap", "mremap", "madvise", "munmap", "socketpair", "recvmsg", "rt_sigreturn"] {
-        for action in ["errno=1", "kill", "trap"] {
-            let run = Run::new(&filter, [action, call]).with_arg(&program).with_arg("7").plain();
-            let held = run.hold();
-            let pid = held.pid();
-            refused(held, pid, 1, &["seccomp"]);
-        }
-    }
 }
 
 #[test]

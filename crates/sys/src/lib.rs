@@ -40,9 +40,9 @@ pub mod c {
         SYS_mq_timedreceive, SYS_mq_timedsend, SYS_mremap, SYS_msgrcv, SYS_msgsnd, SYS_munmap,
         SYS_nanosleep, SYS_openat, SYS_pause, SYS_poll, SYS_ppoll, SYS_prctl, SYS_process_vm_readv,
         SYS_process_vm_writev, SYS_pselect6, SYS_read, SYS_readv, SYS_recvfrom, SYS_recvmsg,
-        SYS_restart_syscall, SYS_rt_sigsuspend, SYS_rt_sigtimedwait, SYS_sched_setscheduler,
-        SYS_select, SYS_semop, SYS_semtimedop, SYS_sendmsg, SYS_sendto, SYS_socketpair, SYS_wait4,
-        SYS_waitid, SYS_write, SYS_writev,
+        SYS_restart_syscall, SYS_rt_sigreturn, SYS_rt_sigsuspend, SYS_rt_sigtimedwait,
+        SYS_sched_setscheduler, SYS_select, SYS_semop, SYS_semtimedop, SYS_sendmsg, SYS_sendto,
+        SYS_socketpair, SYS_wait4, SYS_waitid, SYS_write, SYS_writev,
     };
 
     /// `MFD_ALLOW_SEALING` (memfd_create(2)).

@@ -9,6 +9,7 @@
 pub mod arch;
 mod error;
 mod fault;
+pub mod foreseen;
 pub mod gadgets;
 pub mod held;
 pub mod running;
