@@ -13,6 +13,7 @@ use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, SysError, c};
+use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::Session;
@@ -143,7 +144,7 @@ pub(crate) const UNMAP: Foreseen =
 const LOCK: Foreseen = Foreseen::optional("mlock", c::SYS_mlock, [Value::Any, Value::Any]);
 
 /// What [`switch_running`] has the process call.
-pub(crate) const RUNNING_CALLS: [Foreseen; 5] = [
+pub(crate) const RUNNING_CALLS: [Foreseen; 6] = [
     Foreseen::needed(
         "mmap(PROT_READ|PROT_EXEC)",
         c::SYS_mmap,
@@ -158,6 +159,18 @@ pub(crate) const RUNNING_CALLS: [Foreseen; 5] = [
         "mremap(MREMAP_FIXED)",
         c::SYS_mremap,
         [Value::Any, Value::Any, Value::Any, constant(OVER), Value::Any],
+    ),
+    Foreseen::optional(
+        "mmap(MAP_FIXED)",
+        c::SYS_mmap,
+        [
+            Value::Any,
+            Value::Any,
+            constant(TEXT),
+            constant(c::MAP_PRIVATE | c::MAP_FIXED),
+            Value::Small,
+            Value::Any,
+        ],
     ),
     UNMAP,
     LOCK,
@@ -193,12 +206,42 @@ pub(crate) fn switch_running(
     session.released();
     let flags = raw(OVER);
     let to = place.to.start().get();
-    session
-        .call(Call::new(c::SYS_mremap, [staged.get(), len, len, flags, to]))?
-        .map_err(failed("mremap(MREMAP_FIXED)", SkipReason::SwitchFailed))?;
+    let moved = session.call(Call::new(c::SYS_mremap, [staged.get(), len, len, flags, to]))?;
+    if let Err(errno) = moved {
+        put_right(session, process, place, staged)?;
+        return Err(failed("mremap(MREMAP_FIXED)", SkipReason::SwitchFailed)(errno));
+    }
     if place.locked && session.may(&LOCK) {
         let _over_the_limit = session.call(Call::new(c::SYS_mlock, [to, len]))?;
     }
+    Ok(())
+}
+
+/// After an mremap that has failed although nothing was left that could make it fail: unmaps what was
+/// staged. The kernel may have unmapped the text first: then the staged bytes are mapped there at once.
+fn put_right(
+    session: &mut Session,
+    process: &ProcDir,
+    place: Place,
+    staged: RemoteAddr,
+) -> Result<(), TraceError> {
+    let raw = |value: i32| u64::from(value.unsigned_abs());
+    let (to, len) = (place.to, place.to.len());
+    let maps = process.read("maps").ok().and_then(|text| maps::parse(&text).ok());
+    let text_is_there = maps.is_none_or(|vmas| {
+        let of_it = vmas.iter().filter(|vma| vma.range.overlaps(to));
+        let mapped = of_it.fold(0, |sum, vma| {
+            let (from, until) = (vma.range.start().max(to.start()), vma.range.end().min(to.end()));
+            sum + (until.get() - from.get())
+        });
+        mapped == len
+    });
+    if !text_is_there {
+        let flags = raw(c::MAP_PRIVATE | c::MAP_FIXED);
+        let arguments = [to.start().get(), len, raw(TEXT), flags, place.fd, place.offset];
+        let _there_is_nothing_else = session.call(Call::new(c::SYS_mmap, arguments))?;
+    }
+    let _it_stays = session.call(Call::new(c::SYS_munmap, [staged.get(), len]))?;
     Ok(())
 }
 

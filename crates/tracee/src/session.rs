@@ -223,6 +223,14 @@ impl Session {
     /// # Errors
     /// The tracee is gone, or on its way home.
     pub fn call(&mut self, call: Call) -> Result<Result<u64, Errno>, TraceError> {
+        if fault::fails_call() {
+            return Ok(Err(Errno::NOMEM));
+        }
+        self.make(call)
+    }
+
+    /// Makes a call or a release.
+    fn make(&mut self, call: Call) -> Result<Result<u64, Errno>, TraceError> {
         debug_assert!(self.permission.covers(&call), "{call:?} is not foreseen");
         let chain = self.lay_chain()?;
         self.install(arch::aim_at_call(&self.home, self.gadgets, &call, chain))?;
@@ -441,7 +449,7 @@ impl Session {
         // after it, the number or the range released could by then be another thread's.
         if let Some(release) = self.releases.pop() {
             self.chain = None;
-            let _whatever = self.call(release)?;
+            let _whatever = self.make(release)?;
         }
         Ok(())
     }
