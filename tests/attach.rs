@@ -143,7 +143,14 @@ fn a_family_shares_one_image_and_its_new_children_have_it() {
     let copy = small("brood", Kind::DynamicNoPie);
     let mut parent = Run::new(copy.path(), ["3"]).plain().hold();
     let path = copy.path().to_string_lossy().into_owned();
-    ctl(["attach", "--backing=image", "--exe", &path]).assert_code(0);
+    let done = ctl(["attach", "--backing=image", "--json", "--exe", &path]);
+    done.assert_code(0);
+    let copied = |report: &str| {
+        let report: serde_json::Value = serde_json::from_str(report).expect("a report a line");
+        report["attach"]["bytes_copied"].as_u64().expect("a number")
+    };
+    let copied: Vec<u64> = done.out().lines().map(copied).collect();
+    assert_eq!(copied, [switched(parent.pid()), 0, 0, 0], "the first one's copy is all of theirs");
     parent.write(b"\n");
     while children(&parent).len() < 4 {
         parent.wait_more();

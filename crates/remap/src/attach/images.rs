@@ -38,6 +38,11 @@ struct Key {
 pub struct Images(Vec<(Key, Rc<Image>)>);
 
 impl Images {
+    /// Returns how many bytes were copied so far into all of them.
+    pub(crate) fn bytes_copied(&self) -> u64 {
+        self.0.iter().map(|(_, image)| image.filled.copied).sum()
+    }
+
     /// Returns the image of `spans` of `file`, making it if this is the first time it is wanted. Its
     /// name in maps will be `name`.
     ///

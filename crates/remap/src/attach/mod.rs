@@ -78,7 +78,7 @@ pub struct Attached {
     pub failure: Option<Failure>,
     /// What the stop cost; `None` if no thread was stopped.
     pub stop: Option<StopCost>,
-    /// Bytes copied from files into images for this process.
+    /// Bytes copied from files into images for this process; none where an image was there already.
     pub bytes_copied: u64,
 }
 
@@ -111,11 +111,11 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
     if order.dry_run || attached.plan.huge_bytes() == 0 {
         return Ok(attached);
     }
+    let copied_before = images.bytes_copied();
     let mut staged = Vec::new();
     for (vma, spans) in copies(&attached.plan) {
         match stage(order, &texts, vma, &spans, images, deadline) {
             Ok(image) => {
-                attached.bytes_copied += image.filled.copied;
                 if let Some(shortfall) = &image.filled.shortfall {
                     attached.failure.get_or_insert_with(|| shortfall.clone());
                 }
@@ -126,6 +126,7 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
             }
         }
     }
+    attached.bytes_copied = images.bytes_copied() - copied_before;
     let touched: Vec<AddrRange> =
         attached.plan.spans_by(Backing::Pagecache).map(|span| span.range).collect();
     if staged.is_empty() && touched.is_empty() {
