@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -35,7 +35,7 @@ struct Key {
 
 /// Images by what they are of.
 #[derive(Debug, Default)]
-pub struct Images(Vec<(Key, Rc<Image>)>);
+pub struct Images(Vec<(Key, Arc<Image>)>);
 
 impl Images {
     /// Returns how many bytes were copied so far into all of them.
@@ -56,7 +56,7 @@ impl Images {
         backing: Backing,
         pages: Pages,
         deadline: Instant,
-    ) -> Result<Rc<Image>, Failure> {
+    ) -> Result<Arc<Image>, Failure> {
         let meta = file.metadata().map_err(|error| Failure::new(SkipReason::ReadFailed, error))?;
         let key = Key {
             device: meta.dev(),
@@ -66,12 +66,12 @@ impl Images {
             spans: spans.iter().map(|span| (span.file_offset, span.range.len())).collect(),
         };
         if let Some((_, image)) = self.0.iter().find(|(known, _)| *known == key) {
-            return Ok(Rc::clone(image));
+            return Ok(Arc::clone(image));
         }
         let memfd = make_memfd(name, backing)?;
         let filled = image::fill(&memfd, file, spans, backing, pages, deadline)?;
-        let image = Rc::new(Image { memfd, filled });
-        self.0.push((key, Rc::clone(&image)));
+        let image = Arc::new(Image { memfd, filled });
+        self.0.push((key, Arc::clone(&image)));
         Ok(image)
     }
 }

@@ -14,7 +14,7 @@ mod texts;
 mod verify;
 
 use std::fs::File;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
@@ -196,7 +196,7 @@ fn stage(
     spans: &[Span],
     images: &mut Images,
     deadline: Instant,
-) -> Result<Rc<Image>, Failure> {
+) -> Result<Arc<Image>, Failure> {
     let backing = spans.first().map_or(Backing::Image, |span| span.backing);
     if backing == Backing::Image {
         let bytes = spans.iter().map(|span| span.range.len()).sum();
@@ -215,7 +215,7 @@ fn switch_all(
     session: &mut Session,
     order: &AttachOrder<'_>,
     snapshot: &Snapshot,
-    staged: &[(Vma, Vec<Span>, Rc<Image>)],
+    staged: &[(Vma, Vec<Span>, Arc<Image>)],
     entries: &[SmapsEntry],
 ) -> Result<(), Failure> {
     let passage = Passage::open(session, order.task, order.process)?;
@@ -314,6 +314,18 @@ fn find_gadgets(order: &AttachOrder<'_>, snapshot: &Snapshot) -> Result<Gadgets,
     let auxv = order.process.read("auxv").map_err(Failure::unreadable)?;
     let at = |key| RemoteAddr::new(auxv::get(&auxv, key).unwrap_or(0));
     gadgets::find_running(order.task, snapshot, at(auxv::AT_BASE), at(auxv::AT_ENTRY)).ok_or_else(
+    order: &AttachOrder<'_>,
+    image: Result<RunningImage, Failure>,
+    entries: &[SmapsEntry],
+    work: impl FnOnce(&mut Session, &Snapshot) -> Done + Send,
+) -> Result<(StopCost, Done), Failure> {
+    std::thread::scope(|scope| {
+        let stop = scope.spawn(|| stop_and_work(order, image, entries, work));
+        stop.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn stop_and_work(
         || {
             let what = "the program has no `syscall; ret`, or no signal return, of its own";
             Failure::new(SkipReason::NoGadget, what)
@@ -349,10 +361,14 @@ fn begin(
         let mut candidates: Vec<(Takes, Pid)> = free
             .iter()
             .map(|&(tid, state)| {
-                // Stopped by a signal: what it was doing is interrupted already.
-                let stopped = state == b'T';
-                let takes = || threads::takes(order.process, order.task, tid);
-                (if stopped { Takes::Asleep } else { takes() }, tid)
+                let takes = match state {
+                    // Stopped by a signal: what it was doing is interrupted already.
+                    b'T' => Takes::Asleep,
+                    // Nothing wakes it, and once seized it could not be let go.
+                    b'D' => Takes::Badly,
+                    _ => threads::takes(order.process, order.task, tid),
+                };
+                (takes, tid)
             })
             .filter(|(takes, _)| *takes != Takes::Badly)
             .collect();
@@ -385,6 +401,9 @@ fn begin(
                 }
                 Ok(Err(refusal)) => {
                     running::let_go(&stopped)?;
+                Err(error @ TraceError::Late) => {
+                    return Err(Failure::new(SkipReason::NoThread, error));
+                }
                     why = Failure::new(SkipReason::NoThread, format!("{refusal:?}"));
                 }
             }
