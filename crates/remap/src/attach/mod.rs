@@ -12,6 +12,7 @@ mod revert;
 mod same;
 mod texts;
 mod verify;
+mod written;
 
 use std::fs::File;
 use std::sync::Arc;
@@ -42,6 +43,7 @@ pub use revert::{Reverted, revert};
 use same::RunningImage;
 use texts::Texts;
 pub use verify::report;
+use written::Written;
 
 use crate::failure::Failure;
 use crate::launch::Sources;
@@ -102,10 +104,12 @@ pub struct StopCost {
 pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, Failure> {
     let begun = Instant::now();
     let image = RunningImage::open(order.process);
+    let written = Written::open(order.process, order.pages)?;
     let entries = read_smaps(order.process)?;
     let deadline = begun + order.deadline;
     let Sources { pagecache, copy, .. } = order.sources;
-    let texts = Texts::read(order.process, &entries, order.pages, pagecache, copy, deadline);
+    let texts =
+        Texts::read(order.process, &written, &entries, order.pages, pagecache, copy, deadline);
     let plan = plan_running(order.pages.pmd, &texts.texts);
     let mut attached = Attached { plan, failure: None, stop: None, bytes_copied: 0 };
     if order.dry_run || attached.plan.huge_bytes() == 0 {
@@ -142,10 +146,14 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
         let thp = if thp_off { Some(ThpOn::begin(session)?) } else { None };
         let mut switched = Ok(());
         if !staged.is_empty() {
-            switched = switch_all(session, order, snapshot, &staged, &entries);
+            switched = switch_all(session, order, snapshot, &staged, &entries, &written);
         }
         for &range in &touched {
-            refault(session, range)?;
+            // What was written to would be thrown away.
+            match written.none(range) {
+                Ok(()) => refault(session, range)?,
+                Err(failure) => switched = switched.and(Err(failure)),
+            }
         }
         if let Some(thp) = thp {
             thp.end(session)?;
@@ -210,14 +218,19 @@ fn stage(
     images.get(file, name, spans, backing, order.pages, deadline)
 }
 
-/// Switches each staged part, one after the other.
+/// Switches each staged part, one after the other. A part that was written to meanwhile is left alone.
+///
+/// # Errors
+/// The first one. `modified_text`: the other parts are switched all the same.
 fn switch_all(
     session: &mut Session,
     order: &AttachOrder<'_>,
     snapshot: &Snapshot,
     staged: &[(Vma, Vec<Span>, Arc<Image>)],
     entries: &[SmapsEntry],
+    written: &Written,
 ) -> Result<(), Failure> {
+    let mut outcome = Ok(());
     let passage = Passage::open(session, order.task, order.process)?;
     for (vma, spans, image) in staged {
         let fd = passage.hand_over(session, &image.memfd)?;
@@ -226,11 +239,17 @@ fn switch_all(
             // The image may have been made for another process, where the text lies elsewhere.
             let Some(to) = place_of(part.span, spans) else { continue };
             let place = switch::Place { fd, offset: part.image_offset, to, locked };
-            switch::switch_running(session, order.process, snapshot, place)?;
+            let unchanged = || written.none(to);
+            match switch::switch_running(session, order.process, snapshot, place, unchanged) {
+                Err(failure) if failure.reason == SkipReason::ModifiedText => {
+                    outcome = outcome.and(Err(failure));
+                }
+                switched => switched?,
+            }
         }
         session.release_now()?;
     }
-    Ok(())
+    outcome
 }
 
 /// Returns where a part of an image goes in a process whose spans are these.
@@ -290,7 +309,23 @@ impl ThpOn {
 type Done = Result<(), Failure>;
 
 /// Stops one thread, has `work` make it call, and lets it go.
+///
+/// In a thread of this process that ends with it: a thread that did not come to its stop in time is
+/// still seized then, cannot be let go while it does not stand, and would stand as soon as it can. The
+/// kernel lets it go when the thread that seized it ends.
 fn in_a_stop(
+    order: &AttachOrder<'_>,
+    image: Result<RunningImage, Failure>,
+    entries: &[SmapsEntry],
+    work: impl FnOnce(&mut Session, &Snapshot) -> Done + Send,
+) -> Result<(StopCost, Done), Failure> {
+    std::thread::scope(|scope| {
+        let stop = scope.spawn(|| stop_and_work(order, image, entries, work));
+        stop.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn stop_and_work(
     order: &AttachOrder<'_>,
     image: Result<RunningImage, Failure>,
     entries: &[SmapsEntry],
@@ -314,18 +349,6 @@ fn find_gadgets(order: &AttachOrder<'_>, snapshot: &Snapshot) -> Result<Gadgets,
     let auxv = order.process.read("auxv").map_err(Failure::unreadable)?;
     let at = |key| RemoteAddr::new(auxv::get(&auxv, key).unwrap_or(0));
     gadgets::find_running(order.task, snapshot, at(auxv::AT_BASE), at(auxv::AT_ENTRY)).ok_or_else(
-    order: &AttachOrder<'_>,
-    image: Result<RunningImage, Failure>,
-    entries: &[SmapsEntry],
-    work: impl FnOnce(&mut Session, &Snapshot) -> Done + Send,
-) -> Result<(StopCost, Done), Failure> {
-    std::thread::scope(|scope| {
-        let stop = scope.spawn(|| stop_and_work(order, image, entries, work));
-        stop.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
-}
-
-fn stop_and_work(
         || {
             let what = "the program has no `syscall; ret`, or no signal return, of its own";
             Failure::new(SkipReason::NoGadget, what)
@@ -378,6 +401,9 @@ fn begin(
             let stopped = match running::stop(tid, until) {
                 Ok(stopped) => stopped,
                 Err(TraceError::Gone) => continue,
+                Err(error @ TraceError::Late) => {
+                    return Err(Failure::new(SkipReason::NoThread, error));
+                }
                 // What has just ended cannot be traced either.
                 Err(_) if threads::alive(order.process, tid).is_none() => continue,
                 // By an exec another thread may have taken this one's id, and lives.
@@ -401,9 +427,6 @@ fn begin(
                 }
                 Ok(Err(refusal)) => {
                     running::let_go(&stopped)?;
-                Err(error @ TraceError::Late) => {
-                    return Err(Failure::new(SkipReason::NoThread, error));
-                }
                     why = Failure::new(SkipReason::NoThread, format!("{refusal:?}"));
                 }
             }
