@@ -40,7 +40,7 @@ impl ProcDir {
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let mut pids: Vec<Pid> = pids.filter_map(Pid::from_raw).collect();
         pids.sort_unstable_by_key(|pid| pid.as_raw_nonzero());
-        pids.into_iter().filter_map(|pid| Some((pid, Self::of(pid).ok()?))).collect()
+        pids.into_iter().filter_map(|pid| Some((pid, Self::of(pid).ok()?)))
     }
 
     fn open(path: &Path, call: &'static str) -> Result<Self, SysError> {

@@ -106,12 +106,12 @@ impl Texts {
 fn leave(entry: &SmapsEntry, pages: Pages) -> Option<SkipReason> {
     let vma = &entry.vma;
     let whole = vma.range.align_inward(pages.pmd)?;
-    if is_ours(vma)
-        || entry.pmd_mapped() >= whole.len()
-        || entry.kernel_page_size > pages.base.bytes()
-    {
-        // Huge already.
-        return Some(SkipReason::NotSelected);
+    if entry.pmd_mapped() >= whole.len() || entry.kernel_page_size > pages.base.bytes() {
+        return Some(SkipReason::AlreadyPmdMapped);
+    }
+    if is_ours(vma) {
+        // The kernel has taken huge pages away since.
+        return Some(SkipReason::NoHugePage);
     }
     if entry.has_flag(*b"sl") {
         return Some(SkipReason::Sealed);

@@ -48,6 +48,7 @@ pub(super) fn revert_after(pid: Pid, start_time: u64, time: Duration) -> std::io
 /// Sleeps for `time`, in a session of its own; says on standard output when it has left the old one.
 pub(super) fn wait(time: Duration) {
     process::own_session();
-    let _nobody_listens = std::io::stdout().write_all(b".").and_then(|()| std::io::stdout().flush());
+    let _nobody_listens =
+        std::io::stdout().write_all(b".").and_then(|()| std::io::stdout().flush());
     std::thread::sleep(time);
 }
