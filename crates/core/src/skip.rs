@@ -105,7 +105,7 @@ reasons! {
     RegisterState = "register_state",
     /// The kernel refused the staging or the switch itself.
     SwitchFailed = "switch_failed",
-    /// The helper process could not be created.
+    /// The helper process, or a thread that is needed, could not be created.
     ForkFailed = "fork_failed",
     /// The image file could not be read in full.
     ReadFailed = "read_failed",

@@ -320,7 +320,11 @@ fn in_a_stop(
     work: impl FnOnce(&mut Session, &Snapshot) -> Done + Send,
 ) -> Result<(StopCost, Done), Failure> {
     std::thread::scope(|scope| {
-        let stop = scope.spawn(|| stop_and_work(order, image, entries, work));
+        // Where memory is short, a stack of the usual size may be what is too much.
+        let thread = std::thread::Builder::new().stack_size(512 << 10);
+        let stop = thread
+            .spawn_scoped(scope, || stop_and_work(order, image, entries, work))
+            .map_err(|error| Failure::new(SkipReason::ForkFailed, error))?;
         stop.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
