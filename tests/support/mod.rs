@@ -9,7 +9,6 @@
     reason = "each test file uses its own part of the harness"
 )]
 
-pub(crate) mod attached;
 pub(crate) mod attaching;
 pub(crate) mod child;
 pub(crate) mod fresh;

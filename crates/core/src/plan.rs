@@ -11,6 +11,8 @@
 //! - no span lies over a writable or shared VMA;
 //! - spans and skipped bytes of a text VMA add up to its length.
 
+mod cuts;
+
 use std::fmt;
 use std::ops::Range;
 
@@ -188,14 +190,15 @@ pub struct RunningText {
 /// Decides which spans of a running process's text become huge, and by which backing. Nothing is
 /// moved: what is not congruent gets a copy.
 pub fn plan_running(huge: PageSize, texts: &[RunningText]) -> Plan {
-    let texts = texts
+    let mut planned: Vec<TextPlan> = texts
         .iter()
         .map(|text| match text.leave {
             Some(why) => leave(&text.vma, why),
             None => plan_text(&text.vma, huge, &text.folios, text.copy, &text.kept),
         })
         .collect();
-    Plan { huge, rebase: None, texts }
+    cuts::tell(&mut planned, huge);
+    Plan { huge, rebase: None, texts: planned }
 }
 
 /// A text that stays as it is.

@@ -32,6 +32,11 @@ reasons! {
     Edges = "edges",
     /// Could be on huge pages and is not: nobody has switched it.
     BasePages = "base_pages",
+    /// PMD-mapped already.
+    AlreadyPmdMapped = "already_pmd_mapped",
+    /// Huge pages of the text lie in more than one mapping each: mprotect(2) has cut it in pieces, and a
+    /// huge page lies in one.
+    CutInPieces = "cut_in_pieces",
     /// Not the main executable's text; this version leaves it alone at launch.
     NotSelected = "not_selected",
     /// The image is setuid, setgid or has file capabilities: a tracer would cost it its privileges.
@@ -100,7 +105,7 @@ reasons! {
     RegisterState = "register_state",
     /// The kernel refused the staging or the switch itself.
     SwitchFailed = "switch_failed",
-    /// The helper process could not be created.
+    /// The helper process, or a thread that is needed, could not be created.
     ForkFailed = "fork_failed",
     /// The image file could not be read in full.
     ReadFailed = "read_failed",
@@ -143,6 +148,8 @@ impl SkipReason {
             Self::TooSmall
                 | Self::Edges
                 | Self::BasePages
+                | Self::AlreadyPmdMapped
+                | Self::CutInPieces
                 | Self::NotSelected
                 | Self::PrivilegedImage
                 | Self::UnreadableImage

@@ -178,6 +178,7 @@ pub(crate) const RUNNING_CALLS: [Foreseen; 6] = [
 
 /// Switches one part in a process whose other threads run. Unlike [`switch`], it cannot know that an
 /// address range is still free, so nothing is unmapped that has not been mapped by us for certain.
+/// `unchanged` says, as late as can be, whether the text may still go.
 ///
 /// # Errors
 /// The target's text is as it was, unless the failure says `mremap`.
@@ -186,6 +187,7 @@ pub(crate) fn switch_running(
     process: &ProcDir,
     snapshot: &Snapshot,
     place: Place,
+    unchanged: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let raw = |value: i32| u64::from(value.unsigned_abs());
     let failed =
@@ -197,7 +199,7 @@ pub(crate) fn switch_running(
     let populated = session
         .call(Call::new(c::SYS_madvise, [staged.get(), len, raw(c::MADV_POPULATE_READ)]))?
         .map_err(failed("madvise(MADV_POPULATE_READ)", SkipReason::NoHugePage));
-    if let Err(failure) = populated {
+    if let Err(failure) = populated.and_then(|_| unchanged()) {
         session.release_now()?;
         return Err(failure);
     }

@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -38,11 +38,16 @@ struct Key {
 /// Where images are: those made here, by what they are of, and the store.
 #[derive(Debug, Default)]
 pub struct Images {
-    made: Vec<(Key, Rc<Image>)>,
+    made: Vec<(Key, Arc<Image>)>,
     store: OnceCell<Result<Option<Store>, Failure>>,
 }
 
 impl Images {
+    /// Returns how many bytes were copied so far into all of them.
+    pub(crate) fn bytes_copied(&self) -> u64 {
+        self.made.iter().map(|(_, image)| image.filled.copied).sum()
+    }
+
     /// Returns the store that this user can use, if there is one.
     ///
     /// # Errors
@@ -65,7 +70,7 @@ impl Images {
         backing: Backing,
         pages: Pages,
         deadline: Instant,
-    ) -> Result<Rc<Image>, Failure> {
+    ) -> Result<Arc<Image>, Failure> {
         let meta = file.metadata().map_err(|error| Failure::new(SkipReason::ReadFailed, error))?;
         let key = Key {
             device: meta.dev(),
@@ -75,12 +80,12 @@ impl Images {
             spans: spans.iter().map(|span| (span.file_offset, span.range.len())).collect(),
         };
         if let Some((_, image)) = self.made.iter().find(|(known, _)| *known == key) {
-            return Ok(Rc::clone(image));
+            return Ok(Arc::clone(image));
         }
         let memfd = make_memfd(name, backing)?;
         let filled = image::fill(&memfd, file, spans, backing, pages, deadline)?;
-        let image = Rc::new(Image { file: memfd, filled });
-        self.made.push((key, Rc::clone(&image)));
+        let image = Arc::new(Image { file: memfd, filled });
+        self.made.push((key, Arc::clone(&image)));
         Ok(image)
     }
 }

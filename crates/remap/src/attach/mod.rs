@@ -14,9 +14,10 @@ mod stored;
 mod texts;
 mod thread;
 mod verify;
+mod written;
 
 use std::fs::File;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
@@ -46,6 +47,7 @@ use same::RunningImage;
 use stored::Stored;
 use texts::Texts;
 pub use verify::report;
+use written::Written;
 
 use crate::failure::Failure;
 use crate::launch::Sources;
@@ -81,7 +83,7 @@ pub struct Attached {
     pub setback: Option<Failure>,
     /// What the stop cost; `None` if no thread was stopped.
     pub stop: Option<StopCost>,
-    /// Bytes copied from files into images for this process.
+    /// Bytes copied from files into images for this process; none where an image was there already.
     pub bytes_copied: u64,
 }
 
@@ -105,10 +107,12 @@ pub struct StopCost {
 pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, Failure> {
     let begun = Instant::now();
     let image = RunningImage::open(order.process);
+    let written = Written::open(order.process, order.pages)?;
     let entries = read_smaps(order.process)?;
     let deadline = begun + order.deadline;
     let Sources { pagecache, copy, .. } = order.sources;
-    let mut texts = Texts::read(order.process, &entries, order.pages, pagecache, copy, deadline);
+    let mut texts =
+        Texts::read(order.process, &written, &entries, order.pages, pagecache, copy, deadline);
     let mut plan = plan_running(order.pages.pmd, &texts.texts);
     let (mut stored, mut setback) = (Vec::new(), None);
     if order.sources.store && plan.huge_bytes_by(Backing::Image) > 0 {
@@ -119,11 +123,11 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
     if order.dry_run || attached.plan.huge_bytes() == 0 {
         return Ok(attached);
     }
+    let copied_before = images.bytes_copied();
     let mut staged = Vec::new();
     for (vma, spans) in copies(&attached.plan) {
         match stage(order, &texts, &stored, vma, &spans, images, deadline) {
             Ok(image) => {
-                attached.bytes_copied += image.filled.copied;
                 if let Some(shortfall) = &image.filled.shortfall {
                     attached.failure.get_or_insert_with(|| shortfall.clone());
                 }
@@ -134,6 +138,7 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
             }
         }
     }
+    attached.bytes_copied = images.bytes_copied() - copied_before;
     let touched: Vec<AddrRange> =
         attached.plan.spans_by(Backing::Pagecache).map(|span| span.range).collect();
     if staged.is_empty() && touched.is_empty() {
@@ -149,10 +154,14 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
         let thp = if thp_off { Some(ThpOn::begin(session)?) } else { None };
         let mut switched = Ok(());
         if !staged.is_empty() {
-            switched = switch_all(session, order, snapshot, &staged, &entries);
+            switched = switch_all(session, order, snapshot, &staged, &entries, &written);
         }
         for &range in &touched {
-            refault(session, range)?;
+            // What was written to would be thrown away.
+            match written.none(range) {
+                Ok(()) => refault(session, range)?,
+                Err(failure) => switched = switched.and(Err(failure)),
+            }
         }
         if let Some(thp) = thp {
             thp.end(session)?;
@@ -217,10 +226,10 @@ fn stage(
     spans: &[Span],
     images: &mut Images,
     deadline: Instant,
-) -> Result<Rc<Image>, Failure> {
+) -> Result<Arc<Image>, Failure> {
     let backing = spans.first().map_or(Backing::Image, |span| span.backing);
     if backing == Backing::Store {
-        return stored::image(stored, vma, spans).map(Rc::new);
+        return stored::image(stored, vma, spans).map(Arc::new);
     }
     if backing == Backing::Image {
         let bytes = spans.iter().map(|span| span.range.len()).sum();
@@ -234,14 +243,19 @@ fn stage(
     images.get(file, name, spans, backing, order.pages, deadline)
 }
 
-/// Switches each staged part, one after the other.
+/// Switches each staged part, one after the other. A part that was written to meanwhile is left alone.
+///
+/// # Errors
+/// The first one. `modified_text`: the other parts are switched all the same.
 fn switch_all(
     session: &mut Session,
     order: &AttachOrder<'_>,
     snapshot: &Snapshot,
-    staged: &[(Vma, Vec<Span>, Rc<Image>)],
+    staged: &[(Vma, Vec<Span>, Arc<Image>)],
     entries: &[SmapsEntry],
+    written: &Written,
 ) -> Result<(), Failure> {
+    let mut outcome = Ok(());
     let passage = Passage::open(session, order.task, order.process)?;
     for (vma, spans, image) in staged {
         let fd = passage.hand_over(session, &image.file)?;
@@ -250,11 +264,17 @@ fn switch_all(
             // The image may have been made for another process, where the text lies elsewhere.
             let Some(to) = place_of(part.span, spans) else { continue };
             let place = switch::Place { fd, offset: part.image_offset, to, locked };
-            switch::switch_running(session, order.process, snapshot, place)?;
+            let unchanged = || written.none(to);
+            match switch::switch_running(session, order.process, snapshot, place, unchanged) {
+                Err(failure) if failure.reason == SkipReason::ModifiedText => {
+                    outcome = outcome.and(Err(failure));
+                }
+                switched => switched?,
+            }
         }
         session.release_now()?;
     }
-    Ok(())
+    outcome
 }
 
 /// Returns where a part of an image goes in a process whose spans are these.
@@ -341,7 +361,28 @@ impl ThpOn {
 type Done = Result<(), Failure>;
 
 /// Stops one thread, has `work` make it call what is in `calls`, and lets it go.
+///
+/// In a thread of this process that ends with it: a thread that did not come to its stop in time is
+/// still seized then, cannot be let go while it does not stand, and would stand as soon as it can. The
+/// kernel lets it go when the thread that seized it ends.
 fn in_a_stop(
+    order: &AttachOrder<'_>,
+    image: Result<RunningImage, Failure>,
+    entries: &[SmapsEntry],
+    calls: Vec<&[Foreseen]>,
+    work: impl FnOnce(&mut Session, &Snapshot) -> Done + Send,
+) -> Result<(StopCost, Done), Failure> {
+    std::thread::scope(|scope| {
+        // Where memory is short, a stack of the usual size may be what is too much.
+        let thread = std::thread::Builder::new().stack_size(512 << 10);
+        let stop = thread
+            .spawn_scoped(scope, || stop_and_work(order, image, entries, calls, work))
+            .map_err(|error| Failure::new(SkipReason::ForkFailed, error))?;
+        stop.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn stop_and_work(
     order: &AttachOrder<'_>,
     image: Result<RunningImage, Failure>,
     entries: &[SmapsEntry],

@@ -20,6 +20,7 @@ use tiexec_tracee::foreseen::Foreseen;
 use super::pass::Passage;
 use super::same::RunningImage;
 use super::texts::open_mapped;
+use super::written::Written;
 use super::{AttachOrder, COPY_CALLS, StopCost, in_a_stop, mappings, read_smaps};
 use crate::failure::Failure;
 use crate::program::elf_facts;
@@ -52,6 +53,7 @@ struct Piece {
 /// Nothing could be begun; the process is as it was. What fails later is in the [`Reverted`].
 pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     let image = RunningImage::open(order.process);
+    let written = Written::open(order.process, order.pages)?;
     let entries = read_smaps(order.process)?;
     let mut reverted = Reverted { found: 0, reverted: 0, failure: None, stop: None };
     let (mut pieces, mut strays) = (Vec::new(), Vec::new());
@@ -91,7 +93,14 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
             let fd = passage.hand_over(session, &piece.file)?;
             let (offset, to, locked) = (piece.file_offset, piece.range, piece.locked);
             let place = switch::Place { fd, offset, to, locked };
-            switch::switch_running(session, order.process, snapshot, place)?;
+            // What was written to before was compared with the rest; it may be the same again.
+            let unchanged = || {
+                written.base_pages(to)?.into_iter().try_for_each(|page| {
+                    let at = offset + (page.start().get() - to.start().get());
+                    compare(order.task, page, &piece.file, at)
+                })
+            };
+            switch::switch_running(session, order.process, snapshot, place, unchanged)?;
             session.release_now()?;
             done += piece.range.len();
         }

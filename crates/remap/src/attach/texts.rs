@@ -2,18 +2,18 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::time::Instant;
 
 use tiexec_core::addr::{AddrRange, Pages};
 use tiexec_core::coverage::is_ours;
 use tiexec_core::plan::{Backing, RunningText};
 use tiexec_core::proc::maps::{FileId, Vma};
-use tiexec_core::proc::pagemap::modified_huge_pages;
 use tiexec_core::proc::smaps::SmapsEntry;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 
+use super::written::Written;
 use crate::failure::Failure;
 use crate::pagecache;
 
@@ -30,6 +30,7 @@ impl Texts {
     /// folios if `pagecache`, until `deadline`. `copy` is the backing for the rest.
     pub(crate) fn read(
         process: &ProcDir,
+        written: &Written,
         entries: &[SmapsEntry],
         pages: Pages,
         pagecache: bool,
@@ -46,7 +47,7 @@ impl Texts {
                 leave: leave(entry, pages).or_else(|| only_trace(entry, entries, pages)),
             };
             if let (None, Some(whole)) = (text.leave, entry.vma.range.align_inward(pages.pmd)) {
-                text.leave = match found.look(process, &mut text, whole, pages) {
+                text.leave = match found.look(process, written, &mut text, whole) {
                     Ok(()) if pagecache => {
                         text.folios = found.folios(&text.vma, whole, pages, deadline);
                         None
@@ -76,15 +77,14 @@ impl Texts {
     fn look(
         &mut self,
         process: &ProcDir,
+        written: &Written,
         text: &mut RunningText,
         whole: AddrRange,
-        pages: Pages,
     ) -> Result<(), Failure> {
         if self.file(&text.vma).is_none() {
             self.files.push((text.vma.file, open_mapped(process, &text.vma)?));
         }
-        let words = pagemap(process, whole, pages)?;
-        let modified = modified_huge_pages(whole, &words, pages);
+        let modified = written.huge_pages(whole)?;
         text.kept = modified.into_iter().map(|page| (page, SkipReason::ModifiedText)).collect();
         Ok(())
     }
@@ -113,12 +113,12 @@ impl Texts {
 fn leave(entry: &SmapsEntry, pages: Pages) -> Option<SkipReason> {
     let vma = &entry.vma;
     let whole = vma.range.align_inward(pages.pmd)?;
-    if is_ours(vma)
-        || entry.pmd_mapped() >= whole.len()
-        || entry.kernel_page_size > pages.base.bytes()
-    {
-        // Huge already.
-        return Some(SkipReason::NotSelected);
+    if entry.pmd_mapped() >= whole.len() || entry.kernel_page_size > pages.base.bytes() {
+        return Some(SkipReason::AlreadyPmdMapped);
+    }
+    if is_ours(vma) {
+        // The kernel has taken huge pages away since.
+        return Some(SkipReason::NoHugePage);
     }
     if entry.has_flag(*b"sl") {
         return Some(SkipReason::Sealed);
@@ -157,17 +157,4 @@ pub(crate) fn open_mapped(process: &ProcDir, vma: &Vma) -> Result<File, Failure>
     let file = process.open_file(&format!("root/{path}"), false).map_err(|error| gone(&error))?;
     let same = file.metadata().is_ok_and(|meta| meta.ino() == vma.file.inode);
     if same { Ok(file) } else { Err(gone(&"is another file by now")) }
-}
-
-/// Reads the process's pagemap words for `range`.
-fn pagemap(process: &ProcDir, range: AddrRange, pages: Pages) -> Result<Vec<u64>, Failure> {
-    const WORD: u64 = 8;
-    let unread = |error: &dyn std::fmt::Display| Failure::new(SkipReason::ProcUnavailable, error);
-    let file = process.open_file("pagemap", false).map_err(|error| unread(&error))?;
-    let at = range.start().get() / pages.base.bytes() * WORD;
-    let count = range.len() / pages.base.bytes();
-    let mut bytes = vec![0; usize::try_from(count * WORD).map_err(|error| unread(&error))?];
-    file.read_exact_at(&mut bytes, at).map_err(|error| unread(&error))?;
-    let words = bytes.chunks_exact(WORD as usize);
-    Ok(words.filter_map(|word| word.try_into().ok().map(u64::from_ne_bytes)).collect())
 }

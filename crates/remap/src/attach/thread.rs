@@ -73,6 +73,9 @@ pub(super) fn begin(
             let mut stopped = match running::stop(tid, until) {
                 Ok(stopped) => stopped,
                 Err(TraceError::Gone) => continue,
+                Err(error @ TraceError::Late) => {
+                    return Err(Failure::new(SkipReason::NoThread, error));
+                }
                 // What has just ended cannot be traced either.
                 Err(_) if threads::alive(order.process, tid).is_none() => continue,
                 // By an exec another thread may have taken this one's id, and lives.
@@ -133,11 +136,13 @@ fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) ->
     let mut candidates: Vec<(Pid, Takes)> = free
         .iter()
         .map(|(tid, status)| {
-            // Stopped by a signal: what it was doing is interrupted already.
-            if status.state == b'T' {
-                return (*tid, Takes::Asleep);
-            }
-            let takes = threads::takes(order.process, order.task, *tid);
+            let takes = match status.state {
+                // Stopped by a signal: what it was doing is interrupted already.
+                b'T' => Takes::Asleep,
+                // Nothing wakes it, and once seized it could not be let go.
+                b'D' => Takes::Badly,
+                _ => threads::takes(order.process, order.task, *tid),
+            };
             let unready = takes == Takes::AsleepForEintr && !threads::expects_eintr(status);
             (*tid, if unready { Takes::Badly } else { takes })
         })

@@ -49,7 +49,7 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
         later::wait(Duration::from_millis(time));
     }
     let pids = if options.all {
-        select::every(|_, process| has_text_of_ours(process))
+        select::every(has_text_of_ours)
     } else {
         match targets(&options.targets) {
             Ok(pids) => pids,
@@ -62,9 +62,9 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
 fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
     let found = if let Some(exe) = &targets.exe {
         let exe = select::real(exe);
-        select::every(|_, process| select::runs(process, &exe))
+        select::every(|process| select::runs(process, &exe))
     } else if let Some(unit) = &targets.unit {
-        select::every(|_, process| select::is_of_unit(process, unit))
+        select::every(|process| select::is_of_unit(process, unit))
     } else {
         return select::parse(&targets.pids).map_err(|error| {
             warn(error);
