@@ -10,7 +10,7 @@ use support::attaching::{
 };
 use support::child::{eventually, state};
 use support::smaps::{status_field, vmas};
-use support::{Done, Fresh, Held, Kind, Run, installed, is_root, pmd_size, require};
+use support::{Done, Fresh, Held, Kind, Run, installed, is_root, pmd_size, program, require};
 
 /// The program in this situation.
 fn situation(copy: &Fresh, args: &[&str]) -> Held {
