@@ -193,14 +193,18 @@ fn poll_unblocked(fds: &mut [libc::pollfd], time: Option<Duration>) -> Result<us
     Ok(check("ppoll", returned.into())?.unsigned_abs() as usize)
 }
 
-/// Waits until `process` (a pidfd) has ended, at most for `time`, with no signal blocked: one whose
-/// action is to end this process ends it here. Returns whether it has.
+/// Waits until `process` (a pidfd; `None` for nobody) has ended, at most for `time`, with no signal
+/// blocked: one whose action is to end this process ends it here. Returns whether it has.
 ///
 /// # Errors
 /// As ppoll(2); EINTR after a handler.
-pub fn wait_for_end(process: BorrowedFd<'_>, time: Option<Duration>) -> Result<bool, SysError> {
-    let mut fd = [libc::pollfd { fd: process.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
-    Ok(poll_unblocked(&mut fd, time)? > 0)
+pub fn wait_for_end(
+    process: Option<BorrowedFd<'_>>,
+    time: Option<Duration>,
+) -> Result<bool, SysError> {
+    let fd = |fd: BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut fds: Vec<libc::pollfd> = process.into_iter().map(fd).collect();
+    Ok(poll_unblocked(&mut fds, time)? > 0)
 }
 
 impl Ring {

@@ -6,6 +6,7 @@
 
 mod haste;
 mod images;
+mod jit;
 mod mappings;
 mod pass;
 mod revert;
@@ -37,6 +38,7 @@ use tiexec_tracee::threads::{self, Takes};
 use haste::Haste;
 use images::Image;
 pub use images::Images;
+pub use jit::collapse_jit;
 use pass::Passage;
 pub use revert::{Reverted, revert};
 use same::RunningImage;
@@ -46,9 +48,6 @@ pub use verify::report;
 use crate::failure::Failure;
 use crate::launch::Sources;
 use crate::{headroom, switch};
-
-/// How long to look for a thread, and for the right moment.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What to do with a running process.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +64,8 @@ pub struct AttachOrder<'a> {
     pub sources: Sources,
     /// How long staging may take; the process runs meanwhile.
     pub deadline: Duration,
+    /// How long to look for a thread that takes a stop well, and for the right moment.
+    pub patience: Duration,
     /// Plan only.
     pub dry_run: bool,
 }
@@ -327,7 +328,7 @@ fn begin(
     snapshot: &Snapshot,
     gadgets: Gadgets,
 ) -> Result<(Stopped, Session), Failure> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + order.patience;
     let mut why =
         Failure::new(SkipReason::NoThread, "every thread sleeps in a call that would return EINTR");
     loop {
