@@ -101,7 +101,7 @@ fn live(
     process::close_all_except(&kept);
     process::occupy_standard_descriptors();
     process::be_expendable();
-    let pidfd = process::open_pidfd(program);
+    let pidfd = as_child.then(|| process::open_pidfd(program));
     let (watch, why) = match Watch::open(&[program], heirs) {
         Ok(watch) => (Some(watch), String::new()),
         Err(error) => (None, error.to_string()),
@@ -112,7 +112,7 @@ fn live(
     }
     drop(channel);
     work(program, watch);
-    if let (true, Ok(pidfd)) = (as_child, pidfd) {
+    if let Some(Ok(pidfd)) = pidfd {
         // Its end would be reported to the program, which knows of no such child.
         while let Err(_interrupted) = wait_for_end(Some(pidfd.as_fd()), None) {}
     }
