@@ -204,7 +204,8 @@ pub fn wait_for_end(
     process: Option<BorrowedFd<'_>>,
     time: Option<Duration>,
 ) -> Result<bool, SysError> {
-    let fd = |fd: BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let fd =
+        |fd: BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let mut fds: Vec<libc::pollfd> = process.into_iter().map(fd).collect();
     Ok(poll_unblocked(&mut fds, time)? > 0)
 }

@@ -57,7 +57,9 @@ pub(crate) fn without_watch(why: &str, follow: bool) -> String {
     let knob = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap_or_default();
     let knob = knob.trim();
     let fix = match knob.parse::<i32>() {
-        Ok(level) if level > 2 => format!("; fix: sysctl kernel.perf_event_paranoid=2 (now {level})"),
+        Ok(level) if level > 2 => {
+            format!("; fix: sysctl kernel.perf_event_paranoid=2 (now {level})")
+        }
         _ => String::new(),
     };
     format!("{what}: looked for now and then{lost}: {why}{fix}")
@@ -248,7 +250,9 @@ impl<'a> Follower<'a> {
         let mut running = HashMap::new();
         for pid in members {
             let Ok(process) = ProcDir::of(pid) else { continue };
-            let (Some(begun), Ok(exe)) = (start_time(&process), process.exe_path()) else { continue };
+            let (Some(begun), Ok(exe)) = (start_time(&process), process.exe_path()) else {
+                continue;
+            };
             let now = (begun, exe);
             if self.running.get(&pid) != Some(&now) && !self.programs.contains_key(&pid) {
                 self.begin(pid);

@@ -17,7 +17,8 @@ pub(crate) struct Tree {
 impl Tree {
     /// Begins with these processes, as far as they live.
     pub(crate) fn of(pids: &[Pid]) -> Self {
-        let begun = pids.iter().filter_map(|&pid| Some((pid, start_time(&ProcDir::of(pid).ok()?)?)));
+        let begun =
+            pids.iter().filter_map(|&pid| Some((pid, start_time(&ProcDir::of(pid).ok()?)?)));
         Self { members: begun.collect() }
     }
 
@@ -39,7 +40,9 @@ impl Tree {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
         for pid in pids.filter_map(Pid::from_raw) {
-            let Ok(text) = ProcDir::of(pid).and_then(|process| process.read("stat")) else { continue };
+            let Ok(text) = ProcDir::of(pid).and_then(|process| process.read("stat")) else {
+                continue;
+            };
             let (Ok(parent), Ok(begun)) = (stat::parent(&text), stat::start_time(&text)) else {
                 continue;
             };

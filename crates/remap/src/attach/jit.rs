@@ -33,8 +33,10 @@ const IN_ONE_STOP: usize = 4;
 /// The process could not be looked at; it is as it was. What the kernel refuses is in the areas.
 pub fn collapse_jit(order: &AttachOrder<'_>) -> Result<Vec<JitArea>, Failure> {
     let entries = read_smaps(order.process)?;
-    let mut areas: Vec<Area> =
-        entries.iter().filter_map(|entry| Area::of(order, entry).transpose()).collect::<Result<_, _>>()?;
+    let mut areas: Vec<Area> = entries
+        .iter()
+        .filter_map(|entry| Area::of(order, entry).transpose())
+        .collect::<Result<_, _>>()?;
     if !order.dry_run && areas.iter().any(|area| !area.wanted.is_empty()) {
         let outside = process::open_pidfd(order.pid).map_err(Failure::unreadable)?;
         if thp_is_off(order.process) || !from_outside(outside.as_fd(), &mut areas) {
@@ -124,11 +126,7 @@ fn note(refused: &mut Option<String>, made: Result<(), SysError>) {
 }
 
 /// Has the process make the huge pages, a few in each stop.
-fn from_inside(
-    order: &AttachOrder<'_>,
-    entries: &[SmapsEntry],
-    areas: &mut [Area],
-) {
+fn from_inside(order: &AttachOrder<'_>, entries: &[SmapsEntry], areas: &mut [Area]) {
     let pages: Vec<(usize, AddrRange)> = areas
         .iter()
         .enumerate()

@@ -42,8 +42,7 @@ pub(crate) fn run(options: &Attach) -> u8 {
     };
     // What comes later is asked for by option only: an attach that nobody asked to stay returns.
     let later = options.later.clone().layer();
-    let layer =
-        Layer { backing: options.backing, select: options.select, ..Layer::default() };
+    let layer = Layer { backing: options.backing, select: options.select, ..Layer::default() };
     let settings = Settings {
         follow: later.follow.unwrap_or(false),
         settle: later.settle.unwrap_or_default(),
@@ -278,7 +277,8 @@ pub(crate) fn line(target: &Target, attached: &Attached, report: &Report) -> Str
     }
     let of_jit = |bytes: fn(&JitArea) -> u64| report.jit.iter().map(bytes).sum::<u64>();
     if !report.jit.is_empty() {
-        let (huge, populated) = (of_jit(|area| area.huge_bytes), of_jit(|area| area.populated_bytes));
+        let (huge, populated) =
+            (of_jit(|area| area.huge_bytes), of_jit(|area| area.populated_bytes));
         line += &format!("; jit huge {} of {} MiB", mib(huge), mib(populated));
     }
     line += "\n";
