@@ -28,7 +28,7 @@ use tiexec_tracee::held::{Arming, Declined, MayTrace, arm, wait_for_exec};
 use crate::ctl::attach;
 use crate::exit;
 use crate::follow::companion::{self, Companion};
-use crate::follow::{Follower, Patterns, without_watch};
+use crate::follow::{Follower, Patterns, obstacle, without_watch};
 use crate::image_file::{Image, Verdict, is_executable, judge, search};
 use crate::options::{Attach, Launch};
 use crate::say::{warn, write_briefly};
@@ -39,7 +39,7 @@ pub const DISABLED_FILE: &str = "/etc/tiexec/disabled";
 pub const CONFIG_FILE: &str = "/etc/tiexec/config";
 
 /// The capability whose holder may trace a privileged program without costing it its privileges.
-const CAP_SYS_PTRACE: u64 = 1 << 19;
+pub(crate) const CAP_SYS_PTRACE: u64 = 1 << 19;
 
 /// Where reports go.
 enum Sink {
@@ -251,6 +251,11 @@ impl Launcher {
             Ok(Companion { pid, no_watch }) => {
                 if let Some(why) = no_watch {
                     complain(&without_watch(&why, settings.follow));
+                }
+                let status = ProcDir::this_process().and_then(|process| process.read("status"));
+                let capabilities = status.map(|text| status::parse(&text).capabilities);
+                if let Some(why) = obstacle(capabilities.unwrap_or(0)).filter(|_| settings.follow) {
+                    complain(&why);
                 }
                 if let Some(pid) = pid {
                     let _once = self.companion.set(pid);

@@ -222,9 +222,18 @@ pub fn without_write_signals<T>(write: impl FnOnce() -> T) -> T {
 
 /// Raises this process's own limit on file sizes as far as it may: a memfd is a file.
 pub fn lift_file_size_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let Rlimit { maximum, .. } = getrlimit(Resource::Fsize);
-    let _stays = setrlimit(Resource::Fsize, Rlimit { current: maximum, maximum });
+    lift(rustix::process::Resource::Fsize);
+}
+
+/// Raises this process's own limit on descriptors as far as it may.
+pub fn lift_descriptor_limit() {
+    lift(rustix::process::Resource::Nofile);
+}
+
+fn lift(resource: rustix::process::Resource) {
+    use rustix::process::{Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(resource);
+    let _stays = setrlimit(resource, Rlimit { current: maximum, maximum });
 }
 
 /// Returns whether children of this process are born into its own PID namespace: not so after

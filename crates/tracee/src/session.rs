@@ -20,6 +20,8 @@
 //!   in the other of two slots, and only the next register set points there.
 //! - The signal mask is changed only while a register set is installed that leads home.
 
+use std::fmt;
+
 use tiexec_core::addr::{AddrRange, RemoteAddr};
 use tiexec_sys::process::{self, Wait};
 use tiexec_sys::ptrace::{self, Registers, Resume, SyscallStop};
@@ -47,10 +49,23 @@ fn close(fd: i32) -> Call {
 /// Why no session can begin. The tracee is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// The stack has too little room for the frames.
+    /// The stack has too little room for the frames, or is none where frames may lie.
     StackRoom,
     /// Extended registers in use that a frame cannot carry.
     RegisterState,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::StackRoom => {
+                "a thread that could be stopped was on a stack that is not known, or full"
+            }
+            Self::RegisterState => {
+                "a thread that could be stopped used registers that no frame can carry"
+            }
+        })
+    }
 }
 
 /// What the remote calls of a session came to.

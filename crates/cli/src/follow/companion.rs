@@ -101,6 +101,8 @@ fn live(
     process::close_all_except(&kept);
     process::occupy_standard_descriptors();
     process::be_expendable();
+    // Each image that is kept is one.
+    process::lift_descriptor_limit();
     let pidfd = as_child.then(|| process::open_pidfd(program));
     let (watch, why) = match Watch::open(&[program], heirs) {
         Ok(watch) => (Some(watch), String::new()),

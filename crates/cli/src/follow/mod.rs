@@ -27,6 +27,7 @@ use tiexec_sys::{Pid, process, thp};
 
 use crate::ctl::attach::journal::Record as JournalRecord;
 use crate::ctl::attach::{Target, carry_out};
+use crate::launch::CAP_SYS_PTRACE;
 pub(crate) use patterns::Patterns;
 use tree::{Tree, start_time};
 
@@ -63,6 +64,18 @@ pub(crate) fn without_watch(why: &str, follow: bool) -> String {
         _ => String::new(),
     };
     format!("{what}: looked for now and then{lost}: {why}{fix}")
+}
+
+/// Says why programs that are started could not be treated, where that is known beforehand.
+pub(crate) fn obstacle(capabilities: u64) -> Option<String> {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()?;
+    let scope = scope.trim();
+    (scope != "0" && capabilities & CAP_SYS_PTRACE == 0).then(|| {
+        format!(
+            "programs that are started cannot be reached: kernel.yama.ptrace_scope is {scope}; \
+             fix: sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE"
+        )
+    })
 }
 
 /// A mapping, as far as that decides whether it has something to gain: not where it lies, but how it
@@ -169,7 +182,9 @@ impl<'a> Follower<'a> {
                     let _interrupted = wait_for_end(None, Some(PAUSE));
                 }
                 Ok(Woken::End) => return,
-                Ok(Woken::Time) | Err(_) => {}
+                Ok(Woken::Time) => {}
+                // After a signal; whatever else it was must not come again at once.
+                Err(_) => std::thread::sleep(PAUSE),
             }
         }
     }

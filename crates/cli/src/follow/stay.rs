@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tiexec_core::config::Settings;
 use tiexec_remap::attach::Images;
 use tiexec_sys::procfs::ProcDir;
@@ -59,8 +58,7 @@ pub(crate) fn stay(
 fn watch(pids: &[Pid], follow: bool) -> Option<Watch> {
     let heirs = if follow { Heirs::Processes } else { Heirs::Threads };
     // One descriptor for each thread on each processor.
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    let _stays = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    process::lift_descriptor_limit();
     let tids: Vec<Pid> = Tree::of(pids)
         .walk(follow)
         .into_iter()

@@ -11,6 +11,7 @@ mod mappings;
 mod pass;
 mod revert;
 mod same;
+mod stored;
 mod texts;
 mod verify;
 
@@ -42,12 +43,18 @@ pub use jit::collapse_jit;
 use pass::Passage;
 pub use revert::{Reverted, revert};
 use same::RunningImage;
+use stored::Stored;
 use texts::Texts;
 pub use verify::report;
 
 use crate::failure::Failure;
 use crate::launch::Sources;
 use crate::{headroom, switch};
+
+/// How long only for one that will see nothing of it.
+const UNSEEN_FIRST: Duration = Duration::from_secs(1);
+/// The longest pause between two looks.
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// What to do with a running process.
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +84,8 @@ pub struct Attached {
     pub plan: Plan,
     /// Why it was not carried out, or not in full.
     pub failure: Option<Failure>,
+    /// Why something was done in a worse way than could be.
+    pub setback: Option<Failure>,
     /// What the stop cost; `None` if no thread was stopped.
     pub stop: Option<StopCost>,
     /// Bytes copied from files into images for this process.
@@ -106,15 +115,20 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
     let entries = read_smaps(order.process)?;
     let deadline = begun + order.deadline;
     let Sources { pagecache, copy, .. } = order.sources;
-    let texts = Texts::read(order.process, &entries, order.pages, pagecache, copy, deadline);
-    let plan = plan_running(order.pages.pmd, &texts.texts);
-    let mut attached = Attached { plan, failure: None, stop: None, bytes_copied: 0 };
+    let mut texts = Texts::read(order.process, &entries, order.pages, pagecache, copy, deadline);
+    let mut plan = plan_running(order.pages.pmd, &texts.texts);
+    let (mut stored, mut setback) = (Vec::new(), None);
+    if order.sources.store && plan.huge_bytes_by(Backing::Image) > 0 {
+        (stored, setback) = stored::find(order, images, &mut texts, &plan, deadline);
+        plan = plan_running(order.pages.pmd, &texts.texts);
+    }
+    let mut attached = Attached { plan, failure: None, setback, stop: None, bytes_copied: 0 };
     if order.dry_run || attached.plan.huge_bytes() == 0 {
         return Ok(attached);
     }
     let mut staged = Vec::new();
     for (vma, spans) in copies(&attached.plan) {
-        match stage(order, &texts, vma, &spans, images, deadline) {
+        match stage(order, &texts, &stored, vma, &spans, images, deadline) {
             Ok(image) => {
                 attached.bytes_copied += image.filled.copied;
                 if let Some(shortfall) = &image.filled.shortfall {
@@ -192,12 +206,16 @@ fn copies(plan: &Plan) -> impl Iterator<Item = (&Vma, Vec<Span>)> {
 fn stage(
     order: &AttachOrder<'_>,
     texts: &Texts,
+    stored: &[Stored],
     vma: &Vma,
     spans: &[Span],
     images: &mut Images,
     deadline: Instant,
 ) -> Result<Rc<Image>, Failure> {
     let backing = spans.first().map_or(Backing::Image, |span| span.backing);
+    if backing == Backing::Store {
+        return stored::image(stored, vma, spans).map(Rc::new);
+    }
     if backing == Backing::Image {
         let bytes = spans.iter().map(|span| span.range.len()).sum();
         // It is this process's memory cgroup that pays.
@@ -220,7 +238,7 @@ fn switch_all(
 ) -> Result<(), Failure> {
     let passage = Passage::open(session, order.task, order.process)?;
     for (vma, spans, image) in staged {
-        let fd = passage.hand_over(session, &image.memfd)?;
+        let fd = passage.hand_over(session, &image.file)?;
         let locked = entries.iter().any(|entry| entry.vma == *vma && entry.has_flag(*b"lo"));
         for part in &image.filled.staged {
             // The image may have been made for another process, where the text lies elsewhere.
@@ -328,10 +346,17 @@ fn begin(
     snapshot: &Snapshot,
     gadgets: Gadgets,
 ) -> Result<(Stopped, Session), Failure> {
-    let until = Instant::now() + order.patience;
+    let begun = Instant::now();
+    let until = begun + order.patience;
     let mut why =
         Failure::new(SkipReason::NoThread, "every thread sleeps in a call that would return EINTR");
+    let mut pause = Duration::from_millis(1);
     loop {
+        let worst = if begun.elapsed() < UNSEEN_FIRST {
+            Takes::AsleepToRewind
+        } else {
+            Takes::AsleepForEintr
+        };
         let alive: Vec<(Pid, Status)> = threads::list(order.process, order.pid)
             .into_iter()
             .filter_map(|tid| Some((tid, threads::alive(order.process, tid)?)))
@@ -341,20 +366,23 @@ fn begin(
         }
         // Threads of one process may differ in this (seccomp(2)).
         let unfiltered = alive.iter().filter(|(_, status)| status.seccomp == 0);
-        let free: Vec<(Pid, u8)> = unfiltered.map(|(tid, status)| (*tid, status.state)).collect();
+        let free: Vec<&(Pid, Status)> = unfiltered.collect();
         if free.is_empty() {
             let what = "every thread has a seccomp filter, which could end it for a call of ours";
             return Err(Failure::new(SkipReason::Seccomp, what));
         }
         let mut candidates: Vec<(Takes, Pid)> = free
             .iter()
-            .map(|&(tid, state)| {
+            .map(|(tid, status)| {
                 // Stopped by a signal: what it was doing is interrupted already.
-                let stopped = state == b'T';
-                let takes = || threads::takes(order.process, order.task, tid);
-                (if stopped { Takes::Asleep } else { takes() }, tid)
+                if status.state == b'T' {
+                    return (Takes::Asleep, *tid);
+                }
+                let takes = threads::takes(order.process, order.task, *tid);
+                let unready = takes == Takes::AsleepForEintr && !threads::expects_eintr(status);
+                (if unready { Takes::Badly } else { takes }, *tid)
             })
-            .filter(|(takes, _)| *takes != Takes::Badly)
+            .filter(|(takes, _)| *takes <= worst)
             .collect();
         // Stable: the leader, listed first, is the first of its kind.
         candidates.sort_by_key(|(takes, _)| *takes);
@@ -385,14 +413,15 @@ fn begin(
                 }
                 Ok(Err(refusal)) => {
                     running::let_go(&stopped)?;
-                    why = Failure::new(SkipReason::NoThread, format!("{refusal:?}"));
+                    why = Failure::new(SkipReason::NoThread, refusal);
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }
         }
         if Instant::now() >= until {
             return Err(why);
         }
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(pause);
     }
 }
 

@@ -50,7 +50,7 @@ pub(crate) fn run(options: &Attach) -> u8 {
         except: later.except.unwrap_or_default(),
         ..crate::launch::settings(layer)
     };
-    if settings.follow || !settings.settle.is_zero() {
+    if !options.dry_run && (settings.follow || !settings.settle.is_zero()) {
         let first = |pid, images: &mut Images| attach_one(pid, options, &settings, images);
         let mut tell = |target: &Target, attached: &Attached, report: &Report| {
             if options.json {
@@ -188,7 +188,7 @@ pub(crate) fn carry_out(
         attach(order, images)?
     } else {
         let plan = plan_running(order.pages.pmd, &[]);
-        Attached { plan, failure: None, stop: None, bytes_copied: 0 }
+        Attached { plan, failure: None, setback: None, stop: None, bytes_copied: 0 }
     };
     let jit = if select.jit { collapse_jit(order)? } else { Vec::new() };
     let mut report = tiexec_remap::attach::report(order, &attached);
