@@ -56,9 +56,8 @@ fn shells_and_make_see_what_they_see_without() {
     let dir = tempfile::tempdir().expect("a directory");
     let makefile = dir.path().join("Makefile");
     std::fs::write(&makefile, make).expect("a file");
-    let script = "for i in 1 2 3; do sh -c \"exit $i\" & done; for p in $(jobs -p); do wait $p; echo $?; done; wait; echo $?;
-                  trap 'echo chld' CHLD; /bin/true; (kill -9 $$) & wait $!; echo never";
-    let script = script.replace("$$", "$(sh -c 'echo $PPID')");
+    let script = "a=; for i in 1 2 3; do sh -c \"exit $i\" & a=\"$a $!\"; done; for p in $a; do wait $p; echo $?; done; wait; echo $?;
+                  trap 'echo chld' CHLD; /bin/true; trap - CHLD; (exit 5) & wait $!; echo $?; sh -c 'kill -9 $$'; echo $?";
     let plain = |run: &Run| {
         let (plain, followed) = (run.plain().output(), run.output());
         assert_eq!(plain.end(), followed.end(), "{followed}");
@@ -66,7 +65,7 @@ fn shells_and_make_see_what_they_see_without() {
     };
     for shell in ["bash", "dash", "sh"] {
         require!(support::installed(shell).is_some(), "no {shell}");
-        plain(&followed(shell, &["-c", &script]));
+        plain(&followed(shell, &["-c", script]));
         plain(&followed(shell, &["-c", "exit 9"]));
         plain(&followed(shell, &["-c", "kill -TERM $$"]));
     }
@@ -139,7 +138,7 @@ fn a_privileged_program_in_an_unprivileged_tree_keeps_its_privileges() {
     require!(is_root(), "another user needs root");
     let public = Public::new();
     let uids = public.add(&program("uids", Kind::DynamicPie), "uids", 0o4755);
-    let hold = public.add(&program("hold", Kind::DynamicPie), "hold", 0o755);
+    let hold = support::warm::small(&program("hold", Kind::DynamicPie), public.path());
     let script = format!("{} && exit 1; {} 5", uids.display(), hold.display());
     let run = followed("sh", &["-c", &script]).binary(public.tiexec());
     let run = run.behind(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]);
@@ -152,8 +151,8 @@ fn a_privileged_program_in_an_unprivileged_tree_keeps_its_privileges() {
         held.has_said("huge");
         let text = held.out_text();
         let last = text.lines().filter_map(|line| line.strip_prefix("pid ")).next_back();
-        let last: i32 = last.and_then(|pid| pid.parse().ok()).unwrap_or(pid);
-        last != pid && Path::new(&format!("/proc/{last}")).exists()
+        let last = last.and_then(|last| last.parse().ok()).filter(|&last: &i32| last != pid);
+        last.is_some_and(|last| switched(last) > 0)
     });
     held.write(b"\n");
     held.finish().assert_code(5).assert_silent();
@@ -173,6 +172,30 @@ fn the_companion_may_be_killed_at_any_moment() {
         // SAFETY: kill has no memory conditions.
         unsafe { libc::kill(companion, libc::SIGKILL) };
         held.write(b"\n");
+        held.finish().assert_code(7).assert_silent();
+    }
+}
+
+/// A thread that gets no processor does not come to its stop in time. It must be let go when it does: who follows lives on.
+#[test]
+fn a_program_that_hardly_runs_goes_on() {
+    require!(support::installed("chrt").is_some(), "no chrt");
+    let mut random = Random::new();
+    let busy = || {
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", "while :; do :; done"]).spawn().expect("sh")
+    };
+    for _ in 0..4 {
+        let copy = small("hold", Kind::DynamicPie);
+        let mut loops: Vec<_> = (0..8).map(|_| busy()).collect();
+        let args = ["fork", "/usr/bin/env", "chrt", "-i", "0", &copy.path().to_string_lossy(), "7"];
+        let mut held = followed(program("descend", Kind::DynamicPie), &args).start();
+        held.write(b"\n");
+        random.spin(600_000);
+        for child in &mut loops {
+            child.kill().expect("an own child");
+            child.wait().expect("an own child");
+        }
         held.finish().assert_code(7).assert_silent();
     }
 }

@@ -11,15 +11,17 @@ use support::{Kind, Run, installed, program, require};
 /// A library with 6 MiB of text.
 fn library(dir: &Path) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs/late.c");
-    let made = dir.join("liblate.so");
+    let made = dir.join("built.so");
     let built = std::process::Command::new("cc")
         .args(["-O1", "-shared", "-fPIC", "-DLIBRARY", "-DBIG_MIB=6", "-o"])
         .args([&made, &source])
         .output()
         .expect("cc");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    support::warm::cache_small(&made);
-    made
+    // A file just written may be in huge folios.
+    let copies = dir.join("copies");
+    std::fs::create_dir(&copies).expect("a directory");
+    support::warm::small(&made, &copies)
 }
 
 #[test]

@@ -40,7 +40,7 @@ const BEGINNING: Duration = Duration::from_secs(1);
 /// The pause after records were read: the next may gather meanwhile.
 const PAUSE: Duration = Duration::from_millis(10);
 /// How long to look for a thread that takes a stop well; later it is tried again.
-const PATIENCE: Duration = Duration::from_millis(20);
+const PATIENCE: Duration = Duration::from_millis(100);
 /// The first pause where looking again is all there is; each is twice the one before.
 const FIRST_GAP: Duration = Duration::from_millis(100);
 /// The longest pause between two looks through `/proc`.
@@ -356,7 +356,7 @@ impl<'a> Follower<'a> {
     fn treat(&mut self, pid: Pid) -> Result<Option<bool>, SkipReason> {
         let target = Target::open(pid).map_err(|failure| failure.reason)?;
         let mut order = target.order(self.settings.backing.into(), false);
-        order.patience = PATIENCE;
+        (order.patience, order.apart) = (PATIENCE, true);
         let (attached, report) = carry_out(&order, self.settings.select, &mut self.images)
             .map_err(|failure| failure.reason)?;
         if attached.stop.is_some() {

@@ -4,6 +4,7 @@
 //! made to map what was staged; the others never stop. Until the one `mremap` of a span, nothing of
 //! the process has changed; after it, the span's bytes are the same as before.
 
+mod apart;
 mod haste;
 mod images;
 mod jit;
@@ -73,6 +74,9 @@ pub struct AttachOrder<'a> {
     pub deadline: Duration,
     /// How long to look for a thread that takes a stop well, and for the right moment.
     pub patience: Duration,
+    /// Whether this process lives on afterwards: then another one makes the stop, so that the thread is
+    /// let go whatever happens.
+    pub apart: bool,
     /// Plan only.
     pub dry_run: bool,
 }
@@ -307,8 +311,20 @@ impl ThpOn {
 /// What is done in a stop.
 type Done = Result<(), Failure>;
 
-/// Stops one thread, has `work` make it call, and lets it go.
+/// Stops one thread, has `work` make it call, and lets it go; in a process of its own if this one is to
+/// live on.
 fn in_a_stop(
+    order: &AttachOrder<'_>,
+    image: Result<RunningImage, Failure>,
+    entries: &[SmapsEntry],
+    work: impl FnOnce(&mut Session, &Snapshot) -> Done,
+) -> Result<(StopCost, Done), Failure> {
+    let stop = || in_a_stop_by_this(order, image, entries, work);
+    if order.apart { apart::run(stop) } else { stop() }
+}
+
+/// Does so itself.
+fn in_a_stop_by_this(
     order: &AttachOrder<'_>,
     image: Result<RunningImage, Failure>,
     entries: &[SmapsEntry],

@@ -166,6 +166,7 @@ impl Target {
             sources,
             deadline: STAGING,
             patience: PATIENCE,
+            apart: false,
             dry_run,
         }
     }
@@ -204,7 +205,8 @@ fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Imag
         Ok(target) => target,
         Err(failure) => return failed("attach to", pid, &failure),
     };
-    let order = target.order(settings.backing.into(), options.dry_run);
+    let mut order = target.order(settings.backing.into(), options.dry_run);
+    order.apart = settings.follow || !settings.settle.is_zero();
     let (attached, report) = match carry_out(&order, settings.select, images) {
         Ok(done) => done,
         Err(failure) => {
