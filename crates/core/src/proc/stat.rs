@@ -47,6 +47,15 @@ pub fn start_time(text: &[u8]) -> Result<u64, ParseError> {
     field.ok_or_else(|| ParseError::new("stat", 1, "starttime", text))
 }
 
+/// Returns the process's parent (`ppid`); 0 for none, or one that this PID namespace does not show.
+///
+/// # Errors
+/// Says so where the field is missing or is no number.
+pub fn parent(text: &[u8]) -> Result<u64, ParseError> {
+    let field = fields(text)?.get(4 - 3).and_then(|digits| number(digits, 10));
+    field.ok_or_else(|| ParseError::new("stat", 1, "ppid", text))
+}
+
 /// Parses where the program's parts are.
 ///
 /// # Errors
@@ -85,6 +94,7 @@ mod tests {
         assert_eq!((layout.arg_start, layout.arg_end), (48, 49));
         assert_eq!((layout.env_start, layout.env_end), (50, 51));
         assert_eq!(start_time(line.as_bytes()).unwrap(), 22);
+        assert_eq!(parent(line.as_bytes()).unwrap(), 4);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 mod haste;
 mod images;
+mod jit;
 mod mappings;
 mod pass;
 mod revert;
@@ -41,6 +42,7 @@ use tiexec_tracee::session::{Counts, DESCRIPTOR_CALLS, Session};
 use haste::Haste;
 use images::Image;
 pub use images::Images;
+pub use jit::collapse_jit;
 use pass::Passage;
 pub use revert::{Reverted, revert};
 use same::RunningImage;
@@ -68,6 +70,8 @@ pub struct AttachOrder<'a> {
     pub sources: Sources,
     /// How long staging may take; the process runs meanwhile.
     pub deadline: Duration,
+    /// How long to look for a thread that takes a stop well, and for the right moment.
+    pub patience: Duration,
     /// Plan only.
     pub dry_run: bool,
 }

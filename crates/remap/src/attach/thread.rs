@@ -19,8 +19,6 @@ use super::AttachOrder;
 use super::same::RunningImage;
 use crate::failure::Failure;
 
-/// How long to look for a thread, and for the right moment.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// How long only for one that will see nothing of it.
 const UNSEEN_FIRST: Duration = Duration::from_secs(1);
 /// The longest pause between two looks.
@@ -41,7 +39,7 @@ pub(super) fn begin(
     calls: &[&[Foreseen]],
 ) -> Result<(Stopped, Session), Failure> {
     let begun = Instant::now();
-    let until = begun + PATIENCE;
+    let until = begun + order.patience;
     let mut pause = Duration::from_millis(1);
     let readable = may_read_filters();
     let mut why =

@@ -58,6 +58,14 @@ impl Written {
     }
 
     fn pages_of(&self, range: AddrRange, page: PageSize) -> Result<Vec<AddrRange>, Failure> {
+        Ok(modified_pages(range, &self.words(range)?, page, self.pages.base))
+    }
+
+    /// Returns the pagemap's words of `range`, one for each base page.
+    ///
+    /// # Errors
+    /// As [`huge_pages`](Self::huge_pages).
+    pub(super) fn words(&self, range: AddrRange) -> Result<Vec<u64>, Failure> {
         const WORD: u64 = 8;
         let unread =
             |error: &dyn std::fmt::Display| Failure::new(SkipReason::ProcUnavailable, error);
@@ -67,8 +75,6 @@ impl Written {
         let mut bytes = vec![0; usize::try_from(count * WORD).map_err(|error| unread(&error))?];
         self.pagemap.read_exact_at(&mut bytes, at).map_err(|error| unread(&error))?;
         let words = bytes.chunks_exact(WORD as usize);
-        let words: Vec<u64> =
-            words.filter_map(|word| word.try_into().ok().map(u64::from_ne_bytes)).collect();
-        Ok(modified_pages(range, &words, page, base))
+        Ok(words.filter_map(|word| word.try_into().ok().map(u64::from_ne_bytes)).collect())
     }
 }
