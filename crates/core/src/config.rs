@@ -11,6 +11,8 @@ use std::time::Duration;
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::select::Select;
+
 /// Where the user wants the huge page to live.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -52,7 +54,7 @@ pub struct ValueError {
 }
 
 impl ValueError {
-    fn new(expected: &'static str, found: &str) -> Self {
+    pub(crate) fn new(expected: &'static str, found: &str) -> Self {
         Self { expected, found: found.to_owned() }
     }
 }
@@ -102,6 +104,8 @@ pub struct Layer {
     pub verbose: Option<bool>,
     /// Wait for the exec of this program.
     pub until_exec: Option<String>,
+    /// See [`Select`].
+    pub select: Option<Select>,
 }
 
 /// A part of `TIEXEC` or of the configuration file that means nothing.
@@ -163,6 +167,9 @@ impl Layer {
             "quiet" => self.quiet = flag()?,
             "verbose" => self.verbose = flag()?,
             "until-exec" => self.until_exec = Some(needed()?.to_owned()),
+            "select" => {
+                self.select = Some(needed()?.parse().map_err(|error: ValueError| error.to_string())?);
+            }
             _ => return Err("no such key".to_owned()),
         }
         Ok(())
@@ -180,6 +187,7 @@ impl Layer {
             quiet: self.quiet.or(lower.quiet),
             verbose: self.verbose.or(lower.verbose),
             until_exec: self.until_exec.or(lower.until_exec),
+            select: self.select.or(lower.select),
         }
     }
 }
@@ -205,6 +213,8 @@ pub struct Settings {
     pub verbose: bool,
     /// Treat only the program of this name, after any number of execs.
     pub until_exec: Option<String>,
+    /// See [`Select`].
+    pub select: Select,
 }
 
 impl Settings {
@@ -228,6 +238,7 @@ impl Settings {
             quiet: all.quiet.unwrap_or(false),
             verbose: all.verbose.unwrap_or(false),
             until_exec: all.until_exec,
+            select: all.select.unwrap_or_default(),
         }
     }
 }

@@ -17,5 +17,6 @@ pub mod rebase;
 pub mod relaid;
 pub mod report;
 pub mod script;
+pub mod select;
 pub mod skip;
 pub mod snapshot;

@@ -379,11 +379,27 @@ impl Session {
     ///
     /// # Errors
     /// The tracee is gone.
-    pub fn go_home(mut self) -> Result<Counts, TraceError> {
+    pub fn go_home(self) -> Result<Counts, TraceError> {
+        self.walk_home(Resume::Detach)
+    }
+
+    /// Lets the tracee walk home and stays its tracer. The step that was to be made last of all, for
+    /// [`Session::begin`], is not made: a later session has it.
+    ///
+    /// # Errors
+    /// The tracee is gone.
+    pub fn go_home_traced(mut self) -> Result<Counts, TraceError> {
+        self.releases.remove(0);
+        self.chain = None;
+        self.chain_mask = !0;
+        self.walk_home(Resume::Run)
+    }
+
+    fn walk_home(mut self, how: Resume) -> Result<Counts, TraceError> {
         if self.chain.is_none() || !self.masked {
             self.install_chain()?;
         }
-        ptrace::resume(self.pid, Resume::Detach, 0)?;
+        ptrace::resume(self.pid, how, 0)?;
         Ok(self.counts())
     }
 
