@@ -70,6 +70,8 @@ pub struct AttachCost {
     pub remote_syscalls: u32,
     /// Bytes copied from files into images.
     pub bytes_copied: u64,
+    /// Why something was done in a worse way than could be.
+    pub setback: Option<String>,
     /// Moments at which our death would not have left the process whole.
     pub unsafe_windows: u32,
     /// Whether the thread saw that a system call of its own was interrupted.

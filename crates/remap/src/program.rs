@@ -109,9 +109,9 @@ impl Program {
         let path = Path::new(OsStr::from_bytes(&path));
         let (original, process) = (&self.exe, order.process);
         let found = if order.dry_run {
-            store.find(original, path)?
+            store.find(original, path, 0)?
         } else {
-            let order = BuildOrder { original, path, process, deadline };
+            let order = BuildOrder { original, path, bias: 0, process, deadline };
             match store.find_or_build(&order) {
                 Err(failure) if failure.reason == SkipReason::NoStore => None,
                 found => Some(found?),

@@ -1,5 +1,6 @@
 //! Images for running processes: made here, beside them, once for all that want the same.
 
+use std::cell::OnceCell;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::rc::Rc;
@@ -13,12 +14,13 @@ use tiexec_sys::SysError;
 
 use crate::failure::Failure;
 use crate::image::{self, Filled};
+use crate::store::Store;
 
-/// A memfd with the text of some spans of one file.
+/// The text of some spans of one file, in huge pages.
 #[derive(Debug)]
 pub(crate) struct Image {
-    /// It, sealed.
-    pub memfd: File,
+    /// A sealed memfd, or a file of the store.
+    pub file: File,
     /// What of which span is where in it; the addresses are those of the process it was made for.
     pub filled: Filled,
 }
@@ -33,11 +35,23 @@ struct Key {
     spans: Vec<(u64, u64)>,
 }
 
-/// Images by what they are of.
+/// Where images are: those made here, by what they are of, and the store.
 #[derive(Debug, Default)]
-pub struct Images(Vec<(Key, Rc<Image>)>);
+pub struct Images {
+    made: Vec<(Key, Rc<Image>)>,
+    store: OnceCell<Result<Option<Store>, Failure>>,
+}
 
 impl Images {
+    /// Returns the store that this user can use, if there is one.
+    ///
+    /// # Errors
+    /// `store_refused`.
+    pub(crate) fn store(&self, pages: Pages) -> Result<Option<&Store>, Failure> {
+        let store = self.store.get_or_init(|| Store::open_for_this_user(pages));
+        store.as_ref().map(Option::as_ref).map_err(Clone::clone)
+    }
+
     /// Returns the image of `spans` of `file`, making it if this is the first time it is wanted. Its
     /// name in maps will be `name`.
     ///
@@ -60,13 +74,13 @@ impl Images {
             changed: (meta.ctime(), meta.ctime_nsec()),
             spans: spans.iter().map(|span| (span.file_offset, span.range.len())).collect(),
         };
-        if let Some((_, image)) = self.0.iter().find(|(known, _)| *known == key) {
+        if let Some((_, image)) = self.made.iter().find(|(known, _)| *known == key) {
             return Ok(Rc::clone(image));
         }
         let memfd = make_memfd(name, backing)?;
         let filled = image::fill(&memfd, file, spans, backing, pages, deadline)?;
-        let image = Rc::new(Image { memfd, filled });
-        self.0.push((key, Rc::clone(&image)));
+        let image = Rc::new(Image { file: memfd, filled });
+        self.made.push((key, Rc::clone(&image)));
         Ok(image)
     }
 }

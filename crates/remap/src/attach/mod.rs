@@ -10,6 +10,7 @@ mod mappings;
 mod pass;
 mod revert;
 mod same;
+mod stored;
 mod texts;
 mod verify;
 
@@ -40,6 +41,7 @@ pub use images::Images;
 use pass::Passage;
 pub use revert::{Reverted, revert};
 use same::RunningImage;
+use stored::Stored;
 use texts::Texts;
 pub use verify::report;
 
@@ -76,6 +78,8 @@ pub struct Attached {
     pub plan: Plan,
     /// Why it was not carried out, or not in full.
     pub failure: Option<Failure>,
+    /// Why something was done in a worse way than could be.
+    pub setback: Option<Failure>,
     /// What the stop cost; `None` if no thread was stopped.
     pub stop: Option<StopCost>,
     /// Bytes copied from files into images for this process.
@@ -105,15 +109,20 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
     let entries = read_smaps(order.process)?;
     let deadline = begun + order.deadline;
     let Sources { pagecache, copy, .. } = order.sources;
-    let texts = Texts::read(order.process, &entries, order.pages, pagecache, copy, deadline);
-    let plan = plan_running(order.pages.pmd, &texts.texts);
-    let mut attached = Attached { plan, failure: None, stop: None, bytes_copied: 0 };
+    let mut texts = Texts::read(order.process, &entries, order.pages, pagecache, copy, deadline);
+    let mut plan = plan_running(order.pages.pmd, &texts.texts);
+    let (mut stored, mut setback) = (Vec::new(), None);
+    if order.sources.store && plan.huge_bytes_by(Backing::Image) > 0 {
+        (stored, setback) = stored::find(order, images, &mut texts, &plan, deadline);
+        plan = plan_running(order.pages.pmd, &texts.texts);
+    }
+    let mut attached = Attached { plan, failure: None, setback, stop: None, bytes_copied: 0 };
     if order.dry_run || attached.plan.huge_bytes() == 0 {
         return Ok(attached);
     }
     let mut staged = Vec::new();
     for (vma, spans) in copies(&attached.plan) {
-        match stage(order, &texts, vma, &spans, images, deadline) {
+        match stage(order, &texts, &stored, vma, &spans, images, deadline) {
             Ok(image) => {
                 attached.bytes_copied += image.filled.copied;
                 if let Some(shortfall) = &image.filled.shortfall {
@@ -191,12 +200,16 @@ fn copies(plan: &Plan) -> impl Iterator<Item = (&Vma, Vec<Span>)> {
 fn stage(
     order: &AttachOrder<'_>,
     texts: &Texts,
+    stored: &[Stored],
     vma: &Vma,
     spans: &[Span],
     images: &mut Images,
     deadline: Instant,
 ) -> Result<Rc<Image>, Failure> {
     let backing = spans.first().map_or(Backing::Image, |span| span.backing);
+    if backing == Backing::Store {
+        return stored::image(stored, vma, spans).map(Rc::new);
+    }
     if backing == Backing::Image {
         let bytes = spans.iter().map(|span| span.range.len()).sum();
         // It is this process's memory cgroup that pays.
@@ -219,7 +232,7 @@ fn switch_all(
 ) -> Result<(), Failure> {
     let passage = Passage::open(session, order.task, order.process)?;
     for (vma, spans, image) in staged {
-        let fd = passage.hand_over(session, &image.memfd)?;
+        let fd = passage.hand_over(session, &image.file)?;
         let locked = entries.iter().any(|entry| entry.vma == *vma && entry.has_flag(*b"lo"));
         for part in &image.filled.staged {
             // The image may have been made for another process, where the text lies elsewhere.

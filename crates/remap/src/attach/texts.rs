@@ -65,6 +65,13 @@ impl Texts {
         self.files.iter().find(|(id, _)| *id == vma.file).map(|(_, file)| file)
     }
 
+    /// Has a text's copy be of another kind.
+    pub(super) fn copy_from(&mut self, vma: &Vma, backing: Backing) {
+        for text in self.texts.iter_mut().filter(|text| text.vma == *vma) {
+            text.copy = Some(backing);
+        }
+    }
+
     /// Opens the text's file and finds out which of its huge pages were written to.
     fn look(
         &mut self,
