@@ -65,6 +65,8 @@ pub struct Span {
 /// What huge pages can be made of.
 #[derive(Clone, Debug, Default)]
 pub struct Means<'a> {
+    /// Whether the main executable is to be left alone.
+    pub leave_main: bool,
     /// The main executable, where it may be moved to make its text congruent.
     pub image: Option<&'a MainImage>,
     /// The parts of the main executable's file that lie in the page cache in PMD-sized folios: file
@@ -132,6 +134,19 @@ impl Plan {
         self.texts.iter().map(|text| text.vma.range.len()).sum()
     }
 
+    /// Adds the plan for other text, of a later moment: what both know is as `later` says, unless this
+    /// one makes some of it huge.
+    pub fn join(&mut self, later: Self) {
+        let switched = |text: &TextPlan| !text.spans.is_empty();
+        let covers = |texts: &[TextPlan], range: AddrRange| {
+            texts.iter().any(|text| text.vma.range.overlaps(range))
+        };
+        self.texts.retain(|text| switched(text) || !covers(&later.texts, text.vma.range));
+        let own = self.texts.clone();
+        self.texts.extend(later.texts.into_iter().filter(|text| !covers(&own, text.vma.range)));
+        self.texts.sort_by_key(|text| text.vma.range.start());
+    }
+
     /// Returns the backing that holds most of what becomes huge; `None` where nothing does.
     pub fn main_backing(&self) -> Option<Backing> {
         let most = self.spans().max_by_key(|span| self.huge_bytes_by(span.backing));
@@ -158,7 +173,7 @@ pub fn plan(snapshot: &Snapshot, means: &Means<'_>) -> Plan {
         .iter()
         .filter(|vma| vma.is_text() && !vma.range.is_empty())
         .map(|vma| {
-            if main == Some(vma.file) {
+            if main == Some(vma.file) && !means.leave_main {
                 plan_text(vma, huge, means.folios, copy, &[])
             } else {
                 let too_small = vma.range.align_inward(huge).is_none();
@@ -209,7 +224,7 @@ fn leave(vma: &Vma, why: SkipReason) -> TextPlan {
 /// It is laid for the page cache if that holds at least half of its text; otherwise for the image
 /// store if there is one; otherwise for what the page cache holds, if anything.
 fn layout(snapshot: &Snapshot, means: &Means<'_>) -> (Option<Rebase>, Option<u64>) {
-    let Some(image) = means.image else { return (None, None) };
+    let Some(image) = means.image.filter(|_| !means.leave_main) else { return (None, None) };
     let pages = snapshot.pages;
     let here = image.load_bias & (pages.pmd.bytes() - 1);
     let reach = |bias: u64| {

@@ -1,31 +1,38 @@
 //! One launch, from the exec stop to the program's first instruction:
 //! snapshot → plan → stage → switch → verify.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
 use tiexec_core::config::BackingChoice;
 use tiexec_core::elf::ElfFacts;
 use tiexec_core::plan::{Backing, Plan};
-use tiexec_core::proc::{auxv, status};
+use tiexec_core::proc::auxv;
+use tiexec_core::proc::status::{self, Status};
 use tiexec_core::rebase::MainImage;
 use tiexec_core::report::Report;
+use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{c, process, ptrace};
+use tiexec_sys::{Pid, c, process, ptrace};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{self, Call};
+use tiexec_tracee::entry::EntryWatch;
 use tiexec_tracee::gadgets;
 use tiexec_tracee::held::{ExecStop, let_go};
-use tiexec_tracee::session::{Refusal, Session};
+use tiexec_tracee::running;
+use tiexec_tracee::session::{Counts, Refusal, Session};
 
 use crate::failure::Failure;
 use crate::image::Filled;
 use crate::program::Program;
 use crate::verify::{self, Cost, Found};
-use crate::{copy, pagecache, rebase, switch};
+use crate::{copy, entry, objects, pagecache, rebase, switch};
 
 /// What a launch is to do.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +43,11 @@ pub struct Order<'a> {
     pub pages: Pages,
     /// What to make huge pages of.
     pub sources: Sources,
+    /// Whose text to look after.
+    pub select: Select,
+    /// Whether the program's shared objects have something to gain; `None` to find out when it is
+    /// known which program it is.
+    pub objects: Option<bool>,
     /// How long staging may take.
     pub deadline: Duration,
     /// Rather end the program with this status, before it has run, than leave text on base pages.
@@ -97,7 +109,7 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
         Ok(session) => session,
         Err(failure) => {
             // Without a session there is no way to end the program by a status of its own.
-            let launched = work.finish(None, Some(failure));
+            let launched = work.finish(Some(failure));
             before_release(&launched);
             let failed = launched.report.reason.is_some_and(SkipReason::is_failure);
             if order.refuse_with.is_some() && failed || order.dry_run {
@@ -110,16 +122,34 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
         }
     };
     let failure = if order.dry_run { None } else { work.stage_and_switch(&mut session).err() };
-    let launched = work.finish(Some(&session), failure);
+    if failure.is_none() && work.wants_entry() {
+        match work.watch_entry() {
+            Ok(watch) => return work.go_on_to_entry(session, watch, before_release),
+            Err(failure) => work.unwatched = Some(failure),
+        }
+    }
+    work.held = stop.since.elapsed();
+    work.counted = Some(session.counts());
+    let launched = work.finish(failure);
+    release(order, session, &launched, before_release);
+}
+
+/// Ends the program, or has it go home, as its report says.
+fn release(
+    order: &Order<'_>,
+    mut session: Session,
+    launched: &Launched,
+    before_release: impl FnOnce(&Launched),
+) {
     let failed = launched.report.reason.is_some_and(SkipReason::is_failure);
     let refused = order.refuse_with.filter(|_| failed);
     if let Some(status) = refused.or(order.dry_run.then_some(0)) {
         session.exit_instead(status);
     }
     if order.refuse_with.is_some() {
-        let _gone = ptrace::set_options(stop.pid, ptrace::Options::default());
+        let _gone = ptrace::set_options(session.pid(), ptrace::Options::default());
     }
-    before_release(&launched);
+    before_release(launched);
     let _gone = session.go_home();
 }
 
@@ -133,6 +163,14 @@ struct Work<'a> {
     /// Why something was done in a worse way than planned.
     setback: Option<Failure>,
     rebased: bool,
+    /// How long it was held at the exec stop.
+    held: Duration,
+    /// How long it was held at its entry point.
+    held_at_entry: Option<Duration>,
+    /// What it was made to do; `None` if it was never made to call.
+    counted: Option<Counts>,
+    /// Why it could not be stopped at its entry point.
+    unwatched: Option<Failure>,
 }
 
 impl<'a> Work<'a> {
@@ -145,6 +183,10 @@ impl<'a> Work<'a> {
             filled: Filled::default(),
             setback: None,
             rebased: false,
+            held: Duration::ZERO,
+            held_at_entry: None,
+            counted: None,
+            unwatched: None,
         }
     }
 
@@ -166,18 +208,80 @@ impl<'a> Work<'a> {
         let no_gadget = "the program has no `syscall; ret`, or no signal return, of its own";
         let gadgets = gadgets.ok_or_else(|| Failure::new(SkipReason::NoGadget, no_gadget))?;
         let stack = self.stack()?;
-        let reap =
-            Call::new(c::SYS_wait4, [helper_id(), 0, u64::from(c::__WALL.unsigned_abs()), 0]);
-        let session = Session::begin(self.stop.pid, gadgets, stack, self.sigchld_awaited(), reap)?;
-        session.map_err(|refusal| match refusal {
-            Refusal::StackRoom => Failure::new(
-                SkipReason::StackRoom,
-                "too little of the stack is mapped below the arguments (RLIMIT_STACK, or very many arguments)",
-            ),
-            Refusal::RegisterState => {
-                Failure::new(SkipReason::RegisterState, "extended registers the frame cannot carry")
+        let pid = self.stop.pid;
+        let home = ptrace::registers(pid).map_err(TraceError::from)?;
+        let process = self.order.process;
+        let status = process.read("status").map(|text| status::parse(&text));
+        let lets_in = status.is_ok_and(|status| lets_child_in(process, pid, &status));
+        Session::begin(pid, gadgets, home, stack, lets_in, reap())?.map_err(refused)
+    }
+
+    /// Whether the program is to stop at its entry point too, for its shared objects.
+    fn wants_entry(&self) -> bool {
+        let Order { select, objects, refuse_with, dry_run, .. } = *self.order;
+        let Some(program) = self.program.as_ref().filter(|_| select.dso && !dry_run) else {
+            return false;
+        };
+        if refuse_with.is_some() && self.filled.shortfall.is_some() {
+            return false;
+        }
+        let gains = || {
+            let path = self.order.process.exe_path().ok();
+            path.is_some_and(|path| !objects::with_text(Path::new(OsStr::from_bytes(&path)), self.order.pages).is_empty())
+        };
+        program.dynamic && objects.unwrap_or_else(gains)
+    }
+
+    fn watch_entry(&self) -> Result<EntryWatch, Failure> {
+        let entry = self.program.as_ref().map_or(RemoteAddr::new(0), |program| program.snapshot.entry);
+        EntryWatch::begin(self.stop.pid, entry)
+            .map_err(|error| Failure::new(SkipReason::EntryUnwatched, error))
+    }
+
+    /// Lets the program run on to its entry point, and sees to its shared objects there.
+    fn go_on_to_entry(
+        mut self,
+        session: Session,
+        watch: EntryWatch,
+        before_release: impl FnOnce(&Launched),
+    ) {
+        let (order, gadgets) = (self.order, session.gadgets());
+        self.held = self.stop.since.elapsed();
+        let walked = session.go_home_traced();
+        let reached = walked.and_then(|counts| {
+            self.counted = Some(counts);
+            watch.wait()
+        });
+        let stopped = match reached {
+            Ok(stopped) => stopped,
+            Err(error) => {
+                before_release(&self.finish(Some(entry::not_reached(error))));
+                return;
             }
-        })
+        };
+        let left = order.deadline.saturating_sub(self.held);
+        match entry::switch(order, &stopped, gadgets, reap(), left) {
+            Ok((session, attached)) => {
+                self.held_at_entry = Some(stopped.since.elapsed());
+                let before = self.counted.unwrap_or_default();
+                self.counted = Some(Counts { calls: before.calls + session.counts().calls });
+                self.filled.copied += attached.bytes_copied;
+                self.setback = self.setback.take().or(attached.setback);
+                if let Some(plan) = &mut self.plan {
+                    plan.join(attached.plan);
+                }
+                let launched = self.finish(attached.failure);
+                release(order, session, &launched, before_release);
+            }
+            Err(failure) => {
+                let launched = self.finish(Some(failure));
+                before_release(&launched);
+                if order.refuse_with.is_some() && launched.report.reason.is_some_and(SkipReason::is_failure) {
+                    let _gone = process::kill(stopped.tid);
+                }
+                let _gone = running::let_go(&stopped);
+            }
+        }
     }
 
     /// Where something must be copied and there is a store, has the image there, building it first
@@ -208,20 +312,6 @@ impl<'a> Work<'a> {
 
     fn deadline(&self) -> Instant {
         self.stop.since + self.order.deadline
-    }
-
-    /// Returns whether the program has children of its own (it may have, from before its exec), or a
-    /// SIGCHLD pending already. Where that cannot be read it is taken to be so.
-    fn sigchld_awaited(&self) -> bool {
-        let process = self.order.process;
-        let children = format!("task/{}/children", self.stop.pid.as_raw_nonzero());
-        let mut list = String::new();
-        let read =
-            process.open_file(&children, false).map(|mut file| file.read_to_string(&mut list));
-        let only_the_helper = matches!(read, Ok(Ok(_)))
-            && list.split_whitespace().all(|child| child.parse() == Ok(helper_id()));
-        let pending = process.read("status").map_or(!0, |text| status::parse(&text).pending);
-        !only_the_helper || pending >> (c::SIGCHLD - 1) & 1 == 1
     }
 
     /// Moves the program if that is planned, stages copies beside it, and switches to what was
@@ -283,7 +373,7 @@ impl<'a> Work<'a> {
     }
 
     /// Asks the kernel what is PMD-mapped now, and writes the report.
-    fn finish(&mut self, session: Option<&Session>, failure: Option<Failure>) -> Launched {
+    fn finish(&mut self, failure: Option<Failure>) -> Launched {
         let mut failure = failure.or_else(|| self.filled.shortfall.clone());
         if failure.is_some() && ptrace::registers(self.stop.pid).is_err() {
             // Whatever failed, failed because it is dead.
@@ -292,8 +382,11 @@ impl<'a> Work<'a> {
         let found = Found {
             plan: self.plan.take(),
             failure,
-            cost: session.map(|session| Cost {
-                remote_syscalls: session.counts().calls,
+            unwatched: self.unwatched.take(),
+            cost: self.counted.map(|counted| Cost {
+                held: self.held,
+                held_at_entry: self.held_at_entry,
+                remote_syscalls: counted.calls,
                 bytes_copied: self.filled.copied,
                 rebased: self.rebased,
                 setback: self.setback.take(),
@@ -301,6 +394,43 @@ impl<'a> Work<'a> {
         };
         let report = verify::report(self.order, &self.stop, &found);
         Launched { report, plan: found.plan }
+    }
+}
+
+/// The last step of a program's way home: it reaps this process.
+fn reap() -> Call {
+    Call::new(c::SYS_wait4, [helper_id(), 0, u64::from(c::__WALL.unsigned_abs()), 0])
+}
+
+/// Says whether SIGCHLD may come to a program on its way home.
+///
+/// This process's end is reported to the program by SIGCHLD. Let in, it is dropped at once: right after
+/// exec its action is the default, to ignore it. But where SIGCHLD is blocked and may come from a child of
+/// the program's own, letting it in would lose that one: then one SIGCHLD more may be pending than after a
+/// plain exec. A signal too many is a wait in vain, one too few a hang. And a handler that an init function
+/// has installed is for the program to run.
+pub(crate) fn lets_child_in(process: &ProcDir, pid: Pid, status: &Status) -> bool {
+    let has = |signals: u64| signals >> (c::SIGCHLD - 1) & 1 == 1;
+    // It may have children from before its exec. Where that cannot be read it is taken to be so.
+    let children = format!("task/{}/children", pid.as_raw_nonzero());
+    let mut list = String::new();
+    let read = process.open_file(&children, false).map(|mut file| file.read_to_string(&mut list));
+    let only_the_helper = matches!(read, Ok(Ok(_)))
+        && list.split_whitespace().all(|child| child.parse() == Ok(helper_id()));
+    let awaited = !only_the_helper || has(status.pending);
+    !has(status.caught) && !(awaited && has(status.blocked))
+}
+
+/// Puts into words why no session could begin.
+pub(crate) fn refused(refusal: Refusal) -> Failure {
+    match refusal {
+        Refusal::StackRoom => Failure::new(
+            SkipReason::StackRoom,
+            "too little of the stack is mapped below the arguments (RLIMIT_STACK, or very many arguments)",
+        ),
+        Refusal::RegisterState => {
+            Failure::new(SkipReason::RegisterState, "extended registers the frame cannot carry")
+        }
     }
 }
 

@@ -29,6 +29,8 @@ pub struct Status {
     pub pending: u64,
     /// Blocked signals, likewise.
     pub blocked: u64,
+    /// Signals that have a handler, likewise.
+    pub caught: u64,
     /// `VmLck`, bytes locked in memory.
     pub locked: u64,
     /// Whether there is an address space at all (kernel threads and zombies have none).
@@ -69,6 +71,7 @@ pub fn parse(text: &[u8]) -> Status {
             b"THP_enabled" => status.thp_enabled = small().map(|value| value != 0),
             b"SigPnd" | b"ShdPnd" => status.pending |= number(first, 16).unwrap_or_default(),
             b"SigBlk" => status.blocked = number(first, 16).unwrap_or_default(),
+            b"SigCgt" => status.caught = number(first, 16).unwrap_or_default(),
             b"VmLck" => status.locked = number(first, 10).unwrap_or_default().saturating_mul(1024),
             b"VmSize" => status.has_mm = true,
             _ => {}

@@ -1,0 +1,90 @@
+//! The second half of a launch: the program stands at its entry point, all its shared objects are
+//! mapped and relocated, and those with enough text are switched as in a running process.
+
+use std::time::Duration;
+
+use tiexec_core::addr::RemoteAddr;
+use tiexec_core::proc::status;
+use tiexec_core::select::Select;
+use tiexec_core::skip::SkipReason;
+use tiexec_core::snapshot::Snapshot;
+use tiexec_tracee::TraceError;
+use tiexec_tracee::arch::{self, Call, Gadgets};
+use tiexec_tracee::running::Stopped;
+use tiexec_tracee::session::Session;
+
+use crate::attach::{AttachOrder, Attached, Images, Prepared, prepare};
+use crate::failure::Failure;
+use crate::launch::{Order, lets_child_in, refused};
+
+/// Switches the shared objects of a program that stands at its entry point, within `left`; returns the
+/// session with which it goes home.
+///
+/// # Errors
+/// Nothing could be begun; the program is as it was, and can only be let go.
+pub(crate) fn switch(
+    order: &Order<'_>,
+    stopped: &Stopped,
+    gadgets: Gadgets,
+    reap: Call,
+    left: Duration,
+) -> Result<(Session, Attached), Failure> {
+    let process = order.process;
+    if stopped.dispatches {
+        let what = "it has its system calls sent to a handler of its own";
+        return Err(Failure::new(SkipReason::SyscallDispatch, what));
+    }
+    let status = status::parse(&process.read("status").map_err(Failure::unreadable)?);
+    if status.seccomp != 0 {
+        let what = "an init function put a filter in force";
+        return Err(Failure::new(SkipReason::Seccomp, what));
+    }
+    let attach = AttachOrder {
+        pid: stopped.tid,
+        task: stopped.tid,
+        process,
+        pages: order.pages,
+        sources: order.sources,
+        // The main executable was seen to at the exec stop.
+        select: Select { main: false, ..order.select },
+        deadline: left,
+        dry_run: false,
+    };
+    let mut prepared = prepare(&attach, &mut Images::default(), stopped.since + left)?;
+    let vmas = prepared.entries.iter().map(|entry| entry.vma.clone()).collect();
+    let snapshot = Snapshot { pages: order.pages, vmas, entry: RemoteAddr::new(0) };
+    let at = arch::stack_pointer(&stopped.registers);
+    let stack = snapshot.vma_at(at).filter(|vma| vma.name == b"[stack]" && vma.perms.write);
+    let stack = stack.ok_or_else(|| {
+        Failure::new(SkipReason::StackRoom, "it does not stand on its initial stack")
+    })?;
+    let home = arch::after_a_signal(&stopped.registers);
+    let lets_in = lets_child_in(process, stopped.tid, &status);
+    let begun = Session::begin(stopped.tid, gadgets, home, stack.range, lets_in, reap)?;
+    let mut session = begun.map_err(refused)?;
+    if let Err(failure) = carry_out(&mut session, &attach, &snapshot, &prepared) {
+        prepared.attached.failure.get_or_insert(failure);
+    }
+    Ok((session, prepared.attached))
+}
+
+fn carry_out(
+    session: &mut Session,
+    order: &AttachOrder<'_>,
+    snapshot: &Snapshot,
+    prepared: &Prepared,
+) -> Result<(), Failure> {
+    if prepared.is_empty() { Ok(()) } else { prepared.switch(session, order, snapshot) }
+}
+
+/// Says why the program never stood at its entry point.
+pub(crate) fn not_reached(error: TraceError) -> Failure {
+    match error {
+        TraceError::Gone => Failure::new(SkipReason::TargetGone, "before its entry point"),
+        TraceError::LetGo | TraceError::LostSight => {
+            let what = "it began another program before its entry point";
+            Failure::new(SkipReason::TargetGone, what)
+        }
+        error => error.into(),
+    }
+}
