@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use tiexec_core::config::{BackingChoice, Layer, parse_duration};
+use tiexec_core::select::Select;
 use tiexec_remap::store::setup::Size;
 
 /// `tiexec`: becomes a program, with its text on huge pages.
@@ -49,6 +50,11 @@ pub struct LaunchSettings {
     #[arg(long, value_name = "BACKING")]
     pub backing: Option<BackingChoice>,
 
+    /// Whose text: a list of main (the executable), dso (shared libraries) and jit (code made at run
+    /// time), or all, or none [default: main,dso]
+    #[arg(long, value_name = "LIST")]
+    pub select: Option<Select>,
+
     /// Refuse (exit status 125) rather than run on base pages
     #[arg(long)]
     pub strict: bool,
@@ -87,6 +93,7 @@ impl LaunchSettings {
         Layer {
             off: None,
             backing: self.backing,
+            select: self.select,
             strict: yes(self.strict),
             deadline: self.deadline,
             report: self.report,
@@ -220,6 +227,11 @@ pub struct Attach {
     #[arg(long, value_name = "BACKING")]
     pub backing: Option<BackingChoice>,
 
+    /// Whose text: a list of main (the executable), dso (shared libraries) and jit (code made at run
+    /// time), or all, or none [default: main,dso]
+    #[arg(long, value_name = "LIST")]
+    pub select: Option<Select>,
+
     /// Go back by itself after this time, such as 15m
     #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
     pub for_: Option<Duration>,
@@ -243,6 +255,7 @@ impl Attach {
         Self {
             targets: Targets { pids: vec![pid], exe: None, unit: None },
             backing: settings.backing,
+            select: settings.select,
             for_: None,
             dry_run,
             json: settings.json,

@@ -30,6 +30,7 @@ use tiexec_tracee::session::{Counts, Refusal, Session};
 
 use crate::failure::Failure;
 use crate::image::Filled;
+use crate::objects::Object;
 use crate::program::Program;
 use crate::verify::{self, Cost, Found};
 use crate::{copy, entry, objects, pagecache, rebase, switch};
@@ -123,7 +124,7 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
     };
     let failure = if order.dry_run { None } else { work.stage_and_switch(&mut session).err() };
     if failure.is_none() && work.wants_entry() {
-        match work.watch_entry() {
+        match work.watch_entry(&session) {
             Ok(watch) => return work.go_on_to_entry(session, watch, before_release),
             Err(failure) => work.unwatched = Some(failure),
         }
@@ -232,10 +233,15 @@ impl<'a> Work<'a> {
         program.dynamic && objects.unwrap_or_else(gains)
     }
 
-    fn watch_entry(&self) -> Result<EntryWatch, Failure> {
+    fn watch_entry(&self, session: &Session) -> Result<EntryWatch, Failure> {
+        let unwatched = |what: &dyn ToString| Failure::new(SkipReason::EntryUnwatched, what.to_string());
+        let status = self.order.process.read("status").map(|text| status::parse(&text));
+        if status.map_or(true, |status| status.seccomp != 0) {
+            return Err(unwatched(&"shared objects are left alone under a seccomp filter"));
+        }
         let entry = self.program.as_ref().map_or(RemoteAddr::new(0), |program| program.snapshot.entry);
-        EntryWatch::begin(self.stop.pid, entry)
-            .map_err(|error| Failure::new(SkipReason::EntryUnwatched, error))
+        EntryWatch::begin(session, entry)
+            .map_err(|error| unwatched(&error))
     }
 
     /// Lets the program run on to its entry point, and sees to its shared objects there.
@@ -459,6 +465,14 @@ pub fn bring_in(exe: &File, facts: &ElfFacts, pages: Pages, deadline: Instant) -
     let whole = texts.filter_map(|load| load.mapped(pages.base)?.align_inward(pages.pmd));
     let all: u64 = whole.map(AddrRange::len).sum();
     complete && !image.position_independent && congruent == all
+}
+
+/// As [`bring_in`], for a shared object, where the kernel maps large ones: from an address that is a
+/// multiple of the huge page on.
+pub fn bring_in_object(object: &Object, pages: Pages, deadline: Instant) {
+    let image = MainImage::new(&object.facts, 0, RemoteAddr::new(0));
+    let chunks = image.congruent_chunks(0, pages);
+    let _best_effort = pagecache::prepare(&object.file, &chunks, pages, deadline);
 }
 
 /// Returns whether remote system calls are possible on this architecture.

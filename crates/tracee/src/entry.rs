@@ -14,6 +14,7 @@ use tiexec_sys::{Errno, Pid, SysError};
 use crate::error::TraceError;
 use crate::fault;
 use crate::running::{self, Stopped};
+use crate::session::Session;
 
 /// A stopped program that is to stop at its entry point.
 #[derive(Debug)]
@@ -24,13 +25,13 @@ pub struct EntryWatch {
 }
 
 impl EntryWatch {
-    /// Begins to watch for it.
+    /// Begins to watch for it, of a program that will go home from `session`.
     ///
     /// # Errors
     /// As [`Breakpoint::set`]; the program is as it was.
-    pub fn begin(pid: Pid, entry: RemoteAddr) -> Result<Self, SysError> {
-        let breakpoint = Breakpoint::set(pid, entry, ptrace::signal_mask(pid)?)?;
-        Ok(Self { pid, breakpoint })
+    pub fn begin(session: &Session, entry: RemoteAddr) -> Result<Self, SysError> {
+        let pid = session.pid();
+        Ok(Self { pid, breakpoint: Breakpoint::set(pid, entry, session.home_mask())? })
     }
 
     /// Waits until the program, which has been let run, stops at its entry point, or right behind it

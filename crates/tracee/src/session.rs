@@ -321,6 +321,11 @@ impl Session {
         self.gadgets
     }
 
+    /// Returns the signals blocked at home, one bit per signal.
+    pub fn home_mask(&self) -> u64 {
+        self.home_mask
+    }
+
     /// Returns the process.
     pub fn pid(&self) -> Pid {
         self.pid

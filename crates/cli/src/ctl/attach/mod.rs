@@ -12,6 +12,7 @@ use tiexec_core::coverage::is_ours;
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::{maps, stat, status};
 use tiexec_core::report::{Outcome, Report, percent};
+use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{AttachOrder, Attached, Images, Reverted, attach, revert};
@@ -36,7 +37,8 @@ pub(crate) fn run(options: &Attach) -> u8 {
         Ok(pids) => pids,
         Err(status) => return status,
     };
-    let layer = Layer { backing: options.backing, ..Layer::default() };
+    let Attach { backing, select, .. } = *options;
+    let layer = Layer { backing, select, ..Layer::default() };
     let settings = crate::launch::settings(layer);
     // One for all: processes of a family get the same image.
     let mut images = Images::default();
@@ -133,7 +135,7 @@ impl Target {
         Ok(Self { pid, task, process, pages, comm, _lock: lock })
     }
 
-    fn order(&self, sources: Sources, dry_run: bool) -> AttachOrder<'_> {
+    fn order(&self, sources: Sources, select: Select, dry_run: bool) -> AttachOrder<'_> {
         let Self { pid, task, process, pages, .. } = self;
         AttachOrder {
             pid: *pid,
@@ -141,6 +143,7 @@ impl Target {
             process,
             pages: *pages,
             sources,
+            select,
             deadline: STAGING,
             dry_run,
         }
@@ -159,7 +162,7 @@ fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Imag
         Ok(target) => target,
         Err(failure) => return failed("attach to", pid, &failure),
     };
-    let order = target.order(settings.backing.into(), options.dry_run);
+    let order = target.order(settings.backing.into(), settings.select, options.dry_run);
     let attached = match attach(&order, images) {
         Ok(attached) => attached,
         Err(failure) => {
@@ -242,7 +245,7 @@ fn revert_one(pid: Pid, options: &Revert) -> u8 {
     if options.started_at.is_some_and(|wanted| target.start_time() != Some(wanted)) {
         return exit::GONE;
     }
-    let order = target.order(BackingChoice::Auto.into(), options.dry_run);
+    let order = target.order(BackingChoice::Auto.into(), Select::ALL, options.dry_run);
     let reverted = match revert(&order) {
         Ok(reverted) => reverted,
         Err(failure) => return failed("revert", pid, &failure),
