@@ -236,7 +236,8 @@ impl Launcher {
                     objects = objects::with_text(&image.path, pages);
                 }
                 if !fills && objects.is_empty() {
-                    let main = if select.main { SkipReason::TooSmall } else { SkipReason::NotSelected };
+                    let main =
+                        if select.main { SkipReason::TooSmall } else { SkipReason::NotSelected };
                     return plain(main);
                 }
             }

@@ -16,7 +16,8 @@ pub fn dynamic_part(header: &ElfHeader, table: &[u8]) -> Option<Range<u64>> {
     let table = table.get(..header.table_len)?;
     let count = header.table_len / size_of::<ProgramHeader64<LittleEndian>>();
     let (headers, _) = pod::slice_from_bytes::<ProgramHeader64<LittleEndian>>(table, count).ok()?;
-    let dynamic = headers.iter().find(|header| header.p_type.get(LittleEndian) == elf::PT_DYNAMIC)?;
+    let dynamic =
+        headers.iter().find(|header| header.p_type.get(LittleEndian) == elf::PT_DYNAMIC)?;
     let start = dynamic.p_offset.get(LittleEndian);
     Some(start..start.checked_add(dynamic.p_filesz.get(LittleEndian))?)
 }
@@ -38,9 +39,9 @@ impl Dynamic {
         let count = bytes.len() / size_of::<Dyn64<LittleEndian>>();
         let (entries, _) = pod::slice_from_bytes::<Dyn64<LittleEndian>>(bytes, count).ok()?;
         let entries = || {
-            let each = entries.iter().map(|entry| {
-                (entry.d_tag.get(LittleEndian), entry.d_val.get(LittleEndian))
-            });
+            let each = entries
+                .iter()
+                .map(|entry| (entry.d_tag.get(LittleEndian), entry.d_val.get(LittleEndian)));
             each.take_while(|(tag, _)| *tag != elf::DT_NULL)
         };
         let (_, strings) = entries().find(|(tag, _)| *tag == elf::DT_STRTAB)?;

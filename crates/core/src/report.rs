@@ -260,6 +260,9 @@ impl Report {
                 launch.stop_us / 1000,
                 launch.stop_us % 1000 / 10
             ));
+            if let Some(us) = launch.entry_stop_us {
+                parts.push(format!("entry stop {}.{:02} ms", us / 1000, us % 1000 / 10));
+            }
             parts.push(format!("{} remote syscalls", launch.remote_syscalls));
         }
         parts.extend(self.perf().map(|perf| format!("perf {perf}")));

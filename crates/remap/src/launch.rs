@@ -228,20 +228,24 @@ impl<'a> Work<'a> {
         }
         let gains = || {
             let path = self.order.process.exe_path().ok();
-            path.is_some_and(|path| !objects::with_text(Path::new(OsStr::from_bytes(&path)), self.order.pages).is_empty())
+            path.is_some_and(|path| {
+                !objects::with_text(Path::new(OsStr::from_bytes(&path)), self.order.pages)
+                    .is_empty()
+            })
         };
         program.dynamic && objects.unwrap_or_else(gains)
     }
 
     fn watch_entry(&self, session: &Session) -> Result<EntryWatch, Failure> {
-        let unwatched = |what: &dyn ToString| Failure::new(SkipReason::EntryUnwatched, what.to_string());
+        let unwatched =
+            |what: &dyn ToString| Failure::new(SkipReason::EntryUnwatched, what.to_string());
         let status = self.order.process.read("status").map(|text| status::parse(&text));
         if status.map_or(true, |status| status.seccomp != 0) {
             return Err(unwatched(&"shared objects are left alone under a seccomp filter"));
         }
-        let entry = self.program.as_ref().map_or(RemoteAddr::new(0), |program| program.snapshot.entry);
-        EntryWatch::begin(session, entry)
-            .map_err(|error| unwatched(&error))
+        let entry =
+            self.program.as_ref().map_or(RemoteAddr::new(0), |program| program.snapshot.entry);
+        EntryWatch::begin(session, entry).map_err(|error| unwatched(&error))
     }
 
     /// Lets the program run on to its entry point, and sees to its shared objects there.
@@ -282,7 +286,9 @@ impl<'a> Work<'a> {
             Err(failure) => {
                 let launched = self.finish(Some(failure));
                 before_release(&launched);
-                if order.refuse_with.is_some() && launched.report.reason.is_some_and(SkipReason::is_failure) {
+                if order.refuse_with.is_some()
+                    && launched.report.reason.is_some_and(SkipReason::is_failure)
+                {
                     let _gone = process::kill(stopped.tid);
                 }
                 let _gone = running::let_go(&stopped);

@@ -104,7 +104,8 @@ impl Elf {
             let dynamic = Dynamic::parse(&bytes, &elf.facts).unwrap_or_default();
             elf.needed = dynamic.needed.iter().filter_map(|&at| elf.string(at)).collect();
             elf.runpath = dynamic.runpath.and_then(|at| elf.string(at));
-            elf.rpath = dynamic.rpath.filter(|_| elf.runpath.is_none()).and_then(|at| elf.string(at));
+            elf.rpath =
+                dynamic.rpath.filter(|_| elf.runpath.is_none()).and_then(|at| elf.string(at));
         }
         Some(elf)
     }
@@ -143,7 +144,8 @@ impl Search {
         let (cache, last) = match name.strip_prefix("ld-musl-") {
             Some(rest) => {
                 let file = format!("/etc/ld-musl-{}.path", rest.trim_end_matches(".so.1"));
-                let list = std::fs::read_to_string(file).unwrap_or_else(|_| MUSL_DIRECTORIES.into());
+                let list =
+                    std::fs::read_to_string(file).unwrap_or_else(|_| MUSL_DIRECTORIES.into());
                 let list = list.split([':', '\n']).filter(|part| !part.is_empty());
                 (None, list.map(PathBuf::from).collect())
             }
@@ -170,7 +172,8 @@ impl Search {
         let for_all = program.rpath.clone();
         let mut pending = VecDeque::from([(program, preloaded())]);
         while let Some((Pending { path, elf, rpath }, also)) = pending.pop_front() {
-            let runpath = elf.runpath.as_deref().map_or_else(Vec::new, |list| directories(list, &path));
+            let runpath =
+                elf.runpath.as_deref().map_or_else(Vec::new, |list| directories(list, &path));
             let needed: Vec<(Vec<u8>, bool)> = also
                 .into_iter()
                 .map(|name| (name, false))
@@ -184,7 +187,8 @@ impl Search {
                 }
                 let rpath = if elf.runpath.is_some() { &[][..] } else { &rpath };
                 let candidates = candidates(&name, [rpath, &environment, &runpath], &cache, &last);
-                let Some((path, elf)) = { candidates }.find_map(|path| Some((path.clone(), Elf::open(&path)?)))
+                let Some((path, elf)) =
+                    { candidates }.find_map(|path| Some((path.clone(), Elf::open(&path)?)))
                 else {
                     if must {
                         return None;
@@ -195,8 +199,10 @@ impl Search {
                     continue;
                 }
                 let mut rpath = for_all.clone();
-                rpath.extend(elf.rpath.as_deref().map_or_else(Vec::new, |list| directories(list, &path)));
-                if elf.facts.may_fill(pages.pmd, pages.base)
+                rpath.extend(
+                    elf.rpath.as_deref().map_or_else(Vec::new, |list| directories(list, &path)),
+                );
+                if elf.facts.fills_as_object(pages.pmd, pages.base)
                     && let Ok(file) = elf.file.try_clone()
                 {
                     found.push(Object { file, path: path.clone(), facts: elf.facts.clone() });
@@ -249,5 +255,8 @@ fn directories(list: &[u8], of: &Path) -> Vec<PathBuf> {
         let text = text.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", origin.to_str()?);
         (!text.contains('$')).then(|| PathBuf::from(text))
     };
-    list.split(|&byte| byte == b':' || byte == b';').filter(|part| !part.is_empty()).filter_map(one).collect()
+    list.split(|&byte| byte == b':' || byte == b';')
+        .filter(|part| !part.is_empty())
+        .filter_map(one)
+        .collect()
 }

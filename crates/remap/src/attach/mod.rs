@@ -113,7 +113,8 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
     if prepared.is_empty() {
         return Ok(prepared.attached);
     }
-    let work = |session: &mut Session, snapshot: &Snapshot| prepared.switch(session, order, snapshot);
+    let work =
+        |session: &mut Session, snapshot: &Snapshot| prepared.switch(session, order, snapshot);
     let (cost, done) = in_a_stop(order, image, &prepared.entries, work)?;
     prepared.attached.stop = Some(cost);
     if let Err(failure) = done {
@@ -205,8 +206,7 @@ pub(crate) fn prepare(
             }
         }
     }
-    prepared.touched =
-        attached.plan.spans_by(Backing::Pagecache).map(|span| span.range).collect();
+    prepared.touched = attached.plan.spans_by(Backing::Pagecache).map(|span| span.range).collect();
     if !prepared.staged.is_empty() {
         let parts = prepared.staged.iter().map(|(_, _, image)| image.filled.staged.len()).sum();
         let maps = order.process.read("maps").map_err(Failure::unreadable)?;

@@ -36,7 +36,8 @@ impl Texts {
         let Sources { pagecache, copy, .. } = sources;
         let main = main_file(process, entries);
         let unselected = |vma: &Vma| {
-            let selected = if main == Some(vma.file) { order.select.main } else { order.select.dso };
+            let selected =
+                if main == Some(vma.file) { order.select.main } else { order.select.dso };
             (!selected).then_some(SkipReason::NotSelected)
         };
         let mut found = Self::default();
@@ -136,6 +137,9 @@ fn leave(entry: &SmapsEntry, pages: Pages) -> Option<SkipReason> {
     }
     if entry.has_flag(*b"sl") {
         return Some(SkipReason::Sealed);
+    }
+    if !vma.perms.read || entry.protection_key != 0 {
+        return Some(SkipReason::ProtectionKey);
     }
     if vma.perms.write || vma.perms.shared || vma.name.starts_with(b"/memfd:") {
         return Some(SkipReason::NotSelected);
