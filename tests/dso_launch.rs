@@ -16,7 +16,8 @@ fn assert_switched(held: &Held, with: &WithObject) {
     assert!(coverage.is_full(), "{coverage:?}");
     assert_eq!(status_field(pid, "TracerPid").as_deref(), Some("0"));
     assert_eq!(children(pid), [0; 0], "no helper is left, dead or alive");
-    assert_eq!(held.said("wait").as_deref(), Some("No"), "an ordinary wait finds nobody");
+    let waited = held.said("wait").unwrap_or_default();
+    assert!(waited.starts_with("No child process"), "an ordinary wait finds nobody: {waited}");
     let strange =
         descriptors(pid).into_iter().filter(|fd| fd.contains("tiexec") || fd.contains("socket:"));
     assert_eq!(strange.collect::<Vec<_>>(), [""; 0]);

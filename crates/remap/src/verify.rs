@@ -110,7 +110,9 @@ fn notes(found: &Found) -> Vec<Note> {
     texts
         .filter_map(|text| {
             let failure = found.failure.as_ref().filter(|_| !text.spans.is_empty());
-            let reason = failure.map(|failure| failure.reason).or(unplanned(&text.rest))?;
+            let own = text.rest.iter().map(|&(reason, _)| reason);
+            let own = { own }.find(|reason| *reason != SkipReason::Edges);
+            let reason = failure.map(|failure| failure.reason).or(own)?;
             Some(Note { range: text.vma.range, reason })
         })
         .collect()
