@@ -99,6 +99,27 @@ situations!(sees_nothing: futex epoll_wait epoll_pwait poll ppoll_signal select 
 situations!(wakes_in_time: futex_timeout nanosleep clock_nanosleep poll_timeout ppoll_timeout select_timeout read_timerfd pause_itimer);
 situations!(refused: epoll_wait_timeout write recv_all recv_timeout accept_timeout semtimedop sigtimedwait);
 
+/// Asleep for a time in a call that shows each signal, and ready for signals: it sees one that was none, and nothing else.
+#[test]
+fn who_catches_signals_sees_at_most_eintr() {
+    let mut held = asleep("epoll_wait_catching");
+    let pid = held.pid();
+    let (maps, fds) = (map_lines(pid), descriptors(pid));
+    let done = attach(pid).with_arg("--json").output();
+    ok(&done);
+    assert!(done.out().contains("\"interrupted\":true"), "{done}");
+    assert!(is_switched(pid), "{:?}", held.coverage());
+    while held.said("saw").is_none() {
+        held.wait_more();
+    }
+    let saw = held.said("saw").expect("it was waited for");
+    assert!(saw.starts_with("-4 handled 0 blocked 0 pending 0 intact 1"), "{saw}");
+    // The waker is its child, and the descriptors of its streams are as before.
+    ok(&revert(pid).output());
+    assert_eq!((map_lines(pid), descriptors(pid)), (maps, fds));
+    held.finish().assert_code(7);
+}
+
 #[test]
 fn restart_syscall() {
     let mut held = asleep("nanosleep");

@@ -19,6 +19,7 @@ pub mod rebase;
 pub mod relaid;
 pub mod report;
 pub mod script;
+pub mod seccomp;
 pub mod select;
 pub mod skip;
 pub mod snapshot;

@@ -10,6 +10,7 @@ pub mod arch;
 pub mod entry;
 mod error;
 mod fault;
+pub mod foreseen;
 pub mod gadgets;
 pub mod held;
 pub mod running;

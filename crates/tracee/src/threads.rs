@@ -23,7 +23,10 @@ pub enum Takes {
     /// Asleep in a call such as `epoll_wait` without a timeout: it would return EINTR, but can be made
     /// again.
     AsleepToRewind,
-    /// Would see EINTR, or cannot be stopped: not to be chosen.
+    /// Asleep in a call such as `epoll_wait` with a timeout, which will return EINTR: only for a thread
+    /// that [expects that](expects_eintr).
+    AsleepForEintr,
+    /// Would see that a call has done a part of its work, or cannot be stopped: not to be chosen.
     Badly,
 }
 
@@ -105,8 +108,20 @@ fn asleep(pid: Pid, number: u64, args: &[u64; 6]) -> Takes {
             Takes::Asleep
         }
         _ if waits_forever(number, args) => Takes::AsleepToRewind,
+        // Not sigtimedwait(2): the signals it waits for count as unblocked meanwhile.
+        c::SYS_epoll_wait | c::SYS_epoll_pwait | c::SYS_epoll_pwait2 | c::SYS_semtimedop => {
+            Takes::AsleepForEintr
+        }
         _ => Takes::Badly,
     }
+}
+
+/// Whether a thread must be ready for EINTR in any case: a signal may come at any time for which it has
+/// a handler. Those do not count that a thread raises by a fault of its own.
+pub fn expects_eintr(status: &Status) -> bool {
+    let own = [c::SIGSEGV, c::SIGBUS, c::SIGFPE, c::SIGILL, c::SIGTRAP, c::SIGSYS, c::SIGABRT];
+    let faults = own.iter().fold(0, |mask, signal| mask | 1 << (signal - 1));
+    status.caught & !status.blocked & !faults != 0
 }
 
 /// Whether the call waits without end, has no effect before it returns, and answers EINTR to any

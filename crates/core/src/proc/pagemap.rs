@@ -9,6 +9,14 @@ const SWAPPED: u64 = 1 << 62;
 /// The page is a file's, or shared anonymous memory.
 const FILE: u64 = 1 << 61;
 
+/// The page is a guard: whoever touches it gets SIGSEGV (`MADV_GUARD_INSTALL`). Since Linux 6.15.
+const GUARD: u64 = 1 << 58;
+
+/// Returns whether the word is of a guard inside a mapping, as glibc 2.42 and newer put below stacks.
+pub const fn is_guard(word: u64) -> bool {
+    word & GUARD != 0
+}
+
 /// Returns whether the word is of a private page that was written to: in a file's mapping, a copy
 /// that is no longer the file's.
 pub const fn is_modified(word: u64) -> bool {
@@ -38,6 +46,7 @@ mod tests {
     #[test]
     fn a_private_page_in_memory_or_swapped_is_a_modified_one() {
         assert!(is_modified(PRESENT) && is_modified(SWAPPED | 5));
+        assert!(is_guard(GUARD) && !is_guard(!GUARD) && !is_modified(GUARD));
         assert!(!is_modified(0) && !is_modified(PRESENT | FILE) && !is_modified(FILE));
     }
 

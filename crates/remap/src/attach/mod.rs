@@ -12,6 +12,7 @@ mod revert;
 mod same;
 mod stored;
 mod texts;
+mod thread;
 mod verify;
 
 use std::fs::File;
@@ -23,7 +24,8 @@ use tiexec_core::plan::{Backing, Plan, Span, plan_running};
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::smaps::{self, SmapsEntry};
-use tiexec_core::proc::status::{self, Status};
+use tiexec_core::proc::status;
+use tiexec_core::seccomp::Value;
 use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
@@ -31,10 +33,10 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, SysError, c};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{Call, Gadgets};
+use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::gadgets;
-use tiexec_tracee::running::{self, Stopped};
-use tiexec_tracee::session::{Counts, Session};
-use tiexec_tracee::threads::{self, Takes};
+use tiexec_tracee::running::Stopped;
+use tiexec_tracee::session::{Counts, DESCRIPTOR_CALLS, Session};
 
 use haste::Haste;
 use images::Image;
@@ -49,9 +51,6 @@ pub use verify::report;
 use crate::failure::Failure;
 use crate::launch::Sources;
 use crate::{headroom, switch};
-
-/// How long to look for a thread, and for the right moment.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What to do with a running process.
 #[derive(Clone, Copy, Debug)]
@@ -115,7 +114,7 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
     }
     let work =
         |session: &mut Session, snapshot: &Snapshot| prepared.switch(session, order, snapshot);
-    let (cost, done) = in_a_stop(order, image, &prepared.entries, work)?;
+    let (cost, done) = in_a_stop(order, image, &prepared.entries, prepared.calls(), work)?;
     prepared.attached.stop = Some(cost);
     if let Err(failure) = done {
         prepared.attached.failure.get_or_insert(failure);
@@ -140,6 +139,21 @@ impl Prepared {
     /// Whether nothing is to be done to the process itself.
     pub(crate) fn is_empty(&self) -> bool {
         self.staged.is_empty() && self.touched.is_empty()
+    }
+
+    /// The calls that [`switch`](Self::switch) makes.
+    fn calls(&self) -> Vec<&'static [Foreseen]> {
+        let mut calls: Vec<&[Foreseen]> = Vec::new();
+        if !self.staged.is_empty() {
+            calls.extend(COPY_CALLS);
+        }
+        if !self.touched.is_empty() {
+            calls.push(&REFAULT_CALLS);
+        }
+        if self.thp_off {
+            calls.push(&ThpOn::CALLS);
+        }
+        calls
     }
 
     /// Switches what is staged.
@@ -214,6 +228,9 @@ pub(crate) fn prepare(
     }
     Ok(prepared)
 }
+
+/// What handing images over and switching to them has the process call.
+const COPY_CALLS: [&[Foreseen]; 3] = [&DESCRIPTOR_CALLS, &pass::CALLS, &switch::RUNNING_CALLS];
 
 /// Reads a process's smaps.
 ///
@@ -302,6 +319,20 @@ fn place_of(part: Span, spans: &[Span]) -> Option<AddrRange> {
     AddrRange::with_len(start, part.range.len())
 }
 
+/// What [`refault`] has the process call.
+const REFAULT_CALLS: [Foreseen; 2] = [
+    Foreseen::needed(
+        "madvise(MADV_DONTNEED)",
+        c::SYS_madvise,
+        [Value::Any, Value::Any, constant(c::MADV_DONTNEED)],
+    ),
+    Foreseen::needed(
+        "madvise(MADV_POPULATE_READ)",
+        c::SYS_madvise,
+        [Value::Any, Value::Any, constant(c::MADV_POPULATE_READ)],
+    ),
+];
+
 /// Has text that lies on huge folios already mapped anew, by whole PMD entries. Whoever runs there
 /// meanwhile faults it in again.
 fn refault(session: &mut Session, range: AddrRange) -> Result<(), TraceError> {
@@ -324,6 +355,15 @@ fn thp_is_off(process: &ProcDir) -> bool {
 struct ThpOn;
 
 impl ThpOn {
+    const CALLS: [Foreseen; 2] = [Self::foreseen(0), Self::foreseen(1)];
+
+    const fn foreseen(disable: u64) -> Foreseen {
+        let option = constant(c::PR_SET_THP_DISABLE);
+        let zero = Value::Is(0);
+        let args = [option, Value::Is(disable), zero, zero, zero];
+        Foreseen::optional("prctl(PR_SET_THP_DISABLE)", c::SYS_prctl, args)
+    }
+
     fn set(disable: u64) -> Call {
         let option = u64::from(c::PR_SET_THP_DISABLE.unsigned_abs());
         Call::new(c::SYS_prctl, [option, disable, 0, 0, 0])
@@ -331,6 +371,10 @@ impl ThpOn {
 
     /// Turns it on; the way home turns it off again.
     fn begin(session: &mut Session) -> Result<Self, Failure> {
+        if !Self::CALLS.iter().all(|call| session.may(call)) {
+            let what = "a seccomp filter may refuse prctl(PR_SET_THP_DISABLE), which turns it on";
+            return Err(Failure::new(SkipReason::ThpDisabled, what));
+        }
         session.release_on_the_way_home(Self::set(1));
         session.call(Self::set(0))?.map_err(|errno| {
             let call = "prctl(PR_SET_THP_DISABLE)";
@@ -348,18 +392,20 @@ impl ThpOn {
 /// What is done in a stop.
 type Done = Result<(), Failure>;
 
-/// Stops one thread, has `work` make it call, and lets it go.
+/// Stops one thread, has `work` make it call what is in `calls`, and lets it go.
 fn in_a_stop(
     order: &AttachOrder<'_>,
     image: Result<RunningImage, Failure>,
     entries: &[SmapsEntry],
+    mut calls: Vec<&[Foreseen]>,
     work: impl FnOnce(&mut Session, &Snapshot) -> Done,
 ) -> Result<(StopCost, Done), Failure> {
     let vmas = entries.iter().map(|entry| entry.vma.clone()).collect();
     let snapshot = Snapshot { pages: order.pages, vmas, entry: RemoteAddr::new(0) };
     let gadgets = find_gadgets(order, &snapshot)?;
     let mut haste = Haste::begin();
-    let (stopped, mut session) = begin(order, &image?, &snapshot, gadgets)?;
+    calls.push(&haste::CALLS);
+    let (stopped, mut session) = thread::begin(order, &image?, &snapshot, gadgets, &calls)?;
     let gone = |error: TraceError| Failure::from(error);
     haste.take_along(&mut session, stopped.tid).map_err(gone)?;
     let done = work(&mut session, &snapshot);
@@ -378,97 +424,4 @@ fn find_gadgets(order: &AttachOrder<'_>, snapshot: &Snapshot) -> Result<Gadgets,
             Failure::new(SkipReason::NoGadget, what)
         },
     )
-}
-
-/// Finds a thread that takes a stop well, stops it, and begins a session in it.
-fn begin(
-    order: &AttachOrder<'_>,
-    image: &RunningImage,
-    snapshot: &Snapshot,
-    gadgets: Gadgets,
-) -> Result<(Stopped, Session), Failure> {
-    let until = Instant::now() + PATIENCE;
-    let mut why =
-        Failure::new(SkipReason::NoThread, "every thread sleeps in a call that would return EINTR");
-    loop {
-        let alive: Vec<(Pid, Status)> = threads::list(order.process, order.pid)
-            .into_iter()
-            .filter_map(|tid| Some((tid, threads::alive(order.process, tid)?)))
-            .collect();
-        if alive.is_empty() {
-            return Err(Failure::new(SkipReason::TargetGone, "it has ended"));
-        }
-        // Threads of one process may differ in this (seccomp(2)).
-        let unfiltered = alive.iter().filter(|(_, status)| status.seccomp == 0);
-        let free: Vec<(Pid, u8)> = unfiltered.map(|(tid, status)| (*tid, status.state)).collect();
-        if free.is_empty() {
-            let what = "every thread has a seccomp filter, which could end it for a call of ours";
-            return Err(Failure::new(SkipReason::Seccomp, what));
-        }
-        let mut candidates: Vec<(Takes, Pid)> = free
-            .iter()
-            .map(|&(tid, state)| {
-                // Stopped by a signal: what it was doing is interrupted already.
-                let stopped = state == b'T';
-                let takes = || threads::takes(order.process, order.task, tid);
-                (if stopped { Takes::Asleep } else { takes() }, tid)
-            })
-            .filter(|(takes, _)| *takes != Takes::Badly)
-            .collect();
-        // Stable: the leader, listed first, is the first of its kind.
-        candidates.sort_by_key(|(takes, _)| *takes);
-        for (_, tid) in candidates.into_iter().take(8) {
-            let stopped = match running::stop(tid, until) {
-                Ok(stopped) => stopped,
-                Err(TraceError::Gone) => continue,
-                // What has just ended cannot be traced either.
-                Err(_) if threads::alive(order.process, tid).is_none() => continue,
-                // By an exec another thread may have taken this one's id, and lives.
-                Err(_) if !image.still_runs() => return Err(another_program()),
-                Err(error) => return Err(not_seized(order, error)),
-            };
-            if !image.still_runs() {
-                running::let_go(&stopped)?;
-                return Err(another_program());
-            }
-            if stopped.dispatches {
-                running::let_go(&stopped)?;
-                let what = "it has its system calls sent to a handler of its own";
-                return Err(Failure::new(SkipReason::SyscallDispatch, what));
-            }
-            match running::begin(snapshot, order.pid, gadgets, &stopped) {
-                Ok(Ok(session)) => return Ok((stopped, session)),
-                Err(error) => {
-                    running::let_go(&stopped)?;
-                    return Err(error.into());
-                }
-                Ok(Err(refusal)) => {
-                    running::let_go(&stopped)?;
-                    why = Failure::new(SkipReason::NoThread, format!("{refusal:?}"));
-                }
-            }
-        }
-        if Instant::now() >= until {
-            return Err(why);
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-fn another_program() -> Failure {
-    Failure::new(SkipReason::TargetGone, "it has begun another program meanwhile")
-}
-
-fn not_seized(order: &AttachOrder<'_>, error: TraceError) -> Failure {
-    if !running::is_not_permitted(&error) {
-        return error.into();
-    }
-    let status = order.process.read("status").map(|text| status::parse(&text)).unwrap_or_default();
-    match status.tracer_pid {
-        0 => Failure::new(SkipReason::PtraceDenied, error),
-        tracer => {
-            let what = format!("process {tracer} traces it");
-            Failure::new(SkipReason::AlreadyTraced, what)
-        }
-    }
 }

@@ -15,11 +15,12 @@ use tiexec_core::proc::smaps::SmapsEntry;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::{Pid, c, vm};
 use tiexec_tracee::arch::Call;
+use tiexec_tracee::foreseen::Foreseen;
 
 use super::pass::Passage;
 use super::same::RunningImage;
 use super::texts::open_mapped;
-use super::{AttachOrder, StopCost, in_a_stop, mappings, read_smaps};
+use super::{AttachOrder, COPY_CALLS, StopCost, in_a_stop, mappings, read_smaps};
 use crate::failure::Failure;
 use crate::program::elf_facts;
 use crate::switch;
@@ -72,7 +73,11 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     }
     mappings::check(entries.len(), pieces.len())?;
     let mut done = 0;
-    let (cost, outcome) = in_a_stop(order, image, &entries, |session, snapshot| {
+    let mut calls: Vec<&[Foreseen]> = vec![&[switch::UNMAP]];
+    if !pieces.is_empty() {
+        calls.extend(COPY_CALLS);
+    }
+    let (cost, outcome) = in_a_stop(order, image, &entries, calls, |session, snapshot| {
         for stray in &strays {
             let (start, len) = (stray.start().get(), stray.len());
             let _it_stays = session.call(Call::new(c::SYS_munmap, [start, len]))?;
