@@ -179,3 +179,18 @@ fn an_object_in_huge_folios_is_not_copied() {
     held.finish().assert_code(7).assert_silent();
     assert_eq!(report.read()["launch"]["bytes_copied"], 0);
 }
+
+#[test]
+fn a_dry_run_tells_of_objects_and_runs_none_of_their_code() {
+    let with = WithObject::new(Made::Gnu);
+    // Its init function would end it with another status.
+    let run = with.run(&["7"]).env("OBJECT_INIT", "exit");
+    let done = run.clone().options(["--dry-run"]).output();
+    done.assert_code(0);
+    assert!(done.out().contains("libbig_object.so") && done.out().contains("by image"), "{done}");
+    let done = run.options(["--dry-run", "--json"]).output();
+    let said: serde_json::Value = serde_json::from_slice(&done.stdout).expect("one line of JSON");
+    assert_eq!(said["huge_bytes"], 0, "{said}");
+    let object = &said["objects"];
+    assert_eq!(object["huge_bytes"].as_u64(), Some(4 << 20), "{said}");
+}

@@ -379,8 +379,15 @@ impl Launcher {
 
     fn show_plan(&self, launched: &Launched) {
         let text = match &launched.plan {
-            Some(plan) if self.settings.json => plan.to_json(launched.report.reason) + "\n",
-            Some(plan) => plan.to_string(),
+            Some(plan) if self.settings.json => {
+                plan.to_json(launched.report.reason, launched.objects.as_ref()) + "\n"
+            }
+            Some(plan) => {
+                let objects = launched.objects.as_ref().map(|objects| {
+                    format!("\nshared objects, at the addresses in their files\n{objects}")
+                });
+                plan.to_string() + &objects.unwrap_or_default()
+            }
             None => self.render(&launched.report),
         };
         let _broken_pipe = write_briefly(std::io::stdout(), text.as_bytes());

@@ -1,9 +1,13 @@
 //! The second half of a launch: the program stands at its entry point, all its shared objects are
 //! mapped and relocated, and those with enough text are switched as in a running process.
 
-use std::time::Duration;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
 
 use tiexec_core::addr::RemoteAddr;
+use tiexec_core::plan::{Backing, Plan, RunningText, plan_running};
+use tiexec_core::proc::maps::{FileId, Perms, Vma};
 use tiexec_core::proc::status;
 use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
@@ -15,7 +19,10 @@ use tiexec_tracee::session::Session;
 
 use crate::attach::{AttachOrder, Attached, Images, Prepared, prepare};
 use crate::failure::Failure;
-use crate::launch::{Order, lets_child_in, refused};
+use crate::launch::{Order, chunks_of, lets_child_in, refused};
+use crate::objects::Object;
+use crate::pagecache;
+use crate::store::Store;
 
 /// Switches the shared objects of a program that stands at its entry point, within `left`; returns the
 /// session with which it goes home.
@@ -66,6 +73,42 @@ pub(crate) fn switch(
         prepared.attached.failure.get_or_insert(failure);
     }
     Ok((session, prepared.attached))
+}
+
+/// Plans for objects before they are mapped, as if each were mapped at address 0: the page cache is asked
+/// until `deadline`, and nothing is built.
+pub(crate) fn expected(order: &Order<'_>, objects: &[Object], deadline: Instant) -> Plan {
+    let store =
+        if order.sources.store { Store::open_for_this_user(order.pages).ok() } else { None };
+    let store = store.flatten();
+    let mut texts = Vec::new();
+    for object in objects {
+        let Ok(meta) = object.file.metadata() else { continue };
+        let chunks = chunks_of(object, order.pages);
+        let prepared = order
+            .sources
+            .pagecache
+            .then(|| pagecache::prepare(&object.file, &chunks, order.pages, deadline));
+        let folios = prepared.and_then(Result::ok).unwrap_or_default().huge;
+        let stored =
+            store.as_ref().and_then(|store| store.find(&object.file, &object.path, 0).ok());
+        let copy = stored.flatten().map(|_| Backing::Store).or(order.sources.copy);
+        for load in object.facts.loads.iter().filter(|load| load.is_text()) {
+            let Some(range) = load.mapped(order.pages.base) else { continue };
+            let vma = Vma {
+                range,
+                perms: Perms { read: true, exec: true, ..Perms::default() },
+                file_offset: load
+                    .file_offset
+                    .wrapping_sub(load.vaddr.wrapping_sub(range.start().get())),
+                file: FileId { inode: meta.ino(), ..FileId::default() },
+                name: object.path.as_os_str().as_bytes().to_vec(),
+            };
+            let (folios, kept, leave) = (folios.clone(), Vec::new(), None);
+            texts.push(RunningText { vma, folios, copy, kept, leave });
+        }
+    }
+    plan_running(order.pages.pmd, &texts)
 }
 
 fn carry_out(

@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -95,6 +96,9 @@ pub struct Launched {
     pub report: Report,
     /// What was planned; `None` if it did not come so far.
     pub plan: Option<Plan>,
+    /// Of a dry run: what is planned for shared objects, which are not mapped yet, at the addresses in
+    /// their files.
+    pub objects: Option<Plan>,
 }
 
 /// Works on a program held at its exec stop, and lets it go. Everything that can fail fails open:
@@ -220,20 +224,20 @@ impl<'a> Work<'a> {
     /// Whether the program is to stop at its entry point too, for its shared objects.
     fn wants_entry(&self) -> bool {
         let Order { select, objects, refuse_with, dry_run, .. } = *self.order;
-        let Some(program) = self.program.as_ref().filter(|_| select.dso && !dry_run) else {
+        let dynamic = self.program.as_ref().is_some_and(|program| program.dynamic);
+        if !dynamic || !select.dso || dry_run {
             return false;
-        };
+        }
         if refuse_with.is_some() && self.filled.shortfall.is_some() {
             return false;
         }
-        let gains = || {
-            let path = self.order.process.exe_path().ok();
-            path.is_some_and(|path| {
-                !objects::with_text(Path::new(OsStr::from_bytes(&path)), self.order.pages)
-                    .is_empty()
-            })
-        };
-        program.dynamic && objects.unwrap_or_else(gains)
+        objects.unwrap_or_else(|| !self.objects().is_empty())
+    }
+
+    /// Returns the program's shared objects that have something to gain.
+    fn objects(&self) -> Vec<Object> {
+        let path = self.order.process.exe_path().unwrap_or_default();
+        objects::with_text(Path::new(OsStr::from_bytes(&path)), self.order.pages)
     }
 
     fn watch_entry(&self, session: &Session) -> Result<EntryWatch, Failure> {
@@ -405,7 +409,10 @@ impl<'a> Work<'a> {
             }),
         };
         let report = verify::report(self.order, &self.stop, &found);
-        Launched { report, plan: found.plan }
+        let wanted = self.order.dry_run && self.order.select.dso;
+        let objects = wanted.then(|| entry::expected(self.order, &self.objects(), self.deadline()));
+        let objects = objects.filter(|plan| !plan.texts.is_empty());
+        Launched { report, plan: found.plan, objects }
     }
 }
 
@@ -476,9 +483,12 @@ pub fn bring_in(exe: &File, facts: &ElfFacts, pages: Pages, deadline: Instant) -
 /// As [`bring_in`], for a shared object, where the kernel maps large ones: from an address that is a
 /// multiple of the huge page on.
 pub fn bring_in_object(object: &Object, pages: Pages, deadline: Instant) {
-    let image = MainImage::new(&object.facts, 0, RemoteAddr::new(0));
-    let chunks = image.congruent_chunks(0, pages);
-    let _best_effort = pagecache::prepare(&object.file, &chunks, pages, deadline);
+    let _best_effort = pagecache::prepare(&object.file, &chunks_of(object, pages), pages, deadline);
+}
+
+/// Returns the parts of an object's file that can be PMD-mapped from its page cache there.
+pub(crate) fn chunks_of(object: &Object, pages: Pages) -> Vec<Range<u64>> {
+    MainImage::new(&object.facts, 0, RemoteAddr::new(0)).congruent_chunks(0, pages)
 }
 
 /// Returns whether remote system calls are possible on this architecture.

@@ -174,7 +174,11 @@ fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Imag
     };
     if options.dry_run {
         let plan = &attached.plan;
-        return print(&if options.json { plan.to_json(None) + "\n" } else { plan.to_string() });
+        return print(&if options.json {
+            plan.to_json(None, None) + "\n"
+        } else {
+            plan.to_string()
+        });
     }
     let report = tiexec_remap::attach::report(&order, &attached);
     if attached.stop.is_some() {
