@@ -14,6 +14,7 @@ pub(crate) mod child;
 pub(crate) mod fresh;
 pub(crate) mod launch;
 pub(crate) mod machine;
+pub(crate) mod objects;
 pub(crate) mod programs;
 pub(crate) mod pty;
 pub(crate) mod smaps;

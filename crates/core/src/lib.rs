@@ -10,7 +10,9 @@
 pub mod addr;
 pub mod config;
 pub mod coverage;
+pub mod dynamic;
 pub mod elf;
+pub mod ldcache;
 pub mod perf;
 pub mod plan;
 pub mod proc;

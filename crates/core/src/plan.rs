@@ -67,6 +67,8 @@ pub struct Span {
 /// What huge pages can be made of.
 #[derive(Clone, Debug, Default)]
 pub struct Means<'a> {
+    /// Whether the main executable is to be left alone.
+    pub leave_main: bool,
     /// The main executable, where it may be moved to make its text congruent.
     pub image: Option<&'a MainImage>,
     /// The parts of the main executable's file that lie in the page cache in PMD-sized folios: file
@@ -137,6 +139,19 @@ impl Plan {
         self.texts.iter().map(|text| text.vma.range.len()).sum()
     }
 
+    /// Adds the plan for other text, of a later moment: what both know is as `later` says, unless this
+    /// one makes some of it huge.
+    pub fn join(&mut self, later: Self) {
+        let switched = |text: &TextPlan| !text.spans.is_empty();
+        let covers = |texts: &[TextPlan], range: AddrRange| {
+            texts.iter().any(|text| text.vma.range.overlaps(range))
+        };
+        self.texts.retain(|text| switched(text) || !covers(&later.texts, text.vma.range));
+        let own = self.texts.clone();
+        self.texts.extend(later.texts.into_iter().filter(|text| !covers(&own, text.vma.range)));
+        self.texts.sort_by_key(|text| text.vma.range.start());
+    }
+
     /// Returns the backing that holds most of what becomes huge; `None` where nothing does.
     pub fn main_backing(&self) -> Option<Backing> {
         let most = self.spans().max_by_key(|span| self.huge_bytes_by(span.backing));
@@ -163,7 +178,7 @@ pub fn plan(snapshot: &Snapshot, means: &Means<'_>) -> Plan {
         .iter()
         .filter(|vma| vma.is_text() && !vma.range.is_empty())
         .map(|vma| {
-            if main == Some(vma.file) {
+            if main == Some(vma.file) && !means.leave_main {
                 plan_text(vma, huge, means.folios, copy, &[])
             } else {
                 let too_small = vma.range.align_inward(huge).is_none();
@@ -215,7 +230,7 @@ fn leave(vma: &Vma, why: SkipReason) -> TextPlan {
 /// It is laid for the page cache if that holds at least half of its text; otherwise for the image
 /// store if there is one; otherwise for what the page cache holds, if anything.
 fn layout(snapshot: &Snapshot, means: &Means<'_>) -> (Option<Rebase>, Option<u64>) {
-    let Some(image) = means.image else { return (None, None) };
+    let Some(image) = means.image.filter(|_| !means.leave_main) else { return (None, None) };
     let pages = snapshot.pages;
     let here = image.load_bias & (pages.pmd.bytes() - 1);
     let reach = |bias: u64| {
@@ -374,11 +389,13 @@ impl fmt::Display for Plan {
 }
 
 impl Plan {
-    /// Returns the plan as one line of JSON; `reason` says why it cannot be carried out, if so.
+    /// Returns the plan as one line of JSON; `reason` says why it cannot be carried out, if so, and
+    /// `objects` is what is planned for shared objects that are not mapped yet, at the addresses in
+    /// their files.
     ///
     /// # Panics
     /// Never: a plan holds nothing that JSON cannot.
-    pub fn to_json(&self, reason: Option<SkipReason>) -> String {
+    pub fn to_json(&self, reason: Option<SkipReason>, objects: Option<&Self>) -> String {
         #[derive(Serialize)]
         struct Text {
             #[serde(flatten, serialize_with = "start_and_end")]
@@ -404,6 +421,15 @@ impl Plan {
             huge_bytes: u64,
             spans: Vec<&'a Span>,
             texts: Vec<Text>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            objects: Option<Objects<'a>>,
+        }
+        #[derive(Serialize)]
+        struct Objects<'a> {
+            text_bytes: u64,
+            huge_bytes: u64,
+            spans: Vec<&'a Span>,
+            texts: Vec<Text>,
         }
         let text = |text: &TextPlan| Text {
             range: text.vma.range,
@@ -424,6 +450,12 @@ impl Plan {
             huge_bytes: self.huge_bytes(),
             spans: self.spans().collect(),
             texts: self.texts.iter().map(text).collect(),
+            objects: objects.map(|objects| Objects {
+                text_bytes: objects.text_bytes(),
+                huge_bytes: objects.huge_bytes(),
+                spans: objects.spans().collect(),
+                texts: objects.texts.iter().map(text).collect(),
+            }),
         };
         serde_json::to_string(&json).expect("a plan holds only strings, numbers and lists")
     }

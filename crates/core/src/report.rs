@@ -43,9 +43,11 @@ pub struct LaunchCost {
     pub backing: Option<Backing>,
     /// Microseconds for which the program was held before its first instruction.
     pub stop_us: u64,
+    /// Microseconds for which it was held at its entry point; `None` if it was not.
+    pub entry_stop_us: Option<u64>,
     /// System calls that the program made for us, those on its way home included.
     pub remote_syscalls: u32,
-    /// Bytes copied from the file into the image.
+    /// Bytes copied from files into images.
     pub bytes_copied: u64,
     /// Whether the program was moved to where its text is congruent.
     pub rebased: bool,
@@ -278,6 +280,9 @@ impl Report {
                 launch.stop_us / 1000,
                 launch.stop_us % 1000 / 10
             ));
+            if let Some(us) = launch.entry_stop_us {
+                parts.push(format!("entry stop {}.{:02} ms", us / 1000, us % 1000 / 10));
+            }
             parts.push(format!("{} remote syscalls", launch.remote_syscalls));
         }
         parts.extend(self.perf().map(|perf| format!("perf {perf}")));

@@ -37,7 +37,7 @@ reasons! {
     /// Huge pages of the text lie in more than one mapping each: mprotect(2) has cut it in pieces, and a
     /// huge page lies in one.
     CutInPieces = "cut_in_pieces",
-    /// Not the main executable's text; this version leaves it alone at launch.
+    /// Not among what was to be looked after (`--select`), or nothing to be done with it.
     NotSelected = "not_selected",
     /// The image is setuid, setgid or has file capabilities: a tracer would cost it its privileges.
     PrivilegedImage = "privileged_image",
@@ -77,7 +77,7 @@ reasons! {
     ModifiedText = "modified_text",
     /// The text is sealed against changes (mseal(2)).
     Sealed = "sealed",
-    /// The text has a memory protection key of its own.
+    /// The text may be executed but not read, or has a memory protection key of its own.
     ProtectionKey = "protection_key",
     /// The process has nearly as many mappings as it may (`vm.max_map_count`).
     MapCount = "map_count",
@@ -113,6 +113,8 @@ reasons! {
     ArchUnsupported = "arch_unsupported",
     /// The program ended before it reached the point where its text would have been switched.
     TargetGone = "target_gone",
+    /// The program could not be stopped at its entry point, where its shared objects are mapped.
+    EntryUnwatched = "entry_unwatched",
     /// The page cache holds the text in small folios, and only evicting it would change that.
     SmallFolios = "small_folios",
     /// There is no image store here.
@@ -156,6 +158,7 @@ impl SkipReason {
                 | Self::ForeignImage
                 | Self::Disabled
                 | Self::TargetGone
+                | Self::EntryUnwatched
                 | Self::NoStore
                 | Self::NotShareable
                 | Self::OddFile
@@ -169,6 +172,7 @@ impl SkipReason {
         Some(match self {
             Self::SmallFolios => "tiexecctl warm FILE, or leave out --backing pagecache",
             Self::NotCongruent => "leave out --backing pagecache",
+            Self::EntryUnwatched => "kernel.perf_event_paranoid=2, or tiexec -p PID later",
             Self::MapCount => "raise vm.max_map_count",
             Self::MemcgHeadroom => "raise memory.max (systemd: MemoryMax=)",
             Self::HugetlbPool => "raise vm.nr_hugepages, or leave out --backing hugetlb",

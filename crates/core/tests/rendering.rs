@@ -58,6 +58,7 @@ fn mysqld() -> Report {
         bytes_copied: 52 * MIB,
         rebased: false,
         setback: None,
+        entry_stop_us: None,
         unsafe_windows: 0,
         spans: vec![span(0x80_0000, 0x3c0_0000, 0x40_0000)],
     });
@@ -213,13 +214,13 @@ fn a_plan_as_a_table() {
 
 #[test]
 fn a_plan_as_json() {
-    insta::assert_snapshot!(plan_of_node(Backing::Hugetlb).to_json(None));
+    insta::assert_snapshot!(plan_of_node(Backing::Hugetlb).to_json(None, None));
 }
 
 #[test]
 fn a_plan_that_cannot_be_carried_out_says_why_in_json() {
     insta::assert_snapshot!(spread(
-        &plan_of_node(Backing::Image).to_json(Some(SkipReason::Seccomp))
+        &plan_of_node(Backing::Image).to_json(Some(SkipReason::Seccomp), None)
     ));
 }
 
@@ -227,5 +228,5 @@ fn a_plan_that_cannot_be_carried_out_says_why_in_json() {
 fn a_plan_without_text() {
     let plan = plan_of_nothing();
     insta::assert_snapshot!("a_plan_without_text_as_a_table", plan);
-    insta::assert_snapshot!("a_plan_without_text_as_json", plan.to_json(None));
+    insta::assert_snapshot!("a_plan_without_text_as_json", plan.to_json(None, None));
 }

@@ -6,10 +6,12 @@
 
 pub mod attach;
 mod copy;
+mod entry;
 mod failure;
 pub mod headroom;
 pub mod image;
 pub mod launch;
+pub mod objects;
 pub mod pagecache;
 mod program;
 mod rebase;

@@ -38,6 +38,10 @@ pub(crate) struct Program {
     pub stored: Option<StoredImage>,
     /// The copy that is made of what is in neither.
     copy: Option<Backing>,
+    /// Whether an interpreter maps shared objects for it.
+    pub dynamic: bool,
+    /// Whether its text is to be left alone.
+    leave: bool,
 }
 
 impl Program {
@@ -69,13 +73,14 @@ impl Program {
         let vmas = maps::parse(&maps).map_err(malformed)?;
         let snapshot = Snapshot { pages: order.pages, vmas, entry };
         let image = MainImage::new(&facts, header.entry, entry);
-        let folios = if order.sources.pagecache {
+        let (dynamic, leave) = (facts.dynamic, !order.select.main);
+        let folios = if order.sources.pagecache && !leave {
             folios(&exe, &image, order, deadline)
         } else {
             Vec::new()
         };
         let copy = order.sources.copy;
-        Ok(Self { exe, auxv, snapshot, image, folios, stored: None, copy })
+        Ok(Self { exe, auxv, snapshot, image, folios, stored: None, copy, dynamic, leave })
     }
 
     /// Plans; `may_move` says whether the program may be moved.
@@ -84,7 +89,13 @@ impl Program {
         let image = if may_move { &self.image } else { &fixed };
         let store = self.stored.as_ref().map(|_| Backing::Store);
         let copies: Vec<Backing> = store.into_iter().chain(self.copy).collect();
-        plan(&self.snapshot, &Means { image: Some(image), folios: &self.folios, copies: &copies })
+        let means = Means {
+            leave_main: self.leave,
+            image: Some(image),
+            folios: &self.folios,
+            copies: &copies,
+        };
+        plan(&self.snapshot, &means)
     }
 
     /// Looks for the program's image in the store, and has it built, until `deadline`, where there

@@ -8,6 +8,7 @@
 //! This is the crate where `unsafe` lives. Each block argues for the callee's conditions with facts
 //! of its own function; nothing unsafe is exported except constructors that say what must hold.
 
+pub mod breakpoint;
 pub mod cpu;
 pub mod entry;
 mod error;

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod arch;
+pub mod entry;
 mod error;
 mod fault;
 pub mod foreseen;

@@ -67,6 +67,11 @@ pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
             }
         }
     };
+    look(tid, group_stopped)
+}
+
+/// Looks at a thread that has just stopped.
+pub(crate) fn look(tid: Pid, group_stopped: bool) -> Result<Stopped, TraceError> {
     let since = Instant::now();
     let mut registers = ptrace::registers(tid)?;
     let mut shown = arch::interruption(&registers) == Interruption::Shown;

@@ -120,33 +120,29 @@ pub struct Session {
 }
 
 impl Session {
-    /// Lays the frames on the tracee's stack. The tracee must be in syscall-exit-stop with its stack
-    /// pointer inside `stack`, a writable VMA that nothing else uses below the pointer (the initial
-    /// stack right after exec is one; a goroutine's is not).
+    /// Lays the frames on the tracee's stack. The tracee must be in syscall-exit-stop, or where a
+    /// signal would be taken, to go on with the registers `home`, whose stack pointer is inside
+    /// `stack`: a writable VMA that nothing else uses below the pointer (the initial stack right after
+    /// exec is one; a goroutine's is not).
     ///
-    /// `sigchld_awaited` says that a SIGCHLD which is none of ours is pending or may come.
-    /// The blocked signals are unchanged until the first call. `last_release` is the step made last
-    /// before home.
+    /// `lets_child_in` says whether SIGCHLD may come on the way home, whatever is blocked there. The
+    /// blocked signals are unchanged until the first call. `last_release` is the step made last before
+    /// home: reaping this process.
     ///
     /// # Errors
     /// A [`Refusal`] or a [`TraceError`]; the tracee's registers and mask are as they were.
     pub fn begin(
         pid: Pid,
         gadgets: Gadgets,
+        home: Registers,
         stack: AddrRange,
-        sigchld_awaited: bool,
+        lets_child_in: bool,
         last_release: Call,
     ) -> Result<Result<Self, Refusal>, TraceError> {
-        let home = ptrace::registers(pid)?;
         let top = arch::below_red_zone(&home);
         let begun = Self::lay(pid, gadgets, Permission::all(), home, top, stack)?;
         Ok(begun.map(|mut session| {
-            // The helper's own end is reported to the program by SIGCHLD. It is let in on the way
-            // home and dropped at once: right after exec its action is the default, to ignore it.
-            // But where SIGCHLD is blocked and may come from a child of the program's own, letting
-            // it in would lose that one: then one SIGCHLD more may be pending than after a plain
-            // exec. A signal too many is a wait in vain, one too few a hang.
-            if session.home_mask & CHILD == 0 || !sigchld_awaited {
+            if lets_child_in {
                 session.chain_mask = !CHILD;
             }
             session.releases.push(last_release);
@@ -367,6 +363,16 @@ impl Session {
         self.zeroes
     }
 
+    /// Returns the gadgets through which it calls.
+    pub fn gadgets(&self) -> Gadgets {
+        self.gadgets
+    }
+
+    /// Returns the signals blocked at home, one bit per signal.
+    pub fn home_mask(&self) -> u64 {
+        self.home_mask
+    }
+
     /// Whether an optional call may be made.
     pub fn may(&self, call: &Foreseen) -> bool {
         self.permission.has(call)
@@ -432,11 +438,27 @@ impl Session {
     ///
     /// # Errors
     /// The tracee is gone.
-    pub fn go_home(mut self) -> Result<Counts, TraceError> {
+    pub fn go_home(self) -> Result<Counts, TraceError> {
+        self.walk_home(Resume::Detach)
+    }
+
+    /// Lets the tracee walk home and stays its tracer. The step that was to be made last of all, for
+    /// [`Session::begin`], is not made: a later session has it.
+    ///
+    /// # Errors
+    /// The tracee is gone.
+    pub fn go_home_traced(mut self) -> Result<Counts, TraceError> {
+        self.releases.remove(0);
+        self.chain = None;
+        self.chain_mask = !0;
+        self.walk_home(Resume::Run)
+    }
+
+    fn walk_home(mut self, how: Resume) -> Result<Counts, TraceError> {
         if self.chain.is_none() || !self.masked {
             self.install_chain()?;
         }
-        ptrace::resume(self.pid, Resume::Detach, 0)?;
+        ptrace::resume(self.pid, how, 0)?;
         Ok(self.counts())
     }
 

@@ -355,7 +355,7 @@ impl<'a> Follower<'a> {
     /// Treats a process; returns whether it had nothing to gain.
     fn treat(&mut self, pid: Pid) -> Result<Option<bool>, SkipReason> {
         let target = Target::open(pid).map_err(|failure| failure.reason)?;
-        let mut order = target.order(self.settings.backing.into(), false);
+        let mut order = target.order(self.settings.backing.into(), self.settings.select, false);
         order.patience = PATIENCE;
         let (attached, report) = carry_out(&order, self.settings.select, &mut self.images)
             .map_err(|failure| failure.reason)?;

@@ -28,6 +28,7 @@ use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::smaps::{self, SmapsEntry};
 use tiexec_core::proc::status;
 use tiexec_core::seccomp::Value;
+use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::procfs::ProcDir;
@@ -68,6 +69,8 @@ pub struct AttachOrder<'a> {
     pub pages: Pages,
     /// What to make huge pages of.
     pub sources: Sources,
+    /// Whose text to look after.
+    pub select: Select,
     /// How long staging may take; the process runs meanwhile.
     pub deadline: Duration,
     /// How long to look for a thread that takes a stop well, and for the right moment.
@@ -111,58 +114,75 @@ pub struct StopCost {
 pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, Failure> {
     let begun = Instant::now();
     let image = RunningImage::open(order.process);
-    let written = Written::open(order.process, order.pages)?;
-    let entries = read_smaps(order.process)?;
-    let deadline = begun + order.deadline;
-    let Sources { pagecache, copy, .. } = order.sources;
-    let mut texts =
-        Texts::read(order.process, &written, &entries, order.pages, pagecache, copy, deadline);
-    let mut plan = plan_running(order.pages.pmd, &texts.texts);
-    let (mut stored, mut setback) = (Vec::new(), None);
-    if order.sources.store && plan.huge_bytes_by(Backing::Image) > 0 {
-        (stored, setback) = stored::find(order, images, &mut texts, &plan, deadline);
-        plan = plan_running(order.pages.pmd, &texts.texts);
+    let mut prepared = prepare(order, images, begun + order.deadline)?;
+    if prepared.is_empty() {
+        return Ok(prepared.attached);
     }
-    let mut attached = Attached { plan, failure: None, setback, stop: None, bytes_copied: 0 };
-    if order.dry_run || attached.plan.huge_bytes() == 0 {
-        return Ok(attached);
+    let work =
+        |session: &mut Session, snapshot: &Snapshot| prepared.switch(session, order, snapshot);
+    let (cost, done) = in_a_stop(order, image, &prepared.entries, prepared.calls(), work)?;
+    prepared.attached.stop = Some(cost);
+    if let Err(failure) = done {
+        prepared.attached.failure.get_or_insert(failure);
     }
-    let copied_before = images.bytes_copied();
-    let mut staged = Vec::new();
-    for (vma, spans) in copies(&attached.plan) {
-        match stage(order, &texts, &stored, vma, &spans, images, deadline) {
-            Ok(image) => {
-                if let Some(shortfall) = &image.filled.shortfall {
-                    attached.failure.get_or_insert_with(|| shortfall.clone());
-                }
-                staged.push((vma.clone(), spans, image));
-            }
-            Err(failure) => {
-                attached.failure.get_or_insert(failure);
-            }
+    Ok(prepared.attached)
+}
+
+/// All that can be done beside a process.
+pub(crate) struct Prepared {
+    /// What is planned, and what has failed so far.
+    pub attached: Attached,
+    /// Its smaps.
+    pub entries: Vec<SmapsEntry>,
+    /// Texts, their spans that get a copy, and that.
+    staged: Vec<(Vma, Vec<Span>, Arc<Image>)>,
+    /// Text that is in huge folios.
+    touched: Vec<AddrRange>,
+    /// Which of it has been written to.
+    written: Written,
+    thp_off: bool,
+}
+
+impl Prepared {
+    /// Whether nothing is to be done to the process itself.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.staged.is_empty() && self.touched.is_empty()
+    }
+
+    /// The calls that [`switch`](Self::switch) makes.
+    fn calls(&self) -> Vec<&'static [Foreseen]> {
+        let mut calls: Vec<&[Foreseen]> = Vec::new();
+        if !self.staged.is_empty() {
+            calls.extend(COPY_CALLS);
         }
+        if !self.touched.is_empty() {
+            calls.push(&REFAULT_CALLS);
+        }
+        if self.thp_off {
+            calls.push(&ThpOn::CALLS);
+        }
+        calls
     }
-    attached.bytes_copied = images.bytes_copied() - copied_before;
-    let touched: Vec<AddrRange> =
-        attached.plan.spans_by(Backing::Pagecache).map(|span| span.range).collect();
-    if staged.is_empty() && touched.is_empty() {
-        return Ok(attached);
-    }
-    if !staged.is_empty() {
-        let parts = staged.iter().map(|(_, _, image)| image.filled.staged.len()).sum();
-        let maps = order.process.read("maps").map_err(Failure::unreadable)?;
-        mappings::check(maps.iter().filter(|&&byte| byte == b'\n').count(), parts)?;
-    }
-    let thp_off = thp_is_off(order.process);
-    let work = |session: &mut Session, snapshot: &Snapshot| {
-        let thp = if thp_off { Some(ThpOn::begin(session)?) } else { None };
+
+    /// Switches what is staged.
+    ///
+    /// # Errors
+    /// What is not switched is where it was.
+    pub(crate) fn switch(
+        &self,
+        session: &mut Session,
+        order: &AttachOrder<'_>,
+        snapshot: &Snapshot,
+    ) -> Done {
+        let thp = if self.thp_off { Some(ThpOn::begin(session)?) } else { None };
         let mut switched = Ok(());
-        if !staged.is_empty() {
-            switched = switch_all(session, order, snapshot, &staged, &entries, &written);
+        if !self.staged.is_empty() {
+            switched =
+                switch_all(session, order, snapshot, &self.staged, &self.entries, &self.written);
         }
-        for &range in &touched {
+        for &range in &self.touched {
             // What was written to would be thrown away.
-            match written.none(range) {
+            match self.written.none(range) {
                 Ok(()) => refault(session, range)?,
                 Err(failure) => switched = switched.and(Err(failure)),
             }
@@ -171,23 +191,57 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
             thp.end(session)?;
         }
         switched
-    };
-    let mut calls: Vec<&[Foreseen]> = Vec::new();
-    if !staged.is_empty() {
-        calls.extend(COPY_CALLS);
     }
-    if !touched.is_empty() {
-        calls.push(&REFAULT_CALLS);
+}
+
+/// Looks at a process, plans, and stages copies, until `deadline`.
+///
+/// # Errors
+/// Nothing could be begun. What fails later is in the [`Attached`].
+pub(crate) fn prepare(
+    order: &AttachOrder<'_>,
+    images: &mut Images,
+    deadline: Instant,
+) -> Result<Prepared, Failure> {
+    let written = Written::open(order.process, order.pages)?;
+    let entries = read_smaps(order.process)?;
+    let mut texts = Texts::read(order, &written, &entries, deadline);
+    let mut plan = plan_running(order.pages.pmd, &texts.texts);
+    let (mut stored, mut setback) = (Vec::new(), None);
+    if order.sources.store && plan.huge_bytes_by(Backing::Image) > 0 {
+        (stored, setback) = stored::find(order, images, &mut texts, &plan, deadline);
+        plan = plan_running(order.pages.pmd, &texts.texts);
     }
-    if thp_off {
-        calls.push(&ThpOn::CALLS);
+    let attached = Attached { plan, failure: None, setback, stop: None, bytes_copied: 0 };
+    let thp_off = thp_is_off(order.process);
+    let (staged, touched) = (Vec::new(), Vec::new());
+    let mut prepared = Prepared { attached, entries, staged, touched, written, thp_off };
+    let attached = &mut prepared.attached;
+    if order.dry_run || attached.plan.huge_bytes() == 0 {
+        return Ok(prepared);
     }
-    let (cost, done) = in_a_stop(order, image, &entries, calls, work)?;
-    attached.stop = Some(cost);
-    if let Err(failure) = done {
-        attached.failure.get_or_insert(failure);
+    let copied_before = images.bytes_copied();
+    for (vma, spans) in copies(&attached.plan.clone()) {
+        match stage(order, &texts, &stored, vma, &spans, images, deadline) {
+            Ok(image) => {
+                if let Some(shortfall) = &image.filled.shortfall {
+                    attached.failure.get_or_insert_with(|| shortfall.clone());
+                }
+                prepared.staged.push((vma.clone(), spans, image));
+            }
+            Err(failure) => {
+                attached.failure.get_or_insert(failure);
+            }
+        }
     }
-    Ok(attached)
+    attached.bytes_copied = images.bytes_copied() - copied_before;
+    prepared.touched = attached.plan.spans_by(Backing::Pagecache).map(|span| span.range).collect();
+    if !prepared.staged.is_empty() {
+        let parts = prepared.staged.iter().map(|(_, _, image)| image.filled.staged.len()).sum();
+        let maps = order.process.read("maps").map_err(Failure::unreadable)?;
+        mappings::check(maps.iter().filter(|&&byte| byte == b'\n').count(), parts)?;
+    }
+    Ok(prepared)
 }
 
 /// What handing images over and switching to them has the process call.

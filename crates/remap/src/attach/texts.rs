@@ -5,16 +5,19 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::time::Instant;
 
-use tiexec_core::addr::{AddrRange, Pages};
+use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
 use tiexec_core::coverage::is_ours;
 use tiexec_core::plan::{Backing, RunningText};
+use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::{FileId, Vma};
 use tiexec_core::proc::smaps::SmapsEntry;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 
+use super::AttachOrder;
 use super::written::Written;
 use crate::failure::Failure;
+use crate::launch::Sources;
 use crate::pagecache;
 
 /// Text VMAs and the files that they are of, each opened once.
@@ -26,17 +29,22 @@ pub(crate) struct Texts {
 }
 
 impl Texts {
-    /// Reads the text VMAs among `entries`; brings what is not cached of their files into PMD-sized
-    /// folios if `pagecache`, until `deadline`. `copy` is the backing for the rest.
-    pub(crate) fn read(
-        process: &ProcDir,
+    /// Reads the text VMAs among `entries`; brings what is not cached of the selected files into
+    /// PMD-sized folios if the order is so, until `deadline`.
+    pub(super) fn read(
+        order: &AttachOrder<'_>,
         written: &Written,
         entries: &[SmapsEntry],
-        pages: Pages,
-        pagecache: bool,
-        copy: Option<Backing>,
         deadline: Instant,
     ) -> Self {
+        let AttachOrder { process, pages, sources, .. } = *order;
+        let Sources { pagecache, copy, .. } = sources;
+        let main = main_file(process, entries);
+        let unselected = |vma: &Vma| {
+            let selected =
+                if main == Some(vma.file) { order.select.main } else { order.select.dso };
+            (!selected).then_some(SkipReason::NotSelected)
+        };
         let mut found = Self::default();
         for entry in entries.iter().filter(|entry| entry.vma.is_text()) {
             let mut text = RunningText {
@@ -44,7 +52,9 @@ impl Texts {
                 folios: Vec::new(),
                 copy,
                 kept: Vec::new(),
-                leave: leave(entry, pages).or_else(|| only_trace(entry, entries, pages)),
+                leave: unselected(&entry.vma)
+                    .or_else(|| leave(entry, pages))
+                    .or_else(|| only_trace(entry, entries, pages)),
             };
             if let (None, Some(whole)) = (text.leave, entry.vma.range.align_inward(pages.pmd)) {
                 text.leave = match found.look(process, written, &mut text, whole) {
@@ -109,6 +119,15 @@ impl Texts {
     }
 }
 
+/// Returns the main executable's file: the one that its program headers are mapped of. (The entry
+/// point may lie in an image of ours.)
+fn main_file(process: &ProcDir, entries: &[SmapsEntry]) -> Option<FileId> {
+    let auxv = process.read("auxv").ok()?;
+    let headers = RemoteAddr::new(auxv::get(&auxv, auxv::AT_PHDR)?);
+    let entry = entries.iter().find(|entry| entry.vma.range.contains(headers))?;
+    entry.vma.is_file_backed().then_some(entry.vma.file)
+}
+
 /// Says why a text is to be left alone, from smaps.
 fn leave(entry: &SmapsEntry, pages: Pages) -> Option<SkipReason> {
     let vma = &entry.vma;
@@ -122,6 +141,9 @@ fn leave(entry: &SmapsEntry, pages: Pages) -> Option<SkipReason> {
     }
     if entry.has_flag(*b"sl") {
         return Some(SkipReason::Sealed);
+    }
+    if !vma.perms.read || entry.protection_key != 0 {
+        return Some(SkipReason::ProtectionKey);
     }
     if vma.perms.write || vma.perms.shared || vma.name.starts_with(b"/memfd:") {
         return Some(SkipReason::NotSelected);

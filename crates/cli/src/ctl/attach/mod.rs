@@ -156,7 +156,7 @@ impl Target {
         Ok(Self { pid, task, process, pages, comm, _lock: lock })
     }
 
-    pub(crate) fn order(&self, sources: Sources, dry_run: bool) -> AttachOrder<'_> {
+    pub(crate) fn order(&self, sources: Sources, select: Select, dry_run: bool) -> AttachOrder<'_> {
         let Self { pid, task, process, pages, .. } = self;
         AttachOrder {
             pid: *pid,
@@ -164,6 +164,7 @@ impl Target {
             process,
             pages: *pages,
             sources,
+            select,
             deadline: STAGING,
             patience: PATIENCE,
             dry_run,
@@ -204,7 +205,7 @@ fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Imag
         Ok(target) => target,
         Err(failure) => return failed("attach to", pid, &failure),
     };
-    let order = target.order(settings.backing.into(), options.dry_run);
+    let order = target.order(settings.backing.into(), settings.select, options.dry_run);
     let (attached, report) = match carry_out(&order, settings.select, images) {
         Ok(done) => done,
         Err(failure) => {
@@ -216,7 +217,11 @@ fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Imag
     };
     if options.dry_run {
         let plan = &attached.plan;
-        return print(&if options.json { plan.to_json(None) + "\n" } else { plan.to_string() });
+        return print(&if options.json {
+            plan.to_json(None, None) + "\n"
+        } else {
+            plan.to_string()
+        });
     }
     if attached.stop.is_some() {
         let result = attached.failure.as_ref().map_or("ok", |failure| failure.reason.as_str());
@@ -298,7 +303,7 @@ fn revert_one(pid: Pid, options: &Revert) -> u8 {
     if options.started_at.is_some_and(|wanted| target.start_time() != Some(wanted)) {
         return exit::GONE;
     }
-    let order = target.order(BackingChoice::Auto.into(), options.dry_run);
+    let order = target.order(BackingChoice::Auto.into(), Select::ALL, options.dry_run);
     let reverted = match revert(&order) {
         Ok(reverted) => reverted,
         Err(failure) => return failed("revert", pid, &failure),
