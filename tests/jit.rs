@@ -111,7 +111,7 @@ fn node_runs_as_before() {
     let script = "const fs = []; for (let i = 0; i < 500; i++) fs.push(new Function('a', `let s=${i}; for (let k=0;k<50;k++) s=(s*31+a*k)|0; return s`));
                   let x = 0; const end = Date.now() + 1500; while (Date.now() < end) for (const f of fs) x = (x + f(x)) | 0; console.log('ok')";
     let run = Run::new(node.expect("just looked"), ["-e", script]);
-    let done = run.options(["--select=all", "--settle=10s"]).output();
+    let done = run.options(["--select=all", "--settle=10s", "--deadline=30s"]).output();
     done.assert_code(0).assert_silent();
     assert_eq!(done.out(), "ok\n");
 }

@@ -369,6 +369,12 @@ pub fn schedule(tid: Option<Pid>, how: Scheduling) -> Result<(), SysError> {
     Ok(())
 }
 
+/// Returns a number of clock ticks, as `/proc/PID/stat` counts.
+pub fn ticks(time: std::time::Duration) -> u64 {
+    let per_second = u128::from(rustix::param::clock_ticks_per_second());
+    u64::try_from(time.as_millis() * per_second / 1000).unwrap_or(u64::MAX)
+}
+
 /// Returns the time since boot in clock ticks, as `/proc/PID/stat` counts when a process began.
 pub fn ticks_since_boot() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

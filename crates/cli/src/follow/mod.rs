@@ -11,13 +11,15 @@ mod patterns;
 pub(crate) mod stay;
 pub(crate) mod tree;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, Pages};
 use tiexec_core::config::Settings;
 use tiexec_core::perf::Record;
+use tiexec_core::plan::Backing;
 use tiexec_core::proc::maps::{self, FileId};
+use tiexec_core::proc::stat;
 use tiexec_core::report::Report;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::attach::{Attached, Images};
@@ -33,6 +35,9 @@ use tree::{Tree, start_time};
 
 /// How old a program must be to be looked at: most end before, and would only be held up.
 const AGE: Duration = Duration::from_millis(100);
+/// How long it must have run of that, or else be as old as its beginning lasts: on a busy machine age
+/// says little.
+const WORK: Duration = Duration::from_millis(50);
 /// How long a program must have mapped nothing: a dynamic linker maps in a burst.
 const QUIET: Duration = Duration::from_millis(10);
 /// For how long after its beginning a followed program's mappings are looked at, at least.
@@ -120,6 +125,8 @@ pub(crate) struct Follower<'a> {
     running: HashMap<Pid, (u64, Vec<u8>)>,
     programs: HashMap<Pid, Program>,
     nothing_to_gain: HashMap<Mapping, Instant>,
+    /// Mappings that were made huge by copies alone.
+    copied: HashSet<Mapping>,
     tell: Tell<'a>,
 }
 
@@ -144,6 +151,7 @@ impl<'a> Follower<'a> {
             running: HashMap::new(),
             programs: HashMap::new(),
             nothing_to_gain: HashMap::new(),
+            copied: HashSet::new(),
             tell,
         };
         for &root in roots {
@@ -291,8 +299,10 @@ impl<'a> Follower<'a> {
             let again = self.look_at(pid);
             let polled = self.settings.select.jit || self.watch.is_none();
             let Some(program) = self.programs.get_mut(&pid) else { continue };
-            program.mapped.clear();
             program.due = None;
+            if !again {
+                program.mapped.clear();
+            }
             let now = Instant::now();
             if (again || polled) && now < program.until {
                 // A last look at the end.
@@ -312,18 +322,24 @@ impl<'a> Follower<'a> {
         if told && !self.settings.select.jit && program.mapped.iter().all(known) {
             return false;
         }
+        if now < program.seen + BEGINNING && !has_worked(pid) {
+            return true;
+        }
         let mapped = program.mapped.clone();
         if !self.is_meant(pid, program.seen_ticks) {
             return false;
         }
-        match self.treat(pid) {
-            Ok(Some(nothing)) => {
-                if nothing {
-                    self.nothing_to_gain.extend(mapped.into_iter().map(|mapping| (mapping, now)));
-                }
+        let by_copy = told && mapped.iter().all(|mapping| self.copied.contains(mapping));
+        match self.treat(pid, by_copy) {
+            Ok(Came::NothingToGain) => {
+                self.nothing_to_gain.extend(mapped.into_iter().map(|mapping| (mapping, now)));
                 false
             }
-            Ok(None) => false,
+            Ok(Came::Copied) => {
+                self.copied.extend(mapped);
+                false
+            }
+            Ok(Came::Otherwise) => false,
             Err(reason) => matches!(
                 reason,
                 SkipReason::Busy | SkipReason::AlreadyTraced | SkipReason::NoThread
@@ -352,11 +368,13 @@ impl<'a> Follower<'a> {
         })
     }
 
-    /// Treats a process; returns whether it had nothing to gain.
-    fn treat(&mut self, pid: Pid) -> Result<Option<bool>, SkipReason> {
+    /// Treats a process. `by_copy` says that the page cache need not be looked at: its files were not in
+    /// huge folios before.
+    fn treat(&mut self, pid: Pid, by_copy: bool) -> Result<Came, SkipReason> {
         let target = Target::open(pid).map_err(|failure| failure.reason)?;
         let mut order = target.order(self.settings.backing.into(), self.settings.select, false);
         order.patience = PATIENCE;
+        order.sources.pagecache &= !by_copy;
         let (attached, report) = carry_out(&order, self.settings.select, &mut self.images)
             .map_err(|failure| failure.reason)?;
         if attached.stop.is_some() {
@@ -368,6 +386,29 @@ impl<'a> Follower<'a> {
         if done {
             (self.tell)(&target, &attached, &report);
         }
-        Ok(attached.failure.is_none().then_some(!done))
+        let copied = attached.plan.spans_by(Backing::Pagecache).next().is_none();
+        Ok(match (&attached.failure, done) {
+            (Some(_), _) => Came::Otherwise,
+            (None, false) => Came::NothingToGain,
+            (None, true) if copied => Came::Copied,
+            (None, true) => Came::Otherwise,
+        })
     }
+}
+
+/// What came of a look.
+enum Came {
+    /// There was nothing to be made huge, or it was huge.
+    NothingToGain,
+    /// All that could be huge is in copies now.
+    Copied,
+    /// Anything else.
+    Otherwise,
+}
+
+/// Whether the process has run long enough to be worth a look.
+fn has_worked(pid: Pid) -> bool {
+    let text = ProcDir::of(pid).and_then(|process| process.read("stat"));
+    let time = text.ok().and_then(|text| stat::run_time(&text).ok());
+    time.is_none_or(|time| time >= process::ticks(WORK))
 }
