@@ -1,5 +1,7 @@
 //! Where the LOAD segments go.
 
+use std::ops::Range;
+
 use object::elf::{self, ProgramHeader64};
 use object::endian::LittleEndian;
 
@@ -32,6 +34,8 @@ pub(super) struct Segments {
     pub(super) end: u64,
     pub(super) copies: Vec<Copied>,
     pub(super) texts: Vec<AddrRange>,
+    /// Image offsets of huge pages that hold text and nothing that may be written to, joined.
+    pub(super) huge: Vec<Range<u64>>,
     pmd: u64,
 }
 
@@ -46,6 +50,7 @@ pub(super) fn place(
     let mut loads = Vec::new();
     let mut copies = Vec::new();
     let mut texts = Vec::new();
+    let mut closed = Vec::new();
     for header in programs.iter().filter(|header| is(header, elf::PT_LOAD)) {
         let load = Load {
             vaddr: header.p_vaddr.get(LittleEndian),
@@ -63,6 +68,10 @@ pub(super) fn place(
         let Some(file_end) = file_end.filter(|&end| end <= file_len) else {
             return Err(LayoutError::Malformed("a segment past the end of the file"));
         };
+        let flags = header.p_flags.get(LittleEndian);
+        if flags.contains(elf::PF_W) || load.mem_size != load.file_size {
+            closed.push(load.vaddr..load.vaddr + load.mem_size);
+        }
         if load.file_size == 0 {
             continue;
         }
@@ -76,7 +85,6 @@ pub(super) fn place(
         let to = file_end.checked_next_multiple_of(base).map_or(file_len, |end| end.min(file_len));
         copies.push(Copied { from, to: load.vaddr - into_page, len: to - from });
         loads.push(load);
-        let flags = header.p_flags.get(LittleEndian);
         if flags.contains(elf::PF_X) && !flags.contains(elf::PF_W) {
             let start = RemoteAddr::new(load.vaddr - into_page);
             let len = (into_page + load.file_size).next_multiple_of(base);
@@ -95,7 +103,29 @@ pub(super) fn place(
     }
     let copies = joined(copies)?;
     let end = copies.last().map_or(front, |copy| copy.to + copy.len).next_multiple_of(base);
-    Ok(Segments { loads, shift, end, copies, texts: joined_texts(texts), pmd: pages.pmd.bytes() })
+    let texts = joined_texts(texts);
+    let pmd = pages.pmd.bytes();
+    let mut huge: Vec<Range<u64>> = Vec::new();
+    for text in &texts {
+        let at = |addr: RemoteAddr| addr.get().wrapping_add(shift);
+        let (start, end) = (at(text.start()), at(text.end()));
+        let mut page = start - start % pmd;
+        while page < end {
+            let vaddrs = page.wrapping_sub(shift)..page.wrapping_sub(shift).wrapping_add(pmd);
+            let writable =
+                closed.iter().any(|closed| closed.start < vaddrs.end && vaddrs.start < closed.end);
+            match huge.last_mut() {
+                _ if writable => {}
+                Some(last) if page < last.end => {}
+                Some(last) if page == last.end => last.end += pmd,
+                _ => huge.push(page..page + pmd),
+            }
+            page += pmd;
+        }
+    }
+    // Nothing that follows the segments may come to lie in a huge page of text.
+    let end = huge.last().map_or(end, |last| last.end.max(end));
+    Ok(Segments { loads, shift, end, copies, texts, huge, pmd })
 }
 
 /// Sorts the copies and joins those that continue each other. Two may share pages only where both
