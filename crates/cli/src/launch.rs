@@ -218,7 +218,12 @@ impl Launcher {
             Verdict::Plain(reason) => return plain(reason),
             _ if self.settings.until_exec.is_some() => {}
             Verdict::Treat(ref image) => {
-                let fills = pages.is_none_or(|pages| image.facts.may_fill(pages.pmd, pages.base));
+                let text = image.facts.text_bytes();
+                let fills = pages.is_none_or(|pages| {
+                    let least = self.settings.edges.least_text(pages.pmd);
+                    image.facts.may_fill(pages.pmd, pages.base)
+                        || least.is_some_and(|least| text >= least)
+                });
                 if !fills {
                     return plain(SkipReason::TooSmall);
                 }
@@ -258,7 +263,8 @@ impl Launcher {
     /// Has the page cache made huge; returns whether that is all there is to do.
     fn bring_in(&self, image: &Image, pages: Pages) -> bool {
         let deadline = Instant::now() + self.settings.deadline;
-        File::open(&image.path).is_ok_and(|exe| bring_in(&exe, &image.facts, pages, deadline))
+        File::open(&image.path)
+            .is_ok_and(|exe| bring_in(&exe, &image.facts, pages, self.settings.edges, deadline))
     }
 
     /// Execs under the eyes of a helper.
@@ -272,6 +278,7 @@ impl Launcher {
             process,
             pages,
             sources,
+            edges: self.settings.edges,
             deadline: self.settings.deadline.saturating_sub(*spent),
             refuse_with: self.settings.strict.then_some(exit::LAUNCH_FAILED),
             wants_report: self.sink.is_some() || self.dry_run,
@@ -415,6 +422,7 @@ impl Launcher {
             text_bytes: image.facts.text_bytes(),
             huge_bytes: 0,
             copied_bytes: 0,
+            widened_bytes: 0,
             backings: Vec::new(),
             rest: vec![Rest { reason, bytes: image.facts.text_bytes() }],
         });

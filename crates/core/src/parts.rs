@@ -54,13 +54,17 @@ pub struct Parts {
     /// Addresses of segments that are written to, or are odd; ascending.
     closed: Vec<AddrRange>,
     load_bias: u64,
+    /// Whether no two segments share a base page.
+    sound: bool,
+    /// Whether all of its text was seen there.
+    complete: bool,
 }
 
 impl Parts {
     /// Lays the segments out at a load bias, as the kernel and ld.so do: in whole base pages. `None`
-    /// for segments that share a page of memory, or cannot be mapped.
+    /// for segments that cannot be mapped.
     pub fn of(loads: &[LoadSegment], load_bias: u64, base: PageSize) -> Option<Self> {
-        let mut all = Self { load_bias, ..Self::default() };
+        let mut all = Self { load_bias, complete: true, ..Self::default() };
         for load in loads.iter().filter(|load| load.mem_size > 0) {
             if load.vaddr.wrapping_sub(load.file_offset) & (base.bytes() - 1) != 0 {
                 return None;
@@ -80,19 +84,13 @@ impl Parts {
         let mut ranges: Vec<AddrRange> = all.parts.iter().map(|part| part.range).collect();
         ranges.extend(&all.closed);
         ranges.sort_by_key(|range| range.start());
-        let apart = ranges.windows(2).all(|pair| pair[0].end() <= pair[1].start());
-        apart.then_some(all)
+        all.sound = ranges.windows(2).all(|pair| pair[0].end() <= pair[1].start());
+        Some(all)
     }
 
-    /// Makes them of a single mapping of a file: all of it is text.
-    pub fn of_text(vma: &Vma) -> Self {
-        let Vma { range, file_offset, .. } = *vma;
-        let parts = vec![Part { range, file_offset, text: true }];
-        Self { parts, closed: Vec::new(), load_bias: range.start().get() }
-    }
-
-    /// Finds where a file with these segments is mapped, by its VMAs among `vmas`: each place at which
-    /// every page of text is there, as a mapping of the file or of what `stands_in` for it.
+    /// Finds where a file with these segments is or could be mapped, by its VMAs among `vmas`. Places at
+    /// which every page of text is there, as a mapping of the file or of what `stands_in` for it, come
+    /// first and are [certain](Self::is_certain).
     pub fn find(
         loads: &[LoadSegment],
         base: PageSize,
@@ -116,20 +114,30 @@ impl Parts {
                     continue;
                 }
                 tried.push(load_bias);
-                let Some(parts) = Self::of(loads, load_bias, base) else { continue };
+                let Some(mut parts) = Self::of(loads, load_bias, base) else { continue };
                 let is_text = |vma: &Vma, part: &Part| {
                     stands_in(vma) || vma.file == file && vma.perms.exec && part.agrees(vma)
                 };
                 let is_there = |part: &Part| {
                     covered(vmas, part.range, |vma| vma.is_text() && is_text(vma, part))
                 };
-                if parts.texts().next().is_some() && parts.texts().all(is_there) {
-                    found.push(parts);
-                }
+                parts.complete = parts.texts().next().is_some() && parts.texts().all(is_there);
+                found.push(parts);
             }
         }
-        found.sort_by_key(|parts| parts.load_bias);
+        found.sort_by_key(|parts| (!parts.is_certain(), parts.load_bias));
         found
+    }
+
+    /// Returns whether these parts leave no doubt of what is where: no two segments share a base page,
+    /// and all of the text was seen at its place.
+    pub const fn is_certain(&self) -> bool {
+        self.sound && self.complete
+    }
+
+    /// Returns whether any segment has addresses in `range`.
+    pub fn is_at(&self, range: AddrRange) -> bool {
+        self.is_closed(range) || self.within(range).next().is_some()
     }
 
     /// Returns the text parts, ascending.
@@ -253,9 +261,9 @@ mod tests {
     }
 
     #[test]
-    fn segments_that_share_a_page_or_cannot_be_mapped_have_no_parts() {
+    fn segments_that_share_a_page_leave_doubt_and_what_cannot_be_mapped_has_no_parts() {
         let sharing = [load(0, 0, 0x1800, true, false), load(0x1800, 0x1800, 0x10, false, true)];
-        assert_eq!(Parts::of(&sharing, 0, BASE), None);
+        assert!(!Parts::of(&sharing, 0, BASE).unwrap().is_certain());
         assert_eq!(Parts::of(&[load(1, 0, 0x1000, true, false)], 0, BASE), None);
         assert_eq!(Parts::of(&[load(0, u64::MAX - 0xfff, 0x1000, true, false)], 0, BASE), None);
     }
@@ -275,19 +283,24 @@ mod tests {
                     55550008a000-555500090000 rw-p 00088000 fe:00 7 /lib\n";
         let vmas = maps::parse(maps.as_bytes()).unwrap();
         let file = vmas[0].file;
-        let found = Parts::find(&lld(), BASE, &vmas, file, |_| false);
+        let find = |vmas: &[Vma], stands_in: fn(&Vma) -> bool| {
+            let mut found = Parts::find(&lld(), BASE, vmas, file, stands_in);
+            // The page that two segments share could be at either's place.
+            found.retain(Parts::is_certain);
+            found
+        };
+        let found = find(&vmas, |_| false);
         assert_eq!(found.iter().map(Parts::load_bias).collect::<Vec<_>>(), [BIAS]);
         assert!(found[0].describe(&vmas[0], vmas[0].range));
         assert!(found[0].describe(&vmas[1], vmas[1].range));
         assert!(!found[0].describe(&vmas[2], vmas[2].range));
         // Without all of its text it is not there.
-        assert_eq!(Parts::find(&lld(), BASE, &vmas[..1], file, |_| false), []);
+        assert_eq!(find(&vmas[..1], |_| false), []);
         // Another file in the place of the text, which stands in for it.
         let mut switched = vmas.clone();
         switched[1].file.inode = 9;
-        assert_eq!(Parts::find(&lld(), BASE, &switched, file, |_| false), []);
-        let found = Parts::find(&lld(), BASE, &switched, file, |vma| vma.file.inode == 9);
-        assert_eq!(found.len(), 1);
+        assert_eq!(find(&switched, |_| false), []);
+        assert_eq!(find(&switched, |vma| vma.file.inode == 9).len(), 1);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod failure;
 pub mod headroom;
 pub mod image;
 pub mod launch;
+pub mod mapped;
 pub mod pagecache;
 mod program;
 mod rebase;

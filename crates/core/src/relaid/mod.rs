@@ -196,18 +196,12 @@ impl Layout {
         let copied = self.copies.iter().map(|copy| (copy.to, copy.len));
         let written = self.writes.iter().map(|write| (write.at, write.bytes.len() as u64));
         // Of huge pages, what else is in them.
-        let beside = self.huge.iter().map(|huge| {
-            let inside = |copy: &Copied| {
-                copy.to.saturating_add(copy.len).min(huge.end).saturating_sub(copy.to.max(huge.start))
-            };
-            let copied = self.copies.iter().map(inside).fold(0, u64::saturating_add);
-            (huge.end - huge.start).saturating_sub(copied)
-        });
+        let huge = self.huge.iter().map(|huge| huge.end - huge.start).fold(0, u64::saturating_add);
+        let beside = huge.saturating_sub(segments::copied_in(&self.copies, &self.huge));
         copied
             .chain(written)
             .map(|(at, len)| (at % base).saturating_add(len).next_multiple_of(base))
-            .chain(beside)
-            .fold(0, u64::saturating_add)
+            .fold(beside, u64::saturating_add)
     }
 }
 

@@ -105,27 +105,60 @@ pub(super) fn place(
     let end = copies.last().map_or(front, |copy| copy.to + copy.len).next_multiple_of(base);
     let texts = joined_texts(texts);
     let pmd = pages.pmd.bytes();
-    let mut huge: Vec<Range<u64>> = Vec::new();
-    for text in &texts {
-        let at = |addr: RemoteAddr| addr.get().wrapping_add(shift);
-        let (start, end) = (at(text.start()), at(text.end()));
-        let mut page = start - start % pmd;
-        while page < end {
-            let vaddrs = page.wrapping_sub(shift)..page.wrapping_sub(shift).wrapping_add(pmd);
-            let writable =
-                closed.iter().any(|closed| closed.start < vaddrs.end && vaddrs.start < closed.end);
-            match huge.last_mut() {
-                _ if writable => {}
-                Some(last) if page < last.end => {}
-                Some(last) if page == last.end => last.end += pmd,
-                _ => huge.push(page..page + pmd),
-            }
-            page += pmd;
-        }
+    let in_image: Vec<Range<u64>> = texts
+        .iter()
+        .map(|text| [text.start(), text.end()].map(|addr| addr.get().wrapping_add(shift)))
+        .map(|[start, end]| start..end)
+        .collect();
+    let is_closed = |page: &Range<u64>| {
+        let [start, end] = [page.start, page.end].map(|at| at.wrapping_sub(shift));
+        closed.iter().any(|closed| closed.start < end && start < closed.end)
+    };
+    let mut huge = huge_pages(&in_image, pmd, |_, page| !is_closed(page));
+    let len = |ranges: &[Range<u64>]| ranges.iter().map(|range| range.end - range.start).sum();
+    let text: u64 = len(&in_image);
+    let holes = len(&huge).saturating_sub(copied_in(&copies, &huge));
+    if holes > text.min(file_len) {
+        // Little text, far apart: memory for its edges would be for nothing else.
+        huge = huge_pages(&in_image, pmd, |text, page| {
+            text.start <= page.start && page.end <= text.end
+        });
     }
     // Nothing that follows the segments may come to lie in a huge page of text.
     let end = huge.last().map_or(end, |last| last.end.max(end));
     Ok(Segments { loads, shift, end, copies, texts, huge, pmd })
+}
+
+/// Returns the huge pages of the image that hold text and are `wanted`, joined where they adjoin.
+/// `texts` are image offsets, ascending.
+fn huge_pages(
+    texts: &[Range<u64>],
+    pmd: u64,
+    wanted: impl Fn(&Range<u64>, &Range<u64>) -> bool,
+) -> Vec<Range<u64>> {
+    let mut huge: Vec<Range<u64>> = Vec::new();
+    for text in texts {
+        let mut page = text.start - text.start % pmd..text.start - text.start % pmd + pmd;
+        while page.start < text.end {
+            match huge.last_mut() {
+                Some(last) if page.start < last.end => {}
+                _ if !wanted(text, &page) => {}
+                Some(last) if page.start == last.end => last.end = page.end,
+                _ => huge.push(page.clone()),
+            }
+            page = page.end..page.end + pmd;
+        }
+    }
+    huge
+}
+
+/// Returns how many bytes of these image ranges are copied.
+pub(super) fn copied_in(copies: &[Copied], ranges: &[Range<u64>]) -> u64 {
+    let inside = |range: &Range<u64>, copy: &Copied| {
+        let (start, end) = (copy.to.max(range.start), (copy.to + copy.len).min(range.end));
+        end.saturating_sub(start)
+    };
+    ranges.iter().flat_map(|range| copies.iter().map(move |copy| inside(range, copy))).sum()
 }
 
 /// Sorts the copies and joins those that continue each other. Two may share pages only where both

@@ -10,6 +10,7 @@ mod mappings;
 mod pass;
 mod revert;
 mod same;
+mod switching;
 mod texts;
 mod verify;
 
@@ -18,6 +19,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
+use tiexec_core::config::EdgePolicy;
+use tiexec_core::plan::edges::Around;
 use tiexec_core::plan::{Backing, Plan, Span, plan_running};
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::Vma;
@@ -37,15 +40,16 @@ use tiexec_tracee::threads::{self, Takes};
 use haste::Haste;
 use images::Image;
 pub use images::Images;
-use pass::Passage;
 pub use revert::{Reverted, revert};
 use same::RunningImage;
-use texts::Texts;
+use switching::{Staging, Switching};
+use texts::{Looking, Texts, reserved};
 pub use verify::report;
 
 use crate::failure::Failure;
+use crate::headroom;
+use crate::image::Source;
 use crate::launch::Sources;
-use crate::{headroom, switch};
 
 /// How long to look for a thread, and for the right moment.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -63,6 +67,8 @@ pub struct AttachOrder<'a> {
     pub pages: Pages,
     /// What to make huge pages of.
     pub sources: Sources,
+    /// Which ragged edges are taken.
+    pub edges: EdgePolicy,
     /// How long staging may take; the process runs meanwhile.
     pub deadline: Duration,
     /// Plan only.
@@ -105,8 +111,13 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
     let entries = read_smaps(order.process)?;
     let deadline = begun + order.deadline;
     let Sources { pagecache, copy, .. } = order.sources;
-    let texts = Texts::read(order.process, &entries, order.pages, pagecache, copy, deadline);
-    let plan = plan_running(order.pages.pmd, &texts.texts);
+    let AttachOrder { process, pages, edges, .. } = *order;
+    let looking = Looking { process, pages, pagecache, copy, edges, deadline };
+    let texts = Texts::read(&looking, &entries);
+    let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
+    let reserved = reserved(process, &entries, pages);
+    let around = Around { pages, policy: edges, vmas: &vmas, reserved: &reserved };
+    let plan = plan_running(&around, &texts.texts);
     let mut attached = Attached { plan, failure: None, stop: None, bytes_copied: 0 };
     if order.dry_run || attached.plan.huge_bytes() == 0 {
         return Ok(attached);
@@ -119,20 +130,21 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
                 if let Some(shortfall) = &image.filled.shortfall {
                     attached.failure.get_or_insert_with(|| shortfall.clone());
                 }
-                staged.push((vma.clone(), spans, image));
+                staged.push(Staging { vma: vma.clone(), spans, image });
             }
             Err(failure) => {
                 attached.failure.get_or_insert(failure);
             }
         }
     }
-    let touched: Vec<AddrRange> =
-        attached.plan.spans_by(Backing::Pagecache).map(|span| span.range).collect();
-    if staged.is_empty() && touched.is_empty() {
+    let (edges, touched): (Vec<Span>, Vec<Span>) =
+        attached.plan.spans_by(Backing::Pagecache).partition(|span| span.edge);
+    if staged.is_empty() && touched.is_empty() && edges.is_empty() {
         return Ok(attached);
     }
-    if !staged.is_empty() {
-        let parts = staged.iter().map(|(_, _, image)| image.filled.staged.len()).sum();
+    if !staged.is_empty() || !edges.is_empty() {
+        let parts = edges.len()
+            + staged.iter().map(|staged| staged.image.filled.staged.len()).sum::<usize>();
         let maps = order.process.read("maps").map_err(Failure::unreadable)?;
         mappings::check(maps.iter().filter(|&&byte| byte == b'\n').count(), parts)?;
     }
@@ -140,11 +152,12 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
     let work = |session: &mut Session, snapshot: &Snapshot| {
         let thp = if thp_off { Some(ThpOn::begin(session)?) } else { None };
         let mut switched = Ok(());
-        if !staged.is_empty() {
-            switched = switch_all(session, order, snapshot, &staged, &entries);
+        if !staged.is_empty() || !edges.is_empty() {
+            let switching = Switching { order, snapshot, texts: &texts, entries: &entries };
+            switched = switching.all(session, &staged, &edges);
         }
-        for &range in &touched {
-            refault(session, range)?;
+        for span in &touched {
+            refault(session, span.range)?;
         }
         if let Some(thp) = thp {
             thp.end(session)?;
@@ -204,42 +217,10 @@ fn stage(
     }
     let gone = || Failure::new(SkipReason::FileGone, vma.display_path());
     let file: &File = texts.file(vma).ok_or_else(gone)?;
+    let parts = texts.text(vma).and_then(|text| text.parts.as_ref());
     let path = vma.display_path();
     let name = path.rsplit('/').next().unwrap_or_default();
-    images.get(file, name, spans, backing, order.pages, deadline)
-}
-
-/// Switches each staged part, one after the other.
-fn switch_all(
-    session: &mut Session,
-    order: &AttachOrder<'_>,
-    snapshot: &Snapshot,
-    staged: &[(Vma, Vec<Span>, Rc<Image>)],
-    entries: &[SmapsEntry],
-) -> Result<(), Failure> {
-    let passage = Passage::open(session, order.task, order.process)?;
-    for (vma, spans, image) in staged {
-        let fd = passage.hand_over(session, &image.memfd)?;
-        let locked = entries.iter().any(|entry| entry.vma == *vma && entry.has_flag(*b"lo"));
-        for part in &image.filled.staged {
-            // The image may have been made for another process, where the text lies elsewhere.
-            let Some(to) = place_of(part.span, spans) else { continue };
-            let place = switch::Place { fd, offset: part.image_offset, to, locked };
-            switch::switch_running(session, order.process, snapshot, place)?;
-        }
-        session.release_now()?;
-    }
-    Ok(())
-}
-
-/// Returns where a part of an image goes in a process whose spans are these.
-fn place_of(part: Span, spans: &[Span]) -> Option<AddrRange> {
-    let span = spans.iter().find(|span| {
-        let end = span.file_offset.saturating_add(span.range.len());
-        span.file_offset <= part.file_offset && part.file_offset + part.range.len() <= end
-    })?;
-    let start = span.range.start().checked_add(part.file_offset - span.file_offset)?;
-    AddrRange::with_len(start, part.range.len())
+    images.get(Source { file, parts }, name, spans, backing, order.pages, deadline)
 }
 
 /// Has text that lies on huge folios already mapped anew, by whole PMD entries. Whoever runs there

@@ -151,7 +151,8 @@ impl Filler<'_> {
         update_zeros(hash, filler.start - from);
         let mut at = filler.start;
         while at < filler.end {
-            let len = usize::try_from(filler.end - at).map_or(buffer.len(), |len| len.min(buffer.len()));
+            let len =
+                usize::try_from(filler.end - at).map_or(buffer.len(), |len| len.min(buffer.len()));
             let block = &mut buffer[..len];
             arch::fill_with_traps(block);
             hash.update(block);

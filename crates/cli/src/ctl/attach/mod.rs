@@ -7,15 +7,16 @@ mod select;
 use std::time::Duration;
 
 use tiexec_core::addr::{Pages, mib};
-use tiexec_core::config::{BackingChoice, Layer, Settings};
+use tiexec_core::config::{BackingChoice, EdgePolicy, Layer, Settings};
 use tiexec_core::coverage::is_ours;
 use tiexec_core::plan::Plan;
-use tiexec_core::proc::{maps, stat, status};
+use tiexec_core::proc::{maps, smaps, stat, status};
 use tiexec_core::report::{Outcome, Report, percent};
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{AttachOrder, Attached, Images, Reverted, attach, revert};
 use tiexec_remap::launch::Sources;
+use tiexec_remap::mapped::{has_widened_form, originals};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, thp};
 use tiexec_tracee::threads;
@@ -36,7 +37,12 @@ pub(crate) fn run(options: &Attach) -> u8 {
         Ok(pids) => pids,
         Err(status) => return status,
     };
-    let layer = Layer { backing: options.backing, ..Layer::default() };
+    let layer = Layer {
+        backing: options.backing,
+        edges: options.edges.edges,
+        pad_threshold: options.edges.pad_threshold,
+        ..Layer::default()
+    };
     let settings = crate::launch::settings(layer);
     // One for all: processes of a family get the same image.
     let mut images = Images::default();
@@ -133,7 +139,7 @@ impl Target {
         Ok(Self { pid, task, process, pages, comm, _lock: lock })
     }
 
-    fn order(&self, sources: Sources, dry_run: bool) -> AttachOrder<'_> {
+    fn order(&self, sources: Sources, edges: EdgePolicy, dry_run: bool) -> AttachOrder<'_> {
         let Self { pid, task, process, pages, .. } = self;
         AttachOrder {
             pid: *pid,
@@ -141,6 +147,7 @@ impl Target {
             process,
             pages: *pages,
             sources,
+            edges,
             deadline: STAGING,
             dry_run,
         }
@@ -159,7 +166,7 @@ fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Imag
         Ok(target) => target,
         Err(failure) => return failed("attach to", pid, &failure),
     };
-    let order = target.order(settings.backing.into(), options.dry_run);
+    let order = target.order(settings.backing.into(), settings.edges, options.dry_run);
     let attached = match attach(&order, images) {
         Ok(attached) => attached,
         Err(failure) => {
@@ -242,7 +249,7 @@ fn revert_one(pid: Pid, options: &Revert) -> u8 {
     if options.started_at.is_some_and(|wanted| target.start_time() != Some(wanted)) {
         return exit::GONE;
     }
-    let order = target.order(BackingChoice::Auto.into(), options.dry_run);
+    let order = target.order(BackingChoice::Auto.into(), EdgePolicy::default(), options.dry_run);
     let reverted = match revert(&order) {
         Ok(reverted) => reverted,
         Err(failure) => return failed("revert", pid, &failure),
@@ -296,5 +303,15 @@ fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
 
 fn has_text_of_ours(process: &ProcDir) -> bool {
     let maps = process.read("maps").ok().and_then(|text| maps::parse(&text).ok());
-    maps.is_some_and(|vmas| vmas.iter().any(|vma| vma.is_text() && is_ours(vma)))
+    let Some(vmas) = maps else { return false };
+    if vmas.iter().any(|vma| vma.is_text() && is_ours(vma)) {
+        return true;
+    }
+    // Page cache that was widened: only smaps tells it from a text that just begins and ends so.
+    let Some(pages) = thp::pages() else { return false };
+    if !vmas.iter().any(|vma| has_widened_form(vma, pages)) {
+        return false;
+    }
+    let entries = process.read("smaps").ok().and_then(|text| smaps::parse(&text).ok());
+    entries.is_some_and(|entries| !originals(process, &entries, pages).is_empty())
 }
