@@ -39,6 +39,10 @@ impl Part {
         self.file_offset.wrapping_add(addr.get().wrapping_sub(self.range.start().get()))
     }
 
+    fn meets(&self, vma: &Vma) -> bool {
+        self.range.overlaps(vma.range)
+    }
+
     /// Returns whether the VMA maps, where it meets this part, the same bytes of the file.
     fn agrees(&self, vma: &Vma) -> bool {
         vma.file_offset.wrapping_sub(vma.range.start().get())
@@ -51,12 +55,12 @@ impl Part {
 pub struct Parts {
     /// Ascending, disjoint, not empty.
     parts: Vec<Part>,
-    /// Addresses of segments that are written to, or are odd; ascending.
-    closed: Vec<AddrRange>,
+    /// Segments that are written to, or are odd; ascending.
+    closed: Vec<Part>,
     load_bias: u64,
     /// Whether no two segments share a base page.
     sound: bool,
-    /// Whether all of its text was seen there.
+    /// Whether all of its text was seen there, and nothing against it.
     complete: bool,
 }
 
@@ -72,25 +76,22 @@ impl Parts {
             let start = RemoteAddr::new(load.vaddr.wrapping_add(load_bias));
             let end = start.checked_add(load.mem_size)?.align_up(base)?;
             let range = AddrRange::new(start.align_down(base), end)?;
-            if load.write || load.mem_size != load.file_size {
-                all.closed.push(range);
-                continue;
-            }
             let file_offset = load.file_offset & !(base.bytes() - 1);
-            all.parts.push(Part { range, file_offset, text: load.exec });
+            let closed = load.write || load.mem_size != load.file_size;
+            let part = Part { range, file_offset, text: load.exec && !closed };
+            if closed { &mut all.closed } else { &mut all.parts }.push(part);
         }
         all.parts.sort_by_key(|part| part.range.start());
-        all.closed.sort_by_key(|range| range.start());
-        let mut ranges: Vec<AddrRange> = all.parts.iter().map(|part| part.range).collect();
-        ranges.extend(&all.closed);
+        all.closed.sort_by_key(|part| part.range.start());
+        let mut ranges: Vec<AddrRange> = all.segments().map(|part| part.range).collect();
         ranges.sort_by_key(|range| range.start());
         all.sound = ranges.windows(2).all(|pair| pair[0].end() <= pair[1].start());
         Some(all)
     }
 
     /// Finds where a file with these segments is or could be mapped, by its VMAs among `vmas`. Places at
-    /// which every page of text is there, as a mapping of the file or of what `stands_in` for it, come
-    /// first and are [certain](Self::is_certain).
+    /// which every page of text is there, as a mapping of the file or of what `stands_in` for it, and no
+    /// other of its mappings contradicts, come first and are [certain](Self::is_certain).
     pub fn find(
         loads: &[LoadSegment],
         base: PageSize,
@@ -121,12 +122,29 @@ impl Parts {
                 let is_there = |part: &Part| {
                     covered(vmas, part.range, |vma| vma.is_text() && is_text(vma, part))
                 };
-                parts.complete = parts.texts().next().is_some() && parts.texts().all(is_there);
+                let of_file = vmas.iter().filter(|vma| vma.file == file && !stands_in(vma));
+                let agrees =
+                    |vma: &Vma| parts.segments().any(|part| part.meets(vma) && part.agrees(vma));
+                parts.complete =
+                    parts.texts().next().is_some() && parts.texts().all(is_there) && { of_file }
+                        .filter(|vma| parts.is_around(vma.range))
+                        .all(agrees);
                 found.push(parts);
             }
         }
         found.sort_by_key(|parts| (!parts.is_certain(), parts.load_bias));
         found
+    }
+
+    fn segments(&self) -> impl Iterator<Item = &Part> {
+        self.parts.iter().chain(&self.closed)
+    }
+
+    /// Returns whether `range` meets the addresses from the first segment to the end of the last.
+    fn is_around(&self, range: AddrRange) -> bool {
+        let start = self.segments().map(|part| part.range.start()).min();
+        let end = self.segments().map(|part| part.range.end()).max();
+        start.zip(end).is_some_and(|(start, end)| start < range.end() && range.start() < end)
     }
 
     /// Returns whether these parts leave no doubt of what is where: no two segments share a base page,
@@ -165,7 +183,7 @@ impl Parts {
 
     /// Returns whether a segment that may be written to, or is odd, has addresses in `range`.
     pub fn is_closed(&self, range: AddrRange) -> bool {
-        self.closed.iter().any(|closed| closed.overlaps(range))
+        self.closed.iter().any(|closed| closed.range.overlaps(range))
     }
 
     /// Returns the bytes of text in `range`.
@@ -301,6 +319,14 @@ mod tests {
         switched[1].file.inode = 9;
         assert_eq!(find(&switched, |_| false), []);
         assert_eq!(find(&switched, |vma| vma.file.inode == 9).len(), 1);
+        // Also where what stands in for it covers every place at which it could be.
+        let far = "5554ffff0000-555500000000 r-xp 00000000 fe:00 9 /ours\n\
+                   555500000000-555500012000 r--p 00000000 fe:00 7 /lib\n\
+                   555500012000-55550008a000 r-xp 00011000 fe:00 9 /ours\n\
+                   55550008a000-55550009a000 r-xp 00011000 fe:00 9 /ours\n\
+                   55550009a000-5555000a0000 r--p 00088000 fe:00 7 /lib\n";
+        let far = maps::parse(far.as_bytes()).unwrap();
+        assert_eq!(find(&far, |vma| vma.file.inode == 9).len(), 0, "its data lies elsewhere");
     }
 
     #[test]

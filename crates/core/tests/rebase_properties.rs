@@ -228,7 +228,7 @@ proptest! {
         let fixed = MainImage { position_independent: false, ..image };
         let chunks = fixed.congruent_chunks(fixed.congruent_bias(pages().pmd).unwrap(), pages());
         let folios = some_of(&chunks, bits);
-        let means = Means { image: Some(&fixed), folios: &folios, copies: &[Backing::Image] };
+        let means = Means { image: Some(&fixed), folios: &folios, copies: &[Backing::Image], ..Means::default() };
         let plan = plan(&snapshot, &means);
         prop_assert!(plan.rebase.is_none());
         check_spans(&plan, &snapshot)?;
