@@ -191,7 +191,7 @@ proptest! {
         let bias = image.congruent_bias(pages().pmd).unwrap();
         let chunks = image.congruent_chunks(bias, pages());
         let folios = some_of(&chunks, bits);
-        let plan = plan(snapshot, &Means { image: Some(image), folios: &folios, copies: &copies });
+        let plan = plan(snapshot, &Means { image: Some(image), folios: &folios, copies: &copies, ..Means::default() });
         check_spans(&plan, snapshot)?;
         let cached: u64 = folios.iter().map(|folio| folio.end - folio.start).sum();
         let all: u64 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
