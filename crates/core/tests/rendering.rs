@@ -35,7 +35,8 @@ fn small(path: &str, kib: u64) -> FileCoverage {
 }
 
 fn span(start: u64, end: u64, file_offset: u64) -> Span {
-    Span { range: range(start, end), file_offset, backing: Backing::Image }
+    let (range, backing) = (range(start, end), Backing::Image);
+    Span { range, file_offset, backing, widened_bytes: 0, edge: false }
 }
 
 fn range(start: u64, end: u64) -> AddrRange {

@@ -288,27 +288,28 @@ fn keep_traces(plan: &mut Plan, vmas: &[Vma]) {
         .filter(|span| span.backing != Backing::Pagecache)
         .map(|span| span.range)
         .collect();
-    for text in plan.texts.iter_mut().filter(|text| text.spans.iter().any(|span| span.edge)) {
-        let file = text.vma.file;
-        let of_file = vmas.iter().filter(|vma| vma.file == file);
-        // Spans adjoin where they cover a VMA together.
-        let left = |vma: &Vma| {
-            let gone: u64 = copied
-                .iter()
-                .filter_map(|range| range.intersection(vma.range))
-                .map(AddrRange::len)
-                .sum();
-            gone < vma.range.len()
-        };
-        if { of_file }.any(left) {
-            continue;
+    // Spans adjoin where they cover a VMA together.
+    let is_left = |vma: &Vma| {
+        let gone = copied.iter().filter_map(|range| range.intersection(vma.range));
+        gone.map(AddrRange::len).sum::<u64>() < vma.range.len()
+    };
+    let has_trace =
+        |text: &TextPlan| vmas.iter().any(|vma| vma.file == text.vma.file && is_left(vma));
+    let mut given_up: Vec<AddrRange> = Vec::new();
+    for text in &mut plan.texts {
+        if text.spans.iter().any(|span| span.edge) && !has_trace(text) {
+            given_up.extend(text.spans.iter().filter(|span| span.edge).map(|span| span.range));
+            text.spans.retain(|span| !span.edge);
         }
-        let vma = text.vma.range;
-        let edges = text.spans.iter().filter(|span| span.edge);
-        let given_up =
-            edges.filter_map(|span| span.range.intersection(vma)).map(AddrRange::len).sum();
-        text.spans.retain(|span| !span.edge);
-        text.rest.push((SkipReason::Edges, given_up));
+    }
+    for text in &mut plan.texts {
+        let here = given_up.iter().filter_map(|page| page.intersection(text.vma.range));
+        let bytes: u64 = here.map(AddrRange::len).sum();
+        match text.rest.iter_mut().find(|(reason, _)| *reason == SkipReason::Edges) {
+            Some((_, sum)) => *sum += bytes,
+            None if bytes > 0 => text.rest.push((SkipReason::Edges, bytes)),
+            None => {}
+        }
     }
 }
 
