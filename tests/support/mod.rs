@@ -11,6 +11,7 @@
 
 pub(crate) mod attaching;
 pub(crate) mod child;
+pub(crate) mod edges;
 pub(crate) mod fresh;
 pub(crate) mod launch;
 pub(crate) mod machine;

@@ -304,8 +304,13 @@ impl Launcher {
             Verdict::Plain(reason) => return plain(reason),
             _ if self.settings.until_exec.is_some() => {}
             Verdict::Treat(ref image) => {
+                let text = image.facts.text_bytes();
                 fills = select.main
-                    && pages.is_none_or(|pages| image.facts.may_fill(pages.pmd, pages.base));
+                    && pages.is_none_or(|pages| {
+                        let least = self.settings.edges.least_text(pages.pmd);
+                        image.facts.may_fill(pages.pmd, pages.base)
+                            || least.is_some_and(|least| text >= least)
+                    });
                 if let Some(pages) = pages.filter(|_| select.dso && image.facts.dynamic) {
                     objects = objects::with_text(&image.path, pages);
                 }
@@ -364,9 +369,10 @@ impl Launcher {
     /// Has the page cache made huge; returns whether that is all there is to do.
     fn bring_in(&self, image: &Image, objects: &[Object], pages: Pages) -> bool {
         let deadline = Instant::now() + self.settings.deadline;
+        let edges = self.settings.edges;
         let main = !self.settings.select.main
             || File::open(&image.path)
-                .is_ok_and(|exe| bring_in(&exe, &image.facts, pages, deadline));
+                .is_ok_and(|exe| bring_in(&exe, &image.facts, pages, edges, deadline));
         for object in objects {
             bring_in_object(object, pages, deadline);
         }
@@ -386,6 +392,7 @@ impl Launcher {
             sources,
             select: self.settings.select,
             objects: *objects,
+            edges: self.settings.edges,
             deadline: self.settings.deadline.saturating_sub(*spent),
             refuse_with: self.settings.strict.then_some(exit::LAUNCH_FAILED),
             wants_report: self.sink.is_some() || self.dry_run,
@@ -537,6 +544,7 @@ impl Launcher {
             text_bytes: image.facts.text_bytes(),
             huge_bytes: 0,
             copied_bytes: 0,
+            widened_bytes: 0,
             backings: Vec::new(),
             rest: vec![Rest { reason, bytes: image.facts.text_bytes() }],
         });

@@ -121,6 +121,8 @@ pub struct Report {
     pub text_bytes: u64,
     /// Bytes of it that are PMD-mapped or in hugetlb pages.
     pub huge_bytes: u64,
+    /// Bytes that are no text and became executable, because they share a huge page with text.
+    pub widened_bytes: u64,
     /// Each file.
     pub files: Vec<FileCoverage>,
     /// What the launch cost.
@@ -148,6 +150,7 @@ impl Report {
             detail: None,
             text_bytes: files.iter().map(|file| file.text_bytes).sum(),
             huge_bytes,
+            widened_bytes: files.iter().map(|file| file.widened_bytes).sum(),
             files,
             launch: None,
             attach: None,
@@ -274,6 +277,9 @@ impl Report {
         } else {
             parts.push("cost  0".to_owned());
         }
+        if self.widened_bytes > 0 {
+            parts.push(format!("widened {} MiB", mib(self.widened_bytes)));
+        }
         if let Some(launch) = &self.launch {
             parts.push(format!(
                 "stop {}.{:02} ms",
@@ -349,6 +355,7 @@ mod tests {
             text_bytes,
             huge_bytes,
             copied_bytes: huge_bytes,
+            widened_bytes: 0,
             backings,
             rest,
         }

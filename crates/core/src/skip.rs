@@ -73,6 +73,8 @@ reasons! {
     PtraceDenied = "ptrace_denied",
     /// A debugger or tracer is there already; a process has one tracer at most.
     AlreadyTraced = "already_traced",
+    /// Something came to be mapped beside the text, in the huge page at its edge.
+    EdgeInUse = "edge_in_use",
     /// Pages of the text were written to: a breakpoint, a uprobe, a text relocation, a live patch.
     ModifiedText = "modified_text",
     /// The text is sealed against changes (mseal(2)).

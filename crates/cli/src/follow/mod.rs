@@ -372,7 +372,8 @@ impl<'a> Follower<'a> {
     /// huge folios before.
     fn treat(&mut self, pid: Pid, by_copy: bool) -> Result<Came, SkipReason> {
         let target = Target::open(pid).map_err(|failure| failure.reason)?;
-        let mut order = target.order(self.settings.backing.into(), self.settings.select, false);
+        let Settings { backing, select, edges, .. } = *self.settings;
+        let mut order = target.order(backing.into(), select, edges, false);
         order.patience = PATIENCE;
         order.sources.pagecache &= !by_copy;
         let (attached, report) = carry_out(&order, self.settings.select, &mut self.images)

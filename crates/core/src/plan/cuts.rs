@@ -49,6 +49,9 @@ fn tell_of(pieces: &mut [TextPlan], huge: PageSize) {
 mod tests {
     use super::super::{Backing, RunningText, plan_running};
     use super::*;
+    use crate::addr::Pages;
+    use crate::config::EdgePolicy;
+    use crate::plan::edges::{Around, Reserved};
     use crate::proc::maps;
 
     fn rests(maps: &str) -> Vec<Vec<(SkipReason, u64)>> {
@@ -58,10 +61,15 @@ mod tests {
             copy: Some(Backing::Image),
             kept: Vec::new(),
             leave: None,
+            parts: None,
         };
         let texts: Vec<RunningText> =
             maps::parse(maps.as_bytes()).unwrap().into_iter().map(text).collect();
-        let plan = plan_running(PageSize::new(2 << 20).unwrap(), &texts);
+        let [base, pmd] = [4 << 10, 2 << 20].map(|size| PageSize::new(size).unwrap());
+        let (pages, policy) = (Pages { base, pmd }, EdgePolicy::default());
+        let reserved = Reserved::find(&[], None, pages, |_| false);
+        let around = Around { pages, policy, vmas: &[], reserved: &reserved };
+        let plan = plan_running(&around, &texts);
         plan.texts.into_iter().map(|text| text.rest).collect()
     }
 
