@@ -13,7 +13,7 @@ use support::attaching::{
 use support::child::eventually;
 use support::machine::Machine;
 use support::smaps::vmas;
-use support::{Done, Held, Kind, Public, Run, installed, is_root, pmd_size, require};
+use support::{Done, Held, Kind, Public, Run, installed, is_root, pmd_size, program, require};
 
 const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
 const PRIVATELY: [&str; 3] = ["unshare", "--mount", "--"];
@@ -236,6 +236,27 @@ fn a_dry_run_changes_nothing() {
     ctl(["revert", "--dry-run", &text(pid)]).assert_code(0);
     assert_eq!(joined(pid), during);
     assert_switched(pid);
+    assert_ends_well(held);
+}
+
+/// On a tmpfs the kernel collapses text from outside.
+#[test]
+fn where_the_kernel_can_nobody_is_stopped() {
+    require!(is_root(), "a mount needs root");
+    support::store::own_run();
+    let place = tempfile::tempdir_in("/run").expect("a directory");
+    let copy = place.path().join("hold");
+    support::install(&program("hold", Kind::DynamicNoPie), &copy, 0o755);
+    let held = Run::new(&copy, ["7"]).plain().hold();
+    let pid = held.pid();
+    let done = ctl(["attach", "--backing=pagecache", "--json", &text(pid)]);
+    done.assert_code(0).assert_silent();
+    let report = json(&done);
+    assert_eq!(report["outcome"], "switched", "{report}");
+    assert_eq!(report["attach"], serde_json::Value::Null, "{report}");
+    assert!(support::coverage(pid).is_full(), "{report}");
+    let done = ctl(["attach", "--backing=pagecache", &text(pid)]);
+    assert!(done.out().contains("nothing to do"), "{done}");
     assert_ends_well(held);
 }
 

@@ -117,6 +117,9 @@ fn build(made: Made, main_mib: u32, object_mib: u32) -> PathBuf {
     let all = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
     std::fs::create_dir_all(&all).expect("a directory under the target directory");
     let built = all.join(format!("object-{made:?}-{main_mib}-{object_mib}").to_lowercase());
+    // One builds; the others, in other processes too, wait for it.
+    let lock = std::fs::File::create(built.with_extension("lock")).expect("a lock file");
+    lock.lock().expect("a lock");
     let changed = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
     let headers = ["bigtext.h", "situation.h"].map(|name| sources.join(name));
     let newest = [&object, &program, &headers[0], &headers[1]].map(|path| changed(path));
@@ -151,7 +154,6 @@ fn build(made: Made, main_mib: u32, object_mib: u32) -> PathBuf {
     let plain = ["-fPIE", "-pie", "-pthread", "-Wl,-rpath,$ORIGIN", "-Wl,-z,lazy"];
     compile(main_mib, &plain, &program, &binary, &[&library]);
     let _older = std::fs::remove_dir_all(&built);
-    // Another test may have been as quick.
-    let _theirs = std::fs::rename(own.keep(), &built);
+    std::fs::rename(own.keep(), &built).expect("a place for it");
     built
 }

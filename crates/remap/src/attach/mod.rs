@@ -88,6 +88,8 @@ pub struct Attached {
     pub setback: Option<Failure>,
     /// What the stop cost; `None` if no thread was stopped.
     pub stop: Option<StopCost>,
+    /// Bytes of text that became huge without a stop.
+    pub from_outside: u64,
     /// Bytes copied from files into images for this process; none where an image was there already.
     pub bytes_copied: u64,
 }
@@ -105,6 +107,13 @@ pub struct StopCost {
     pub shown: bool,
 }
 
+impl Attached {
+    /// Whether something was done to the process.
+    pub fn touched_it(&self) -> bool {
+        self.stop.is_some() || self.from_outside > 0
+    }
+}
+
 /// Puts the text of a running process onto huge pages, as far as it is not.
 ///
 /// # Errors
@@ -113,6 +122,7 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
     let begun = Instant::now();
     let image = RunningImage::open(order.process);
     let mut prepared = prepare(order, images, begun + order.deadline)?;
+    prepared.touch_from_outside(order);
     if prepared.is_empty() {
         return Ok(prepared.attached);
     }

@@ -2,6 +2,7 @@
 //! and what is left to be done in the stop.
 
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,8 +14,8 @@ use tiexec_core::proc::smaps::SmapsEntry;
 use tiexec_core::seccomp::Value;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
-use tiexec_sys::c;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{c, process, vm};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::foreseen::{Foreseen, constant};
@@ -52,6 +53,21 @@ impl Prepared {
     /// Whether nothing is to be done to the process itself.
     pub(crate) fn is_empty(&self) -> bool {
         !self.covers() && self.touched.is_empty()
+    }
+
+    /// Has text that is in huge folios mapped by whole PMD entries from outside, where the kernel does
+    /// that (`MADV_COLLAPSE` on files: tmpfs; `READ_ONLY_THP_FOR_FS`; all file systems from 7.0 on): then
+    /// nobody need stop for it.
+    pub(super) fn touch_from_outside(&mut self, order: &AttachOrder<'_>) {
+        if self.touched.is_empty() || self.thp_off {
+            return;
+        }
+        let Ok(process) = process::open_pidfd(order.pid) else { return };
+        self.touched.retain(|&range| {
+            let done = vm::collapse(process.as_fd(), range).is_ok();
+            self.attached.from_outside += if done { range.len() } else { 0 };
+            !done
+        });
     }
 
     /// Whether something is to be mapped over the text.
@@ -131,7 +147,8 @@ pub(crate) fn prepare(
         (stored, setback) = stored::find(order, images, &mut texts, &plan, deadline);
         plan = plan_running(&around, &texts.texts);
     }
-    let attached = Attached { plan, failure: None, setback, stop: None, bytes_copied: 0 };
+    let attached =
+        Attached { plan, failure: None, setback, stop: None, from_outside: 0, bytes_copied: 0 };
     let thp_off = thp_is_off(order.process);
     let (staged, edges, touched) = (Vec::new(), Vec::new(), Vec::new());
     let mut prepared =

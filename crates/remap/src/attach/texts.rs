@@ -211,6 +211,9 @@ fn leave(entry: &SmapsEntry, pages: Pages) -> Option<SkipReason> {
     if entry.has_flag(*b"sl") {
         return Some(SkipReason::Sealed);
     }
+    if !vma.perms.read || entry.protection_key != 0 {
+        return Some(SkipReason::ProtectionKey);
+    }
     if vma.perms.write || vma.perms.shared || vma.name.starts_with(b"/memfd:") {
         return Some(SkipReason::NotSelected);
     }

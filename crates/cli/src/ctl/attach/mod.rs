@@ -203,7 +203,14 @@ pub(crate) fn carry_out(
         attach(order, images)?
     } else {
         let plan = Plan { huge: order.pages.pmd, rebase: None, texts: Vec::new() };
-        Attached { plan, failure: None, setback: None, stop: None, bytes_copied: 0 }
+        Attached {
+            plan,
+            failure: None,
+            setback: None,
+            stop: None,
+            from_outside: 0,
+            bytes_copied: 0,
+        }
     };
     let jit = if select.jit { collapse_jit(order)? } else { Vec::new() };
     let mut report = tiexec_remap::attach::report(order, &attached);
@@ -238,13 +245,13 @@ fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Imag
             plan.to_string()
         });
     }
-    if attached.stop.is_some() {
+    if attached.touched_it() {
         let result = attached.failure.as_ref().map_or("ok", |failure| failure.reason.as_str());
         let bytes = attached.plan.huge_bytes();
         Record { action: "attach", pid, process: &target.process, bytes, result }.write();
     }
     let mut status = say(&target, &attached, &report, options);
-    if let (Some(time), true) = (options.for_, attached.stop.is_some()) {
+    if let (Some(time), true) = (options.for_, attached.touched_it()) {
         let start_time = target.start_time().unwrap_or(0);
         if let Err(error) = later::revert_after(pid, start_time, time) {
             warn(format_args!("process {pid:?} will not be reverted by itself: {error}"));
@@ -292,6 +299,7 @@ pub(crate) fn line(target: &Target, attached: &Attached, report: &Report) -> Str
                 target.pid.as_raw_nonzero()
             );
         }
+        None if attached.from_outside > 0 => line += " by pagecache, no thread stopped",
         None if attached.failure.is_none() && report.jit.is_empty() => line += "; nothing to do",
         None => {}
     }
