@@ -437,7 +437,8 @@ pub(crate) fn lets_child_in(process: &ProcDir, pid: Pid, status: &Status) -> boo
     let only_the_helper = matches!(read, Ok(Ok(_)))
         && list.split_whitespace().all(|child| child.parse() == Ok(helper_id()));
     let awaited = !only_the_helper || has(status.pending);
-    !has(status.caught) && !(awaited && has(status.blocked))
+    let for_the_program = has(status.caught) || awaited && has(status.blocked);
+    !for_the_program
 }
 
 /// Puts into words why no session could begin.
