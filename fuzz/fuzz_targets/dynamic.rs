@@ -1,3 +1,4 @@
+//! Any bytes as an ELF file with a dynamic section.
 #![no_main]
 
 use tiexec_core::dynamic::{Dynamic, dynamic_part};

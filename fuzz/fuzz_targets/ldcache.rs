@@ -1,3 +1,4 @@
+//! Any bytes as glibc's cache of libraries, and a name looked for in it.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
