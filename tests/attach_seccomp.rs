@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::attached::wait_call;
+use support::attaching::wait_call;
 use support::attaching::{
     Before, assert_switched, assert_untouched, attach, ctl_behind, revert, small, switched,
 };

@@ -4,7 +4,7 @@ mod support;
 
 use std::path::Path;
 
-use support::attached::descriptors;
+use support::attaching::descriptors;
 use support::objects::{Made, WithObject, object_coverage, own_text};
 use support::smaps::{children, status_field, vmas};
 use support::{Held, Report, Run, pmd_size, require};

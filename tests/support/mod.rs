@@ -9,9 +9,9 @@
     reason = "each test file uses its own part of the harness"
 )]
 
-pub(crate) mod attached;
 pub(crate) mod attaching;
 pub(crate) mod child;
+pub(crate) mod edges;
 pub(crate) mod fresh;
 pub(crate) mod launch;
 pub(crate) mod machine;

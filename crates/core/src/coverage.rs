@@ -35,8 +35,11 @@ pub struct FileCoverage {
     pub text_bytes: u64,
     /// Bytes of it that are PMD-mapped or in hugetlb pages.
     pub huge_bytes: u64,
-    /// Bytes of those that are in a copy of ours, not in the file's own page cache.
+    /// Bytes of copies of ours, not of the file's own page cache, that are PMD-mapped or in hugetlb
+    /// pages; widened ones included.
     pub copied_bytes: u64,
+    /// Bytes that are no text and became executable because they share a huge page with text.
+    pub widened_bytes: u64,
     /// By which backings.
     pub backings: Vec<Backing>,
     /// Why the rest is not.
@@ -59,14 +62,24 @@ pub fn is_ours(vma: &Vma) -> bool {
 
 /// Adds up, per file, what smaps says of each text VMA; the file with the most text first.
 ///
-/// A span of ours lies where a file's text was; it is counted to the file whose VMA it touches.
-pub fn coverage(entries: &[SmapsEntry], pages: Pages, notes: &[Note]) -> Vec<FileCoverage> {
+/// A span of ours lies where a file's text was; it is counted to the file whose VMA it touches. Where
+/// `originals` says what text was there, in address order, that is believed, and what else is
+/// executable there is counted apart.
+pub fn coverage(
+    entries: &[SmapsEntry],
+    pages: Pages,
+    notes: &[Note],
+    originals: &[Vma],
+) -> Vec<FileCoverage> {
     // Runs: pieces of one file's text that lie side by side were one VMA before a switch.
     struct Run<'a> {
         owner: &'a Vma,
         range: AddrRange,
+        /// Text in it, joined where it adjoins.
+        texts: Vec<AddrRange>,
         huge: u64,
         copied: u64,
+        widened: u64,
         backings: Vec<Backing>,
     }
     let mut runs: Vec<Run<'_>> = Vec::new();
@@ -75,22 +88,47 @@ pub fn coverage(entries: &[SmapsEntry], pages: Pages, notes: &[Note]) -> Vec<Fil
         if !vma.is_text() {
             continue;
         }
-        let owner = if is_ours(vma) { owner(entries, index) } else { vma };
-        let huge = entry.pmd_mapped().min(vma.range.len());
-        let copied = if is_ours(vma) { huge } else { 0 };
+        let known = originals.iter().filter(|text| text.range.overlaps(vma.range));
+        let mut texts: Vec<AddrRange> =
+            known.clone().filter_map(|text| text.range.intersection(vma.range)).collect();
+        let owner = match { known }.next() {
+            Some(known) => known,
+            None if is_ours(vma) => owner(entries, index),
+            None => vma,
+        };
+        if texts.is_empty() {
+            texts.push(vma.range);
+        }
+        let text: u64 = texts.iter().map(|text| text.len()).sum();
+        let widened = vma.range.len().saturating_sub(text);
+        let mapped = entry.pmd_mapped().min(vma.range.len());
+        // Which bytes are mapped so is not said where not all are: at least these.
+        let huge = mapped.saturating_sub(widened);
+        let copied = if is_ours(vma) { mapped } else { 0 };
         let backing = backing_of(entry, pages.base).filter(|_| huge > 0);
         match runs.last_mut() {
             Some(run) if run.owner.file == owner.file && run.range.end() == vma.range.start() => {
                 run.range = AddrRange::new(run.range.start(), vma.range.end()).unwrap_or(run.range);
+                for text in texts {
+                    match run.texts.last_mut() {
+                        Some(last) if last.end() == text.start() => {
+                            *last = AddrRange::new(last.start(), text.end()).unwrap_or(*last);
+                        }
+                        _ => run.texts.push(text),
+                    }
+                }
                 run.huge += huge;
                 run.copied += copied;
+                run.widened += widened;
                 run.backings.extend(backing);
             }
             _ => runs.push(Run {
                 owner,
                 range: vma.range,
+                texts,
                 huge,
                 copied,
+                widened,
                 backings: backing.into_iter().collect(),
             }),
         }
@@ -105,15 +143,18 @@ pub fn coverage(entries: &[SmapsEntry], pages: Pages, notes: &[Note]) -> Vec<Fil
             text_bytes: 0,
             huge_bytes: 0,
             copied_bytes: 0,
+            widened_bytes: 0,
             backings: Vec::new(),
             rest: Vec::new(),
         });
-        let len = run.range.len();
+        let len: u64 = run.texts.iter().map(|text| text.len()).sum();
         file.text_bytes += len;
+        file.widened_bytes += run.widened;
         file.huge_bytes += run.huge;
         file.copied_bytes += run.copied;
         file.backings.extend(run.backings);
-        let whole = run.range.align_inward(pages.pmd).map_or(0, AddrRange::len);
+        let whole = run.texts.iter().filter_map(|text| text.align_inward(pages.pmd));
+        let whole: u64 = whole.map(AddrRange::len).sum();
         let left = len - run.huge.min(len);
         let edges = (len - whole).min(left);
         let noted = notes.iter().find(|note| note.range.overlaps(run.range));
@@ -209,7 +250,36 @@ mod tests {
     }
 
     fn coverage_of(smaps: &str, notes: &[Note]) -> Vec<FileCoverage> {
-        coverage(&smaps::parse(smaps.as_bytes()).unwrap(), pages(), notes)
+        coverage(&smaps::parse(smaps.as_bytes()).unwrap(), pages(), notes, &[])
+    }
+
+    #[test]
+    fn what_was_no_text_is_counted_apart() {
+        let maps = "005ff000-00c10000 r-xp 001ff000 fe:00 1 /usr/bin/main\n";
+        let originals = crate::proc::maps::parse(maps.as_bytes()).unwrap();
+        let of = |smaps: &str| {
+            coverage(&smaps::parse(smaps.as_bytes()).unwrap(), pages(), &[], &originals)
+        };
+        let all = "00400000-00e00000 r-xp 00000000 00:01 77 /memfd:tiexec:main (deleted)\n\
+                   ShmemPmdMapped: 10240 kB\n";
+        let files = of(all);
+        assert_eq!(files.len(), 1);
+        let main = &files[0];
+        assert_eq!((main.path.as_str(), main.text_bytes), ("/usr/bin/main", 0x61_1000));
+        assert_eq!((main.huge_bytes, main.widened_bytes), (0x61_1000, 0xa0_0000 - 0x61_1000));
+        assert_eq!((main.copied_bytes, rest(main)), (10 << 20, vec![]));
+        // With one huge page split nobody says which: what must be text of the others.
+        let files = of(&all.replace("10240", "8192"));
+        assert_eq!(files[0].huge_bytes, (8 << 20) - (0xa0_0000 - 0x61_1000));
+        // Page cache, widened at the tail only.
+        let tail = "005ff000-00c00000 r-xp 001ff000 fe:00 1 /usr/bin/main\n\
+                    FilePmdMapped: 6144 kB\n\
+                    00c00000-00e00000 r-xp 00800000 fe:00 1 /usr/bin/main\n\
+                    FilePmdMapped: 2048 kB\n";
+        let files = of(tail);
+        assert_eq!((files[0].text_bytes, files[0].huge_bytes), (0x61_1000, 0x61_0000));
+        assert_eq!((files[0].widened_bytes, files[0].copied_bytes), (0x1f_0000, 0));
+        assert_eq!(rest(&files[0]), [(SkipReason::Edges, 0x1000)]);
     }
 
     fn rest(file: &FileCoverage) -> Vec<(SkipReason, u64)> {

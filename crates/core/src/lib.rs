@@ -13,6 +13,8 @@ pub mod coverage;
 pub mod dynamic;
 pub mod elf;
 pub mod ldcache;
+pub mod parts;
+pub mod perf;
 pub mod plan;
 pub mod proc;
 pub mod rebase;

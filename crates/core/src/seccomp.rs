@@ -249,52 +249,72 @@ impl Filter {
         // The kernel clears both registers first.
         let start = State { a: Some(0), x: Some(0), memory: [None; MEMORY] };
         let mut ahead = BTreeMap::from([(0, start)]);
-        while let Some((at, mut state)) = ahead.pop_first() {
-            let mut to = |at: usize, state: State| {
-                ahead.entry(at).and_modify(|known| *known = known.joined(&state)).or_insert(state);
-            };
-            match self.0[at] {
-                Op::Load(Register::A, from) => state.a = state.get(from, &data),
-                Op::Load(Register::X, from) => state.x = state.get(from, &data),
-                Op::Store(Register::A, word) => state.memory[word] = state.a,
-                Op::Store(Register::X, word) => state.memory[word] = state.x,
-                Op::Compute(how, with) => {
-                    let with = state.get(with, &data);
-                    if how == Arithmetic::Divide && matches!(with, None | Some(0)) {
-                        // A division by zero ends the filter with 0.
-                        worst = worst.max(Answer::new(0));
-                        if with == Some(0) {
-                            continue;
-                        }
-                    }
-                    state.a = state.a.zip(with).and_then(|(a, with)| compute(how, a, with));
-                }
-                Op::Negate => state.a = state.a.map(u32::wrapping_neg),
-                Op::Jump(target) => {
-                    to(target, state);
-                    continue;
-                }
-                Op::Branch { test, with, yes, no } => {
-                    match state.a.zip(state.get(with, &data)).map(|(a, b)| holds(test, a, b)) {
-                        Some(true) => to(yes, state),
-                        Some(false) => to(no, state),
-                        None => {
-                            to(yes, state);
-                            to(no, state);
-                        }
-                    }
-                    continue;
-                }
-                Op::Return(what) => {
-                    let answer = state.get(what, &data).map_or(Answer::KILL_PROCESS, Answer::new);
-                    worst = worst.max(answer);
-                    continue;
+        while let Some((mut at, mut state)) = ahead.pop_first() {
+            // Alone as far as nothing else lies before or where it goes to.
+            while let Some(next) = self.step(at, &mut state, &data, &mut worst, &mut ahead) {
+                if ahead.first_key_value().is_none_or(|(&first, _)| next < first) {
+                    at = next;
+                } else {
+                    meet(&mut ahead, next, state);
+                    break;
                 }
             }
-            to(at + 1, state);
         }
         worst
     }
+
+    /// Follows one instruction; returns where it goes on. If that may be two places, the other has been
+    /// added to those `ahead`.
+    fn step(
+        &self,
+        at: usize,
+        state: &mut State,
+        data: &[Option<u32>; DATA_WORDS],
+        worst: &mut Answer,
+        ahead: &mut BTreeMap<usize, State>,
+    ) -> Option<usize> {
+        match self.0[at] {
+            Op::Load(Register::A, from) => state.a = state.get(from, data),
+            Op::Load(Register::X, from) => state.x = state.get(from, data),
+            Op::Store(Register::A, word) => state.memory[word] = state.a,
+            Op::Store(Register::X, word) => state.memory[word] = state.x,
+            Op::Compute(how, with) => {
+                let with = state.get(with, data);
+                if how == Arithmetic::Divide && matches!(with, None | Some(0)) {
+                    // A division by zero ends the filter with 0.
+                    *worst = (*worst).max(Answer::new(0));
+                    if with == Some(0) {
+                        return None;
+                    }
+                }
+                state.a = state.a.zip(with).and_then(|(a, with)| compute(how, a, with));
+            }
+            Op::Negate => state.a = state.a.map(u32::wrapping_neg),
+            Op::Jump(target) => return Some(target),
+            Op::Branch { test, with, yes, no } => {
+                let known = state.a.zip(state.get(with, data));
+                return Some(match known.map(|(a, b)| holds(test, a, b)) {
+                    Some(true) => yes,
+                    Some(false) => no,
+                    None => {
+                        meet(ahead, yes, *state);
+                        no
+                    }
+                });
+            }
+            Op::Return(what) => {
+                let answer = state.get(what, data).map_or(Answer::KILL_PROCESS, Answer::new);
+                *worst = (*worst).max(answer);
+                return None;
+            }
+        }
+        Some(at + 1)
+    }
+}
+
+/// Adds a way to `at`.
+fn meet(ahead: &mut BTreeMap<usize, State>, at: usize, state: State) {
+    ahead.entry(at).and_modify(|known| *known = known.joined(&state)).or_insert(state);
 }
 
 /// Returns the most severe answer that a call can get from all of a thread's filters.

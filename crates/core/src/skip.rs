@@ -32,6 +32,11 @@ reasons! {
     Edges = "edges",
     /// Could be on huge pages and is not: nobody has switched it.
     BasePages = "base_pages",
+    /// PMD-mapped already.
+    AlreadyPmdMapped = "already_pmd_mapped",
+    /// Huge pages of the text lie in more than one mapping each: mprotect(2) has cut it in pieces, and a
+    /// huge page lies in one.
+    CutInPieces = "cut_in_pieces",
     /// Not among what was to be looked after (`--select`), or nothing to be done with it.
     NotSelected = "not_selected",
     /// The image is setuid, setgid or has file capabilities: a tracer would cost it its privileges.
@@ -68,6 +73,8 @@ reasons! {
     PtraceDenied = "ptrace_denied",
     /// A debugger or tracer is there already; a process has one tracer at most.
     AlreadyTraced = "already_traced",
+    /// Something came to be mapped beside the text, in the huge page at its edge.
+    EdgeInUse = "edge_in_use",
     /// Pages of the text were written to: a breakpoint, a uprobe, a text relocation, a live patch.
     ModifiedText = "modified_text",
     /// The text is sealed against changes (mseal(2)).
@@ -100,7 +107,7 @@ reasons! {
     RegisterState = "register_state",
     /// The kernel refused the staging or the switch itself.
     SwitchFailed = "switch_failed",
-    /// The helper process could not be created.
+    /// The helper process, or a thread that is needed, could not be created.
     ForkFailed = "fork_failed",
     /// The image file could not be read in full.
     ReadFailed = "read_failed",
@@ -145,6 +152,8 @@ impl SkipReason {
             Self::TooSmall
                 | Self::Edges
                 | Self::BasePages
+                | Self::AlreadyPmdMapped
+                | Self::CutInPieces
                 | Self::NotSelected
                 | Self::PrivilegedImage
                 | Self::UnreadableImage

@@ -195,7 +195,7 @@ proptest! {
         check_spans(&plan, snapshot)?;
         let cached: u64 = folios.iter().map(|folio| folio.end - folio.start).sum();
         let all: u64 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
-        let by_cache = plan.huge_bytes_by(Backing::Pagecache);
+        let by_cache = plan.span_bytes_by(Backing::Pagecache);
         if cached * 2 >= all || !copies.contains(&Backing::Store) {
             prop_assert_eq!(by_cache, cached, "nothing copied that need not be");
         }

@@ -24,6 +24,7 @@ fn file(
         text_bytes: text,
         huge_bytes: huge,
         copied_bytes: if backings.iter().all(|&b| b == Backing::Pagecache) { 0 } else { huge },
+        widened_bytes: 0,
         backings: backings.to_vec(),
         rest: rest.iter().map(|&(reason, bytes)| Rest { reason, bytes }).collect(),
     }
@@ -34,7 +35,8 @@ fn small(path: &str, kib: u64) -> FileCoverage {
 }
 
 fn span(start: u64, end: u64, file_offset: u64) -> Span {
-    Span { range: range(start, end), file_offset, backing: Backing::Image }
+    let (range, backing) = (range(start, end), Backing::Image);
+    Span { range, file_offset, backing, widened_bytes: 0, edge: false }
 }
 
 fn range(start: u64, end: u64) -> AddrRange {

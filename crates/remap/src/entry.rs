@@ -6,6 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::RemoteAddr;
+use tiexec_core::config::EdgePolicy;
+use tiexec_core::plan::edges::{Around, Reserved};
 use tiexec_core::plan::{Backing, Plan, RunningText, plan_running};
 use tiexec_core::proc::maps::{FileId, Perms, Vma};
 use tiexec_core::proc::status;
@@ -54,7 +56,10 @@ pub(crate) fn switch(
         sources: order.sources,
         // The main executable was seen to at the exec stop.
         select: Select { main: false, ..order.select },
+        edges: order.edges,
         deadline: left,
+        // It stands already.
+        patience: Duration::ZERO,
         dry_run: false,
     };
     let mut prepared = prepare(&attach, &mut Images::default(), stopped.since + left)?;
@@ -104,11 +109,14 @@ pub(crate) fn expected(order: &Order<'_>, objects: &[Object], deadline: Instant)
                 file: FileId { inode: meta.ino(), ..FileId::default() },
                 name: object.path.as_os_str().as_bytes().to_vec(),
             };
-            let (folios, kept, leave) = (folios.clone(), Vec::new(), None);
-            texts.push(RunningText { vma, folios, copy, kept, leave });
+            let (folios, kept) = (folios.clone(), Vec::new());
+            texts.push(RunningText { vma, folios, copy, kept, leave: None, parts: None });
         }
     }
-    plan_running(order.pages.pmd, &texts)
+    // What will be around them is not known: no edges.
+    let (pages, policy) = (order.pages, EdgePolicy::default());
+    let reserved = Reserved::find(&[], None, pages, |_| false);
+    plan_running(&Around { pages, policy, vmas: &[], reserved: &reserved }, &texts)
 }
 
 fn carry_out(

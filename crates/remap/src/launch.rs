@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
-use tiexec_core::config::BackingChoice;
+use tiexec_core::config::{BackingChoice, EdgePolicy, Edges};
 use tiexec_core::elf::ElfFacts;
 use tiexec_core::plan::{Backing, Plan};
 use tiexec_core::proc::auxv;
@@ -50,6 +50,8 @@ pub struct Order<'a> {
     /// Whether the program's shared objects have something to gain; `None` to find out when it is
     /// known which program it is.
     pub objects: Option<bool>,
+    /// Which ragged edges are taken.
+    pub edges: EdgePolicy,
     /// How long staging may take.
     pub deadline: Duration,
     /// Rather end the program with this status, before it has run, than leave text on base pages.
@@ -304,7 +306,7 @@ impl<'a> Work<'a> {
     /// if need be.
     fn use_store(&mut self) {
         let (Some(program), Some(plan)) = (&mut self.program, &mut self.plan) else { return };
-        if !self.order.sources.store || plan.huge_bytes_by(Backing::Image) == 0 {
+        if !self.order.sources.store || plan.span_bytes_by(Backing::Image) == 0 {
             return;
         }
         let deadline = self.stop.since + self.order.deadline;
@@ -349,10 +351,11 @@ impl<'a> Work<'a> {
             }
             None => Filled::default(),
         };
+        self.filled = filled;
+        copy::edges_by_pagecache(session, program, plan)?;
         for span in plan.spans_by(Backing::Pagecache) {
             switch::touch(session, span.range)?;
         }
-        self.filled = filled;
         Ok(())
     }
 
@@ -437,8 +440,7 @@ pub(crate) fn lets_child_in(process: &ProcDir, pid: Pid, status: &Status) -> boo
     let only_the_helper = matches!(read, Ok(Ok(_)))
         && list.split_whitespace().all(|child| child.parse() == Ok(helper_id()));
     let awaited = !only_the_helper || has(status.pending);
-    let for_the_program = has(status.caught) || awaited && has(status.blocked);
-    !for_the_program
+    !(has(status.caught) || awaited && has(status.blocked))
 }
 
 /// Puts into words why no session could begin.
@@ -464,21 +466,29 @@ fn helper_id() -> u64 {
 /// clears the page where the bss begins, and reads around that fault).
 ///
 /// Returns whether a plain exec finds all of its text in huge pages, where it can be PMD-mapped: then
-/// there is nothing to be done to the program.
-pub fn bring_in(exe: &File, facts: &ElfFacts, pages: Pages, deadline: Instant) -> bool {
+/// there is nothing to be done to the program. With edges wanted there always may be.
+pub fn bring_in(
+    exe: &File,
+    facts: &ElfFacts,
+    pages: Pages,
+    edges: EdgePolicy,
+    deadline: Instant,
+) -> bool {
     let image = MainImage::new(facts, 0, RemoteAddr::new(0));
     let Some(bias) = image.congruent_bias(pages.pmd) else { return false };
     if !image.position_independent && !image.has_bias(bias, pages.pmd) {
         return false;
     }
-    let chunks = image.congruent_chunks(bias, pages);
+    let len = exe.metadata().map_or(0, |meta| meta.len());
+    let chunks = image.chunks(bias, pages, edges, len);
     let complete = pagecache::prepare(exe, &chunks, pages, deadline)
         .is_ok_and(|prepared| prepared.shortfall.is_none());
     let congruent: u64 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
     let texts = facts.loads.iter().filter(|load| load.is_text());
     let whole = texts.filter_map(|load| load.mapped(pages.base)?.align_inward(pages.pmd));
     let all: u64 = whole.map(AddrRange::len).sum();
-    complete && !image.position_independent && congruent == all
+    let only_whole = edges.edges == Edges::Conservative;
+    complete && only_whole && !image.position_independent && congruent == all
 }
 
 /// As [`bring_in`], for a shared object, where the kernel maps large ones: from an address that is a

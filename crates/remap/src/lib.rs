@@ -11,6 +11,7 @@ mod failure;
 pub mod headroom;
 pub mod image;
 pub mod launch;
+pub mod mapped;
 pub mod objects;
 pub mod pagecache;
 mod program;

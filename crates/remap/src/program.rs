@@ -9,9 +9,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use tiexec_core::addr::RemoteAddr;
+use tiexec_core::config::EdgePolicy;
 use tiexec_core::elf::{ElfFacts, ElfHeader};
+use tiexec_core::parts::Parts;
 use tiexec_core::plan::{Backing, Means, Plan, plan};
-use tiexec_core::proc::{ParseError, auxv, maps};
+use tiexec_core::proc::{ParseError, auxv, maps, stat};
 use tiexec_core::rebase::MainImage;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
@@ -42,6 +44,8 @@ pub(crate) struct Program {
     pub dynamic: bool,
     /// Whether its text is to be left alone.
     leave: bool,
+    edges: EdgePolicy,
+    start_brk: Option<u64>,
 }
 
 impl Program {
@@ -79,8 +83,23 @@ impl Program {
         } else {
             Vec::new()
         };
-        let copy = order.sources.copy;
-        Ok(Self { exe, auxv, snapshot, image, folios, stored: None, copy, dynamic, leave })
+        let layout = process.read("stat").ok().and_then(|text| stat::layout(&text).ok());
+        let start_brk = layout.map(|layout| layout.start_brk);
+        let Order { edges, sources, .. } = *order;
+        let (copy, stored) = (sources.copy, None);
+        Ok(Self {
+            exe,
+            auxv,
+            snapshot,
+            image,
+            folios,
+            stored,
+            copy,
+            dynamic,
+            leave,
+            edges,
+            start_brk,
+        })
     }
 
     /// Plans; `may_move` says whether the program may be moved.
@@ -94,8 +113,15 @@ impl Program {
             image: Some(image),
             folios: &self.folios,
             copies: &copies,
+            edges: self.edges,
+            start_brk: self.start_brk,
         };
         plan(&self.snapshot, &means)
+    }
+
+    /// Returns which of the file's bytes belong where.
+    pub(crate) fn parts(&self) -> Option<Parts> {
+        Parts::of(&self.image.loads, self.image.load_bias, self.snapshot.pages.base)
     }
 
     /// Looks for the program's image in the store, and has it built, until `deadline`, where there
@@ -141,7 +167,8 @@ fn folios(exe: &File, image: &MainImage, order: &Order<'_>, deadline: Instant) -
     if !image.position_independent && !image.has_bias(bias, pages.pmd) {
         return Vec::new();
     }
-    let chunks = image.congruent_chunks(bias, pages);
+    let len = exe.metadata().map_or(0, |meta| meta.len());
+    let chunks = image.chunks(bias, pages, order.edges, len);
     let prepared = pagecache::prepare(exe, &chunks, pages, deadline);
     prepared.map(|prepared| prepared.huge).unwrap_or_default()
 }

@@ -7,15 +7,10 @@
 
 use tiexec_core::addr::{AddrRange, RemoteAddr};
 use tiexec_core::plan::Backing;
-use tiexec_core::proc::maps;
-use tiexec_core::seccomp::Value;
 use tiexec_core::skip::SkipReason;
-use tiexec_core::snapshot::Snapshot;
-use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, SysError, c};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
-use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::Session;
 
 use crate::failure::Failure;
@@ -90,6 +85,9 @@ pub(crate) fn switch(
         session.release_on_the_way_home(Call::new(c::SYS_munmap, [answer, len]));
         return Err(Failure::new(SkipReason::SwitchFailed, "the kernel staged elsewhere"));
     }
+    if backing == Backing::Pagecache {
+        mark_widened(session, staged, len)?;
+    }
     session
         .call(Call::new(c::SYS_madvise, [staged.get(), len, raw(c::MADV_POPULATE_READ)]))?
         .map_err(failed("madvise(MADV_POPULATE_READ)", SkipReason::NoHugePage))?;
@@ -121,160 +119,14 @@ pub(crate) fn touch(session: &mut Session, range: AddrRange) -> Result<(), Failu
     Ok(())
 }
 
-/// What is to be mapped where in a running process.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    /// The descriptor, in the process.
-    pub fd: u64,
-    /// From which byte of it on.
-    pub offset: u64,
-    /// Over which text.
-    pub to: AddrRange,
-    /// Whether that text is locked in memory.
-    pub locked: bool,
-}
-
-const TEXT: i32 = c::PROT_READ | c::PROT_EXEC;
-const ASIDE: i32 = c::MAP_PRIVATE | c::MAP_FIXED_NOREPLACE | c::MAP_NORESERVE;
-const OVER: i32 = c::MREMAP_MAYMOVE | c::MREMAP_FIXED;
-
-/// `munmap`, of what was mapped aside.
-pub(crate) const UNMAP: Foreseen =
-    Foreseen::needed("munmap", c::SYS_munmap, [Value::Any, Value::Any]);
-const LOCK: Foreseen = Foreseen::optional("mlock", c::SYS_mlock, [Value::Any, Value::Any]);
-
-/// What [`switch_running`] has the process call.
-pub(crate) const RUNNING_CALLS: [Foreseen; 6] = [
-    Foreseen::needed(
-        "mmap(PROT_READ|PROT_EXEC)",
-        c::SYS_mmap,
-        [Value::Any, Value::Any, constant(TEXT), constant(ASIDE), Value::Small, Value::Any],
-    ),
-    Foreseen::needed(
-        "madvise(MADV_POPULATE_READ)",
-        c::SYS_madvise,
-        [Value::Any, Value::Any, constant(c::MADV_POPULATE_READ)],
-    ),
-    Foreseen::needed(
-        "mremap(MREMAP_FIXED)",
-        c::SYS_mremap,
-        [Value::Any, Value::Any, Value::Any, constant(OVER), Value::Any],
-    ),
-    Foreseen::optional(
-        "mmap(MAP_FIXED)",
-        c::SYS_mmap,
-        [
-            Value::Any,
-            Value::Any,
-            constant(TEXT),
-            constant(c::MAP_PRIVATE | c::MAP_FIXED),
-            Value::Small,
-            Value::Any,
-        ],
-    ),
-    UNMAP,
-    LOCK,
-];
-
-/// Switches one part in a process whose other threads run. Unlike [`switch`], it cannot know that an
-/// address range is still free, so nothing is unmapped that has not been mapped by us for certain.
-///
-/// # Errors
-/// The target's text is as it was, unless the failure says `mremap`.
-pub(crate) fn switch_running(
+/// Marks a mapping of the file's own pages as one that was widened, for a revert to know it by: smaps
+/// shows the advice as `hg`.
+pub(crate) fn mark_widened(
     session: &mut Session,
-    process: &ProcDir,
-    snapshot: &Snapshot,
-    place: Place,
-) -> Result<(), Failure> {
-    let raw = |value: i32| u64::from(value.unsigned_abs());
-    let failed =
-        |call: &'static str, reason| move |errno| Failure::new(reason, SysError { call, errno });
-    let len = place.to.len();
-    let staged = map_aside(session, process, snapshot, place)?;
-    let unmap = Call::new(c::SYS_munmap, [staged.get(), len]);
-    session.release_on_the_way_home(unmap);
-    let populated = session
-        .call(Call::new(c::SYS_madvise, [staged.get(), len, raw(c::MADV_POPULATE_READ)]))?
-        .map_err(failed("madvise(MADV_POPULATE_READ)", SkipReason::NoHugePage));
-    if let Err(failure) = populated {
-        session.release_now()?;
-        return Err(failure);
-    }
-    // Once it is moved, its old place may be another thread's: the way home must not unmap it then,
-    // rather leave it mapped should this process die right here.
-    session.released();
-    let flags = raw(OVER);
-    let to = place.to.start().get();
-    let moved = session.call(Call::new(c::SYS_mremap, [staged.get(), len, len, flags, to]))?;
-    if let Err(errno) = moved {
-        put_right(session, process, place, staged)?;
-        return Err(failed("mremap(MREMAP_FIXED)", SkipReason::SwitchFailed)(errno));
-    }
-    if place.locked && session.may(&LOCK) {
-        let _over_the_limit = session.call(Call::new(c::SYS_mlock, [to, len]))?;
-    }
-    Ok(())
-}
-
-/// After an mremap that has failed although nothing was left that could make it fail: unmaps what was
-/// staged. The kernel may have unmapped the text first: then the staged bytes are mapped there at once.
-fn put_right(
-    session: &mut Session,
-    process: &ProcDir,
-    place: Place,
-    staged: RemoteAddr,
+    at: RemoteAddr,
+    len: u64,
 ) -> Result<(), TraceError> {
-    let raw = |value: i32| u64::from(value.unsigned_abs());
-    let (to, len) = (place.to, place.to.len());
-    let maps = process.read("maps").ok().and_then(|text| maps::parse(&text).ok());
-    let text_is_there = maps.is_none_or(|vmas| {
-        let of_it = vmas.iter().filter(|vma| vma.range.overlaps(to));
-        let mapped = of_it.fold(0, |sum, vma| {
-            let (from, until) = (vma.range.start().max(to.start()), vma.range.end().min(to.end()));
-            sum + (until.get() - from.get())
-        });
-        mapped == len
-    });
-    if !text_is_there {
-        let flags = raw(c::MAP_PRIVATE | c::MAP_FIXED);
-        let arguments = [to.start().get(), len, raw(TEXT), flags, place.fd, place.offset];
-        let _there_is_nothing_else = session.call(Call::new(c::SYS_mmap, arguments))?;
-    }
-    let _it_stays = session.call(Call::new(c::SYS_munmap, [staged.get(), len]))?;
+    let advice = u64::from(c::MADV_HUGEPAGE.unsigned_abs());
+    let _no_thp = session.call(Call::new(c::SYS_madvise, [at.get(), len, advice]))?;
     Ok(())
-}
-
-/// Maps what is to be switched where nothing is; another thread may map something there first.
-fn map_aside(
-    session: &mut Session,
-    process: &ProcDir,
-    snapshot: &Snapshot,
-    place: Place,
-) -> Result<RemoteAddr, Failure> {
-    let raw = |value: i32| u64::from(value.unsigned_abs());
-    let no_room = || Failure::new(SkipReason::AddressSpace, "no free address range to stage in");
-    let len = place.to.len();
-    let mut area = snapshot.free_area(len).ok_or_else(no_room)?;
-    for _ in 0..4 {
-        let arguments = [area.start().get(), len, raw(TEXT), raw(ASIDE), place.fd, place.offset];
-        match session.call(Call::new(c::SYS_mmap, arguments))? {
-            Ok(at) if at == area.start().get() => return Ok(area.start()),
-            Ok(at) => {
-                let _ours = session.call(Call::new(c::SYS_munmap, [at, len]))?;
-                return Err(Failure::new(SkipReason::SwitchFailed, "the kernel staged elsewhere"));
-            }
-            Err(Errno::EXIST) => {
-                let maps = process.read("maps").ok().and_then(|text| maps::parse(&text).ok());
-                let vmas = maps.unwrap_or_default();
-                let now = Snapshot { pages: snapshot.pages, vmas, entry: snapshot.entry };
-                area = now.free_area(len).ok_or_else(no_room)?;
-            }
-            Err(errno) => {
-                let call = "mmap(PROT_READ|PROT_EXEC)";
-                return Err(Failure::new(SkipReason::AddressSpace, SysError { call, errno }));
-            }
-        }
-    }
-    Err(no_room())
 }

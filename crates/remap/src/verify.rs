@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use tiexec_core::coverage::{Note, coverage};
+use tiexec_core::addr::AddrRange;
+use tiexec_core::coverage::{Note, coverage, is_ours};
 use tiexec_core::plan::{Backing, Plan};
+use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::smaps::{self, SmapsEntry};
 use tiexec_core::proc::{cgroup, status};
 use tiexec_core::report::{Kind, LaunchCost, Outcome, Report};
@@ -46,7 +48,9 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
     let process = order.process;
     let entries = process.read("smaps").ok().and_then(|text| smaps::parse(&text).ok());
     let entries = entries.unwrap_or_default();
-    let files = coverage(&entries, order.pages, &notes(found));
+    let texts = found.plan.iter().flat_map(|plan| &plan.texts).map(|text| text.vma.clone());
+    let originals: Vec<Vma> = texts.filter(|vma| !is_ours(vma)).collect();
+    let files = coverage(&entries, order.pages, &notes(found), &originals);
     let pid = stop.pid.as_raw_nonzero().get().unsigned_abs();
     let mut report = Report::new(Kind::Launch, pid, String::new(), files);
     if order.wants_report {
@@ -56,7 +60,7 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
     }
 
     let plan = found.plan.as_ref();
-    let planned = plan.map_or(0, Plan::huge_bytes);
+    let planned = plan.map_or(0, Plan::span_bytes);
     let huge = plan.map_or(0, |plan| huge_bytes_in_spans(plan, &entries));
     if planned > 0 || report.huge_bytes == 0 {
         report.outcome = outcome(huge, planned);
@@ -127,12 +131,13 @@ pub(crate) fn outcome(huge: u64, planned: u64) -> Outcome {
     }
 }
 
-/// Returns the bytes PMD-mapped in VMAs that hold planned spans.
+/// Returns the bytes of planned spans that are PMD-mapped.
 pub(crate) fn huge_bytes_in_spans(plan: &Plan, entries: &[SmapsEntry]) -> u64 {
-    let holds_a_span = |entry: &&SmapsEntry| {
+    let in_spans = |entry: &SmapsEntry| {
         // Private anonymous huge pages are none of ours.
-        let backing = |backing: Backing| backing != Backing::Anon;
-        plan.spans().any(|span| backing(span.backing) && entry.vma.range.overlaps(span.range))
+        let ours = plan.spans().filter(|span| span.backing != Backing::Anon);
+        let shared = ours.filter_map(|span| span.range.intersection(entry.vma.range));
+        entry.pmd_mapped().min(shared.map(AddrRange::len).sum())
     };
-    entries.iter().filter(holds_a_span).map(SmapsEntry::pmd_mapped).sum()
+    entries.iter().map(in_spans).sum()
 }

@@ -43,7 +43,7 @@ pub struct Stopped {
 ///
 /// # Errors
 /// EPERM as for `PTRACE_SEIZE`: another tracer, or no leave. [`TraceError::Late`]: it sleeps where
-/// nothing wakes it (state D); it is let go when this process ends. [`TraceError::Gone`].
+/// nothing wakes it (state D); it is let go when the calling thread ends. [`TraceError::Gone`].
 pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
     ptrace::seize(tid, Options::default())?;
     ptrace::interrupt(tid)?;

@@ -6,23 +6,26 @@
 
 mod haste;
 mod images;
+mod jit;
 mod mappings;
 mod pass;
+mod place;
+mod prepared;
 mod revert;
 mod same;
 mod stored;
+mod switching;
 mod texts;
 mod thread;
 mod verify;
+mod written;
 
-use std::fs::File;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
-use tiexec_core::plan::{Backing, Plan, Span, plan_running};
+use tiexec_core::addr::{Pages, RemoteAddr};
+use tiexec_core::config::EdgePolicy;
+use tiexec_core::plan::Plan;
 use tiexec_core::proc::auxv;
-use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::smaps::{self, SmapsEntry};
 use tiexec_core::proc::status;
 use tiexec_core::seccomp::Value;
@@ -36,21 +39,18 @@ use tiexec_tracee::arch::{Call, Gadgets};
 use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::gadgets;
 use tiexec_tracee::running::Stopped;
-use tiexec_tracee::session::{Counts, DESCRIPTOR_CALLS, Session};
+use tiexec_tracee::session::{Counts, Session};
 
 use haste::Haste;
-use images::Image;
 pub use images::Images;
-use pass::Passage;
+pub use jit::collapse_jit;
+pub(crate) use prepared::{Prepared, prepare};
 pub use revert::{Reverted, revert};
 use same::RunningImage;
-use stored::Stored;
-use texts::Texts;
 pub use verify::report;
 
 use crate::failure::Failure;
 use crate::launch::Sources;
-use crate::{headroom, switch};
 
 /// What to do with a running process.
 #[derive(Clone, Copy, Debug)]
@@ -67,8 +67,12 @@ pub struct AttachOrder<'a> {
     pub sources: Sources,
     /// Whose text to look after.
     pub select: Select,
+    /// Which ragged edges are taken.
+    pub edges: EdgePolicy,
     /// How long staging may take; the process runs meanwhile.
     pub deadline: Duration,
+    /// How long to look for a thread that takes a stop well, and for the right moment.
+    pub patience: Duration,
     /// Plan only.
     pub dry_run: bool,
 }
@@ -84,7 +88,7 @@ pub struct Attached {
     pub setback: Option<Failure>,
     /// What the stop cost; `None` if no thread was stopped.
     pub stop: Option<StopCost>,
-    /// Bytes copied from files into images for this process.
+    /// Bytes copied from files into images for this process; none where an image was there already.
     pub bytes_copied: u64,
 }
 
@@ -122,116 +126,6 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
     Ok(prepared.attached)
 }
 
-/// All that can be done beside a process.
-pub(crate) struct Prepared {
-    /// What is planned, and what has failed so far.
-    pub attached: Attached,
-    /// Its smaps.
-    pub entries: Vec<SmapsEntry>,
-    /// Texts, their spans that get a copy, and that.
-    staged: Vec<(Vma, Vec<Span>, Rc<Image>)>,
-    /// Text that is in huge folios.
-    touched: Vec<AddrRange>,
-    thp_off: bool,
-}
-
-impl Prepared {
-    /// Whether nothing is to be done to the process itself.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.staged.is_empty() && self.touched.is_empty()
-    }
-
-    /// The calls that [`switch`](Self::switch) makes.
-    fn calls(&self) -> Vec<&'static [Foreseen]> {
-        let mut calls: Vec<&[Foreseen]> = Vec::new();
-        if !self.staged.is_empty() {
-            calls.extend(COPY_CALLS);
-        }
-        if !self.touched.is_empty() {
-            calls.push(&REFAULT_CALLS);
-        }
-        if self.thp_off {
-            calls.push(&ThpOn::CALLS);
-        }
-        calls
-    }
-
-    /// Switches what is staged.
-    ///
-    /// # Errors
-    /// What is not switched is where it was.
-    pub(crate) fn switch(
-        &self,
-        session: &mut Session,
-        order: &AttachOrder<'_>,
-        snapshot: &Snapshot,
-    ) -> Done {
-        let thp = if self.thp_off { Some(ThpOn::begin(session)?) } else { None };
-        let mut switched = Ok(());
-        if !self.staged.is_empty() {
-            switched = switch_all(session, order, snapshot, &self.staged, &self.entries);
-        }
-        for &range in &self.touched {
-            refault(session, range)?;
-        }
-        if let Some(thp) = thp {
-            thp.end(session)?;
-        }
-        switched
-    }
-}
-
-/// Looks at a process, plans, and stages copies, until `deadline`.
-///
-/// # Errors
-/// Nothing could be begun. What fails later is in the [`Attached`].
-pub(crate) fn prepare(
-    order: &AttachOrder<'_>,
-    images: &mut Images,
-    deadline: Instant,
-) -> Result<Prepared, Failure> {
-    let entries = read_smaps(order.process)?;
-    let mut texts = Texts::read(order, &entries, deadline);
-    let mut plan = plan_running(order.pages.pmd, &texts.texts);
-    let (mut stored, mut setback) = (Vec::new(), None);
-    if order.sources.store && plan.huge_bytes_by(Backing::Image) > 0 {
-        (stored, setback) = stored::find(order, images, &mut texts, &plan, deadline);
-        plan = plan_running(order.pages.pmd, &texts.texts);
-    }
-    let attached = Attached { plan, failure: None, setback, stop: None, bytes_copied: 0 };
-    let thp_off = thp_is_off(order.process);
-    let (staged, touched) = (Vec::new(), Vec::new());
-    let mut prepared = Prepared { attached, entries, staged, touched, thp_off };
-    let attached = &mut prepared.attached;
-    if order.dry_run || attached.plan.huge_bytes() == 0 {
-        return Ok(prepared);
-    }
-    for (vma, spans) in copies(&attached.plan.clone()) {
-        match stage(order, &texts, &stored, vma, &spans, images, deadline) {
-            Ok(image) => {
-                attached.bytes_copied += image.filled.copied;
-                if let Some(shortfall) = &image.filled.shortfall {
-                    attached.failure.get_or_insert_with(|| shortfall.clone());
-                }
-                prepared.staged.push((vma.clone(), spans, image));
-            }
-            Err(failure) => {
-                attached.failure.get_or_insert(failure);
-            }
-        }
-    }
-    prepared.touched = attached.plan.spans_by(Backing::Pagecache).map(|span| span.range).collect();
-    if !prepared.staged.is_empty() {
-        let parts = prepared.staged.iter().map(|(_, _, image)| image.filled.staged.len()).sum();
-        let maps = order.process.read("maps").map_err(Failure::unreadable)?;
-        mappings::check(maps.iter().filter(|&&byte| byte == b'\n').count(), parts)?;
-    }
-    Ok(prepared)
-}
-
-/// What handing images over and switching to them has the process call.
-const COPY_CALLS: [&[Foreseen]; 3] = [&DESCRIPTOR_CALLS, &pass::CALLS, &switch::RUNNING_CALLS];
-
 /// Reads a process's smaps.
 ///
 /// # Errors
@@ -249,99 +143,6 @@ fn read_smaps(process: &ProcDir) -> Result<Vec<SmapsEntry>, Failure> {
             }
         }
     }
-}
-
-/// Returns, for each text, the spans of it that need a copy.
-fn copies(plan: &Plan) -> impl Iterator<Item = (&Vma, Vec<Span>)> {
-    plan.texts.iter().filter_map(|text| {
-        let copied = |span: &&Span| span.backing != Backing::Pagecache;
-        let spans: Vec<Span> = text.spans.iter().filter(copied).copied().collect();
-        (!spans.is_empty()).then_some((&text.vma, spans))
-    })
-}
-
-/// Has the image of a text's spans ready.
-fn stage(
-    order: &AttachOrder<'_>,
-    texts: &Texts,
-    stored: &[Stored],
-    vma: &Vma,
-    spans: &[Span],
-    images: &mut Images,
-    deadline: Instant,
-) -> Result<Rc<Image>, Failure> {
-    let backing = spans.first().map_or(Backing::Image, |span| span.backing);
-    if backing == Backing::Store {
-        return stored::image(stored, vma, spans).map(Rc::new);
-    }
-    if backing == Backing::Image {
-        let bytes = spans.iter().map(|span| span.range.len()).sum();
-        // It is this process's memory cgroup that pays.
-        headroom::check(&ProcDir::this_process().map_err(Failure::unreadable)?, bytes)?;
-    }
-    let gone = || Failure::new(SkipReason::FileGone, vma.display_path());
-    let file: &File = texts.file(vma).ok_or_else(gone)?;
-    let path = vma.display_path();
-    let name = path.rsplit('/').next().unwrap_or_default();
-    images.get(file, name, spans, backing, order.pages, deadline)
-}
-
-/// Switches each staged part, one after the other.
-fn switch_all(
-    session: &mut Session,
-    order: &AttachOrder<'_>,
-    snapshot: &Snapshot,
-    staged: &[(Vma, Vec<Span>, Rc<Image>)],
-    entries: &[SmapsEntry],
-) -> Result<(), Failure> {
-    let passage = Passage::open(session, order.task, order.process)?;
-    for (vma, spans, image) in staged {
-        let fd = passage.hand_over(session, &image.file)?;
-        let locked = entries.iter().any(|entry| entry.vma == *vma && entry.has_flag(*b"lo"));
-        for part in &image.filled.staged {
-            // The image may have been made for another process, where the text lies elsewhere.
-            let Some(to) = place_of(part.span, spans) else { continue };
-            let place = switch::Place { fd, offset: part.image_offset, to, locked };
-            switch::switch_running(session, order.process, snapshot, place)?;
-        }
-        session.release_now()?;
-    }
-    Ok(())
-}
-
-/// Returns where a part of an image goes in a process whose spans are these.
-fn place_of(part: Span, spans: &[Span]) -> Option<AddrRange> {
-    let span = spans.iter().find(|span| {
-        let end = span.file_offset.saturating_add(span.range.len());
-        span.file_offset <= part.file_offset && part.file_offset + part.range.len() <= end
-    })?;
-    let start = span.range.start().checked_add(part.file_offset - span.file_offset)?;
-    AddrRange::with_len(start, part.range.len())
-}
-
-/// What [`refault`] has the process call.
-const REFAULT_CALLS: [Foreseen; 2] = [
-    Foreseen::needed(
-        "madvise(MADV_DONTNEED)",
-        c::SYS_madvise,
-        [Value::Any, Value::Any, constant(c::MADV_DONTNEED)],
-    ),
-    Foreseen::needed(
-        "madvise(MADV_POPULATE_READ)",
-        c::SYS_madvise,
-        [Value::Any, Value::Any, constant(c::MADV_POPULATE_READ)],
-    ),
-];
-
-/// Has text that lies on huge folios already mapped anew, by whole PMD entries. Whoever runs there
-/// meanwhile faults it in again.
-fn refault(session: &mut Session, range: AddrRange) -> Result<(), TraceError> {
-    let (start, len) = (range.start().get(), range.len());
-    for advice in [c::MADV_DONTNEED, c::MADV_POPULATE_READ] {
-        let advice = u64::from(advice.unsigned_abs());
-        let _refused = session.call(Call::new(c::SYS_madvise, [start, len, advice]))?;
-    }
-    Ok(())
 }
 
 /// Whether the process has turned THP off for itself (`PR_SET_THP_DISABLE`; mariadbd does, for its
@@ -393,7 +194,28 @@ impl ThpOn {
 type Done = Result<(), Failure>;
 
 /// Stops one thread, has `work` make it call what is in `calls`, and lets it go.
+///
+/// In a thread of this process that ends with it: a thread that did not come to its stop in time is
+/// still seized then, cannot be let go while it does not stand, and would stand as soon as it can. The
+/// kernel lets it go when the thread that seized it ends.
 fn in_a_stop(
+    order: &AttachOrder<'_>,
+    image: Result<RunningImage, Failure>,
+    entries: &[SmapsEntry],
+    calls: Vec<&[Foreseen]>,
+    work: impl FnOnce(&mut Session, &Snapshot) -> Done + Send,
+) -> Result<(StopCost, Done), Failure> {
+    std::thread::scope(|scope| {
+        // Where memory is short, a stack of the usual size may be what is too much.
+        let thread = std::thread::Builder::new().stack_size(512 << 10);
+        let stop = thread
+            .spawn_scoped(scope, || stop_and_work(order, image, entries, calls, work))
+            .map_err(|error| Failure::new(SkipReason::ForkFailed, error))?;
+        stop.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn stop_and_work(
     order: &AttachOrder<'_>,
     image: Result<RunningImage, Failure>,
     entries: &[SmapsEntry],

@@ -19,8 +19,6 @@ use super::AttachOrder;
 use super::same::RunningImage;
 use crate::failure::Failure;
 
-/// How long to look for a thread, and for the right moment.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// How long only for one that will see nothing of it.
 const UNSEEN_FIRST: Duration = Duration::from_secs(1);
 /// The longest pause between two looks.
@@ -41,7 +39,7 @@ pub(super) fn begin(
     calls: &[&[Foreseen]],
 ) -> Result<(Stopped, Session), Failure> {
     let begun = Instant::now();
-    let until = begun + PATIENCE;
+    let until = begun + order.patience;
     let mut pause = Duration::from_millis(1);
     let readable = may_read_filters();
     let mut why =
@@ -73,6 +71,9 @@ pub(super) fn begin(
             let mut stopped = match running::stop(tid, until) {
                 Ok(stopped) => stopped,
                 Err(TraceError::Gone) => continue,
+                Err(error @ TraceError::Late) => {
+                    return Err(Failure::new(SkipReason::NoThread, error));
+                }
                 // What has just ended cannot be traced either.
                 Err(_) if threads::alive(order.process, tid).is_none() => continue,
                 // By an exec another thread may have taken this one's id, and lives.
@@ -133,11 +134,13 @@ fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) ->
     let mut candidates: Vec<(Pid, Takes)> = free
         .iter()
         .map(|(tid, status)| {
-            // Stopped by a signal: what it was doing is interrupted already.
-            if status.state == b'T' {
-                return (*tid, Takes::Asleep);
-            }
-            let takes = threads::takes(order.process, order.task, *tid);
+            let takes = match status.state {
+                // Stopped by a signal: what it was doing is interrupted already.
+                b'T' => Takes::Asleep,
+                // Nothing wakes it, and once seized it could not be let go.
+                b'D' => Takes::Badly,
+                _ => threads::takes(order.process, order.task, *tid),
+            };
             let unready = takes == Takes::AsleepForEintr && !threads::expects_eintr(status);
             (*tid, if unready { Takes::Badly } else { takes })
         })
