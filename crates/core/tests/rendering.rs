@@ -55,12 +55,12 @@ fn mysqld() -> Report {
     report.unit = Some("mysql.service".to_owned());
     report.launch = Some(LaunchCost {
         backing: Some(Backing::Image),
+        entry_stop_us: Some(310),
         stop_us: 110,
         remote_syscalls: 9,
         bytes_copied: 52 * MIB,
         rebased: false,
         setback: None,
-        entry_stop_us: None,
         unsafe_windows: 0,
         spans: vec![span(0x80_0000, 0x3c0_0000, 0x40_0000)],
     });

@@ -466,6 +466,33 @@ mod tests {
     }
 
     #[test]
+    fn a_later_plan_adds_what_has_been_mapped_since() {
+        let lines = [
+            "005ff000-00c10000 r-xp 001ff000 fe:00 1 /usr/bin/main\n",
+            "7f0000000000-7f0000010000 r-xp 00000000 fe:00 2 /ld.so\n",
+            "7f0000200000-7f0000600000 r-xp 00000000 fe:00 3 /lib.so\n",
+        ];
+        let mut plan = plan_by(&snapshot(&lines[..2].concat(), 0x60_1000), Backing::Image);
+        let text = |vma: &Vma| RunningText {
+            vma: vma.clone(),
+            folios: Vec::new(),
+            copy: Some(Backing::Image),
+            kept: Vec::new(),
+            leave: vma.path().starts_with(b"/usr").then_some(SkipReason::NotSelected),
+            parts: None,
+        };
+        let later = snapshot(&lines.concat(), 0);
+        let texts: Vec<_> = later.vmas.iter().map(text).collect();
+        let reserved = Reserved::find(&later.vmas, None, later.pages, |_| false);
+        let (pages, policy) = (later.pages, EdgePolicy::default());
+        let around = Around { pages, policy, vmas: &later.vmas, reserved: &reserved };
+        plan.join(plan_running(&around, &texts));
+        let paths: Vec<_> = plan.texts.iter().map(|text| text.vma.display_path()).collect();
+        assert_eq!(paths, ["/usr/bin/main", "/ld.so", "/lib.so"]);
+        assert_eq!((plan.huge_bytes(), plan.texts[1].rest[0].0), (10 << 20, SkipReason::TooSmall));
+    }
+
+    #[test]
     fn text_that_fits_exactly_has_no_rest() {
         let snapshot = snapshot("00400000-00800000 r-xp 00000000 fe:00 1 /m\n", 0x40_0000);
         let plan = plan_by(&snapshot, Backing::Hugetlb);
