@@ -91,5 +91,11 @@ def bytes_of(pid, ranges, keys):
 
 
 def huge_bytes(pid, ranges):
-    """What smaps says is mapped by huge pages inside the ranges."""
-    return bytes_of(pid, ranges, HUGE_KEYS)
+    """What smaps says is mapped by huge pages inside the ranges. Of a mapping that is huge in part only, and reaches beyond
+    them, at least so much."""
+    found = 0
+    for begin, end, _, _, numbers in vmas(pid):
+        inside = sum(max(0, min(end, b) - max(begin, a)) for a, b in ranges)
+        huge = sum(numbers.get(key, 0) for key in HUGE_KEYS)
+        found += max(0, min(huge, end - begin) - (end - begin - inside)) if inside else 0
+    return found

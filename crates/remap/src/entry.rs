@@ -57,6 +57,7 @@ pub(crate) fn switch(
         // The main executable was seen to at the exec stop.
         select: Select { main: false, ..order.select },
         edges: order.edges,
+        only_shared: only_shared(order),
         deadline: left,
         // It stands already.
         patience: Duration::ZERO,
@@ -80,6 +81,12 @@ pub(crate) fn switch(
     Ok((session, prepared.attached))
 }
 
+/// Whether objects are copied into the image store only: unless a copy was asked for. A compiler's 200 MiB
+/// of libraries are too much for one start of it.
+fn only_shared(order: &Order<'_>) -> bool {
+    order.sources.pagecache && order.sources.store
+}
+
 /// Plans for objects before they are mapped, as if each were mapped at address 0: the page cache is asked
 /// until `deadline`, and nothing is built.
 pub(crate) fn expected(order: &Order<'_>, objects: &[Object], deadline: Instant) -> Plan {
@@ -97,7 +104,10 @@ pub(crate) fn expected(order: &Order<'_>, objects: &[Object], deadline: Instant)
         let folios = prepared.and_then(Result::ok).unwrap_or_default().huge;
         let stored =
             store.as_ref().and_then(|store| store.find(&object.file, &object.path, 0).ok());
-        let copy = stored.flatten().map(|_| Backing::Store).or(order.sources.copy);
+        let copy = stored
+            .flatten()
+            .map(|_| Backing::Store)
+            .or(order.sources.copy.filter(|_| !only_shared(order)));
         for load in object.facts.loads.iter().filter(|load| load.is_text()) {
             let Some(range) = load.mapped(order.pages.base) else { continue };
             let vma = Vma {

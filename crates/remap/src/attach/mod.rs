@@ -69,6 +69,8 @@ pub struct AttachOrder<'a> {
     pub select: Select,
     /// Which ragged edges are taken.
     pub edges: EdgePolicy,
+    /// Whether copies may only be such as the whole machine shares: in the image store.
+    pub only_shared: bool,
     /// How long staging may take; the process runs meanwhile.
     pub deadline: Duration,
     /// How long to look for a thread that takes a stop well, and for the right moment.

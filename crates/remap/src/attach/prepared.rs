@@ -145,6 +145,9 @@ pub(crate) fn prepare(
     let (mut stored, mut setback) = (Vec::new(), None);
     if order.sources.store && plan.span_bytes_by(Backing::Image) > 0 {
         (stored, setback) = stored::find(order, images, &mut texts, &plan, deadline);
+        if order.only_shared {
+            texts.copy_nothing_to(Backing::Image);
+        }
         plan = plan_running(&around, &texts.texts);
     }
     let attached =

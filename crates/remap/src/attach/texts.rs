@@ -123,6 +123,13 @@ impl Texts {
         }
     }
 
+    /// Has nothing be copied that would be to `backing`.
+    pub(super) fn copy_nothing_to(&mut self, backing: Backing) {
+        for text in self.texts.iter_mut().filter(|text| text.copy == Some(backing)) {
+            text.copy = None;
+        }
+    }
+
     /// Opens the text's file, and finds out where it is mapped and which of its huge pages were written
     /// to.
     fn look(

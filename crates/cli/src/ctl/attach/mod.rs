@@ -179,6 +179,7 @@ impl Target {
             sources,
             select,
             edges,
+            only_shared: false,
             deadline: STAGING,
             patience: PATIENCE,
             dry_run,
