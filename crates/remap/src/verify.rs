@@ -75,6 +75,9 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
     } else {
         let unplanned =
             plan.and_then(|plan| plan.texts.iter().find_map(|text| unplanned(&text.rest)));
+        // Where copies may be made only shared objects stay so, for which there is no store.
+        let unplanned = unplanned
+            .map(|why| if order.sources.copy.is_some() { SkipReason::NoStore } else { why });
         let nothing = planned == 0 && report.huge_bytes == 0;
         report.reason = unplanned;
         if let (None, Some(failure)) = (unplanned, &found.unwatched) {
