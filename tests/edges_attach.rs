@@ -155,7 +155,7 @@ fn shape(pid: i32) -> Vec<String> {
     let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("an own child");
     let exe = exe.to_string_lossy().into_owned();
     let mut first = None;
-    support::attached::map_lines(pid)
+    support::attaching::joined(pid)
         .iter()
         .filter(|line| line.ends_with(&*exe))
         .map(|line| {

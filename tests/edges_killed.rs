@@ -2,21 +2,21 @@
 
 mod support;
 
-use support::attached::{descriptors, map_lines};
-use support::attaching::small;
+use support::attaching::{descriptors, joined, revert_run, small};
 use support::edges::{ask, assert_unharmed, finish, hold, huge_ranges};
 use support::smaps::{status_field, vmas};
-use support::{Fresh, Kind, Report, Run, attached, program};
+use support::{Fresh, Kind, Report, Run, program};
 
 const NONE: [&str; 0] = [];
 const POINTS: [&str; 3] = ["die-after-setregs", "die-after-stop", "die-after-write"];
 
 fn attach(pid: i32) -> Run {
-    attached::ctl(["attach", "--backing=image", "--edges=aggressive", &pid.to_string()])
+    let args = ["attach", "--backing=image", "--edges=aggressive", &pid.to_string()];
+    Run::new(support::tiexecctl(), args).plain()
 }
 
 fn revert(pid: i32) -> Run {
-    attached::revert(pid)
+    revert_run(pid)
 }
 
 /// Kills it at each place of an attach, and of a revert.
@@ -25,7 +25,7 @@ fn at_each_place(copy: &Fresh, point: &str) {
     let pid = held.pid();
     assert_eq!(ask(&mut held, "protect"), "ok");
     let image = ask(&mut held, "check");
-    let (before, fds) = (map_lines(pid), descriptors(pid));
+    let (before, fds) = (joined(pid), descriptors(pid));
     for (name, run) in [("attach", attach as fn(i32) -> Run), ("revert", revert)] {
         let mut places = 0;
         for n in 1..200 {
@@ -39,10 +39,10 @@ fn at_each_place(copy: &Fresh, point: &str) {
             let struck = done.end().1 == Some(libc::SIGKILL);
             revert(pid).output().assert_code(0);
             // A revert that died may leave what it had staged of the file, beside everything.
-            let mut maps = map_lines(pid);
+            let mut maps = joined(pid);
             maps.retain(|line| before.contains(line) || !is_staged_text(line, copy));
             assert_eq!(maps, before, "{when}");
-            let more = map_lines(pid).len() - before.len();
+            let more = joined(pid).len() - before.len();
             assert!(more <= if name == "attach" { 0 } else { n }, "{when}: {more}");
             assert_eq!(descriptors(pid), fds, "{when}");
             if !struck {

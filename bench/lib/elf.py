@@ -47,6 +47,18 @@ def text_ranges(pid):
     return [(a // PAGE * PAGE, -(-b // PAGE) * PAGE) for a, b in text]
 
 
+def library_text_ranges(pid, path):
+    """Run-time addresses of a shared object's text: from its lowest mapping on, be that its own or an image of it."""
+    name = os.path.basename(path)
+    mapped = [begin for begin, _, _, file, _ in vmas(pid) if file == path or "tiexec" in file and name[:20] in file]
+    loads = program_headers(path)[2]
+    if not mapped or not loads:
+        return []
+    bias = min(mapped) - min(row["vaddr"] for row in loads) // PAGE * PAGE
+    text = ((row["vaddr"] + bias, row["vaddr"] + row["memsz"] + bias) for row in loads if row["flags"] & PF_X)
+    return [(a // PAGE * PAGE, -(-b // PAGE) * PAGE) for a, b in text]
+
+
 def whole_huge_pages(ranges, huge):
     """The parts of `ranges` that are whole huge pages, as ranges."""
     inner = ((-(-a // huge) * huge, b // huge * huge) for a, b in ranges)

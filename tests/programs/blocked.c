@@ -225,6 +225,7 @@ static struct situation situation(const char *name)
     }
     IS("epoll_wait") IN(SYS_epoll_wait, wake_pipe, epoll(), P(&event), 1, -1);
     IS("epoll_wait_timeout") IN(SYS_epoll_wait, wake_nobody, epoll(), P(&event), 1, 3000);
+    IS("epoll_wait_catching") IN(SYS_epoll_wait, wake_nobody, epoll(), P(&event), 1, 30000);
     IS("epoll_wait_signal") IN(SYS_epoll_wait, wake_signal, epoll(), P(&event), 1, -1);
     IS("epoll_pwait") IN(SYS_epoll_pwait, wake_pipe, epoll(), P(&event), 1, -1, P(&none), 8);
     IS("epoll_pwait_signal") IN(SYS_epoll_pwait, wake_signal, epoll(), P(&event), 1, -1, P(&none), 8);
@@ -295,7 +296,7 @@ int main(int argc, char **argv)
     sigemptyset(&none);
     sigemptyset(&user);
     sigaddset(&user, SIGUSR1);
-    if (strcmp(name, "epoll_wait_signal"))
+    if (strcmp(name, "epoll_wait_signal") && strcmp(name, "epoll_wait_catching"))
         sigprocmask(SIG_BLOCK, &user, NULL);
     check_or_die();
     struct situation it = situation(name);

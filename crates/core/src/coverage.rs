@@ -187,25 +187,40 @@ pub fn coverage(
 }
 
 /// Finds the file that the text of ours at `index` stands in for: the nearest VMA of a file that
-/// is joined to it without a gap, looking back first.
+/// is joined to it without a gap, looking back first; one of its name before any other (libraries lie
+/// side by side).
 fn owner(entries: &[SmapsEntry], index: usize) -> &Vma {
-    let foreign = |vma: &Vma| vma.is_file_backed() && !is_ours(vma);
-    let mut at = index;
-    while at > 0 && entries[at - 1].vma.range.end() == entries[at].vma.range.start() {
-        at -= 1;
-        if foreign(&entries[at].vma) {
-            return &entries[at].vma;
+    let ours = &entries[index].vma;
+    let back = entries[..=index].windows(2).rev().map(|pair| (&pair[0], &pair[1], &pair[0]));
+    let forth = entries[index..].windows(2).map(|pair| (&pair[0], &pair[1], &pair[1]));
+    let joined = |(low, high, _): &(&SmapsEntry, &SmapsEntry, _)| {
+        low.vma.range.end() == high.vma.range.start()
+    };
+    let neighbours = back.take_while(joined).chain(forth.take_while(joined));
+    let files: Vec<&Vma> = neighbours
+        .map(|(_, _, entry): (_, _, &SmapsEntry)| &entry.vma)
+        .filter(|vma| vma.is_file_backed() && !is_ours(vma))
+        .collect();
+    let namesake = files.iter().find(|vma| is_image_of(ours, vma));
+    namesake.or(files.first()).copied().unwrap_or(ours)
+}
+
+/// Returns whether the name of the image says that it is one of that file: it has the beginning of the
+/// file's name, odd characters replaced.
+fn is_image_of(image: &Vma, file: &Vma) -> bool {
+    let last = |path: &'_ [u8]| path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
+    let (path, of) = (image.path(), file.path());
+    let name = match path.strip_prefix(IMAGE_NAME_PREFIX) {
+        Some(name) => name,
+        None => {
+            let name = path[last(path)..].strip_suffix(STORE_NAME_SUFFIX).unwrap_or_default();
+            // A dash and a digest follow.
+            &name[..name.iter().rposition(|&byte| byte == b'-').unwrap_or(0)]
         }
-    }
-    at = index;
-    while at + 1 < entries.len() && entries[at + 1].vma.range.start() == entries[at].vma.range.end()
-    {
-        at += 1;
-        if foreign(&entries[at].vma) {
-            return &entries[at].vma;
-        }
-    }
-    &entries[index].vma
+    };
+    let of = &of[last(of)..];
+    let same = |(a, b): (&u8, &u8)| a == b || *a == b'_';
+    !name.is_empty() && name.len() <= of.len() && name.iter().zip(of).all(same)
 }
 
 fn backing_of(entry: &SmapsEntry, base: PageSize) -> Option<Backing> {
@@ -316,6 +331,25 @@ mod tests {
         );
         let names: Vec<_> = files.iter().map(|file| (file.path.as_str(), file.deleted)).collect();
         assert_eq!(names, [("/memfd:tiexec:m", true), ("/usr/bin/m", false)]);
+    }
+
+    #[test]
+    fn a_span_between_two_libraries_belongs_to_its_namesake() {
+        for name in ["/memfd:tiexec:libb.so.1 (deleted)", "/run/x/libb.so.1-0123abcd.tiexec"] {
+            let files = coverage_of(
+                &format!(
+                    "7f0000000000-7f0000001000 r-xp 00000000 fe:00 1 /usr/lib/liba.so\n\
+                     7f0000001000-7f0000200000 rw-p 00001000 fe:00 1 /usr/lib/liba.so\n\
+                     7f0000200000-7f0000400000 r-xp 00000000 00:01 77 {name}\n\
+                     ShmemPmdMapped: 2048 kB\n\
+                     7f0000400000-7f0000401000 r-xp 00200000 fe:00 2 /usr/lib/libb.so.1\n"
+                ),
+                &[],
+            );
+            let found: Vec<_> =
+                files.iter().map(|file| (file.path.as_str(), file.huge_bytes)).collect();
+            assert_eq!(found, [("/usr/lib/libb.so.1", 2 << 20), ("/usr/lib/liba.so", 0)]);
+        }
     }
 
     #[test]

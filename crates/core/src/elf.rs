@@ -11,6 +11,9 @@ use object::endian::LittleEndian;
 use object::pod;
 use thiserror::Error;
 
+use crate::addr::{AddrRange, PageSize, RemoteAddr};
+use crate::proc::maps::Vma;
+
 /// Why bytes are not an ELF image of this machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum ElfError {
@@ -111,13 +114,10 @@ impl LoadSegment {
     }
 
     /// Returns the vaddrs at which the kernel maps the file part: whole base pages.
-    pub fn mapped(&self, base: crate::addr::PageSize) -> Option<crate::addr::AddrRange> {
+    pub fn mapped(&self, base: PageSize) -> Option<AddrRange> {
         let mask = base.bytes() - 1;
         let end = self.vaddr.saturating_add(self.file_size).saturating_add(mask) & !mask;
-        crate::addr::AddrRange::new(
-            crate::addr::RemoteAddr::new(self.vaddr & !mask),
-            crate::addr::RemoteAddr::new(end),
-        )
+        AddrRange::new(RemoteAddr::new(self.vaddr & !mask), RemoteAddr::new(end))
     }
 }
 
@@ -177,6 +177,21 @@ impl ElfFacts {
         Ok(facts)
     }
 
+    /// Returns the load bias of a process that maps this file at `vma`; `None` if no LOAD segment is
+    /// mapped from that part of it.
+    pub fn load_bias(&self, vma: &Vma, base: PageSize) -> Option<u64> {
+        let offset = vma.file_offset;
+        let holds = |load: &&LoadSegment| {
+            let first = load.file_offset & !(base.bytes() - 1);
+            first <= offset && offset < load.file_offset.saturating_add(load.file_size)
+        };
+        // Where one segment ends and the next begins within a page, both are mapped from it.
+        let alike = |load: &&LoadSegment| holds(load) && load.exec == vma.perms.exec;
+        let load = self.loads.iter().find(alike).or_else(|| self.loads.iter().find(holds))?;
+        let vaddr = load.vaddr.wrapping_add(offset.wrapping_sub(load.file_offset));
+        Some(vma.range.start().get().wrapping_sub(vaddr))
+    }
+
     /// Returns the bytes of text in the file, all text segments together.
     pub fn text_bytes(&self) -> u64 {
         self.text().fold(0, |sum, load| sum.saturating_add(load.file_size))
@@ -191,6 +206,18 @@ impl ElfFacts {
             }
             load.mapped(base).and_then(|mapped| mapped.align_inward(huge)).is_some()
         })
+    }
+
+    /// Returns whether any text segment of a shared object holds a whole huge page of `huge` bytes: where
+    /// the kernel maps large files from a multiple of the huge page on, and anywhere.
+    pub fn fills_as_object(
+        &self,
+        huge: crate::addr::PageSize,
+        base: crate::addr::PageSize,
+    ) -> bool {
+        self.text()
+            .filter_map(|load| load.mapped(base))
+            .any(|mapped| mapped.align_inward(huge).is_some() || mapped.len() >= 2 * huge.bytes())
     }
 
     /// Returns the parts of the file that are mapped as text, in whole base pages as the kernel maps

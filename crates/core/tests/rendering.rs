@@ -55,6 +55,7 @@ fn mysqld() -> Report {
     report.unit = Some("mysql.service".to_owned());
     report.launch = Some(LaunchCost {
         backing: Some(Backing::Image),
+        entry_stop_us: Some(310),
         stop_us: 110,
         remote_syscalls: 9,
         bytes_copied: 52 * MIB,
@@ -215,13 +216,13 @@ fn a_plan_as_a_table() {
 
 #[test]
 fn a_plan_as_json() {
-    insta::assert_snapshot!(plan_of_node(Backing::Hugetlb).to_json(None));
+    insta::assert_snapshot!(plan_of_node(Backing::Hugetlb).to_json(None, None));
 }
 
 #[test]
 fn a_plan_that_cannot_be_carried_out_says_why_in_json() {
     insta::assert_snapshot!(spread(
-        &plan_of_node(Backing::Image).to_json(Some(SkipReason::Seccomp))
+        &plan_of_node(Backing::Image).to_json(Some(SkipReason::Seccomp), None)
     ));
 }
 
@@ -229,5 +230,5 @@ fn a_plan_that_cannot_be_carried_out_says_why_in_json() {
 fn a_plan_without_text() {
     let plan = plan_of_nothing();
     insta::assert_snapshot!("a_plan_without_text_as_a_table", plan);
-    insta::assert_snapshot!("a_plan_without_text_as_json", plan.to_json(None));
+    insta::assert_snapshot!("a_plan_without_text_as_json", plan.to_json(None, None));
 }

@@ -40,6 +40,10 @@ pub(crate) struct Program {
     pub stored: Option<StoredImage>,
     /// The copy that is made of what is in neither.
     copy: Option<Backing>,
+    /// Whether an interpreter maps shared objects for it.
+    pub dynamic: bool,
+    /// Whether its text is to be left alone.
+    leave: bool,
     edges: EdgePolicy,
     start_brk: Option<u64>,
 }
@@ -73,7 +77,8 @@ impl Program {
         let vmas = maps::parse(&maps).map_err(malformed)?;
         let snapshot = Snapshot { pages: order.pages, vmas, entry };
         let image = MainImage::new(&facts, header.entry, entry);
-        let folios = if order.sources.pagecache {
+        let (dynamic, leave) = (facts.dynamic, !order.select.main);
+        let folios = if order.sources.pagecache && !leave {
             folios(&exe, &image, order, deadline)
         } else {
             Vec::new()
@@ -82,7 +87,19 @@ impl Program {
         let start_brk = layout.map(|layout| layout.start_brk);
         let Order { edges, sources, .. } = *order;
         let (copy, stored) = (sources.copy, None);
-        Ok(Self { exe, auxv, snapshot, image, folios, stored, copy, edges, start_brk })
+        Ok(Self {
+            exe,
+            auxv,
+            snapshot,
+            image,
+            folios,
+            stored,
+            copy,
+            dynamic,
+            leave,
+            edges,
+            start_brk,
+        })
     }
 
     /// Plans; `may_move` says whether the program may be moved.
@@ -92,6 +109,7 @@ impl Program {
         let store = self.stored.as_ref().map(|_| Backing::Store);
         let copies: Vec<Backing> = store.into_iter().chain(self.copy).collect();
         let means = Means {
+            leave_main: self.leave,
             image: Some(image),
             folios: &self.folios,
             copies: &copies,
@@ -128,9 +146,9 @@ impl Program {
         let path = Path::new(OsStr::from_bytes(&path));
         let (original, process) = (&self.exe, order.process);
         let found = if order.dry_run {
-            store.find(original, path)?
+            store.find(original, path, 0)?
         } else {
-            let order = BuildOrder { original, path, process, deadline };
+            let order = BuildOrder { original, path, bias: 0, process, deadline };
             match store.find_or_build(&order) {
                 Err(failure) if failure.reason == SkipReason::NoStore => None,
                 found => Some(found?),

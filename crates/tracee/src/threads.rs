@@ -23,7 +23,10 @@ pub enum Takes {
     /// Asleep in a call such as `epoll_wait` without a timeout: it would return EINTR, but can be made
     /// again.
     AsleepToRewind,
-    /// Would see EINTR, or cannot be stopped: not to be chosen.
+    /// Asleep in a call such as `epoll_wait` with a timeout, which will return EINTR: only for a thread
+    /// that [expects that](expects_eintr).
+    AsleepForEintr,
+    /// Would see that a call has done a part of its work, or cannot be stopped: not to be chosen.
     Badly,
 }
 
@@ -48,10 +51,24 @@ pub fn has_ended(process: &ProcDir, tid: Pid) -> bool {
     matches!(status::parse(&text).state, b'Z' | b'X' | b'x')
 }
 
+/// Whether the thread is frozen by a cgroup (v2; by v1 it is in state D): it can be seized and comes to
+/// a stop, but makes no system call before it is thawed (`do_freezer_trap` in `kernel/signal.c`, which
+/// compilers put into its caller). Not so where the kernel does not tell where it sleeps.
+fn is_frozen(process: &ProcDir, tid: Pid) -> bool {
+    let file = format!("task/{}/wchan", tid.as_raw_nonzero());
+    process.read_as(&file, "wchan").is_ok_and(|place| {
+        let place: &[u8] = &place;
+        place == b"do_freezer_trap" || place == b"get_signal"
+    })
+}
+
 /// Says how `tid` would take a stop now.
 pub fn takes(process: &ProcDir, pid: Pid, tid: Pid) -> Takes {
     let file = format!("task/{}/syscall", tid.as_raw_nonzero());
     let Ok(text) = process.read_as(&file, "syscall") else { return Takes::Badly };
+    if is_frozen(process, tid) {
+        return Takes::Badly;
+    }
     match syscall::parse(&text) {
         Ok(Doing::Running) => Takes::Running,
         Ok(Doing::Call { number, args }) => asleep(pid, number, &args),
@@ -105,8 +122,20 @@ fn asleep(pid: Pid, number: u64, args: &[u64; 6]) -> Takes {
             Takes::Asleep
         }
         _ if waits_forever(number, args) => Takes::AsleepToRewind,
+        // Not sigtimedwait(2): the signals it waits for count as unblocked meanwhile.
+        c::SYS_epoll_wait | c::SYS_epoll_pwait | c::SYS_epoll_pwait2 | c::SYS_semtimedop => {
+            Takes::AsleepForEintr
+        }
         _ => Takes::Badly,
     }
+}
+
+/// Whether a thread must be ready for EINTR in any case: a signal may come at any time for which it has
+/// a handler. Those do not count that a thread raises by a fault of its own.
+pub fn expects_eintr(status: &Status) -> bool {
+    let own = [c::SIGSEGV, c::SIGBUS, c::SIGFPE, c::SIGILL, c::SIGTRAP, c::SIGSYS, c::SIGABRT];
+    let faults = own.iter().fold(0, |mask, signal| mask | 1 << (signal - 1));
+    status.caught & !status.blocked & !faults != 0
 }
 
 /// Whether the call waits without end, has no effect before it returns, and answers EINTR to any

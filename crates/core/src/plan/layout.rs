@@ -14,7 +14,7 @@ use crate::snapshot::Snapshot;
 /// store if there is one; otherwise for what the page cache holds, if anything; otherwise, where
 /// edges are wanted, for as much of the text as can be huge.
 pub(super) fn layout(snapshot: &Snapshot, means: &Means<'_>) -> (Option<Rebase>, Option<u64>) {
-    let Some(image) = means.image else { return (None, None) };
+    let Some(image) = means.image.filter(|_| !means.leave_main) else { return (None, None) };
     let pages = snapshot.pages;
     let here = image.load_bias & (pages.pmd.bytes() - 1);
     let reach = |bias: u64| {

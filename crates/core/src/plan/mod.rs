@@ -19,6 +19,8 @@ pub mod edges;
 mod layout;
 mod render;
 
+mod cuts;
+
 use std::fmt;
 use std::ops::Range;
 
@@ -89,6 +91,8 @@ impl Span {
 /// What huge pages can be made of.
 #[derive(Clone, Debug, Default)]
 pub struct Means<'a> {
+    /// Whether the main executable is to be left alone.
+    pub leave_main: bool,
     /// The main executable, where it may be moved to make its text congruent.
     pub image: Option<&'a MainImage>,
     /// The parts of the main executable's file that lie in the page cache in PMD-sized folios: file
@@ -102,7 +106,10 @@ pub struct Means<'a> {
     pub start_brk: Option<u64>,
 }
 
-fn start_and_end<S: serde::Serializer>(range: &AddrRange, to: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn start_and_end<S: serde::Serializer>(
+    range: &AddrRange,
+    to: S,
+) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
     struct Ends {
         start: RemoteAddr,
@@ -184,6 +191,19 @@ impl Plan {
         self.texts.iter().map(|text| text.vma.range.len()).sum()
     }
 
+    /// Adds the plan for other text, of a later moment: what both know is as `later` says, unless this
+    /// one makes some of it huge.
+    pub fn join(&mut self, later: Self) {
+        let switched = |text: &TextPlan| !text.spans.is_empty();
+        let covers = |texts: &[TextPlan], range: AddrRange| {
+            texts.iter().any(|text| text.vma.range.overlaps(range))
+        };
+        self.texts.retain(|text| switched(text) || !covers(&later.texts, text.vma.range));
+        let own = self.texts.clone();
+        self.texts.extend(later.texts.into_iter().filter(|text| !covers(&own, text.vma.range)));
+        self.texts.sort_by_key(|text| text.vma.range.start());
+    }
+
     /// Returns the backing that holds most of what becomes huge; `None` where nothing does.
     pub fn main_backing(&self) -> Option<Backing> {
         let most = self.spans().max_by_key(|span| self.span_bytes_by(span.backing));
@@ -220,7 +240,7 @@ pub fn plan(snapshot: &Snapshot, means: &Means<'_>) -> Plan {
         .iter()
         .filter(|vma| vma.is_text() && !vma.range.is_empty())
         .map(|vma| {
-            if main != Some(vma.file) {
+            if main != Some(vma.file) || means.leave_main {
                 let too_small = vma.range.align_inward(huge).is_none();
                 let why = if too_small { SkipReason::TooSmall } else { SkipReason::NotSelected };
                 return leave(vma, why);
@@ -260,7 +280,7 @@ pub struct RunningText {
 pub fn plan_running(around: &Around<'_>, texts: &[RunningText]) -> Plan {
     let Pages { pmd: huge, .. } = around.pages;
     let mut taken = Vec::new();
-    let texts = texts
+    let mut planned: Vec<TextPlan> = texts
         .iter()
         .map(|text| {
             let RunningText { vma, folios, copy, kept, .. } = text;
@@ -275,7 +295,8 @@ pub fn plan_running(around: &Around<'_>, texts: &[RunningText]) -> Plan {
             planned
         })
         .collect();
-    let mut plan = Plan { huge, rebase: None, texts };
+    cuts::tell(&mut planned, huge);
+    let mut plan = Plan { huge, rebase: None, texts: planned };
     keep_traces(&mut plan, around.vmas);
     plan
 }
@@ -442,6 +463,33 @@ mod tests {
         assert_eq!(plan.texts[0].rest, [(SkipReason::Edges, 0x1_1000)]);
         assert_eq!(plan.texts[1].rest, [(SkipReason::NotSelected, 8 << 20)]);
         assert_eq!((plan.huge_bytes(), plan.text_bytes()), (6 << 20, 0x61_1000 + (8 << 20)));
+    }
+
+    #[test]
+    fn a_later_plan_adds_what_has_been_mapped_since() {
+        let lines = [
+            "005ff000-00c10000 r-xp 001ff000 fe:00 1 /usr/bin/main\n",
+            "7f0000000000-7f0000010000 r-xp 00000000 fe:00 2 /ld.so\n",
+            "7f0000200000-7f0000600000 r-xp 00000000 fe:00 3 /lib.so\n",
+        ];
+        let mut plan = plan_by(&snapshot(&lines[..2].concat(), 0x60_1000), Backing::Image);
+        let text = |vma: &Vma| RunningText {
+            vma: vma.clone(),
+            folios: Vec::new(),
+            copy: Some(Backing::Image),
+            kept: Vec::new(),
+            leave: vma.path().starts_with(b"/usr").then_some(SkipReason::NotSelected),
+            parts: None,
+        };
+        let later = snapshot(&lines.concat(), 0);
+        let texts: Vec<_> = later.vmas.iter().map(text).collect();
+        let reserved = Reserved::find(&later.vmas, None, later.pages, |_| false);
+        let (pages, policy) = (later.pages, EdgePolicy::default());
+        let around = Around { pages, policy, vmas: &later.vmas, reserved: &reserved };
+        plan.join(plan_running(&around, &texts));
+        let paths: Vec<_> = plan.texts.iter().map(|text| text.vma.display_path()).collect();
+        assert_eq!(paths, ["/usr/bin/main", "/ld.so", "/lib.so"]);
+        assert_eq!((plan.huge_bytes(), plan.texts[1].rest[0].0), (10 << 20, SkipReason::TooSmall));
     }
 
     #[test]

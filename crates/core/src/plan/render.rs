@@ -63,11 +63,13 @@ impl fmt::Display for Plan {
 }
 
 impl Plan {
-    /// Returns the plan as one line of JSON; `reason` says why it cannot be carried out, if so.
+    /// Returns the plan as one line of JSON; `reason` says why it cannot be carried out, if so, and
+    /// `objects` is what is planned for shared objects that are not mapped yet, at the addresses in
+    /// their files.
     ///
     /// # Panics
     /// Never: a plan holds nothing that JSON cannot.
-    pub fn to_json(&self, reason: Option<SkipReason>) -> String {
+    pub fn to_json(&self, reason: Option<SkipReason>, objects: Option<&Self>) -> String {
         #[derive(Serialize)]
         struct Text {
             #[serde(flatten, serialize_with = "start_and_end")]
@@ -94,6 +96,16 @@ impl Plan {
             widened_bytes: u64,
             spans: Vec<&'a Span>,
             texts: Vec<Text>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            objects: Option<Objects<'a>>,
+        }
+        #[derive(Serialize)]
+        struct Objects<'a> {
+            text_bytes: u64,
+            huge_bytes: u64,
+            widened_bytes: u64,
+            spans: Vec<&'a Span>,
+            texts: Vec<Text>,
         }
         let text = |text: &TextPlan| Text {
             range: text.vma.range,
@@ -115,6 +127,13 @@ impl Plan {
             widened_bytes: self.widened_bytes(),
             spans: self.spans().collect(),
             texts: self.texts.iter().map(text).collect(),
+            objects: objects.map(|objects| Objects {
+                text_bytes: objects.text_bytes(),
+                huge_bytes: objects.huge_bytes(),
+                widened_bytes: objects.widened_bytes(),
+                spans: objects.spans().collect(),
+                texts: objects.texts.iter().map(text).collect(),
+            }),
         };
         serde_json::to_string(&json).expect("a plan holds only strings, numbers and lists")
     }

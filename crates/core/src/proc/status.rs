@@ -29,6 +29,8 @@ pub struct Status {
     pub pending: u64,
     /// Blocked signals, likewise.
     pub blocked: u64,
+    /// Signals that a handler catches, likewise.
+    pub caught: u64,
     /// `VmLck`, bytes locked in memory.
     pub locked: u64,
     /// Whether there is an address space at all (kernel threads and zombies have none).
@@ -69,6 +71,7 @@ pub fn parse(text: &[u8]) -> Status {
             b"THP_enabled" => status.thp_enabled = small().map(|value| value != 0),
             b"SigPnd" | b"ShdPnd" => status.pending |= number(first, 16).unwrap_or_default(),
             b"SigBlk" => status.blocked = number(first, 16).unwrap_or_default(),
+            b"SigCgt" => status.caught = number(first, 16).unwrap_or_default(),
             b"VmLck" => status.locked = number(first, 10).unwrap_or_default().saturating_mul(1024),
             b"VmSize" => status.has_mm = true,
             _ => {}
@@ -86,14 +89,14 @@ mod tests {
         let status = parse(
             b"Name:\tmy (odd)\\nname\nState:\tt (tracing stop)\nTgid:\t42\nNStgid:\t42\t9\t1\nTracerPid:\t7\n\
               Uid:\t1000\t0\t0\t0\nVmSize:\t 100 kB\nVmLck:\t 8 kB\nThreads:\t3\nSigPnd:\t0000000000000001\n\
-              ShdPnd:\t0000000000010000\nSigBlk:\t00000000000000ff\nSeccomp:\t2\nTHP_enabled:\t0\nNew:\t??\n",
+              ShdPnd:\t0000000000010000\nSigBlk:\t00000000000000ff\nSigCgt:\t0000000000000200\nSeccomp:\t2\nTHP_enabled:\t0\nNew:\t??\n",
         );
         assert_eq!(status.name, b"my (odd)\\nname");
         assert_eq!((status.state, status.tgid, status.tracer_pid), (b't', Some(42), 7));
         assert_eq!(status.ns_tgid, Some(1));
         assert_eq!(status.uids, Some((1000, 0)));
         assert_eq!((status.seccomp, status.threads), (2, 3));
-        assert_eq!((status.pending, status.blocked), (0x10001, 0xff));
+        assert_eq!((status.pending, status.blocked, status.caught), (0x10001, 0xff, 0x200));
         assert_eq!((status.thp_enabled, status.locked, status.has_mm), (Some(false), 8192, true));
     }
 

@@ -4,8 +4,11 @@
 //! ```text
 //! image offset  0         front                                       tail
 //!               | headers | LOAD ····· hole ····· LOAD | hole | LOAD | sections | section headers |
-//!                 notes     image offset = vaddr - origin + front
+//!                 notes     image offset = vaddr + shift
 //! ```
+//!
+//! The shift is a multiple of the huge page, plus what the load bias of the process it is made for is
+//! beside one: 0 at a launch, which moves the program so; anything in a running one.
 //!
 //! The file and program headers, and the notes that hold the build ID, go to a front of their own.
 //! They are what must differ from the original; so each byte that a LOAD segment maps is the
@@ -97,11 +100,19 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Reads the headers of a whole file and lays it out for these page sizes.
+    /// Reads the headers of a whole file and lays it out for these page sizes, and for processes whose
+    /// load bias is `bias` modulo the PMD size; a multiple of the base page.
     ///
     /// # Errors
     /// [`LayoutError`]: the file has no image.
-    pub fn read<'data, R: ReadRef<'data>>(file: R, pages: Pages) -> Result<Self, LayoutError> {
+    pub fn read<'data, R: ReadRef<'data>>(
+        file: R,
+        pages: Pages,
+        bias: u64,
+    ) -> Result<Self, LayoutError> {
+        if bias & (pages.base.bytes() - 1) != 0 {
+            return Err(LayoutError::Odd("a load bias that no page has"));
+        }
         let past_end = |()| LayoutError::Malformed("headers past the end of the file");
         let file_len = file.len().map_err(past_end)?;
         let prefix =
@@ -122,7 +133,7 @@ impl Layout {
             .end
             .checked_next_multiple_of(pages.pmd.bytes())
             .ok_or(LayoutError::Odd("no room for the headers"))?;
-        let segments = segments::place(programs, file_len, front, pages)?;
+        let segments = segments::place(programs, file_len, front, pages, bias)?;
         let tail = tail::place(&sections, file_len, &segments, &notes)?;
 
         header.e_phoff.set(LittleEndian, ElfHeader::LEN as u64);

@@ -39,12 +39,14 @@ pub(super) struct Segments {
     pmd: u64,
 }
 
-/// Places the LOAD segments behind the first `front` bytes of the image.
+/// Places the LOAD segments behind the first `front` bytes of the image, for a process where they lie
+/// at their vaddrs plus `bias`.
 pub(super) fn place(
     programs: &[ProgramHeader64<LittleEndian>],
     file_len: u64,
     front: u64,
     pages: Pages,
+    bias: u64,
 ) -> Result<Segments, LayoutError> {
     let base = pages.base.bytes();
     let mut loads = Vec::new();
@@ -93,11 +95,13 @@ pub(super) fn place(
     }
     let lowest = copies.iter().map(|copy| copy.to).min();
     let lowest = lowest.ok_or(LayoutError::Odd("nothing to load"))?;
-    let origin = lowest - lowest % pages.pmd.bytes();
-    let shift = front.wrapping_sub(origin);
+    // The first lies as far into a huge page as it does in the process.
+    let into_huge = lowest.wrapping_add(bias) & (pages.pmd.bytes() - 1);
+    let first = front.checked_add(into_huge).ok_or(LayoutError::Odd("no room for the headers"))?;
+    let shift = first.wrapping_sub(lowest);
     for copy in &mut copies {
-        copy.to = (copy.to - origin)
-            .checked_add(front)
+        copy.to = (copy.to - lowest)
+            .checked_add(first)
             .filter(|&to| to <= MAX_LEN - copy.len.min(MAX_LEN))
             .ok_or(LayoutError::Odd("segments too far apart"))?;
     }
@@ -111,8 +115,10 @@ pub(super) fn place(
         .map(|[start, end]| start..end)
         .collect();
     let is_closed = |page: &Range<u64>| {
-        let [start, end] = [page.start, page.end].map(|at| at.wrapping_sub(shift));
-        closed.iter().any(|closed| closed.start < end && start < closed.end)
+        closed.iter().any(|closed| {
+            let [start, end] = [closed.start, closed.end].map(|at: u64| at.wrapping_add(shift));
+            start < page.end && page.start < end
+        })
     };
     let mut huge = huge_pages(&in_image, pmd, |_, page| !is_closed(page));
     let len = |ranges: &[Range<u64>]| ranges.iter().map(|range| range.end - range.start).sum();

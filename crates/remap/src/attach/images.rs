@@ -1,8 +1,9 @@
 //! Images for running processes: made here, beside them, once for all that want the same.
 
+use std::cell::OnceCell;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -13,12 +14,13 @@ use tiexec_sys::SysError;
 
 use crate::failure::Failure;
 use crate::image::{self, Filled, Source};
+use crate::store::Store;
 
-/// A memfd with the text of some spans of one file.
+/// The text of some spans of one file, in huge pages.
 #[derive(Debug)]
 pub(crate) struct Image {
-    /// It, sealed.
-    pub memfd: File,
+    /// A sealed memfd, or a file of the store.
+    pub file: File,
     /// What of which span is where in it; the addresses are those of the process it was made for.
     pub filled: Filled,
     /// The spans in that process.
@@ -37,11 +39,28 @@ struct Key {
     backing: Backing,
 }
 
-/// Images by what they are of.
+/// Where images are: those made here, by what they are of, and the store.
 #[derive(Debug, Default)]
-pub struct Images(Vec<(Key, Rc<Image>)>);
+pub struct Images {
+    made: Vec<(Key, Arc<Image>)>,
+    store: OnceCell<Result<Option<Store>, Failure>>,
+}
 
 impl Images {
+    /// Returns how many bytes were copied so far into all of them.
+    pub(crate) fn bytes_copied(&self) -> u64 {
+        self.made.iter().map(|(_, image)| image.filled.copied).sum()
+    }
+
+    /// Returns the store that this user can use, if there is one.
+    ///
+    /// # Errors
+    /// `store_refused`.
+    pub(crate) fn store(&self, pages: Pages) -> Result<Option<&Store>, Failure> {
+        let store = self.store.get_or_init(|| Store::open_for_this_user(pages));
+        store.as_ref().map(Option::as_ref).map_err(Clone::clone)
+    }
+
     /// Returns the image of `spans` of a file, making it if this is the first time it is wanted. Its
     /// name in maps will be `name`.
     ///
@@ -55,7 +74,7 @@ impl Images {
         backing: Backing,
         pages: Pages,
         deadline: Instant,
-    ) -> Result<Rc<Image>, Failure> {
+    ) -> Result<Arc<Image>, Failure> {
         let meta =
             source.file.metadata().map_err(|error| Failure::new(SkipReason::ReadFailed, error))?;
         let key = Key {
@@ -67,13 +86,13 @@ impl Images {
             spans: spans.iter().map(|span| span.range.len()).collect(),
             backing,
         };
-        if let Some((_, image)) = self.0.iter().find(|(known, _)| *known == key) {
-            return Ok(Rc::clone(image));
+        if let Some((_, image)) = self.made.iter().find(|(known, _)| *known == key) {
+            return Ok(Arc::clone(image));
         }
         let memfd = make_memfd(name, backing)?;
         let filled = image::fill(&memfd, source, spans, backing, pages, deadline)?;
-        let image = Rc::new(Image { memfd, filled, spans: spans.to_vec() });
-        self.0.push((key, Rc::clone(&image)));
+        let image = Arc::new(Image { file: memfd, filled, spans: spans.to_vec() });
+        self.made.push((key, Arc::clone(&image)));
         Ok(image)
     }
 }

@@ -15,14 +15,17 @@ use tiexec_core::proc::smaps::SmapsEntry;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::{Pid, c, vm};
 use tiexec_tracee::arch::Call;
+use tiexec_tracee::foreseen::Foreseen;
 
 use super::pass::Passage;
+use super::place::{self, Place};
+use super::prepared::COPY_CALLS;
 use super::same::RunningImage;
+use super::written::Written;
 use super::{AttachOrder, StopCost, in_a_stop, mappings, read_smaps};
 use crate::failure::Failure;
 use crate::mapped::{Mapped, around, is_widened, may_be_ours, open_mapped};
 use crate::program::elf_facts;
-use crate::switch::{self, Place};
 
 /// What came of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -60,6 +63,7 @@ struct Originals {
 /// Nothing could be begun; the process is as it was. What fails later is in the [`Reverted`].
 pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     let image = RunningImage::open(order.process);
+    let written = Written::open(order.process, order.pages)?;
     let entries = read_smaps(order.process)?;
     let mut reverted = Reverted { found: 0, reverted: 0, failure: None, stop: None };
     let mut originals = Originals::default();
@@ -83,7 +87,14 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     }
     mappings::check(entries.len(), pieces.len())?;
     let mut done = 0;
-    let (cost, outcome) = in_a_stop(order, image, &entries, |session, snapshot| {
+    let mut calls: Vec<&[Foreseen]> = vec![&[place::UNMAP]];
+    if !pieces.is_empty() {
+        calls.extend(COPY_CALLS);
+    }
+    if pieces.iter().any(|piece| !piece.part.text) {
+        calls.push(&place::DATA_CALLS);
+    }
+    let (cost, outcome) = in_a_stop(order, image, &entries, calls, |session, snapshot| {
         let passage = if pieces.is_empty() {
             None
         } else {
@@ -100,7 +111,14 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
                 let (gaps, backing) = (Vec::new(), None);
                 let place =
                     Place { fd, offset, to, locked: *locked, exec: part.text, gaps, backing };
-                switch::switch_running(session, order.process, snapshot, place)?;
+                // What was written to before was compared with the rest; it may be the same again.
+                let unchanged = || {
+                    written.base_pages(to)?.into_iter().try_for_each(|page| {
+                        let file_offset = offset + (page.start().get() - to.start().get());
+                        compare(order.task, &Part { range: page, file_offset, ..*part }, file)
+                    })
+                };
+                place::switch(session, order.process, snapshot, &place, unchanged)?;
                 done += to.len();
             }
             session.release_now()?;

@@ -1,7 +1,7 @@
 //! In the stop: each staged part over its text, one after the other.
 
 use std::fs::File;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use tiexec_core::addr::AddrRange;
 use tiexec_core::parts::{Parts, covered, in_range};
@@ -15,10 +15,11 @@ use tiexec_tracee::session::Session;
 use super::AttachOrder;
 use super::images::Image;
 use super::pass::Passage;
+use super::place::{self, Place};
 use super::texts::Texts;
+use super::written::Written;
 use crate::failure::Failure;
 use crate::image::Staged;
-use crate::switch::{self, Place};
 
 /// The spans of one text, and the image that holds them.
 #[derive(Debug)]
@@ -28,7 +29,7 @@ pub(super) struct Staging {
     /// Its spans that are held by a copy.
     pub spans: Vec<Span>,
     /// The copy.
-    pub image: Rc<Image>,
+    pub image: Arc<Image>,
 }
 
 /// What is known of the process whose text is switched.
@@ -42,13 +43,16 @@ pub(super) struct Switching<'a> {
     pub texts: &'a Texts,
     /// Its smaps.
     pub entries: &'a [SmapsEntry],
+    /// Which of its pages have been written to.
+    pub written: &'a Written,
 }
 
 impl Switching<'_> {
     /// Switches all that is staged, then the `edges` that the page cache holds.
     ///
     /// # Errors
-    /// The first one. What concerns one edge only does not keep the others.
+    /// The first one. What concerns one part only (`edge_in_use`, `modified_text`) does not keep the
+    /// others.
     pub(super) fn all(
         &self,
         session: &mut Session,
@@ -59,7 +63,7 @@ impl Switching<'_> {
         let mut first = Ok(());
         for Staging { vma, spans, image } in staged {
             let passage = self.passage(&mut passage, session)?;
-            let fd = passage.hand_over(session, &image.memfd)?;
+            let fd = passage.hand_over(session, &image.file)?;
             for part in &image.filled.staged {
                 // The image may have been made for another process, where the text lies elsewhere.
                 let Some((span, to)) = place_of(part, &image.spans, spans) else { continue };
@@ -107,7 +111,8 @@ impl Switching<'_> {
         let (fd, offset) = source;
         let backing = Some(span.backing);
         let place = Place { fd, offset, to, locked, exec: true, gaps, backing };
-        switch::switch_running(session, self.order.process, self.snapshot, place)
+        let unchanged = || self.written.none(to);
+        place::switch(session, self.order.process, self.snapshot, &place, unchanged)
     }
 
     /// Returns the gaps in an edge, once it is seen that what is mapped there is still what it was.
@@ -130,13 +135,17 @@ impl Switching<'_> {
     }
 }
 
-/// Goes on after what concerns one edge only.
+/// Goes on after what concerns one part only.
 fn keep_first(
     first: Result<(), Failure>,
     done: Result<(), Failure>,
 ) -> Result<Result<(), Failure>, Failure> {
     match done {
-        Err(failure) if failure.reason == SkipReason::EdgeInUse => Ok(first.and(Err(failure))),
+        Err(failure)
+            if matches!(failure.reason, SkipReason::EdgeInUse | SkipReason::ModifiedText) =>
+        {
+            Ok(first.and(Err(failure)))
+        }
         Err(failure) => Err(failure),
         Ok(()) => Ok(first),
     }

@@ -2,22 +2,23 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-use tiexec_core::addr::{AddrRange, Pages};
-use tiexec_core::config::{EdgePolicy, Edges};
+use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
+use tiexec_core::config::Edges;
 use tiexec_core::coverage::is_ours;
 use tiexec_core::parts::Parts;
 use tiexec_core::plan::edges::{Reserved, edge_chunks};
 use tiexec_core::plan::{Backing, RunningText};
+use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::{FileId, Vma};
-use tiexec_core::proc::pagemap::modified_huge_pages;
 use tiexec_core::proc::smaps::SmapsEntry;
 use tiexec_core::proc::stat;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 
+use super::AttachOrder;
+use super::written::Written;
 use crate::failure::Failure;
 use crate::mapped::open_mapped;
 use crate::pagecache;
@@ -42,18 +43,12 @@ struct Opened {
 
 /// What decides how texts are looked at.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Looking<'a> {
-    /// The process's directory.
-    pub process: &'a ProcDir,
-    /// The page sizes.
-    pub pages: Pages,
-    /// Whether the page cache may be used; what is not cached is brought in then.
-    pub pagecache: bool,
-    /// The backing for the rest.
-    pub copy: Option<Backing>,
-    /// Which ragged edges are wanted.
-    pub edges: EdgePolicy,
-    /// When to stop bringing in.
+pub(super) struct Looking<'a> {
+    /// What is to be done.
+    pub order: &'a AttachOrder<'a>,
+    /// Which of the process's pages have been written to.
+    pub written: &'a Written,
+    /// When to stop bringing files into the page cache.
     pub deadline: Instant,
 }
 
@@ -61,34 +56,40 @@ impl Looking<'_> {
     /// Returns the part of a text that is looked at: its whole huge pages, and those of its edges if
     /// they are wanted.
     fn extent(&self, vma: &Vma) -> Option<AddrRange> {
-        match self.edges.edges {
-            Edges::Conservative => vma.range.align_inward(self.pages.pmd),
-            _ => vma.range.align_outward(self.pages.pmd),
+        let AttachOrder { edges, pages, .. } = self.order;
+        match edges.edges {
+            Edges::Conservative => vma.range.align_inward(pages.pmd),
+            _ => vma.range.align_outward(pages.pmd),
         }
     }
 }
 
 impl Texts {
     /// Reads the text VMAs among `entries`.
-    pub(crate) fn read(looking: &Looking<'_>, entries: &[SmapsEntry]) -> Self {
+    pub(super) fn read(looking: &Looking<'_>, entries: &[SmapsEntry]) -> Self {
         let mut found = Self::default();
         let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
-        let pages = looking.pages;
+        let AttachOrder { process, pages, sources, select, .. } = *looking.order;
+        let main = main_file(process, entries);
+        let unselected = |vma: &Vma| {
+            let selected = if main == Some(vma.file) { select.main } else { select.dso };
+            (!selected).then_some(SkipReason::NotSelected)
+        };
         for entry in entries.iter().filter(|entry| entry.vma.is_text()) {
             let extent = looking.extent(&entry.vma);
             let mut text = RunningText {
                 vma: entry.vma.clone(),
                 folios: Vec::new(),
-                copy: looking.copy,
+                copy: sources.copy,
                 kept: huge_already(entry, pages),
-                leave: extent
-                    .and_then(|_| leave(entry, pages))
+                leave: unselected(&entry.vma)
+                    .or_else(|| extent.and_then(|_| leave(entry, pages)))
                     .or_else(|| only_trace(entry, entries, pages)),
                 parts: None,
             };
             if let (None, Some(extent)) = (text.leave, extent) {
                 text.leave = match found.look(looking, &mut text, extent, &vmas) {
-                    Ok(()) if looking.pagecache => {
+                    Ok(()) if sources.pagecache => {
                         text.folios = found.folios(looking, &text);
                         None
                     }
@@ -115,6 +116,20 @@ impl Texts {
         self.files.iter().find(|opened| opened.id == vma.file)
     }
 
+    /// Has a text's copy be of another kind.
+    pub(super) fn copy_from(&mut self, vma: &Vma, backing: Backing) {
+        for text in self.texts.iter_mut().filter(|text| text.vma == *vma) {
+            text.copy = Some(backing);
+        }
+    }
+
+    /// Has nothing be copied that would be to `backing`.
+    pub(super) fn copy_nothing_to(&mut self, backing: Backing) {
+        for text in self.texts.iter_mut().filter(|text| text.copy == Some(backing)) {
+            text.copy = None;
+        }
+    }
+
     /// Opens the text's file, and finds out where it is mapped and which of its huge pages were written
     /// to.
     fn look(
@@ -124,7 +139,7 @@ impl Texts {
         extent: AddrRange,
         vmas: &[Vma],
     ) -> Result<(), Failure> {
-        let Looking { process, pages, .. } = *looking;
+        let AttachOrder { process, pages, .. } = *looking.order;
         let id = text.vma.file;
         if self.opened(&text.vma).is_none() {
             let file = open_mapped(process, &text.vma)?;
@@ -136,8 +151,7 @@ impl Texts {
         let is_there =
             |parts: &&Parts| parts.is_certain() && parts.describe(&text.vma, text.vma.range);
         text.parts = images.and_then(|images| images.iter().find(is_there)).cloned();
-        let words = pagemap(process, extent, pages)?;
-        let modified = modified_huge_pages(extent, &words, pages);
+        let modified = looking.written.huge_pages(extent)?;
         text.kept.extend(modified.into_iter().map(|page| (page, SkipReason::ModifiedText)));
         text.kept.sort_by_key(|(range, _)| range.start());
         Ok(())
@@ -146,7 +160,7 @@ impl Texts {
     /// Returns the parts of the text's file that are in PMD-sized folios, where they can be
     /// PMD-mapped.
     fn folios(&self, looking: &Looking<'_>, text: &RunningText) -> Vec<Range<u64>> {
-        let Looking { pages, deadline, edges, .. } = *looking;
+        let AttachOrder { pages, edges, .. } = *looking.order;
         let vma = &text.vma;
         let Some(file) = self.file(vma) else { return Vec::new() };
         let in_file = |range: AddrRange| {
@@ -168,27 +182,44 @@ impl Texts {
             chunks.extend(edge_chunks(parts, edges, pages, len).into_iter().filter(near));
         }
         chunks.sort_by_key(|chunk| chunk.start);
-        let prepared = pagecache::prepare(file, &chunks, pages, deadline);
+        let prepared = pagecache::prepare(file, &chunks, pages, looking.deadline);
         prepared.map(|prepared| prepared.huge).unwrap_or_default()
     }
+}
+
+/// Returns the main executable's file: the one that its program headers are mapped of. (The entry
+/// point may lie in an image of ours.)
+fn main_file(process: &ProcDir, entries: &[SmapsEntry]) -> Option<FileId> {
+    let auxv = process.read("auxv").ok()?;
+    let headers = RemoteAddr::new(auxv::get(&auxv, auxv::AT_PHDR)?);
+    let entry = entries.iter().find(|entry| entry.vma.range.contains(headers))?;
+    entry.vma.is_file_backed().then_some(entry.vma.file)
 }
 
 /// Returns the whole huge pages of a text that are huge already: they are kept as they are.
 fn huge_already(entry: &SmapsEntry, pages: Pages) -> Vec<(AddrRange, SkipReason)> {
     let whole = entry.vma.range.align_inward(pages.pmd);
     let whole = whole.filter(|whole| entry.pmd_mapped() >= whole.len());
-    whole.map(|whole| (whole, SkipReason::NotSelected)).into_iter().collect()
+    whole.map(|whole| (whole, SkipReason::AlreadyPmdMapped)).into_iter().collect()
 }
 
 /// Says why a text is to be left alone, from smaps.
 fn leave(entry: &SmapsEntry, pages: Pages) -> Option<SkipReason> {
     let vma = &entry.vma;
-    if is_ours(vma) || entry.kernel_page_size > pages.base.bytes() {
-        // Huge already.
-        return Some(SkipReason::NotSelected);
+    if entry.kernel_page_size > pages.base.bytes() {
+        return Some(SkipReason::AlreadyPmdMapped);
+    }
+    if is_ours(vma) {
+        let whole = vma.range.align_inward(pages.pmd);
+        let huge = whole.is_some_and(|whole| entry.pmd_mapped() >= whole.len());
+        // Else the kernel has taken huge pages away since.
+        return Some(if huge { SkipReason::AlreadyPmdMapped } else { SkipReason::NoHugePage });
     }
     if entry.has_flag(*b"sl") {
         return Some(SkipReason::Sealed);
+    }
+    if !vma.perms.read || entry.protection_key != 0 {
+        return Some(SkipReason::ProtectionKey);
     }
     if vma.perms.write || vma.perms.shared || vma.name.starts_with(b"/memfd:") {
         return Some(SkipReason::NotSelected);
@@ -227,17 +258,4 @@ fn only_trace(entry: &SmapsEntry, entries: &[SmapsEntry], pages: Pages) -> Optio
     let all_of_it = entry.vma.range.align_inward(pages.pmd) == Some(entry.vma.range);
     let others = entries.iter().filter(|other| other.vma.file == entry.vma.file).count() > 1;
     (all_of_it && !others).then_some(SkipReason::NotSelected)
-}
-
-/// Reads the process's pagemap words for `range`.
-fn pagemap(process: &ProcDir, range: AddrRange, pages: Pages) -> Result<Vec<u64>, Failure> {
-    const WORD: u64 = 8;
-    let unread = |error: &dyn std::fmt::Display| Failure::new(SkipReason::ProcUnavailable, error);
-    let file = process.open_file("pagemap", false).map_err(|error| unread(&error))?;
-    let at = range.start().get() / pages.base.bytes() * WORD;
-    let count = range.len() / pages.base.bytes();
-    let mut bytes = vec![0; usize::try_from(count * WORD).map_err(|error| unread(&error))?];
-    file.read_exact_at(&mut bytes, at).map_err(|error| unread(&error))?;
-    let words = bytes.chunks_exact(WORD as usize);
-    Ok(words.filter_map(|word| word.try_into().ok().map(u64::from_ne_bytes)).collect())
 }

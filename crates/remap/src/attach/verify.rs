@@ -48,6 +48,7 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
         stop_us: u64::try_from(stop.lasted.as_micros()).unwrap_or(u64::MAX),
         remote_syscalls: stop.counts.calls,
         bytes_copied: attached.bytes_copied,
+        setback: attached.setback.as_ref().map(ToString::to_string),
         unsafe_windows: 0,
         interrupted: stop.shown,
         spans: plan.spans().copied().collect(),

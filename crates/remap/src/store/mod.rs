@@ -63,7 +63,7 @@ pub struct StoredImage {
 
 impl StoredImage {
     /// Returns the image offset, in bytes, of the text at these vaddrs (run-time addresses less the
-    /// load bias); congruent with them modulo the PMD size. `None` unless all of them are text of
+    /// load bias); congruent with those addresses modulo the PMD size. `None` unless all of them are text of
     /// one segment.
     pub fn offset_of(&self, vaddrs: AddrRange) -> Option<u64> {
         self.layout.offset_of(vaddrs)
@@ -77,6 +77,9 @@ pub struct BuildOrder<'a> {
     pub original: &'a File,
     /// Its path, as `/proc/PID/exe` or maps show it.
     pub path: &'a Path,
+    /// The load bias of the processes it is for; only what it is beside a multiple of the PMD size
+    /// matters. 0 where they can be moved.
+    pub bias: u64,
     /// The building process's directory under `/proc`: its memory cgroup pays.
     pub process: &'a ProcDir,
     /// When to give up.
@@ -95,13 +98,19 @@ impl Store {
         Ok((!directories.is_empty()).then_some(Self { directories, pages }))
     }
 
-    /// Returns the image of the original's present state, if there is one.
+    /// Returns the image of the original's present state for processes with the load bias `bias`, if
+    /// there is one.
     ///
     /// # Errors
     /// `store_refused`: there is one that must not be used; `odd_file`, `foreign_image`,
     /// `read_failed`: there can be none.
-    pub fn find(&self, original: &File, path: &Path) -> Result<Option<StoredImage>, Failure> {
-        let wanted = Wanted::read(original, path, self.pages)?;
+    pub fn find(
+        &self,
+        original: &File,
+        path: &Path,
+        bias: u64,
+    ) -> Result<Option<StoredImage>, Failure> {
+        let wanted = Wanted::read(original, path, self.pages, bias)?;
         self.find_wanted(wanted).map(Result::ok)
     }
 
@@ -127,13 +136,14 @@ impl Store {
     /// # Kernel
     /// 6.1, for `MADV_COLLAPSE` on shared memory.
     pub fn find_or_build(&self, order: &BuildOrder<'_>) -> Result<StoredImage, Failure> {
-        let wanted = Wanted::read(order.original, order.path, self.pages)?;
+        let wanted = Wanted::read(order.original, order.path, self.pages, order.bias)?;
         let wanted = match self.find_wanted(wanted)? {
             Ok(image) => return Ok(image),
             Err(wanted) => wanted,
         };
         let directory = self.place_for(order.original, order.path)?;
         let file = build::build(directory, &wanted, order)?;
+        prune::biases_no_longer_used(directory, &wanted.key);
         Ok(wanted.found(directory, file))
     }
 
@@ -167,20 +177,21 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    fn read(original: &File, path: &Path, pages: Pages) -> Result<Self, Failure> {
+    fn read(original: &File, path: &Path, pages: Pages, bias: u64) -> Result<Self, Failure> {
+        let bias = bias & (pages.pmd.bytes() - 1);
         let stat = rustix::fs::fstat(original).map_err(|errno| {
             let detail = format!("fstat({}): {}", path.display(), tiexec_sys::Errno::from(errno));
             Failure::new(SkipReason::ReadFailed, detail)
         })?;
         let headers = ReadCache::new(Headers { file: original, at: 0 });
-        let layout = Layout::read(&headers, pages).map_err(|error| {
+        let layout = Layout::read(&headers, pages, bias).map_err(|error| {
             let reason = match error {
                 LayoutError::Elf(_) => SkipReason::ForeignImage,
                 LayoutError::Malformed(_) | LayoutError::Odd(_) => SkipReason::OddFile,
             };
             Failure::new(reason, format!("{}: {error}", path.display()))
         })?;
-        let key = Key::new(&stat, &layout);
+        let key = Key::new(&stat, &layout, bias);
         let name = key.image_name(path);
         Ok(Self { key, layout, name })
     }

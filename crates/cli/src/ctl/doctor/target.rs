@@ -43,7 +43,7 @@ pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
         _ => Finding::new(
             Level::Warn,
             "seccomp",
-            "filters are in force; a launch rehearses its calls under those it inherits",
+            "filters are in force; attach reads them first, a launch rehearses its calls under them",
         ),
     });
     findings.push(match status.thp_enabled {

@@ -1,0 +1,125 @@
+//! Images in the store for a running process: each laid out for where the process has the file, since
+//! it cannot be moved.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Instant;
+
+use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_core::plan::{Backing, Plan, Span};
+use tiexec_core::proc::maps::{FileId, Vma};
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::procfs::ProcDir;
+
+use super::AttachOrder;
+use super::images::{Image, Images};
+use super::texts::Texts;
+use crate::failure::Failure;
+use crate::image::{Filled, Staged};
+use crate::program::elf_facts;
+use crate::store::{BuildOrder, Store, StoredImage};
+
+/// The store's image of a file, for where a process has it.
+#[derive(Debug)]
+pub(super) struct Stored {
+    file: FileId,
+    bias: u64,
+    image: StoredImage,
+}
+
+impl Stored {
+    /// Returns where in the image a span is.
+    fn offset_of(&self, span: &Span) -> Option<u64> {
+        let vaddr = |at: RemoteAddr| RemoteAddr::new(at.get().wrapping_sub(self.bias));
+        let vaddrs = AddrRange::new(vaddr(span.range.start()), vaddr(span.range.end()))?;
+        self.image.offset_of(vaddrs)
+    }
+}
+
+/// Finds the images of those texts that a copy is planned for, and has those built, until `deadline`,
+/// that there are none of. Where there is one now, the text's copy is to be that.
+///
+/// Also returns the first reason why there is none although there is a store.
+pub(super) fn find(
+    order: &AttachOrder<'_>,
+    images: &Images,
+    texts: &mut Texts,
+    plan: &Plan,
+    deadline: Instant,
+) -> (Vec<Stored>, Option<Failure>) {
+    let store = match images.store(order.pages) {
+        Ok(Some(store)) => store,
+        Ok(None) => return (Vec::new(), None),
+        Err(failure) => return (Vec::new(), Some(failure)),
+    };
+    let (mut found, mut setback) = (Vec::new(), None);
+    let copied = |span: &&Span| span.backing == Backing::Image;
+    for text in &plan.texts {
+        let spans: Vec<&Span> = text.spans.iter().filter(copied).collect();
+        let Some(file) = texts.file(&text.vma).filter(|_| !spans.is_empty()) else { continue };
+        match find_one(order, store, &mut found, &text.vma, file, deadline) {
+            Ok(Some(stored)) if spans.iter().all(|span| stored.offset_of(span).is_some()) => {
+                texts.copy_from(&text.vma, Backing::Store);
+            }
+            Ok(_) => {}
+            Err(failure) if failure.reason == SkipReason::NoStore => {}
+            Err(failure) => {
+                setback.get_or_insert(failure);
+            }
+        }
+    }
+    (found, setback)
+}
+
+fn find_one<'a>(
+    order: &AttachOrder<'_>,
+    store: &Store,
+    found: &'a mut Vec<Stored>,
+    vma: &Vma,
+    original: &File,
+    deadline: Instant,
+) -> Result<Option<&'a Stored>, Failure> {
+    // What has no name any more will not be started again.
+    if original.metadata().is_ok_and(|meta| meta.nlink() == 0) {
+        return Ok(None);
+    }
+    let (_, facts) = elf_facts(original)?;
+    let Some(bias) = facts.load_bias(vma, order.pages.base) else { return Ok(None) };
+    let known = |stored: &Stored| stored.file == vma.file && stored.bias == bias;
+    if let Some(index) = found.iter().position(known) {
+        return Ok(found.get(index));
+    }
+    let path = Path::new(OsStr::from_bytes(vma.path()));
+    let image = if order.dry_run {
+        store.find(original, path, bias)?
+    } else {
+        let process = &ProcDir::this_process().map_err(Failure::unreadable)?;
+        Some(store.find_or_build(&BuildOrder { original, path, bias, process, deadline })?)
+    };
+    let Some(image) = image else { return Ok(None) };
+    found.push(Stored { file: vma.file, bias, image });
+    Ok(found.last())
+}
+
+/// Returns the image of these spans of a text.
+///
+/// # Errors
+/// `store_refused`: there is none of them.
+pub(super) fn image(stored: &[Stored], vma: &Vma, spans: &[Span]) -> Result<Image, Failure> {
+    let whole = |stored: &Stored| {
+        let part =
+            |span: &Span| Some(Staged { span: *span, image_offset: stored.offset_of(span)? });
+        let staged: Option<Vec<Staged>> = spans.iter().map(part).collect();
+        Some((stored.image.file.try_clone().ok()?, staged?))
+    };
+    let of_it = stored.iter().filter(|stored| stored.file == vma.file);
+    let (file, staged) = of_it
+        .filter_map(whole)
+        .next()
+        .ok_or_else(|| Failure::new(SkipReason::StoreRefused, "the image has no such text"))?;
+    let filled = Filled { staged, ..Filled::default() };
+    Ok(Image { file, filled, spans: spans.to_vec() })
+}
