@@ -10,6 +10,8 @@
 //! A huge page at the edge of the text holds other parts too, or addresses at which nothing is. This
 //! says which: to planning, to filling an image, and to putting everything back.
 
+use std::collections::BTreeSet;
+
 use crate::addr::{AddrRange, PageSize, RemoteAddr};
 use crate::elf::LoadSegment;
 use crate::proc::maps::{FileId, Vma};
@@ -100,7 +102,7 @@ impl Parts {
         stands_in: impl Fn(&Vma) -> bool,
     ) -> Vec<Self> {
         let mut found: Vec<Self> = Vec::new();
-        let mut tried: Vec<u64> = Vec::new();
+        let mut tried: BTreeSet<u64> = BTreeSet::new();
         for vma in vmas.iter().filter(|vma| vma.file == file && !stands_in(vma)) {
             for load in loads {
                 let first = load.file_offset & !(base.bytes() - 1);
@@ -111,10 +113,9 @@ impl Parts {
                 let vaddr =
                     (load.vaddr & !(base.bytes() - 1)).wrapping_add(vma.file_offset - first);
                 let load_bias = vma.range.start().get().wrapping_sub(vaddr);
-                if tried.contains(&load_bias) {
+                if !tried.insert(load_bias) {
                     continue;
                 }
-                tried.push(load_bias);
                 let Some(mut parts) = Self::of(loads, load_bias, base) else { continue };
                 let is_text = |vma: &Vma, part: &Part| {
                     stands_in(vma) || vma.file == file && vma.perms.exec && part.agrees(vma)
@@ -122,13 +123,13 @@ impl Parts {
                 let is_there = |part: &Part| {
                     covered(vmas, part.range, |vma| vma.is_text() && is_text(vma, part))
                 };
-                let of_file = vmas.iter().filter(|vma| vma.file == file && !stands_in(vma));
+                let mut of_file = in_range(vmas, parts.extent())
+                    .filter(|vma| vma.file == file && !stands_in(vma));
                 let agrees =
                     |vma: &Vma| parts.segments().any(|part| part.meets(vma) && part.agrees(vma));
-                parts.complete =
-                    parts.texts().next().is_some() && parts.texts().all(is_there) && { of_file }
-                        .filter(|vma| parts.is_around(vma.range))
-                        .all(agrees);
+                parts.complete = parts.texts().next().is_some()
+                    && parts.texts().all(is_there)
+                    && of_file.all(agrees);
                 found.push(parts);
             }
         }
@@ -140,11 +141,12 @@ impl Parts {
         self.parts.iter().chain(&self.closed)
     }
 
-    /// Returns whether `range` meets the addresses from the first segment to the end of the last.
-    fn is_around(&self, range: AddrRange) -> bool {
+    /// Returns the addresses from the first segment to the end of the last.
+    fn extent(&self) -> AddrRange {
         let start = self.segments().map(|part| part.range.start()).min();
         let end = self.segments().map(|part| part.range.end()).max();
-        start.zip(end).is_some_and(|(start, end)| start < range.end() && range.start() < end)
+        let extent = start.zip(end).and_then(|(start, end)| AddrRange::new(start, end));
+        extent.unwrap_or_default()
     }
 
     /// Returns whether these parts leave no doubt of what is where: no two segments share a base page,
@@ -217,13 +219,20 @@ impl Parts {
 /// Returns whether VMAs that are `right` cover the whole of `range`; `vmas` are in address order.
 pub fn covered(vmas: &[Vma], range: AddrRange, right: impl Fn(&Vma) -> bool) -> bool {
     let mut at = range.start();
-    for vma in vmas.iter().filter(|vma| vma.range.overlaps(range)) {
+    for vma in in_range(vmas, range) {
         if vma.range.start() > at || !right(vma) {
             return false;
         }
         at = at.max(vma.range.end());
     }
     at >= range.end()
+}
+
+/// Returns the VMAs that overlap `range`; `vmas` are in address order. (A process may have 65530.)
+pub fn in_range(vmas: &[Vma], range: AddrRange) -> impl Iterator<Item = &Vma> + Clone {
+    let first = vmas.partition_point(|vma| vma.range.end() <= range.start());
+    let from = vmas[first..].iter().take_while(move |vma| vma.range.start() < range.end());
+    from.filter(move |vma| vma.range.overlaps(range))
 }
 
 #[cfg(test)]

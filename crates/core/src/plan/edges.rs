@@ -14,7 +14,7 @@ use std::ops::Range;
 use super::{Backing, Span, TextPlan};
 use crate::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use crate::config::EdgePolicy;
-use crate::parts::{Parts, covered};
+use crate::parts::{Parts, covered, in_range};
 use crate::proc::maps::Vma;
 
 /// Addresses that may not be covered even where nothing is mapped.
@@ -159,9 +159,9 @@ fn edge(page: AddrRange, around: &Around<'_>, parts: &Parts) -> Option<Edge> {
         return None;
     }
     // What is there is the file's, where and as its headers say, and all of it is there.
-    let here = around.vmas.iter().filter(|vma| vma.range.overlaps(page));
+    let mut here = in_range(around.vmas, page);
     let file = { here.clone() }.next()?.file;
-    let as_described = { here }.all(|vma| vma.file == file && parts.describe(vma, page));
+    let as_described = here.all(|vma| vma.file == file && parts.describe(vma, page));
     let whole = parts.within(page).all(|part| covered(around.vmas, part.range, |_| true));
     (as_described && whole).then_some(Edge { page, text })
 }

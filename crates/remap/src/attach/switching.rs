@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use tiexec_core::addr::AddrRange;
-use tiexec_core::parts::{Parts, covered};
+use tiexec_core::parts::{Parts, covered, in_range};
 use tiexec_core::plan::Span;
 use tiexec_core::proc::maps::{self, Vma};
 use tiexec_core::proc::smaps::SmapsEntry;
@@ -122,8 +122,8 @@ impl Switching<'_> {
             self.texts.text(vma).and_then(|text| text.parts.as_ref()).ok_or_else(changed)?;
         let maps = self.order.process.read("maps").map_err(Failure::unreadable)?;
         let now = maps::parse(&maps).map_err(|_torn| changed())?;
-        let here = now.iter().filter(|now| now.range.overlaps(page));
-        let as_described = { here }.all(|now| now.file == vma.file && parts.describe(now, page));
+        let as_described =
+            in_range(&now, page).all(|now| now.file == vma.file && parts.describe(now, page));
         let whole = parts.within(page).all(|part| covered(&now, part.range, |_| true));
         if as_described && whole { Ok(parts.gaps(page)) } else { Err(changed()) }
     }

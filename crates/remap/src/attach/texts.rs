@@ -232,12 +232,11 @@ fn leave(entry: &SmapsEntry, pages: Pages) -> Option<SkipReason> {
 pub(crate) fn reserved(process: &ProcDir, entries: &[SmapsEntry], pages: Pages) -> Reserved {
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
     let layout = process.read("stat").ok().and_then(|text| stat::layout(&text).ok());
-    let below_is_used = |vma: &Vma| {
-        let entry = entries.iter().find(|entry| entry.vma.range == vma.range);
-        // A stack that grows; a shadow stack, which has a guard of its own.
-        vma.name == b"[stack]"
-            || entry.is_some_and(|entry| entry.has_flag(*b"gd") || entry.has_flag(*b"ss"))
-    };
+    // A stack that grows; a shadow stack, which has a guard of its own.
+    let grows = |entry: &&SmapsEntry| entry.has_flag(*b"gd") || entry.has_flag(*b"ss");
+    let growing: Vec<AddrRange> =
+        entries.iter().filter(grows).map(|entry| entry.vma.range).collect();
+    let below_is_used = |vma: &Vma| vma.name == b"[stack]" || growing.contains(&vma.range);
     let start_brk = layout.map(|layout| layout.start_brk);
     let mut reserved = Reserved::find(&vmas, start_brk, pages, below_is_used);
     for entry in entries.iter().filter(|entry| entry.has_flag(*b"sl")) {
