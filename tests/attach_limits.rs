@@ -108,7 +108,7 @@ fn in_a_strict_machine(left: u64, judge: impl FnOnce(&Done, i32, &Before)) {
         if !strict(&mut machine, left) {
             return support::skip("the kernel does not let vm.overcommit_memory be set");
         }
-        let done = started(&NOBODY, &binary, &args).finish();
+        let done = started(&NOBODY, &binary, args).finish();
         attempts -= 1;
         if left >= 64 || done.status.code() != Some(0) || attempts == 0 {
             break done;
