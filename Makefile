@@ -60,7 +60,7 @@ vm-test:
 	$(CARGO) xtask vm-test --arch aarch64 --kernel 6.12 $(VM_TESTS)
 
 bench: programs
-	for script in launch exec_test memory coverage; do \
+	for script in launch exec_test memory coverage follow; do \
 		echo "== bench/$$script" && bench/$$script --tiexec $(DIST)/tiexec --dir $(DIST) || exit; \
 		echo; \
 	done

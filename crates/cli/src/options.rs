@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use tiexec_core::config::{BackingChoice, Layer, parse_duration};
+use tiexec_core::config::{BackingChoice, Edges, Layer, parse_bytes, parse_duration};
+use tiexec_core::select::Select;
 use tiexec_remap::store::setup::Size;
 
 /// `tiexec`: becomes a program, with its text on huge pages.
@@ -49,6 +50,10 @@ pub struct LaunchSettings {
     #[arg(long, value_name = "BACKING")]
     pub backing: Option<BackingChoice>,
 
+    /// The ragged edges of the text: the edge options.
+    #[command(flatten)]
+    pub edges: EdgeOptions,
+
     /// Refuse (exit status 125) rather than run on base pages
     #[arg(long)]
     pub strict: bool,
@@ -71,6 +76,16 @@ pub struct LaunchSettings {
     #[arg(long, value_name = "NAME", require_equals = true)]
     pub until_exec: Option<String>,
 
+    /// Which executable memory: a list of main (the program's own text), dso (that of its shared
+    /// libraries) and jit (code it makes itself; needs --settle), or all, or none
+    /// [default: main,dso]
+    #[arg(long, value_name = "LIST")]
+    pub select: Option<Select>,
+
+    /// The programs that come of it, too.
+    #[command(flatten)]
+    pub later: Later,
+
     /// No warnings
     #[arg(short, long)]
     pub quiet: bool,
@@ -80,6 +95,21 @@ pub struct LaunchSettings {
     pub verbose: bool,
 }
 
+/// How the ragged edges of a text are treated.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct EdgeOptions {
+    /// What to do with the head and tail of the text that fill no huge page: conservative (leave them),
+    /// pad (take those with enough text where the rest of the huge page is free or read-only data of the
+    /// same file, which becomes executable), or aggressive (take all such) [default: conservative]
+    #[arg(long, value_name = "EDGES")]
+    pub edges: Option<Edges>,
+
+    /// With --edges pad, how much text a huge page must hold to be taken, such as 64K or 1MiB [default:
+    /// 4K]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub pad_threshold: Option<u64>,
+}
+
 impl LaunchSettings {
     /// Returns what was said, as a layer of settings.
     pub fn layer(self) -> Layer {
@@ -87,6 +117,8 @@ impl LaunchSettings {
         Layer {
             off: None,
             backing: self.backing,
+            edges: self.edges.edges,
+            pad_threshold: self.edges.pad_threshold,
             strict: yes(self.strict),
             deadline: self.deadline,
             report: self.report,
@@ -94,6 +126,43 @@ impl LaunchSettings {
             quiet: yes(self.quiet),
             verbose: yes(self.verbose),
             until_exec: self.until_exec,
+            select: self.select,
+            ..self.later.layer()
+        }
+    }
+}
+
+/// What happens after the beginning.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Later {
+    /// Also the programs that the program and its children start, as long as any of them lives
+    #[arg(short, long)]
+    pub follow: bool,
+
+    /// Look again, for so long after a program has begun, for what it maps later, such as 10s
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub settle: Option<Duration>,
+
+    /// With --follow: only programs whose path fits, such as '*/cc1plus'; without a slash, whose file
+    /// name fits
+    #[arg(long, value_name = "GLOB", requires = "follow")]
+    pub only: Vec<String>,
+
+    /// With --follow: no program whose path, or file name, fits
+    #[arg(long, value_name = "GLOB", requires = "follow")]
+    pub except: Vec<String>,
+}
+
+impl Later {
+    /// Returns what was said, as a layer of settings.
+    pub fn layer(self) -> Layer {
+        let said = |list: Vec<String>| (!list.is_empty()).then_some(list);
+        Layer {
+            follow: self.follow.then_some(true),
+            settle: self.settle,
+            only: said(self.only),
+            except: said(self.except),
+            ..Layer::default()
         }
     }
 }
@@ -220,12 +289,23 @@ pub struct Attach {
     #[arg(long, value_name = "BACKING")]
     pub backing: Option<BackingChoice>,
 
+    /// Which executable memory: a list of main, dso and jit, or all, or none [default: main,dso]
+    #[arg(long, value_name = "LIST")]
+    pub select: Option<Select>,
+
+    /// The programs that come of it, too.
+    #[command(flatten)]
+    pub later: Later,
+    /// The edge options.
+    #[command(flatten)]
+    pub edges: EdgeOptions,
+
     /// Go back by itself after this time, such as 15m
-    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration, conflicts_with_all = ["follow", "settle"])]
     pub for_: Option<Duration>,
 
     /// Print what would become huge, and change nothing
-    #[arg(long, conflicts_with = "for_")]
+    #[arg(long, conflicts_with_all = ["for_", "follow", "settle"])]
     pub dry_run: bool,
 
     /// As JSON
@@ -243,6 +323,9 @@ impl Attach {
         Self {
             targets: Targets { pids: vec![pid], exe: None, unit: None },
             backing: settings.backing,
+            select: settings.select,
+            later: settings.later.clone(),
+            edges: settings.edges,
             for_: None,
             dry_run,
             json: settings.json,

@@ -11,6 +11,9 @@ use std::time::Duration;
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::addr::PageSize;
+use crate::select::Select;
+
 /// Where the user wants the huge page to live.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -43,6 +46,93 @@ impl FromStr for BackingChoice {
     }
 }
 
+/// How much of a text's ragged head and tail becomes huge: of the huge pages that it shares with other
+/// things, or with nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Edges {
+    /// None: only huge pages that hold nothing but text.
+    #[default]
+    Conservative,
+    /// Those with enough text in them, of files that have at least a huge page of text.
+    Pad,
+    /// All, of files that have at least half a huge page of text.
+    Aggressive,
+}
+
+impl FromStr for Edges {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text {
+            "conservative" => Ok(Self::Conservative),
+            "pad" => Ok(Self::Pad),
+            "aggressive" => Ok(Self::Aggressive),
+            _ => Err(ValueError::new("conservative, pad or aggressive", text)),
+        }
+    }
+}
+
+/// Which ragged edges are taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EdgePolicy {
+    /// See [`Edges`].
+    pub edges: Edges,
+    /// With [`Edges::Pad`], how many bytes of text a huge page must hold.
+    pub pad_threshold: u64,
+}
+
+impl EdgePolicy {
+    /// What hugetext's documentation recommends for `hugetext_pad_threshold`: every edge there is with
+    /// base pages of 4 KiB. Memory is cheaper than a missing iTLB entry; who thinks otherwise says so.
+    pub const DEFAULT_PAD_THRESHOLD: u64 = 4096;
+
+    /// Returns the least text, in bytes, that a file must have for its edges to be taken; `None` where
+    /// none are.
+    pub fn least_text(self, huge: PageSize) -> Option<u64> {
+        match self.edges {
+            Edges::Conservative => None,
+            Edges::Pad => Some(huge.bytes()),
+            Edges::Aggressive => Some(huge.bytes() / 2),
+        }
+    }
+
+    /// Returns the least text, in bytes, that a huge page at an edge must hold.
+    pub fn least_in_page(self) -> u64 {
+        match self.edges {
+            Edges::Pad => self.pad_threshold.max(1),
+            Edges::Conservative | Edges::Aggressive => 1,
+        }
+    }
+}
+
+impl Default for EdgePolicy {
+    fn default() -> Self {
+        Self { edges: Edges::default(), pad_threshold: Self::DEFAULT_PAD_THRESHOLD }
+    }
+}
+
+/// Parses a number of bytes as numactl(8) and systemd write it: with nothing, or with `K`, `M`, `G` or
+/// `T`, each 1024 of the one before, also as `KiB` and so on.
+///
+/// # Errors
+/// Anything else, and what 64 bits cannot hold.
+pub fn parse_bytes(text: &str) -> Result<u64, ValueError> {
+    let bad = || ValueError::new("a size such as 65536, 64K or 1MiB", text);
+    let unit_at = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(unit_at);
+    let shift = match unit.strip_suffix("iB").unwrap_or(unit) {
+        "" if unit.is_empty() => 0,
+        "k" | "K" => 10,
+        "m" | "M" => 20,
+        "g" | "G" => 30,
+        "t" | "T" => 40,
+        _ => return Err(bad()),
+    };
+    let number = digits.parse::<u64>().map_err(|_malformed| bad())?;
+    number.checked_mul(1 << shift).ok_or_else(bad)
+}
+
 /// A value that a key cannot take.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("{found:?} is not {expected}")]
@@ -52,7 +142,7 @@ pub struct ValueError {
 }
 
 impl ValueError {
-    fn new(expected: &'static str, found: &str) -> Self {
+    pub(crate) fn new(expected: &'static str, found: &str) -> Self {
         Self { expected, found: found.to_owned() }
     }
 }
@@ -88,6 +178,10 @@ pub struct Layer {
     pub off: Option<bool>,
     /// See [`BackingChoice`].
     pub backing: Option<BackingChoice>,
+    /// See [`Edges`].
+    pub edges: Option<Edges>,
+    /// See [`EdgePolicy::pad_threshold`].
+    pub pad_threshold: Option<u64>,
     /// Refuse rather than run on base pages.
     pub strict: Option<bool>,
     /// How long staging may take.
@@ -102,6 +196,16 @@ pub struct Layer {
     pub verbose: Option<bool>,
     /// Wait for the exec of this program.
     pub until_exec: Option<String>,
+    /// See [`Select`].
+    pub select: Option<Select>,
+    /// Look after the programs that the program starts, too.
+    pub follow: Option<bool>,
+    /// For how long to look again for what a program maps later.
+    pub settle: Option<Duration>,
+    /// Only programs whose path one of these patterns fits.
+    pub only: Option<Vec<String>>,
+    /// Not the programs whose path one of these patterns fits.
+    pub except: Option<Vec<String>>,
 }
 
 /// A part of `TIEXEC` or of the configuration file that means nothing.
@@ -154,6 +258,14 @@ impl Layer {
                 self.backing =
                     Some(needed()?.parse().map_err(|error: ValueError| error.to_string())?);
             }
+            "edges" => {
+                self.edges =
+                    Some(needed()?.parse().map_err(|error: ValueError| error.to_string())?);
+            }
+            "pad-threshold" => {
+                self.pad_threshold =
+                    Some(parse_bytes(needed()?).map_err(|error| error.to_string())?);
+            }
             "strict" => self.strict = flag()?,
             "deadline" => {
                 self.deadline = Some(parse_duration(needed()?).map_err(|error| error.to_string())?);
@@ -163,6 +275,16 @@ impl Layer {
             "quiet" => self.quiet = flag()?,
             "verbose" => self.verbose = flag()?,
             "until-exec" => self.until_exec = Some(needed()?.to_owned()),
+            "select" => {
+                self.select =
+                    Some(needed()?.parse().map_err(|error: ValueError| error.to_string())?);
+            }
+            "follow" => self.follow = flag()?,
+            "settle" => {
+                self.settle = Some(parse_duration(needed()?).map_err(|error| error.to_string())?);
+            }
+            "only" => self.only.get_or_insert_default().push(needed()?.to_owned()),
+            "except" => self.except.get_or_insert_default().push(needed()?.to_owned()),
             _ => return Err("no such key".to_owned()),
         }
         Ok(())
@@ -173,6 +295,8 @@ impl Layer {
         Self {
             off: self.off.or(lower.off),
             backing: self.backing.or(lower.backing),
+            edges: self.edges.or(lower.edges),
+            pad_threshold: self.pad_threshold.or(lower.pad_threshold),
             strict: self.strict.or(lower.strict),
             deadline: self.deadline.or(lower.deadline),
             report: self.report.or(lower.report),
@@ -180,6 +304,11 @@ impl Layer {
             quiet: self.quiet.or(lower.quiet),
             verbose: self.verbose.or(lower.verbose),
             until_exec: self.until_exec.or(lower.until_exec),
+            select: self.select.or(lower.select),
+            follow: self.follow.or(lower.follow),
+            settle: self.settle.or(lower.settle),
+            only: self.only.or(lower.only),
+            except: self.except.or(lower.except),
         }
     }
 }
@@ -191,6 +320,8 @@ pub struct Settings {
     pub off: bool,
     /// See [`BackingChoice`].
     pub backing: BackingChoice,
+    /// Which ragged edges are taken.
+    pub edges: EdgePolicy,
     /// Refuse (exit 125) rather than run on base pages.
     pub strict: bool,
     /// How long staging may take; what is not staged by then stays on base pages.
@@ -205,6 +336,16 @@ pub struct Settings {
     pub verbose: bool,
     /// Treat only the program of this name, after any number of execs.
     pub until_exec: Option<String>,
+    /// See [`Select`].
+    pub select: Select,
+    /// Look after the programs that the program starts, too.
+    pub follow: bool,
+    /// For how long to look again for what a program maps later; zero for not at all.
+    pub settle: Duration,
+    /// Only programs whose path one of these patterns fits; all, if there are none.
+    pub only: Vec<String>,
+    /// Not the programs whose path one of these patterns fits.
+    pub except: Vec<String>,
 }
 
 impl Settings {
@@ -221,6 +362,10 @@ impl Settings {
         Self {
             off: killed || backing == BackingChoice::Off,
             backing,
+            edges: EdgePolicy {
+                edges: all.edges.unwrap_or_default(),
+                pad_threshold: all.pad_threshold.unwrap_or(EdgePolicy::DEFAULT_PAD_THRESHOLD),
+            },
             strict: all.strict.unwrap_or(false),
             deadline: all.deadline.unwrap_or(Self::DEFAULT_DEADLINE),
             report: all.report,
@@ -228,6 +373,11 @@ impl Settings {
             quiet: all.quiet.unwrap_or(false),
             verbose: all.verbose.unwrap_or(false),
             until_exec: all.until_exec,
+            select: all.select.unwrap_or_default(),
+            follow: all.follow.unwrap_or(false),
+            settle: all.settle.unwrap_or_default(),
+            only: all.only.unwrap_or_default(),
+            except: all.except.unwrap_or_default(),
         }
     }
 }
@@ -283,6 +433,39 @@ mod tests {
         assert_eq!((layer.quiet, layer.json), (Some(true), Some(true)));
         let items: Vec<_> = malformed.iter().map(|bad| bad.item.as_str()).collect();
         assert_eq!(items, ["stict", "deadline=soon", "backing=", "strict=maybe"]);
+    }
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("64K", 64 << 10),
+            ("64k", 64 << 10),
+            ("64KiB", 64 << 10),
+            ("1M", 1 << 20),
+            ("1MiB", 1 << 20),
+            ("2G", 2 << 30),
+            ("1TiB", 1 << 40),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+        for bad in ["", "K", "iB", "4iB", "1KB", "1kb", "1 K", "-1", "1.5M", "99999999999T", "0x10"]
+        {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn edges_are_set_like_everything_else() {
+        let (layer, none) = Layer::from_environment("edges=pad,pad-threshold=64K");
+        assert_eq!(none, []);
+        let settings = Settings::from_layers([layer]);
+        let wanted = EdgePolicy { edges: Edges::Pad, pad_threshold: 64 << 10 };
+        assert_eq!(settings.edges, wanted);
+        assert_eq!(Settings::from_layers([Layer::default()]).edges, EdgePolicy::default());
+        let (_, malformed) = Layer::from_environment("edges=all,pad-threshold=much");
+        assert_eq!(malformed.len(), 2);
     }
 
     #[test]

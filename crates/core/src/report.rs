@@ -4,9 +4,9 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::addr::mib;
+use crate::addr::{AddrRange, mib};
 use crate::coverage::FileCoverage;
-use crate::plan::{Backing, Span};
+use crate::plan::{Backing, Span, start_and_end};
 use crate::skip::SkipReason;
 
 /// The version of the JSON form. It grows by fields; it is counted up when one changes meaning.
@@ -43,9 +43,11 @@ pub struct LaunchCost {
     pub backing: Option<Backing>,
     /// Microseconds for which the program was held before its first instruction.
     pub stop_us: u64,
+    /// Microseconds for which it was held at its entry point; `None` if it was not.
+    pub entry_stop_us: Option<u64>,
     /// System calls that the program made for us, those on its way home included.
     pub remote_syscalls: u32,
-    /// Bytes copied from the file into the image.
+    /// Bytes copied from files into images.
     pub bytes_copied: u64,
     /// Whether the program was moved to where its text is congruent.
     pub rebased: bool,
@@ -80,6 +82,22 @@ pub struct AttachCost {
     pub spans: Vec<Span>,
 }
 
+/// An area of code that a process makes itself: anonymous executable memory.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct JitArea {
+    /// Where it lies.
+    #[serde(flatten, serialize_with = "start_and_end")]
+    pub range: AddrRange,
+    /// Bytes of the huge pages of it that are populated to at least a half.
+    pub populated_bytes: u64,
+    /// Bytes of it that are PMD-mapped, as smaps says.
+    pub huge_bytes: u64,
+    /// Bytes of it that were not before.
+    pub made_bytes: u64,
+    /// What the kernel refused first.
+    pub refused: Option<String>,
+}
+
 /// One process's text and what it is made of.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Report {
@@ -103,6 +121,8 @@ pub struct Report {
     pub text_bytes: u64,
     /// Bytes of it that are PMD-mapped or in hugetlb pages.
     pub huge_bytes: u64,
+    /// Bytes that are no text and became executable, because they share a huge page with text.
+    pub widened_bytes: u64,
     /// Each file.
     pub files: Vec<FileCoverage>,
     /// What the launch cost.
@@ -110,6 +130,9 @@ pub struct Report {
     /// What the attach cost.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attach: Option<AttachCost>,
+    /// Code that it makes itself, where that was selected and there is any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub jit: Vec<JitArea>,
 }
 
 impl Report {
@@ -127,9 +150,11 @@ impl Report {
             detail: None,
             text_bytes: files.iter().map(|file| file.text_bytes).sum(),
             huge_bytes,
+            widened_bytes: files.iter().map(|file| file.widened_bytes).sum(),
             files,
             launch: None,
             attach: None,
+            jit: Vec::new(),
         }
     }
 
@@ -252,12 +277,18 @@ impl Report {
         } else {
             parts.push("cost  0".to_owned());
         }
+        if self.widened_bytes > 0 {
+            parts.push(format!("widened {} MiB", mib(self.widened_bytes)));
+        }
         if let Some(launch) = &self.launch {
             parts.push(format!(
                 "stop {}.{:02} ms",
                 launch.stop_us / 1000,
                 launch.stop_us % 1000 / 10
             ));
+            if let Some(us) = launch.entry_stop_us {
+                parts.push(format!("entry stop {}.{:02} ms", us / 1000, us % 1000 / 10));
+            }
             parts.push(format!("{} remote syscalls", launch.remote_syscalls));
         }
         parts.extend(self.perf().map(|perf| format!("perf {perf}")));
@@ -324,6 +355,7 @@ mod tests {
             text_bytes,
             huge_bytes,
             copied_bytes: huge_bytes,
+            widened_bytes: 0,
             backings,
             rest,
         }

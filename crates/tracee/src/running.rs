@@ -4,17 +4,21 @@
 //! leaves it as if there had been none; if this process dies meanwhile, it goes on as after a signal
 //! handler.
 
+use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
+use tiexec_core::proc::pagemap::is_guard;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::process::{self, Wait};
+use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::ptrace::{self, Options, Registers, Resume};
-use tiexec_sys::{Errno, Pid, SysError, vm};
+use tiexec_sys::{Errno, Pid, SysError, c, vm};
 
-use crate::arch::{self, Gadgets, Interruption};
+use crate::arch::{self, Call, Gadgets, Interruption};
 use crate::error::TraceError;
 use crate::fault;
+use crate::foreseen::{Filters, Permission};
 use crate::session::{Refusal, Session};
 use crate::threads::waits_forever;
 
@@ -39,7 +43,7 @@ pub struct Stopped {
 ///
 /// # Errors
 /// EPERM as for `PTRACE_SEIZE`: another tracer, or no leave. [`TraceError::Late`]: it sleeps where
-/// nothing wakes it (state D); it is let go when this process ends. [`TraceError::Gone`].
+/// nothing wakes it (state D); it is let go when the calling thread ends. [`TraceError::Gone`].
 pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
     ptrace::seize(tid, Options::default())?;
     ptrace::interrupt(tid)?;
@@ -63,6 +67,11 @@ pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
             }
         }
     };
+    look(tid, group_stopped)
+}
+
+/// Looks at a thread that has just stopped.
+pub(crate) fn look(tid: Pid, group_stopped: bool) -> Result<Stopped, TraceError> {
     let since = Instant::now();
     let mut registers = ptrace::registers(tid)?;
     let mut shown = arch::interruption(&registers) == Interruption::Shown;
@@ -74,6 +83,36 @@ pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
     abort_restartable_sequence(tid, &mut registers)?;
     let dispatches = ptrace::syscalls_are_dispatched(tid)?;
     Ok(Stopped { tid, since, group_stopped, registers, shown, dispatches })
+}
+
+/// Sees to it that the thread does not break against `filters` when it is let go: the kernel makes an
+/// interrupted call again under the filters of now, and one with a remaining time as another call
+/// (`restart_syscall`), of which the author of a filter need not have thought. Such a call is made again
+/// from its beginning, with all of its time; if that is not allowed either, it returns EINTR.
+pub fn restart_within(filters: &Filters, stopped: &mut Stopped) {
+    let registers = &stopped.registers;
+    let Some(number) = arch::call_number(registers) else { return };
+    let allow = |number, args: [u64; 6]| {
+        filters.allow(&Call { number, args }, arch::program_counter(registers).get())
+    };
+    // The kernel has found it in order once.
+    let itself =
+        || matches!(filters, Filters::Unknown(_)) || allow(number, arch::call_arguments(registers));
+    let ended = || (arch::call_ended(registers), true);
+    let (registers, shown) = match arch::interruption(registers) {
+        Interruption::WithRemainingTime
+            if !allow(c::SYS_restart_syscall, arch::call_arguments(registers)) =>
+        {
+            if itself() {
+                (arch::call_again(registers), stopped.shown)
+            } else {
+                ended()
+            }
+        }
+        Interruption::Again if !itself() => ended(),
+        _ => return,
+    };
+    (stopped.registers, stopped.shown) = (registers, shown);
 }
 
 /// Lets the thread go on as if it had not been stopped.
@@ -132,35 +171,56 @@ pub fn frame_ground(
     let top = arch::below_red_zone(&stopped.registers)?;
     let at = arch::stack_pointer(&stopped.registers);
     let stack = snapshot.vma_at(at).filter(|vma| vma.perms.write && !vma.perms.shared)?;
-    let initial = stack.name == b"[stack]" && stopped.tid == leader;
-    if initial || is_thread_stack(snapshot, stopped, stack.range) {
+    if stack.name == b"[stack]" && stopped.tid == leader {
         return Some((top, stack.range));
     }
-    None
+    Some((top, thread_stack(snapshot, stopped, stack.range)?))
 }
 
-/// Whether `stack` is one that glibc or musl mapped for this thread: the thread's control block lies
-/// at its top and points at itself, and a guard lies below.
-fn is_thread_stack(snapshot: &Snapshot, stopped: &Stopped, stack: AddrRange) -> bool {
-    let Ok(control_block) = arch::thread_pointer(stopped.tid, &stopped.registers) else {
-        return false;
-    };
-    if !stack.contains(control_block) || control_block <= arch::stack_pointer(&stopped.registers) {
-        return false;
+/// Returns the part of the mapping `within` that glibc or musl made this thread's stack: the thread's
+/// control block lies at its top, above the stack pointer, and points at itself; a guard lies below.
+fn thread_stack(snapshot: &Snapshot, stopped: &Stopped, within: AddrRange) -> Option<AddrRange> {
+    let at = arch::stack_pointer(&stopped.registers);
+    let control_block = arch::thread_pointer(stopped.tid, &stopped.registers).ok()?;
+    if !within.contains(control_block) || control_block <= at {
+        return None;
     }
     const WORD: usize = size_of::<u64>();
-    let from =
-        control_block.get().saturating_sub(arch::CONTROL_BLOCK_BELOW).max(stack.start().get());
+    let lowest = control_block.get().saturating_sub(arch::CONTROL_BLOCK_BELOW);
+    let from = lowest.max(within.start().get());
     let mut words = vec![0; (control_block.get() - from) as usize + WORD];
-    let points_at_itself = vm::read(stopped.tid, RemoteAddr::new(from), &mut words).is_ok()
-        && (from..)
-            .step_by(WORD)
-            .zip(words.chunks_exact(WORD))
-            .any(|(at, word)| word == at.to_ne_bytes());
+    vm::read(stopped.tid, RemoteAddr::new(from), &mut words).ok()?;
+    let mut words = (from..).step_by(WORD).zip(words.chunks_exact(WORD));
+    if !words.any(|(at, word)| word == at.to_ne_bytes()) {
+        return None;
+    }
+    let pages = snapshot.pages;
+    // Stacks without a mapping for their guard may be joined into one mapping.
+    let guards = guards(stopped.tid, AddrRange::new(within.start(), control_block)?, pages.base)?;
+    if let Some(&last) = guards.last() {
+        let below = last < at;
+        return AddrRange::new(last.checked_add(pages.base.bytes())?, within.end())
+            .filter(|_| below);
+    }
     let guarded = snapshot.vmas.iter().any(|vma| {
-        vma.range.end() == stack.start() && !(vma.perms.read || vma.perms.write || vma.perms.exec)
+        vma.range.end() == within.start() && !(vma.perms.read || vma.perms.write || vma.perms.exec)
     });
-    points_at_itself && guarded
+    guarded.then_some(within)
+}
+
+/// Returns the guards inside a mapping (`MADV_GUARD_INSTALL`), ascending; `None` if they cannot be
+/// looked for.
+fn guards(tid: Pid, range: AddrRange, base: PageSize) -> Option<Vec<RemoteAddr>> {
+    /// A stack that is longer, or as many joined ones, is not looked through while a thread stands.
+    const LONGEST: u64 = 256 << 20;
+    const WORD: u64 = 8;
+    let range = range.align_inward(base).filter(|range| range.len() <= LONGEST)?;
+    let file = ProcDir::of(tid).ok()?.open_file("pagemap", false).ok()?;
+    let mut bytes = vec![0; usize::try_from(range.len() / base.bytes() * WORD).ok()?];
+    file.read_exact_at(&mut bytes, range.start().get() / base.bytes() * WORD).ok()?;
+    let words = bytes.as_chunks().0.iter().map(|&word| u64::from_ne_bytes(word));
+    let at = |index: usize| range.start().checked_add(index as u64 * base.bytes());
+    Some(words.enumerate().filter(|(_, word)| is_guard(*word)).filter_map(|(i, _)| at(i)).collect())
 }
 
 /// Whether the code that the thread is at is a system call; so if that cannot be read.
@@ -182,6 +242,7 @@ pub fn begin(
     leader: Pid,
     gadgets: Gadgets,
     stopped: &Stopped,
+    permission: Permission,
 ) -> Result<Result<Session, Refusal>, TraceError> {
     if !arch::CALLS_ARE_SEEN && may_be_in_a_call(stopped) {
         return Ok(Err(Refusal::InACall));
@@ -190,7 +251,7 @@ pub fn begin(
         return Ok(Err(Refusal::StackRoom));
     };
     let home = arch::after_a_signal(&stopped.registers);
-    Session::lay(stopped.tid, gadgets, home, Some(top), ground)
+    Session::lay(stopped.tid, gadgets, permission, home, Some(top), ground)
 }
 
 /// Tells what the kernel answered from what it means.

@@ -136,7 +136,8 @@ impl Guest<'_> {
             Disk::Xfs => ("mkfs.xfs", "xfsprogs"),
         };
         let made = Command::new(tool).arg("-q").arg(&disk).status();
-        let made = made.map_err(|_| Lacking(format!("no {tool} (apt-get install {package})")))?;
+        let made =
+            made.map_err(|error| Lacking(format!("{tool}: {error} (apt-get install {package})")))?;
         if !made.success() {
             bail!("{tool} {}", disk.display());
         }

@@ -18,6 +18,10 @@ pub const SYS_select: libc::c_long = -4;
 /// `NT_PRFPREG`.
 pub(crate) const EXTENDED_SETS: &[i32] = &[0x405, 2];
 
+/// How long a breakpoint on an instruction is said to be (`arch_build_bp_info`,
+/// `arch/arm64/kernel/hw_breakpoint.c`).
+pub(crate) const BREAKPOINT_LEN: u64 = 4;
+
 /// Fills the place between code: `brk #0`.
 pub(crate) const FILLER: &[u8] = &0xd420_0000_u32.to_le_bytes();
 

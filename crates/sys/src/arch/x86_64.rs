@@ -6,6 +6,10 @@ pub use libc::{SYS_epoll_wait, SYS_pause, SYS_poll, SYS_select};
 /// kernel has being the one to read: `NT_X86_XSTATE`.
 pub(crate) const EXTENDED_SETS: &[i32] = &[0x202];
 
+/// How long a breakpoint on an instruction is said to be (`arch_build_bp_info`,
+/// `arch/x86/kernel/hw_breakpoint.c`).
+pub(crate) const BREAKPOINT_LEN: u64 = size_of::<libc::c_long>() as u64;
+
 /// Fills the place between code: `int3`.
 pub(crate) const FILLER: &[u8] = &[0xcc];
 

@@ -28,7 +28,10 @@ use tiexec_core::addr::RemoteAddr;
 use tiexec_sys::ptrace::{self, Extended, Registers};
 use tiexec_sys::{Errno, Pid, SysError};
 
-use super::{Call, ExtendedState, Gadgets, Interruption};
+use super::{Call, ExtendedState, Gadgets, Interruption, Obstacle};
+
+/// `AUDIT_ARCH_AARCH64` (`<linux/audit.h>`): as which architecture's calls seccomp filters see them.
+pub const AUDIT_ARCH: u32 = 0xc000_00b7;
 
 const SIGINFO: u64 = 128;
 const UCONTEXT: u64 = 176;
@@ -81,7 +84,7 @@ pub const VDSO_RETURNS_FROM_SIGNALS: bool = true;
 pub const LOST_OVER_CALLS: bool = true;
 
 /// The sets whose use stands in the way, and how it is told.
-pub const OBSTACLES: &[(i32, fn(&[u8]) -> bool)] = &[
+pub const OBSTACLES: &[Obstacle] = &[
     // NT_ARM_SSVE: registers are in use, so the thread is in streaming mode.
     (0x40b, |set| flags(set).is_some_and(|flags| flags & SVE_FLAG_IN_USE != 0)),
     // NT_ARM_GCS: struct user_gcs, features_enabled.
@@ -175,6 +178,17 @@ pub fn call_again(registers: &Registers) -> Registers {
 /// Returns the registers that a signal handler's return would leave a thread with that was
 /// interrupted so: without a call that the kernel would restart.
 pub fn after_a_signal(registers: &Registers) -> Registers {
+    *registers
+}
+
+/// Returns where the instruction that makes the calls ends: what seccomp filters see as their place.
+pub fn after_call(gadgets: Gadgets) -> RemoteAddr {
+    RemoteAddr::new(gadgets.call.get().wrapping_add(INSTRUCTION as u64))
+}
+
+/// Returns the registers with which an interrupted call returns EINTR. No [interruption](interruption)
+/// asks for it here.
+pub fn call_ended(registers: &Registers) -> Registers {
     *registers
 }
 

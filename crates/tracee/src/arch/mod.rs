@@ -17,6 +17,16 @@ pub use x86_64::*;
 
 use tiexec_core::addr::RemoteAddr;
 
+/// Fills `bytes`, which begin where an instruction may, with instructions that raise SIGTRAP: `int3`, or
+/// `brk #0`.
+pub fn fill_with_traps(bytes: &mut [u8]) {
+    const TRAP: &[u8] =
+        if cfg!(target_arch = "aarch64") { &[0x00, 0x00, 0x20, 0xd4] } else { &[0xcc] };
+    for (byte, trap) in bytes.iter_mut().zip(TRAP.iter().cycle()) {
+        *byte = *trap;
+    }
+}
+
 /// A system call: its number and arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Call {
@@ -53,6 +63,10 @@ pub struct ExtendedState {
     /// What lies in the home frame itself.
     pub within: Vec<u8>,
 }
+
+/// A set of registers by its number (`elf.h`), and whether what was read of it stands in the way of
+/// frames.
+pub type Obstacle = (i32, fn(&[u8]) -> bool);
 
 /// What an interruption did to the system call that a thread was in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

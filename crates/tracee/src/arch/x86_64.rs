@@ -18,7 +18,10 @@ use tiexec_core::addr::RemoteAddr;
 use tiexec_sys::ptrace::{Extended, Registers};
 use tiexec_sys::{Pid, SysError, xsave};
 
-use super::{Call, ExtendedState, Gadgets, Interruption};
+use super::{Call, ExtendedState, Gadgets, Interruption, Obstacle};
+
+/// `AUDIT_ARCH_X86_64` (`<linux/audit.h>`): as which architecture's calls seccomp filters see them.
+pub const AUDIT_ARCH: u32 = 0xc000_003e;
 
 /// Bytes of one frame, its return address included.
 pub const FRAME_LEN: u64 = 8 + 304;
@@ -57,7 +60,7 @@ pub const VDSO_RETURNS_FROM_SIGNALS: bool = false;
 pub const LOST_OVER_CALLS: bool = false;
 
 /// The sets of registers whose use stands in the way, and how it is told: none; see [`extended_state`].
-pub const OBSTACLES: &[(i32, fn(&[u8]) -> bool)] = &[];
+pub const OBSTACLES: &[Obstacle] = &[];
 
 /// Finds `syscall; ret` in `code`.
 pub fn find_call(code: &[u8]) -> Option<usize> {
@@ -115,6 +118,11 @@ pub const INSTRUCTION: usize = 4;
 /// Length of the instruction that makes a system call.
 const CALL_LEN: u64 = 2;
 
+/// Returns where the instruction that makes the calls ends: what seccomp filters see as their place.
+pub fn after_call(gadgets: Gadgets) -> RemoteAddr {
+    RemoteAddr::new(gadgets.call.get().wrapping_add(CALL_LEN))
+}
+
 /// Returns what an interruption did to the system call that the registers are in
 /// (`arch_do_signal_or_restart`, `arch/x86/kernel/signal.c`; the codes: `include/linux/errno.h`).
 pub fn interruption(registers: &Registers) -> Interruption {
@@ -148,15 +156,17 @@ pub fn call_again(registers: &Registers) -> Registers {
 /// Returns the registers that a signal handler's return would leave a thread with that was
 /// interrupted so: without a call that the kernel would restart.
 pub fn after_a_signal(registers: &Registers) -> Registers {
-    const EINTR: i64 = 4;
-    let mut after = *registers;
     match interruption(registers) {
-        Interruption::Again => return call_again(registers),
-        Interruption::WithRemainingTime => after.rax = (-EINTR).cast_unsigned(),
-        Interruption::None | Interruption::Shown => {}
+        Interruption::Again => call_again(registers),
+        Interruption::WithRemainingTime => call_ended(registers),
+        Interruption::None | Interruption::Shown => Registers { orig_rax: u64::MAX, ..*registers },
     }
-    after.orig_rax = u64::MAX;
-    after
+}
+
+/// Returns the registers with which an interrupted call returns EINTR.
+pub fn call_ended(registers: &Registers) -> Registers {
+    const EINTR: i64 = 4;
+    Registers { rax: (-EINTR).cast_unsigned(), orig_rax: u64::MAX, ..*registers }
 }
 
 /// Returns the arguments of the system call that the registers are in.
