@@ -17,13 +17,22 @@ mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs /run
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
 ln -sf /proc/self/fd /dev/fd
-hostname guest
+echo guest >/proc/sys/kernel/hostname
 # The directory for the tests' own files lies on the disk that is asked for.
 mount /dev/vdb "$files" || echo "vm-test: no disk for programs"
 while read -r name; do install -m 755 /vm/cc.sh /usr/local/bin/"$name"; done </vm/compilers
 # As on the machines that the project is developed on.
 echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
 export TIEXEC_TEST_PATIENCE=20
+
+# What the doctor finds, with a page in the pool to be found.
+tmp=$files/doctor
+mkdir -m 1777 "$tmp"
+echo 2 >/proc/sys/vm/nr_hugepages
+TMPDIR=$tmp "$programs"/tiexecctl doctor --json >/vm/out/doctor.root
+TMPDIR=$tmp setpriv --reuid=65534 --regid=65534 --clear-groups "$programs"/tiexecctl doctor --json >/vm/out/doctor.user
+echo 0 >/proc/sys/vm/nr_hugepages
+rm -r "$tmp"
 
 cd "$repository/crates/cli" || echo "vm-test: no repository"
 while read -r name program only <&3; do

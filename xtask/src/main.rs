@@ -27,8 +27,8 @@ enum Chore {
         out: PathBuf,
     },
     VmTest(vm::VmTest),
-    /// Prints the table of all that vm-test has found so far
-    VmTable,
+    /// Makes the tables of docs/KERNELS.md anew, of what vm-test --record has found
+    Kernels,
 }
 
 fn main() -> Result<ExitCode> {
@@ -36,7 +36,7 @@ fn main() -> Result<ExitCode> {
         Chore::Man { out } => man(&made(&out)?)?,
         Chore::Completions { out } => completions(&made(&out)?)?,
         Chore::VmTest(test) => return test.run(),
-        Chore::VmTable => vm::print_table()?,
+        Chore::Kernels => vm::write_tables()?,
     }
     Ok(ExitCode::SUCCESS)
 }

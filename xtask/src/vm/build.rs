@@ -31,12 +31,16 @@ pub(crate) struct Built {
 }
 
 impl Built {
-    /// The directory that tests have for their files (`CARGO_TARGET_TMPDIR`).
+    /// The directory that tests have for their files (`CARGO_TARGET_TMPDIR`): beside that of the profile.
     pub(crate) fn files(&self) -> Result<PathBuf> {
-        // Beside the profile's directory, in which a program lies in `deps`.
+        Ok(self.programs()?.with_file_name("tmp"))
+    }
+
+    /// The directory of the profile, with the programs themselves; the tests lie in its `deps`.
+    pub(crate) fn programs(&self) -> Result<PathBuf> {
         let program = &self.tests.first().context("there are no tests")?.program;
-        let place = program.ancestors().nth(3).context("a test program lies in no directory")?;
-        Ok(place.join("tmp"))
+        let place = program.ancestors().nth(2).context("a test program lies in no directory")?;
+        Ok(place.to_owned())
     }
 }
 
@@ -56,6 +60,7 @@ struct Message {
 struct Target {
     name: String,
     kind: Vec<String>,
+    src_path: PathBuf,
 }
 
 #[derive(Deserialize)]
@@ -89,7 +94,9 @@ pub(crate) fn tests(cache: &Cache, arch: Arch, wanted: &[String]) -> Result<Buil
     let mut build = cargo();
     build.current_dir(&repository).stdout(Stdio::piped());
     build.args(["test", "--no-run", "--message-format=json-render-diagnostics"]);
-    build.args(["--package", "tiexec", "--features", "tiexec/fault-injection"]);
+    // The whole workspace, as `make test` builds it: so nothing is built twice.
+    let packages = if arch.is_here() { "--workspace" } else { "--package=tiexec" };
+    build.args([packages, "--features", "tiexec/fault-injection"]);
     let wanted: Vec<(&str, &str)> =
         wanted.iter().map(|test| test.split_once("::").unwrap_or((test, ""))).collect();
     for (name, _) in &wanted {
@@ -110,7 +117,8 @@ pub(crate) fn tests(cache: &Cache, arch: Arch, wanted: &[String]) -> Result<Buil
         let message: Message = serde_json::from_slice(line)?;
         let (Some(program), Some(target)) = (message.executable, message.target) else { continue };
         let is_test = message.profile.is_some_and(|profile| profile.test);
-        if message.reason == "compiler-artifact" && is_test && target.kind == ["test"] {
+        let ours = target.src_path.parent() == Some(&repository.join("tests"));
+        if message.reason == "compiler-artifact" && is_test && ours && target.kind == ["test"] {
             let of_it =
                 wanted.iter().filter(|(name, part)| *name == target.name && !part.is_empty());
             let only = of_it.map(|(_, part)| (*part).to_owned()).collect();

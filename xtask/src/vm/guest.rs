@@ -13,8 +13,8 @@ use clap::ValueEnum;
 use super::build::{Built, repository};
 use super::cache::Cache;
 use super::kernel::Kernel;
+use super::results::{self, Run};
 use super::root::Root;
-use super::table::{self, Run};
 use super::{Arch, Lacking, compile};
 
 /// The shell script that is a guest's first program: it goes over to the root disk.
@@ -99,7 +99,7 @@ impl Guest<'_> {
             ended.map(drop)
         })?;
         let logs = cache.dir(&format!("logs/{}.d", self.name()))?;
-        table::gather(self, &shared.join("out"), &logs, built)
+        results::gather(self, &shared.join("out"), &logs, built)
     }
 
     fn name(&self) -> String {
@@ -118,10 +118,11 @@ impl Guest<'_> {
         fs::write(shared.join("cc.sh"), COMPILER)?;
         fs::write(shared.join("tests.sh"), TESTS)?;
         let settings = format!(
-            "repository={}\ntarget={}\nfiles={}\nlimit={}m\n",
+            "repository={}\ntarget={}\nfiles={}\nprograms={}\nlimit={}m\n",
             repository()?.display(),
             built.target.display(),
             built.files()?.display(),
+            built.programs()?.display(),
             self.limit
         );
         Ok(fs::write(shared.join("settings"), settings)?)

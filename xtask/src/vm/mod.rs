@@ -11,6 +11,7 @@ mod cache;
 mod compile;
 mod guest;
 mod kernel;
+mod results;
 mod root;
 mod table;
 
@@ -87,6 +88,9 @@ pub(crate) struct VmTest {
     /// Minutes that one test file may take
     #[arg(long, value_name = "MINUTES", default_value_t = 15)]
     limit: u32,
+    /// Keep what is found for docs/KERNELS.md
+    #[arg(long)]
+    record: bool,
     /// Test files, each perhaps with a part of the names of its tests: attach, rebase::static
     tests: Vec<String>,
 }
@@ -119,13 +123,13 @@ impl VmTest {
                 other => other?,
             }
         }
-        print!("{}", table::markdown(&runs));
+        print!("{}", table::tests(&runs));
         let forbidden = std::env::var_os("TIEXEC_TEST_NO_SKIP").is_some_and(|v| v == "1");
-        let good = runs.iter().all(table::Run::is_good) && !(skipped && forbidden);
+        let good = runs.iter().all(results::Run::is_good) && !(skipped && forbidden);
         Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    fn run_on(&self, cache: &Cache, arch: Arch, runs: &mut Vec<table::Run>) -> Result<()> {
+    fn run_on(&self, cache: &Cache, arch: Arch, runs: &mut Vec<results::Run>) -> Result<()> {
         guest::look_for_qemu(arch)?;
         let root = root::image(cache, arch)?;
         let built = build::tests(cache, arch, &self.tests)?;
@@ -147,7 +151,7 @@ impl VmTest {
             let run = guest
                 .run(cache, &built)
                 .with_context(|| format!("a guest with Linux {}", kernel.release))?;
-            table::store(cache, &run)?;
+            results::store(&results::place(cache, self.record)?, &run)?;
             print!("{}", table::failures(&run));
             runs.push(run);
         }
@@ -155,8 +159,8 @@ impl VmTest {
     }
 }
 
-/// Prints the table of all runs so far, the last of each kernel, architecture and disk.
-pub(crate) fn print_table() -> Result<()> {
-    print!("{}", table::markdown(&table::stored(&Cache::open()?)?));
-    Ok(())
+/// Makes the tables of `docs/KERNELS.md` anew, of the last run of each kernel, architecture and disk.
+pub(crate) fn write_tables() -> Result<()> {
+    let runs = results::stored(&results::place(&Cache::open()?, true)?)?;
+    table::write(&runs)
 }

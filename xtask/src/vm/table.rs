@@ -1,157 +1,13 @@
-//! What the tests came to, and the table of it.
+//! The tables of `docs/KERNELS.md`, made of what was found in guests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
-use std::path::Path;
 
 use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
 
-use super::build::{Built, repository};
-use super::cache::Cache;
-use super::guest::Guest;
-
-/// What one test came to.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) enum Outcome {
-    Ok,
-    /// For what it says.
-    Skipped(String),
-    Failed,
-}
-
-/// All tests of one guest.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Run {
-    arch: String,
-    release: String,
-    disk: String,
-    /// By test file, then by test. A file that did not come to its end has a failed test without a name.
-    results: BTreeMap<String, BTreeMap<String, Outcome>>,
-    /// What the kernel said of itself that it should not have to.
-    complaints: Vec<String>,
-}
-
-impl Run {
-    pub(crate) fn is_good(&self) -> bool {
-        let all = || self.results.values().flat_map(BTreeMap::values);
-        all().next().is_some()
-            && !all().any(|outcome| *outcome == Outcome::Failed)
-            && self.complaints.is_empty()
-    }
-
-    /// The numbers of the release; which one it is exactly changes with every update.
-    fn column(&self) -> String {
-        let mut numbers = self.release.split(['.', '-', '+']);
-        let version: Vec<&str> = numbers.by_ref().take(2).collect();
-        let pages = if self.release.ends_with("-16k") { ", 16 KiB pages" } else { "" };
-        format!("{} {}{pages}, {}", version.join("."), self.arch, self.disk)
-    }
-}
-
-/// Reads what the guest left in `out`, and keeps its logs in `logs`.
-pub(crate) fn gather(guest: &Guest<'_>, out: &Path, logs: &Path, built: &Built) -> Result<Run> {
-    let mut results = BTreeMap::new();
-    for test in &built.tests {
-        let log = fs::read(out.join(format!("{}.log", test.name))).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log);
-        fs::write(logs.join(format!("{}.log", test.name)), log.as_bytes())?;
-        let status = fs::read_to_string(out.join(format!("{}.status", test.name)));
-        let mut outcomes = outcomes(&log);
-        let failed = outcomes.values().any(|outcome| *outcome == Outcome::Failed);
-        let ended = status.is_ok_and(|status| status.trim() == "0");
-        if !ended && !failed {
-            outcomes.insert("(did not come to its end)".to_owned(), Outcome::Failed);
-        }
-        results.insert(test.name.clone(), outcomes);
-    }
-    let messages = fs::read(out.join("dmesg")).unwrap_or_default();
-    let messages = String::from_utf8_lossy(&messages);
-    fs::write(logs.join("dmesg"), messages.as_bytes())?;
-    let bad = ["BUG: ", "WARNING: ", "Oops", "Bad page", "Bad rss", "INFO: task"];
-    let complaints = messages
-        .lines()
-        .filter(|line| bad.iter().any(|bad| line.contains(bad)))
-        .map(str::to_owned)
-        .collect();
-    Ok(Run {
-        arch: guest.arch.to_string(),
-        release: guest.kernel.release.clone(),
-        disk: guest.disk.to_string(),
-        results,
-        complaints,
-    })
-}
-
-/// Reads the lines of a test program's output: one a test, and one for each that skipped itself.
-fn outcomes(log: &str) -> BTreeMap<String, Outcome> {
-    let mut outcomes = BTreeMap::new();
-    let mut skipped = BTreeMap::new();
-    for line in log.lines() {
-        // Written by another descriptor, it may stand in the middle of a line.
-        if let Some((_, skip)) = line.split_once("SKIP ")
-            && let Some((name, why)) = skip.split_once(": ")
-        {
-            skipped.entry(name.to_owned()).or_insert_with(|| why.to_owned());
-        }
-        let Some(rest) = line.strip_prefix("test ") else { continue };
-        let Some((name, said)) = rest.split_once(" ... ") else { continue };
-        let name = name.trim_end_matches(" - should panic");
-        let outcome = match said.split_whitespace().next_back() {
-            Some("FAILED") => Outcome::Failed,
-            Some("ignored") => Outcome::Skipped("ignored".to_owned()),
-            _ => Outcome::Ok,
-        };
-        outcomes.insert(name.to_owned(), outcome);
-    }
-    for (name, why) in skipped {
-        if let Some(outcome) = outcomes.get_mut(&name)
-            && *outcome == Outcome::Ok
-        {
-            *outcome = Outcome::Skipped(why);
-        }
-    }
-    outcomes
-}
-
-/// Keeps a run for the table of all; it takes the place of an earlier one of the same tests there.
-pub(crate) fn store(cache: &Cache, run: &Run) -> Result<()> {
-    let path = cache.dir("results")?.join(run.column().replace([' ', ','], "_") + ".json");
-    let mut whole = match fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok())
-    {
-        Some(Run { results, .. }) => results,
-        None => BTreeMap::new(),
-    };
-    for (file, outcomes) in &run.results {
-        whole.entry(file.clone()).or_default().extend(outcomes.clone());
-    }
-    let whole = Run {
-        arch: run.arch.clone(),
-        release: run.release.clone(),
-        disk: run.disk.clone(),
-        results: whole,
-        complaints: run.complaints.clone(),
-    };
-    Ok(fs::write(path, serde_json::to_vec_pretty(&whole)?)?)
-}
-
-/// All runs that were kept.
-pub(crate) fn stored(cache: &Cache) -> Result<Vec<Run>> {
-    let mut runs = Vec::new();
-    for entry in fs::read_dir(cache.dir("results")?)? {
-        let path = entry?.path();
-        let run: Run = serde_json::from_slice(&fs::read(&path)?)
-            .with_context(|| path.display().to_string())?;
-        runs.push(run);
-    }
-    let numbers = |run: &Run| -> Vec<u32> {
-        let parts = run.release.split(|c: char| !c.is_ascii_digit());
-        parts.filter_map(|part| part.parse().ok()).collect()
-    };
-    runs.sort_by_key(|run| (run.arch != "x86_64", numbers(run), run.disk.clone()));
-    Ok(runs)
-}
+use super::build::repository;
+use super::results::{Finding, Outcome, Run};
 
 /// Names what failed.
 pub(crate) fn failures(run: &Run) -> String {
@@ -170,7 +26,7 @@ pub(crate) fn failures(run: &Run) -> String {
 }
 
 /// The table: a row for each test file, with the promise that it begins with, a column for each run.
-pub(crate) fn markdown(runs: &[Run]) -> String {
+pub(crate) fn tests(runs: &[Run]) -> String {
     let files: BTreeSet<&str> =
         runs.iter().flat_map(|run| run.results.keys()).map(String::as_str).collect();
     let mut text = String::from("| test |");
@@ -235,20 +91,137 @@ fn promise(file: &str) -> String {
     all.split_once(". ").map_or(all.as_str(), |(first, _)| first).trim_end_matches('.').to_owned()
 }
 
+/// What tells whether a kernel has a feature.
+#[derive(Clone, Copy)]
+enum Probe {
+    /// A thing that the doctor finds.
+    Doctor(&'static str),
+    /// All tests of these files.
+    Tests(&'static [&'static str]),
+}
+
+/// What TiExec does, and how it is told that it does it.
+const FEATURES: &[(&str, Probe)] = &[
+    ("launch on `image`", Probe::Tests(&["becomes_exit", "report_and_dry_run"])),
+    ("`image`: a memfd becomes huge", Probe::Doctor("image")),
+    ("`pagecache`: a file becomes huge", Probe::Doctor("pagecache")),
+    ("`pagecache`: shared, and found again", Probe::Tests(&["pagecache_shared"])),
+    ("`store`", Probe::Tests(&["store_build"])),
+    ("`hugetlb`", Probe::Doctor("hugetlb")),
+    ("PIE moved", Probe::Doctor("rebase")),
+    ("PIE moved, in every layout", Probe::Tests(&["rebase"])),
+    ("shared libraries at launch", Probe::Doctor("objects")),
+    ("shared libraries at launch, all kinds", Probe::Tests(&["dso_launch"])),
+    ("launch: the helper killed anywhere", Probe::Tests(&["helper_killed"])),
+    ("attach and revert", Probe::Tests(&["attach"])),
+    ("attach: restartable calls", Probe::Tests(&["attach_blocked"])),
+    ("attach: the tracer killed anywhere", Probe::Tests(&["attach_killed"])),
+    ("a child may be traced", Probe::Doctor("ptrace")),
+    ("fail-open", Probe::Tests(&["fail_open"])),
+];
+
+/// The table of features: a row for each with its probe, a column for each run.
+pub(crate) fn features(runs: &[Run]) -> String {
+    let mut text = String::from("| feature | probe |");
+    for run in runs {
+        let _infallible = write!(text, " {} |", run.column());
+    }
+    text.push_str("\n|---|---|");
+    text.push_str(&"---|".repeat(runs.len()));
+    text.push('\n');
+    let pages = runs.iter().map(|run| {
+        let of_root = run.doctor.get("root");
+        let pages = of_root.and_then(|all| all.iter().find(|one| one.thing == "pages"));
+        pages.map_or("–", |pages| &pages.finding)
+    });
+    let pages: Vec<&str> = pages.collect();
+    let _infallible = writeln!(text, "| page sizes | `doctor`: pages | {} |", pages.join(" | "));
+    for (feature, probe) in FEATURES {
+        let shown = match probe {
+            Probe::Doctor(thing) => format!("`doctor`: {thing}"),
+            Probe::Tests(files) => format!("tests: `{}`", files.join("`, `")),
+        };
+        let _infallible = write!(text, "| {feature} | {shown} |");
+        for run in runs {
+            let cell = match probe {
+                Probe::Doctor(thing) => found(run, thing),
+                Probe::Tests(files) => passed(run, files),
+            };
+            let _infallible = write!(text, " {cell} |");
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// What the doctor finds of a thing, as root and as another user.
+fn found(run: &Run, thing: &str) -> String {
+    let level = |user: &str| {
+        let mut all = run.doctor.get(user)?.iter();
+        all.find(|one: &&Finding| one.thing == thing).map(|one| one.level.as_str())
+    };
+    match (level("root"), level("user")) {
+        (None, None) => "–".to_owned(),
+        (root, user) if root == user => root.unwrap_or("–").to_owned(),
+        (root, user) => format!("root: {}, user: {}", root.unwrap_or("–"), user.unwrap_or("–")),
+    }
+}
+
+/// Whether the tests of these files passed.
+fn passed(run: &Run, files: &[&str]) -> String {
+    let outcomes: Vec<&BTreeMap<String, Outcome>> =
+        files.iter().filter_map(|file| run.results.get(*file)).collect();
+    let count = |wanted: fn(&Outcome) -> bool| {
+        outcomes.iter().flat_map(|all| all.values()).filter(|&one| wanted(one)).count()
+    };
+    let ok = count(|outcome| *outcome == Outcome::Ok);
+    let failed = count(|outcome| *outcome == Outcome::Failed);
+    let skipped = count(|outcome| matches!(outcome, Outcome::Skipped(_)));
+    match (ok, failed, skipped) {
+        (0, 0, 0) => "–".to_owned(),
+        (0, 0, _) => "skipped".to_owned(),
+        (_, 0, _) => "ok".to_owned(),
+        _ => format!("**{failed} of {} fail**", ok + failed),
+    }
+}
+
+/// The document in which the tables stand, and the text between the marks of each.
+const DOCUMENT: &str = "docs/KERNELS.md";
+
+/// Puts the tables of `runs` into the document's `text`.
+fn filled(text: &str, runs: &[Run]) -> Result<String> {
+    let mut text = text.to_owned();
+    for (name, table) in [("features", features(runs)), ("tests", tests(runs))] {
+        let marks = [format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n")];
+        let between = || Some((text.find(&marks[0])? + marks[0].len(), text.find(&marks[1])?));
+        let (from, to) =
+            between().with_context(|| format!("{DOCUMENT} has no marks for {name}"))?;
+        text.replace_range(from..to, &table);
+    }
+    Ok(text)
+}
+
+/// Writes the tables of `runs` into the document.
+pub(crate) fn write(runs: &[Run]) -> Result<()> {
+    let path = repository()?.join(DOCUMENT);
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    Ok(fs::write(path, filled(&text, runs)?)?)
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::results::stored;
     use super::*;
 
     #[test]
-    fn lines_of_tests_are_read() {
-        let log = "running 4 tests\ntest a ... ok\nSKIP b: no musl-gcc\ntest b ... ok\n\
-                   test c ... SKIP d: no go\nFAILED\ntest d ... ok\ntest e ... ignored\n\
-                   test c ... FAILED\ntest result: FAILED. 1 passed\n";
-        let outcomes = outcomes(log);
-        assert_eq!(outcomes["a"], Outcome::Ok);
-        assert_eq!(outcomes["b"], Outcome::Skipped("no musl-gcc".to_owned()));
-        assert_eq!(outcomes["c"], Outcome::Failed);
-        assert_eq!(outcomes["d"], Outcome::Skipped("no go".to_owned()));
-        assert_eq!(outcomes.len(), 5);
+    fn the_document_says_what_was_found() {
+        let repository = repository().unwrap();
+        let text = fs::read_to_string(repository.join(DOCUMENT)).unwrap();
+        let runs = stored(&repository.join("docs/kernels")).unwrap();
+        assert!(!runs.is_empty());
+        assert!(
+            text == filled(&text, &runs).unwrap(),
+            "{DOCUMENT} is not made of docs/kernels: cargo xtask kernels"
+        );
     }
 }
