@@ -117,7 +117,8 @@ pub(crate) fn tests(cache: &Cache, arch: Arch, wanted: &[String]) -> Result<Buil
         let message: Message = serde_json::from_slice(line)?;
         let (Some(program), Some(target)) = (message.executable, message.target) else { continue };
         let is_test = message.profile.is_some_and(|profile| profile.test);
-        let ours = target.src_path.parent() == Some(&repository.join("tests"));
+        let source = target.src_path.canonicalize()?;
+        let ours = source.parent() == Some(&repository.join("tests"));
         if message.reason == "compiler-artifact" && is_test && ours && target.kind == ["test"] {
             let of_it =
                 wanted.iter().filter(|(name, part)| *name == target.name && !part.is_empty());
