@@ -26,13 +26,13 @@ echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
 export TIEXEC_TEST_PATIENCE=20
 
 # What the doctor finds, with a page in the pool to be found.
-tmp=$files/doctor
-mkdir -m 1777 "$tmp"
+mkdir -m 1777 /disk "$files"/doctor
+mount --bind "$files"/doctor /disk
 echo 2 >/proc/sys/vm/nr_hugepages
-TMPDIR=$tmp "$programs"/tiexecctl doctor --json >/vm/out/doctor.root
-TMPDIR=$tmp setpriv --reuid=65534 --regid=65534 --clear-groups "$programs"/tiexecctl doctor --json >/vm/out/doctor.user
+TMPDIR=/disk "$programs"/tiexecctl doctor --json >/vm/out/doctor.root
+TMPDIR=/disk setpriv --reuid=65534 --regid=65534 --clear-groups "$programs"/tiexecctl doctor --json >/vm/out/doctor.user
 echo 0 >/proc/sys/vm/nr_hugepages
-rm -r "$tmp"
+umount /disk
 
 cd "$repository/crates/cli" || echo "vm-test: no repository"
 while read -r name program only <&3; do

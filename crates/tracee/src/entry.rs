@@ -55,7 +55,7 @@ impl EntryWatch {
             let Some(stop) = stop else { continue };
             fault::at(fault::Point::Stop);
             let (how, signal) = match stop {
-                Wait::Interrupted if reached => return running::look(pid, false),
+                Wait::Interrupted if reached => return running::look(pid, false, None),
                 Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
                 Wait::ExecEvent => {
                     ptrace::resume(pid, Resume::Detach, 0)?;

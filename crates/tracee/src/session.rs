@@ -31,7 +31,8 @@ use tiexec_sys::{Errno, Pid, c, vm};
 use crate::arch::{self, Call, ExtendedState, Gadgets};
 use crate::error::TraceError;
 use crate::fault;
-use crate::foreseen::{CLOSE, Foreseen, Permission};
+use crate::foreseen::{CLOSE, Foreseen, LAST, Permission};
+use crate::running::Stopped;
 
 /// The most undo steps that a chain can hold.
 const MAX_RELEASES: usize = 8;
@@ -491,8 +492,8 @@ impl Session {
         Ok(())
     }
 
-    /// Makes what is left to be released, then has the tracee go on with `registers` exactly as if
-    /// it had never been stopped, and detaches: a system call that was interrupted is restarted by
+    /// Makes what is left to be released, then has the tracee go on exactly as if it had never been
+    /// `stopped`, and detaches: a system call that was interrupted is restarted by
     /// the kernel, with its remaining time. (By the chain it would return EINTR.)
     ///
     /// With `at_last`, the release registered first is not made by the tracee but by that, while the
@@ -502,11 +503,21 @@ impl Session {
     /// The tracee is gone.
     pub fn leave(
         mut self,
-        registers: &Registers,
+        stopped: &Stopped,
         at_last: Option<&dyn Fn()>,
     ) -> Result<Counts, TraceError> {
         while self.releases.len() > usize::from(at_last.is_some()) {
             self.release_now()?;
+        }
+        let registers = &stopped.registers;
+        let early = arch::before_the_last_stop(registers, stopped.interruption);
+        let early = early.filter(|_| self.may(&LAST));
+        if let Some(early) = &early {
+            let _whatever =
+                self.make(Call { number: c::SYS_getpid, args: arch::call_arguments(registers) })?;
+            // From here on the kernel would go on with the interrupted call by itself.
+            ptrace::interrupt(self.pid)?;
+            self.set_home(early)?;
         }
         // Only where a signal would be taken does the kernel look for a call to restart.
         let (mut how, mut signal) = (Resume::Run, 0);
@@ -526,6 +537,15 @@ impl Session {
         if let Some(at_last) = at_last {
             at_last();
         }
+        if early.is_none() {
+            self.set_home(registers)?;
+        }
+        ptrace::resume(self.pid, Resume::Detach, 0)?;
+        Ok(self.counts)
+    }
+
+    /// Sets the signal mask and all registers to those of home, the general ones to `registers`.
+    fn set_home(&self, registers: &Registers) -> Result<(), TraceError> {
         if self.masked {
             ptrace::set_signal_mask(self.pid, self.home_mask)?;
         }
@@ -534,8 +554,7 @@ impl Session {
         }
         ptrace::set_registers(self.pid, registers)?;
         fault::at(fault::Point::SetRegisters);
-        ptrace::resume(self.pid, Resume::Detach, 0)?;
-        Ok(self.counts)
+        Ok(())
     }
 
     /// Returns the counts as they will be once home.

@@ -73,7 +73,6 @@ pub fn takes(process: &ProcDir, pid: Pid, tid: Pid) -> Takes {
     }
     match syscall::parse(&text) {
         Ok(Doing::Running) => Takes::Running,
-        Ok(Doing::Call { .. }) if !arch::CALLS_ARE_SEEN => Takes::Badly,
         Ok(Doing::Call { number, args }) => asleep(pid, number, &args),
         // In a page fault, or stopped by a signal.
         Ok(Doing::Blocked) => Takes::Running,
@@ -124,7 +123,7 @@ fn asleep(pid: Pid, number: u64, args: &[u64; 6]) -> Takes {
         {
             Takes::Asleep
         }
-        _ if waits_forever(number, args) => Takes::AsleepToRewind,
+        _ if arch::CALLS_ARE_SEEN && waits_forever(number, args) => Takes::AsleepToRewind,
         // Not sigtimedwait(2): the signals it waits for count as unblocked meanwhile.
         c::SYS_epoll_wait | c::SYS_epoll_pwait | c::SYS_epoll_pwait2 | c::SYS_semtimedop => {
             Takes::AsleepForEintr

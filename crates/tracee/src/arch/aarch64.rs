@@ -26,9 +26,9 @@
 use memchr::memmem;
 use tiexec_core::addr::RemoteAddr;
 use tiexec_sys::ptrace::{self, Extended, Registers};
-use tiexec_sys::{Errno, Pid, SysError};
+use tiexec_sys::{Errno, Pid, SysError, c};
 
-use super::{Call, ExtendedState, Gadgets, Interruption, Obstacle};
+use super::{Call, ExtendedState, Gadgets, Interruption, Obstacle, Sight};
 
 /// `AUDIT_ARCH_AARCH64` (`<linux/audit.h>`): as which architecture's calls seccomp filters see them.
 pub const AUDIT_ARCH: u32 = 0xc000_00b7;
@@ -144,12 +144,6 @@ pub fn thread_pointer(tid: Pid, _registers: &Registers) -> Result<RemoteAddr, Sy
 /// word's own address, in bytes: musl's `self`, glibc's empty list of robust mutexes.
 pub const CONTROL_BLOCK_BELOW: u64 = 4096;
 
-/// Whether a thread may be in a system call whose program counter lies in the middle of `code`, of two
-/// instructions: behind the call, or before it to make it again.
-pub fn is_at_call(code: [u8; 2 * INSTRUCTION]) -> bool {
-    code[..INSTRUCTION] == SVC || code[INSTRUCTION..] == SVC
-}
-
 /// Returns the registers of a program at its exec stop, from what they are seen as in its
 /// syscall-exit-stop: there the kernel shows the kind of stop in `x7`
 /// (`report_syscall` in `arch/arm64/kernel/ptrace.c`).
@@ -159,26 +153,101 @@ pub fn at_exec_stop(seen: &Registers) -> Registers {
     registers
 }
 
-/// Returns what an interruption did to the system call that the registers are in. Nothing is left to
-/// be done here: when a thread stops where a signal would be taken, the kernel has made it ready to
-/// make the call again already (`do_signal` in `arch/arm64/kernel/signal.c`).
-pub fn interruption(_registers: &Registers) -> Interruption {
-    Interruption::None
+/// Returns what an interruption did to the system call that the registers are in. When a thread stops
+/// where a signal would be taken, the kernel has wound a call that it makes again back already
+/// (`do_signal` in `arch/arm64/kernel/signal.c`): the program counter is at the `svc`, the first argument
+/// and the number are in their registers.
+pub fn interruption(registers: &Registers, sight: Option<&Sight>) -> Interruption {
+    let Some(sight) = sight else { return Interruption::Unknown };
+    let (before, after) = sight.code.split_at(INSTRUCTION);
+    let slept = sight.asleep_in.is_some();
+    if after == SVC {
+        let with_time = answer(registers) == ERESTART_RESTARTBLOCK;
+        if sight.asleep_in == Some(number(registers)) {
+            return if with_time { Interruption::WithRemainingTime } else { Interruption::Again };
+        }
+        // About to make a call; to make it is to go on.
+        return if with_time { Interruption::Unknown } else { Interruption::None };
+    }
+    let shown = slept && before == SVC && registers.regs[0].cast_signed() == -EINTR;
+    if shown { Interruption::Shown } else { Interruption::None }
 }
 
-/// Makes an interrupted call one that the kernel makes again unless a handler runs. No
-/// [interruption](interruption) asks for it here.
+const EINTR: i64 = 4;
+const ERESTARTSYS: i64 = 512;
+const ERESTARTNOHAND: i64 = 514;
+const ERESTART_RESTARTBLOCK: i64 = 516;
+
+fn number(registers: &Registers) -> i64 {
+    registers.regs[8].cast_signed()
+}
+
+/// What a call that is wound back had answered (`include/linux/errno.h`), by its number and arguments.
+fn answer(registers: &Registers) -> i64 {
+    const TIMER_ABSTIME: u64 = 1;
+    const FUTEX_WAIT: u64 = 0;
+    const FUTEX_WAIT_BITSET: u64 = 9;
+    // FUTEX_PRIVATE_FLAG, FUTEX_CLOCK_REALTIME.
+    const FUTEX_FLAGS: u64 = 128 | 256;
+    let args = call_arguments(registers);
+    match number(registers) {
+        c::SYS_nanosleep | c::SYS_restart_syscall => ERESTART_RESTARTBLOCK,
+        c::SYS_clock_nanosleep if args[1] & TIMER_ABSTIME == 0 => ERESTART_RESTARTBLOCK,
+        c::SYS_futex
+            if matches!(args[1] & !FUTEX_FLAGS, FUTEX_WAIT | FUTEX_WAIT_BITSET) && args[3] != 0 =>
+        {
+            ERESTART_RESTARTBLOCK
+        }
+        c::SYS_clock_nanosleep
+        | c::SYS_ppoll
+        | c::SYS_pselect6
+        | c::SYS_rt_sigsuspend
+        | c::SYS_msgrcv
+        | c::SYS_msgsnd => ERESTARTNOHAND,
+        _ => ERESTARTSYS,
+    }
+}
+
+/// Makes an interrupted call one that the kernel makes again unless a handler runs: of one that returns
+/// EINTR, the number is forgotten here.
 pub fn mark_restartable(_registers: &mut Registers) {}
 
-/// Returns the registers that make an interrupted call again, from its beginning.
+/// Returns the registers that make an interrupted call again, from its beginning: they are wound back.
 pub fn call_again(registers: &Registers) -> Registers {
     *registers
 }
 
 /// Returns the registers that a signal handler's return would leave a thread with that was
 /// interrupted so: without a call that the kernel would restart.
-pub fn after_a_signal(registers: &Registers) -> Registers {
-    *registers
+pub fn after_a_signal(registers: &Registers, interruption: Interruption) -> Registers {
+    match interruption {
+        Interruption::WithRemainingTime => call_ended(registers),
+        _ => *registers,
+    }
+}
+
+/// Returns the registers with which an interrupted call, wound back, returns EINTR.
+pub fn call_ended(registers: &Registers) -> Registers {
+    let mut registers = *registers;
+    registers.regs[0] = (-EINTR).cast_unsigned();
+    registers.pc = registers.pc.wrapping_add(INSTRUCTION as u64);
+    registers
+}
+
+/// Returns the registers to set at the syscall-exit-stop of a call that has the interrupted one's first
+/// argument, before the stop where a signal would be taken, so that the kernel goes on from there with
+/// the interrupted call by itself: `do_signal` winds back by what it finds then, and what a handler makes
+/// of the call is decided as if it had just been interrupted. `None` where there is nothing to go on with.
+pub fn before_the_last_stop(
+    registers: &Registers,
+    interruption: Interruption,
+) -> Option<Registers> {
+    if !matches!(interruption, Interruption::Again | Interruption::WithRemainingTime) {
+        return None;
+    }
+    let mut set = call_ended(registers);
+    set.regs[0] = (-answer(registers)).cast_unsigned();
+    Some(set)
 }
 
 /// Returns where the instruction that makes the calls ends: what seccomp filters see as their place.
@@ -186,20 +255,16 @@ pub fn after_call(gadgets: Gadgets) -> RemoteAddr {
     RemoteAddr::new(gadgets.call.get().wrapping_add(INSTRUCTION as u64))
 }
 
-/// Returns the registers with which an interrupted call returns EINTR. No [interruption](interruption)
-/// asks for it here.
-pub fn call_ended(registers: &Registers) -> Registers {
-    *registers
-}
-
 /// Returns the arguments of the system call that the registers are in.
 pub fn call_arguments(registers: &Registers) -> [u64; 6] {
     std::array::from_fn(|index| registers.regs[index])
 }
 
-/// Returns the number of the system call that the registers are in: it is not to be seen in them.
-pub fn call_number(_registers: &Registers) -> Option<i64> {
-    None
+/// Returns the number of the system call that the registers are in; `None` in none, and where it is
+/// forgotten.
+pub fn call_number(registers: &Registers, interruption: Interruption) -> Option<i64> {
+    let kept = matches!(interruption, Interruption::Again | Interruption::WithRemainingTime);
+    kept.then(|| number(registers))
 }
 
 /// Returns the highest address that the frame's bytes may reach up to: the ABI knows no data below
@@ -421,6 +486,55 @@ mod tests {
             assert!(seen.contains(&SVE_MAGIC) && seen.contains(&FPSIMD_MAGIC));
             assert_eq!(at_record + 16, bytes.len());
         }
+    }
+
+    fn at_call(number: i64, args: [u64; 6]) -> Registers {
+        let mut registers = Registers { regs: [0; 31], sp: 0, pc: 0x1000, pstate: 0 };
+        registers.regs[..6].copy_from_slice(&args);
+        registers.regs[8] = number.cast_unsigned();
+        registers
+    }
+
+    #[test]
+    fn an_interrupted_call_is_told_by_what_the_thread_slept_in() {
+        let nop = 0xd503_201f_u32.to_le_bytes();
+        let sight = |code: [[u8; 4]; 2], asleep_in| {
+            Some(Sight { code: *code.concat().first_chunk().unwrap(), asleep_in })
+        };
+        let told =
+            |registers: &Registers, sight: Option<Sight>| interruption(registers, sight.as_ref());
+        let read = at_call(63, [3, 0, 0, 0, 0, 0]);
+        let sleep = at_call(c::SYS_nanosleep, [0; 6]);
+        let cases = [
+            (&read, [nop, SVC], Some(63), Interruption::Again),
+            (&read, [nop, SVC], Some(64), Interruption::None),
+            (&read, [nop, SVC], None, Interruption::None),
+            (&sleep, [nop, SVC], Some(c::SYS_nanosleep), Interruption::WithRemainingTime),
+            (&sleep, [nop, SVC], None, Interruption::Unknown),
+            (&sleep, [SVC, nop], Some(c::SYS_nanosleep), Interruption::None),
+        ];
+        for (registers, code, asleep_in, expected) in cases {
+            assert_eq!(told(registers, sight(code, asleep_in)), expected);
+        }
+        let interrupted = call_ended(&read);
+        assert_eq!(told(&interrupted, sight([SVC, nop], Some(63))), Interruption::Shown);
+        assert_eq!(told(&interrupted, None), Interruption::Unknown);
+    }
+
+    #[test]
+    fn the_kernel_finds_the_answer_that_the_call_had() {
+        let answer = |registers, interruption| {
+            let set = before_the_last_stop(registers, interruption)?;
+            assert_eq!(set.pc, registers.pc + 4);
+            Some(set.regs[0].cast_signed())
+        };
+        let forever = at_call(c::SYS_futex, [0x1000, 128, 0, 0, 0, 0]);
+        let timed = at_call(c::SYS_futex, [0x1000, 137, 0, 0x2000, 0, 0]);
+        assert_eq!(answer(&forever, Interruption::Again), Some(-512));
+        assert_eq!(answer(&timed, Interruption::WithRemainingTime), Some(-516));
+        assert_eq!(answer(&forever, Interruption::None), None);
+        let absolute = at_call(c::SYS_clock_nanosleep, [1, 1, 0, 0, 0, 0]);
+        assert_eq!(answer(&absolute, Interruption::Again), Some(-514));
     }
 
     #[test]

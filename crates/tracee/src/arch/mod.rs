@@ -68,6 +68,16 @@ pub struct ExtendedState {
 /// frames.
 pub type Obstacle = (i32, fn(&[u8]) -> bool);
 
+/// What is known of a thread that was stopped beside its registers, where these do not tell of the system
+/// call that it was in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sight {
+    /// The two instructions in whose middle its program counter is.
+    pub code: [u8; 2 * INSTRUCTION],
+    /// The number of the call that it slept in just before.
+    pub asleep_in: Option<i64>,
+}
+
 /// What an interruption did to the system call that a thread was in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interruption {
@@ -80,4 +90,7 @@ pub enum Interruption {
     WithRemainingTime,
     /// It returns EINTR.
     Shown,
+    /// It may be one of those that are made again with the time that remains; or none, and the thread
+    /// was about to make it.
+    Unknown,
 }

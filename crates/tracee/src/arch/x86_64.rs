@@ -18,7 +18,7 @@ use tiexec_core::addr::RemoteAddr;
 use tiexec_sys::ptrace::{Extended, Registers};
 use tiexec_sys::{Pid, SysError, xsave};
 
-use super::{Call, ExtendedState, Gadgets, Interruption, Obstacle};
+use super::{Call, ExtendedState, Gadgets, Interruption, Obstacle, Sight};
 
 /// `AUDIT_ARCH_X86_64` (`<linux/audit.h>`): as which architecture's calls seccomp filters see them.
 pub const AUDIT_ARCH: u32 = 0xc000_003e;
@@ -106,13 +106,7 @@ pub fn at_exec_stop(seen: &Registers) -> Registers {
     *seen
 }
 
-/// Whether a thread may be in a system call whose program counter lies in the middle of `code`, of two
-/// instructions: never asked where [calls are seen](CALLS_ARE_SEEN).
-pub fn is_at_call(_code: [u8; 2 * INSTRUCTION]) -> bool {
-    true
-}
-
-/// How much code is looked at to either side of the program counter for that, in bytes.
+/// How much code is looked at to either side of the program counter where calls are not seen, in bytes.
 pub const INSTRUCTION: usize = 4;
 
 /// Length of the instruction that makes a system call.
@@ -125,7 +119,7 @@ pub fn after_call(gadgets: Gadgets) -> RemoteAddr {
 
 /// Returns what an interruption did to the system call that the registers are in
 /// (`arch_do_signal_or_restart`, `arch/x86/kernel/signal.c`; the codes: `include/linux/errno.h`).
-pub fn interruption(registers: &Registers) -> Interruption {
+pub fn interruption(registers: &Registers, _sight: Option<&Sight>) -> Interruption {
     if registers.orig_rax.cast_signed() < 0 {
         return Interruption::None;
     }
@@ -155,11 +149,13 @@ pub fn call_again(registers: &Registers) -> Registers {
 
 /// Returns the registers that a signal handler's return would leave a thread with that was
 /// interrupted so: without a call that the kernel would restart.
-pub fn after_a_signal(registers: &Registers) -> Registers {
-    match interruption(registers) {
+pub fn after_a_signal(registers: &Registers, interruption: Interruption) -> Registers {
+    match interruption {
         Interruption::Again => call_again(registers),
         Interruption::WithRemainingTime => call_ended(registers),
-        Interruption::None | Interruption::Shown => Registers { orig_rax: u64::MAX, ..*registers },
+        Interruption::None | Interruption::Shown | Interruption::Unknown => {
+            Registers { orig_rax: u64::MAX, ..*registers }
+        }
     }
 }
 
@@ -169,13 +165,23 @@ pub fn call_ended(registers: &Registers) -> Registers {
     Registers { rax: (-EINTR).cast_unsigned(), orig_rax: u64::MAX, ..*registers }
 }
 
+/// Returns the registers to set at a syscall-exit-stop, before the stop where a signal would be taken, so
+/// that the kernel goes on from there with the interrupted call by itself. Not needed here: it goes by what
+/// is set at the later stop.
+pub fn before_the_last_stop(
+    _registers: &Registers,
+    _interruption: Interruption,
+) -> Option<Registers> {
+    None
+}
+
 /// Returns the arguments of the system call that the registers are in.
 pub fn call_arguments(r: &Registers) -> [u64; 6] {
     [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9]
 }
 
 /// Returns the number of the system call that the registers are in; `None` in none.
-pub fn call_number(registers: &Registers) -> Option<i64> {
+pub fn call_number(registers: &Registers, _interruption: Interruption) -> Option<i64> {
     let number = registers.orig_rax.cast_signed();
     (number >= 0).then_some(number)
 }
