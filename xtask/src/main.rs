@@ -1,6 +1,7 @@
 //! `cargo xtask COMMAND`: what is generated from the command-line definitions, so that it cannot drift
-//! from them; and the tests on other kernels.
+//! from them; the tests on other kernels; and the packages of a release.
 
+mod dist;
 mod vm;
 
 use std::fs;
@@ -27,6 +28,7 @@ enum Chore {
         out: PathBuf,
     },
     VmTest(vm::VmTest),
+    Dist(dist::Dist),
     /// Makes the tables of docs/KERNELS.md anew, of what vm-test --record has found
     Kernels,
 }
@@ -36,6 +38,7 @@ fn main() -> Result<ExitCode> {
         Chore::Man { out } => man(&made(&out)?)?,
         Chore::Completions { out } => completions(&made(&out)?)?,
         Chore::VmTest(test) => return test.run(),
+        Chore::Dist(dist) => dist.run()?,
         Chore::Kernels => vm::write_tables()?,
     }
     Ok(ExitCode::SUCCESS)

@@ -160,7 +160,7 @@ fn unpack_all(dir: &Path, root: &Path) -> Result<usize> {
 }
 
 /// The mirror that this machine uses, or Debian's own.
-fn mirror(security: bool) -> String {
+pub(crate) fn mirror(security: bool) -> String {
     let set = fs::read_to_string("/etc/apt/sources.list.d/debian.sources").unwrap_or_default();
     let mut uris =
         set.lines().filter_map(|line| line.strip_prefix("URIs:")?.split_whitespace().next());

@@ -78,19 +78,24 @@ pub(crate) fn repository() -> Result<PathBuf> {
     Ok(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?)
 }
 
-fn cargo() -> Command {
+/// Cargo's target directory.
+pub(crate) fn target_directory() -> Result<PathBuf> {
+    let metadata = cargo()
+        .args(["metadata", "--no-deps", "--format-version=1"])
+        .current_dir(repository()?)
+        .output()
+        .context("cargo metadata")?;
+    let metadata: Metadata = serde_json::from_slice(&metadata.stdout)?;
+    Ok(metadata.target_directory)
+}
+
+pub(crate) fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
 /// Builds the tests named (`file`, or `file::part of a test's name`), all if none is.
 pub(crate) fn tests(cache: &Cache, arch: Arch, wanted: &[String]) -> Result<Built> {
     let repository = repository()?;
-    let metadata = cargo()
-        .args(["metadata", "--no-deps", "--format-version=1"])
-        .current_dir(&repository)
-        .output()
-        .context("cargo metadata")?;
-    let metadata: Metadata = serde_json::from_slice(&metadata.stdout)?;
     let mut build = cargo();
     build.current_dir(&repository).stdout(Stdio::piped());
     build.args(["test", "--no-run", "--message-format=json-render-diagnostics"]);
@@ -143,12 +148,12 @@ pub(crate) fn tests(cache: &Cache, arch: Arch, wanted: &[String]) -> Result<Buil
     let here = |tool: &str| std::env::split_paths(&path).any(|dir| dir.join(tool).is_file());
     let can = |name: &str, tool: &str| here(tool) && (arch.is_here() || name != "musl-gcc");
     let compilers = tools.into_iter().filter(|(name, tool)| can(name, tool)).collect();
-    Ok(Built { tests, target: metadata.target_directory, compilers })
+    Ok(Built { tests, target: target_directory()?, compilers })
 }
 
 /// Has `build` be one for another architecture: with the standard library that rustup has, else with
 /// Debian's `rustc-web`, unpacked.
-fn cross(cache: &Cache, arch: Arch, build: &mut Command) -> Result<()> {
+pub(crate) fn cross(cache: &Cache, arch: Arch, build: &mut Command) -> Result<()> {
     let triple = format!("{arch}-unknown-linux-gnu");
     let linker = format!("{arch}-linux-gnu-gcc");
     if Command::new(&linker).arg("--version").output().is_err() {

@@ -5,9 +5,9 @@
 //! repository with the test programs at the places where they are here. What it compiles, this machine
 //! compiles for it. All that is fetched or made lies in the [cache].
 
-mod apt;
-mod build;
-mod cache;
+pub(crate) mod apt;
+pub(crate) mod build;
+pub(crate) mod cache;
 mod compile;
 mod guest;
 mod kernel;
@@ -43,7 +43,7 @@ impl Arch {
     }
 
     /// What Debian calls it.
-    fn debian(self) -> &'static str {
+    pub(crate) fn debian(self) -> &'static str {
         match self {
             Self::X86 => "amd64",
             Self::Arm => "arm64",
@@ -51,7 +51,7 @@ impl Arch {
     }
 
     /// Whether this machine is one.
-    fn is_here(self) -> bool {
+    pub(crate) fn is_here(self) -> bool {
         self.name() == std::env::consts::ARCH
     }
 
