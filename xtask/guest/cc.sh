@@ -1,14 +1,28 @@
 #!/bin/sh
-# Every compiler in a guest: the host compiles (xtask/src/vm/compile.rs).
+# Every compiler in a guest: the host compiles (xtask/src/vm/compile.rs). Files that were made in the guest go along.
+. /vm/settings
 request=$(mktemp -d /vm/compile/XXXXXX) || exit 1
 out=
 previous=
+count=0
 {
     echo "${0##*/}"
     for word; do
+        case $word in
+        "$files"/*.so* | "$files"/*.o | "$files"/*.a)
+            if [ "$previous" != -o ] && [ -f "$word" ]; then
+                count=$((count + 1))
+                mkdir -p "$request/given/$count"
+                cp "$word" "$request/given/$count"
+                word=given/$count/${word##*/}
+            fi
+            ;;
+        esac
+        previous=$word
         printf '%s\n' "$word"
     done
 } >"$request/asking"
+previous=
 for word; do
     [ "$previous" != -o ] || out=$word
     previous=$word

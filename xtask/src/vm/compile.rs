@@ -50,11 +50,16 @@ fn answer(request: &Path, kept: &Path, built: &Built) -> Result<Output> {
         arguments.drain(out..(out + 2).min(arguments.len()));
     }
     let mut command = Command::new(compiler);
-    command.args(&arguments);
+    for argument in &arguments {
+        match argument.strip_prefix(GIVEN) {
+            Some(name) => command.arg(request.join("given").join(name)),
+            None => command.arg(argument),
+        };
+    }
     if out.is_none() {
         return Ok(command.output()?);
     }
-    let made = kept.join(format!("{:016x}", key(compiler, &arguments)?));
+    let made = kept.join(format!("{:016x}", key(compiler, &arguments, request)?));
     let output = if made.exists() {
         Command::new("true").output()?
     } else {
@@ -71,10 +76,16 @@ fn answer(request: &Path, kept: &Path, built: &Built) -> Result<Output> {
     Ok(output)
 }
 
+/// What arguments begin with that are files of the guest, given along with the request.
+const GIVEN: &str = "given/";
+
 /// A number for the arguments and all that they could compile.
-fn key(compiler: &str, arguments: &[&str]) -> Result<u64> {
+fn key(compiler: &str, arguments: &[&str], request: &Path) -> Result<u64> {
     let mut hasher = DefaultHasher::new();
     (compiler, arguments).hash(&mut hasher);
+    for given in arguments.iter().filter(|argument| argument.starts_with(GIVEN)) {
+        fs::read(request.join(given))?.hash(&mut hasher);
+    }
     let sources = repository()?.join("tests/programs");
     let mut files: Vec<PathBuf> =
         fs::read_dir(sources)?.flatten().map(|file| file.path()).collect();

@@ -66,6 +66,8 @@ pub(crate) struct Guest<'a> {
     pub(crate) cpu: Option<&'a str>,
     /// Minutes for a test file.
     pub(crate) limit: u32,
+    /// What to run after them.
+    pub(crate) command: &'a str,
 }
 
 impl Guest<'_> {
@@ -116,6 +118,7 @@ impl Guest<'_> {
         let compilers: Vec<&str> = built.compilers.iter().map(|(name, _)| *name).collect();
         fs::write(shared.join("compilers"), compilers.join("\n") + "\n")?;
         fs::write(shared.join("cc.sh"), COMPILER)?;
+        fs::write(shared.join("command"), self.command)?;
         fs::write(shared.join("tests.sh"), TESTS)?;
         let settings = format!(
             "repository={}\ntarget={}\nfiles={}\nprograms={}\nlimit={}m\n",

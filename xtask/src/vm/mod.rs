@@ -88,6 +88,9 @@ pub(crate) struct VmTest {
     /// Minutes that one test file may take
     #[arg(long, value_name = "MINUTES", default_value_t = 15)]
     limit: u32,
+    /// A shell command to run in the guest after the tests, as root; its output is shown
+    #[arg(long, value_name = "COMMAND")]
+    command: Option<String>,
     /// Keep what is found for docs/KERNELS.md
     #[arg(long)]
     record: bool,
@@ -147,6 +150,7 @@ impl VmTest {
                 disk: self.disk,
                 cpu: self.cpu.as_deref(),
                 limit: self.limit,
+                command: self.command.as_deref().unwrap_or_default(),
             };
             let run = guest
                 .run(cache, &built)
