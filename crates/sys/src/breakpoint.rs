@@ -10,7 +10,7 @@
 //! it to the program, which it kills. Debug registers by ptrace(2), and an `int3`, stay after the
 //! tracer's death.
 
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use rustix::process::Pid;
 use tiexec_core::addr::RemoteAddr;
@@ -36,6 +36,9 @@ struct Attributes {
 
 const PERF_TYPE_BREAKPOINT: u32 = 5;
 const HW_BREAKPOINT_X: u32 = 4;
+/// What perf_event_open(2) takes for the thread that calls it.
+const THIS_THREAD: i32 = 0;
+const DISABLED: u64 = 1 << 0;
 const EXCLUDE_KERNEL: u64 = 1 << 5;
 const EXCLUDE_HV: u64 = 1 << 6;
 /// Since Linux 5.13.
@@ -50,6 +53,34 @@ const F_OWNER_TID: i32 = 0;
 struct Owner {
     kind: i32,
     id: i32,
+}
+
+/// Opens an event that counts the executions of the instruction at `addr` by one thread.
+fn open(tid: i32, addr: RemoteAddr, more_flags: u64) -> Result<OwnedFd, SysError> {
+    let attributes = Attributes {
+        kind: PERF_TYPE_BREAKPOINT,
+        size: size_of::<Attributes>() as u32,
+        sample_period: 1,
+        flags: EXCLUDE_KERNEL | EXCLUDE_HV | REMOVE_ON_EXEC | more_flags,
+        breakpoint_type: HW_BREAKPOINT_X,
+        breakpoint_addr: addr.get(),
+        breakpoint_len: size_of::<libc::c_long>() as u64,
+        ..Attributes::default()
+    };
+    // SAFETY: the kernel reads the live structure, whose size it says.
+    let returned = unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            &raw const attributes,
+            tid,
+            -1,
+            -1,
+            PERF_FLAG_FD_CLOEXEC,
+        )
+    };
+    let fd = check("perf_event_open", returned)? as i32;
+    // SAFETY: a descriptor just made, which nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// A breakpoint in a thread that is traced by this process.
@@ -77,30 +108,8 @@ impl Breakpoint {
         let free = |signal: &i32| blocked >> (signal - 1) & 1 == 0;
         let busy = SysError { call: "every harmless signal is blocked", errno: Errno::BUSY };
         let signal = Self::SIGNALS.into_iter().find(free).ok_or(busy)?;
-        let attributes = Attributes {
-            kind: PERF_TYPE_BREAKPOINT,
-            size: size_of::<Attributes>() as u32,
-            sample_period: 1,
-            flags: EXCLUDE_KERNEL | EXCLUDE_HV | REMOVE_ON_EXEC,
-            breakpoint_type: HW_BREAKPOINT_X,
-            breakpoint_addr: addr.get(),
-            breakpoint_len: size_of::<libc::c_long>() as u64,
-            ..Attributes::default()
-        };
-        // SAFETY: the kernel reads the live structure, whose size it says.
-        let returned = unsafe {
-            libc::syscall(
-                libc::SYS_perf_event_open,
-                &raw const attributes,
-                tid.as_raw_nonzero().get(),
-                -1,
-                -1,
-                PERF_FLAG_FD_CLOEXEC,
-            )
-        };
-        let fd = check("perf_event_open", returned)? as i32;
-        // SAFETY: a descriptor just made, which nobody else owns.
-        let event = unsafe { OwnedFd::from_raw_fd(fd) };
+        let event = open(tid.as_raw_nonzero().get(), addr, 0)?;
+        let fd = event.as_raw_fd();
         let owner = Owner { kind: F_OWNER_TID, id: tid.as_raw_nonzero().get() };
         // SAFETY: F_SETOWN_EX reads the live structure.
         let returned = unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) };
@@ -112,6 +121,15 @@ impl Breakpoint {
         let returned = unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) };
         check("fcntl(F_SETFL)", returned.into())?;
         Ok(Self { event, signal })
+    }
+
+    /// Asks whether this thread could have one, and so what it execs.
+    ///
+    /// # Errors
+    /// As [`Breakpoint::set`].
+    pub fn could_be_set() -> Result<(), SysError> {
+        // Any user address does: it reserves a debug register and never watches.
+        open(THIS_THREAD, RemoteAddr::new(0), DISABLED).map(drop)
     }
 
     /// Returns whether a signal with this code (`si_code`, sigaction(2)) tells of it.
