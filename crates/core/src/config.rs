@@ -11,6 +11,8 @@ use std::time::Duration;
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::select::Select;
+
 /// Where the user wants the huge page to live.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -52,7 +54,7 @@ pub struct ValueError {
 }
 
 impl ValueError {
-    fn new(expected: &'static str, found: &str) -> Self {
+    pub(crate) fn new(expected: &'static str, found: &str) -> Self {
         Self { expected, found: found.to_owned() }
     }
 }
@@ -102,6 +104,16 @@ pub struct Layer {
     pub verbose: Option<bool>,
     /// Wait for the exec of this program.
     pub until_exec: Option<String>,
+    /// See [`Select`].
+    pub select: Option<Select>,
+    /// Look after the programs that the program starts, too.
+    pub follow: Option<bool>,
+    /// For how long to look again for what a program maps later.
+    pub settle: Option<Duration>,
+    /// Only programs whose path one of these patterns fits.
+    pub only: Option<Vec<String>>,
+    /// Not the programs whose path one of these patterns fits.
+    pub except: Option<Vec<String>>,
 }
 
 /// A part of `TIEXEC` or of the configuration file that means nothing.
@@ -163,6 +175,15 @@ impl Layer {
             "quiet" => self.quiet = flag()?,
             "verbose" => self.verbose = flag()?,
             "until-exec" => self.until_exec = Some(needed()?.to_owned()),
+            "select" => {
+                self.select = Some(needed()?.parse().map_err(|error: ValueError| error.to_string())?);
+            }
+            "follow" => self.follow = flag()?,
+            "settle" => {
+                self.settle = Some(parse_duration(needed()?).map_err(|error| error.to_string())?);
+            }
+            "only" => self.only.get_or_insert_default().push(needed()?.to_owned()),
+            "except" => self.except.get_or_insert_default().push(needed()?.to_owned()),
             _ => return Err("no such key".to_owned()),
         }
         Ok(())
@@ -180,6 +201,11 @@ impl Layer {
             quiet: self.quiet.or(lower.quiet),
             verbose: self.verbose.or(lower.verbose),
             until_exec: self.until_exec.or(lower.until_exec),
+            select: self.select.or(lower.select),
+            follow: self.follow.or(lower.follow),
+            settle: self.settle.or(lower.settle),
+            only: self.only.or(lower.only),
+            except: self.except.or(lower.except),
         }
     }
 }
@@ -205,6 +231,16 @@ pub struct Settings {
     pub verbose: bool,
     /// Treat only the program of this name, after any number of execs.
     pub until_exec: Option<String>,
+    /// See [`Select`].
+    pub select: Select,
+    /// Look after the programs that the program starts, too.
+    pub follow: bool,
+    /// For how long to look again for what a program maps later; zero for not at all.
+    pub settle: Duration,
+    /// Only programs whose path one of these patterns fits; all, if there are none.
+    pub only: Vec<String>,
+    /// Not the programs whose path one of these patterns fits.
+    pub except: Vec<String>,
 }
 
 impl Settings {
@@ -228,6 +264,11 @@ impl Settings {
             quiet: all.quiet.unwrap_or(false),
             verbose: all.verbose.unwrap_or(false),
             until_exec: all.until_exec,
+            select: all.select.unwrap_or_default(),
+            follow: all.follow.unwrap_or(false),
+            settle: all.settle.unwrap_or_default(),
+            only: all.only.unwrap_or_default(),
+            except: all.except.unwrap_or_default(),
         }
     }
 }

@@ -39,6 +39,8 @@ impl Errno {
     pub const OPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
     /// Not an ioctl of this file.
     pub const NOTTY: Self = Self(libc::ENOTTY);
+    /// No such device (processor).
+    pub const NODEV: Self = Self(libc::ENODEV);
     /// No descriptor left in the process.
     pub const MFILE: Self = Self(libc::EMFILE);
 

@@ -22,6 +22,7 @@ pub mod rehearse;
 mod reserve;
 pub mod thp;
 pub mod vm;
+pub mod watch;
 
 pub use error::{Errno, SysError};
 pub use rustix::process::Pid;

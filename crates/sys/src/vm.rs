@@ -2,10 +2,13 @@
 //!
 //! Not by `/proc/PID/mem`: that writes through read-only and guard pages alike.
 
+use std::os::fd::{AsRawFd, BorrowedFd};
+
 use rustix::process::Pid;
-use tiexec_core::addr::RemoteAddr;
+use tiexec_core::addr::{AddrRange, RemoteAddr};
 
 use crate::error::{Errno, SysError, check};
+use crate::reserve::MADV_COLLAPSE;
 
 fn remote(addr: RemoteAddr, len: usize) -> libc::iovec {
     let addr = usize::try_from(addr.get()).unwrap_or(0);
@@ -80,6 +83,32 @@ pub fn write(pid: Pid, addr: RemoteAddr, bytes: &[u8]) -> Result<(), SysError> {
         )
     };
     whole(CALL, count, bytes.len())
+}
+
+/// `process_madvise(pidfd, [range], MADV_COLLAPSE)` — makes the range, which begins and ends on a huge
+/// page, huge pages now, whatever THP's settings; the process does not stop. Since Linux 6.1.
+///
+/// # Errors
+/// EPERM without CAP_SYS_NICE in the initial user namespace, or leave to trace it; EINVAL where it
+/// cannot be huge (`PR_SET_THP_DISABLE`, `MADV_NOHUGEPAGE`, no such mapping); ENOMEM without a free huge
+/// page; EAGAIN for a passing obstacle; ESRCH.
+pub fn collapse(process: BorrowedFd<'_>, range: AddrRange) -> Result<(), SysError> {
+    const CALL: &str = "process_madvise(MADV_COLLAPSE)";
+    let remote = remote(range.start(), usize::try_from(range.len()).unwrap_or(usize::MAX));
+    // SAFETY: the kernel reads the one live iovec; the address is only ever looked up in the other
+    // process, where collapsing changes no byte.
+    let returned = unsafe {
+        libc::syscall(
+            libc::SYS_process_madvise,
+            process.as_raw_fd(),
+            &raw const remote,
+            1,
+            MADV_COLLAPSE,
+            0,
+        )
+    };
+    check(CALL, returned)?;
+    Ok(())
 }
 
 fn whole(call: &'static str, count: isize, wanted: usize) -> Result<(), SysError> {
