@@ -53,7 +53,7 @@ test:
 	$(CARGO) test --workspace $(FEATURES)
 
 bench: programs
-	for script in launch exec_test memory coverage; do \
+	for script in launch exec_test memory coverage follow; do \
 		echo "== bench/$$script" && bench/$$script --tiexec $(DIST)/tiexec --dir $(DIST) || exit; \
 		echo; \
 	done

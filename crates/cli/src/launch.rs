@@ -1,5 +1,6 @@
 //! `tiexec PROGRAM ARGS…`: decide, arm the helper if there is something to gain, become the program.
 
+use std::cell::OnceCell;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -16,14 +17,18 @@ use tiexec_core::plan::Backing;
 use tiexec_core::proc::status::{self, Status};
 use tiexec_core::report::{Kind, Report};
 use tiexec_core::skip::SkipReason;
+use tiexec_remap::attach::Images;
 use tiexec_remap::launch::{Launched, Order, Sources, bring_in, carry_out, supported};
 use tiexec_sys::entry::{Argv, is_secure};
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::watch::Heirs;
 use tiexec_sys::{Errno, Pid, SysError, process, thp};
 use tiexec_tracee::held::{Arming, Declined, MayTrace, arm, wait_for_exec};
 
 use crate::ctl::attach;
 use crate::exit;
+use crate::follow::companion::{self, Companion};
+use crate::follow::{Follower, Patterns, obstacle, without_watch};
 use crate::image_file::{Image, Verdict, is_executable, judge, search};
 use crate::options::{Attach, Launch};
 use crate::say::{warn, write_briefly};
@@ -34,7 +39,7 @@ pub const DISABLED_FILE: &str = "/etc/tiexec/disabled";
 pub const CONFIG_FILE: &str = "/etc/tiexec/config";
 
 /// The capability whose holder may trace a privileged program without costing it its privileges.
-const CAP_SYS_PTRACE: u64 = 1 << 19;
+pub(crate) const CAP_SYS_PTRACE: u64 = 1 << 19;
 
 /// Where reports go.
 enum Sink {
@@ -62,6 +67,8 @@ struct Launcher {
     settings: Settings,
     sink: Option<Sink>,
     dry_run: bool,
+    /// Who looks after what comes after the start.
+    companion: OnceCell<Pid>,
 }
 
 /// How the program is to be started.
@@ -88,7 +95,8 @@ pub fn run(argv: Argv) -> u8 {
     };
     let settings = settings(options);
     let sink = settings.report.as_deref().and_then(open_sink);
-    let launcher = Launcher { argv, program, settings, sink, dry_run };
+    let companion = OnceCell::new();
+    let launcher = Launcher { argv, program, settings, sink, dry_run, companion };
     // A bug of ours, or a filter that makes the impossible happen, is no reason not to run it.
     let ended = catch_unwind(AssertUnwindSafe(|| launcher.launch()));
     ended.unwrap_or_else(|_panicked| launcher.exec())
@@ -103,7 +111,7 @@ pub(crate) fn settings(options: Layer) -> Settings {
 }
 
 /// Returns whether the kill switch is there, or cannot be ruled out.
-fn is_disabled() -> bool {
+pub(crate) fn is_disabled() -> bool {
     use std::io::ErrorKind::{NotADirectory, NotFound};
     match std::fs::symlink_metadata(DISABLED_FILE) {
         Ok(_) => true,
@@ -194,10 +202,73 @@ impl Launcher {
         if self.settings.off && !self.dry_run {
             return self.plainly(SkipReason::Disabled, "");
         }
+        if !self.dry_run {
+            self.accompany();
+        }
         match self.prepare() {
             Ok(Way::Held(caller, pages, sources)) => self.held(&caller, pages, sources),
             Ok(Way::HugeAlready) => self.exec(),
             Err(why) => self.plainly(why.reason, &why.detail),
+        }
+    }
+
+    /// Starts who looks after what comes after the start, if that is wanted.
+    fn accompany(&self) {
+        let settings = &self.settings;
+        if !settings.follow && settings.settle.is_zero() {
+            return;
+        }
+        let complain = |what: &dyn std::fmt::Display| {
+            if !settings.quiet {
+                warn(what);
+            }
+        };
+        if let Err(error) = Patterns::new(&settings.only, &settings.except) {
+            complain(&format_args!("nothing is followed: {error}"));
+            return;
+        }
+        let heirs = if settings.follow { Heirs::Processes } else { Heirs::Threads };
+        let stderr = std::io::stderr();
+        let keep = match &self.sink {
+            Some(Sink::File(file)) => vec![file.as_fd()],
+            // Whoever waits for the end of standard error has asked for what is written there.
+            Some(Sink::Stderr) => vec![stderr.as_fd()],
+            None => Vec::new(),
+        };
+        let started = companion::start(heirs, &keep, |program, watch| {
+            let mut tell = |_: &_, _: &_, report: &Report| {
+                if let Some(sink) = &self.sink {
+                    sink.write(&self.render(report));
+                }
+            };
+            let images = Images::default();
+            let follower = Follower::new(settings, &[program], watch, images, &mut tell);
+            if let Some(follower) = follower {
+                follower.run(None);
+            }
+        });
+        match started {
+            Ok(Companion { pid, no_watch }) => {
+                if let Some(why) = no_watch {
+                    complain(&without_watch(&why, settings.follow));
+                }
+                let status = ProcDir::this_process().and_then(|process| process.read("status"));
+                let capabilities = status.map(|text| status::parse(&text).capabilities);
+                if let Some(why) = obstacle(capabilities.unwrap_or(0)).filter(|_| settings.follow) {
+                    complain(&why);
+                }
+                if let Some(pid) = pid {
+                    let _once = self.companion.set(pid);
+                }
+            }
+            Err(error) => complain(&format_args!("nothing is followed: {error}")),
+        }
+    }
+
+    /// Lets the companion trace the program where Yama asks for leave.
+    fn allow_companion(&self) {
+        if let Some(&companion) = self.companion.get() {
+            let _no_yama = process::set_ptracer(Some(companion));
         }
     }
 
@@ -213,6 +284,9 @@ impl Launcher {
         }
         let pages = thp::pages();
         let verdict = search(self.name()).map_or(Verdict::Unknown, |path| judge(&path));
+        if self.settings.until_exec.is_none() && !self.is_selected(&verdict) {
+            return plain(SkipReason::NotSelected);
+        }
         match verdict {
             Verdict::Plain(SkipReason::ForeignImage) if self.settings.until_exec.is_some() => {}
             Verdict::Plain(reason) => return plain(reason),
@@ -255,6 +329,15 @@ impl Launcher {
         Ok(Way::Held(Caller { process, status, spent: begun.elapsed() }, pages, sources))
     }
 
+    /// Whether the program is one that the user means.
+    fn is_selected(&self, verdict: &Verdict) -> bool {
+        let Settings { select, only, except, .. } = &self.settings;
+        let Verdict::Treat(image) = verdict else { return true };
+        let path = image.path.canonicalize().unwrap_or_else(|_| image.path.clone());
+        let meant = |patterns: Patterns| patterns.accept(path.as_os_str().as_encoded_bytes());
+        select.text() && Patterns::new(only, except).map_or(true, meant)
+    }
+
     /// Has the page cache made huge; returns whether that is all there is to do.
     fn bring_in(&self, image: &Image, pages: Pages) -> bool {
         let deadline = Instant::now() + self.settings.deadline;
@@ -295,6 +378,7 @@ impl Launcher {
             Ok(armed) => armed,
             Err(why) => return self.plainly(why.reason, &why.detail),
         };
+        self.allow_companion();
         // Returns only if the exec failed.
         let _under_trace = self.argv.exec_from(self.program);
         armed.disarm();
@@ -429,6 +513,7 @@ impl Launcher {
 
     /// Becomes the program; returns the exit status if that cannot be.
     fn exec(&self) -> u8 {
+        self.allow_companion();
         let error = self.argv.exec_from(self.program);
         self.not_executed(error.errno)
     }

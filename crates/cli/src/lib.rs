@@ -4,6 +4,7 @@
 
 pub mod ctl;
 pub mod exit;
+mod follow;
 pub mod image_file;
 pub mod launch;
 pub mod options;

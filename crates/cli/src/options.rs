@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use tiexec_core::config::{BackingChoice, Layer, parse_duration};
+use tiexec_core::select::Select;
 use tiexec_remap::store::setup::Size;
 
 /// `tiexec`: becomes a program, with its text on huge pages.
@@ -71,6 +72,16 @@ pub struct LaunchSettings {
     #[arg(long, value_name = "NAME", require_equals = true)]
     pub until_exec: Option<String>,
 
+    /// Which executable memory: a list of main (the program's own text), dso (that of its shared
+    /// libraries) and jit (code it makes itself; needs --settle), or all, or none
+    /// [default: main,dso]
+    #[arg(long, value_name = "LIST")]
+    pub select: Option<Select>,
+
+    /// The programs that come of it, too.
+    #[command(flatten)]
+    pub later: Later,
+
     /// No warnings
     #[arg(short, long)]
     pub quiet: bool,
@@ -94,6 +105,43 @@ impl LaunchSettings {
             quiet: yes(self.quiet),
             verbose: yes(self.verbose),
             until_exec: self.until_exec,
+            select: self.select,
+            ..self.later.layer()
+        }
+    }
+}
+
+/// What happens after the beginning.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Later {
+    /// Also the programs that the program and its children start, as long as any of them lives
+    #[arg(short, long)]
+    pub follow: bool,
+
+    /// Look again, for so long after a program has begun, for what it maps later, such as 10s
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub settle: Option<Duration>,
+
+    /// With --follow: only programs whose path fits, such as '*/cc1plus'; without a slash, whose file
+    /// name fits
+    #[arg(long, value_name = "GLOB", requires = "follow")]
+    pub only: Vec<String>,
+
+    /// With --follow: no program whose path, or file name, fits
+    #[arg(long, value_name = "GLOB", requires = "follow")]
+    pub except: Vec<String>,
+}
+
+impl Later {
+    /// Returns what was said, as a layer of settings.
+    pub fn layer(self) -> Layer {
+        let said = |list: Vec<String>| (!list.is_empty()).then_some(list);
+        Layer {
+            follow: self.follow.then_some(true),
+            settle: self.settle,
+            only: said(self.only),
+            except: said(self.except),
+            ..Layer::default()
         }
     }
 }
@@ -220,12 +268,20 @@ pub struct Attach {
     #[arg(long, value_name = "BACKING")]
     pub backing: Option<BackingChoice>,
 
+    /// Which executable memory: a list of main, dso and jit, or all, or none [default: main,dso]
+    #[arg(long, value_name = "LIST")]
+    pub select: Option<Select>,
+
+    /// The programs that come of it, too.
+    #[command(flatten)]
+    pub later: Later,
+
     /// Go back by itself after this time, such as 15m
-    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration, conflicts_with_all = ["follow", "settle"])]
     pub for_: Option<Duration>,
 
     /// Print what would become huge, and change nothing
-    #[arg(long, conflicts_with = "for_")]
+    #[arg(long, conflicts_with_all = ["for_", "follow", "settle"])]
     pub dry_run: bool,
 
     /// As JSON
@@ -243,6 +299,8 @@ impl Attach {
         Self {
             targets: Targets { pids: vec![pid], exe: None, unit: None },
             backing: settings.backing,
+            select: settings.select,
+            later: settings.later.clone(),
             for_: None,
             dry_run,
             json: settings.json,

@@ -176,7 +176,8 @@ impl Layer {
             "verbose" => self.verbose = flag()?,
             "until-exec" => self.until_exec = Some(needed()?.to_owned()),
             "select" => {
-                self.select = Some(needed()?.parse().map_err(|error: ValueError| error.to_string())?);
+                self.select =
+                    Some(needed()?.parse().map_err(|error: ValueError| error.to_string())?);
             }
             "follow" => self.follow = flag()?,
             "settle" => {

@@ -74,7 +74,10 @@ pub struct Means<'a> {
     pub copies: &'a [Backing],
 }
 
-fn start_and_end<S: serde::Serializer>(range: &AddrRange, to: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn start_and_end<S: serde::Serializer>(
+    range: &AddrRange,
+    to: S,
+) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
     struct Ends {
         start: RemoteAddr,

@@ -4,9 +4,9 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::addr::mib;
+use crate::addr::{AddrRange, mib};
 use crate::coverage::FileCoverage;
-use crate::plan::{Backing, Span};
+use crate::plan::{Backing, Span, start_and_end};
 use crate::skip::SkipReason;
 
 /// The version of the JSON form. It grows by fields; it is counted up when one changes meaning.
@@ -80,6 +80,22 @@ pub struct AttachCost {
     pub spans: Vec<Span>,
 }
 
+/// An area of code that a process makes itself: anonymous executable memory.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct JitArea {
+    /// Where it lies.
+    #[serde(flatten, serialize_with = "start_and_end")]
+    pub range: AddrRange,
+    /// Bytes of the huge pages of it that are populated to at least a half.
+    pub populated_bytes: u64,
+    /// Bytes of it that are PMD-mapped, as smaps says.
+    pub huge_bytes: u64,
+    /// Bytes of it that were not before.
+    pub made_bytes: u64,
+    /// What the kernel refused first.
+    pub refused: Option<String>,
+}
+
 /// One process's text and what it is made of.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Report {
@@ -110,6 +126,9 @@ pub struct Report {
     /// What the attach cost.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attach: Option<AttachCost>,
+    /// Code that it makes itself, where that was selected and there is any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub jit: Vec<JitArea>,
 }
 
 impl Report {
@@ -130,6 +149,7 @@ impl Report {
             files,
             launch: None,
             attach: None,
+            jit: Vec::new(),
         }
     }
 

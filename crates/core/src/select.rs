@@ -51,7 +51,12 @@ impl FromStr for Select {
                 "main" => select.main = true,
                 "dso" => select.dso = true,
                 "jit" => select.jit = true,
-                _ => return Err(ValueError::new("a list of main, dso and jit, or all or none", text)),
+                _ => {
+                    return Err(ValueError::new(
+                        "a list of main, dso and jit, or all or none",
+                        text,
+                    ));
+                }
             }
         }
         Ok(select)

@@ -46,6 +46,8 @@ pub mod c {
         SYS_waitid, SYS_write, SYS_writev,
     };
 
+    /// `MADV_COLLAPSE` (madvise(2)), since Linux 6.1.
+    pub const MADV_COLLAPSE: i32 = crate::reserve::MADV_COLLAPSE;
     /// `MFD_ALLOW_SEALING` (memfd_create(2)).
     pub const MFD_ALLOW_SEALING: u32 = libc::MFD_ALLOW_SEALING;
     /// `MFD_HUGETLB` (memfd_create(2)).

@@ -222,9 +222,18 @@ pub fn without_write_signals<T>(write: impl FnOnce() -> T) -> T {
 
 /// Raises this process's own limit on file sizes as far as it may: a memfd is a file.
 pub fn lift_file_size_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let Rlimit { maximum, .. } = getrlimit(Resource::Fsize);
-    let _stays = setrlimit(Resource::Fsize, Rlimit { current: maximum, maximum });
+    lift(rustix::process::Resource::Fsize);
+}
+
+/// Raises this process's own limit on descriptors as far as it may.
+pub fn lift_descriptor_limit() {
+    lift(rustix::process::Resource::Nofile);
+}
+
+fn lift(resource: rustix::process::Resource) {
+    use rustix::process::{Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(resource);
+    let _stays = setrlimit(resource, Rlimit { current: maximum, maximum });
 }
 
 /// Returns whether children of this process are born into its own PID namespace: not so after
@@ -232,6 +241,23 @@ pub fn lift_file_size_limit() {
 pub fn children_share_pid_namespace() -> bool {
     let link = |name| std::fs::read_link(format!("/proc/self/ns/{name}")).ok();
     link("pid") == link("pid_for_children")
+}
+
+/// `pidfd_open(pid)` — a descriptor that means this process for ever, and is readable once it has
+/// ended. Since Linux 5.3.
+///
+/// # Errors
+/// ESRCH; EINVAL for a thread that leads no process.
+pub fn open_pidfd(pid: Pid) -> Result<std::os::fd::OwnedFd, SysError> {
+    use rustix::process::{PidfdFlags, pidfd_open};
+    pidfd_open(pid, PidfdFlags::empty()).map_err(SysError::of("pidfd_open"))
+}
+
+/// `prctl(PR_GET_CHILD_SUBREAPER)` — returns whether orphans among this process's descendants become
+/// its children.
+pub fn takes_in_orphans() -> bool {
+    let subreaper = rustix::process::child_subreaper().is_ok_and(|reaper| reaper.is_some());
+    subreaper || this().is_init()
 }
 
 /// `pidfd_getfd(pidfd_open(pid), fd)` — returns a copy of another process's descriptor. Since Linux
@@ -324,6 +350,20 @@ pub fn schedule(tid: Option<Pid>, how: Scheduling) -> Result<(), SysError> {
         unsafe { libc::sched_setscheduler(Pid::as_raw(tid), policy, &raw const parameters) };
     check("sched_setscheduler", returned.into())?;
     Ok(())
+}
+
+/// Returns a number of clock ticks, as `/proc/PID/stat` counts.
+pub fn ticks(time: std::time::Duration) -> u64 {
+    let per_second = u128::from(rustix::param::clock_ticks_per_second());
+    u64::try_from(time.as_millis() * per_second / 1000).unwrap_or(u64::MAX)
+}
+
+/// Returns the time since boot in clock ticks, as `/proc/PID/stat` counts when a process began.
+pub fn ticks_since_boot() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let per_second = rustix::param::clock_ticks_per_second();
+    let (seconds, nanos) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
+    seconds * per_second + nanos * per_second / 1_000_000_000
 }
 
 /// `getpid()`.

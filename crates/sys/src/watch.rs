@@ -37,7 +37,7 @@ struct Attributes {
     sample_type: u64,
     read_format: u64,
     flags: u64,
-    wakeup_events: u32,
+    wakeup_watermark: u32,
     breakpoint_type: u32,
     config1: u64,
 }
@@ -49,6 +49,8 @@ const EXCLUDE_KERNEL: u64 = 1 << 5;
 const EXCLUDE_HV: u64 = 1 << 6;
 const MMAP: u64 = 1 << 8;
 const COMM: u64 = 1 << 9;
+/// Wake by bytes written. By events only samples would count, not these records.
+const WATERMARK: u64 = 1 << 14;
 const MMAP2: u64 = 1 << 23;
 const COMM_EXEC: u64 = 1 << 24;
 /// Inherited by threads, not by processes. Since Linux 5.13.
@@ -193,14 +195,19 @@ fn poll_unblocked(fds: &mut [libc::pollfd], time: Option<Duration>) -> Result<us
     Ok(check("ppoll", returned.into())?.unsigned_abs() as usize)
 }
 
-/// Waits until `process` (a pidfd) has ended, at most for `time`, with no signal blocked: one whose
-/// action is to end this process ends it here. Returns whether it has.
+/// Waits until `process` (a pidfd; `None` for nobody) has ended, at most for `time`, with no signal
+/// blocked: one whose action is to end this process ends it here. Returns whether it has.
 ///
 /// # Errors
 /// As ppoll(2); EINTR after a handler.
-pub fn wait_for_end(process: BorrowedFd<'_>, time: Option<Duration>) -> Result<bool, SysError> {
-    let mut fd = [libc::pollfd { fd: process.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
-    Ok(poll_unblocked(&mut fd, time)? > 0)
+pub fn wait_for_end(
+    process: Option<BorrowedFd<'_>>,
+    time: Option<Duration>,
+) -> Result<bool, SysError> {
+    let fd =
+        |fd: BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut fds: Vec<libc::pollfd> = process.into_iter().map(fd).collect();
+    Ok(poll_unblocked(&mut fds, time)? > 0)
 }
 
 impl Ring {
@@ -292,13 +299,14 @@ impl Drop for Ring {
 }
 
 fn open_event(tid: Pid, processor: i32, heirs: Heirs) -> Result<OwnedFd, SysError> {
-    let common = INHERIT | EXCLUDE_KERNEL | EXCLUDE_HV | MMAP | MMAP2 | COMM | COMM_EXEC;
+    let records = MMAP | MMAP2 | COMM | COMM_EXEC;
+    let common = INHERIT | EXCLUDE_KERNEL | EXCLUDE_HV | WATERMARK | records;
     let attributes = Attributes {
         kind: PERF_TYPE_SOFTWARE,
         size: size_of::<Attributes>() as u32,
         config: PERF_COUNT_SW_DUMMY,
         flags: common | if heirs == Heirs::Threads { INHERIT_THREAD } else { 0 },
-        wakeup_events: 1,
+        wakeup_watermark: 1,
         ..Attributes::default()
     };
     let open = |attributes: &Attributes| {

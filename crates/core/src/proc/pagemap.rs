@@ -38,6 +38,22 @@ pub fn modified_huge_pages(range: AddrRange, words: &[u64], pages: Pages) -> Vec
         .collect()
 }
 
+/// Returns the huge pages of `range` (which begins and ends on one) of which at least half the base
+/// pages are in memory; `words` are the range's, in order.
+pub fn populated_huge_pages(range: AddrRange, words: &[u64], pages: Pages) -> Vec<AddrRange> {
+    let per_huge = usize::try_from(pages.pmd.bytes() / pages.base.bytes()).unwrap_or(usize::MAX);
+    let huge_pages = words.chunks(per_huge).enumerate();
+    huge_pages
+        .filter(|(_, words)| {
+            words.iter().filter(|&&word| word & PRESENT != 0).count() >= per_huge.div_ceil(2)
+        })
+        .filter_map(|(index, _)| {
+            let start = range.start().checked_add(index as u64 * pages.pmd.bytes())?;
+            AddrRange::with_len(start, pages.pmd.bytes())
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,5 +76,19 @@ mod tests {
         let found = modified_huge_pages(range, &words, pages);
         assert_eq!(found, [AddrRange::with_len(RemoteAddr::new(0x60_0000), 2 << 20).unwrap()]);
         assert_eq!(modified_huge_pages(range, &[], pages), []);
+    }
+
+    #[test]
+    fn half_of_a_huge_page_is_enough() {
+        let pages =
+            Pages { base: PageSize::new(4 << 10).unwrap(), pmd: PageSize::new(2 << 20).unwrap() };
+        let range = AddrRange::with_len(RemoteAddr::new(0x40_0000), 4 << 20).unwrap();
+        let mut words = vec![PRESENT; 255];
+        words.resize(512, 0);
+        words.extend(vec![PRESENT; 256]);
+        words.resize(1024, SWAPPED);
+        let found = populated_huge_pages(range, &words, pages);
+        assert_eq!(found, [AddrRange::with_len(RemoteAddr::new(0x60_0000), 2 << 20).unwrap()]);
+        assert_eq!(populated_huge_pages(range, &[], pages), []);
     }
 }

@@ -47,6 +47,26 @@ pub fn start_time(text: &[u8]) -> Result<u64, ParseError> {
     field.ok_or_else(|| ParseError::new("stat", 1, "starttime", text))
 }
 
+/// Returns the time for which all of the process's threads ran (`utime` and `stime`), in clock ticks.
+///
+/// # Errors
+/// Says so where a field is missing or is no number.
+pub fn run_time(text: &[u8]) -> Result<u64, ParseError> {
+    let fields = fields(text)?;
+    let field = |index: usize| fields.get(index - 3).and_then(|digits| number(digits, 10));
+    let both = field(14).zip(field(15)).map(|(user, system)| user.saturating_add(system));
+    both.ok_or_else(|| ParseError::new("stat", 1, "utime", text))
+}
+
+/// Returns the process's parent (`ppid`); 0 for none, or one that this PID namespace does not show.
+///
+/// # Errors
+/// Says so where the field is missing or is no number.
+pub fn parent(text: &[u8]) -> Result<u64, ParseError> {
+    let field = fields(text)?.get(4 - 3).and_then(|digits| number(digits, 10));
+    field.ok_or_else(|| ParseError::new("stat", 1, "ppid", text))
+}
+
 /// Parses where the program's parts are.
 ///
 /// # Errors
@@ -85,6 +105,8 @@ mod tests {
         assert_eq!((layout.arg_start, layout.arg_end), (48, 49));
         assert_eq!((layout.env_start, layout.env_end), (50, 51));
         assert_eq!(start_time(line.as_bytes()).unwrap(), 22);
+        assert_eq!(parent(line.as_bytes()).unwrap(), 4);
+        assert_eq!(run_time(line.as_bytes()).unwrap(), 14 + 15);
     }
 
     #[test]

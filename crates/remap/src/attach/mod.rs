@@ -4,8 +4,10 @@
 //! made to map what was staged; the others never stop. Until the one `mremap` of a span, nothing of
 //! the process has changed; after it, the span's bytes are the same as before.
 
+mod apart;
 mod haste;
 mod images;
+mod jit;
 mod mappings;
 mod pass;
 mod revert;
@@ -38,6 +40,7 @@ use tiexec_tracee::threads::{self, Takes};
 use haste::Haste;
 use images::Image;
 pub use images::Images;
+pub use jit::collapse_jit;
 use pass::Passage;
 pub use revert::{Reverted, revert};
 use same::RunningImage;
@@ -49,8 +52,6 @@ use crate::failure::Failure;
 use crate::launch::Sources;
 use crate::{headroom, switch};
 
-/// How long to look for a thread, and for the right moment.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// How long only for one that will see nothing of it.
 const UNSEEN_FIRST: Duration = Duration::from_secs(1);
 /// The longest pause between two looks.
@@ -71,6 +72,11 @@ pub struct AttachOrder<'a> {
     pub sources: Sources,
     /// How long staging may take; the process runs meanwhile.
     pub deadline: Duration,
+    /// How long to look for a thread that takes a stop well, and for the right moment.
+    pub patience: Duration,
+    /// Whether this process lives on afterwards: then another one makes the stop, so that the thread is
+    /// let go whatever happens.
+    pub apart: bool,
     /// Plan only.
     pub dry_run: bool,
 }
@@ -305,8 +311,20 @@ impl ThpOn {
 /// What is done in a stop.
 type Done = Result<(), Failure>;
 
-/// Stops one thread, has `work` make it call, and lets it go.
+/// Stops one thread, has `work` make it call, and lets it go; in a process of its own if this one is to
+/// live on.
 fn in_a_stop(
+    order: &AttachOrder<'_>,
+    image: Result<RunningImage, Failure>,
+    entries: &[SmapsEntry],
+    work: impl FnOnce(&mut Session, &Snapshot) -> Done,
+) -> Result<(StopCost, Done), Failure> {
+    let stop = || in_a_stop_by_this(order, image, entries, work);
+    if order.apart { apart::run(stop) } else { stop() }
+}
+
+/// Does so itself.
+fn in_a_stop_by_this(
     order: &AttachOrder<'_>,
     image: Result<RunningImage, Failure>,
     entries: &[SmapsEntry],
@@ -345,7 +363,7 @@ fn begin(
     gadgets: Gadgets,
 ) -> Result<(Stopped, Session), Failure> {
     let begun = Instant::now();
-    let until = begun + PATIENCE;
+    let until = begun + order.patience;
     let mut why =
         Failure::new(SkipReason::NoThread, "every thread sleeps in a call that would return EINTR");
     let mut pause = Duration::from_millis(1);

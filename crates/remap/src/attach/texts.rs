@@ -160,7 +160,14 @@ pub(crate) fn open_mapped(process: &ProcDir, vma: &Vma) -> Result<File, Failure>
 }
 
 /// Reads the process's pagemap words for `range`.
-fn pagemap(process: &ProcDir, range: AddrRange, pages: Pages) -> Result<Vec<u64>, Failure> {
+///
+/// # Errors
+/// `proc_unavailable`.
+pub(super) fn pagemap(
+    process: &ProcDir,
+    range: AddrRange,
+    pages: Pages,
+) -> Result<Vec<u64>, Failure> {
     const WORD: u64 = 8;
     let unread = |error: &dyn std::fmt::Display| Failure::new(SkipReason::ProcUnavailable, error);
     let file = process.open_file("pagemap", false).map_err(|error| unread(&error))?;

@@ -15,7 +15,7 @@ const SYSLOG: &str = "/dev/log";
 const PRIORITY: u8 = 3 << 3 | 6;
 
 /// What happened to a process.
-pub(super) struct Record<'a> {
+pub(crate) struct Record<'a> {
     /// `attach` or `revert`.
     pub action: &'static str,
     /// The process.
@@ -30,7 +30,7 @@ pub(super) struct Record<'a> {
 
 impl Record<'_> {
     /// Writes the record. Where nobody listens there is none.
-    pub(super) fn write(&self) {
+    pub(crate) fn write(&self) {
         let Ok(socket) = UnixDatagram::unbound() else { return };
         // A full log must not hold anything up.
         let _stays_blocking = socket.set_nonblocking(true);

@@ -1,6 +1,6 @@
 //! `tiexec -p PID`, `tiexecctl attach`, `tiexecctl revert`.
 
-mod journal;
+pub(crate) mod journal;
 mod later;
 mod select;
 
@@ -9,12 +9,13 @@ use std::time::Duration;
 use tiexec_core::addr::{Pages, mib};
 use tiexec_core::config::{BackingChoice, Layer, Settings};
 use tiexec_core::coverage::is_ours;
-use tiexec_core::plan::Plan;
-use tiexec_core::proc::{maps, stat, status};
-use tiexec_core::report::{Outcome, Report, percent};
+use tiexec_core::plan::{Plan, plan_running};
+use tiexec_core::proc::{maps, status};
+use tiexec_core::report::{JitArea, Outcome, Report, percent};
+use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
-use tiexec_remap::attach::{AttachOrder, Attached, Images, Reverted, attach, revert};
+use tiexec_remap::attach::{AttachOrder, Attached, Images, Reverted, attach, collapse_jit, revert};
 use tiexec_remap::launch::Sources;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, thp};
@@ -22,6 +23,7 @@ use tiexec_tracee::threads;
 
 use super::print;
 use crate::exit;
+use crate::follow::{self, tree::start_time};
 use crate::options::{Attach, Revert, Targets};
 use crate::say::warn;
 
@@ -29,6 +31,8 @@ use journal::Record;
 
 /// How long staging may take: the process runs meanwhile.
 const STAGING: Duration = Duration::from_secs(30);
+/// How long to look for a thread that takes a stop well.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Runs `attach`; returns the exit status.
 pub(crate) fn run(options: &Attach) -> u8 {
@@ -36,8 +40,27 @@ pub(crate) fn run(options: &Attach) -> u8 {
         Ok(pids) => pids,
         Err(status) => return status,
     };
-    let layer = Layer { backing: options.backing, ..Layer::default() };
-    let settings = crate::launch::settings(layer);
+    // What comes later is asked for by option only: an attach that nobody asked to stay returns.
+    let later = options.later.clone().layer();
+    let layer = Layer { backing: options.backing, select: options.select, ..Layer::default() };
+    let settings = Settings {
+        follow: later.follow.unwrap_or(false),
+        settle: later.settle.unwrap_or_default(),
+        only: later.only.unwrap_or_default(),
+        except: later.except.unwrap_or_default(),
+        ..crate::launch::settings(layer)
+    };
+    if !options.dry_run && (settings.follow || !settings.settle.is_zero()) {
+        let first = |pid, images: &mut Images| attach_one(pid, options, &settings, images);
+        let mut tell = |target: &Target, attached: &Attached, report: &Report| {
+            if options.json {
+                print(&(report.to_json() + "\n"));
+            } else if !options.quiet {
+                print(&line(target, attached, report));
+            }
+        };
+        return follow::stay::stay(&pids, &settings, first, &mut tell);
+    }
     // One for all: processes of a family get the same image.
     let mut images = Images::default();
     each(&pids, named(&options.targets), |pid| attach_one(pid, options, &settings, &mut images))
@@ -85,7 +108,7 @@ fn named(targets: &Targets) -> bool {
 
 /// Does `one` to each process; returns the exit status of all together. What has ended meanwhile counts
 /// only if the user `named` it.
-fn each(pids: &[Pid], named: bool, mut one: impl FnMut(Pid) -> u8) -> u8 {
+pub(crate) fn each(pids: &[Pid], named: bool, mut one: impl FnMut(Pid) -> u8) -> u8 {
     let mut statuses: Vec<u8> = pids.iter().map(|&pid| one(pid)).collect();
     if !named && statuses.iter().any(|&status| status != exit::GONE) {
         statuses.retain(|&status| status != exit::GONE);
@@ -98,19 +121,19 @@ fn each(pids: &[Pid], named: bool, mut one: impl FnMut(Pid) -> u8) -> u8 {
 }
 
 /// A process that this one may work on.
-struct Target {
-    pid: Pid,
+pub(crate) struct Target {
+    pub pid: Pid,
     /// A thread of it that has its address space.
     task: Pid,
-    process: ProcDir,
+    pub process: ProcDir,
     pages: Pages,
-    comm: String,
+    pub comm: String,
     /// Held as long as somebody works on it.
     _lock: std::os::fd::OwnedFd,
 }
 
 impl Target {
-    fn open(pid: Pid) -> Result<Self, Failure> {
+    pub(crate) fn open(pid: Pid) -> Result<Self, Failure> {
         let named = ProcDir::of(pid).map_err(Failure::unreadable)?;
         let status = status::parse(&named.read("status").map_err(Failure::unreadable)?);
         let task = threads::list(&named, pid)
@@ -133,7 +156,7 @@ impl Target {
         Ok(Self { pid, task, process, pages, comm, _lock: lock })
     }
 
-    fn order(&self, sources: Sources, dry_run: bool) -> AttachOrder<'_> {
+    pub(crate) fn order(&self, sources: Sources, dry_run: bool) -> AttachOrder<'_> {
         let Self { pid, task, process, pages, .. } = self;
         AttachOrder {
             pid: *pid,
@@ -142,13 +165,36 @@ impl Target {
             pages: *pages,
             sources,
             deadline: STAGING,
+            patience: PATIENCE,
+            apart: false,
             dry_run,
         }
     }
 
     fn start_time(&self) -> Option<u64> {
-        stat::start_time(&self.process.read("stat").ok()?).ok()
+        start_time(&self.process)
     }
+}
+
+/// Puts onto huge pages what is selected of a process; the report is of what the kernel says then.
+///
+/// # Errors
+/// Nothing could be begun; the process is as it was.
+pub(crate) fn carry_out(
+    order: &AttachOrder<'_>,
+    select: Select,
+    images: &mut Images,
+) -> Result<(Attached, Report), Failure> {
+    let attached = if select.text() {
+        attach(order, images)?
+    } else {
+        let plan = plan_running(order.pages.pmd, &[]);
+        Attached { plan, failure: None, setback: None, stop: None, bytes_copied: 0 }
+    };
+    let jit = if select.jit { collapse_jit(order)? } else { Vec::new() };
+    let mut report = tiexec_remap::attach::report(order, &attached);
+    report.jit = jit;
+    Ok((attached, report))
 }
 
 fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Images) -> u8 {
@@ -159,9 +205,10 @@ fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Imag
         Ok(target) => target,
         Err(failure) => return failed("attach to", pid, &failure),
     };
-    let order = target.order(settings.backing.into(), options.dry_run);
-    let attached = match attach(&order, images) {
-        Ok(attached) => attached,
+    let mut order = target.order(settings.backing.into(), options.dry_run);
+    order.apart = settings.follow || !settings.settle.is_zero();
+    let (attached, report) = match carry_out(&order, settings.select, images) {
+        Ok(done) => done,
         Err(failure) => {
             let result = failure.reason.as_str();
             let process = &target.process;
@@ -173,7 +220,6 @@ fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Imag
         let plan = &attached.plan;
         return print(&if options.json { plan.to_json(None) + "\n" } else { plan.to_string() });
     }
-    let report = tiexec_remap::attach::report(&order, &attached);
     if attached.stop.is_some() {
         let result = attached.failure.as_ref().map_or("ok", |failure| failure.reason.as_str());
         let bytes = attached.plan.huge_bytes();
@@ -206,7 +252,7 @@ fn say(target: &Target, attached: &Attached, report: &Report, options: &Attach) 
 }
 
 /// The one line for people.
-fn line(target: &Target, attached: &Attached, report: &Report) -> String {
+pub(crate) fn line(target: &Target, attached: &Attached, report: &Report) -> String {
     let Report { text_bytes, huge_bytes, .. } = *report;
     let mut line = format!(
         "{} {}: huge {} of {} MiB text ({} %)",
@@ -228,10 +274,22 @@ fn line(target: &Target, attached: &Attached, report: &Report) -> String {
                 target.pid.as_raw_nonzero()
             );
         }
-        None if attached.failure.is_none() => line += "; nothing to do",
+        None if attached.failure.is_none() && report.jit.is_empty() => line += "; nothing to do",
         None => {}
     }
-    line + "\n"
+    let of_jit = |bytes: fn(&JitArea) -> u64| report.jit.iter().map(bytes).sum::<u64>();
+    if !report.jit.is_empty() {
+        let (huge, populated) =
+            (of_jit(|area| area.huge_bytes), of_jit(|area| area.populated_bytes));
+        line += &format!("; jit huge {} of {} MiB", mib(huge), mib(populated));
+    }
+    line += "\n";
+    for area in &report.jit {
+        if let Some(refused) = &area.refused {
+            line += &format!("  jit {:?}: {refused}\n", area.range);
+        }
+    }
+    line
 }
 
 fn revert_one(pid: Pid, options: &Revert) -> u8 {

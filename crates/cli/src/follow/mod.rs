@@ -1,0 +1,414 @@
+//! `--follow` and `--settle`: what comes after the beginning.
+//!
+//! A process beside the program learns from the kernel, by records that stop nobody
+//! ([`tiexec_sys::watch`]), of each program that is begun and of each executable mapping. A mapping too
+//! small to hold a huge page is passed over by its record alone. Otherwise the program is looked at a
+//! little later, when it has stopped mapping, and treated as a running one ([`crate::ctl::attach`]).
+//! Where the kernel gives no records, `/proc` is looked through now and then.
+
+pub(crate) mod companion;
+mod patterns;
+pub(crate) mod stay;
+pub(crate) mod tree;
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use tiexec_core::addr::{AddrRange, Pages};
+use tiexec_core::config::Settings;
+use tiexec_core::perf::Record;
+use tiexec_core::plan::Backing;
+use tiexec_core::proc::maps::{self, FileId};
+use tiexec_core::proc::stat;
+use tiexec_core::report::Report;
+use tiexec_core::skip::SkipReason;
+use tiexec_remap::attach::{Attached, Images};
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::watch::{Watch, Woken, wait_for_end};
+use tiexec_sys::{Pid, process, thp};
+
+use crate::ctl::attach::journal::Record as JournalRecord;
+use crate::ctl::attach::{Target, carry_out};
+use crate::launch::CAP_SYS_PTRACE;
+pub(crate) use patterns::Patterns;
+use tree::{Tree, start_time};
+
+/// How old a program must be to be looked at: most end before, and would only be held up.
+const AGE: Duration = Duration::from_millis(100);
+/// How long it must have run of that, or else be as old as its beginning lasts: on a busy machine age
+/// says little.
+const WORK: Duration = Duration::from_millis(50);
+/// How long a program must have mapped nothing: a dynamic linker maps in a burst.
+const QUIET: Duration = Duration::from_millis(10);
+/// For how long after its beginning a followed program's mappings are looked at, at least.
+const BEGINNING: Duration = Duration::from_secs(1);
+/// The pause after records were read: the next may gather meanwhile.
+const PAUSE: Duration = Duration::from_millis(10);
+/// How long to look for a thread that takes a stop well; later it is tried again.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// The first pause where looking again is all there is; each is twice the one before.
+const FIRST_GAP: Duration = Duration::from_millis(100);
+/// The longest pause between two looks through `/proc`.
+const LONGEST_GAP: Duration = Duration::from_secs(1);
+/// For how long it is remembered that a file's mapping had nothing to gain.
+const MEMORY: Duration = Duration::from_secs(10);
+
+/// Says what follows from there being no watch.
+pub(crate) fn without_watch(why: &str, follow: bool) -> String {
+    let (what, lost) = if follow {
+        ("programs that are started", ", and short ones are missed")
+    } else {
+        ("what is mapped later", "")
+    };
+    let knob = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap_or_default();
+    let knob = knob.trim();
+    let fix = match knob.parse::<i32>() {
+        Ok(level) if level > 2 => {
+            format!("; fix: sysctl kernel.perf_event_paranoid=2 (now {level})")
+        }
+        _ => String::new(),
+    };
+    format!("{what}: looked for now and then{lost}: {why}{fix}")
+}
+
+/// Says why programs that are started could not be treated, where that is known beforehand.
+pub(crate) fn obstacle(capabilities: u64) -> Option<String> {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()?;
+    let scope = scope.trim();
+    (scope != "0" && capabilities & CAP_SYS_PTRACE == 0).then(|| {
+        format!(
+            "programs that are started cannot be reached: kernel.yama.ptrace_scope is {scope}; \
+             fix: sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE"
+        )
+    })
+}
+
+/// A mapping, as far as that decides whether it has something to gain: not where it lies, but how it
+/// lies to the huge pages.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Mapping {
+    file: FileId,
+    file_offset: u64,
+    len: u64,
+    into_huge_page: u64,
+}
+
+/// A program that is in its beginning.
+#[derive(Debug)]
+struct Program {
+    /// When it was seen to begin.
+    seen: Instant,
+    /// The same in clock ticks since boot: a process that began later has only got the same id.
+    seen_ticks: u64,
+    /// Until when its mappings are looked at.
+    until: Instant,
+    /// When to look at it.
+    due: Option<Instant>,
+    /// The pause after the next look, if there is to be another.
+    gap: Duration,
+    /// What it has mapped that could be huge, and was not looked at since.
+    mapped: Vec<Mapping>,
+}
+
+/// Who hears of what was done to a process.
+pub(crate) type Tell<'a> = &'a mut dyn FnMut(&Target, &Attached, &Report);
+
+/// Looks after programs that come, and at what they map.
+pub(crate) struct Follower<'a> {
+    settings: &'a Settings,
+    patterns: Patterns,
+    pages: Pages,
+    images: Images,
+    watch: Option<Watch>,
+    tree: Tree,
+    /// What runs in each process of the tree, where there is no watch.
+    running: HashMap<Pid, (u64, Vec<u8>)>,
+    programs: HashMap<Pid, Program>,
+    nothing_to_gain: HashMap<Mapping, Instant>,
+    /// Mappings that were made huge by copies alone.
+    copied: HashSet<Mapping>,
+    tell: Tell<'a>,
+}
+
+impl<'a> Follower<'a> {
+    /// Makes one for the trees of `roots`; `None` where nothing can be huge. `images` are those made
+    /// already.
+    pub(crate) fn new(
+        settings: &'a Settings,
+        roots: &[Pid],
+        watch: Option<Watch>,
+        images: Images,
+        tell: Tell<'a>,
+    ) -> Option<Self> {
+        let patterns = Patterns::new(&settings.only, &settings.except).ok()?;
+        let mut follower = Self {
+            settings,
+            patterns,
+            pages: thp::pages()?,
+            images,
+            watch,
+            tree: Tree::of(roots),
+            running: HashMap::new(),
+            programs: HashMap::new(),
+            nothing_to_gain: HashMap::new(),
+            copied: HashSet::new(),
+            tell,
+        };
+        for &root in roots {
+            follower.begin(root);
+        }
+        Some(follower)
+    }
+
+    /// Follows until everybody has ended, or, without `--follow`, everybody's time is over; at most
+    /// until `end`. Signals are let in while nobody is worked on.
+    pub(crate) fn run(mut self, end: Option<Instant>) {
+        let mut walk_gap = FIRST_GAP;
+        loop {
+            let now = Instant::now();
+            self.programs.retain(|_, program| now < program.until || program.due.is_some());
+            let over = !self.settings.follow && self.programs.is_empty();
+            if over || end.is_some_and(|end| now >= end) {
+                return;
+            }
+            self.look_at_due();
+            let due = self.programs.values().filter_map(|program| program.due);
+            let window = self.programs.values().map(|program| program.until);
+            let window = if self.settings.follow { None } else { window.max() };
+            let next = due.chain(window).chain(end).min();
+            let time = next.map(|next| next.saturating_duration_since(Instant::now()));
+            let Some(watch) = &mut self.watch else {
+                let Some(found) = self.look_around() else { return };
+                walk_gap = if found { FIRST_GAP } else { (walk_gap * 2).min(LONGEST_GAP) };
+                let time = time.map_or(walk_gap, |time| time.min(walk_gap));
+                let _interrupted = wait_for_end(None, Some(time));
+                continue;
+            };
+            match watch.wait(time) {
+                Ok(Woken::Records) => {
+                    self.read_records();
+                    let _interrupted = wait_for_end(None, Some(PAUSE));
+                }
+                Ok(Woken::End) => return,
+                Ok(Woken::Time) => {}
+                // After a signal; whatever else it was must not come again at once.
+                Err(_) => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    /// Sees a program begin.
+    fn begin(&mut self, pid: Pid) {
+        let now = Instant::now();
+        let least = if self.settings.follow { BEGINNING } else { Duration::ZERO };
+        let until = now + self.settings.settle.max(least);
+        let program = self.programs.entry(pid).or_insert_with(|| Program {
+            seen: now,
+            seen_ticks: 0,
+            until,
+            due: None,
+            gap: FIRST_GAP,
+            mapped: Vec::new(),
+        });
+        // Records of two processors come in no order: what was mapped already is kept.
+        (program.seen, program.until, program.gap) = (now, until, FIRST_GAP);
+        program.seen_ticks = process::ticks_since_boot();
+        if self.settings.select.jit || self.watch.is_none() {
+            program.due.get_or_insert(now + AGE);
+        }
+    }
+
+    fn read_records(&mut self) {
+        let mut records = Vec::new();
+        if let Some(watch) = &mut self.watch {
+            watch.read(|record| records.push(record));
+        }
+        let pid = |raw: u32| i32::try_from(raw).ok().and_then(Pid::from_raw);
+        let mut lost = false;
+        for record in records {
+            match record {
+                Record::Exec { pid: raw } => {
+                    let Some(pid) = pid(raw) else { continue };
+                    if self.settings.follow || self.programs.contains_key(&pid) {
+                        self.begin(pid);
+                    }
+                }
+                Record::Mapped { pid: raw, range, file, file_offset } => {
+                    let Some(pid) = pid(raw) else { continue };
+                    self.mapped(pid, range, file, file_offset);
+                }
+                Record::Lost => lost = true,
+            }
+        }
+        if lost && self.settings.follow {
+            self.tree.take_in(self.programs.keys().copied());
+            self.look_around();
+        }
+    }
+
+    /// Sees a program map something executable.
+    fn mapped(&mut self, pid: Pid, range: AddrRange, file: FileId, file_offset: u64) {
+        let huge = self.pages.pmd;
+        if file.inode == 0 || range.align_inward(huge).is_none() {
+            return;
+        }
+        let now = Instant::now();
+        let Some(program) = self.programs.get_mut(&pid).filter(|program| now < program.until)
+        else {
+            return;
+        };
+        let into_huge_page = range.start().get() & (huge.bytes() - 1);
+        program.mapped.push(Mapping { file, file_offset, len: range.len(), into_huge_page });
+        program.due = Some((now + QUIET).max(program.seen + AGE));
+    }
+
+    /// Looks through `/proc` for programs not seen yet; returns whether there were any, `None` if
+    /// nobody is left.
+    fn look_around(&mut self) -> Option<bool> {
+        let members = self.tree.walk(self.settings.follow);
+        if members.is_empty() {
+            return None;
+        }
+        let mut found = false;
+        let mut running = HashMap::new();
+        for pid in members {
+            let Ok(process) = ProcDir::of(pid) else { continue };
+            let (Some(begun), Ok(exe)) = (start_time(&process), process.exe_path()) else {
+                continue;
+            };
+            let now = (begun, exe);
+            if self.running.get(&pid) != Some(&now) && !self.programs.contains_key(&pid) {
+                self.begin(pid);
+                if let Some(program) = self.programs.get_mut(&pid) {
+                    program.due.get_or_insert(program.seen + AGE);
+                }
+                found = true;
+            }
+            running.insert(pid, now);
+        }
+        self.running = running;
+        Some(found)
+    }
+
+    fn look_at_due(&mut self) {
+        loop {
+            let now = Instant::now();
+            let due = |program: &Program| program.due.is_some_and(|due| due <= now);
+            let next = self.programs.iter().find(|(_, program)| due(program));
+            let Some((&pid, _)) = next else { return };
+            let again = self.look_at(pid);
+            let polled = self.settings.select.jit || self.watch.is_none();
+            let Some(program) = self.programs.get_mut(&pid) else { continue };
+            program.due = None;
+            if !again {
+                program.mapped.clear();
+            }
+            let now = Instant::now();
+            if (again || polled) && now < program.until {
+                // A last look at the end.
+                program.due = Some((now + program.gap).min(program.until));
+                program.gap *= 2;
+            }
+        }
+    }
+
+    /// Looks at a program, and treats it if that brings something; returns whether to try again.
+    fn look_at(&mut self, pid: Pid) -> bool {
+        let Some(program) = self.programs.get(&pid) else { return false };
+        let now = Instant::now();
+        self.nothing_to_gain.retain(|_, since| now.duration_since(*since) < MEMORY);
+        let known = |mapping| self.nothing_to_gain.contains_key(mapping);
+        let told = !program.mapped.is_empty();
+        if told && !self.settings.select.jit && program.mapped.iter().all(known) {
+            return false;
+        }
+        if now < program.seen + BEGINNING && !has_worked(pid) {
+            return true;
+        }
+        let mapped = program.mapped.clone();
+        if !self.is_meant(pid, program.seen_ticks) {
+            return false;
+        }
+        let by_copy = told && mapped.iter().all(|mapping| self.copied.contains(mapping));
+        match self.treat(pid, by_copy) {
+            Ok(Came::NothingToGain) => {
+                self.nothing_to_gain.extend(mapped.into_iter().map(|mapping| (mapping, now)));
+                false
+            }
+            Ok(Came::Copied) => {
+                self.copied.extend(mapped);
+                false
+            }
+            Ok(Came::Otherwise) => false,
+            Err(reason) => matches!(
+                reason,
+                SkipReason::Busy | SkipReason::AlreadyTraced | SkipReason::NoThread
+            ),
+        }
+    }
+
+    /// Whether the process is of the tree, runs a program that the user means, and has text that could
+    /// be huge.
+    fn is_meant(&self, pid: Pid, seen_ticks: u64) -> bool {
+        if crate::launch::is_disabled() {
+            return false;
+        }
+        let Ok(process) = ProcDir::of(pid) else { return false };
+        if start_time(&process).is_none_or(|begun| begun > seen_ticks) {
+            return false;
+        }
+        if !process.exe_path().is_ok_and(|path| self.patterns.accept(&path)) {
+            return false;
+        }
+        let vmas = process.read("maps").ok().and_then(|text| maps::parse(&text).ok());
+        let select = self.settings.select;
+        vmas.unwrap_or_default().iter().any(|vma| {
+            let wanted = if vma.is_file_backed() { select.text() } else { select.jit };
+            vma.perms.exec && wanted && vma.range.align_inward(self.pages.pmd).is_some()
+        })
+    }
+
+    /// Treats a process. `by_copy` says that the page cache need not be looked at: its files were not in
+    /// huge folios before.
+    fn treat(&mut self, pid: Pid, by_copy: bool) -> Result<Came, SkipReason> {
+        let target = Target::open(pid).map_err(|failure| failure.reason)?;
+        let mut order = target.order(self.settings.backing.into(), false);
+        (order.patience, order.apart) = (PATIENCE, true);
+        order.sources.pagecache &= !by_copy;
+        let (attached, report) = carry_out(&order, self.settings.select, &mut self.images)
+            .map_err(|failure| failure.reason)?;
+        if attached.stop.is_some() {
+            let result = attached.failure.as_ref().map_or("ok", |failure| failure.reason.as_str());
+            let (process, bytes) = (&target.process, attached.plan.huge_bytes());
+            JournalRecord { action: "attach", pid, process, bytes, result }.write();
+        }
+        let done = attached.stop.is_some() || report.jit.iter().any(|area| area.made_bytes > 0);
+        if done {
+            (self.tell)(&target, &attached, &report);
+        }
+        let copied = attached.plan.spans_by(Backing::Pagecache).next().is_none();
+        Ok(match (&attached.failure, done) {
+            (Some(_), _) => Came::Otherwise,
+            (None, false) => Came::NothingToGain,
+            (None, true) if copied => Came::Copied,
+            (None, true) => Came::Otherwise,
+        })
+    }
+}
+
+/// What came of a look.
+enum Came {
+    /// There was nothing to be made huge, or it was huge.
+    NothingToGain,
+    /// All that could be huge is in copies now.
+    Copied,
+    /// Anything else.
+    Otherwise,
+}
+
+/// Whether the process has run long enough to be worth a look.
+fn has_worked(pid: Pid) -> bool {
+    let text = ProcDir::of(pid).and_then(|process| process.read("stat"));
+    let time = text.ok().and_then(|text| stat::run_time(&text).ok());
+    time.is_none_or(|time| time >= process::ticks(WORK))
+}

@@ -1,0 +1,71 @@
+//! `tiexec -p PID --follow`, `--settle`: an attach that stays.
+
+use std::time::Instant;
+
+use tiexec_core::config::Settings;
+use tiexec_remap::attach::Images;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::watch::{Heirs, Watch};
+use tiexec_sys::{Pid, process};
+use tiexec_tracee::threads;
+
+use super::tree::Tree;
+use super::{Follower, Patterns, Tell};
+use crate::ctl::attach::each;
+use crate::exit;
+use crate::say::warn;
+
+/// Does `first` to each process, and to their descendants with `--follow`; then stays with them until
+/// they have all ended, or, with `--settle`, until that time is over. Returns the exit status of the
+/// first look.
+pub(crate) fn stay(
+    pids: &[Pid],
+    settings: &Settings,
+    mut first: impl FnMut(Pid, &mut Images) -> u8,
+    tell: Tell<'_>,
+) -> u8 {
+    let patterns = match Patterns::new(&settings.only, &settings.except) {
+        Ok(patterns) => patterns,
+        Err(error) => {
+            warn(error);
+            return exit::USAGE;
+        }
+    };
+    let end = (!settings.settle.is_zero()).then(|| Instant::now() + settings.settle);
+    // Ended only between two processes, never while one is worked on.
+    process::block_signals();
+    // The watch first, so that who begins meanwhile is seen by it.
+    let watch = watch(pids, settings.follow);
+    let mut all = Tree::of(pids).walk(settings.follow);
+    all.retain(|pid| {
+        let path = || ProcDir::of(*pid).and_then(|process| process.exe_path());
+        pids.contains(pid) || path().is_ok_and(|path| patterns.accept(&path))
+    });
+    if all.is_empty() {
+        all.extend(pids);
+    }
+    let mut images = Images::default();
+    let status = each(&all, false, |pid| first(pid, &mut images));
+    if status != exit::GONE
+        && let Some(follower) = Follower::new(settings, &all, watch, images, tell)
+    {
+        follower.run(end);
+    }
+    status
+}
+
+/// Watches every thread of the processes and, to `follow`, of their descendants.
+fn watch(pids: &[Pid], follow: bool) -> Option<Watch> {
+    let heirs = if follow { Heirs::Processes } else { Heirs::Threads };
+    // One descriptor for each thread on each processor.
+    process::lift_descriptor_limit();
+    let tids: Vec<Pid> = Tree::of(pids)
+        .walk(follow)
+        .into_iter()
+        .filter_map(|pid| Some(threads::list(&ProcDir::of(pid).ok()?, pid)))
+        .flatten()
+        .collect();
+    Watch::open(&tids, heirs)
+        .inspect_err(|error| warn(super::without_watch(&error.to_string(), follow)))
+        .ok()
+}

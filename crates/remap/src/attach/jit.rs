@@ -1,0 +1,161 @@
+//! Code that the process makes itself: anonymous executable memory, made huge where it lies.
+//!
+//! By `process_madvise(MADV_COLLAPSE)` from outside: nobody stops, no byte changes. Where that is not
+//! permitted, or the process has turned THP off for itself, by the same call in the process.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use tiexec_core::addr::AddrRange;
+use tiexec_core::proc::maps::Vma;
+use tiexec_core::proc::pagemap::populated_huge_pages;
+use tiexec_core::proc::smaps::SmapsEntry;
+use tiexec_core::report::JitArea;
+use tiexec_sys::{Errno, SysError, c, process, vm};
+use tiexec_tracee::TraceError;
+use tiexec_tracee::arch::Call;
+use tiexec_tracee::session::Session;
+
+use super::same::RunningImage;
+use super::texts::pagemap;
+use super::{AttachOrder, Done, ThpOn, in_a_stop, read_smaps, thp_is_off};
+use crate::failure::Failure;
+
+/// How often a passing obstacle (a page that somebody is using) is tried again.
+const ATTEMPTS: u32 = 3;
+/// How many huge pages are made in one stop of a thread: each takes about half a millisecond.
+const IN_ONE_STOP: usize = 4;
+
+/// Makes the anonymous executable areas of a process huge, as far as they are populated: where at
+/// least half of a huge page's base pages are there. A page of which less is there would cost more
+/// memory than it holds code.
+///
+/// # Errors
+/// The process could not be looked at; it is as it was. What the kernel refuses is in the areas.
+pub fn collapse_jit(order: &AttachOrder<'_>) -> Result<Vec<JitArea>, Failure> {
+    let entries = read_smaps(order.process)?;
+    let mut areas: Vec<Area> = entries
+        .iter()
+        .filter_map(|entry| Area::of(order, entry).transpose())
+        .collect::<Result<_, _>>()?;
+    if !order.dry_run && areas.iter().any(|area| !area.wanted.is_empty()) {
+        let outside = process::open_pidfd(order.pid).map_err(Failure::unreadable)?;
+        if thp_is_off(order.process) || !from_outside(outside.as_fd(), &mut areas) {
+            from_inside(order, &entries, &mut areas);
+        }
+    }
+    let after = if order.dry_run { entries } else { read_smaps(order.process)? };
+    Ok(areas.into_iter().map(|area| area.seen(&after)).collect())
+}
+
+/// Whether the area is anonymous memory that may be executed.
+fn is_jit(vma: &Vma) -> bool {
+    // `[anon:name]` is what PR_SET_VMA_ANON_NAME made of it.
+    vma.perms.exec
+        && !vma.is_file_backed()
+        && (vma.name.is_empty() || vma.name.starts_with(b"[anon:"))
+}
+
+/// One such area.
+struct Area {
+    range: AddrRange,
+    populated: u64,
+    /// Bytes that are huge already.
+    huge: u64,
+    /// The huge pages to make.
+    wanted: Vec<AddrRange>,
+    refused: Option<String>,
+}
+
+impl Area {
+    fn of(order: &AttachOrder<'_>, entry: &SmapsEntry) -> Result<Option<Self>, Failure> {
+        let range = entry.vma.range;
+        let Some(whole) = range.align_inward(order.pages.pmd).filter(|_| is_jit(&entry.vma)) else {
+            return Ok(None);
+        };
+        let words = pagemap(order.process, whole, order.pages)?;
+        let mut wanted = populated_huge_pages(whole, &words, order.pages);
+        let populated = wanted.iter().map(|page| page.len()).sum();
+        let huge = entry.pmd_mapped();
+        if huge >= populated {
+            wanted.clear();
+        }
+        Ok(Some(Self { range, populated, huge, wanted, refused: None }))
+    }
+
+    /// Tells what the kernel says of it afterwards.
+    fn seen(self, entries: &[SmapsEntry]) -> JitArea {
+        // It may have been cut into several meanwhile.
+        let now = entries.iter().filter(|entry| self.range.covers(entry.vma.range));
+        let huge_bytes: u64 = now.map(SmapsEntry::pmd_mapped).sum();
+        JitArea {
+            range: self.range,
+            populated_bytes: self.populated,
+            huge_bytes,
+            made_bytes: huge_bytes.saturating_sub(self.huge),
+            refused: self.refused,
+        }
+    }
+}
+
+/// Makes the huge pages from outside; `false` if that is not permitted.
+fn from_outside(process: BorrowedFd<'_>, areas: &mut [Area]) -> bool {
+    for area in areas {
+        for &page in &area.wanted {
+            let mut attempts = ATTEMPTS;
+            let made = loop {
+                attempts -= 1;
+                match vm::collapse(process, page) {
+                    Err(error) if error.errno == Errno::AGAIN && attempts > 0 => {}
+                    made => break made,
+                }
+            };
+            match made {
+                Err(error) if matches!(error.errno, Errno::PERM | Errno::NOSYS) => return false,
+                made => note(&mut area.refused, made),
+            }
+        }
+    }
+    true
+}
+
+/// Keeps the first refusal.
+fn note(refused: &mut Option<String>, made: Result<(), SysError>) {
+    if let Err(error) = made {
+        refused.get_or_insert_with(|| error.to_string());
+    }
+}
+
+/// Has the process make the huge pages, a few in each stop.
+fn from_inside(order: &AttachOrder<'_>, entries: &[SmapsEntry], areas: &mut [Area]) {
+    let pages: Vec<(usize, AddrRange)> = areas
+        .iter()
+        .enumerate()
+        .flat_map(|(index, area)| area.wanted.iter().map(move |&page| (index, page)))
+        .collect();
+    let thp_off = thp_is_off(order.process);
+    for some in pages.chunks(IN_ONE_STOP) {
+        let work = |session: &mut Session, _: &_| -> Done {
+            let thp = if thp_off { Some(ThpOn::begin(session)?) } else { None };
+            for &(index, page) in some {
+                note(&mut areas[index].refused, collapse(session, page)?);
+            }
+            thp.map_or(Ok(()), |thp| Ok(thp.end(session)?))
+        };
+        let image = RunningImage::open(order.process);
+        let done = in_a_stop(order, image, entries, work).and_then(|(_, done)| done);
+        if let Err(failure) = done {
+            for area in areas.iter_mut().filter(|area| !area.wanted.is_empty()) {
+                area.refused.get_or_insert_with(|| failure.to_string());
+            }
+            return;
+        }
+    }
+}
+
+/// Has the stopped thread make one huge page.
+fn collapse(session: &mut Session, page: AddrRange) -> Result<Result<(), SysError>, TraceError> {
+    let advice = u64::from(c::MADV_COLLAPSE.unsigned_abs());
+    let call = Call::new(c::SYS_madvise, [page.start().get(), page.len(), advice]);
+    let made = session.call(call)?;
+    Ok(made.map(|_| ()).map_err(|errno| SysError { call: "madvise(MADV_COLLAPSE)", errno }))
+}

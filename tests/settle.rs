@@ -1,0 +1,78 @@
+//! `--settle`: what a program maps later becomes huge too.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use support::attaching::{started, switched};
+use support::child::eventually;
+use support::{Kind, Run, installed, program, require};
+
+/// A library with 6 MiB of text.
+fn library(dir: &Path) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs/late.c");
+    let made = dir.join("built.so");
+    let built = std::process::Command::new("cc")
+        .args(["-O1", "-shared", "-fPIC", "-DLIBRARY", "-DBIG_MIB=6", "-o"])
+        .args([&made, &source])
+        .output()
+        .expect("cc");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    // A file just written may be in huge folios.
+    let copies = dir.join("copies");
+    std::fs::create_dir(&copies).expect("a directory");
+    support::warm::small(&made, &copies)
+}
+
+#[test]
+fn a_library_loaded_later_at_a_launch() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let library = library(dir.path()).to_string_lossy().into_owned();
+    let late = program("late", Kind::DynamicPie);
+    let run = Run::new(late, ["later", &library]).options(["--settle=30s", "--backing=image"]);
+    let mut held = run.hold();
+    held.wait_line("loaded");
+    let (pid, before) = (held.pid(), 4 << 20);
+    eventually("the library's text is huge", || switched(pid) > before);
+    held.write(b"\n");
+    held.finish().assert_code(7).assert_silent();
+}
+
+#[test]
+fn a_library_loaded_later_after_an_attach() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let library = library(dir.path()).to_string_lossy().into_owned();
+    let mut held = Run::new(program("late", Kind::DynamicPie), ["wait", &library]).plain().hold();
+    let pid = held.pid();
+    let word = pid.to_string();
+    let args = ["attach", "--settle=30s", "--backing=image", &word];
+    let attach = started(&[], support::tiexecctl(), args);
+    eventually("its own text is huge", || switched(pid) > 0);
+    let before = switched(pid);
+    held.write(b"\n");
+    held.wait_line("loaded");
+    eventually("the library's text is huge", || switched(pid) > before);
+    held.write(b"\n");
+    held.finish().assert_code(7).assert_silent();
+    let done = attach.finish();
+    done.assert_code(0);
+    assert_eq!(done.out().lines().count(), 2, "{done}");
+}
+
+/// `java` itself is small: what counts is loaded by it.
+#[test]
+fn java() {
+    let java = installed("java").zip(installed("javac"));
+    require!(java.is_some(), "no JDK");
+    let (java, javac) = java.expect("just looked");
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("Busy.java");
+    std::fs::write(&source, include_str!("programs/Busy.java")).expect("a file");
+    assert!(std::process::Command::new(javac).arg(&source).status().expect("javac").success());
+    let args = ["-cp", &dir.path().to_string_lossy(), "Busy"];
+    let held = Run::new(java, args).options(["--settle=30s", "--backing=image"]).hold();
+    let pid = held.pid();
+    let jvm = |vma: &support::smaps::Vma| vma.path.contains("tiexec:libjvm.so") && vma.huge() > 0;
+    eventually("libjvm is huge", || support::smaps::vmas(pid).iter().any(jvm));
+    held.finish().assert_code(7).assert_silent();
+}
