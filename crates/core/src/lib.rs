@@ -11,6 +11,7 @@ pub mod addr;
 pub mod config;
 pub mod coverage;
 pub mod elf;
+pub mod itlb;
 pub mod perf;
 pub mod plan;
 pub mod proc;
