@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod addr;
+pub mod advice;
 pub mod config;
 pub mod coverage;
 pub mod elf;
@@ -18,6 +19,7 @@ pub mod proc;
 pub mod rebase;
 pub mod relaid;
 pub mod report;
+pub mod samples;
 pub mod script;
 pub mod select;
 pub mod skip;

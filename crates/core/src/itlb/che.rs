@@ -53,20 +53,44 @@ pub struct Misses {
     pub walks: f64,
 }
 
-/// Predicts it for pages of this popularity. Without any page there is nothing to miss.
+/// A TLB in the steady state into which references of some popularity bring it.
+#[derive(Clone, Copy, Debug)]
+pub struct Model {
+    first: Stay,
+    second: Option<Stay>,
+}
+
+impl Model {
+    /// Finds that state.
+    pub fn new(popularity: &Popularity, itlb: &Itlb) -> Self {
+        let classes = &popularity.classes;
+        let first = stay(classes, itlb.first, |class, time| -(-class.rate * time).exp_m1());
+        let second = itlb.second_for_text().map(|level| {
+            let seen: Vec<Filtered> =
+                classes.iter().map(|class| Filtered::behind(class, first.of(class))).collect();
+            stay(&seen, level, Filtered::occupancy)
+        });
+        Self { first, second }
+    }
+
+    /// Returns what becomes of the references to some of the pages, as shares of those references.
+    /// Without any there is nothing to miss.
+    pub fn shares(&self, part: &Popularity) -> Shares {
+        let (mut all, mut misses, mut walks) = (0.0, 0.0, 0.0);
+        for class in &part.classes {
+            let seen = Filtered::behind(class, self.first.of(class));
+            let missed = class.pages * seen.rate;
+            all += class.pages * class.rate;
+            misses += missed;
+            walks += self.second.map_or(missed, |stay| missed * seen.misses_again(stay.of(class)));
+        }
+        if all > 0.0 { Shares::of(misses / all, walks / all) } else { Shares::of(0.0, 0.0) }
+    }
+}
+
+/// Predicts what becomes of all references of this popularity.
 pub fn predict(popularity: &Popularity, itlb: &Itlb) -> Shares {
-    let classes = &popularity.classes;
-    let first = stay(classes, itlb.first, |class, time| -(-class.rate * time).exp_m1());
-    let seen: Vec<Filtered> =
-        classes.iter().map(|class| Filtered::behind(class, first.of(class))).collect();
-    let missed = |seen: &Filtered| seen.class.pages * seen.rate;
-    let misses: f64 = seen.iter().map(missed).sum();
-    let Some(level) = itlb.second_for_text() else {
-        return Shares::of(misses, misses);
-    };
-    let second = stay(&seen, level, |seen, time| seen.occupancy(time));
-    let walks = seen.iter().map(|seen| missed(seen) * seen.misses_again(second.of(&seen.class)));
-    Shares::of(misses, walks.sum())
+    Model::new(popularity, itlb).shares(popularity)
 }
 
 impl Shares {

@@ -81,9 +81,10 @@ pub fn from_cpuid(leaves: &CpuidLeaves) -> Itlb {
         }
         _ => (None, None, "the vendor's way of telling is not known"),
     };
-    let hidden = levels.is_none().then_some(silent).map(|silent| {
-        if leaves.is_guest() { HIDDEN_BY_HYPERVISOR } else { silent }
-    });
+    let hidden = levels
+        .is_none()
+        .then_some(silent)
+        .map(|silent| if leaves.is_guest() { HIDDEN_BY_HYPERVISOR } else { silent });
     match (levels, known) {
         (Some(levels), known) => Itlb {
             name: known.map(|part| part.name),

@@ -10,11 +10,11 @@ use super::che::Misses;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// At least [`WORTH_IT`] of the time is expected to be saved.
+    /// At least a hundredth of the time is expected to be saved.
     WorthIt,
     /// Less, or it cannot be told.
     Maybe,
-    /// Less than [`NOT_WORTH_IT`].
+    /// Less than three thousandths.
     NotWorthIt,
 }
 
@@ -29,9 +29,9 @@ impl fmt::Display for Verdict {
 }
 
 /// Share of the time from which a saving is called worth it.
-pub const WORTH_IT: f64 = 0.01;
+const WORTH_IT: f64 = 0.01;
 /// Share of the time below which it is called not worth it.
-pub const NOT_WORTH_IT: f64 = 0.003;
+const NOT_WORTH_IT: f64 = 0.003;
 /// Samples below which nothing is called certain.
 const ENOUGH_SAMPLES: u64 = 200;
 /// Instructions in a nanosecond: about one a cycle, as large programs run.
@@ -86,6 +86,8 @@ pub struct Evidence {
     pub now: Misses,
     /// The same with all on huge pages that can be.
     pub then: Misses,
+    /// The share of its cycles that the processor counted as walks for instructions.
+    pub walk_share: Option<f64>,
     /// What a miss costs.
     pub time: MissTime,
 }
@@ -104,9 +106,10 @@ pub struct Judgement {
 impl Evidence {
     /// Judges.
     pub fn judge(&self) -> Judgement {
-        let (lost_now, lost_then) =
-            (self.time.share_lost(&self.now), self.time.share_lost(&self.then));
-        let saving = (lost_now - lost_then).max(-1.0);
+        let lost_then = self.time.share_lost(&self.then);
+        // What was counted is better than what is modelled, and lacks the hits of the second level.
+        let lost_now = self.walk_share.unwrap_or(0.0).max(self.time.share_lost(&self.now));
+        let saving = lost_now - lost_then;
         let percent = |share: f64| format!("{:.1} %", share * 100.0);
         let mut reasons = Vec::new();
         let mut verdict = match saving {
@@ -136,6 +139,12 @@ impl Evidence {
                  may be better than all"
                     .to_owned(),
             );
+        }
+        if let Some(share) = self.walk_share {
+            reasons.push(format!(
+                "the processor counts {} of its cycles as walks for instructions",
+                percent(share)
+            ));
         }
         if self.huge_now > 0.5 {
             reasons.push(format!(
@@ -170,7 +179,7 @@ mod tests {
 
     fn evidence(now: Misses, then: Misses) -> Evidence {
         let time = MissTime::USUAL;
-        Evidence { samples: 5000, huge_now: 0.0, reachable: 1.0, now, then, time }
+        Evidence { samples: 5000, huge_now: 0.0, reachable: 1.0, now, then, walk_share: None, time }
     }
 
     #[test]

@@ -26,10 +26,10 @@ mod parts;
 mod popularity;
 mod tlb;
 
-pub use che::{Misses, Shares, predict};
+pub use che::{Misses, Model, Shares, predict};
 pub use cpuid::{CpuidLeaves, Registers, from_cpuid};
 pub use judge::{Evidence, Judgement, MissTime, Verdict};
-pub use parts::from_midr;
+pub use parts::{from_midr, walk_event};
 pub use popularity::{Footprint, Popularity, footprint};
 pub use tlb::{Itlb, Level, Source};
 

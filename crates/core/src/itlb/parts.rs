@@ -61,12 +61,23 @@ pub(super) fn intel(family: u32, model: u32) -> Option<Part> {
         0x55 => core("Skylake or Cascade Lake server", 128, 8, Level::Shared(1536)),
         0x6a | 0x6c | 0x7d | 0x7e => core("Ice Lake", 128, 16, Level::Shared(2048)),
         0x8c | 0x8d => core("Tiger Lake", 128, 16, Level::Shared(2048)),
-        0x8f | 0xcf => {
-            core("Sapphire Rapids or Emerald Rapids", 256, 32, Level::Shared(2048))
-        }
+        0x8f | 0xcf => core("Sapphire Rapids or Emerald Rapids", 256, 32, Level::Shared(2048)),
         0x97 | 0x9a | 0xb7 | 0xba | 0xbf => {
             core("Alder Lake or Raptor Lake", 256, 32, Level::Shared(2048))
         }
+        _ => return None,
+    })
+}
+
+/// Returns the raw perf event that counts the cycles in which an Intel processor walks the page tables
+/// for instructions, for a TLB whose part is known: `ITLB_MISSES.WALK_ACTIVE` or, where it counts walks in
+/// flight, the same with a counter mask of 1 (`tools/perf/pmu-events/arch/x86` of the kernel's sources).
+pub fn walk_event(itlb: &Itlb) -> Option<u64> {
+    const MASK_1: u64 = 1 << 24;
+    Some(match itlb.name? {
+        "Haswell" | "Broadwell" => 0x1085,
+        name if name.contains("Rapids") || name.contains("Raptor") => MASK_1 | 0x1011,
+        name if name.contains("lake") || name.contains("Lake") => MASK_1 | 0x1085,
         _ => return None,
     })
 }
@@ -118,8 +129,22 @@ mod tests {
     }
 
     #[test]
+    fn walks_are_counted_where_the_event_is_known() {
+        let event = |model| walk_event(&intel(6, model).unwrap().itlb());
+        assert_eq!(event(0x6a), Some(0x0100_1085));
+        assert_eq!(event(0x55), Some(0x0100_1085));
+        assert_eq!(event(0x8f), Some(0x0100_1011));
+        assert_eq!(event(0x97), Some(0x0100_1011));
+        assert_eq!(event(0x3f), Some(0x1085));
+        assert_eq!(walk_event(&Itlb::USUAL), None);
+    }
+
+    #[test]
     fn models_that_are_not_known_are_not_guessed() {
-        assert_eq!(intel(6, 0x8f).map(|part| part.first), Some(Level::Split { base: 256, huge: 32 }));
+        assert_eq!(
+            intel(6, 0x8f).map(|part| part.first),
+            Some(Level::Split { base: 256, huge: 32 })
+        );
         assert_eq!(intel(6, 0xff), None);
         assert_eq!(intel(15, 0x55), None);
         assert_eq!(amd(0x15), None);

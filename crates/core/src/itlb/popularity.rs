@@ -20,9 +20,56 @@ pub(super) struct Class {
     pub(super) huge: bool,
 }
 
+/// What samples of pages of one size stand for.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+struct Estimate {
+    /// The share of all references that one sample stands for.
+    sample: f64,
+    /// Pages that no sample has seen, for each that one sample has.
+    unseen: f64,
+    /// The share of all references that goes to each of those.
+    unseen_rate: f64,
+}
+
+impl Estimate {
+    fn new(tally: &BTreeMap<u64, u64>, all: f64) -> Self {
+        let seen = samples(tally);
+        if seen == 0.0 {
+            return Self::default();
+        }
+        let pages = |times| tally.get(&times).copied().unwrap_or(0) as f64;
+        let (once, twice) = (pages(1), pages(2));
+        // Chao's form that holds where no page was seen twice.
+        let unseen = once * (once - 1.0) / (2.0 * (twice + 1.0));
+        if unseen <= 0.0 {
+            return Self { sample: 1.0 / all, ..Self::default() };
+        }
+        // Where all samples differ nothing is known but that there are many pages.
+        let share = (once / seen).min(0.99);
+        let unseen_rate = share * seen / all / unseen;
+        Self { sample: (1.0 - share) / all, unseen: unseen / once, unseen_rate }
+    }
+
+    fn classes(self, tally: &BTreeMap<u64, u64>, huge: bool) -> Vec<Class> {
+        let class = |(&times, &pages): (&u64, &u64)| Class {
+            rate: times as f64 * self.sample,
+            pages: pages as f64,
+            huge,
+        };
+        let mut classes: Vec<Class> = tally.iter().map(class).collect();
+        let unseen = tally.get(&1).copied().unwrap_or(0) as f64 * self.unseen;
+        if unseen > 0.0 {
+            classes.push(Class { rate: self.unseen_rate, pages: unseen, huge });
+        }
+        classes
+    }
+}
+
 /// How often each page is referenced, as shares of all references.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Popularity {
+    base: Estimate,
+    huge: Estimate,
     pub(super) classes: Vec<Class>,
 }
 
@@ -32,33 +79,7 @@ impl Popularity {
         base: impl IntoIterator<Item = u64>,
         huge: impl IntoIterator<Item = u64>,
     ) -> Self {
-        let sizes = [(tally(base), false), (tally(huge), true)];
-        let all: f64 = sizes.iter().map(|(tally, _)| samples(tally)).sum();
-        let mut classes = Vec::new();
-        for (tally, huge) in sizes {
-            let seen = samples(&tally);
-            if seen == 0.0 {
-                continue;
-            }
-            let pages = |times| tally.get(&times).copied().unwrap_or(0) as f64;
-            let (once, twice) = (pages(1), pages(2));
-            // Chao's form that holds where no page was seen twice.
-            let unseen = once * (once - 1.0) / (2.0 * (twice + 1.0));
-            let unseen_share = if unseen > 0.0 { once / seen } else { 0.0 };
-            // All samples differ: nothing is known but that there are many pages.
-            let unseen_share = unseen_share.min(0.99);
-            let kept = (1.0 - unseen_share) / all;
-            classes.extend(tally.iter().map(|(&times, &pages)| Class {
-                rate: times as f64 * kept,
-                pages: pages as f64,
-                huge,
-            }));
-            if unseen > 0.0 {
-                let rate = unseen_share * seen / all / unseen;
-                classes.push(Class { rate, pages: unseen, huge });
-            }
-        }
-        Self { classes }
+        Self::of(&tally(base), &tally(huge), Estimate::new)
     }
 
     /// Takes exact counts of references for each base page, and for each huge page.
@@ -66,17 +87,31 @@ impl Popularity {
         base: impl IntoIterator<Item = u64>,
         huge: impl IntoIterator<Item = u64>,
     ) -> Self {
-        let sizes = [(tally(base), false), (tally(huge), true)];
-        let all: f64 = sizes.iter().map(|(tally, _)| samples(tally)).sum();
-        let class = |(times, pages): (u64, u64), huge| Class {
-            rate: times as f64 / all,
-            pages: pages as f64,
-            huge,
-        };
-        let classes = sizes.into_iter().flat_map(|(tally, huge)| {
-            tally.into_iter().map(move |entry| class(entry, huge)).collect::<Vec<_>>()
-        });
-        Self { classes: classes.collect() }
+        let exact = |_: &_, all: f64| Estimate { sample: 1.0 / all, ..Estimate::default() };
+        Self::of(&tally(base), &tally(huge), exact)
+    }
+
+    fn of(
+        base: &BTreeMap<u64, u64>,
+        huge: &BTreeMap<u64, u64>,
+        estimate: impl Fn(&BTreeMap<u64, u64>, f64) -> Estimate,
+    ) -> Self {
+        let all = samples(base) + samples(huge);
+        let (of_base, of_huge) = (estimate(base, all), estimate(huge, all));
+        let classes = [of_base.classes(base, false), of_huge.classes(huge, true)].concat();
+        Self { base: of_base, huge: of_huge, classes }
+    }
+
+    /// Returns what of it goes to some of the pages: how many of the samples fell into each base page, and
+    /// into each huge page.
+    pub fn part(
+        &self,
+        base: impl IntoIterator<Item = u64>,
+        huge: impl IntoIterator<Item = u64>,
+    ) -> Self {
+        let base = self.base.classes(&tally(base), false);
+        let huge = self.huge.classes(&tally(huge), true);
+        Self { classes: [base, huge].concat(), ..*self }
     }
 
     /// Returns how many pages there are, those included that no sample has seen.
