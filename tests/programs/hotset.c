@@ -26,7 +26,7 @@ int main(int argc, char **argv)
     while (used() < until)
         for (unsigned long p = 0; p < pages; p++) {
             const unsigned char *at = big_begin + p * (all / pages) * page;
-            for (int round = 0; round < 100; round++)
+            for (unsigned long round = 0; round < 100 + 20000 / pages; round++)
                 for (unsigned long block = 0; block < each; block++)
                     h = ((unsigned (*)(unsigned))(unsigned long)(at + block * BIG_BLOCK))(h);
         }

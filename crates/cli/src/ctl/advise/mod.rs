@@ -31,7 +31,8 @@ pub(super) fn run(options: &Advise) -> u8 {
         Err(status) => return status,
     };
     let Gathered { pid, comm, tally, huge, planned, counted, clock, lasted } = gathered;
-    let processes: HashSet<u32> = tally.spaces().iter().map(|space| space.pid).collect();
+    let processes: HashSet<u32> =
+        tally.pages().map(|page| tally.spaces()[page.space].pid).collect();
     let sampling = Sampling {
         clock: match clock {
             Clock::Cycles => "cycles",
