@@ -3,6 +3,7 @@
 mod support;
 
 use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 use std::time::Duration;
 
 use support::attaching::{
@@ -10,8 +11,9 @@ use support::attaching::{
     small, started, switched,
 };
 use support::child::eventually;
+use support::machine::Machine;
 use support::smaps::vmas;
-use support::{Done, Held, Kind, Public, Run, installed, is_root, pmd_size, require};
+use support::{Done, Held, Kind, Public, Run, installed, is_root, pmd_size, program, require};
 
 const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
 const PRIVATELY: [&str; 3] = ["unshare", "--mount", "--"];
@@ -131,6 +133,44 @@ fn every_process_of_a_program_and_of_a_unit() {
     assert_ends_well(other);
 }
 
+/// As systemd has it: the unit is in the name of the cgroup, or of one above it.
+#[test]
+fn every_process_of_a_unit() {
+    require!(is_root(), "cgroups need root");
+    let parents = ["/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+    let parent = parents.iter().map(Path::new).find(|at| at.join("cgroup.procs").exists());
+    require!(parent.is_some(), "no cgroup hierarchy that names are taken from");
+    let mut machine = Machine::lock();
+    let slice = machine.group(parent.expect("just looked"));
+    require!(slice.is_some(), "no cgroup can be made");
+    let slice = slice.expect("just looked");
+    let unit = "tiexec-test@a:b.service";
+    let groups = [slice.join(unit).join("inner"), slice.join("tiexec-other.service")];
+    groups.iter().for_each(|group| std::fs::create_dir_all(group).expect("a cgroup"));
+    let copy = small("brood", Kind::DynamicNoPie);
+    let run = Run::new(copy.path(), ["3"]).plain();
+    let [ours, other] = groups.each_ref().map(|group| {
+        run.clone()
+            .behind_sh(&format!("echo $$ >'{}'/cgroup.procs; exec \"$@\"", group.display()))
+            .hold()
+    });
+    let done = ctl(["attach", "--backing=image", "--json", "--unit", unit]);
+    done.assert_code(0).assert_silent();
+    assert_eq!(done.out().matches(&format!("\"unit\":\"{unit}\"")).count(), 4, "{done}");
+    let mut all = children(&ours);
+    all.push(ours.pid());
+    assert_eq!(all.len(), 4);
+    all.iter().for_each(|&pid| assert_switched(pid));
+    assert_eq!(switched(other.pid()), 0, "another unit");
+    ctl(["revert", "--unit", unit]).assert_code(0);
+    assert!(all.iter().all(|&pid| switched(pid) == 0));
+    assert_ends_well(ours);
+    assert_ends_well(other);
+    for group in [&groups[0], &slice.join(unit), &groups[1]] {
+        eventually("it is empty", || std::fs::remove_dir(group).is_ok());
+    }
+}
+
 /// The inode numbers of images of ours, one for each mapping.
 fn image_inodes(pid: i32) -> Vec<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("a live process");
@@ -143,7 +183,14 @@ fn a_family_shares_one_image_and_its_new_children_have_it() {
     let copy = small("brood", Kind::DynamicNoPie);
     let mut parent = Run::new(copy.path(), ["3"]).plain().hold();
     let path = copy.path().to_string_lossy().into_owned();
-    ctl(["attach", "--backing=image", "--exe", &path]).assert_code(0);
+    let done = ctl(["attach", "--backing=image", "--json", "--exe", &path]);
+    done.assert_code(0);
+    let copied = |report: &str| {
+        let report: serde_json::Value = serde_json::from_str(report).expect("a report a line");
+        report["attach"]["bytes_copied"].as_u64().expect("a number")
+    };
+    let copied: Vec<u64> = done.out().lines().map(copied).collect();
+    assert_eq!(copied, [switched(parent.pid()), 0, 0, 0], "the first one's copy is all of theirs");
     parent.write(b"\n");
     while children(&parent).len() < 4 {
         parent.wait_more();
@@ -180,10 +227,36 @@ fn a_dry_run_changes_nothing() {
     assert_eq!(plan["huge_bytes"], 2 * pmd_size(), "{plan}");
     assert_untouched(pid, &before);
     attach(pid).assert_code(0);
+    let again = json(&ctl(["attach", "--dry-run", "--json", "--backing=image", &text(pid)]));
+    assert_eq!(again["huge_bytes"], 0, "{again}");
+    let huge = serde_json::json!({"reason": "already_pmd_mapped", "bytes": 2 * pmd_size()});
+    let texts = again["texts"].as_array().expect("texts");
+    assert!(texts.iter().any(|text| text["rest"][0] == huge), "{again}");
     let during = joined(pid);
     ctl(["revert", "--dry-run", &text(pid)]).assert_code(0);
     assert_eq!(joined(pid), during);
     assert_switched(pid);
+    assert_ends_well(held);
+}
+
+/// On a tmpfs the kernel collapses text from outside.
+#[test]
+fn where_the_kernel_can_nobody_is_stopped() {
+    require!(is_root(), "a mount needs root");
+    support::store::own_run();
+    let place = tempfile::tempdir_in("/run").expect("a directory");
+    let copy = place.path().join("hold");
+    support::install(&program("hold", Kind::DynamicNoPie), &copy, 0o755);
+    let held = Run::new(&copy, ["7"]).plain().hold();
+    let pid = held.pid();
+    let done = ctl(["attach", "--backing=pagecache", "--json", &text(pid)]);
+    done.assert_code(0).assert_silent();
+    let report = json(&done);
+    assert_eq!(report["outcome"], "switched", "{report}");
+    assert_eq!(report["attach"], serde_json::Value::Null, "{report}");
+    assert!(support::coverage(pid).is_full(), "{report}");
+    let done = ctl(["attach", "--backing=pagecache", &text(pid)]);
+    assert!(done.out().contains("nothing to do"), "{done}");
     assert_ends_well(held);
 }
 
@@ -197,8 +270,9 @@ fn after_a_while_by_itself() {
     assert_switched(pid);
     eventually("its own text", || switched(pid) == 0);
     assert_untouched(pid, &before);
+    // The one that reverted may not have ended yet.
+    eventually("another attach", || attach(pid).status.code() == Some(0));
     // The id of a process that began at another time is another process's.
-    attach(pid).assert_code(0);
     ctl(["revert", "--started-at", "1", &text(pid)]).assert_code(4);
     assert_switched(pid);
     assert_ends_well(held);

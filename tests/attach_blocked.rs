@@ -3,8 +3,8 @@
 
 mod support;
 
-use support::attached::{
-    attach, descriptors, is_clean, is_switched, map_lines, ok, revert, wait_call,
+use support::attaching::{
+    attach, descriptors, is_switched, joined, ok, revert, switched, wait_call,
 };
 use support::child::Held;
 use support::{Kind, Run, program};
@@ -41,18 +41,18 @@ fn undisturbed(situation: &str) -> String {
 fn sees_nothing(situation: &str) {
     let mut held = asleep(situation);
     let pid = held.pid();
-    let (maps, fds) = (map_lines(pid), descriptors(pid));
+    let (maps, fds) = (joined(pid), descriptors(pid));
     for round in 0..3 {
-        ok(&attach(pid).output());
+        ok(&attach(pid));
         assert!(is_switched(pid), "{situation} {round}: {:?}", held.coverage());
-        ok(&revert(pid).output());
-        assert!(is_clean(pid), "{situation} {round}");
-        assert_eq!(map_lines(pid), maps, "{situation} {round}");
+        ok(&revert(pid));
+        assert!(switched(pid) == 0, "{situation} {round}");
+        assert_eq!(joined(pid), maps, "{situation} {round}");
         assert_eq!(descriptors(pid), fds, "{situation} {round}");
     }
     assert!(!held.has_said("saw"), "{situation}: still asleep");
     wait_call(pid, &held.said("call").expect("the call's number"));
-    ok(&attach(pid).output());
+    ok(&attach(pid));
     assert_eq!(woken(held), undisturbed(situation), "{situation}");
 }
 
@@ -62,8 +62,8 @@ fn wakes_in_time(situation: &str) {
     let pid = held.pid();
     let mut rounds = 0;
     while !held.has_said("saw") {
-        ok(&attach(pid).output());
-        ok(&revert(pid).output());
+        ok(&attach(pid));
+        ok(&revert(pid));
         rounds += 1;
     }
     assert!(rounds > 0, "{situation}: it was never interrupted");
@@ -74,13 +74,13 @@ fn wakes_in_time(situation: &str) {
 fn refused(situation: &str) {
     let mut held = asleep(situation);
     let pid = held.pid();
-    let (maps, fds) = (map_lines(pid), descriptors(pid));
-    let done = attach(pid).output();
+    let (maps, fds) = (joined(pid), descriptors(pid));
+    let done = attach(pid);
     // In the time that attach waits for a better moment, the call may have come to its end.
     if !held.has_said("saw") {
         done.assert_code(1);
         assert!(done.err().contains("no_thread"), "{situation}: {done}");
-        assert_eq!((map_lines(pid), descriptors(pid)), (maps, fds), "{situation}");
+        assert_eq!((joined(pid), descriptors(pid)), (maps, fds), "{situation}");
     }
     assert_eq!(woken(held), undisturbed(situation), "{situation}");
 }
@@ -104,8 +104,8 @@ situations!(refused: epoll_wait_timeout write recv_all recv_timeout accept_timeo
 fn who_catches_signals_sees_at_most_eintr() {
     let mut held = asleep("epoll_wait_catching");
     let pid = held.pid();
-    let (maps, fds) = (map_lines(pid), descriptors(pid));
-    let done = attach(pid).with_arg("--json").output();
+    let (maps, fds) = (joined(pid), descriptors(pid));
+    let done = attach(pid);
     ok(&done);
     assert!(done.out().contains("\"interrupted\":true"), "{done}");
     assert!(is_switched(pid), "{:?}", held.coverage());
@@ -115,8 +115,8 @@ fn who_catches_signals_sees_at_most_eintr() {
     let saw = held.said("saw").expect("it was waited for");
     assert!(saw.starts_with("-4 handled 0 blocked 0 pending 0 intact 1"), "{saw}");
     // The waker is its child, and the descriptors of its streams are as before.
-    ok(&revert(pid).output());
-    assert_eq!((map_lines(pid), descriptors(pid)), (maps, fds));
+    ok(&revert(pid));
+    assert_eq!((joined(pid), descriptors(pid)), (maps, fds));
     held.finish().assert_code(7);
 }
 
@@ -129,8 +129,8 @@ fn restart_syscall() {
     held.signal(libc::SIGCONT);
     // No wait for it here: the sleep is short, and what counts is what it comes to.
     while !held.has_said("saw") {
-        ok(&attach(pid).output());
-        ok(&revert(pid).output());
+        ok(&attach(pid));
+        ok(&revert(pid));
     }
     assert_eq!(woken(held), undisturbed("nanosleep"));
 }

@@ -2,8 +2,9 @@
 
 mod support;
 
-use support::attached::{
-    attach, descriptors, is_clean, is_switched, left_staged, map_lines, ok, revert, wait_call,
+use support::attaching::{
+    attach, attach_run, descriptors, is_switched, joined, left_staged, ok, revert, revert_run,
+    switched, wait_call,
 };
 use support::child::{Held, eventually};
 use support::smaps::status_field;
@@ -35,8 +36,8 @@ fn let_go(pid: i32, fds: &[String], when: &str) {
 fn at_each_place(mut held: Held, say: Option<&str>) {
     let pid = held.pid();
     let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("an own child's program");
-    let (maps, fds) = (map_lines(pid), descriptors(pid));
-    for (run, name) in [(attach as fn(i32) -> Run, "attach"), (revert, "revert")] {
+    let (maps, fds) = (joined(pid), descriptors(pid));
+    for (run, name) in [(attach_run as fn(i32) -> Run, "attach"), (revert_run, "revert")] {
         for point in POINTS {
             let mut places = 0;
             for n in 1..200 {
@@ -45,7 +46,7 @@ fn at_each_place(mut held: Held, say: Option<&str>) {
                 let fault = format!("{point}:{n}");
                 let done = run(pid).env("TIEXEC_FAULT", fault).output();
                 let_go(pid, &fds, &when);
-                assert!(left_staged(pid, &exe) <= before + 1, "{when}: {:#?}", map_lines(pid));
+                assert!(left_staged(pid, &exe) <= before + 1, "{when}: {:#?}", joined(pid));
                 assert!(!say.is_some_and(|word| held.has_said(word)), "{when}: it woke");
                 if done.end().1 != Some(libc::SIGKILL) {
                     break;
@@ -53,10 +54,10 @@ fn at_each_place(mut held: Held, say: Option<&str>) {
                 places = n;
                 // Whatever was half done is brought to where it began.
                 if name == "revert" {
-                    ok(&attach(pid).output());
+                    ok(&attach(pid));
                 } else {
-                    ok(&revert(pid).output());
-                    assert!(is_clean(pid), "{when}: {:#?}", map_lines(pid));
+                    ok(&revert(pid));
+                    assert!(switched(pid) == 0, "{when}: {:#?}", joined(pid));
                 }
             }
             assert!(
@@ -65,18 +66,18 @@ fn at_each_place(mut held: Held, say: Option<&str>) {
             );
             // The next fault begins at the same state.
             if name == "attach" {
-                ok(&revert(pid).output());
+                ok(&revert(pid));
             } else {
-                ok(&attach(pid).output());
+                ok(&attach(pid));
                 assert!(is_switched(pid));
             }
         }
         if name == "attach" {
-            ok(&attach(pid).output());
+            ok(&attach(pid));
         }
     }
-    ok(&revert(pid).output());
-    assert_eq!(map_lines(pid), maps);
+    ok(&revert(pid));
+    assert_eq!(joined(pid), maps);
     if say.is_some() {
         held.write(b"\n");
         while !held.has_said("saw") {
@@ -116,7 +117,7 @@ fn at_100_random_moments() {
     let fds = descriptors(pid);
     let mut killed = 0;
     for round in 0..100 {
-        let run = if is_clean(pid) { attach(pid) } else { revert(pid) };
+        let run = if switched(pid) == 0 { attach_run(pid) } else { revert_run(pid) };
         let tool = run.start();
         random.spin(20_000);
         tool.signal(libc::SIGKILL);
@@ -124,9 +125,9 @@ fn at_100_random_moments() {
         let_go(pid, &fds, &format!("round {round}"));
     }
     assert!(killed >= 30, "killed {killed}");
-    ok(&revert(pid).output());
-    assert!(is_clean(pid), "{:#?}", map_lines(pid));
-    ok(&attach(pid).output());
+    ok(&revert(pid));
+    assert!(switched(pid) == 0, "{:#?}", joined(pid));
+    ok(&attach(pid));
     assert!(is_switched(pid));
     held.finish().assert_code(7).assert_silent();
 }

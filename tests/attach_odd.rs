@@ -5,7 +5,8 @@ mod support;
 use std::process::{Command, Stdio};
 
 use support::attaching::{
-    Before, assert_switched, assert_untouched, attach, ctl, held, json, revert, small, switched,
+    Before, assert_switched, assert_untouched, attach, ctl, held, json, revert, small, started,
+    switched,
 };
 use support::child::{eventually, state};
 use support::smaps::{status_field, vmas};
@@ -151,21 +152,6 @@ fn seccomp_strict() {
 }
 
 #[test]
-fn seccomp_filters() {
-    // Static: it needs none of these itself before it waits.
-    let program = program("hold", Kind::StaticNoPie);
-    let filter = support::program("seccomp_exec", Kind::StaticNoPie);
-    for call in ["mmap", "mremap", "madvise", "munmap", "socketpair", "recvmsg", "rt_sigreturn"] {
-        for action in ["errno=1", "kill", "trap"] {
-            let run = Run::new(&filter, [action, call]).with_arg(&program).with_arg("7").plain();
-            let held = run.hold();
-            let pid = held.pid();
-            refused(held, pid, 1, &["seccomp"]);
-        }
-    }
-}
-
-#[test]
 fn system_calls_sent_to_a_handler() {
     let mut held = Run::new(copy().path(), ["dispatch", "2000"]).plain().start();
     held.wait_line("ready");
@@ -223,6 +209,45 @@ fn not_dumpable() {
     works(held, pid);
 }
 
+/// Not dumpable is for its own user as if it were another's.
+#[test]
+fn not_dumpable_for_its_own_user() {
+    require!(is_root() && installed("setpriv").is_some(), "another user needs root and setpriv");
+    const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let public = support::Public::new();
+    let binary = public.add(support::tiexecctl(), "tiexecctl", 0o755);
+    let copy = public.add(&program("situations", Kind::DynamicNoPie), "situations", 0o755);
+    let held = Run::new(&copy, ["undumpable"]).plain().behind(NOBODY).hold();
+    let pid = held.pid();
+    let before = Before::of(pid);
+    for command in ["attach", "revert"] {
+        let done = started(&NOBODY, &binary, [command, &pid.to_string()]).finish();
+        assert_refused(&done, 5, &["ptrace_denied"]);
+    }
+    assert_untouched(pid, &before);
+    held.finish().assert_code(7);
+}
+
+/// What mprotect(2) has cut in pieces fills no huge page any more, and is told from what never did.
+#[test]
+fn text_that_is_cut_in_pieces() {
+    let held = situation(&copy(), &["patched"]);
+    let args = ["attach", "--dry-run", "--json", "--backing=image", &held.pid().to_string()];
+    let plan = json(&ctl(args));
+    let rests = plan["texts"]
+        .as_array()
+        .expect("texts")
+        .iter()
+        .flat_map(|text| text["rest"].as_array().cloned().unwrap_or_default());
+    let cut: u64 = rests
+        .filter(|rest| rest["reason"] == "cut_in_pieces")
+        .filter_map(|rest| rest["bytes"].as_u64())
+        .sum();
+    // The other one of the two is still in one piece.
+    assert_eq!(cut, pmd_size(), "{plan}");
+    held.finish().assert_code(7);
+}
+
 #[test]
 fn in_namespaces_of_its_own() {
     require!(is_root() && installed("unshare").is_some(), "namespaces need root");
@@ -239,6 +264,11 @@ fn in_namespaces_of_its_own() {
             "mount -t tmpfs none /proc; exec \"$@\"",
         ),
         ("in a user namespace", &["--user"][..], "exec \"$@\""),
+        (
+            "in a user namespace without a /proc",
+            &["--mount", "--pid", "--user", "--map-root-user", "--fork"][..],
+            "mount -t tmpfs none /proc; exec \"$@\"",
+        ),
     ] {
         let mut words = vec!["unshare"];
         words.extend(front);

@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::attached::{attach, descriptors, is_clean, is_switched, map_lines, ok, revert};
+use support::attaching::{attach, ctl, descriptors, is_switched, joined, ok, revert, switched};
 use support::{Kind, Run, program, program_big};
 
 const CYCLES: usize = 50;
@@ -12,14 +12,14 @@ fn goes_on(first_thread: &str, first_kind: &str, kind: Kind, cycles: usize) {
     let held =
         Run::new(program("spinner", kind), [first_thread, first_kind]).plain().limit(110).hold();
     let pid = held.pid();
-    let (maps, fds) = (map_lines(pid), descriptors(pid));
+    let (maps, fds) = (joined(pid), descriptors(pid));
     for cycle in 0..cycles {
-        ok(&attach(pid).output());
+        ok(&attach(pid));
         assert!(is_switched(pid), "{cycle}: {:?}", held.coverage());
-        ok(&revert(pid).output());
-        assert!(is_clean(pid), "{cycle}");
+        ok(&revert(pid));
+        assert!(switched(pid) == 0, "{cycle}");
     }
-    assert_eq!(map_lines(pid), maps);
+    assert_eq!(joined(pid), maps);
     assert_eq!(descriptors(pid), fds);
     held.finish().assert_code(7).assert_silent();
 }
@@ -53,11 +53,10 @@ fn with_every_backing_and_more_text() {
     for backing in ["auto", "image", "pagecache"] {
         let pid = pid.to_string();
         for _ in 0..5 {
-            let run = support::attached::ctl(["attach", "--backing", backing, &pid]);
-            ok(&run.output());
-            ok(&revert(held.pid()).output());
+            ok(&ctl(["attach", "--backing", backing, &pid]));
+            ok(&revert(held.pid()));
         }
     }
-    assert!(is_clean(pid));
+    assert!(switched(pid) == 0);
     held.finish().assert_code(7).assert_silent();
 }

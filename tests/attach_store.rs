@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use support::attaching::{Before, assert_untouched, ctl, json, revert};
@@ -30,6 +30,16 @@ fn assert_stored(pid: i32) {
         assert_eq!(vma.perms, "r-xp", "{vma:?}");
         assert_eq!(vma.counter("ShmemPmdMapped"), vma.end - vma.start, "{vma:?}");
     }
+}
+
+/// A store, and a program that everybody can read (or not, by its mode), in small folios.
+fn setting(name: &str, kind: Kind, mode: u32) -> (Public, PathBuf) {
+    own_run();
+    set_up("128M");
+    let public = Public::new();
+    let program = public.add(&program(name, kind), name, mode);
+    support::warm::cache_small(&program);
+    (public, program)
 }
 
 fn held(program: &Path) -> Held {
@@ -70,11 +80,7 @@ fn an_image_is_built_once_and_used_again() {
 #[test]
 fn a_family_maps_one_image() {
     require!(is_root(), "a mount namespace needs root");
-    own_run();
-    set_up("128M");
-    let public = Public::new();
-    let program = public.add(&program("brood", Kind::DynamicPie), "brood", 0o755);
-    support::warm::cache_small(&program);
+    let (_public, program) = setting("brood", Kind::DynamicPie, 0o755);
     let parent = Run::new(&program, ["3"]).plain().hold();
     let said = parent.out_text();
     let mut all: Vec<String> =
@@ -94,11 +100,7 @@ fn a_family_maps_one_image() {
 #[test]
 fn reverting_needs_no_store() {
     require!(is_root(), "a mount namespace needs root");
-    own_run();
-    set_up("128M");
-    let public = Public::new();
-    let program = public.add(&program("hold", Kind::DynamicPie), "hold", 0o755);
-    support::warm::cache_small(&program);
+    let (_public, program) = setting("hold", Kind::DynamicPie, 0o755);
     let held = held(&program);
     let pid = held.pid();
     let before = Before::of(pid);
@@ -124,11 +126,7 @@ fn images() -> Vec<String> {
 #[test]
 fn images_for_places_that_nobody_has_any_more_go() {
     require!(is_root(), "a mount namespace needs root");
-    own_run();
-    set_up("128M");
-    let public = Public::new();
-    let program = public.add(&program("hold", Kind::DynamicPie), "hold", 0o755);
-    support::warm::cache_small(&program);
+    let (_public, program) = setting("hold", Kind::DynamicPie, 0o755);
     let for_launches = add(&program);
     let first = held(&program);
     attach(&first.pid().to_string());
@@ -156,11 +154,7 @@ fn images_for_places_that_nobody_has_any_more_go() {
 #[test]
 fn what_not_everybody_may_read_gets_an_image_of_its_own() {
     require!(is_root(), "a mount namespace needs root");
-    own_run();
-    set_up("128M");
-    let public = Public::new();
-    let program = public.add(&program("hold", Kind::DynamicNoPie), "private", 0o700);
-    support::warm::cache_small(&program);
+    let (_public, program) = setting("hold", Kind::DynamicNoPie, 0o700);
     let held = held(&program);
     let pid = held.pid();
     let reports = attach(&pid.to_string());
@@ -178,11 +172,7 @@ fn what_not_everybody_may_read_gets_an_image_of_its_own() {
 fn perf_finds_the_names_of_functions_in_an_image() {
     require!(is_root(), "a mount namespace needs root");
     require!(installed("perf").is_some(), "needs perf");
-    own_run();
-    set_up("128M");
-    let public = Public::new();
-    let program = public.add(&program("spinner", Kind::DynamicPie), "spinner", 0o755);
-    support::warm::cache_small(&program);
+    let (_public, program) = setting("spinner", Kind::DynamicPie, 0o755);
     let held = Run::new(&program, ["spin"]).plain().hold();
     let pid = held.pid();
     attach(&pid.to_string());

@@ -3,7 +3,7 @@
 
 mod support;
 
-use support::attached::{attach, revert};
+use support::attaching::{attach, attach_run, revert_run};
 use support::{Kind, Random, Run, program};
 
 const ROUNDS: usize = 50;
@@ -16,10 +16,10 @@ fn leaves(what: &str, signal: i32, end: (Option<i32>, Option<i32>)) -> usize {
         let held = Run::new(program("leaver", Kind::DynamicPie), [what]).plain().hold();
         let pid = held.pid();
         let run = if round % 2 == 0 {
-            attach(pid)
+            attach_run(pid)
         } else {
-            attach(pid).output().assert_code(0);
-            revert(pid)
+            attach(pid).assert_code(0);
+            revert_run(pid)
         };
         let tool = run.start();
         random.spin(15_000);

@@ -6,8 +6,9 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use support::child::tool;
+use support::objects::{Made, WithObject};
 use support::traced::{By, Traced};
-use support::{Run, installed, require};
+use support::{Report, Run, installed, require};
 
 /// What perf makes of the samples in a program's own text: named spin_inner, named otherwise, not named.
 #[derive(Debug, Default, Clone, Copy)]
@@ -150,6 +151,35 @@ fn an_image() {
 #[test]
 fn hugetlb_pages() {
     named(By::Hugetlb);
+}
+
+#[test]
+fn a_shared_object() {
+    let perf = Perf::new();
+    require!(perf.is_some(), "no perf, or it may not record");
+    let perf = perf.expect("just looked");
+    let (with, report) = (WithObject::new(Made::Gnu), Report::new());
+    let run = report.of(&with.run(&["7"])).behind(perf.record()).env("HOME", perf.home.path());
+    let held = run.hold();
+    // Its threads run through the object until its input ends.
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    held.finish().assert_code(7);
+    assert_eq!(report.read()["outcome"], "switched");
+    let words = ["script", "-F", "comm,ip,sym,dso", "-i"];
+    let done = Run::new("perf", words).plain().with_arg(perf.data()).env("HOME", perf.home.path());
+    let done = done.output();
+    done.assert_code(0);
+    let out = done.out();
+    let of_object = |line: &&str| line.contains("libbig_object.so") || line.contains("memfd");
+    let lines: Vec<&str> = out.lines().filter(of_object).collect();
+    let named = lines.iter().filter(|line| line.contains(" big_middle ")).count();
+    let nameless = lines.iter().filter(|line| line.contains("[unknown]")).count();
+    assert!(
+        named >= 50 && nameless * 5 < named,
+        "{named} named, {nameless} not, of {}",
+        lines.len()
+    );
+    assert!(!lines.iter().any(|line| line.contains("memfd")), "all of it is the object's");
 }
 
 #[test]

@@ -47,6 +47,18 @@ def text_ranges(pid):
     return [(a // PAGE * PAGE, -(-b // PAGE) * PAGE) for a, b in text]
 
 
+def library_text_ranges(pid, path):
+    """Run-time addresses of a shared object's text: from its lowest mapping on, be that its own or an image of it."""
+    name = os.path.basename(path)
+    mapped = [begin for begin, _, _, file, _ in vmas(pid) if file == path or "tiexec" in file and name[:20] in file]
+    loads = program_headers(path)[2]
+    if not mapped or not loads:
+        return []
+    bias = min(mapped) - min(row["vaddr"] for row in loads) // PAGE * PAGE
+    text = ((row["vaddr"] + bias, row["vaddr"] + row["memsz"] + bias) for row in loads if row["flags"] & PF_X)
+    return [(a // PAGE * PAGE, -(-b // PAGE) * PAGE) for a, b in text]
+
+
 def whole_huge_pages(ranges, huge):
     """The parts of `ranges` that are whole huge pages, as ranges."""
     inner = ((-(-a // huge) * huge, b // huge * huge) for a, b in ranges)
@@ -79,5 +91,11 @@ def bytes_of(pid, ranges, keys):
 
 
 def huge_bytes(pid, ranges):
-    """What smaps says is mapped by huge pages inside the ranges."""
-    return bytes_of(pid, ranges, HUGE_KEYS)
+    """What smaps says is mapped by huge pages inside the ranges. Of a mapping that is huge in part only, and reaches beyond
+    them, at least so much."""
+    found = 0
+    for begin, end, _, _, numbers in vmas(pid):
+        inside = sum(max(0, min(end, b) - max(begin, a)) for a, b in ranges)
+        huge = sum(numbers.get(key, 0) for key in HUGE_KEYS)
+        found += max(0, min(huge, end - begin) - (end - begin - inside)) if inside else 0
+    return found

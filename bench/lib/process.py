@@ -19,8 +19,8 @@ def spawn(argv, descriptors):
     return os.posix_spawn(argv[0], argv, os.environ, file_actions=actions, setsigdef=[signal.SIGPIPE])
 
 
-def run(argv):
-    """Runs argv to its end; returns (milliseconds, minor faults). Stdin and stdout are /dev/null."""
+def finished(argv):
+    """Runs argv to its end; returns its wall time in seconds and what it used. Stdin and stdout are /dev/null."""
     null = os.open(os.devnull, os.O_RDWR)
     try:
         begin = time.perf_counter()
@@ -31,7 +31,19 @@ def run(argv):
         os.close(null)
     if status != 0:
         unable(f"{' '.join(argv)}: exit status {os.waitstatus_to_exitcode(status)}")
-    return (end - begin) * 1000, usage.ru_minflt
+    return end - begin, usage
+
+
+def run(argv):
+    """Runs argv to its end; returns (milliseconds, minor faults)."""
+    wall, usage = finished(argv)
+    return wall * 1000, usage.ru_minflt
+
+
+def seconds(argv):
+    """Runs argv to its end; returns (wall, processor) seconds, with those of the children that it waited for."""
+    wall, usage = finished(argv)
+    return wall, usage.ru_utime + usage.ru_stime
 
 
 def full_pipe():

@@ -68,7 +68,7 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
         assert!(spans.windows(2).all(|pair| pair[0].end() <= pair[1].start()));
         // Areas over each other may add up to more than there are addresses: no totals of those.
         assert!(!plan.to_string().is_empty());
-        assert!(!plan.to_json(None).contains('\n'));
+        assert!(!plan.to_json(None, None).contains('\n'));
     }
     for len in [pages.base.bytes(), pages.pmd.bytes(), 1 << 40] {
         let Some(area) = snapshot.free_area(len) else { continue };

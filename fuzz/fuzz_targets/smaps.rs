@@ -10,7 +10,7 @@ libfuzzer_sys::fuzz_target!(|text: &[u8]| {
     let Ok(entries) = smaps::parse(text) else { return };
     let size = |bytes| PageSize::new(bytes).expect("a power of two");
     let pages = Pages { base: size(4 << 10), pmd: size(2 << 20) };
-    let files = coverage(&entries, pages, &[]);
+    let files = coverage(&entries, pages, &[], &[]);
     for file in &files {
         assert!(file.huge_bytes <= file.text_bytes);
         let rest: u64 = file.rest.iter().map(|rest| rest.bytes).sum();

@@ -1,5 +1,5 @@
-/* seccomp_exec ACTION CALL[,CALL…] PROGRAM ARGS…: installs a filter that answers the calls with ACTION (errno=NUMBER, kill, trap), then
-   becomes the program. CALL/INDEX=VALUE means the call only where the low half of that argument is VALUE. */
+/* seccomp_exec ACTION CALL[,CALL…] PROGRAM ARGS…: installs a filter that answers the calls with ACTION (errno=NUMBER, kill, trap, trace,
+   notify, log), then becomes the program. CALL/INDEX=VALUE means the call only where the low half of that argument is VALUE. */
 #include <errno.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -20,6 +20,7 @@ static const struct { const char *name; int nr; } calls[] = {
     CALL(sendmsg), CALL(recvmsg), CALL(kill), CALL(tgkill), CALL(eventfd2), CALL(poll), CALL(ppoll), CALL(pread64), CALL(pwrite64),
     CALL(copy_file_range), CALL(sendfile), CALL(splice), CALL(dup3), CALL(close_range), CALL(setrlimit), CALL(prlimit64),
     CALL(rt_sigprocmask), CALL(rt_sigaction), CALL(sigaltstack), CALL(mincore), CALL(process_madvise), CALL(statfs), CALL(fstatfs),
+    CALL(close), CALL(mlock), CALL(sched_setscheduler), CALL(restart_syscall),
 };
 
 int main(int argc, char **argv)
@@ -35,6 +36,12 @@ int main(int argc, char **argv)
         action = SECCOMP_RET_KILL_PROCESS;
     else if (!strcmp(argv[1], "trap"))
         action = SECCOMP_RET_TRAP;
+    else if (!strcmp(argv[1], "trace"))
+        action = SECCOMP_RET_TRACE;
+    else if (!strcmp(argv[1], "notify"))
+        action = SECCOMP_RET_USER_NOTIF;
+    else if (!strcmp(argv[1], "log"))
+        action = SECCOMP_RET_LOG;
     else
         return 98;
     filter[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));

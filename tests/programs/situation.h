@@ -2,7 +2,9 @@
 #ifndef SITUATION_H
 #define SITUATION_H
 
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,13 +2,10 @@
 
 use std::ffi::OsStr;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use serde_json::Value;
 
-use super::attached::descriptors;
-use super::child::{Done, Held};
+use super::child::{Done, Held, eventually};
 use super::fresh::Fresh;
 use super::launch::Run;
 use super::programs::{Kind, program};
@@ -33,23 +30,33 @@ pub(crate) fn started<S: AsRef<OsStr>>(
     binary: &Path,
     args: impl IntoIterator<Item = S>,
 ) -> Held {
-    let mut words: Vec<_> = front.iter().map(|word| OsStr::new(word).to_owned()).collect();
-    words.push(binary.as_os_str().to_owned());
-    words.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]).env_remove("TIEXEC");
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    Held::spawn(command, format!("{words:?}"), Duration::from_secs(40), false)
+    Run::new(binary, args).plain().behind(front).start()
 }
 
-/// `tiexecctl attach --backing=image --json`.
+/// Attaches with a copy of the text, which works whatever the page cache holds.
 pub(crate) fn attach(pid: i32) -> Done {
-    ctl(["attach", "--backing=image", "--json", &pid.to_string()])
+    attach_run(pid).output()
 }
 
-/// `tiexecctl revert --json`.
+/// Puts the file's own text back.
 pub(crate) fn revert(pid: i32) -> Done {
-    ctl(["revert", "--json", &pid.to_string()])
+    revert_run(pid).output()
+}
+
+/// [`attach`], to be started.
+pub(crate) fn attach_run(pid: i32) -> Run {
+    let args = ["attach", "--backing=image", "--json", &pid.to_string()];
+    Run::new(super::tiexecctl(), args).plain()
+}
+
+/// [`revert`], to be started.
+pub(crate) fn revert_run(pid: i32) -> Run {
+    Run::new(super::tiexecctl(), ["revert", "--json", &pid.to_string()]).plain()
+}
+
+/// Asserts that the command did its work.
+pub(crate) fn ok(done: &Done) -> &Done {
+    done.assert_code(0).assert_silent()
 }
 
 /// What a command printed as JSON.
@@ -69,17 +76,21 @@ pub(crate) fn held(copy: &Fresh) -> Held {
     Run::new(copy.path(), ["7"]).plain().hold()
 }
 
-/// All mappings, those joined that one line could show: same file, permissions, and offsets that go on.
+/// All mappings by what they are of, those joined that touch and continue each other. Without the heap and the stack:
+/// these grow by themselves.
 pub(crate) fn joined(pid: i32) -> Vec<String> {
     let mut all: Vec<Vma> = Vec::new();
-    for vma in vmas(pid) {
+    for mut vma in vmas(pid).into_iter().filter(|vma| vma.path != "[heap]" && vma.path != "[stack]")
+    {
+        // Another test may have built the program anew.
+        vma.path = vma.path.trim_end_matches(" (deleted)").to_owned();
         match all.last_mut() {
             Some(last)
                 if last.end == vma.start
                     && last.path == vma.path
                     && last.perms == vma.perms
-                    && last.path.starts_with('/')
-                    && last.offset + (last.end - last.start) == vma.offset =>
+                    && (vma.path.is_empty()
+                        || last.offset + (last.end - last.start) == vma.offset) =>
             {
                 last.end = vma.end;
             }
@@ -87,13 +98,31 @@ pub(crate) fn joined(pid: i32) -> Vec<String> {
         }
     }
     let line = |v: &Vma| format!("{:x}-{:x} {} {:x} {}", v.start, v.end, v.perms, v.offset, v.path);
-    // Whoever is stopped between two allocations may have a longer heap afterwards.
-    all.iter().filter(|vma| vma.path != "[heap]").map(line).collect()
+    all.iter().map(line).collect()
+}
+
+/// The numbers of the open descriptors, and what they are of.
+pub(crate) fn descriptors(pid: i32) -> Vec<String> {
+    let dir = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("an own child's descriptors");
+    let mut all: Vec<String> = dir
+        .flatten()
+        .map(|entry| {
+            let link = std::fs::read_link(entry.path()).unwrap_or_default();
+            format!("{} {}", entry.file_name().to_string_lossy(), link.display())
+        })
+        .collect();
+    all.sort_unstable();
+    all
 }
 
 /// The bytes of it that images of ours hold.
 pub(crate) fn switched(pid: i32) -> u64 {
     vmas(pid).iter().filter(|vma| vma.is_switched()).map(|vma| vma.end - vma.start).sum()
+}
+
+/// Whether the text is all huge, in copies of TiExec's: the whole huge pages of the main executable.
+pub(crate) fn is_switched(pid: i32) -> bool {
+    switched(pid) > 0 && super::coverage(pid).is_full()
 }
 
 /// Panics unless every whole huge page of the main text is PMD-mapped and an image of ours.
@@ -126,4 +155,30 @@ impl Before {
     pub(crate) fn of(pid: i32) -> Before {
         Before { maps: joined(pid), descriptors: descriptors(pid) }
     }
+}
+
+/// Waits until the process sleeps in the system call of this number.
+pub(crate) fn wait_call(pid: i32, number: &str) {
+    eventually(&format!("process {pid} sleeps in system call {number}"), || {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+        // Interrupted, some calls go on as restart_syscall.
+        text.split(' ').next().is_some_and(|now| now == number || now == "219")
+    });
+}
+
+/// The staged mappings that a dead TiExec left beside the text: such as lie at no text's place.
+pub(crate) fn left_staged(pid: i32, exe: &Path) -> usize {
+    let all = vmas(pid);
+    let name = exe.to_string_lossy();
+    let text = |vma: &&Vma| vma.path == name;
+    let (from, to) = all
+        .iter()
+        .filter(text)
+        .fold((u64::MAX, 0), |(from, to), vma| (from.min(vma.start), to.max(vma.end)));
+    let aside = |vma: &&Vma| {
+        (vma.is_switched()
+            || vma.path == name && vma.is_text() && vma.end - vma.start >= pmd_size())
+            && (vma.start >= to || vma.end <= from)
+    };
+    all.iter().filter(aside).count()
 }

@@ -123,6 +123,11 @@ impl Report {
         self.dir.path().join("report")
     }
 
+    /// Whether a helper has come so far as to write it.
+    pub(crate) fn complete(&self) -> bool {
+        std::fs::read_to_string(self.path()).is_ok_and(|text| text.contains("\"launch\":{"))
+    }
+
     pub(crate) fn read(&self) -> Value {
         let text = std::fs::read_to_string(self.path()).expect("a report");
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text:?}"))

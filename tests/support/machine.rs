@@ -67,7 +67,8 @@ impl Machine {
 
     /// A new cgroup below `parent`; none if it cannot be made.
     pub(crate) fn group(&mut self, parent: &Path) -> Option<PathBuf> {
-        let group = parent.join(format!("tiexec-test-{}", std::process::id()));
+        let group =
+            parent.join(format!("tiexec-test-{}-{}", std::process::id(), self.groups.len()));
         std::fs::create_dir(&group).ok()?;
         self.groups.push(group.clone());
         Some(group)

@@ -9,12 +9,13 @@
     reason = "each test file uses its own part of the harness"
 )]
 
-pub(crate) mod attached;
 pub(crate) mod attaching;
 pub(crate) mod child;
+pub(crate) mod edges;
 pub(crate) mod fresh;
 pub(crate) mod launch;
 pub(crate) mod machine;
+pub(crate) mod objects;
 pub(crate) mod programs;
 pub(crate) mod pty;
 pub(crate) mod smaps;

@@ -34,6 +34,12 @@ pub(crate) enum Kind {
     MoldPie,
     /// The same with every segment on pages of the file of its own.
     MoldSeparatePie,
+    /// As `DynamicNoPie`, its text alone from 0x5ff000 to 0xc02000, its data far above.
+    SeedNoPie,
+    /// As `DynamicPie`, each segment in huge pages of its own.
+    SpreadPie,
+    /// The same, linked by lld.
+    SpreadLldPie,
     /// C++, as `DynamicPie`.
     CxxPie,
     /// C++, as `StaticPie`.
@@ -90,6 +96,19 @@ impl Kind {
             Kind::MoldSeparatePie => {
                 &["-fPIE", "-pie", "-pthread", "-fuse-ld=mold", "-Wl,-z,separate-code"]
             }
+            Kind::SeedNoPie => &[
+                "-fno-PIE",
+                "-no-pie",
+                "-pthread",
+                "-Wl,-z,noseparate-code",
+                "-Wl,-z,norelro",
+                "-Wl,-Ttext-segment=0x5ff000",
+                "-Wl,--section-start=.init_array=0x2000000",
+            ],
+            Kind::SpreadPie => &["-fPIE", "-pie", "-pthread", "-Wl,-z,max-page-size=0x200000"],
+            Kind::SpreadLldPie => {
+                &["-fPIE", "-pie", "-pthread", "-fuse-ld=lld", "-Wl,-z,max-page-size=0x200000"]
+            }
             Kind::CxxPie => &["-fPIE", "-pie", "-pthread"],
             Kind::CxxStaticPie => &["-fPIE", "-static-pie", "-pthread"],
         }
@@ -98,7 +117,9 @@ impl Kind {
     /// The linker that the compiler calls, where it is not its own.
     fn linker(self) -> Option<&'static str> {
         match self {
-            Kind::LldPie | Kind::LldSeparatePie | Kind::LldStaticPie => Some("ld.lld"),
+            Kind::LldPie | Kind::LldSeparatePie | Kind::LldStaticPie | Kind::SpreadLldPie => {
+                Some("ld.lld")
+            }
             Kind::MoldPie | Kind::MoldSeparatePie => Some("mold"),
             _ => None,
         }

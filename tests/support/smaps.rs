@@ -40,6 +40,13 @@ impl Vma {
     pub(crate) fn is_switched(&self) -> bool {
         self.path.starts_with("/memfd:tiexec:")
     }
+
+    /// Whether the name of the memfd is one for that file.
+    pub(crate) fn is_image_of(&self, file: &str) -> bool {
+        let name = self.path.trim_start_matches("/memfd:tiexec:").trim_end_matches(" (deleted)");
+        let file = file.trim_end_matches(" (deleted)");
+        file.rsplit('/').next().is_some_and(|file| file.starts_with(name))
+    }
 }
 
 /// Bytes one PMD entry maps on this machine.
@@ -114,11 +121,15 @@ pub(crate) fn coverage(pid: i32) -> Coverage {
     coverage_of(&vmas(pid), &exe)
 }
 
-fn coverage_of(vmas: &[Vma], exe: &Path) -> Coverage {
+/// The same of any file.
+pub(crate) fn coverage_of(vmas: &[Vma], exe: &Path) -> Coverage {
     let exe = exe.to_string_lossy();
     let mut spans: Vec<(u64, u64)> = Vec::new();
     let mut huge = 0;
-    for vma in vmas.iter().filter(|v| v.is_text() && (v.path == exe || v.is_switched())) {
+    for vma in vmas
+        .iter()
+        .filter(|v| v.is_text() && (v.path == exe || v.is_switched() && v.is_image_of(&exe)))
+    {
         assert!(!vma.perms.contains('w'), "text is writable: {vma:?}");
         huge += vma.huge();
         match spans.last_mut() {

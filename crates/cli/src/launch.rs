@@ -18,7 +18,10 @@ use tiexec_core::proc::status::{self, Status};
 use tiexec_core::report::{Kind, Report};
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::attach::Images;
-use tiexec_remap::launch::{Launched, Order, Sources, bring_in, carry_out, supported};
+use tiexec_remap::launch::{
+    Launched, Order, Sources, bring_in, bring_in_object, carry_out, supported,
+};
+use tiexec_remap::objects::{self, Object};
 use tiexec_sys::entry::{Argv, is_secure};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::watch::Heirs;
@@ -85,6 +88,9 @@ struct Caller {
     status: Status,
     /// How long the page cache has taken already.
     spent: Duration,
+    /// Whether the program's shared objects have something to gain; `None` where it is not known yet
+    /// which program it will be.
+    objects: Option<bool>,
 }
 
 /// Runs `tiexec`; returns an exit status only if it could not become the program.
@@ -282,7 +288,13 @@ impl Launcher {
         if self.settings.off {
             return plain(SkipReason::Disabled);
         }
+        let select = self.settings.select;
+        if !select.text() {
+            return plain(SkipReason::NotSelected);
+        }
         let pages = thp::pages();
+        let mut objects = Vec::new();
+        let mut fills = true;
         let verdict = search(self.name()).map_or(Verdict::Unknown, |path| judge(&path));
         if self.settings.until_exec.is_none() && !self.is_selected(&verdict) {
             return plain(SkipReason::NotSelected);
@@ -292,9 +304,20 @@ impl Launcher {
             Verdict::Plain(reason) => return plain(reason),
             _ if self.settings.until_exec.is_some() => {}
             Verdict::Treat(ref image) => {
-                let fills = pages.is_none_or(|pages| image.facts.may_fill(pages.pmd, pages.base));
-                if !fills {
-                    return plain(SkipReason::TooSmall);
+                let text = image.facts.text_bytes();
+                fills = select.main
+                    && pages.is_none_or(|pages| {
+                        let least = self.settings.edges.least_text(pages.pmd);
+                        image.facts.may_fill(pages.pmd, pages.base)
+                            || least.is_some_and(|least| text >= least)
+                    });
+                if let Some(pages) = pages.filter(|_| select.dso && image.facts.dynamic) {
+                    objects = objects::with_text(&image.path, pages);
+                }
+                if !fills && objects.is_empty() {
+                    let main =
+                        if select.main { SkipReason::TooSmall } else { SkipReason::NotSelected };
+                    return plain(main);
                 }
             }
             // The exec will fail, or run it by /bin/sh.
@@ -317,16 +340,21 @@ impl Launcher {
         };
         let process = ProcDir::this_process().map_err(proc_unreadable)?;
         let status = status::parse(&process.read("status").map_err(proc_unreadable)?);
+        if !fills && status.seccomp != 0 {
+            let detail = "shared objects are left alone under a seccomp filter";
+            return Err(Declined::new(SkipReason::EntryUnwatched, detail));
+        }
         let begun = Instant::now();
         // A filter may kill who looks at the page cache: then it is left to the helper.
         let huge = sources.pagecache
             && status.seccomp == 0
-            && image.is_some_and(|image| self.bring_in(image, pages));
+            && image.is_some_and(|image| self.bring_in(image, &objects, pages));
         // Who wants to see it, or would rather not run, gets what the kernel says of the process.
         if huge && self.sink.is_none() && !self.dry_run && !self.settings.strict {
             return Ok(Way::HugeAlready);
         }
-        Ok(Way::Held(Caller { process, status, spent: begun.elapsed() }, pages, sources))
+        let objects = image.map(|_| !objects.is_empty());
+        Ok(Way::Held(Caller { process, status, spent: begun.elapsed(), objects }, pages, sources))
     }
 
     /// Whether the program is one that the user means.
@@ -339,14 +367,21 @@ impl Launcher {
     }
 
     /// Has the page cache made huge; returns whether that is all there is to do.
-    fn bring_in(&self, image: &Image, pages: Pages) -> bool {
+    fn bring_in(&self, image: &Image, objects: &[Object], pages: Pages) -> bool {
         let deadline = Instant::now() + self.settings.deadline;
-        File::open(&image.path).is_ok_and(|exe| bring_in(&exe, &image.facts, pages, deadline))
+        let edges = self.settings.edges;
+        let main = !self.settings.select.main
+            || File::open(&image.path)
+                .is_ok_and(|exe| bring_in(&exe, &image.facts, pages, edges, deadline));
+        for object in objects {
+            bring_in_object(object, pages, deadline);
+        }
+        main && objects.is_empty()
     }
 
     /// Execs under the eyes of a helper.
     fn held(&self, caller: &Caller, pages: Pages, sources: Sources) -> u8 {
-        let Caller { process, status, spent } = caller;
+        let Caller { process, status, spent, objects } = caller;
         if status.tracer_pid != 0 {
             let detail = format!("process {} traces this one", status.tracer_pid);
             return self.plainly(SkipReason::AlreadyTraced, &detail);
@@ -355,6 +390,9 @@ impl Launcher {
             process,
             pages,
             sources,
+            select: self.settings.select,
+            objects: *objects,
+            edges: self.settings.edges,
             deadline: self.settings.deadline.saturating_sub(*spent),
             refuse_with: self.settings.strict.then_some(exit::LAUNCH_FAILED),
             wants_report: self.sink.is_some() || self.dry_run,
@@ -432,8 +470,15 @@ impl Launcher {
 
     fn show_plan(&self, launched: &Launched) {
         let text = match &launched.plan {
-            Some(plan) if self.settings.json => plan.to_json(launched.report.reason) + "\n",
-            Some(plan) => plan.to_string(),
+            Some(plan) if self.settings.json => {
+                plan.to_json(launched.report.reason, launched.objects.as_ref()) + "\n"
+            }
+            Some(plan) => {
+                let objects = launched.objects.as_ref().map(|objects| {
+                    format!("\nshared objects, at the addresses in their files\n{objects}")
+                });
+                plan.to_string() + &objects.unwrap_or_default()
+            }
             None => self.render(&launched.report),
         };
         let _broken_pipe = write_briefly(std::io::stdout(), text.as_bytes());
@@ -499,6 +544,7 @@ impl Launcher {
             text_bytes: image.facts.text_bytes(),
             huge_bytes: 0,
             copied_bytes: 0,
+            widened_bytes: 0,
             backings: Vec::new(),
             rest: vec![Rest { reason, bytes: image.facts.text_bytes() }],
         });

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use tiexec_core::config::{BackingChoice, Layer, parse_duration};
+use tiexec_core::config::{BackingChoice, Edges, Layer, parse_bytes, parse_duration};
 use tiexec_core::select::Select;
 use tiexec_remap::store::setup::Size;
 
@@ -50,6 +50,10 @@ pub struct LaunchSettings {
     #[arg(long, value_name = "BACKING")]
     pub backing: Option<BackingChoice>,
 
+    /// The ragged edges of the text: the edge options.
+    #[command(flatten)]
+    pub edges: EdgeOptions,
+
     /// Refuse (exit status 125) rather than run on base pages
     #[arg(long)]
     pub strict: bool,
@@ -91,6 +95,21 @@ pub struct LaunchSettings {
     pub verbose: bool,
 }
 
+/// How the ragged edges of a text are treated.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct EdgeOptions {
+    /// What to do with the head and tail of the text that fill no huge page: conservative (leave them),
+    /// pad (take those with enough text where the rest of the huge page is free or read-only data of the
+    /// same file, which becomes executable), or aggressive (take all such) [default: conservative]
+    #[arg(long, value_name = "EDGES")]
+    pub edges: Option<Edges>,
+
+    /// With --edges pad, how much text a huge page must hold to be taken, such as 64K or 1MiB [default:
+    /// 4K]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub pad_threshold: Option<u64>,
+}
+
 impl LaunchSettings {
     /// Returns what was said, as a layer of settings.
     pub fn layer(self) -> Layer {
@@ -98,6 +117,8 @@ impl LaunchSettings {
         Layer {
             off: None,
             backing: self.backing,
+            edges: self.edges.edges,
+            pad_threshold: self.edges.pad_threshold,
             strict: yes(self.strict),
             deadline: self.deadline,
             report: self.report,
@@ -313,6 +334,9 @@ pub struct Attach {
     /// The programs that come of it, too.
     #[command(flatten)]
     pub later: Later,
+    /// The edge options.
+    #[command(flatten)]
+    pub edges: EdgeOptions,
 
     /// Go back by itself after this time, such as 15m
     #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration, conflicts_with_all = ["follow", "settle"])]
@@ -339,6 +363,7 @@ impl Attach {
             backing: settings.backing,
             select: settings.select,
             later: settings.later.clone(),
+            edges: settings.edges,
             for_: None,
             dry_run,
             json: settings.json,

@@ -157,6 +157,18 @@ impl AddrRange {
         self.start < other.end && other.start < self.end
     }
 
+    /// Returns what the two ranges share; `None` if that is nothing.
+    pub fn intersection(self, other: Self) -> Option<Self> {
+        let (start, end) = (self.start.max(other.start), self.end.min(other.end));
+        (start < end).then_some(Self { start, end })
+    }
+
+    /// Returns the range widened to begin and end on multiples of `size`; `None` if that leaves the
+    /// address space.
+    pub fn align_outward(self, size: PageSize) -> Option<Self> {
+        Some(Self { start: self.start.align_down(size), end: self.end.align_up(size)? })
+    }
+
     /// Returns the largest part of the range that begins and ends on a multiple of `size`:
     /// its whole pages of that size. Empty ranges are `None`.
     pub fn align_inward(self, size: PageSize) -> Option<Self> {

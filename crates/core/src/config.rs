@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::addr::PageSize;
 use crate::select::Select;
 
 /// Where the user wants the huge page to live.
@@ -43,6 +44,93 @@ impl FromStr for BackingChoice {
             _ => Err(ValueError::new("auto, pagecache, image, hugetlb or off", text)),
         }
     }
+}
+
+/// How much of a text's ragged head and tail becomes huge: of the huge pages that it shares with other
+/// things, or with nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Edges {
+    /// None: only huge pages that hold nothing but text.
+    #[default]
+    Conservative,
+    /// Those with enough text in them, of files that have at least a huge page of text.
+    Pad,
+    /// All, of files that have at least half a huge page of text.
+    Aggressive,
+}
+
+impl FromStr for Edges {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text {
+            "conservative" => Ok(Self::Conservative),
+            "pad" => Ok(Self::Pad),
+            "aggressive" => Ok(Self::Aggressive),
+            _ => Err(ValueError::new("conservative, pad or aggressive", text)),
+        }
+    }
+}
+
+/// Which ragged edges are taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EdgePolicy {
+    /// See [`Edges`].
+    pub edges: Edges,
+    /// With [`Edges::Pad`], how many bytes of text a huge page must hold.
+    pub pad_threshold: u64,
+}
+
+impl EdgePolicy {
+    /// What hugetext's documentation recommends for `hugetext_pad_threshold`: every edge there is with
+    /// base pages of 4 KiB. Memory is cheaper than a missing iTLB entry; who thinks otherwise says so.
+    pub const DEFAULT_PAD_THRESHOLD: u64 = 4096;
+
+    /// Returns the least text, in bytes, that a file must have for its edges to be taken; `None` where
+    /// none are.
+    pub fn least_text(self, huge: PageSize) -> Option<u64> {
+        match self.edges {
+            Edges::Conservative => None,
+            Edges::Pad => Some(huge.bytes()),
+            Edges::Aggressive => Some(huge.bytes() / 2),
+        }
+    }
+
+    /// Returns the least text, in bytes, that a huge page at an edge must hold.
+    pub fn least_in_page(self) -> u64 {
+        match self.edges {
+            Edges::Pad => self.pad_threshold.max(1),
+            Edges::Conservative | Edges::Aggressive => 1,
+        }
+    }
+}
+
+impl Default for EdgePolicy {
+    fn default() -> Self {
+        Self { edges: Edges::default(), pad_threshold: Self::DEFAULT_PAD_THRESHOLD }
+    }
+}
+
+/// Parses a number of bytes as numactl(8) and systemd write it: with nothing, or with `K`, `M`, `G` or
+/// `T`, each 1024 of the one before, also as `KiB` and so on.
+///
+/// # Errors
+/// Anything else, and what 64 bits cannot hold.
+pub fn parse_bytes(text: &str) -> Result<u64, ValueError> {
+    let bad = || ValueError::new("a size such as 65536, 64K or 1MiB", text);
+    let unit_at = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(unit_at);
+    let shift = match unit.strip_suffix("iB").unwrap_or(unit) {
+        "" if unit.is_empty() => 0,
+        "k" | "K" => 10,
+        "m" | "M" => 20,
+        "g" | "G" => 30,
+        "t" | "T" => 40,
+        _ => return Err(bad()),
+    };
+    let number = digits.parse::<u64>().map_err(|_malformed| bad())?;
+    number.checked_mul(1 << shift).ok_or_else(bad)
 }
 
 /// A value that a key cannot take.
@@ -90,6 +178,10 @@ pub struct Layer {
     pub off: Option<bool>,
     /// See [`BackingChoice`].
     pub backing: Option<BackingChoice>,
+    /// See [`Edges`].
+    pub edges: Option<Edges>,
+    /// See [`EdgePolicy::pad_threshold`].
+    pub pad_threshold: Option<u64>,
     /// Refuse rather than run on base pages.
     pub strict: Option<bool>,
     /// How long staging may take.
@@ -166,6 +258,14 @@ impl Layer {
                 self.backing =
                     Some(needed()?.parse().map_err(|error: ValueError| error.to_string())?);
             }
+            "edges" => {
+                self.edges =
+                    Some(needed()?.parse().map_err(|error: ValueError| error.to_string())?);
+            }
+            "pad-threshold" => {
+                self.pad_threshold =
+                    Some(parse_bytes(needed()?).map_err(|error| error.to_string())?);
+            }
             "strict" => self.strict = flag()?,
             "deadline" => {
                 self.deadline = Some(parse_duration(needed()?).map_err(|error| error.to_string())?);
@@ -195,6 +295,8 @@ impl Layer {
         Self {
             off: self.off.or(lower.off),
             backing: self.backing.or(lower.backing),
+            edges: self.edges.or(lower.edges),
+            pad_threshold: self.pad_threshold.or(lower.pad_threshold),
             strict: self.strict.or(lower.strict),
             deadline: self.deadline.or(lower.deadline),
             report: self.report.or(lower.report),
@@ -218,6 +320,8 @@ pub struct Settings {
     pub off: bool,
     /// See [`BackingChoice`].
     pub backing: BackingChoice,
+    /// Which ragged edges are taken.
+    pub edges: EdgePolicy,
     /// Refuse (exit 125) rather than run on base pages.
     pub strict: bool,
     /// How long staging may take; what is not staged by then stays on base pages.
@@ -258,6 +362,10 @@ impl Settings {
         Self {
             off: killed || backing == BackingChoice::Off,
             backing,
+            edges: EdgePolicy {
+                edges: all.edges.unwrap_or_default(),
+                pad_threshold: all.pad_threshold.unwrap_or(EdgePolicy::DEFAULT_PAD_THRESHOLD),
+            },
             strict: all.strict.unwrap_or(false),
             deadline: all.deadline.unwrap_or(Self::DEFAULT_DEADLINE),
             report: all.report,
@@ -325,6 +433,39 @@ mod tests {
         assert_eq!((layer.quiet, layer.json), (Some(true), Some(true)));
         let items: Vec<_> = malformed.iter().map(|bad| bad.item.as_str()).collect();
         assert_eq!(items, ["stict", "deadline=soon", "backing=", "strict=maybe"]);
+    }
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("64K", 64 << 10),
+            ("64k", 64 << 10),
+            ("64KiB", 64 << 10),
+            ("1M", 1 << 20),
+            ("1MiB", 1 << 20),
+            ("2G", 2 << 30),
+            ("1TiB", 1 << 40),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+        for bad in ["", "K", "iB", "4iB", "1KB", "1kb", "1 K", "-1", "1.5M", "99999999999T", "0x10"]
+        {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn edges_are_set_like_everything_else() {
+        let (layer, none) = Layer::from_environment("edges=pad,pad-threshold=64K");
+        assert_eq!(none, []);
+        let settings = Settings::from_layers([layer]);
+        let wanted = EdgePolicy { edges: Edges::Pad, pad_threshold: 64 << 10 };
+        assert_eq!(settings.edges, wanted);
+        assert_eq!(Settings::from_layers([Layer::default()]).edges, EdgePolicy::default());
+        let (_, malformed) = Layer::from_environment("edges=all,pad-threshold=much");
+        assert_eq!(malformed.len(), 2);
     }
 
     #[test]

@@ -35,8 +35,11 @@ pub struct FileCoverage {
     pub text_bytes: u64,
     /// Bytes of it that are PMD-mapped or in hugetlb pages.
     pub huge_bytes: u64,
-    /// Bytes of those that are in a copy of ours, not in the file's own page cache.
+    /// Bytes of copies of ours, not of the file's own page cache, that are PMD-mapped or in hugetlb
+    /// pages; widened ones included.
     pub copied_bytes: u64,
+    /// Bytes that are no text and became executable because they share a huge page with text.
+    pub widened_bytes: u64,
     /// By which backings.
     pub backings: Vec<Backing>,
     /// Why the rest is not.
@@ -59,14 +62,24 @@ pub fn is_ours(vma: &Vma) -> bool {
 
 /// Adds up, per file, what smaps says of each text VMA; the file with the most text first.
 ///
-/// A span of ours lies where a file's text was; it is counted to the file whose VMA it touches.
-pub fn coverage(entries: &[SmapsEntry], pages: Pages, notes: &[Note]) -> Vec<FileCoverage> {
+/// A span of ours lies where a file's text was; it is counted to the file whose VMA it touches. Where
+/// `originals` says what text was there, in address order, that is believed, and what else is
+/// executable there is counted apart.
+pub fn coverage(
+    entries: &[SmapsEntry],
+    pages: Pages,
+    notes: &[Note],
+    originals: &[Vma],
+) -> Vec<FileCoverage> {
     // Runs: pieces of one file's text that lie side by side were one VMA before a switch.
     struct Run<'a> {
         owner: &'a Vma,
         range: AddrRange,
+        /// Text in it, joined where it adjoins.
+        texts: Vec<AddrRange>,
         huge: u64,
         copied: u64,
+        widened: u64,
         backings: Vec<Backing>,
     }
     let mut runs: Vec<Run<'_>> = Vec::new();
@@ -75,22 +88,47 @@ pub fn coverage(entries: &[SmapsEntry], pages: Pages, notes: &[Note]) -> Vec<Fil
         if !vma.is_text() {
             continue;
         }
-        let owner = if is_ours(vma) { owner(entries, index) } else { vma };
-        let huge = entry.pmd_mapped().min(vma.range.len());
-        let copied = if is_ours(vma) { huge } else { 0 };
+        let known = originals.iter().filter(|text| text.range.overlaps(vma.range));
+        let mut texts: Vec<AddrRange> =
+            known.clone().filter_map(|text| text.range.intersection(vma.range)).collect();
+        let owner = match { known }.next() {
+            Some(known) => known,
+            None if is_ours(vma) => owner(entries, index),
+            None => vma,
+        };
+        if texts.is_empty() {
+            texts.push(vma.range);
+        }
+        let text: u64 = texts.iter().map(|text| text.len()).sum();
+        let widened = vma.range.len().saturating_sub(text);
+        let mapped = entry.pmd_mapped().min(vma.range.len());
+        // Which bytes are mapped so is not said where not all are: at least these.
+        let huge = mapped.saturating_sub(widened);
+        let copied = if is_ours(vma) { mapped } else { 0 };
         let backing = backing_of(entry, pages.base).filter(|_| huge > 0);
         match runs.last_mut() {
             Some(run) if run.owner.file == owner.file && run.range.end() == vma.range.start() => {
                 run.range = AddrRange::new(run.range.start(), vma.range.end()).unwrap_or(run.range);
+                for text in texts {
+                    match run.texts.last_mut() {
+                        Some(last) if last.end() == text.start() => {
+                            *last = AddrRange::new(last.start(), text.end()).unwrap_or(*last);
+                        }
+                        _ => run.texts.push(text),
+                    }
+                }
                 run.huge += huge;
                 run.copied += copied;
+                run.widened += widened;
                 run.backings.extend(backing);
             }
             _ => runs.push(Run {
                 owner,
                 range: vma.range,
+                texts,
                 huge,
                 copied,
+                widened,
                 backings: backing.into_iter().collect(),
             }),
         }
@@ -105,15 +143,18 @@ pub fn coverage(entries: &[SmapsEntry], pages: Pages, notes: &[Note]) -> Vec<Fil
             text_bytes: 0,
             huge_bytes: 0,
             copied_bytes: 0,
+            widened_bytes: 0,
             backings: Vec::new(),
             rest: Vec::new(),
         });
-        let len = run.range.len();
+        let len: u64 = run.texts.iter().map(|text| text.len()).sum();
         file.text_bytes += len;
+        file.widened_bytes += run.widened;
         file.huge_bytes += run.huge;
         file.copied_bytes += run.copied;
         file.backings.extend(run.backings);
-        let whole = run.range.align_inward(pages.pmd).map_or(0, AddrRange::len);
+        let whole = run.texts.iter().filter_map(|text| text.align_inward(pages.pmd));
+        let whole: u64 = whole.map(AddrRange::len).sum();
         let left = len - run.huge.min(len);
         let edges = (len - whole).min(left);
         let noted = notes.iter().find(|note| note.range.overlaps(run.range));
@@ -146,25 +187,40 @@ pub fn coverage(entries: &[SmapsEntry], pages: Pages, notes: &[Note]) -> Vec<Fil
 }
 
 /// Finds the file that the text of ours at `index` stands in for: the nearest VMA of a file that
-/// is joined to it without a gap, looking back first.
+/// is joined to it without a gap, looking back first; one of its name before any other (libraries lie
+/// side by side).
 fn owner(entries: &[SmapsEntry], index: usize) -> &Vma {
-    let foreign = |vma: &Vma| vma.is_file_backed() && !is_ours(vma);
-    let mut at = index;
-    while at > 0 && entries[at - 1].vma.range.end() == entries[at].vma.range.start() {
-        at -= 1;
-        if foreign(&entries[at].vma) {
-            return &entries[at].vma;
+    let ours = &entries[index].vma;
+    let back = entries[..=index].windows(2).rev().map(|pair| (&pair[0], &pair[1], &pair[0]));
+    let forth = entries[index..].windows(2).map(|pair| (&pair[0], &pair[1], &pair[1]));
+    let joined = |(low, high, _): &(&SmapsEntry, &SmapsEntry, _)| {
+        low.vma.range.end() == high.vma.range.start()
+    };
+    let neighbours = back.take_while(joined).chain(forth.take_while(joined));
+    let files: Vec<&Vma> = neighbours
+        .map(|(_, _, entry): (_, _, &SmapsEntry)| &entry.vma)
+        .filter(|vma| vma.is_file_backed() && !is_ours(vma))
+        .collect();
+    let namesake = files.iter().find(|vma| is_image_of(ours, vma));
+    namesake.or(files.first()).copied().unwrap_or(ours)
+}
+
+/// Returns whether the name of the image says that it is one of that file: it has the beginning of the
+/// file's name, odd characters replaced.
+fn is_image_of(image: &Vma, file: &Vma) -> bool {
+    let last = |path: &'_ [u8]| path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
+    let (path, of) = (image.path(), file.path());
+    let name = match path.strip_prefix(IMAGE_NAME_PREFIX) {
+        Some(name) => name,
+        None => {
+            let name = path[last(path)..].strip_suffix(STORE_NAME_SUFFIX).unwrap_or_default();
+            // A dash and a digest follow.
+            &name[..name.iter().rposition(|&byte| byte == b'-').unwrap_or(0)]
         }
-    }
-    at = index;
-    while at + 1 < entries.len() && entries[at + 1].vma.range.start() == entries[at].vma.range.end()
-    {
-        at += 1;
-        if foreign(&entries[at].vma) {
-            return &entries[at].vma;
-        }
-    }
-    &entries[index].vma
+    };
+    let of = &of[last(of)..];
+    let same = |(a, b): (&u8, &u8)| a == b || *a == b'_';
+    !name.is_empty() && name.len() <= of.len() && name.iter().zip(of).all(same)
 }
 
 fn backing_of(entry: &SmapsEntry, base: PageSize) -> Option<Backing> {
@@ -194,7 +250,36 @@ mod tests {
     }
 
     fn coverage_of(smaps: &str, notes: &[Note]) -> Vec<FileCoverage> {
-        coverage(&smaps::parse(smaps.as_bytes()).unwrap(), pages(), notes)
+        coverage(&smaps::parse(smaps.as_bytes()).unwrap(), pages(), notes, &[])
+    }
+
+    #[test]
+    fn what_was_no_text_is_counted_apart() {
+        let maps = "005ff000-00c10000 r-xp 001ff000 fe:00 1 /usr/bin/main\n";
+        let originals = crate::proc::maps::parse(maps.as_bytes()).unwrap();
+        let of = |smaps: &str| {
+            coverage(&smaps::parse(smaps.as_bytes()).unwrap(), pages(), &[], &originals)
+        };
+        let all = "00400000-00e00000 r-xp 00000000 00:01 77 /memfd:tiexec:main (deleted)\n\
+                   ShmemPmdMapped: 10240 kB\n";
+        let files = of(all);
+        assert_eq!(files.len(), 1);
+        let main = &files[0];
+        assert_eq!((main.path.as_str(), main.text_bytes), ("/usr/bin/main", 0x61_1000));
+        assert_eq!((main.huge_bytes, main.widened_bytes), (0x61_1000, 0xa0_0000 - 0x61_1000));
+        assert_eq!((main.copied_bytes, rest(main)), (10 << 20, vec![]));
+        // With one huge page split nobody says which: what must be text of the others.
+        let files = of(&all.replace("10240", "8192"));
+        assert_eq!(files[0].huge_bytes, (8 << 20) - (0xa0_0000 - 0x61_1000));
+        // Page cache, widened at the tail only.
+        let tail = "005ff000-00c00000 r-xp 001ff000 fe:00 1 /usr/bin/main\n\
+                    FilePmdMapped: 6144 kB\n\
+                    00c00000-00e00000 r-xp 00800000 fe:00 1 /usr/bin/main\n\
+                    FilePmdMapped: 2048 kB\n";
+        let files = of(tail);
+        assert_eq!((files[0].text_bytes, files[0].huge_bytes), (0x61_1000, 0x61_0000));
+        assert_eq!((files[0].widened_bytes, files[0].copied_bytes), (0x1f_0000, 0));
+        assert_eq!(rest(&files[0]), [(SkipReason::Edges, 0x1000)]);
     }
 
     fn rest(file: &FileCoverage) -> Vec<(SkipReason, u64)> {
@@ -246,6 +331,25 @@ mod tests {
         );
         let names: Vec<_> = files.iter().map(|file| (file.path.as_str(), file.deleted)).collect();
         assert_eq!(names, [("/memfd:tiexec:m", true), ("/usr/bin/m", false)]);
+    }
+
+    #[test]
+    fn a_span_between_two_libraries_belongs_to_its_namesake() {
+        for name in ["/memfd:tiexec:libb.so.1 (deleted)", "/run/x/libb.so.1-0123abcd.tiexec"] {
+            let files = coverage_of(
+                &format!(
+                    "7f0000000000-7f0000001000 r-xp 00000000 fe:00 1 /usr/lib/liba.so\n\
+                     7f0000001000-7f0000200000 rw-p 00001000 fe:00 1 /usr/lib/liba.so\n\
+                     7f0000200000-7f0000400000 r-xp 00000000 00:01 77 {name}\n\
+                     ShmemPmdMapped: 2048 kB\n\
+                     7f0000400000-7f0000401000 r-xp 00200000 fe:00 2 /usr/lib/libb.so.1\n"
+                ),
+                &[],
+            );
+            let found: Vec<_> =
+                files.iter().map(|file| (file.path.as_str(), file.huge_bytes)).collect();
+            assert_eq!(found, [("/usr/lib/libb.so.1", 2 << 20), ("/usr/lib/liba.so", 0)]);
+        }
     }
 
     #[test]

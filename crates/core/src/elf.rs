@@ -208,6 +208,18 @@ impl ElfFacts {
         })
     }
 
+    /// Returns whether any text segment of a shared object holds a whole huge page of `huge` bytes: where
+    /// the kernel maps large files from a multiple of the huge page on, and anywhere.
+    pub fn fills_as_object(
+        &self,
+        huge: crate::addr::PageSize,
+        base: crate::addr::PageSize,
+    ) -> bool {
+        self.text()
+            .filter_map(|load| load.mapped(base))
+            .any(|mapped| mapped.align_inward(huge).is_some() || mapped.len() >= 2 * huge.bytes())
+    }
+
     /// Returns the parts of the file that are mapped as text, in whole base pages as the kernel maps
     /// them; ascending, those that meet merged.
     pub fn text_parts(&self, base: crate::addr::PageSize) -> Vec<Range<u64>> {

@@ -8,7 +8,10 @@
 use std::ops::Range;
 
 use crate::addr::{AddrRange, PageSize, Pages, RemoteAddr};
+use crate::config::EdgePolicy;
 use crate::elf::{ElfFacts, LoadSegment};
+use crate::parts::Parts;
+use crate::plan::edges::edge_chunks;
 use crate::proc::maps::Vma;
 use crate::snapshot::Snapshot;
 
@@ -78,6 +81,32 @@ impl MainImage {
         chunks
     }
 
+    /// Returns [`congruent_chunks`](Self::congruent_chunks), and with them those of the ragged edges
+    /// that are wanted, in a file of `file_len` bytes.
+    pub fn chunks(
+        &self,
+        bias: u64,
+        pages: Pages,
+        edges: EdgePolicy,
+        file_len: u64,
+    ) -> Vec<Range<u64>> {
+        let mut chunks = self.congruent_chunks(bias, pages);
+        // Any place at which the load bias is that, far from both ends of the address space.
+        if let Some(parts) = Parts::of(&self.loads, (1 << 46) + bias, pages.base) {
+            chunks.extend(edge_chunks(&parts, edges, pages, file_len));
+        }
+        chunks.sort_by_key(|chunk| chunk.start);
+        // Text that is mapped twice, or an edge that is another text's inside.
+        let mut apart: Vec<Range<u64>> = Vec::new();
+        for chunk in chunks {
+            let start = apart.last().map_or(chunk.start, |last| last.end.max(chunk.start));
+            if start < chunk.end {
+                apart.push(start..chunk.end);
+            }
+        }
+        apart
+    }
+
     /// Returns the run-time addresses from the first segment to the end of the last, in whole base
     /// pages; `None` if they make no sense.
     fn range(&self, base: PageSize) -> Option<AddrRange> {
@@ -108,6 +137,24 @@ impl Rebase {
     /// Returns `None` if it is not position-independent, lies right already, shares its range with
     /// something else, or there is no room below.
     pub fn find(snapshot: &Snapshot, image: &MainImage, bias: u64) -> Option<Self> {
+        Self::find_above(snapshot, image, bias, AddrRange::start)
+    }
+
+    /// As [`find`](Self::find), but the place's first huge page is free from its beginning on, if there
+    /// is such a place: room for the text's head.
+    pub fn find_with_room(snapshot: &Snapshot, image: &MainImage, bias: u64) -> Option<Self> {
+        let pmd = snapshot.pages.pmd;
+        Self::find_above(snapshot, image, bias, |to| to.start().align_down(pmd))
+            .or_else(|| Self::find(snapshot, image, bias))
+    }
+
+    /// As [`find`](Self::find); free must be all from what `floor` says of a place to its end.
+    fn find_above(
+        snapshot: &Snapshot,
+        image: &MainImage,
+        bias: u64,
+        floor: impl Fn(AddrRange) -> RemoteAddr,
+    ) -> Option<Self> {
         let pages = snapshot.pages;
         if !image.position_independent
             || pages.pmd.bytes() > MAX_ALIGNMENT
@@ -142,7 +189,8 @@ impl Rebase {
                 return None;
             }
             let to = AddrRange::with_len(start, from.len())?;
-            match snapshot.vmas.iter().find(|vma| vma.range.overlaps(to)) {
+            let free = AddrRange::new(floor(to), to.end())?;
+            match snapshot.vmas.iter().find(|vma| vma.range.overlaps(free)) {
                 None => return Some(Self { from, to, pieces }),
                 Some(obstacle) => ceiling = obstacle.range.start(),
             }

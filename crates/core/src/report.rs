@@ -43,9 +43,11 @@ pub struct LaunchCost {
     pub backing: Option<Backing>,
     /// Microseconds for which the program was held before its first instruction.
     pub stop_us: u64,
+    /// Microseconds for which it was held at its entry point; `None` if it was not.
+    pub entry_stop_us: Option<u64>,
     /// System calls that the program made for us, those on its way home included.
     pub remote_syscalls: u32,
-    /// Bytes copied from the file into the image.
+    /// Bytes copied from files into images.
     pub bytes_copied: u64,
     /// Whether the program was moved to where its text is congruent.
     pub rebased: bool,
@@ -119,6 +121,8 @@ pub struct Report {
     pub text_bytes: u64,
     /// Bytes of it that are PMD-mapped or in hugetlb pages.
     pub huge_bytes: u64,
+    /// Bytes that are no text and became executable, because they share a huge page with text.
+    pub widened_bytes: u64,
     /// Each file.
     pub files: Vec<FileCoverage>,
     /// What the launch cost.
@@ -146,6 +150,7 @@ impl Report {
             detail: None,
             text_bytes: files.iter().map(|file| file.text_bytes).sum(),
             huge_bytes,
+            widened_bytes: files.iter().map(|file| file.widened_bytes).sum(),
             files,
             launch: None,
             attach: None,
@@ -272,12 +277,18 @@ impl Report {
         } else {
             parts.push("cost  0".to_owned());
         }
+        if self.widened_bytes > 0 {
+            parts.push(format!("widened {} MiB", mib(self.widened_bytes)));
+        }
         if let Some(launch) = &self.launch {
             parts.push(format!(
                 "stop {}.{:02} ms",
                 launch.stop_us / 1000,
                 launch.stop_us % 1000 / 10
             ));
+            if let Some(us) = launch.entry_stop_us {
+                parts.push(format!("entry stop {}.{:02} ms", us / 1000, us % 1000 / 10));
+            }
             parts.push(format!("{} remote syscalls", launch.remote_syscalls));
         }
         parts.extend(self.perf().map(|perf| format!("perf {perf}")));
@@ -344,6 +355,7 @@ mod tests {
             text_bytes,
             huge_bytes,
             copied_bytes: huge_bytes,
+            widened_bytes: 0,
             backings,
             rest,
         }

@@ -32,7 +32,12 @@ reasons! {
     Edges = "edges",
     /// Could be on huge pages and is not: nobody has switched it.
     BasePages = "base_pages",
-    /// Not the main executable's text; this version leaves it alone at launch.
+    /// PMD-mapped already.
+    AlreadyPmdMapped = "already_pmd_mapped",
+    /// Huge pages of the text lie in more than one mapping each: mprotect(2) has cut it in pieces, and a
+    /// huge page lies in one.
+    CutInPieces = "cut_in_pieces",
+    /// Not among what was to be looked after (`--select`), or nothing to be done with it.
     NotSelected = "not_selected",
     /// The image is setuid, setgid or has file capabilities: a tracer would cost it its privileges.
     PrivilegedImage = "privileged_image",
@@ -68,11 +73,13 @@ reasons! {
     PtraceDenied = "ptrace_denied",
     /// A debugger or tracer is there already; a process has one tracer at most.
     AlreadyTraced = "already_traced",
+    /// Something came to be mapped beside the text, in the huge page at its edge.
+    EdgeInUse = "edge_in_use",
     /// Pages of the text were written to: a breakpoint, a uprobe, a text relocation, a live patch.
     ModifiedText = "modified_text",
     /// The text is sealed against changes (mseal(2)).
     Sealed = "sealed",
-    /// The text has a memory protection key of its own.
+    /// The text may be executed but not read, or has a memory protection key of its own.
     ProtectionKey = "protection_key",
     /// The process has nearly as many mappings as it may (`vm.max_map_count`).
     MapCount = "map_count",
@@ -100,7 +107,7 @@ reasons! {
     RegisterState = "register_state",
     /// The kernel refused the staging or the switch itself.
     SwitchFailed = "switch_failed",
-    /// The helper process could not be created.
+    /// The helper process, or a thread that is needed, could not be created.
     ForkFailed = "fork_failed",
     /// The image file could not be read in full.
     ReadFailed = "read_failed",
@@ -108,6 +115,8 @@ reasons! {
     ArchUnsupported = "arch_unsupported",
     /// The program ended before it reached the point where its text would have been switched.
     TargetGone = "target_gone",
+    /// The program could not be stopped at its entry point, where its shared objects are mapped.
+    EntryUnwatched = "entry_unwatched",
     /// The page cache holds the text in small folios, and only evicting it would change that.
     SmallFolios = "small_folios",
     /// There is no image store here.
@@ -143,12 +152,15 @@ impl SkipReason {
             Self::TooSmall
                 | Self::Edges
                 | Self::BasePages
+                | Self::AlreadyPmdMapped
+                | Self::CutInPieces
                 | Self::NotSelected
                 | Self::PrivilegedImage
                 | Self::UnreadableImage
                 | Self::ForeignImage
                 | Self::Disabled
                 | Self::TargetGone
+                | Self::EntryUnwatched
                 | Self::NoStore
                 | Self::NotShareable
                 | Self::OddFile
@@ -162,6 +174,7 @@ impl SkipReason {
         Some(match self {
             Self::SmallFolios => "tiexecctl warm FILE, or leave out --backing pagecache",
             Self::NotCongruent => "leave out --backing pagecache",
+            Self::EntryUnwatched => "kernel.perf_event_paranoid=2, or tiexec -p PID later",
             Self::MapCount => "raise vm.max_map_count",
             Self::MemcgHeadroom => "raise memory.max (systemd: MemoryMax=)",
             Self::HugetlbPool => "raise vm.nr_hugepages, or leave out --backing hugetlb",

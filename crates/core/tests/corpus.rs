@@ -262,7 +262,7 @@ fn each_kind_of_huge_page_is_counted_as_what_it_is() {
 
 #[test]
 fn coverage_of_every_kind_of_huge_page_names_the_backings() {
-    let files = coverage(&smaps_of("every-huge-page"), pages(), &[]);
+    let files = coverage(&smaps_of("every-huge-page"), pages(), &[], &[]);
     let with_huge: Vec<(&str, u64, &[Backing])> = files
         .iter()
         .filter(|file| file.huge_bytes > 0)
@@ -280,7 +280,7 @@ fn coverage_of_every_kind_of_huge_page_names_the_backings() {
 
 #[test]
 fn a_plain_nodes_text_is_all_on_base_pages() {
-    let files = coverage(&smaps_of("node"), pages(), &[]);
+    let files = coverage(&smaps_of("node"), pages(), &[], &[]);
     let node = &files[0];
     assert_eq!(node.path, "/usr/bin/node");
     // Three text segments and V8's second mapping.

@@ -398,7 +398,7 @@ proptest! {
             })
         })
     ) {
-        let files = coverage(&entries, pages, &notes);
+        let files = coverage(&entries, pages, &notes, &[]);
         check_coverage(&files)?;
         let text: u64 = entries.iter().filter(|e| e.vma.is_text()).map(|e| e.vma.range.len()).sum();
         prop_assert_eq!(files.iter().map(|file| file.text_bytes).sum::<u64>(), text);

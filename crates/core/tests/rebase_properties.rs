@@ -191,11 +191,11 @@ proptest! {
         let bias = image.congruent_bias(pages().pmd).unwrap();
         let chunks = image.congruent_chunks(bias, pages());
         let folios = some_of(&chunks, bits);
-        let plan = plan(snapshot, &Means { image: Some(image), folios: &folios, copies: &copies });
+        let plan = plan(snapshot, &Means { image: Some(image), folios: &folios, copies: &copies, ..Means::default() });
         check_spans(&plan, snapshot)?;
         let cached: u64 = folios.iter().map(|folio| folio.end - folio.start).sum();
         let all: u64 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
-        let by_cache = plan.huge_bytes_by(Backing::Pagecache);
+        let by_cache = plan.span_bytes_by(Backing::Pagecache);
         if cached * 2 >= all || !copies.contains(&Backing::Store) {
             prop_assert_eq!(by_cache, cached, "nothing copied that need not be");
         }
@@ -228,7 +228,7 @@ proptest! {
         let fixed = MainImage { position_independent: false, ..image };
         let chunks = fixed.congruent_chunks(fixed.congruent_bias(pages().pmd).unwrap(), pages());
         let folios = some_of(&chunks, bits);
-        let means = Means { image: Some(&fixed), folios: &folios, copies: &[Backing::Image] };
+        let means = Means { image: Some(&fixed), folios: &folios, copies: &[Backing::Image], ..Means::default() };
         let plan = plan(&snapshot, &means);
         prop_assert!(plan.rebase.is_none());
         check_spans(&plan, &snapshot)?;

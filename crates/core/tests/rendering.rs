@@ -24,6 +24,7 @@ fn file(
         text_bytes: text,
         huge_bytes: huge,
         copied_bytes: if backings.iter().all(|&b| b == Backing::Pagecache) { 0 } else { huge },
+        widened_bytes: 0,
         backings: backings.to_vec(),
         rest: rest.iter().map(|&(reason, bytes)| Rest { reason, bytes }).collect(),
     }
@@ -34,7 +35,8 @@ fn small(path: &str, kib: u64) -> FileCoverage {
 }
 
 fn span(start: u64, end: u64, file_offset: u64) -> Span {
-    Span { range: range(start, end), file_offset, backing: Backing::Image }
+    let (range, backing) = (range(start, end), Backing::Image);
+    Span { range, file_offset, backing, widened_bytes: 0, edge: false }
 }
 
 fn range(start: u64, end: u64) -> AddrRange {
@@ -53,6 +55,7 @@ fn mysqld() -> Report {
     report.unit = Some("mysql.service".to_owned());
     report.launch = Some(LaunchCost {
         backing: Some(Backing::Image),
+        entry_stop_us: Some(310),
         stop_us: 110,
         remote_syscalls: 9,
         bytes_copied: 52 * MIB,
@@ -213,13 +216,13 @@ fn a_plan_as_a_table() {
 
 #[test]
 fn a_plan_as_json() {
-    insta::assert_snapshot!(plan_of_node(Backing::Hugetlb).to_json(None));
+    insta::assert_snapshot!(plan_of_node(Backing::Hugetlb).to_json(None, None));
 }
 
 #[test]
 fn a_plan_that_cannot_be_carried_out_says_why_in_json() {
     insta::assert_snapshot!(spread(
-        &plan_of_node(Backing::Image).to_json(Some(SkipReason::Seccomp))
+        &plan_of_node(Backing::Image).to_json(Some(SkipReason::Seccomp), None)
     ));
 }
 
@@ -227,5 +230,5 @@ fn a_plan_that_cannot_be_carried_out_says_why_in_json() {
 fn a_plan_without_text() {
     let plan = plan_of_nothing();
     insta::assert_snapshot!("a_plan_without_text_as_a_table", plan);
-    insta::assert_snapshot!("a_plan_without_text_as_json", plan.to_json(None));
+    insta::assert_snapshot!("a_plan_without_text_as_json", plan.to_json(None, None));
 }

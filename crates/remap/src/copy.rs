@@ -1,4 +1,4 @@
-//! The backings that hold a copy: staging it beside the program, and switching to it.
+//! What is staged beside the program and switched to: copies, and the page cache at the text's edges.
 
 use std::os::unix::ffi::OsStrExt;
 use std::time::Instant;
@@ -12,10 +12,10 @@ use tiexec_tracee::arch::Call;
 use tiexec_tracee::session::{SCRATCH_LEN, Session};
 
 use crate::failure::Failure;
-use crate::image::{self, Filled, Staged};
+use crate::image::{self, Filled, Source, Staged};
 use crate::launch::Order;
 use crate::program::Program;
-use crate::{headroom, switch};
+use crate::{headroom, rebase, switch};
 
 /// Stages the spans of `backing`, image or hugetlb, in a memfd of the program's own, and switches
 /// to what was staged until `deadline`.
@@ -36,7 +36,7 @@ pub(crate) fn by_memfd(
         return Ok(Filled::default());
     }
     if backing == Backing::Image {
-        headroom::check(order.process, plan.huge_bytes_by(backing))?;
+        headroom::check(order.process, plan.span_bytes_by(backing))?;
     }
     let name = snapshot.vma_at(snapshot.entry).map(|vma| vma.display_path()).unwrap_or_default();
     let name = name.rsplit('/').next().unwrap_or_default();
@@ -45,7 +45,9 @@ pub(crate) fn by_memfd(
         .process
         .open_file(&format!("fd/{fd}"), true)
         .map_err(|error| Failure::new(SkipReason::NoMemfd, error))?;
-    let filled = image::fill(&memfd, &program.exe, &spans, backing, order.pages, deadline)?;
+    let parts = program.parts();
+    let source = Source { file: &program.exe, parts: parts.as_ref() };
+    let filled = image::fill(&memfd, source, &spans, backing, order.pages, deadline)?;
     for part in &filled.staged {
         switch::switch(session, fd, backing, part, area(snapshot, part)?)?;
     }
@@ -95,6 +97,29 @@ pub(crate) fn by_store(
                 _ => failure,
             },
         )?;
+    }
+    Ok(())
+}
+
+/// Widens the mappings of the program's own file over the edges that its page cache holds.
+///
+/// # Errors
+/// What is not widened is where it was.
+pub(crate) fn edges_by_pagecache(
+    session: &mut Session,
+    program: &Program,
+    plan: &Plan,
+) -> Result<(), Failure> {
+    let mut edges = plan.spans_by(Backing::Pagecache).filter(|span| span.edge).peekable();
+    if edges.peek().is_none() {
+        return Ok(());
+    }
+    let fd = rebase::open_itself(session)
+        .map_err(|failure| Failure { reason: SkipReason::SwitchFailed, ..failure })?;
+    for span in edges {
+        let part = Staged { span: *span, image_offset: span.file_offset };
+        let area = area(&program.snapshot, &part)?;
+        switch::switch(session, fd, Backing::Pagecache, &part, area)?;
     }
     Ok(())
 }

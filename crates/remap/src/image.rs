@@ -9,10 +9,12 @@ use std::time::Instant;
 
 use rustix::fs::SealFlags;
 use tiexec_core::addr::{AddrRange, PageSize, Pages};
+use tiexec_core::parts::{Part, Parts};
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::memory::FillMapping;
 use tiexec_sys::{Errno, SysError};
+use tiexec_tracee::arch;
 
 use crate::failure::Failure;
 
@@ -42,7 +44,43 @@ pub struct Filled {
     pub copied: u64,
 }
 
-/// Fills `memfd` with `spans`, read from `exe`, one huge page at a time, until `deadline`; then
+/// A file, and where its parts belong.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    /// It.
+    pub file: &'a File,
+    /// What is where at the edges of its text; `None` where no edge is to be filled.
+    pub parts: Option<&'a Parts>,
+}
+
+impl Source<'_> {
+    /// Returns which of the file's bytes belong where in a huge page of a span.
+    fn content(&self, page: &Span) -> Vec<Part> {
+        let Span { range, file_offset, edge, .. } = *page;
+        match self.parts {
+            Some(parts) if edge => parts.within(range).collect(),
+            _ => vec![Part { range, file_offset, text: true }],
+        }
+    }
+
+    /// Returns what an image of these spans holds, wherever they are: for each of the file's parts its
+    /// place, its offset in the file and its length.
+    pub(crate) fn contents(&self, spans: &[Span]) -> Vec<(u64, u64, u64)> {
+        let mut before = 0;
+        let mut contents = Vec::new();
+        for span in spans {
+            for part in self.content(span) {
+                let into = part.range.start().get().wrapping_sub(span.range.start().get());
+                contents.push((before + into, part.file_offset, part.range.len()));
+            }
+            before += span.range.len();
+        }
+        contents.push((before, 0, 0));
+        contents
+    }
+}
+
+/// Fills `memfd` with `spans`, read from the file, one huge page at a time, until `deadline`; then
 /// seals it. Each huge page is allocated as one before it is filled; one that cannot be had is
 /// left out.
 ///
@@ -50,7 +88,7 @@ pub struct Filled {
 /// Nothing could be begun at all: no address space, or sealing failed.
 pub fn fill(
     memfd: &File,
-    exe: &File,
+    source: Source<'_>,
     spans: &[Span],
     backing: Backing,
     pages: Pages,
@@ -88,7 +126,8 @@ pub fn fill(
             }
             let allocated = allocate(&mapping, backing, image_offset, batch.len(), pages);
             for (page, allocated) in batch.iter().zip(allocated) {
-                match allocated.and_then(|()| copy(&mut mapping, exe, page, image_offset)) {
+                match allocated.and_then(|()| copy(&mut mapping, source, page, image_offset, pages))
+                {
                     Ok(()) => {
                         filled.copied += page.range.len();
                         push(&mut filled.staged, Staged { span: *page, image_offset });
@@ -159,23 +198,36 @@ fn allocate(
         .collect()
 }
 
-/// Copies one huge page's bytes from the file.
+/// Copies one huge page's bytes from the file; where it has none, puts filler.
 fn copy(
     mapping: &mut FillMapping,
-    exe: &File,
+    source: Source<'_>,
     page: &Span,
     image_offset: u64,
+    pages: Pages,
 ) -> Result<(), Failure> {
     let size = |bytes: u64| {
         usize::try_from(bytes).map_err(|error| Failure::new(SkipReason::AddressSpace, error))
     };
-    let (at, len) = (size(image_offset)?, size(page.range.len())?);
-    let count = mapping
-        .read_from(exe, page.file_offset, at, len)
-        .map_err(|error| Failure::new(SkipReason::ReadFailed, error))?;
-    if count < len {
-        let detail = format!("the file ends at {:#x}", page.file_offset + count as u64);
-        return Err(Failure::new(SkipReason::ReadFailed, detail));
+    let unread = |error: SysError| Failure::new(SkipReason::ReadFailed, error);
+    let content = source.content(page);
+    let of_file: u64 = content.iter().map(|part| part.range.len()).sum();
+    if of_file < page.range.len() {
+        let mut filler = vec![0; size(page.range.len())?];
+        arch::fill_with_traps(&mut filler);
+        mapping.write(size(image_offset)?, &filler).map_err(unread)?;
+    }
+    for part in content {
+        let into = part.range.start().get() - page.range.start().get();
+        let (at, len) = (size(image_offset + into)?, size(part.range.len())?);
+        let count = mapping.read_from(source.file, part.file_offset, at, len).map_err(unread)?;
+        // The page in which the file ends goes on with zeros where it is mapped.
+        let missing = len - count;
+        if missing >= size(pages.base.bytes())? {
+            let detail = format!("the file ends at {:#x}", part.file_offset + count as u64);
+            return Err(Failure::new(SkipReason::ReadFailed, detail));
+        }
+        mapping.write(at + count, &vec![0; missing]).map_err(unread)?;
     }
     Ok(())
 }
@@ -194,7 +246,9 @@ fn huge_pages(span: &Span, huge: PageSize) -> impl Iterator<Item = Span> {
 fn push(staged: &mut Vec<Staged>, page: Staged) {
     if let Some(last) = staged.last_mut() {
         let len = last.span.range.len();
-        if last.span.range.end() == page.span.range.start()
+        if !last.span.edge
+            && !page.span.edge
+            && last.span.range.end() == page.span.range.start()
             && last.image_offset + len == page.image_offset
             && last.span.file_offset + len == page.span.file_offset
             && let Some(range) = AddrRange::new(last.span.range.start(), page.span.range.end())

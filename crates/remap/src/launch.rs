@@ -1,31 +1,40 @@
 //! One launch, from the exec stop to the program's first instruction:
 //! snapshot → plan → stage → switch → verify.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
-use tiexec_core::config::BackingChoice;
+use tiexec_core::config::{BackingChoice, EdgePolicy, Edges};
 use tiexec_core::elf::ElfFacts;
 use tiexec_core::plan::{Backing, Plan};
-use tiexec_core::proc::{auxv, status};
+use tiexec_core::proc::auxv;
+use tiexec_core::proc::status::{self, Status};
 use tiexec_core::rebase::MainImage;
 use tiexec_core::report::Report;
+use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{c, process, ptrace};
+use tiexec_sys::{Pid, c, process, ptrace};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{self, Call};
+use tiexec_tracee::entry::EntryWatch;
 use tiexec_tracee::gadgets;
 use tiexec_tracee::held::{ExecStop, let_go};
-use tiexec_tracee::session::{Refusal, Session};
+use tiexec_tracee::running;
+use tiexec_tracee::session::{Counts, Refusal, Session};
 
 use crate::failure::Failure;
 use crate::image::Filled;
+use crate::objects::Object;
 use crate::program::Program;
 use crate::verify::{self, Cost, Found};
-use crate::{copy, pagecache, rebase, switch};
+use crate::{copy, entry, objects, pagecache, rebase, switch};
 
 /// What a launch is to do.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +45,13 @@ pub struct Order<'a> {
     pub pages: Pages,
     /// What to make huge pages of.
     pub sources: Sources,
+    /// Whose text to look after.
+    pub select: Select,
+    /// Whether the program's shared objects have something to gain; `None` to find out when it is
+    /// known which program it is.
+    pub objects: Option<bool>,
+    /// Which ragged edges are taken.
+    pub edges: EdgePolicy,
     /// How long staging may take.
     pub deadline: Duration,
     /// Rather end the program with this status, before it has run, than leave text on base pages.
@@ -82,6 +98,9 @@ pub struct Launched {
     pub report: Report,
     /// What was planned; `None` if it did not come so far.
     pub plan: Option<Plan>,
+    /// Of a dry run: what is planned for shared objects, which are not mapped yet, at the addresses in
+    /// their files.
+    pub objects: Option<Plan>,
 }
 
 /// Works on a program held at its exec stop, and lets it go. Everything that can fail fails open:
@@ -97,7 +116,7 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
         Ok(session) => session,
         Err(failure) => {
             // Without a session there is no way to end the program by a status of its own.
-            let launched = work.finish(None, Some(failure));
+            let launched = work.finish(Some(failure));
             before_release(&launched);
             let failed = launched.report.reason.is_some_and(SkipReason::is_failure);
             if order.refuse_with.is_some() && failed || order.dry_run {
@@ -110,16 +129,34 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
         }
     };
     let failure = if order.dry_run { None } else { work.stage_and_switch(&mut session).err() };
-    let launched = work.finish(Some(&session), failure);
+    if failure.is_none() && work.wants_entry() {
+        match work.watch_entry(&session) {
+            Ok(watch) => return work.go_on_to_entry(session, watch, before_release),
+            Err(failure) => work.unwatched = Some(failure),
+        }
+    }
+    work.held = stop.since.elapsed();
+    work.counted = Some(session.counts());
+    let launched = work.finish(failure);
+    release(order, session, &launched, before_release);
+}
+
+/// Ends the program, or has it go home, as its report says.
+fn release(
+    order: &Order<'_>,
+    mut session: Session,
+    launched: &Launched,
+    before_release: impl FnOnce(&Launched),
+) {
     let failed = launched.report.reason.is_some_and(SkipReason::is_failure);
     let refused = order.refuse_with.filter(|_| failed);
     if let Some(status) = refused.or(order.dry_run.then_some(0)) {
         session.exit_instead(status);
     }
     if order.refuse_with.is_some() {
-        let _gone = ptrace::set_options(stop.pid, ptrace::Options::default());
+        let _gone = ptrace::set_options(session.pid(), ptrace::Options::default());
     }
-    before_release(&launched);
+    before_release(launched);
     let _gone = session.go_home();
 }
 
@@ -133,6 +170,14 @@ struct Work<'a> {
     /// Why something was done in a worse way than planned.
     setback: Option<Failure>,
     rebased: bool,
+    /// How long it was held at the exec stop.
+    held: Duration,
+    /// How long it was held at its entry point.
+    held_at_entry: Option<Duration>,
+    /// What it was made to do; `None` if it was never made to call.
+    counted: Option<Counts>,
+    /// Why it could not be stopped at its entry point.
+    unwatched: Option<Failure>,
 }
 
 impl<'a> Work<'a> {
@@ -145,6 +190,10 @@ impl<'a> Work<'a> {
             filled: Filled::default(),
             setback: None,
             rebased: false,
+            held: Duration::ZERO,
+            held_at_entry: None,
+            counted: None,
+            unwatched: None,
         }
     }
 
@@ -166,25 +215,98 @@ impl<'a> Work<'a> {
         let no_gadget = "the program has no `syscall; ret`, or no signal return, of its own";
         let gadgets = gadgets.ok_or_else(|| Failure::new(SkipReason::NoGadget, no_gadget))?;
         let stack = self.stack()?;
-        let reap =
-            Call::new(c::SYS_wait4, [helper_id(), 0, u64::from(c::__WALL.unsigned_abs()), 0]);
-        let session = Session::begin(self.stop.pid, gadgets, stack, self.sigchld_awaited(), reap)?;
-        session.map_err(|refusal| match refusal {
-            Refusal::StackRoom => Failure::new(
-                SkipReason::StackRoom,
-                "too little of the stack is mapped below the arguments (RLIMIT_STACK, or very many arguments)",
-            ),
-            Refusal::RegisterState => {
-                Failure::new(SkipReason::RegisterState, "extended registers the frame cannot carry")
+        let pid = self.stop.pid;
+        let home = ptrace::registers(pid).map_err(TraceError::from)?;
+        let process = self.order.process;
+        let status = process.read("status").map(|text| status::parse(&text));
+        let lets_in = status.is_ok_and(|status| lets_child_in(process, pid, &status));
+        Session::begin(pid, gadgets, home, stack, lets_in, reap())?.map_err(refused)
+    }
+
+    /// Whether the program is to stop at its entry point too, for its shared objects.
+    fn wants_entry(&self) -> bool {
+        let Order { select, objects, refuse_with, dry_run, .. } = *self.order;
+        let dynamic = self.program.as_ref().is_some_and(|program| program.dynamic);
+        if !dynamic || !select.dso || dry_run {
+            return false;
+        }
+        if refuse_with.is_some() && self.filled.shortfall.is_some() {
+            return false;
+        }
+        objects.unwrap_or_else(|| !self.objects().is_empty())
+    }
+
+    /// Returns the program's shared objects that have something to gain.
+    fn objects(&self) -> Vec<Object> {
+        let path = self.order.process.exe_path().unwrap_or_default();
+        objects::with_text(Path::new(OsStr::from_bytes(&path)), self.order.pages)
+    }
+
+    fn watch_entry(&self, session: &Session) -> Result<EntryWatch, Failure> {
+        let unwatched =
+            |what: &dyn ToString| Failure::new(SkipReason::EntryUnwatched, what.to_string());
+        let status = self.order.process.read("status").map(|text| status::parse(&text));
+        if status.map_or(true, |status| status.seccomp != 0) {
+            return Err(unwatched(&"shared objects are left alone under a seccomp filter"));
+        }
+        let entry =
+            self.program.as_ref().map_or(RemoteAddr::new(0), |program| program.snapshot.entry);
+        EntryWatch::begin(session, entry).map_err(|error| unwatched(&error))
+    }
+
+    /// Lets the program run on to its entry point, and sees to its shared objects there.
+    fn go_on_to_entry(
+        mut self,
+        session: Session,
+        watch: EntryWatch,
+        before_release: impl FnOnce(&Launched),
+    ) {
+        let (order, gadgets) = (self.order, session.gadgets());
+        self.held = self.stop.since.elapsed();
+        let walked = session.go_home_traced();
+        let reached = walked.and_then(|counts| {
+            self.counted = Some(counts);
+            watch.wait()
+        });
+        let stopped = match reached {
+            Ok(stopped) => stopped,
+            Err(error) => {
+                before_release(&self.finish(Some(entry::not_reached(error))));
+                return;
             }
-        })
+        };
+        let left = order.deadline.saturating_sub(self.held);
+        match entry::switch(order, &stopped, gadgets, reap(), left) {
+            Ok((session, attached)) => {
+                self.held_at_entry = Some(stopped.since.elapsed());
+                let before = self.counted.unwrap_or_default();
+                self.counted = Some(Counts { calls: before.calls + session.counts().calls });
+                self.filled.copied += attached.bytes_copied;
+                self.setback = self.setback.take().or(attached.setback);
+                if let Some(plan) = &mut self.plan {
+                    plan.join(attached.plan);
+                }
+                let launched = self.finish(attached.failure);
+                release(order, session, &launched, before_release);
+            }
+            Err(failure) => {
+                let launched = self.finish(Some(failure));
+                before_release(&launched);
+                if order.refuse_with.is_some()
+                    && launched.report.reason.is_some_and(SkipReason::is_failure)
+                {
+                    let _gone = process::kill(stopped.tid);
+                }
+                let _gone = running::let_go(&stopped);
+            }
+        }
     }
 
     /// Where something must be copied and there is a store, has the image there, building it first
     /// if need be.
     fn use_store(&mut self) {
         let (Some(program), Some(plan)) = (&mut self.program, &mut self.plan) else { return };
-        if !self.order.sources.store || plan.huge_bytes_by(Backing::Image) == 0 {
+        if !self.order.sources.store || plan.span_bytes_by(Backing::Image) == 0 {
             return;
         }
         let deadline = self.stop.since + self.order.deadline;
@@ -210,20 +332,6 @@ impl<'a> Work<'a> {
         self.stop.since + self.order.deadline
     }
 
-    /// Returns whether the program has children of its own (it may have, from before its exec), or a
-    /// SIGCHLD pending already. Where that cannot be read it is taken to be so.
-    fn sigchld_awaited(&self) -> bool {
-        let process = self.order.process;
-        let children = format!("task/{}/children", self.stop.pid.as_raw_nonzero());
-        let mut list = String::new();
-        let read =
-            process.open_file(&children, false).map(|mut file| file.read_to_string(&mut list));
-        let only_the_helper = matches!(read, Ok(Ok(_)))
-            && list.split_whitespace().all(|child| child.parse() == Ok(helper_id()));
-        let pending = process.read("status").map_or(!0, |text| status::parse(&text).pending);
-        !only_the_helper || pending >> (c::SIGCHLD - 1) & 1 == 1
-    }
-
     /// Moves the program if that is planned, stages copies beside it, and switches to what was
     /// staged.
     fn stage_and_switch(&mut self, session: &mut Session) -> Result<(), Failure> {
@@ -243,10 +351,11 @@ impl<'a> Work<'a> {
             }
             None => Filled::default(),
         };
+        self.filled = filled;
+        copy::edges_by_pagecache(session, program, plan)?;
         for span in plan.spans_by(Backing::Pagecache) {
             switch::touch(session, span.range)?;
         }
-        self.filled = filled;
         Ok(())
     }
 
@@ -283,7 +392,7 @@ impl<'a> Work<'a> {
     }
 
     /// Asks the kernel what is PMD-mapped now, and writes the report.
-    fn finish(&mut self, session: Option<&Session>, failure: Option<Failure>) -> Launched {
+    fn finish(&mut self, failure: Option<Failure>) -> Launched {
         let mut failure = failure.or_else(|| self.filled.shortfall.clone());
         if failure.is_some() && ptrace::registers(self.stop.pid).is_err() {
             // Whatever failed, failed because it is dead.
@@ -292,15 +401,58 @@ impl<'a> Work<'a> {
         let found = Found {
             plan: self.plan.take(),
             failure,
-            cost: session.map(|session| Cost {
-                remote_syscalls: session.counts().calls,
+            unwatched: self.unwatched.take(),
+            cost: self.counted.map(|counted| Cost {
+                held: self.held,
+                held_at_entry: self.held_at_entry,
+                remote_syscalls: counted.calls,
                 bytes_copied: self.filled.copied,
                 rebased: self.rebased,
                 setback: self.setback.take(),
             }),
         };
         let report = verify::report(self.order, &self.stop, &found);
-        Launched { report, plan: found.plan }
+        let wanted = self.order.dry_run && self.order.select.dso;
+        let objects = wanted.then(|| entry::expected(self.order, &self.objects(), self.deadline()));
+        let objects = objects.filter(|plan| !plan.texts.is_empty());
+        Launched { report, plan: found.plan, objects }
+    }
+}
+
+/// The last step of a program's way home: it reaps this process.
+fn reap() -> Call {
+    Call::new(c::SYS_wait4, [helper_id(), 0, u64::from(c::__WALL.unsigned_abs()), 0])
+}
+
+/// Says whether SIGCHLD may come to a program on its way home.
+///
+/// This process's end is reported to the program by SIGCHLD. Let in, it is dropped at once: right after
+/// exec its action is the default, to ignore it. But where SIGCHLD is blocked and may come from a child of
+/// the program's own, letting it in would lose that one: then one SIGCHLD more may be pending than after a
+/// plain exec. A signal too many is a wait in vain, one too few a hang. And a handler that an init function
+/// has installed is for the program to run.
+pub(crate) fn lets_child_in(process: &ProcDir, pid: Pid, status: &Status) -> bool {
+    let has = |signals: u64| signals >> (c::SIGCHLD - 1) & 1 == 1;
+    // It may have children from before its exec. Where that cannot be read it is taken to be so.
+    let children = format!("task/{}/children", pid.as_raw_nonzero());
+    let mut list = String::new();
+    let read = process.open_file(&children, false).map(|mut file| file.read_to_string(&mut list));
+    let only_the_helper = matches!(read, Ok(Ok(_)))
+        && list.split_whitespace().all(|child| child.parse() == Ok(helper_id()));
+    let awaited = !only_the_helper || has(status.pending);
+    !(has(status.caught) || awaited && has(status.blocked))
+}
+
+/// Puts into words why no session could begin.
+pub(crate) fn refused(refusal: Refusal) -> Failure {
+    match refusal {
+        Refusal::StackRoom => Failure::new(
+            SkipReason::StackRoom,
+            "too little of the stack is mapped below the arguments (RLIMIT_STACK, or very many arguments)",
+        ),
+        Refusal::RegisterState => {
+            Failure::new(SkipReason::RegisterState, "extended registers the frame cannot carry")
+        }
     }
 }
 
@@ -314,21 +466,40 @@ fn helper_id() -> u64 {
 /// clears the page where the bss begins, and reads around that fault).
 ///
 /// Returns whether a plain exec finds all of its text in huge pages, where it can be PMD-mapped: then
-/// there is nothing to be done to the program.
-pub fn bring_in(exe: &File, facts: &ElfFacts, pages: Pages, deadline: Instant) -> bool {
+/// there is nothing to be done to the program. With edges wanted there always may be.
+pub fn bring_in(
+    exe: &File,
+    facts: &ElfFacts,
+    pages: Pages,
+    edges: EdgePolicy,
+    deadline: Instant,
+) -> bool {
     let image = MainImage::new(facts, 0, RemoteAddr::new(0));
     let Some(bias) = image.congruent_bias(pages.pmd) else { return false };
     if !image.position_independent && !image.has_bias(bias, pages.pmd) {
         return false;
     }
-    let chunks = image.congruent_chunks(bias, pages);
+    let len = exe.metadata().map_or(0, |meta| meta.len());
+    let chunks = image.chunks(bias, pages, edges, len);
     let complete = pagecache::prepare(exe, &chunks, pages, deadline)
         .is_ok_and(|prepared| prepared.shortfall.is_none());
     let congruent: u64 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
     let texts = facts.loads.iter().filter(|load| load.is_text());
     let whole = texts.filter_map(|load| load.mapped(pages.base)?.align_inward(pages.pmd));
     let all: u64 = whole.map(AddrRange::len).sum();
-    complete && !image.position_independent && congruent == all
+    let only_whole = edges.edges == Edges::Conservative;
+    complete && only_whole && !image.position_independent && congruent == all
+}
+
+/// As [`bring_in`], for a shared object, where the kernel maps large ones: from an address that is a
+/// multiple of the huge page on.
+pub fn bring_in_object(object: &Object, pages: Pages, deadline: Instant) {
+    let _best_effort = pagecache::prepare(&object.file, &chunks_of(object, pages), pages, deadline);
+}
+
+/// Returns the parts of an object's file that can be PMD-mapped from its page cache there.
+pub(crate) fn chunks_of(object: &Object, pages: Pages) -> Vec<Range<u64>> {
+    MainImage::new(&object.facts, 0, RemoteAddr::new(0)).congruent_chunks(0, pages)
 }
 
 /// Returns whether remote system calls are possible on this architecture.

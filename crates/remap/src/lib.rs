@@ -6,10 +6,13 @@
 
 pub mod attach;
 mod copy;
+mod entry;
 mod failure;
 pub mod headroom;
 pub mod image;
 pub mod launch;
+pub mod mapped;
+pub mod objects;
 pub mod pagecache;
 mod program;
 mod rebase;

@@ -9,9 +9,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use tiexec_core::addr::RemoteAddr;
+use tiexec_core::config::EdgePolicy;
 use tiexec_core::elf::{ElfFacts, ElfHeader};
+use tiexec_core::parts::Parts;
 use tiexec_core::plan::{Backing, Means, Plan, plan};
-use tiexec_core::proc::{ParseError, auxv, maps};
+use tiexec_core::proc::{ParseError, auxv, maps, stat};
 use tiexec_core::rebase::MainImage;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
@@ -38,6 +40,12 @@ pub(crate) struct Program {
     pub stored: Option<StoredImage>,
     /// The copy that is made of what is in neither.
     copy: Option<Backing>,
+    /// Whether an interpreter maps shared objects for it.
+    pub dynamic: bool,
+    /// Whether its text is to be left alone.
+    leave: bool,
+    edges: EdgePolicy,
+    start_brk: Option<u64>,
 }
 
 impl Program {
@@ -69,13 +77,29 @@ impl Program {
         let vmas = maps::parse(&maps).map_err(malformed)?;
         let snapshot = Snapshot { pages: order.pages, vmas, entry };
         let image = MainImage::new(&facts, header.entry, entry);
-        let folios = if order.sources.pagecache {
+        let (dynamic, leave) = (facts.dynamic, !order.select.main);
+        let folios = if order.sources.pagecache && !leave {
             folios(&exe, &image, order, deadline)
         } else {
             Vec::new()
         };
-        let copy = order.sources.copy;
-        Ok(Self { exe, auxv, snapshot, image, folios, stored: None, copy })
+        let layout = process.read("stat").ok().and_then(|text| stat::layout(&text).ok());
+        let start_brk = layout.map(|layout| layout.start_brk);
+        let Order { edges, sources, .. } = *order;
+        let (copy, stored) = (sources.copy, None);
+        Ok(Self {
+            exe,
+            auxv,
+            snapshot,
+            image,
+            folios,
+            stored,
+            copy,
+            dynamic,
+            leave,
+            edges,
+            start_brk,
+        })
     }
 
     /// Plans; `may_move` says whether the program may be moved.
@@ -84,7 +108,20 @@ impl Program {
         let image = if may_move { &self.image } else { &fixed };
         let store = self.stored.as_ref().map(|_| Backing::Store);
         let copies: Vec<Backing> = store.into_iter().chain(self.copy).collect();
-        plan(&self.snapshot, &Means { image: Some(image), folios: &self.folios, copies: &copies })
+        let means = Means {
+            leave_main: self.leave,
+            image: Some(image),
+            folios: &self.folios,
+            copies: &copies,
+            edges: self.edges,
+            start_brk: self.start_brk,
+        };
+        plan(&self.snapshot, &means)
+    }
+
+    /// Returns which of the file's bytes belong where.
+    pub(crate) fn parts(&self) -> Option<Parts> {
+        Parts::of(&self.image.loads, self.image.load_bias, self.snapshot.pages.base)
     }
 
     /// Looks for the program's image in the store, and has it built, until `deadline`, where there
@@ -130,7 +167,8 @@ fn folios(exe: &File, image: &MainImage, order: &Order<'_>, deadline: Instant) -
     if !image.position_independent && !image.has_bias(bias, pages.pmd) {
         return Vec::new();
     }
-    let chunks = image.congruent_chunks(bias, pages);
+    let len = exe.metadata().map_or(0, |meta| meta.len());
+    let chunks = image.chunks(bias, pages, order.edges, len);
     let prepared = pagecache::prepare(exe, &chunks, pages, deadline);
     prepared.map(|prepared| prepared.huge).unwrap_or_default()
 }

@@ -116,7 +116,7 @@ fn moved_back(plan: &Rebase, addr: RemoteAddr) -> RemoteAddr {
 }
 
 /// Has the program open its own image; closed on its way home.
-fn open_itself(session: &mut Session) -> Result<u64, Failure> {
+pub(crate) fn open_itself(session: &mut Session) -> Result<u64, Failure> {
     let path = session.scratch(b"/proc/self/exe\0")?;
     let flags = u64::from((c::O_RDONLY | c::O_CLOEXEC).unsigned_abs());
     let directory = i64::from(c::AT_FDCWD).cast_unsigned();

@@ -7,11 +7,9 @@
 
 use tiexec_core::addr::{AddrRange, RemoteAddr};
 use tiexec_core::plan::Backing;
-use tiexec_core::proc::maps;
 use tiexec_core::skip::SkipReason;
-use tiexec_core::snapshot::Snapshot;
-use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, SysError, c};
+use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::session::Session;
 
@@ -87,6 +85,9 @@ pub(crate) fn switch(
         session.release_on_the_way_home(Call::new(c::SYS_munmap, [answer, len]));
         return Err(Failure::new(SkipReason::SwitchFailed, "the kernel staged elsewhere"));
     }
+    if backing == Backing::Pagecache {
+        mark_widened(session, staged, len)?;
+    }
     session
         .call(Call::new(c::SYS_madvise, [staged.get(), len, raw(c::MADV_POPULATE_READ)]))?
         .map_err(failed("madvise(MADV_POPULATE_READ)", SkipReason::NoHugePage))?;
@@ -118,95 +119,14 @@ pub(crate) fn touch(session: &mut Session, range: AddrRange) -> Result<(), Failu
     Ok(())
 }
 
-/// What is to be mapped where in a running process.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    /// The descriptor, in the process.
-    pub fd: u64,
-    /// From which byte of it on.
-    pub offset: u64,
-    /// Over which text.
-    pub to: AddrRange,
-    /// Whether that text is locked in memory.
-    pub locked: bool,
-}
-
-/// Switches one part in a process whose other threads run. Unlike [`switch`], it cannot know that an
-/// address range is still free, so nothing is unmapped that has not been mapped by us for certain.
-///
-/// # Errors
-/// The target's text is as it was, unless the failure says `mremap`.
-pub(crate) fn switch_running(
+/// Marks a mapping of the file's own pages as one that was widened, for a revert to know it by: smaps
+/// shows the advice as `hg`.
+pub(crate) fn mark_widened(
     session: &mut Session,
-    process: &ProcDir,
-    snapshot: &Snapshot,
-    place: Place,
-) -> Result<(), Failure> {
-    let raw = |value: i32| u64::from(value.unsigned_abs());
-    let failed =
-        |call: &'static str, reason| move |errno| Failure::new(reason, SysError { call, errno });
-    let len = place.to.len();
-    let staged = map_aside(session, process, snapshot, place)?;
-    let unmap = Call::new(c::SYS_munmap, [staged.get(), len]);
-    session.release_on_the_way_home(unmap);
-    let populated = session
-        .call(Call::new(c::SYS_madvise, [staged.get(), len, raw(c::MADV_POPULATE_READ)]))?
-        .map_err(failed("madvise(MADV_POPULATE_READ)", SkipReason::NoHugePage));
-    if let Err(failure) = populated {
-        session.release_now()?;
-        return Err(failure);
-    }
-    // Once it is moved, its old place may be another thread's: the way home must not unmap it then,
-    // rather leave it mapped should this process die right here.
-    session.released();
-    let flags = raw(c::MREMAP_MAYMOVE | c::MREMAP_FIXED);
-    let to = place.to.start().get();
-    session
-        .call(Call::new(c::SYS_mremap, [staged.get(), len, len, flags, to]))?
-        .map_err(failed("mremap(MREMAP_FIXED)", SkipReason::SwitchFailed))?;
-    if place.locked {
-        let _over_the_limit = session.call(Call::new(c::SYS_mlock, [to, len]))?;
-    }
+    at: RemoteAddr,
+    len: u64,
+) -> Result<(), TraceError> {
+    let advice = u64::from(c::MADV_HUGEPAGE.unsigned_abs());
+    let _no_thp = session.call(Call::new(c::SYS_madvise, [at.get(), len, advice]))?;
     Ok(())
-}
-
-/// Maps what is to be switched where nothing is; another thread may map something there first.
-fn map_aside(
-    session: &mut Session,
-    process: &ProcDir,
-    snapshot: &Snapshot,
-    place: Place,
-) -> Result<RemoteAddr, Failure> {
-    let raw = |value: i32| u64::from(value.unsigned_abs());
-    let no_room = || Failure::new(SkipReason::AddressSpace, "no free address range to stage in");
-    let len = place.to.len();
-    let mut area = snapshot.free_area(len).ok_or_else(no_room)?;
-    for _ in 0..4 {
-        let arguments = [
-            area.start().get(),
-            len,
-            raw(c::PROT_READ | c::PROT_EXEC),
-            raw(c::MAP_PRIVATE | c::MAP_FIXED_NOREPLACE | c::MAP_NORESERVE),
-            place.fd,
-            place.offset,
-        ];
-        match session.call(Call::new(c::SYS_mmap, arguments))? {
-            Ok(at) if at == area.start().get() => return Ok(area.start()),
-            Ok(at) => {
-                let _ours = session.call(Call::new(c::SYS_munmap, [at, len]))?;
-                return Err(Failure::new(SkipReason::SwitchFailed, "the kernel staged elsewhere"));
-            }
-            Err(Errno::EXIST) => {
-                let maps = process.read("maps").ok().and_then(|text| maps::parse(&text).ok());
-                let vmas = maps.unwrap_or_default();
-                let now = Snapshot { pages: snapshot.pages, vmas, entry: snapshot.entry };
-                area = now.free_area(len).ok_or_else(no_room)?;
-            }
-            Err(errno) => {
-                let call = "mmap(PROT_READ|PROT_EXEC)";
-                return Err(Failure::new(SkipReason::AddressSpace, SysError { call, errno }));
-            }
-        }
-    }
-    Err(no_room())
 }

@@ -1,7 +1,11 @@
 //! After a launch: what the kernel says is PMD-mapped, and the report of it.
 
-use tiexec_core::coverage::{Note, coverage};
+use std::time::Duration;
+
+use tiexec_core::addr::AddrRange;
+use tiexec_core::coverage::{Note, coverage, is_ours};
 use tiexec_core::plan::{Backing, Plan};
+use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::smaps::{self, SmapsEntry};
 use tiexec_core::proc::{cgroup, status};
 use tiexec_core::report::{Kind, LaunchCost, Outcome, Report};
@@ -17,12 +21,18 @@ pub(crate) struct Found {
     pub plan: Option<Plan>,
     /// What went wrong.
     pub failure: Option<Failure>,
+    /// Why it could not be stopped at its entry point.
+    pub unwatched: Option<Failure>,
     /// What it cost; `None` if the program was never made to call.
     pub cost: Option<Cost>,
 }
 
 /// What carrying out the plan cost.
 pub(crate) struct Cost {
+    /// How long the program was held at the exec stop.
+    pub held: Duration,
+    /// How long it was held at its entry point; `None` if it was not.
+    pub held_at_entry: Option<Duration>,
     /// System calls made by the program for us.
     pub remote_syscalls: u32,
     /// Bytes copied from the file.
@@ -38,7 +48,9 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
     let process = order.process;
     let entries = process.read("smaps").ok().and_then(|text| smaps::parse(&text).ok());
     let entries = entries.unwrap_or_default();
-    let files = coverage(&entries, order.pages, &notes(found));
+    let texts = found.plan.iter().flat_map(|plan| &plan.texts).map(|text| text.vma.clone());
+    let originals: Vec<Vma> = texts.filter(|vma| !is_ours(vma)).collect();
+    let files = coverage(&entries, order.pages, &notes(found), &originals);
     let pid = stop.pid.as_raw_nonzero().get().unsigned_abs();
     let mut report = Report::new(Kind::Launch, pid, String::new(), files);
     if order.wants_report {
@@ -48,9 +60,11 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
     }
 
     let plan = found.plan.as_ref();
-    let planned = plan.map_or(0, Plan::huge_bytes);
+    let planned = plan.map_or(0, Plan::span_bytes);
     let huge = plan.map_or(0, |plan| huge_bytes_in_spans(plan, &entries));
-    report.outcome = outcome(huge, planned);
+    if planned > 0 || report.huge_bytes == 0 {
+        report.outcome = outcome(huge, planned);
+    }
     if let Some(failure) = &found.failure {
         report.reason = Some(failure.reason);
         report.detail = Some(failure.detail.clone());
@@ -61,11 +75,21 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
     } else {
         let unplanned =
             plan.and_then(|plan| plan.texts.iter().find_map(|text| unplanned(&text.rest)));
-        report.reason = unplanned.or((planned == 0).then_some(SkipReason::TooSmall));
+        // Where copies may be made only shared objects stay so, for which there is no store.
+        let unplanned = unplanned
+            .map(|why| if order.sources.copy.is_some() { SkipReason::NoStore } else { why });
+        let nothing = planned == 0 && report.huge_bytes == 0;
+        report.reason = unplanned;
+        if let (None, Some(failure)) = (unplanned, &found.unwatched) {
+            report.reason = Some(failure.reason);
+            report.detail = Some(failure.detail.clone());
+        }
+        report.reason = report.reason.or(nothing.then_some(SkipReason::TooSmall));
     }
     report.launch = found.cost.as_ref().map(|cost| LaunchCost {
         backing: plan.and_then(Plan::main_backing),
-        stop_us: u64::try_from(stop.since.elapsed().as_micros()).unwrap_or(u64::MAX),
+        stop_us: micros(cost.held),
+        entry_stop_us: cost.held_at_entry.map(micros),
         remote_syscalls: cost.remote_syscalls,
         bytes_copied: cost.bytes_copied,
         rebased: cost.rebased,
@@ -74,6 +98,10 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
         spans: plan.map(|plan| plan.spans().copied().collect()).unwrap_or_default(),
     });
     report
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Returns why whole huge pages of a text were not planned, if so.
@@ -89,7 +117,9 @@ fn notes(found: &Found) -> Vec<Note> {
     texts
         .filter_map(|text| {
             let failure = found.failure.as_ref().filter(|_| !text.spans.is_empty());
-            let reason = failure.map(|failure| failure.reason).or(unplanned(&text.rest))?;
+            let own = text.rest.iter().map(|&(reason, _)| reason);
+            let own = { own }.find(|reason| *reason != SkipReason::Edges);
+            let reason = failure.map(|failure| failure.reason).or(own)?;
             Some(Note { range: text.vma.range, reason })
         })
         .collect()
@@ -104,12 +134,13 @@ pub(crate) fn outcome(huge: u64, planned: u64) -> Outcome {
     }
 }
 
-/// Returns the bytes PMD-mapped in VMAs that hold planned spans.
+/// Returns the bytes of planned spans that are PMD-mapped.
 pub(crate) fn huge_bytes_in_spans(plan: &Plan, entries: &[SmapsEntry]) -> u64 {
-    let holds_a_span = |entry: &&SmapsEntry| {
+    let in_spans = |entry: &SmapsEntry| {
         // Private anonymous huge pages are none of ours.
-        let backing = |backing: Backing| backing != Backing::Anon;
-        plan.spans().any(|span| backing(span.backing) && entry.vma.range.overlaps(span.range))
+        let ours = plan.spans().filter(|span| span.backing != Backing::Anon);
+        let shared = ours.filter_map(|span| span.range.intersection(entry.vma.range));
+        entry.pmd_mapped().min(shared.map(AddrRange::len).sum())
     };
-    entries.iter().filter(holds_a_span).map(SmapsEntry::pmd_mapped).sum()
+    entries.iter().map(in_spans).sum()
 }

@@ -41,6 +41,8 @@ impl Errno {
     pub const NOTTY: Self = Self(libc::ENOTTY);
     /// No such device (processor).
     pub const NODEV: Self = Self(libc::ENODEV);
+    /// In use.
+    pub const BUSY: Self = Self(libc::EBUSY);
     /// No descriptor left in the process.
     pub const MFILE: Self = Self(libc::EMFILE);
 

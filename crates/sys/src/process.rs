@@ -168,6 +168,18 @@ pub fn wait_polling(pid: Pid) -> Result<Wait, SysError> {
 /// # Errors
 /// ECHILD if it is neither child nor tracee, or no longer.
 pub fn wait_attentively(pid: Pid) -> Result<Wait, SysError> {
+    loop {
+        if let Some(stop) = wait_a_while(pid)? {
+            return Ok(stop);
+        }
+    }
+}
+
+/// As [`wait_attentively`]; `None` if nothing has come for a quarter of a second.
+///
+/// # Errors
+/// ECHILD if it is neither child nor tracee, or no longer.
+pub fn wait_a_while(pid: Pid) -> Result<Option<Wait>, SysError> {
     // Ignored, SIGCHLD would not come at all.
     // SAFETY: the default action runs no code of ours.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
@@ -175,10 +187,15 @@ pub fn wait_attentively(pid: Pid) -> Result<Wait, SysError> {
     let patience = libc::timespec { tv_sec: 0, tv_nsec: 250_000_000 };
     loop {
         if let Some(stop) = look(pid, libc::WNOHANG)? {
-            return Ok(stop);
+            return Ok(Some(stop));
         }
         // SAFETY: the set and the time are live; the signal's details are not asked for.
-        unsafe { libc::sigtimedwait(&raw const child, std::ptr::null_mut(), &raw const patience) };
+        let came = unsafe {
+            libc::sigtimedwait(&raw const child, std::ptr::null_mut(), &raw const patience)
+        };
+        if came < 0 {
+            return look(pid, libc::WNOHANG);
+        }
     }
 }
 

@@ -33,6 +33,16 @@ impl ProcDir {
         Self::open(Path::new(&path), "open(/proc/PID)")
     }
 
+    /// Opens the directories of all processes, one after the other, those of the lowest ids first. What
+    /// ends meanwhile is left out; where `/proc` is not mounted there are none.
+    pub fn every() -> impl Iterator<Item = (Pid, Self)> {
+        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let mut pids: Vec<Pid> = pids.filter_map(Pid::from_raw).collect();
+        pids.sort_unstable_by_key(|pid| pid.as_raw_nonzero());
+        pids.into_iter().filter_map(|pid| Some((pid, Self::of(pid).ok()?)))
+    }
+
     fn open(path: &Path, call: &'static str) -> Result<Self, SysError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         rustix::fs::openat(CWD, path, flags, Mode::empty()).map(Self).map_err(SysError::of(call))

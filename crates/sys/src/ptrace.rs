@@ -14,6 +14,7 @@
 
 use libc::{c_long, c_uint, c_void};
 use rustix::process::Pid;
+use tiexec_core::seccomp::Instruction;
 
 use crate::error::{SysError, check};
 
@@ -163,6 +164,40 @@ pub fn syscalls_are_dispatched(pid: Pid) -> Result<bool, SysError> {
     }
 }
 
+const PTRACE_SECCOMP_GET_FILTER: c_uint = 0x420c;
+
+/// `PTRACE_SECCOMP_GET_FILTER`, since Linux 4.4 with `CONFIG_CHECKPOINT_RESTORE` — returns the seccomp
+/// filters of a stopped thread, the one installed first at the front. Each thread has its own
+/// (seccomp(2)).
+///
+/// # Errors
+/// EACCES without `CAP_SYS_ADMIN` in the initial user namespace, or if this process has filters of its
+/// own; EINVAL if the thread has none, or the kernel cannot tell; EMEDIUMTYPE for one that is not
+/// classic BPF; ESRCH.
+pub fn seccomp_filters(pid: Pid) -> Result<Vec<Vec<Instruction>>, SysError> {
+    let call = "ptrace(PTRACE_SECCOMP_GET_FILTER)";
+    let mut filters = Vec::new();
+    loop {
+        let index = std::ptr::without_provenance_mut(filters.len());
+        let get = |to| request(call, PTRACE_SECCOMP_GET_FILTER, pid, index, to);
+        let len = match get(std::ptr::null_mut()) {
+            Ok(len) => usize::try_from(len).unwrap_or(0),
+            Err(error) if error.errno == crate::Errno::NOENT => return Ok(filters),
+            Err(error) => return Err(error),
+        };
+        // The kernel fills as many as it has just said: a filter never changes.
+        let mut filter = vec![libc::sock_filter { code: 0, jt: 0, jf: 0, k: 0 }; len];
+        get(filter.as_mut_ptr().cast())?;
+        let instruction = |raw: &libc::sock_filter| Instruction {
+            code: raw.code,
+            jump_true: raw.jt,
+            jump_false: raw.jf,
+            constant: raw.k,
+        };
+        filters.push(filter.iter().map(instruction).collect());
+    }
+}
+
 /// Register sets by the name of their core-dump note (`elf.h`).
 const NT_PRSTATUS: i32 = 1;
 const NT_X86_XSTATE: i32 = 0x202;
@@ -237,6 +272,19 @@ pub fn set_signal_mask(pid: Pid, mask: u64) -> Result<(), SysError> {
     let size = std::ptr::without_provenance_mut(size_of::<u64>());
     request(call, libc::PTRACE_SETSIGMASK, pid, size, (&raw mut mask).cast())?;
     Ok(())
+}
+
+/// `PTRACE_GETSIGINFO` — returns the code of the signal that the tracee is about to get (`si_code`,
+/// sigaction(2)).
+///
+/// # Errors
+/// EINVAL if it is in no signal-delivery-stop; ESRCH.
+pub fn signal_code(pid: Pid) -> Result<i32, SysError> {
+    // SAFETY: an all-zero siginfo_t is valid: integers and a union of integers.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let call = "ptrace(PTRACE_GETSIGINFO)";
+    request(call, libc::PTRACE_GETSIGINFO, pid, std::ptr::null_mut(), (&raw mut info).cast())?;
+    Ok(info.si_code)
 }
 
 /// Where in a system call a syscall-stop is.

@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 
 use tiexec_core::addr::RemoteAddr;
 use tiexec_core::skip::SkipReason;
+use tiexec_sys::breakpoint::Breakpoint;
 use tiexec_sys::process::{self, Fork, Wait};
 use tiexec_sys::ptrace::{self, Options, Resume, SyscallStop};
 use tiexec_sys::{Errno, Pid, SysError, c, rehearse, vm};
@@ -353,14 +354,28 @@ pub fn let_go(stop: ExecStop) {
 /// # Errors
 /// What stands in the way.
 pub fn try_seize() -> Result<(), SysError> {
+    try_on_a_child(|child| ptrace::seize(child, Options::default()))
+}
+
+/// Sets a breakpoint in a child that waits, and ends it: whether this process could stop a program at
+/// its entry point.
+///
+/// # Errors
+/// What stands in the way.
+pub fn try_breakpoint() -> Result<(), SysError> {
+    // Anywhere: it does not come there.
+    try_on_a_child(|child| Breakpoint::set(child, RemoteAddr::new(0x1000), 0).map(drop))
+}
+
+fn try_on_a_child(what: impl FnOnce(Pid) -> Result<(), SysError>) -> Result<(), SysError> {
     match process::fork_single_threaded()? {
         Fork::Child => loop {
             std::thread::park();
         },
         Fork::Parent(child) => {
-            let seized = ptrace::seize(child, Options::default());
+            let done = what(child);
             end_helper(child);
-            seized
+            done
         }
     }
 }

@@ -7,8 +7,10 @@
 #![forbid(unsafe_code)]
 
 pub mod arch;
+pub mod entry;
 mod error;
 mod fault;
+pub mod foreseen;
 pub mod gadgets;
 pub mod held;
 pub mod running;

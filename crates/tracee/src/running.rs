@@ -13,11 +13,12 @@ use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::process::{self, Wait};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::ptrace::{self, Options, Registers, Resume};
-use tiexec_sys::{Errno, Pid, SysError, vm};
+use tiexec_sys::{Errno, Pid, SysError, c, vm};
 
-use crate::arch::{self, Gadgets, Interruption};
+use crate::arch::{self, Call, Gadgets, Interruption};
 use crate::error::TraceError;
 use crate::fault;
+use crate::foreseen::{Filters, Permission};
 use crate::session::{Refusal, Session};
 use crate::threads::waits_forever;
 
@@ -42,7 +43,7 @@ pub struct Stopped {
 ///
 /// # Errors
 /// EPERM as for `PTRACE_SEIZE`: another tracer, or no leave. [`TraceError::Late`]: it sleeps where
-/// nothing wakes it (state D); it is let go when this process ends. [`TraceError::Gone`].
+/// nothing wakes it (state D); it is let go when the calling thread ends. [`TraceError::Gone`].
 pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
     ptrace::seize(tid, Options::default())?;
     ptrace::interrupt(tid)?;
@@ -66,6 +67,11 @@ pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
             }
         }
     };
+    look(tid, group_stopped)
+}
+
+/// Looks at a thread that has just stopped.
+pub(crate) fn look(tid: Pid, group_stopped: bool) -> Result<Stopped, TraceError> {
     let since = Instant::now();
     let mut registers = ptrace::registers(tid)?;
     let mut shown = arch::interruption(&registers) == Interruption::Shown;
@@ -77,6 +83,36 @@ pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
     abort_restartable_sequence(tid, &mut registers)?;
     let dispatches = ptrace::syscalls_are_dispatched(tid)?;
     Ok(Stopped { tid, since, group_stopped, registers, shown, dispatches })
+}
+
+/// Sees to it that the thread does not break against `filters` when it is let go: the kernel makes an
+/// interrupted call again under the filters of now, and one with a remaining time as another call
+/// (`restart_syscall`), of which the author of a filter need not have thought. Such a call is made again
+/// from its beginning, with all of its time; if that is not allowed either, it returns EINTR.
+pub fn restart_within(filters: &Filters, stopped: &mut Stopped) {
+    let registers = &stopped.registers;
+    let Some(number) = arch::call_number(registers) else { return };
+    let allow = |number, args: [u64; 6]| {
+        filters.allow(&Call { number, args }, arch::program_counter(registers).get())
+    };
+    // The kernel has found it in order once.
+    let itself =
+        || matches!(filters, Filters::Unknown(_)) || allow(number, arch::call_arguments(registers));
+    let ended = || (arch::call_ended(registers), true);
+    let (registers, shown) = match arch::interruption(registers) {
+        Interruption::WithRemainingTime
+            if !allow(c::SYS_restart_syscall, arch::call_arguments(registers)) =>
+        {
+            if itself() {
+                (arch::call_again(registers), stopped.shown)
+            } else {
+                ended()
+            }
+        }
+        Interruption::Again if !itself() => ended(),
+        _ => return,
+    };
+    (stopped.registers, stopped.shown) = (registers, shown);
 }
 
 /// Lets the thread go on as if it had not been stopped.
@@ -193,12 +229,13 @@ pub fn begin(
     leader: Pid,
     gadgets: Gadgets,
     stopped: &Stopped,
+    permission: Permission,
 ) -> Result<Result<Session, Refusal>, TraceError> {
     let Some((top, ground)) = frame_ground(snapshot, leader, stopped) else {
         return Ok(Err(Refusal::StackRoom));
     };
     let home = arch::after_a_signal(&stopped.registers);
-    Session::lay(stopped.tid, gadgets, home, Some(top), ground)
+    Session::lay(stopped.tid, gadgets, permission, home, Some(top), ground)
 }
 
 /// Tells what the kernel answered from what it means.

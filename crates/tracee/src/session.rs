@@ -23,6 +23,7 @@
 use std::fmt;
 
 use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_core::seccomp::Value;
 use tiexec_sys::process::{self, Wait};
 use tiexec_sys::ptrace::{self, Registers, Resume, SyscallStop};
 use tiexec_sys::{Errno, Pid, c, vm};
@@ -30,6 +31,7 @@ use tiexec_sys::{Errno, Pid, c, vm};
 use crate::arch::{self, Call, Gadgets};
 use crate::error::TraceError;
 use crate::fault;
+use crate::foreseen::{CLOSE, Foreseen, Permission};
 
 /// The most undo steps that a chain can hold.
 const MAX_RELEASES: usize = 8;
@@ -45,6 +47,17 @@ const INT: usize = size_of::<i32>();
 fn close(fd: i32) -> Call {
     Call::new(c::SYS_close, [u64::from(fd.cast_unsigned())])
 }
+
+/// Copies a descriptor's number from one frame of the chain to the next.
+const COPY_NUMBER: Foreseen = Foreseen::optional(
+    "process_vm_readv",
+    c::SYS_process_vm_readv,
+    [Value::Small, Value::Any, Value::Is(1), Value::Any, Value::Is(1), Value::Is(0)],
+);
+
+/// What [`Session::call_for_descriptor`] and [`Session::call_for_descriptors`] have called beside the
+/// call they are given.
+pub const DESCRIPTOR_CALLS: [Foreseen; 2] = [CLOSE, COPY_NUMBER];
 
 /// Why no session can begin. The tracee is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,6 +94,7 @@ pub struct Counts {
 pub struct Session {
     pid: Pid,
     gadgets: Gadgets,
+    permission: Permission,
     home: Registers,
     /// The blocked signals while the chain is walked.
     chain_mask: u64,
@@ -106,33 +120,29 @@ pub struct Session {
 }
 
 impl Session {
-    /// Lays the frames on the tracee's stack. The tracee must be in syscall-exit-stop with its stack
-    /// pointer inside `stack`, a writable VMA that nothing else uses below the pointer (the initial
-    /// stack right after exec is one; a goroutine's is not).
+    /// Lays the frames on the tracee's stack. The tracee must be in syscall-exit-stop, or where a
+    /// signal would be taken, to go on with the registers `home`, whose stack pointer is inside
+    /// `stack`: a writable VMA that nothing else uses below the pointer (the initial stack right after
+    /// exec is one; a goroutine's is not).
     ///
-    /// `sigchld_awaited` says that a SIGCHLD which is none of ours is pending or may come.
-    /// The blocked signals are unchanged until the first call. `last_release` is the step made last
-    /// before home.
+    /// `lets_child_in` says whether SIGCHLD may come on the way home, whatever is blocked there. The
+    /// blocked signals are unchanged until the first call. `last_release` is the step made last before
+    /// home: reaping this process.
     ///
     /// # Errors
     /// A [`Refusal`] or a [`TraceError`]; the tracee's registers and mask are as they were.
     pub fn begin(
         pid: Pid,
         gadgets: Gadgets,
+        home: Registers,
         stack: AddrRange,
-        sigchld_awaited: bool,
+        lets_child_in: bool,
         last_release: Call,
     ) -> Result<Result<Self, Refusal>, TraceError> {
-        let home = ptrace::registers(pid)?;
         let top = arch::below_red_zone(&home);
-        let begun = Self::lay(pid, gadgets, home, top, stack)?;
+        let begun = Self::lay(pid, gadgets, Permission::all(), home, top, stack)?;
         Ok(begun.map(|mut session| {
-            // The helper's own end is reported to the program by SIGCHLD. It is let in on the way
-            // home and dropped at once: right after exec its action is the default, to ignore it.
-            // But where SIGCHLD is blocked and may come from a child of the program's own, letting
-            // it in would lose that one: then one SIGCHLD more may be pending than after a plain
-            // exec. A signal too many is a wait in vain, one too few a hang.
-            if session.home_mask & CHILD == 0 || !sigchld_awaited {
+            if lets_child_in {
                 session.chain_mask = !CHILD;
             }
             session.releases.push(last_release);
@@ -143,13 +153,15 @@ impl Session {
 
     /// Lays the frames below `top`, in the writable VMA `within`, of a tracee stopped anywhere.
     /// `home` are the registers with which it shall go on if this process dies: those that a signal
-    /// handler's return would leave it with. There is nothing to be released yet.
+    /// handler's return would leave it with. There is nothing to be released yet. `permission` has all
+    /// calls that the session will make.
     ///
     /// # Errors
     /// A [`Refusal`] or a [`TraceError`]; the tracee's registers and mask are as they were.
     pub fn lay(
         pid: Pid,
         gadgets: Gadgets,
+        permission: Permission,
         home: Registers,
         top: Option<RemoteAddr>,
         within: AddrRange,
@@ -183,6 +195,7 @@ impl Session {
         Ok(Ok(Self {
             pid,
             gadgets,
+            permission,
             home,
             chain_mask: !0,
             home_mask: mask,
@@ -206,6 +219,15 @@ impl Session {
     /// # Errors
     /// The tracee is gone, or on its way home.
     pub fn call(&mut self, call: Call) -> Result<Result<u64, Errno>, TraceError> {
+        if fault::fails_call() {
+            return Ok(Err(Errno::NOMEM));
+        }
+        self.make(call)
+    }
+
+    /// Makes a call or a release.
+    fn make(&mut self, call: Call) -> Result<Result<u64, Errno>, TraceError> {
+        debug_assert!(self.permission.covers(&call), "{call:?} is not foreseen");
         let chain = self.lay_chain()?;
         self.install(arch::aim_at_call(&self.home, self.gadgets, &call, chain))?;
         self.counts.calls += 1;
@@ -249,7 +271,8 @@ impl Session {
 
     /// Makes a call that has the kernel write two descriptors to the address that `call` is given, as
     /// pipe(2) and socketpair(2) do. Both are closed on the way home, the second first, from the
-    /// moment they exist. `pid` is the process's id in its own PID namespace.
+    /// moment they exist; only the first, until this returns, if the second's number may not be copied.
+    /// `pid` is the process's id in its own PID namespace.
     ///
     /// # Errors
     /// The tracee is gone, or on its way home.
@@ -258,22 +281,27 @@ impl Session {
         pid: Pid,
         call: impl FnOnce(RemoteAddr) -> Call,
     ) -> Result<Result<[i32; 2], Errno>, TraceError> {
-        self.release_on_the_way_home(close(-1));
-        self.release_on_the_way_home(close(-1));
+        let before = self.releases.len();
         // close(2) takes the lower half of its argument: the first number. The second lies in the
         // upper half, and is copied to where the other frame has it.
-        let at = self.first_argument_of_next_chain(2);
-        let second = self.first_argument_of_next_chain(1);
-        let words = [second.get(), INT as u64, at.get() + INT as u64, INT as u64];
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        let to = self.keep(&bytes)?.get();
-        let from = to + 2 * size_of::<u64>() as u64;
-        let pid = u64::from(pid.as_raw_nonzero().get().unsigned_abs());
-        self.release_on_the_way_home(Call::new(c::SYS_process_vm_readv, [pid, to, 1, from, 1, 0]));
+        self.release_on_the_way_home(close(-1));
+        let copied = self.may(&COPY_NUMBER);
+        let at = self.first_argument_of_next_chain(if copied { 2 } else { 0 });
+        if copied {
+            self.release_on_the_way_home(close(-1));
+            let second = self.first_argument_of_next_chain(1);
+            let words = [second.get(), INT as u64, at.get() + INT as u64, INT as u64];
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            let to = self.keep(&bytes)?.get();
+            let from = to + 2 * size_of::<u64>() as u64;
+            let pid = u64::from(pid.as_raw_nonzero().get().unsigned_abs());
+            let copy = Call::new(c::SYS_process_vm_readv, [pid, to, 1, from, 1, 0]);
+            self.release_on_the_way_home(copy);
+        }
         let answer = self.call(call(at))?;
         let mut numbers = [[0; INT]; 2];
         self.read(at, numbers.as_flattened_mut())?;
-        for _ in 0..3 {
+        while self.releases.len() > before {
             self.released();
         }
         let numbers = numbers.map(i32::from_ne_bytes);
@@ -335,6 +363,21 @@ impl Session {
         self.zeroes
     }
 
+    /// Returns the gadgets through which it calls.
+    pub fn gadgets(&self) -> Gadgets {
+        self.gadgets
+    }
+
+    /// Returns the signals blocked at home, one bit per signal.
+    pub fn home_mask(&self) -> u64 {
+        self.home_mask
+    }
+
+    /// Whether an optional call may be made.
+    pub fn may(&self, call: &Foreseen) -> bool {
+        self.permission.has(call)
+    }
+
     /// Returns the process.
     pub fn pid(&self) -> Pid {
         self.pid
@@ -372,6 +415,7 @@ impl Session {
 
     /// Has `release` made on the way home, before those registered earlier.
     pub fn release_on_the_way_home(&mut self, release: Call) {
+        debug_assert!(self.permission.covers(&release), "{release:?} is not foreseen");
         debug_assert!(self.releases.len() < MAX_RELEASES, "a chain holds eight steps");
         self.releases.push(release);
         self.chain = None;
@@ -394,11 +438,27 @@ impl Session {
     ///
     /// # Errors
     /// The tracee is gone.
-    pub fn go_home(mut self) -> Result<Counts, TraceError> {
+    pub fn go_home(self) -> Result<Counts, TraceError> {
+        self.walk_home(Resume::Detach)
+    }
+
+    /// Lets the tracee walk home and stays its tracer. The step that was to be made last of all, for
+    /// [`Session::begin`], is not made: a later session has it.
+    ///
+    /// # Errors
+    /// The tracee is gone.
+    pub fn go_home_traced(mut self) -> Result<Counts, TraceError> {
+        self.releases.remove(0);
+        self.chain = None;
+        self.chain_mask = !0;
+        self.walk_home(Resume::Run)
+    }
+
+    fn walk_home(mut self, how: Resume) -> Result<Counts, TraceError> {
         if self.chain.is_none() || !self.masked {
             self.install_chain()?;
         }
-        ptrace::resume(self.pid, Resume::Detach, 0)?;
+        ptrace::resume(self.pid, how, 0)?;
         Ok(self.counts())
     }
 
@@ -411,7 +471,7 @@ impl Session {
         // after it, the number or the range released could by then be another thread's.
         if let Some(release) = self.releases.pop() {
             self.chain = None;
-            let _whatever = self.call(release)?;
+            let _whatever = self.make(release)?;
         }
         Ok(())
     }

@@ -51,10 +51,24 @@ pub fn has_ended(process: &ProcDir, tid: Pid) -> bool {
     matches!(status::parse(&text).state, b'Z' | b'X' | b'x')
 }
 
+/// Whether the thread is frozen by a cgroup (v2; by v1 it is in state D): it can be seized and comes to
+/// a stop, but makes no system call before it is thawed (`do_freezer_trap` in `kernel/signal.c`, which
+/// compilers put into its caller). Not so where the kernel does not tell where it sleeps.
+fn is_frozen(process: &ProcDir, tid: Pid) -> bool {
+    let file = format!("task/{}/wchan", tid.as_raw_nonzero());
+    process.read_as(&file, "wchan").is_ok_and(|place| {
+        let place: &[u8] = &place;
+        place == b"do_freezer_trap" || place == b"get_signal"
+    })
+}
+
 /// Says how `tid` would take a stop now.
 pub fn takes(process: &ProcDir, pid: Pid, tid: Pid) -> Takes {
     let file = format!("task/{}/syscall", tid.as_raw_nonzero());
     let Ok(text) = process.read_as(&file, "syscall") else { return Takes::Badly };
+    if is_frozen(process, tid) {
+        return Takes::Badly;
+    }
     match syscall::parse(&text) {
         Ok(Doing::Running) => Takes::Running,
         Ok(Doing::Call { number, args }) => asleep(pid, number, &args),

@@ -3,6 +3,7 @@
 use tiexec_core::coverage::coverage;
 use tiexec_core::proc::{cgroup, smaps, status};
 use tiexec_core::report::{Kind, Report};
+use tiexec_remap::mapped::originals;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, thp};
 
@@ -39,7 +40,7 @@ fn report(pid: i32) -> Result<Report, u8> {
     let pages =
         thp::pages().ok_or_else(|| malformed(&"the kernel has no transparent huge pages"))?;
     let comm = String::from_utf8_lossy(&status.name).into_owned();
-    let files = coverage(&entries, pages, &[]);
+    let files = coverage(&entries, pages, &[], &originals(&process, &entries, pages));
     let mut report = Report::new(Kind::Inspect, pid.unsigned_abs(), comm, files);
     report.unit = process.read("cgroup").ok().and_then(|text| cgroup::unit(&text));
     Ok(report)

@@ -372,17 +372,18 @@ impl<'a> Follower<'a> {
     /// huge folios before.
     fn treat(&mut self, pid: Pid, by_copy: bool) -> Result<Came, SkipReason> {
         let target = Target::open(pid).map_err(|failure| failure.reason)?;
-        let mut order = target.order(self.settings.backing.into(), false);
-        (order.patience, order.apart) = (PATIENCE, true);
+        let Settings { backing, select, edges, .. } = *self.settings;
+        let mut order = target.order(backing.into(), select, edges, false);
+        order.patience = PATIENCE;
         order.sources.pagecache &= !by_copy;
         let (attached, report) = carry_out(&order, self.settings.select, &mut self.images)
             .map_err(|failure| failure.reason)?;
-        if attached.stop.is_some() {
+        if attached.touched_it() {
             let result = attached.failure.as_ref().map_or("ok", |failure| failure.reason.as_str());
             let (process, bytes) = (&target.process, attached.plan.huge_bytes());
             JournalRecord { action: "attach", pid, process, bytes, result }.write();
         }
-        let done = attached.stop.is_some() || report.jit.iter().any(|area| area.made_bytes > 0);
+        let done = attached.touched_it() || report.jit.iter().any(|area| area.made_bytes > 0);
         if done {
             (self.tell)(&target, &attached, &report);
         }

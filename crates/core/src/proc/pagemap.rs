@@ -1,6 +1,6 @@
 //! `/proc/PID/pagemap`: one 64-bit word per base page (`Documentation/admin-guide/mm/pagemap.rst`).
 
-use crate::addr::{AddrRange, Pages};
+use crate::addr::{AddrRange, PageSize, Pages};
 
 /// The page is in memory.
 const PRESENT: u64 = 1 << 63;
@@ -23,17 +23,22 @@ pub const fn is_modified(word: u64) -> bool {
     word & (PRESENT | SWAPPED) != 0 && word & FILE == 0
 }
 
-/// Returns the huge pages of `range` (which begins and ends on one) in which a page was written to;
-/// `words` are the range's, in order. What has no word counts as not written to.
-pub fn modified_huge_pages(range: AddrRange, words: &[u64], pages: Pages) -> Vec<AddrRange> {
-    let per_huge = usize::try_from(pages.pmd.bytes() / pages.base.bytes()).unwrap_or(usize::MAX);
+/// Returns the pages of size `page` of `range` (which begins and ends on one) in which a base page was
+/// written to; `words` are the range's, in order. What has no word counts as not written to.
+pub fn modified_pages(
+    range: AddrRange,
+    words: &[u64],
+    page: PageSize,
+    base: PageSize,
+) -> Vec<AddrRange> {
+    let each = usize::try_from(page.bytes() / base.bytes()).unwrap_or(usize::MAX).max(1);
     words
-        .chunks(per_huge)
+        .chunks(each)
         .enumerate()
         .filter(|(_, words)| words.iter().any(|&word| is_modified(word)))
         .filter_map(|(index, _)| {
-            let start = range.start().checked_add(index as u64 * pages.pmd.bytes())?;
-            AddrRange::with_len(start, pages.pmd.bytes())
+            let start = range.start().checked_add(index as u64 * page.bytes())?;
+            AddrRange::with_len(start, page.bytes())
         })
         .collect()
 }
@@ -57,7 +62,7 @@ pub fn populated_huge_pages(range: AddrRange, words: &[u64], pages: Pages) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::addr::{PageSize, RemoteAddr};
+    use crate::addr::RemoteAddr;
 
     #[test]
     fn a_private_page_in_memory_or_swapped_is_a_modified_one() {
@@ -67,15 +72,16 @@ mod tests {
     }
 
     #[test]
-    fn the_huge_page_that_holds_it_is_named() {
-        let pages =
-            Pages { base: PageSize::new(4 << 10).unwrap(), pmd: PageSize::new(2 << 20).unwrap() };
+    fn the_page_that_holds_it_is_named() {
+        let (base, pmd) = (PageSize::new(4 << 10).unwrap(), PageSize::new(2 << 20).unwrap());
         let range = AddrRange::with_len(RemoteAddr::new(0x40_0000), 6 << 20).unwrap();
         let mut words = vec![PRESENT | FILE; 3 * 512];
         words[512 + 7] = PRESENT;
-        let found = modified_huge_pages(range, &words, pages);
+        let found = modified_pages(range, &words, pmd, base);
         assert_eq!(found, [AddrRange::with_len(RemoteAddr::new(0x60_0000), 2 << 20).unwrap()]);
-        assert_eq!(modified_huge_pages(range, &[], pages), []);
+        let found = modified_pages(range, &words, base, base);
+        assert_eq!(found, [AddrRange::with_len(RemoteAddr::new(0x60_7000), 4 << 10).unwrap()]);
+        assert_eq!(modified_pages(range, &[], pmd, base), []);
     }
 
     #[test]

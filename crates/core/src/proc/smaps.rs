@@ -26,6 +26,8 @@ pub struct SmapsEntry {
     pub kernel_page_size: u64,
     /// Bytes locked in memory.
     pub locked: u64,
+    /// The memory protection key (pkeys(7)); 0 is everybody's.
+    pub protection_key: u64,
     /// The two-letter flags, as printed.
     pub vm_flags: Vec<[u8; 2]>,
 }
@@ -70,6 +72,11 @@ pub fn parse(text: &[u8]) -> Result<Vec<SmapsEntry>, ParseError> {
                 .split(|&byte| byte == b' ')
                 .filter_map(|flag| flag.try_into().ok())
                 .collect();
+            continue;
+        }
+        if field == b"ProtectionKey" {
+            let key = number(line[word_end..].trim_ascii(), 10);
+            entry.protection_key = key.ok_or_else(|| bad("a protection key"))?;
             continue;
         }
         let slot: &mut u64 = match field {

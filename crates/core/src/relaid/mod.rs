@@ -16,12 +16,17 @@
 //! sections) follows behind, and the section headers come last, so that `readelf`, `nm`, `perf` and
 //! `gdb` read the image as they read the original.
 //!
+//! A huge page of the image that holds text, and nothing that may be written to, can be mapped as a
+//! whole: what no segment maps in it is filler that traps.
+//!
 //! The result is a description: which ranges to copy, which bytes to write. Nothing in the file is
 //! trusted; every sum is checked.
 
 mod notes;
 mod segments;
 mod tail;
+
+use std::ops::Range;
 
 use object::elf::{FileHeader64, ProgramHeader64};
 use object::endian::LittleEndian;
@@ -30,11 +35,13 @@ use object::read::ReadRef;
 use object::read::elf::FileHeader;
 use thiserror::Error;
 
-use crate::addr::{AddrRange, Pages, RemoteAddr};
+use crate::addr::{AddrRange, Pages};
 use crate::elf::{ElfError, ElfHeader};
 
 /// Which rules laid an image out. An image made by others is not this version's.
-pub const VERSION: u32 = 1;
+///
+/// 2: filler beside text.
+pub const VERSION: u32 = 2;
 
 /// Why a file cannot be laid out anew.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -87,6 +94,9 @@ pub struct Layout {
     shift: u64,
     /// Vaddrs of text, whole base pages, ascending and disjoint.
     texts: Vec<AddrRange>,
+    /// Image offsets of huge pages that hold text and nothing that may be written to, joined where they
+    /// adjoin; ascending.
+    huge: Vec<Range<u64>>,
 }
 
 impl Layout {
@@ -152,14 +162,19 @@ impl Layout {
             pages,
             shift: segments.shift,
             texts: segments.texts,
+            huge: segments.huge,
         })
     }
 
-    /// Returns the image offset, in bytes, of the text at these vaddrs (run-time addresses less the
-    /// load bias); `None` unless all of them are text of one segment.
+    /// Returns the image offset, in bytes, of what is at these vaddrs (run-time addresses less the load
+    /// bias); `None` unless all of them are text of one segment, or lie in huge pages that hold text and
+    /// nothing that may be written to.
     pub fn offset_of(&self, vaddrs: AddrRange) -> Option<u64> {
-        let covered = self.texts.iter().any(|text| text.covers(vaddrs)) && !vaddrs.is_empty();
-        covered.then(|| vaddrs.start().get().wrapping_add(self.shift))
+        let start = vaddrs.start().get().wrapping_add(self.shift);
+        let end = start.checked_add(vaddrs.len())?;
+        let covered = self.texts.iter().any(|text| text.covers(vaddrs))
+            || self.huge.iter().any(|huge| huge.start <= start && end <= huge.end);
+        (covered && !vaddrs.is_empty()).then_some(start)
     }
 
     /// Returns the vaddrs of text, rounded out to base pages as the kernel maps them.
@@ -167,12 +182,18 @@ impl Layout {
         &self.texts
     }
 
-    /// Returns whether the huge page of the image at `offset` holds text and nothing else: those
-    /// are the ones that must be huge. `offset` is a multiple of the PMD size.
+    /// Returns whether the huge page of the image at `offset` holds text and nothing that may be written
+    /// to: those are the ones that must be huge. `offset` is a multiple of the PMD size.
     pub fn is_text(&self, offset: u64) -> bool {
-        let start = RemoteAddr::new(offset.wrapping_sub(self.shift));
-        AddrRange::with_len(start, self.pages.pmd.bytes())
-            .is_some_and(|page| self.texts.iter().any(|text| text.covers(page)))
+        self.huge.iter().any(|huge| huge.contains(&offset))
+    }
+
+    /// Returns where, in a huge page of text from `start` to `end`, filler belongs between two bytes that
+    /// are copied or written, of which the first ends at `from` and the second begins at `to`: in whole
+    /// base pages. The rest of the page in which a segment ends is zeros, as the kernel maps it.
+    pub fn filler(&self, from: u64, to: u64) -> Option<Range<u64>> {
+        let start = from.checked_next_multiple_of(self.pages.base.bytes())?;
+        (start < to).then_some(start..to)
     }
 
     /// Returns the page sizes it was made for.
@@ -185,10 +206,13 @@ impl Layout {
         let base = self.pages.base.bytes();
         let copied = self.copies.iter().map(|copy| (copy.to, copy.len));
         let written = self.writes.iter().map(|write| (write.at, write.bytes.len() as u64));
+        // Of huge pages, what else is in them.
+        let huge = self.huge.iter().map(|huge| huge.end - huge.start).fold(0, u64::saturating_add);
+        let beside = huge.saturating_sub(segments::copied_in(&self.copies, &self.huge));
         copied
             .chain(written)
             .map(|(at, len)| (at % base).saturating_add(len).next_multiple_of(base))
-            .fold(0, u64::saturating_add)
+            .fold(beside, u64::saturating_add)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Where the LOAD segments go.
 
+use std::ops::Range;
+
 use object::elf::{self, ProgramHeader64};
 use object::endian::LittleEndian;
 
@@ -32,6 +34,8 @@ pub(super) struct Segments {
     pub(super) end: u64,
     pub(super) copies: Vec<Copied>,
     pub(super) texts: Vec<AddrRange>,
+    /// Image offsets of huge pages that hold text and nothing that may be written to, joined.
+    pub(super) huge: Vec<Range<u64>>,
     pmd: u64,
 }
 
@@ -48,6 +52,7 @@ pub(super) fn place(
     let mut loads = Vec::new();
     let mut copies = Vec::new();
     let mut texts = Vec::new();
+    let mut closed = Vec::new();
     for header in programs.iter().filter(|header| is(header, elf::PT_LOAD)) {
         let load = Load {
             vaddr: header.p_vaddr.get(LittleEndian),
@@ -65,6 +70,10 @@ pub(super) fn place(
         let Some(file_end) = file_end.filter(|&end| end <= file_len) else {
             return Err(LayoutError::Malformed("a segment past the end of the file"));
         };
+        let flags = header.p_flags.get(LittleEndian);
+        if flags.contains(elf::PF_W) || load.mem_size != load.file_size {
+            closed.push(load.vaddr..load.vaddr + load.mem_size);
+        }
         if load.file_size == 0 {
             continue;
         }
@@ -78,7 +87,6 @@ pub(super) fn place(
         let to = file_end.checked_next_multiple_of(base).map_or(file_len, |end| end.min(file_len));
         copies.push(Copied { from, to: load.vaddr - into_page, len: to - from });
         loads.push(load);
-        let flags = header.p_flags.get(LittleEndian);
         if flags.contains(elf::PF_X) && !flags.contains(elf::PF_W) {
             let start = RemoteAddr::new(load.vaddr - into_page);
             let len = (into_page + load.file_size).next_multiple_of(base);
@@ -99,7 +107,64 @@ pub(super) fn place(
     }
     let copies = joined(copies)?;
     let end = copies.last().map_or(front, |copy| copy.to + copy.len).next_multiple_of(base);
-    Ok(Segments { loads, shift, end, copies, texts: joined_texts(texts), pmd: pages.pmd.bytes() })
+    let texts = joined_texts(texts);
+    let pmd = pages.pmd.bytes();
+    let in_image: Vec<Range<u64>> = texts
+        .iter()
+        .map(|text| [text.start(), text.end()].map(|addr| addr.get().wrapping_add(shift)))
+        .map(|[start, end]| start..end)
+        .collect();
+    let is_closed = |page: &Range<u64>| {
+        closed.iter().any(|closed| {
+            let [start, end] = [closed.start, closed.end].map(|at: u64| at.wrapping_add(shift));
+            start < page.end && page.start < end
+        })
+    };
+    let mut huge = huge_pages(&in_image, pmd, |_, page| !is_closed(page));
+    let len = |ranges: &[Range<u64>]| ranges.iter().map(|range| range.end - range.start).sum();
+    let text: u64 = len(&in_image);
+    let holes = len(&huge).saturating_sub(copied_in(&copies, &huge));
+    if holes > text.min(file_len) {
+        // Little text, far apart: memory for its edges would be for nothing else.
+        huge = huge_pages(&in_image, pmd, |text, page| {
+            text.start <= page.start && page.end <= text.end
+        });
+    }
+    // Nothing that follows the segments may come to lie in a huge page of text.
+    let end = huge.last().map_or(end, |last| last.end.max(end));
+    Ok(Segments { loads, shift, end, copies, texts, huge, pmd })
+}
+
+/// Returns the huge pages of the image that hold text and are `wanted`, joined where they adjoin.
+/// `texts` are image offsets, ascending.
+fn huge_pages(
+    texts: &[Range<u64>],
+    pmd: u64,
+    wanted: impl Fn(&Range<u64>, &Range<u64>) -> bool,
+) -> Vec<Range<u64>> {
+    let mut huge: Vec<Range<u64>> = Vec::new();
+    for text in texts {
+        let mut page = text.start - text.start % pmd..text.start - text.start % pmd + pmd;
+        while page.start < text.end {
+            match huge.last_mut() {
+                Some(last) if page.start < last.end => {}
+                _ if !wanted(text, &page) => {}
+                Some(last) if page.start == last.end => last.end = page.end,
+                _ => huge.push(page.clone()),
+            }
+            page = page.end..page.end + pmd;
+        }
+    }
+    huge
+}
+
+/// Returns how many bytes of these image ranges are copied.
+pub(super) fn copied_in(copies: &[Copied], ranges: &[Range<u64>]) -> u64 {
+    let inside = |range: &Range<u64>, copy: &Copied| {
+        let (start, end) = (copy.to.max(range.start), (copy.to + copy.len).min(range.end));
+        end.saturating_sub(start)
+    };
+    ranges.iter().flat_map(|range| copies.iter().map(move |copy| inside(range, copy))).sum()
 }
 
 /// Sorts the copies and joins those that continue each other. Two may share pages only where both

@@ -4,15 +4,27 @@
 //! (`SCHED_FIFO`), where that is allowed. The way home gives the thread its own scheduling back, so it
 //! has it also if this process dies.
 
+use tiexec_core::seccomp::Value;
 use tiexec_sys::process::{self, Scheduling};
 use tiexec_sys::ptrace::Registers;
 use tiexec_sys::{Pid, c};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
+use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::{Counts, Session};
 
 /// The lowest real-time priority: before every normal thread, behind every other real-time one.
 const FIRST: Scheduling = Scheduling::First(1);
+
+/// The thread's way back, which it makes itself if this process dies.
+const BACK: Foreseen = Foreseen::optional(
+    "sched_setscheduler(SCHED_OTHER)",
+    c::SYS_sched_setscheduler,
+    [Value::Is(0), constant(c::SCHED_OTHER), Value::Any],
+);
+
+/// What haste may have the thread call.
+pub(super) const CALLS: [Foreseen; 1] = [BACK];
 
 /// This process in haste, until it is dropped; perhaps a thread with it.
 #[derive(Debug)]
@@ -29,12 +41,12 @@ impl Haste {
         Self { allowed, with_thread: false }
     }
 
-    /// Schedules the stopped thread first too, if it is scheduled normally.
+    /// Schedules the stopped thread first too, if it is scheduled normally and could get back.
     ///
     /// # Errors
     /// The thread is gone.
     pub(super) fn take_along(&mut self, session: &mut Session, tid: Pid) -> Result<(), TraceError> {
-        if !self.allowed || !process::is_scheduled_normally(Some(tid)) {
+        if !self.allowed || !session.may(&BACK) || !process::is_scheduled_normally(Some(tid)) {
             return Ok(());
         }
         // In force before the thread has anything to give back; the parameter is a priority of 0.

@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -13,7 +13,7 @@ use tiexec_core::skip::SkipReason;
 use tiexec_sys::SysError;
 
 use crate::failure::Failure;
-use crate::image::{self, Filled};
+use crate::image::{self, Filled, Source};
 use crate::store::Store;
 
 /// The text of some spans of one file, in huge pages.
@@ -23,26 +23,35 @@ pub(crate) struct Image {
     pub file: File,
     /// What of which span is where in it; the addresses are those of the process it was made for.
     pub filled: Filled,
+    /// The spans in that process.
+    pub spans: Vec<Span>,
 }
 
-/// What an image is of: the file, as it was, and the spans' places in it.
+/// What an image is of: the file, as it was, and which of its bytes are where in the image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Key {
     device: u64,
     inode: u64,
     len: u64,
     changed: (i64, i64),
-    spans: Vec<(u64, u64)>,
+    contents: Vec<(u64, u64, u64)>,
+    spans: Vec<u64>,
+    backing: Backing,
 }
 
 /// Where images are: those made here, by what they are of, and the store.
 #[derive(Debug, Default)]
 pub struct Images {
-    made: Vec<(Key, Rc<Image>)>,
+    made: Vec<(Key, Arc<Image>)>,
     store: OnceCell<Result<Option<Store>, Failure>>,
 }
 
 impl Images {
+    /// Returns how many bytes were copied so far into all of them.
+    pub(crate) fn bytes_copied(&self) -> u64 {
+        self.made.iter().map(|(_, image)| image.filled.copied).sum()
+    }
+
     /// Returns the store that this user can use, if there is one.
     ///
     /// # Errors
@@ -52,35 +61,38 @@ impl Images {
         store.as_ref().map(Option::as_ref).map_err(Clone::clone)
     }
 
-    /// Returns the image of `spans` of `file`, making it if this is the first time it is wanted. Its
+    /// Returns the image of `spans` of a file, making it if this is the first time it is wanted. Its
     /// name in maps will be `name`.
     ///
     /// # Errors
     /// No memory, no huge page, no descriptor; nothing is left behind.
     pub(crate) fn get(
         &mut self,
-        file: &File,
+        source: Source<'_>,
         name: &str,
         spans: &[Span],
         backing: Backing,
         pages: Pages,
         deadline: Instant,
-    ) -> Result<Rc<Image>, Failure> {
-        let meta = file.metadata().map_err(|error| Failure::new(SkipReason::ReadFailed, error))?;
+    ) -> Result<Arc<Image>, Failure> {
+        let meta =
+            source.file.metadata().map_err(|error| Failure::new(SkipReason::ReadFailed, error))?;
         let key = Key {
             device: meta.dev(),
             inode: meta.ino(),
             len: meta.len(),
             changed: (meta.ctime(), meta.ctime_nsec()),
-            spans: spans.iter().map(|span| (span.file_offset, span.range.len())).collect(),
+            contents: source.contents(spans),
+            spans: spans.iter().map(|span| span.range.len()).collect(),
+            backing,
         };
         if let Some((_, image)) = self.made.iter().find(|(known, _)| *known == key) {
-            return Ok(Rc::clone(image));
+            return Ok(Arc::clone(image));
         }
         let memfd = make_memfd(name, backing)?;
-        let filled = image::fill(&memfd, file, spans, backing, pages, deadline)?;
-        let image = Rc::new(Image { file: memfd, filled });
-        self.made.push((key, Rc::clone(&image)));
+        let filled = image::fill(&memfd, source, spans, backing, pages, deadline)?;
+        let image = Arc::new(Image { file: memfd, filled, spans: spans.to_vec() });
+        self.made.push((key, Arc::clone(&image)));
         Ok(image)
     }
 }

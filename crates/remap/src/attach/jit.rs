@@ -10,13 +10,15 @@ use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::pagemap::populated_huge_pages;
 use tiexec_core::proc::smaps::SmapsEntry;
 use tiexec_core::report::JitArea;
+use tiexec_core::seccomp::Value;
 use tiexec_sys::{Errno, SysError, c, process, vm};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
+use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::Session;
 
 use super::same::RunningImage;
-use super::texts::pagemap;
+use super::written::Written;
 use super::{AttachOrder, Done, ThpOn, in_a_stop, read_smaps, thp_is_off};
 use crate::failure::Failure;
 
@@ -32,10 +34,11 @@ const IN_ONE_STOP: usize = 4;
 /// # Errors
 /// The process could not be looked at; it is as it was. What the kernel refuses is in the areas.
 pub fn collapse_jit(order: &AttachOrder<'_>) -> Result<Vec<JitArea>, Failure> {
+    let written = Written::open(order.process, order.pages)?;
     let entries = read_smaps(order.process)?;
     let mut areas: Vec<Area> = entries
         .iter()
-        .filter_map(|entry| Area::of(order, entry).transpose())
+        .filter_map(|entry| Area::of(order, &written, entry).transpose())
         .collect::<Result<_, _>>()?;
     if !order.dry_run && areas.iter().any(|area| !area.wanted.is_empty()) {
         let outside = process::open_pidfd(order.pid).map_err(Failure::unreadable)?;
@@ -67,12 +70,16 @@ struct Area {
 }
 
 impl Area {
-    fn of(order: &AttachOrder<'_>, entry: &SmapsEntry) -> Result<Option<Self>, Failure> {
+    fn of(
+        order: &AttachOrder<'_>,
+        written: &Written,
+        entry: &SmapsEntry,
+    ) -> Result<Option<Self>, Failure> {
         let range = entry.vma.range;
         let Some(whole) = range.align_inward(order.pages.pmd).filter(|_| is_jit(&entry.vma)) else {
             return Ok(None);
         };
-        let words = pagemap(order.process, whole, order.pages)?;
+        let words = written.words(whole)?;
         let mut wanted = populated_huge_pages(whole, &words, order.pages);
         let populated = wanted.iter().map(|page| page.len()).sum();
         let huge = entry.pmd_mapped();
@@ -142,7 +149,8 @@ fn from_inside(order: &AttachOrder<'_>, entries: &[SmapsEntry], areas: &mut [Are
             thp.map_or(Ok(()), |thp| Ok(thp.end(session)?))
         };
         let image = RunningImage::open(order.process);
-        let done = in_a_stop(order, image, entries, work).and_then(|(_, done)| done);
+        let calls: Vec<&[Foreseen]> = vec![&COLLAPSE_CALLS, &ThpOn::CALLS];
+        let done = in_a_stop(order, image, entries, calls, work).and_then(|(_, done)| done);
         if let Err(failure) = done {
             for area in areas.iter_mut().filter(|area| !area.wanted.is_empty()) {
                 area.refused.get_or_insert_with(|| failure.to_string());
@@ -151,6 +159,13 @@ fn from_inside(order: &AttachOrder<'_>, entries: &[SmapsEntry], areas: &mut [Are
         }
     }
 }
+
+/// What [`collapse`] has the process call.
+const COLLAPSE_CALLS: [Foreseen; 1] = [Foreseen::needed(
+    "madvise(MADV_COLLAPSE)",
+    c::SYS_madvise,
+    [Value::Any, Value::Any, constant(c::MADV_COLLAPSE)],
+)];
 
 /// Has the stopped thread make one huge page.
 fn collapse(session: &mut Session, page: AddrRange) -> Result<Result<(), SysError>, TraceError> {

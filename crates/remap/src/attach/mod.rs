@@ -4,58 +4,53 @@
 //! made to map what was staged; the others never stop. Until the one `mremap` of a span, nothing of
 //! the process has changed; after it, the span's bytes are the same as before.
 
-mod apart;
 mod haste;
 mod images;
 mod jit;
 mod mappings;
 mod pass;
+mod place;
+mod prepared;
 mod revert;
 mod same;
 mod stored;
+mod switching;
 mod texts;
+mod thread;
 mod verify;
+mod written;
 
-use std::fs::File;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
-use tiexec_core::plan::{Backing, Plan, Span, plan_running};
+use tiexec_core::addr::{Pages, RemoteAddr};
+use tiexec_core::config::EdgePolicy;
+use tiexec_core::plan::Plan;
 use tiexec_core::proc::auxv;
-use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::smaps::{self, SmapsEntry};
-use tiexec_core::proc::status::{self, Status};
+use tiexec_core::proc::status;
+use tiexec_core::seccomp::Value;
+use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, SysError, c};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{Call, Gadgets};
+use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::gadgets;
-use tiexec_tracee::running::{self, Stopped};
+use tiexec_tracee::running::Stopped;
 use tiexec_tracee::session::{Counts, Session};
-use tiexec_tracee::threads::{self, Takes};
 
 use haste::Haste;
-use images::Image;
 pub use images::Images;
 pub use jit::collapse_jit;
-use pass::Passage;
+pub(crate) use prepared::{Prepared, prepare};
 pub use revert::{Reverted, revert};
 use same::RunningImage;
-use stored::Stored;
-use texts::Texts;
 pub use verify::report;
 
 use crate::failure::Failure;
 use crate::launch::Sources;
-use crate::{headroom, switch};
-
-/// How long only for one that will see nothing of it.
-const UNSEEN_FIRST: Duration = Duration::from_secs(1);
-/// The longest pause between two looks.
-const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// What to do with a running process.
 #[derive(Clone, Copy, Debug)]
@@ -70,13 +65,16 @@ pub struct AttachOrder<'a> {
     pub pages: Pages,
     /// What to make huge pages of.
     pub sources: Sources,
+    /// Whose text to look after.
+    pub select: Select,
+    /// Which ragged edges are taken.
+    pub edges: EdgePolicy,
+    /// Whether copies may only be such as the whole machine shares: in the image store.
+    pub only_shared: bool,
     /// How long staging may take; the process runs meanwhile.
     pub deadline: Duration,
     /// How long to look for a thread that takes a stop well, and for the right moment.
     pub patience: Duration,
-    /// Whether this process lives on afterwards: then another one makes the stop, so that the thread is
-    /// let go whatever happens.
-    pub apart: bool,
     /// Plan only.
     pub dry_run: bool,
 }
@@ -92,7 +90,9 @@ pub struct Attached {
     pub setback: Option<Failure>,
     /// What the stop cost; `None` if no thread was stopped.
     pub stop: Option<StopCost>,
-    /// Bytes copied from files into images for this process.
+    /// Bytes of text that became huge without a stop.
+    pub from_outside: u64,
+    /// Bytes copied from files into images for this process; none where an image was there already.
     pub bytes_copied: u64,
 }
 
@@ -109,6 +109,13 @@ pub struct StopCost {
     pub shown: bool,
 }
 
+impl Attached {
+    /// Whether something was done to the process.
+    pub fn touched_it(&self) -> bool {
+        self.stop.is_some() || self.from_outside > 0
+    }
+}
+
 /// Puts the text of a running process onto huge pages, as far as it is not.
 ///
 /// # Errors
@@ -116,66 +123,19 @@ pub struct StopCost {
 pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, Failure> {
     let begun = Instant::now();
     let image = RunningImage::open(order.process);
-    let entries = read_smaps(order.process)?;
-    let deadline = begun + order.deadline;
-    let Sources { pagecache, copy, .. } = order.sources;
-    let mut texts = Texts::read(order.process, &entries, order.pages, pagecache, copy, deadline);
-    let mut plan = plan_running(order.pages.pmd, &texts.texts);
-    let (mut stored, mut setback) = (Vec::new(), None);
-    if order.sources.store && plan.huge_bytes_by(Backing::Image) > 0 {
-        (stored, setback) = stored::find(order, images, &mut texts, &plan, deadline);
-        plan = plan_running(order.pages.pmd, &texts.texts);
+    let mut prepared = prepare(order, images, begun + order.deadline)?;
+    prepared.touch_from_outside(order);
+    if prepared.is_empty() {
+        return Ok(prepared.attached);
     }
-    let mut attached = Attached { plan, failure: None, setback, stop: None, bytes_copied: 0 };
-    if order.dry_run || attached.plan.huge_bytes() == 0 {
-        return Ok(attached);
-    }
-    let mut staged = Vec::new();
-    for (vma, spans) in copies(&attached.plan) {
-        match stage(order, &texts, &stored, vma, &spans, images, deadline) {
-            Ok(image) => {
-                attached.bytes_copied += image.filled.copied;
-                if let Some(shortfall) = &image.filled.shortfall {
-                    attached.failure.get_or_insert_with(|| shortfall.clone());
-                }
-                staged.push((vma.clone(), spans, image));
-            }
-            Err(failure) => {
-                attached.failure.get_or_insert(failure);
-            }
-        }
-    }
-    let touched: Vec<AddrRange> =
-        attached.plan.spans_by(Backing::Pagecache).map(|span| span.range).collect();
-    if staged.is_empty() && touched.is_empty() {
-        return Ok(attached);
-    }
-    if !staged.is_empty() {
-        let parts = staged.iter().map(|(_, _, image)| image.filled.staged.len()).sum();
-        let maps = order.process.read("maps").map_err(Failure::unreadable)?;
-        mappings::check(maps.iter().filter(|&&byte| byte == b'\n').count(), parts)?;
-    }
-    let thp_off = thp_is_off(order.process);
-    let work = |session: &mut Session, snapshot: &Snapshot| {
-        let thp = if thp_off { Some(ThpOn::begin(session)?) } else { None };
-        let mut switched = Ok(());
-        if !staged.is_empty() {
-            switched = switch_all(session, order, snapshot, &staged, &entries);
-        }
-        for &range in &touched {
-            refault(session, range)?;
-        }
-        if let Some(thp) = thp {
-            thp.end(session)?;
-        }
-        switched
-    };
-    let (cost, done) = in_a_stop(order, image, &entries, work)?;
-    attached.stop = Some(cost);
+    let work =
+        |session: &mut Session, snapshot: &Snapshot| prepared.switch(session, order, snapshot);
+    let (cost, done) = in_a_stop(order, image, &prepared.entries, prepared.calls(), work)?;
+    prepared.attached.stop = Some(cost);
     if let Err(failure) = done {
-        attached.failure.get_or_insert(failure);
+        prepared.attached.failure.get_or_insert(failure);
     }
-    Ok(attached)
+    Ok(prepared.attached)
 }
 
 /// Reads a process's smaps.
@@ -197,85 +157,6 @@ fn read_smaps(process: &ProcDir) -> Result<Vec<SmapsEntry>, Failure> {
     }
 }
 
-/// Returns, for each text, the spans of it that need a copy.
-fn copies(plan: &Plan) -> impl Iterator<Item = (&Vma, Vec<Span>)> {
-    plan.texts.iter().filter_map(|text| {
-        let copied = |span: &&Span| span.backing != Backing::Pagecache;
-        let spans: Vec<Span> = text.spans.iter().filter(copied).copied().collect();
-        (!spans.is_empty()).then_some((&text.vma, spans))
-    })
-}
-
-/// Has the image of a text's spans ready.
-fn stage(
-    order: &AttachOrder<'_>,
-    texts: &Texts,
-    stored: &[Stored],
-    vma: &Vma,
-    spans: &[Span],
-    images: &mut Images,
-    deadline: Instant,
-) -> Result<Rc<Image>, Failure> {
-    let backing = spans.first().map_or(Backing::Image, |span| span.backing);
-    if backing == Backing::Store {
-        return stored::image(stored, vma, spans).map(Rc::new);
-    }
-    if backing == Backing::Image {
-        let bytes = spans.iter().map(|span| span.range.len()).sum();
-        // It is this process's memory cgroup that pays.
-        headroom::check(&ProcDir::this_process().map_err(Failure::unreadable)?, bytes)?;
-    }
-    let gone = || Failure::new(SkipReason::FileGone, vma.display_path());
-    let file: &File = texts.file(vma).ok_or_else(gone)?;
-    let path = vma.display_path();
-    let name = path.rsplit('/').next().unwrap_or_default();
-    images.get(file, name, spans, backing, order.pages, deadline)
-}
-
-/// Switches each staged part, one after the other.
-fn switch_all(
-    session: &mut Session,
-    order: &AttachOrder<'_>,
-    snapshot: &Snapshot,
-    staged: &[(Vma, Vec<Span>, Rc<Image>)],
-    entries: &[SmapsEntry],
-) -> Result<(), Failure> {
-    let passage = Passage::open(session, order.task, order.process)?;
-    for (vma, spans, image) in staged {
-        let fd = passage.hand_over(session, &image.file)?;
-        let locked = entries.iter().any(|entry| entry.vma == *vma && entry.has_flag(*b"lo"));
-        for part in &image.filled.staged {
-            // The image may have been made for another process, where the text lies elsewhere.
-            let Some(to) = place_of(part.span, spans) else { continue };
-            let place = switch::Place { fd, offset: part.image_offset, to, locked };
-            switch::switch_running(session, order.process, snapshot, place)?;
-        }
-        session.release_now()?;
-    }
-    Ok(())
-}
-
-/// Returns where a part of an image goes in a process whose spans are these.
-fn place_of(part: Span, spans: &[Span]) -> Option<AddrRange> {
-    let span = spans.iter().find(|span| {
-        let end = span.file_offset.saturating_add(span.range.len());
-        span.file_offset <= part.file_offset && part.file_offset + part.range.len() <= end
-    })?;
-    let start = span.range.start().checked_add(part.file_offset - span.file_offset)?;
-    AddrRange::with_len(start, part.range.len())
-}
-
-/// Has text that lies on huge folios already mapped anew, by whole PMD entries. Whoever runs there
-/// meanwhile faults it in again.
-fn refault(session: &mut Session, range: AddrRange) -> Result<(), TraceError> {
-    let (start, len) = (range.start().get(), range.len());
-    for advice in [c::MADV_DONTNEED, c::MADV_POPULATE_READ] {
-        let advice = u64::from(advice.unsigned_abs());
-        let _refused = session.call(Call::new(c::SYS_madvise, [start, len, advice]))?;
-    }
-    Ok(())
-}
-
 /// Whether the process has turned THP off for itself (`PR_SET_THP_DISABLE`; mariadbd does, for its
 /// heap). What is PMD-mapped stays so, but nothing new would be.
 fn thp_is_off(process: &ProcDir) -> bool {
@@ -287,6 +168,15 @@ fn thp_is_off(process: &ProcDir) -> bool {
 struct ThpOn;
 
 impl ThpOn {
+    const CALLS: [Foreseen; 2] = [Self::foreseen(0), Self::foreseen(1)];
+
+    const fn foreseen(disable: u64) -> Foreseen {
+        let option = constant(c::PR_SET_THP_DISABLE);
+        let zero = Value::Is(0);
+        let args = [option, Value::Is(disable), zero, zero, zero];
+        Foreseen::optional("prctl(PR_SET_THP_DISABLE)", c::SYS_prctl, args)
+    }
+
     fn set(disable: u64) -> Call {
         let option = u64::from(c::PR_SET_THP_DISABLE.unsigned_abs());
         Call::new(c::SYS_prctl, [option, disable, 0, 0, 0])
@@ -294,6 +184,10 @@ impl ThpOn {
 
     /// Turns it on; the way home turns it off again.
     fn begin(session: &mut Session) -> Result<Self, Failure> {
+        if !Self::CALLS.iter().all(|call| session.may(call)) {
+            let what = "a seccomp filter may refuse prctl(PR_SET_THP_DISABLE), which turns it on";
+            return Err(Failure::new(SkipReason::ThpDisabled, what));
+        }
         session.release_on_the_way_home(Self::set(1));
         session.call(Self::set(0))?.map_err(|errno| {
             let call = "prctl(PR_SET_THP_DISABLE)";
@@ -311,30 +205,41 @@ impl ThpOn {
 /// What is done in a stop.
 type Done = Result<(), Failure>;
 
-/// Stops one thread, has `work` make it call, and lets it go; in a process of its own if this one is to
-/// live on.
+/// Stops one thread, has `work` make it call what is in `calls`, and lets it go.
+///
+/// In a thread of this process that ends with it: a thread that did not come to its stop in time is
+/// still seized then, cannot be let go while it does not stand, and would stand as soon as it can. The
+/// kernel lets it go when the thread that seized it ends.
 fn in_a_stop(
     order: &AttachOrder<'_>,
     image: Result<RunningImage, Failure>,
     entries: &[SmapsEntry],
-    work: impl FnOnce(&mut Session, &Snapshot) -> Done,
+    calls: Vec<&[Foreseen]>,
+    work: impl FnOnce(&mut Session, &Snapshot) -> Done + Send,
 ) -> Result<(StopCost, Done), Failure> {
-    let stop = || in_a_stop_by_this(order, image, entries, work);
-    if order.apart { apart::run(stop) } else { stop() }
+    std::thread::scope(|scope| {
+        // Where memory is short, a stack of the usual size may be what is too much.
+        let thread = std::thread::Builder::new().stack_size(512 << 10);
+        let stop = thread
+            .spawn_scoped(scope, || stop_and_work(order, image, entries, calls, work))
+            .map_err(|error| Failure::new(SkipReason::ForkFailed, error))?;
+        stop.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
-/// Does so itself.
-fn in_a_stop_by_this(
+fn stop_and_work(
     order: &AttachOrder<'_>,
     image: Result<RunningImage, Failure>,
     entries: &[SmapsEntry],
+    mut calls: Vec<&[Foreseen]>,
     work: impl FnOnce(&mut Session, &Snapshot) -> Done,
 ) -> Result<(StopCost, Done), Failure> {
     let vmas = entries.iter().map(|entry| entry.vma.clone()).collect();
     let snapshot = Snapshot { pages: order.pages, vmas, entry: RemoteAddr::new(0) };
     let gadgets = find_gadgets(order, &snapshot)?;
     let mut haste = Haste::begin();
-    let (stopped, mut session) = begin(order, &image?, &snapshot, gadgets)?;
+    calls.push(&haste::CALLS);
+    let (stopped, mut session) = thread::begin(order, &image?, &snapshot, gadgets, &calls)?;
     let gone = |error: TraceError| Failure::from(error);
     haste.take_along(&mut session, stopped.tid).map_err(gone)?;
     let done = work(&mut session, &snapshot);
@@ -353,108 +258,4 @@ fn find_gadgets(order: &AttachOrder<'_>, snapshot: &Snapshot) -> Result<Gadgets,
             Failure::new(SkipReason::NoGadget, what)
         },
     )
-}
-
-/// Finds a thread that takes a stop well, stops it, and begins a session in it.
-fn begin(
-    order: &AttachOrder<'_>,
-    image: &RunningImage,
-    snapshot: &Snapshot,
-    gadgets: Gadgets,
-) -> Result<(Stopped, Session), Failure> {
-    let begun = Instant::now();
-    let until = begun + order.patience;
-    let mut why =
-        Failure::new(SkipReason::NoThread, "every thread sleeps in a call that would return EINTR");
-    let mut pause = Duration::from_millis(1);
-    loop {
-        let worst = if begun.elapsed() < UNSEEN_FIRST {
-            Takes::AsleepToRewind
-        } else {
-            Takes::AsleepForEintr
-        };
-        let alive: Vec<(Pid, Status)> = threads::list(order.process, order.pid)
-            .into_iter()
-            .filter_map(|tid| Some((tid, threads::alive(order.process, tid)?)))
-            .collect();
-        if alive.is_empty() {
-            return Err(Failure::new(SkipReason::TargetGone, "it has ended"));
-        }
-        // Threads of one process may differ in this (seccomp(2)).
-        let unfiltered = alive.iter().filter(|(_, status)| status.seccomp == 0);
-        let free: Vec<&(Pid, Status)> = unfiltered.collect();
-        if free.is_empty() {
-            let what = "every thread has a seccomp filter, which could end it for a call of ours";
-            return Err(Failure::new(SkipReason::Seccomp, what));
-        }
-        let mut candidates: Vec<(Takes, Pid)> = free
-            .iter()
-            .map(|(tid, status)| {
-                // Stopped by a signal: what it was doing is interrupted already.
-                if status.state == b'T' {
-                    return (Takes::Asleep, *tid);
-                }
-                let takes = threads::takes(order.process, order.task, *tid);
-                let unready = takes == Takes::AsleepForEintr && !threads::expects_eintr(status);
-                (if unready { Takes::Badly } else { takes }, *tid)
-            })
-            .filter(|(takes, _)| *takes <= worst)
-            .collect();
-        // Stable: the leader, listed first, is the first of its kind.
-        candidates.sort_by_key(|(takes, _)| *takes);
-        for (_, tid) in candidates.into_iter().take(8) {
-            let stopped = match running::stop(tid, until) {
-                Ok(stopped) => stopped,
-                Err(TraceError::Gone) => continue,
-                // What has just ended cannot be traced either.
-                Err(_) if threads::alive(order.process, tid).is_none() => continue,
-                // By an exec another thread may have taken this one's id, and lives.
-                Err(_) if !image.still_runs() => return Err(another_program()),
-                Err(error) => return Err(not_seized(order, error)),
-            };
-            if !image.still_runs() {
-                running::let_go(&stopped)?;
-                return Err(another_program());
-            }
-            if stopped.dispatches {
-                running::let_go(&stopped)?;
-                let what = "it has its system calls sent to a handler of its own";
-                return Err(Failure::new(SkipReason::SyscallDispatch, what));
-            }
-            match running::begin(snapshot, order.pid, gadgets, &stopped) {
-                Ok(Ok(session)) => return Ok((stopped, session)),
-                Err(error) => {
-                    running::let_go(&stopped)?;
-                    return Err(error.into());
-                }
-                Ok(Err(refusal)) => {
-                    running::let_go(&stopped)?;
-                    why = Failure::new(SkipReason::NoThread, refusal);
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                }
-            }
-        }
-        if Instant::now() >= until {
-            return Err(why);
-        }
-        std::thread::sleep(pause);
-    }
-}
-
-fn another_program() -> Failure {
-    Failure::new(SkipReason::TargetGone, "it has begun another program meanwhile")
-}
-
-fn not_seized(order: &AttachOrder<'_>, error: TraceError) -> Failure {
-    if !running::is_not_permitted(&error) {
-        return error.into();
-    }
-    let status = order.process.read("status").map(|text| status::parse(&text)).unwrap_or_default();
-    match status.tracer_pid {
-        0 => Failure::new(SkipReason::PtraceDenied, error),
-        tracer => {
-            let what = format!("process {tracer} traces it");
-            Failure::new(SkipReason::AlreadyTraced, what)
-        }
-    }
 }

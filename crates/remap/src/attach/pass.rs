@@ -7,13 +7,33 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use tiexec_core::addr::RemoteAddr;
 use tiexec_core::proc::status;
+use tiexec_core::seccomp::Value;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, c, process};
 use tiexec_tracee::arch::Call;
+use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::Session;
 
 use crate::failure::Failure;
+
+const FAMILY: i32 = c::AF_UNIX;
+const KIND: i32 = c::SOCK_DGRAM | c::SOCK_CLOEXEC;
+const RECEIVING: i32 = c::MSG_CMSG_CLOEXEC | c::MSG_DONTWAIT;
+
+/// What a passage has the process call, beside [`DESCRIPTOR_CALLS`](tiexec_tracee::session::DESCRIPTOR_CALLS).
+pub(super) const CALLS: [Foreseen; 2] = [
+    Foreseen::needed(
+        "socketpair(AF_UNIX)",
+        c::SYS_socketpair,
+        [constant(FAMILY), constant(KIND), Value::Is(0), Value::Any],
+    ),
+    Foreseen::needed(
+        "recvmsg(SCM_RIGHTS)",
+        c::SYS_recvmsg,
+        [Value::Small, Value::Any, constant(RECEIVING)],
+    ),
+];
 
 /// Both ends of a pair of sockets: one in the process, one here.
 #[derive(Debug)]
@@ -44,11 +64,11 @@ impl Passage {
                 Failure::new(reason, SysError { call, errno })
             }
         };
-        let kind = (c::SOCK_DGRAM | c::SOCK_CLOEXEC).unsigned_abs();
-        let family = u64::from(c::AF_UNIX.unsigned_abs());
+        let kind = u64::from(KIND.unsigned_abs());
+        let family = u64::from(FAMILY.unsigned_abs());
         let [theirs, ours] = session
             .call_for_descriptors(own_pid, |pair| {
-                Call::new(c::SYS_socketpair, [family, kind.into(), 0, pair.get()])
+                Call::new(c::SYS_socketpair, [family, kind, 0, pair.get()])
             })?
             .map_err(refused("socketpair"))?;
         let copy = process::descriptor_of(pid, ours)
@@ -74,7 +94,7 @@ impl Passage {
         const CONTROL: u64 = 3 * WORD as u64;
         let at = session.scratch(&[0; LEN])?.get();
         let word = |offset: usize| at + offset as u64;
-        let flags = u64::from((c::MSG_CMSG_CLOEXEC | c::MSG_DONTWAIT).unsigned_abs());
+        let flags = u64::from(RECEIVING.unsigned_abs());
         let written = |session: &Session, number: RemoteAddr| {
             let control = number.get() - CONTROL_HEADER;
             let words = [0, 0, word(HEADER), 1, control, CONTROL, 0, word(VECTOR), 1];

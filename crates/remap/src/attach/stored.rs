@@ -120,5 +120,6 @@ pub(super) fn image(stored: &[Stored], vma: &Vma, spans: &[Span]) -> Result<Imag
         .filter_map(whole)
         .next()
         .ok_or_else(|| Failure::new(SkipReason::StoreRefused, "the image has no such text"))?;
-    Ok(Image { file, filled: Filled { staged, ..Filled::default() } })
+    let filled = Filled { staged, ..Filled::default() };
+    Ok(Image { file, filled, spans: spans.to_vec() })
 }

@@ -2,53 +2,95 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::Instant;
 
-use tiexec_core::addr::{AddrRange, Pages};
+use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
+use tiexec_core::config::Edges;
 use tiexec_core::coverage::is_ours;
+use tiexec_core::parts::Parts;
+use tiexec_core::plan::edges::{Reserved, edge_chunks};
 use tiexec_core::plan::{Backing, RunningText};
+use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::{FileId, Vma};
-use tiexec_core::proc::pagemap::modified_huge_pages;
 use tiexec_core::proc::smaps::SmapsEntry;
+use tiexec_core::proc::stat;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 
+use super::AttachOrder;
+use super::written::Written;
 use crate::failure::Failure;
+use crate::mapped::open_mapped;
 use crate::pagecache;
+use crate::program::elf_facts;
 
 /// Text VMAs and the files that they are of, each opened once.
 #[derive(Debug, Default)]
 pub(crate) struct Texts {
     /// In address order.
     pub texts: Vec<RunningText>,
-    files: Vec<(FileId, File)>,
+    files: Vec<Opened>,
+}
+
+/// A file that is mapped, and where.
+#[derive(Debug)]
+struct Opened {
+    id: FileId,
+    file: File,
+    /// At each place where all of its text is; none for what is no ELF file.
+    images: Vec<Parts>,
+}
+
+/// What decides how texts are looked at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Looking<'a> {
+    /// What is to be done.
+    pub order: &'a AttachOrder<'a>,
+    /// Which of the process's pages have been written to.
+    pub written: &'a Written,
+    /// When to stop bringing files into the page cache.
+    pub deadline: Instant,
+}
+
+impl Looking<'_> {
+    /// Returns the part of a text that is looked at: its whole huge pages, and those of its edges if
+    /// they are wanted.
+    fn extent(&self, vma: &Vma) -> Option<AddrRange> {
+        let AttachOrder { edges, pages, .. } = self.order;
+        match edges.edges {
+            Edges::Conservative => vma.range.align_inward(pages.pmd),
+            _ => vma.range.align_outward(pages.pmd),
+        }
+    }
 }
 
 impl Texts {
-    /// Reads the text VMAs among `entries`; brings what is not cached of their files into PMD-sized
-    /// folios if `pagecache`, until `deadline`. `copy` is the backing for the rest.
-    pub(crate) fn read(
-        process: &ProcDir,
-        entries: &[SmapsEntry],
-        pages: Pages,
-        pagecache: bool,
-        copy: Option<Backing>,
-        deadline: Instant,
-    ) -> Self {
+    /// Reads the text VMAs among `entries`.
+    pub(super) fn read(looking: &Looking<'_>, entries: &[SmapsEntry]) -> Self {
         let mut found = Self::default();
+        let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
+        let AttachOrder { process, pages, sources, select, .. } = *looking.order;
+        let main = main_file(process, entries);
+        let unselected = |vma: &Vma| {
+            let selected = if main == Some(vma.file) { select.main } else { select.dso };
+            (!selected).then_some(SkipReason::NotSelected)
+        };
         for entry in entries.iter().filter(|entry| entry.vma.is_text()) {
+            let extent = looking.extent(&entry.vma);
             let mut text = RunningText {
                 vma: entry.vma.clone(),
                 folios: Vec::new(),
-                copy,
-                kept: Vec::new(),
-                leave: leave(entry, pages).or_else(|| only_trace(entry, entries, pages)),
+                copy: sources.copy,
+                kept: huge_already(entry, pages),
+                leave: unselected(&entry.vma)
+                    .or_else(|| extent.and_then(|_| leave(entry, pages)))
+                    .or_else(|| only_trace(entry, entries, pages)),
+                parts: None,
             };
-            if let (None, Some(whole)) = (text.leave, entry.vma.range.align_inward(pages.pmd)) {
-                text.leave = match found.look(process, &mut text, whole, pages) {
-                    Ok(()) if pagecache => {
-                        text.folios = found.folios(&text.vma, whole, pages, deadline);
+            if let (None, Some(extent)) = (text.leave, extent) {
+                text.leave = match found.look(looking, &mut text, extent, &vmas) {
+                    Ok(()) if sources.pagecache => {
+                        text.folios = found.folios(looking, &text);
                         None
                     }
                     Ok(()) => None,
@@ -60,9 +102,18 @@ impl Texts {
         found
     }
 
+    /// Returns what is known of a text VMA.
+    pub(crate) fn text(&self, vma: &Vma) -> Option<&RunningText> {
+        self.texts.iter().find(|text| text.vma == *vma)
+    }
+
     /// Returns the file that a text VMA maps.
     pub(crate) fn file(&self, vma: &Vma) -> Option<&File> {
-        self.files.iter().find(|(id, _)| *id == vma.file).map(|(_, file)| file)
+        self.opened(vma).map(|opened| &opened.file)
+    }
+
+    fn opened(&self, vma: &Vma) -> Option<&Opened> {
+        self.files.iter().find(|opened| opened.id == vma.file)
     }
 
     /// Has a text's copy be of another kind.
@@ -72,61 +123,133 @@ impl Texts {
         }
     }
 
-    /// Opens the text's file and finds out which of its huge pages were written to.
+    /// Has nothing be copied that would be to `backing`.
+    pub(super) fn copy_nothing_to(&mut self, backing: Backing) {
+        for text in self.texts.iter_mut().filter(|text| text.copy == Some(backing)) {
+            text.copy = None;
+        }
+    }
+
+    /// Opens the text's file, and finds out where it is mapped and which of its huge pages were written
+    /// to.
     fn look(
         &mut self,
-        process: &ProcDir,
+        looking: &Looking<'_>,
         text: &mut RunningText,
-        whole: AddrRange,
-        pages: Pages,
+        extent: AddrRange,
+        vmas: &[Vma],
     ) -> Result<(), Failure> {
-        if self.file(&text.vma).is_none() {
-            self.files.push((text.vma.file, open_mapped(process, &text.vma)?));
+        let AttachOrder { process, pages, .. } = *looking.order;
+        let id = text.vma.file;
+        if self.opened(&text.vma).is_none() {
+            let file = open_mapped(process, &text.vma)?;
+            let images = elf_facts(&file)
+                .map(|(_, facts)| Parts::find(&facts.loads, pages.base, vmas, id, is_ours));
+            self.files.push(Opened { id, file, images: images.unwrap_or_default() });
         }
-        let words = pagemap(process, whole, pages)?;
-        let modified = modified_huge_pages(whole, &words, pages);
-        text.kept = modified.into_iter().map(|page| (page, SkipReason::ModifiedText)).collect();
+        let images = self.opened(&text.vma).map(|opened| &opened.images);
+        let is_there =
+            |parts: &&Parts| parts.is_certain() && parts.describe(&text.vma, text.vma.range);
+        text.parts = images.and_then(|images| images.iter().find(is_there)).cloned();
+        let modified = looking.written.huge_pages(extent)?;
+        text.kept.extend(modified.into_iter().map(|page| (page, SkipReason::ModifiedText)));
+        text.kept.sort_by_key(|(range, _)| range.start());
         Ok(())
     }
 
     /// Returns the parts of the text's file that are in PMD-sized folios, where they can be
     /// PMD-mapped.
-    fn folios(
-        &self,
-        vma: &Vma,
-        whole: AddrRange,
-        pages: Pages,
-        deadline: Instant,
-    ) -> Vec<Range<u64>> {
-        let into = whole.start().get() - vma.range.start().get();
-        let start = vma.file_offset.wrapping_add(into);
-        let congruent = start & (pages.pmd.bytes() - 1) == 0;
-        let Some(file) = self.file(vma).filter(|_| congruent) else { return Vec::new() };
-        let Some(end) = start.checked_add(whole.len()) else { return Vec::new() };
-        let prepared =
-            pagecache::prepare(file, std::slice::from_ref(&(start..end)), pages, deadline);
+    fn folios(&self, looking: &Looking<'_>, text: &RunningText) -> Vec<Range<u64>> {
+        let AttachOrder { pages, edges, .. } = *looking.order;
+        let vma = &text.vma;
+        let Some(file) = self.file(vma) else { return Vec::new() };
+        let in_file = |range: AddrRange| {
+            let start = vma
+                .file_offset
+                .wrapping_add(range.start().get().wrapping_sub(vma.range.start().get()));
+            let end = start.checked_add(range.len())?;
+            (start & (pages.pmd.bytes() - 1) == 0).then_some(start..end)
+        };
+        let whole = vma.range.align_inward(pages.pmd);
+        let kept = |whole: &AddrRange| text.kept.iter().any(|(range, _)| range == whole);
+        let whole = whole.filter(|whole| !kept(whole)).and_then(in_file);
+        let mut chunks: Vec<Range<u64>> = whole.into_iter().collect();
+        if let (Some(parts), Some(reach)) =
+            (&text.parts, vma.range.align_outward(pages.pmd).and_then(in_file))
+        {
+            let len = file.metadata().map_or(0, |meta| meta.len());
+            let near = |chunk: &Range<u64>| reach.start <= chunk.start && chunk.end <= reach.end;
+            chunks.extend(edge_chunks(parts, edges, pages, len).into_iter().filter(near));
+        }
+        chunks.sort_by_key(|chunk| chunk.start);
+        let prepared = pagecache::prepare(file, &chunks, pages, looking.deadline);
         prepared.map(|prepared| prepared.huge).unwrap_or_default()
     }
+}
+
+/// Returns the main executable's file: the one that its program headers are mapped of. (The entry
+/// point may lie in an image of ours.)
+fn main_file(process: &ProcDir, entries: &[SmapsEntry]) -> Option<FileId> {
+    let auxv = process.read("auxv").ok()?;
+    let headers = RemoteAddr::new(auxv::get(&auxv, auxv::AT_PHDR)?);
+    let entry = entries.iter().find(|entry| entry.vma.range.contains(headers))?;
+    entry.vma.is_file_backed().then_some(entry.vma.file)
+}
+
+/// Returns the whole huge pages of a text that are huge already: they are kept as they are.
+fn huge_already(entry: &SmapsEntry, pages: Pages) -> Vec<(AddrRange, SkipReason)> {
+    let whole = entry.vma.range.align_inward(pages.pmd);
+    let whole = whole.filter(|whole| entry.pmd_mapped() >= whole.len());
+    whole.map(|whole| (whole, SkipReason::AlreadyPmdMapped)).into_iter().collect()
 }
 
 /// Says why a text is to be left alone, from smaps.
 fn leave(entry: &SmapsEntry, pages: Pages) -> Option<SkipReason> {
     let vma = &entry.vma;
-    let whole = vma.range.align_inward(pages.pmd)?;
-    if is_ours(vma)
-        || entry.pmd_mapped() >= whole.len()
-        || entry.kernel_page_size > pages.base.bytes()
-    {
-        // Huge already.
-        return Some(SkipReason::NotSelected);
+    if entry.kernel_page_size > pages.base.bytes() {
+        return Some(SkipReason::AlreadyPmdMapped);
+    }
+    if is_ours(vma) {
+        let whole = vma.range.align_inward(pages.pmd);
+        let huge = whole.is_some_and(|whole| entry.pmd_mapped() >= whole.len());
+        // Else the kernel has taken huge pages away since.
+        return Some(if huge { SkipReason::AlreadyPmdMapped } else { SkipReason::NoHugePage });
     }
     if entry.has_flag(*b"sl") {
         return Some(SkipReason::Sealed);
+    }
+    if !vma.perms.read || entry.protection_key != 0 {
+        return Some(SkipReason::ProtectionKey);
     }
     if vma.perms.write || vma.perms.shared || vma.name.starts_with(b"/memfd:") {
         return Some(SkipReason::NotSelected);
     }
     None
+}
+
+/// Returns the addresses that no edge may cover: where the heap and stacks grow, and areas that cannot
+/// be replaced, or are locked in memory where the text beside them is not.
+pub(crate) fn reserved(process: &ProcDir, entries: &[SmapsEntry], pages: Pages) -> Reserved {
+    let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
+    let layout = process.read("stat").ok().and_then(|text| stat::layout(&text).ok());
+    // A stack that grows; a shadow stack, which has a guard of its own.
+    let grows = |entry: &&SmapsEntry| entry.has_flag(*b"gd") || entry.has_flag(*b"ss");
+    let growing: Vec<AddrRange> =
+        entries.iter().filter(grows).map(|entry| entry.vma.range).collect();
+    let below_is_used = |vma: &Vma| vma.name == b"[stack]" || growing.contains(&vma.range);
+    let start_brk = layout.map(|layout| layout.start_brk);
+    let mut reserved = Reserved::find(&vmas, start_brk, pages, below_is_used);
+    for entry in entries.iter().filter(|entry| entry.has_flag(*b"sl")) {
+        reserved.add(entry.vma.range);
+    }
+    for pair in entries.windows(2) {
+        let [one, other] = pair else { continue };
+        if one.has_flag(*b"lo") != other.has_flag(*b"lo") && one.vma.file == other.vma.file {
+            let data = if one.vma.is_text() { other } else { one };
+            reserved.add(data.vma.range);
+        }
+    }
+    reserved
 }
 
 /// Leaves alone a text whose file nothing else is mapped of: with all of it in a copy, nobody could
@@ -135,46 +258,4 @@ fn only_trace(entry: &SmapsEntry, entries: &[SmapsEntry], pages: Pages) -> Optio
     let all_of_it = entry.vma.range.align_inward(pages.pmd) == Some(entry.vma.range);
     let others = entries.iter().filter(|other| other.vma.file == entry.vma.file).count() > 1;
     (all_of_it && !others).then_some(SkipReason::NotSelected)
-}
-
-/// Opens the file that a VMA maps: by the mapping itself, which takes CAP_CHECKPOINT_RESTORE or more,
-/// otherwise by its path as the process sees it, if that is still the same file.
-///
-/// # Errors
-/// `file_gone`.
-pub(crate) fn open_mapped(process: &ProcDir, vma: &Vma) -> Result<File, Failure> {
-    let range = vma.range;
-    let link = format!("map_files/{:x}-{:x}", range.start().get(), range.end().get());
-    let by_mapping = process.open_file(&link, false);
-    if let Ok(file) = by_mapping {
-        return Ok(file);
-    }
-    let gone = |what: &dyn std::fmt::Display| {
-        Failure::new(SkipReason::FileGone, format!("{}: {what}", vma.display_path()))
-    };
-    let path = vma.path().strip_prefix(b"/").ok_or_else(|| gone(&"has no path"))?;
-    let path = std::str::from_utf8(path).map_err(|error| gone(&error))?;
-    let file = process.open_file(&format!("root/{path}"), false).map_err(|error| gone(&error))?;
-    let same = file.metadata().is_ok_and(|meta| meta.ino() == vma.file.inode);
-    if same { Ok(file) } else { Err(gone(&"is another file by now")) }
-}
-
-/// Reads the process's pagemap words for `range`.
-///
-/// # Errors
-/// `proc_unavailable`.
-pub(super) fn pagemap(
-    process: &ProcDir,
-    range: AddrRange,
-    pages: Pages,
-) -> Result<Vec<u64>, Failure> {
-    const WORD: u64 = 8;
-    let unread = |error: &dyn std::fmt::Display| Failure::new(SkipReason::ProcUnavailable, error);
-    let file = process.open_file("pagemap", false).map_err(|error| unread(&error))?;
-    let at = range.start().get() / pages.base.bytes() * WORD;
-    let count = range.len() / pages.base.bytes();
-    let mut bytes = vec![0; usize::try_from(count * WORD).map_err(|error| unread(&error))?];
-    file.read_exact_at(&mut bytes, at).map_err(|error| unread(&error))?;
-    let words = bytes.chunks_exact(WORD as usize);
-    Ok(words.filter_map(|word| word.try_into().ok().map(u64::from_ne_bytes)).collect())
 }

@@ -7,6 +7,7 @@ use tiexec_core::report::{AttachCost, Kind, Report};
 use tiexec_core::skip::SkipReason;
 
 use super::{AttachOrder, Attached, read_smaps};
+use crate::mapped::originals;
 use crate::verify::{huge_bytes_in_spans, outcome};
 
 /// Reads the process's smaps and writes the report.
@@ -25,12 +26,14 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
             Some(Note { range: text.vma.range, reason })
         })
         .collect();
+    let originals = originals(process, &entries, order.pages);
+    let files = coverage(&entries, order.pages, &notes, &originals);
     let pid = order.pid.as_raw_nonzero().get().unsigned_abs();
     let comm = status::parse(&process.read("status").unwrap_or_default()).name;
     let comm = String::from_utf8_lossy(&comm).into_owned();
-    let mut report = Report::new(Kind::Attach, pid, comm, coverage(&entries, order.pages, &notes));
+    let mut report = Report::new(Kind::Attach, pid, comm, files);
     report.unit = process.read("cgroup").ok().and_then(|text| cgroup::unit(&text));
-    let planned = plan.huge_bytes();
+    let planned = plan.span_bytes();
     let huge = huge_bytes_in_spans(plan, &entries);
     if planned > 0 {
         report.outcome = outcome(huge, planned);

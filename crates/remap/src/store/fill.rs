@@ -1,7 +1,7 @@
 //! The content of an image: copied, and hashed on the way.
 //!
-//! Each part of PMD size that holds nothing but text is made one huge page before anything is
-//! written to it; the rest stays on base pages. Several threads take parts in turn.
+//! Each part of PMD size that holds text, and nothing that may be written to, is made one huge page
+//! before anything is written to it; the rest stays on base pages. Several threads take parts in turn.
 //!
 //! All memory is asked for by calls that can say no. A touch of a full tmpfs would die of SIGBUS.
 
@@ -20,6 +20,7 @@ use tiexec_core::relaid::{Copied, Layout, Written};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::memory::FillMapping;
 use tiexec_sys::{Errno, SysError};
+use tiexec_tracee::arch;
 
 use crate::failure::Failure;
 
@@ -119,7 +120,7 @@ impl Filler<'_> {
         hash.set_input_offset(start);
         let mut at = start;
         for piece in pieces(self.layout, start, end) {
-            update_zeros(&mut hash, piece.at() - at);
+            self.between(at, piece.at(), start, &mut hash, buffer)?;
             at = piece.at() + piece.len();
             match piece {
                 Piece::Written { at, bytes } => {
@@ -129,8 +130,36 @@ impl Filler<'_> {
                 Piece::Copied(copy) => self.copy(copy, &mut hash, buffer)?,
             }
         }
-        update_zeros(&mut hash, end - at);
+        self.between(at, end, start, &mut hash, buffer)?;
         Ok(hash.finalize_non_root())
+    }
+
+    /// Sees to what lies between two pieces of the part from `start` on: filler beside text, else a hole.
+    fn between(
+        &self,
+        from: u64,
+        to: u64,
+        start: u64,
+        hash: &mut Hasher,
+        buffer: &mut [u8],
+    ) -> Result<(), Stop> {
+        let filler = self.layout.filler(from, to).filter(|_| self.layout.is_text(start));
+        let Some(filler) = filler else {
+            update_zeros(hash, to - from);
+            return Ok(());
+        };
+        update_zeros(hash, filler.start - from);
+        let mut at = filler.start;
+        while at < filler.end {
+            let len =
+                usize::try_from(filler.end - at).map_or(buffer.len(), |len| len.min(buffer.len()));
+            let block = &mut buffer[..len];
+            arch::fill_with_traps(block);
+            hash.update(block);
+            self.image.write_all_at(block, at).map_err(unwritten)?;
+            at += len as u64;
+        }
+        Ok(())
     }
 
     fn copy(&self, copy: Copied, hash: &mut Hasher, buffer: &mut [u8]) -> Result<(), Stop> {

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use rustix::mount::{MountFlags, mount, mount_remount};
+use tiexec_core::config::parse_bytes;
 use tiexec_sys::{Errno, thp};
 
 use super::directory::{Directory, SYSTEM, is_mount, system_place};
@@ -52,22 +53,14 @@ impl FromStr for Size {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         const FORM: &str = "not a size such as 512M, 2G or 10%";
-        let number = |digits: &str| digits.parse::<u64>().map_err(|_malformed| FORM);
         if let Some(percent) = text.strip_suffix('%') {
             return match percent.parse() {
                 Ok(percent @ 1..=100) => Ok(Self::Percent(percent)),
                 _ => Err("not between 1% and 100%"),
             };
         }
-        let (digits, shift) = match text.char_indices().last() {
-            Some((at, 'k' | 'K')) => (&text[..at], 10),
-            Some((at, 'm' | 'M')) => (&text[..at], 20),
-            Some((at, 'g' | 'G')) => (&text[..at], 30),
-            Some((at, 't' | 'T')) => (&text[..at], 40),
-            _ => (text, 0),
-        };
         // The kernel reads 0 as no limit, and that is never what one wants here.
-        let bytes = number(digits)?.checked_mul(1 << shift).filter(|&bytes| bytes > 0);
+        let bytes = parse_bytes(text).ok().filter(|&bytes| bytes > 0);
         bytes.map(Self::Bytes).ok_or(FORM)
     }
 }

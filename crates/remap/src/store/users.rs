@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use rustix::fs::{major, minor};
 use tiexec_core::proc::maps::{self, FileId};
-use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 
 use super::SUFFIX;
@@ -20,12 +19,8 @@ impl Users {
     /// capabilities, or of another PID namespace.
     pub fn scan() -> Self {
         let mut users = Self::default();
-        for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-            let pid = process.file_name().to_str().and_then(|name| name.parse().ok());
-            let Some(pid) = pid.and_then(Pid::from_raw) else { continue };
-            if let Ok(text) = ProcDir::of(pid).and_then(|process| process.read("maps")) {
-                users.count(&text);
-            }
+        for text in ProcDir::every().filter_map(|(_, process)| process.read("maps").ok()) {
+            users.count(&text);
         }
         users
     }

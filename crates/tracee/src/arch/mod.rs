@@ -14,6 +14,16 @@ pub use unsupported::*;
 
 use tiexec_core::addr::RemoteAddr;
 
+/// Fills `bytes`, which begin where an instruction may, with instructions that raise SIGTRAP: `int3`, or
+/// `brk #0`.
+pub fn fill_with_traps(bytes: &mut [u8]) {
+    const TRAP: &[u8] =
+        if cfg!(target_arch = "aarch64") { &[0x00, 0x00, 0x20, 0xd4] } else { &[0xcc] };
+    for (byte, trap) in bytes.iter_mut().zip(TRAP.iter().cycle()) {
+        *byte = *trap;
+    }
+}
+
 /// A system call: its number and arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Call {

@@ -23,6 +23,9 @@ use super::{Call, Gadgets, Interruption};
 /// Whether remote system calls are possible at all.
 pub const SUPPORTED: bool = true;
 
+/// `AUDIT_ARCH_X86_64` (`<linux/audit.h>`): as which architecture's calls seccomp filters see them.
+pub const AUDIT_ARCH: u32 = 0xc000_003e;
+
 /// Bytes of one frame, its return address included.
 pub const FRAME_LEN: u64 = 8 + 304;
 
@@ -84,6 +87,11 @@ pub fn thread_pointer(registers: &Registers) -> RemoteAddr {
 /// Length of the instruction that makes a system call.
 const CALL_LEN: u64 = 2;
 
+/// Returns where the instruction that makes the calls ends: what seccomp filters see as their place.
+pub fn after_call(gadgets: Gadgets) -> RemoteAddr {
+    RemoteAddr::new(gadgets.call.get().wrapping_add(CALL_LEN))
+}
+
 /// Returns what an interruption did to the system call that the registers are in
 /// (`arch_do_signal_or_restart`, `arch/x86/kernel/signal.c`; the codes: `include/linux/errno.h`).
 pub fn interruption(registers: &Registers) -> Interruption {
@@ -117,15 +125,17 @@ pub fn call_again(registers: &Registers) -> Registers {
 /// Returns the registers that a signal handler's return would leave a thread with that was
 /// interrupted so: without a call that the kernel would restart.
 pub fn after_a_signal(registers: &Registers) -> Registers {
-    const EINTR: i64 = 4;
-    let mut after = *registers;
     match interruption(registers) {
-        Interruption::Again => return call_again(registers),
-        Interruption::WithRemainingTime => after.rax = (-EINTR).cast_unsigned(),
-        Interruption::None | Interruption::Shown => {}
+        Interruption::Again => call_again(registers),
+        Interruption::WithRemainingTime => call_ended(registers),
+        Interruption::None | Interruption::Shown => Registers { orig_rax: u64::MAX, ..*registers },
     }
-    after.orig_rax = u64::MAX;
-    after
+}
+
+/// Returns the registers with which an interrupted call returns EINTR.
+pub fn call_ended(registers: &Registers) -> Registers {
+    const EINTR: i64 = 4;
+    Registers { rax: (-EINTR).cast_unsigned(), orig_rax: u64::MAX, ..*registers }
 }
 
 /// Returns the arguments of the system call that the registers are in.

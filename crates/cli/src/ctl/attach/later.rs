@@ -1,6 +1,6 @@
 //! `--for DURATION`: going back by itself, after this process has ended.
 
-use std::os::unix::process::CommandExt;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub(super) fn revert_after(pid: Pid, start_time: u64, time: Duration) -> std::io
     let own = own.with_file_name("tiexecctl");
     let pid = pid.as_raw_nonzero().to_string();
     let start_time = start_time.to_string();
-    let revert = ["revert", "--started-at", &start_time, &pid];
+    let revert = ["revert", "--quiet", "--started-at", &start_time, &pid];
     if Path::new("/run/systemd/system").is_dir() {
         let timer = Command::new("systemd-run")
             .args(["--quiet", "--collect", "--on-active", &format!("{}ms", time.as_millis())])
@@ -35,15 +35,20 @@ pub(super) fn revert_after(pid: Pid, start_time: u64, time: Duration) -> std::io
     }
     let mut waits = Command::new(&own);
     waits.args(revert).args(["--after", &time.as_millis().to_string()]);
-    waits.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).current_dir("/");
-    // A session of its own: the terminal's end is not its end.
-    waits.process_group(0);
-    waits.spawn()?;
-    Ok(())
+    waits.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).current_dir("/");
+    let mut waits = waits.spawn()?;
+    // Until it has left the terminal, the terminal's end or Ctrl-C could be its end.
+    let said = waits.stdout.take().map(|mut stdout| stdout.read(&mut [0]));
+    match said {
+        Some(Ok(1)) => Ok(()),
+        _ => Err(std::io::Error::other("the process that was to wait has ended")),
+    }
 }
 
-/// Sleeps for `time`, in a session of its own.
+/// Sleeps for `time`, in a session of its own; says on standard output when it has left the old one.
 pub(super) fn wait(time: Duration) {
     process::own_session();
+    let _nobody_listens =
+        std::io::stdout().write_all(b".").and_then(|()| std::io::stdout().flush());
     std::thread::sleep(time);
 }

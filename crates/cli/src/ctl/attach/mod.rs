@@ -7,16 +7,17 @@ mod select;
 use std::time::Duration;
 
 use tiexec_core::addr::{Pages, mib};
-use tiexec_core::config::{BackingChoice, Layer, Settings};
+use tiexec_core::config::{BackingChoice, EdgePolicy, Layer, Settings};
 use tiexec_core::coverage::is_ours;
-use tiexec_core::plan::{Plan, plan_running};
-use tiexec_core::proc::{maps, status};
+use tiexec_core::plan::Plan;
+use tiexec_core::proc::{maps, smaps, status};
 use tiexec_core::report::{JitArea, Outcome, Report, percent};
 use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{AttachOrder, Attached, Images, Reverted, attach, collapse_jit, revert};
 use tiexec_remap::launch::Sources;
+use tiexec_remap::mapped::{has_widened_form, originals};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, thp};
 use tiexec_tracee::threads;
@@ -42,7 +43,13 @@ pub(crate) fn run(options: &Attach) -> u8 {
     };
     // What comes later is asked for by option only: an attach that nobody asked to stay returns.
     let later = options.later.clone().layer();
-    let layer = Layer { backing: options.backing, select: options.select, ..Layer::default() };
+    let layer = Layer {
+        backing: options.backing,
+        select: options.select,
+        edges: options.edges.edges,
+        pad_threshold: options.edges.pad_threshold,
+        ..Layer::default()
+    };
     let settings = Settings {
         follow: later.follow.unwrap_or(false),
         settle: later.settle.unwrap_or_default(),
@@ -72,7 +79,7 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
         later::wait(Duration::from_millis(time));
     }
     let pids = if options.all {
-        select::every(|_, process| has_text_of_ours(process))
+        select::every(has_text_of_ours)
     } else {
         match targets(&options.targets) {
             Ok(pids) => pids,
@@ -85,9 +92,9 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
 fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
     let found = if let Some(exe) = &targets.exe {
         let exe = select::real(exe);
-        select::every(|_, process| select::runs(process, &exe))
+        select::every(|process| select::runs(process, &exe))
     } else if let Some(unit) = &targets.unit {
-        select::every(|_, process| select::is_of_unit(process, unit))
+        select::every(|process| select::is_of_unit(process, unit))
     } else {
         return select::parse(&targets.pids).map_err(|error| {
             warn(error);
@@ -156,7 +163,13 @@ impl Target {
         Ok(Self { pid, task, process, pages, comm, _lock: lock })
     }
 
-    pub(crate) fn order(&self, sources: Sources, dry_run: bool) -> AttachOrder<'_> {
+    pub(crate) fn order(
+        &self,
+        sources: Sources,
+        select: Select,
+        edges: EdgePolicy,
+        dry_run: bool,
+    ) -> AttachOrder<'_> {
         let Self { pid, task, process, pages, .. } = self;
         AttachOrder {
             pid: *pid,
@@ -164,9 +177,11 @@ impl Target {
             process,
             pages: *pages,
             sources,
+            select,
+            edges,
+            only_shared: false,
             deadline: STAGING,
             patience: PATIENCE,
-            apart: false,
             dry_run,
         }
     }
@@ -188,8 +203,15 @@ pub(crate) fn carry_out(
     let attached = if select.text() {
         attach(order, images)?
     } else {
-        let plan = plan_running(order.pages.pmd, &[]);
-        Attached { plan, failure: None, setback: None, stop: None, bytes_copied: 0 }
+        let plan = Plan { huge: order.pages.pmd, rebase: None, texts: Vec::new() };
+        Attached {
+            plan,
+            failure: None,
+            setback: None,
+            stop: None,
+            from_outside: 0,
+            bytes_copied: 0,
+        }
     };
     let jit = if select.jit { collapse_jit(order)? } else { Vec::new() };
     let mut report = tiexec_remap::attach::report(order, &attached);
@@ -205,8 +227,8 @@ fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Imag
         Ok(target) => target,
         Err(failure) => return failed("attach to", pid, &failure),
     };
-    let mut order = target.order(settings.backing.into(), options.dry_run);
-    order.apart = settings.follow || !settings.settle.is_zero();
+    let Settings { backing, select, edges, .. } = *settings;
+    let order = target.order(backing.into(), select, edges, options.dry_run);
     let (attached, report) = match carry_out(&order, settings.select, images) {
         Ok(done) => done,
         Err(failure) => {
@@ -218,15 +240,19 @@ fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Imag
     };
     if options.dry_run {
         let plan = &attached.plan;
-        return print(&if options.json { plan.to_json(None) + "\n" } else { plan.to_string() });
+        return print(&if options.json {
+            plan.to_json(None, None) + "\n"
+        } else {
+            plan.to_string()
+        });
     }
-    if attached.stop.is_some() {
+    if attached.touched_it() {
         let result = attached.failure.as_ref().map_or("ok", |failure| failure.reason.as_str());
         let bytes = attached.plan.huge_bytes();
         Record { action: "attach", pid, process: &target.process, bytes, result }.write();
     }
     let mut status = say(&target, &attached, &report, options);
-    if let (Some(time), true) = (options.for_, attached.stop.is_some()) {
+    if let (Some(time), true) = (options.for_, attached.touched_it()) {
         let start_time = target.start_time().unwrap_or(0);
         if let Err(error) = later::revert_after(pid, start_time, time) {
             warn(format_args!("process {pid:?} will not be reverted by itself: {error}"));
@@ -274,6 +300,7 @@ pub(crate) fn line(target: &Target, attached: &Attached, report: &Report) -> Str
                 target.pid.as_raw_nonzero()
             );
         }
+        None if attached.from_outside > 0 => line += " by pagecache, no thread stopped",
         None if attached.failure.is_none() && report.jit.is_empty() => line += "; nothing to do",
         None => {}
     }
@@ -300,7 +327,8 @@ fn revert_one(pid: Pid, options: &Revert) -> u8 {
     if options.started_at.is_some_and(|wanted| target.start_time() != Some(wanted)) {
         return exit::GONE;
     }
-    let order = target.order(BackingChoice::Auto.into(), options.dry_run);
+    let (sources, edges) = (BackingChoice::Auto.into(), EdgePolicy::default());
+    let order = target.order(sources, Select::ALL, edges, options.dry_run);
     let reverted = match revert(&order) {
         Ok(reverted) => reverted,
         Err(failure) => return failed("revert", pid, &failure),
@@ -354,5 +382,15 @@ fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
 
 fn has_text_of_ours(process: &ProcDir) -> bool {
     let maps = process.read("maps").ok().and_then(|text| maps::parse(&text).ok());
-    maps.is_some_and(|vmas| vmas.iter().any(|vma| vma.is_text() && is_ours(vma)))
+    let Some(vmas) = maps else { return false };
+    if vmas.iter().any(|vma| vma.is_text() && is_ours(vma)) {
+        return true;
+    }
+    // Page cache that was widened: only smaps tells it from a text that just begins and ends so.
+    let Some(pages) = thp::pages() else { return false };
+    if !vmas.iter().any(|vma| has_widened_form(vma, pages)) {
+        return false;
+    }
+    let entries = process.read("smaps").ok().and_then(|text| smaps::parse(&text).ok());
+    entries.is_some_and(|entries| !originals(process, &entries, pages).is_empty())
 }

@@ -24,14 +24,10 @@ pub(crate) fn parse(words: &[String]) -> Result<Vec<Pid>, String> {
 }
 
 /// Lists the processes that `wanted` accepts, this one left out.
-pub(crate) fn every(wanted: impl Fn(Pid, &ProcDir) -> bool) -> Vec<Pid> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let mut pids: Vec<Pid> = pids.filter_map(Pid::from_raw).collect();
-    pids.sort_unstable_by_key(|pid| pid.as_raw_nonzero());
+pub(crate) fn every(wanted: impl Fn(&ProcDir) -> bool) -> Vec<Pid> {
     let this = tiexec_sys::process::this();
-    pids.retain(|&pid| pid != this && ProcDir::of(pid).is_ok_and(|process| wanted(pid, &process)));
-    pids
+    let others = ProcDir::every().filter(|(pid, _)| *pid != this);
+    others.filter(|(_, process)| wanted(process)).map(|(pid, _)| pid).collect()
 }
 
 /// Whether the process runs the program at `path`, replaced meanwhile or not.

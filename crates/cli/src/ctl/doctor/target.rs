@@ -7,6 +7,7 @@ use tiexec_core::proc::{smaps, status};
 use tiexec_core::report::percent;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::headroom;
+use tiexec_remap::mapped::originals;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, thp};
 
@@ -42,7 +43,7 @@ pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
         _ => Finding::new(
             Level::Warn,
             "seccomp",
-            "filters are in force; a launch rehearses its calls under those it inherits",
+            "filters are in force; attach reads them first, a launch rehearses its calls under them",
         ),
     });
     findings.push(match status.thp_enabled {
@@ -86,7 +87,7 @@ fn image(process: &ProcDir) -> Finding {
 fn text(process: &ProcDir, pages: Pages, name: &str) -> Result<Vec<Finding>, SysError> {
     let malformed = SysError { call: "smaps", errno: Errno::INVAL };
     let Ok(entries) = smaps::parse(&process.read("smaps")?) else { return Err(malformed) };
-    let files = coverage(&entries, pages, &[]);
+    let files = coverage(&entries, pages, &[], &originals(process, &entries, pages));
     let sum = |field: fn(&tiexec_core::coverage::FileCoverage) -> u64| {
         files.iter().map(field).sum::<u64>()
     };

@@ -10,17 +10,30 @@
 //! - a page cache span is congruent: its address equals its file offset modulo the huge page;
 //! - no span lies over a writable or shared VMA;
 //! - spans and skipped bytes of a text VMA add up to its length.
+//!
+//! With [`Edges`](crate::config::Edges) other than conservative there are also spans of one huge page
+//! each that are not wholly text. What else is in such a one is read-only data of the same file, mapped
+//! as its headers say, or nothing; and where nothing is, neither the heap nor a stack will grow.
+
+pub mod edges;
+mod layout;
+mod render;
+
+mod cuts;
 
 use std::fmt;
 use std::ops::Range;
 
 use serde::Serialize;
 
-use crate::addr::{AddrRange, PageSize, RemoteAddr, mib};
+use crate::addr::{AddrRange, PageSize, Pages, RemoteAddr};
+use crate::config::EdgePolicy;
+use crate::parts::Parts;
 use crate::proc::maps::Vma;
 use crate::rebase::{MainImage, Rebase};
 use crate::skip::SkipReason;
 use crate::snapshot::Snapshot;
+use edges::{Around, Reserved};
 
 /// Where a huge page lives. See the design's table of backings.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
@@ -50,21 +63,36 @@ impl fmt::Display for Backing {
     }
 }
 
-/// Whole huge pages of one text VMA that are made huge together.
+/// Whole huge pages that are made huge together: of one text VMA, or one at the edge of a text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Span {
     /// Where, in the target; begins and ends on a huge page.
     #[serde(flatten, serialize_with = "start_and_end")]
     pub range: AddrRange,
-    /// Position in the file of its first byte, in bytes.
+    /// Position in the file, in bytes, of the first of its bytes that are the file's; of its very first
+    /// one, unless it is an edge and held by a copy.
     pub file_offset: u64,
     /// By which backing.
     pub backing: Backing,
+    /// Bytes of it that are no text, and become executable.
+    pub widened_bytes: u64,
+    /// Whether it is a huge page at the edge of a text: what is where in it is told by [`Parts`].
+    #[serde(skip)]
+    pub edge: bool,
+}
+
+impl Span {
+    /// Returns the bytes of text in it.
+    pub fn text_bytes(&self) -> u64 {
+        self.range.len().saturating_sub(self.widened_bytes)
+    }
 }
 
 /// What huge pages can be made of.
 #[derive(Clone, Debug, Default)]
 pub struct Means<'a> {
+    /// Whether the main executable is to be left alone.
+    pub leave_main: bool,
     /// The main executable, where it may be moved to make its text congruent.
     pub image: Option<&'a MainImage>,
     /// The parts of the main executable's file that lie in the page cache in PMD-sized folios: file
@@ -72,6 +100,10 @@ pub struct Means<'a> {
     pub folios: &'a [Range<u64>],
     /// Backings that hold a copy, the preferred one first; none where nothing may be copied.
     pub copies: &'a [Backing],
+    /// Which ragged edges are taken, if `image` says what is around the text.
+    pub edges: EdgePolicy,
+    /// Where the heap begins, if that is known.
+    pub start_brk: Option<u64>,
 }
 
 pub(crate) fn start_and_end<S: serde::Serializer>(
@@ -97,6 +129,20 @@ pub struct TextPlan {
     pub rest: Vec<(SkipReason, u64)>,
 }
 
+impl TextPlan {
+    /// Takes bytes off what is left for being at an edge, or too small.
+    fn take_off_rest(&mut self, mut bytes: u64) {
+        for (reason, left) in &mut self.rest {
+            if matches!(reason, SkipReason::Edges | SkipReason::TooSmall) {
+                let less = bytes.min(*left);
+                *left -= less;
+                bytes -= less;
+            }
+        }
+        self.rest.retain(|&(_, left)| left > 0);
+    }
+}
+
 /// What is to happen to a process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "a plan does nothing until an executor carries it out"]
@@ -120,13 +166,23 @@ impl Plan {
         self.spans().filter(move |span| span.backing == backing)
     }
 
-    /// Returns the bytes that become huge.
+    /// Returns the bytes of text that become huge.
     pub fn huge_bytes(&self) -> u64 {
+        self.spans().map(Span::text_bytes).sum()
+    }
+
+    /// Returns the bytes that are no text and become executable.
+    pub fn widened_bytes(&self) -> u64 {
+        self.spans().map(|span| span.widened_bytes).sum()
+    }
+
+    /// Returns the bytes of all spans: of text and of what becomes executable with it.
+    pub fn span_bytes(&self) -> u64 {
         self.spans().map(|span| span.range.len()).sum()
     }
 
-    /// Returns the bytes that become huge by `backing`.
-    pub fn huge_bytes_by(&self, backing: Backing) -> u64 {
+    /// Returns the bytes of the spans of `backing`.
+    pub fn span_bytes_by(&self, backing: Backing) -> u64 {
         self.spans_by(backing).map(|span| span.range.len()).sum()
     }
 
@@ -135,42 +191,71 @@ impl Plan {
         self.texts.iter().map(|text| text.vma.range.len()).sum()
     }
 
+    /// Adds the plan for other text, of a later moment: what both know is as `later` says, unless this
+    /// one makes some of it huge.
+    pub fn join(&mut self, later: Self) {
+        let switched = |text: &TextPlan| !text.spans.is_empty();
+        let covers = |texts: &[TextPlan], range: AddrRange| {
+            texts.iter().any(|text| text.vma.range.overlaps(range))
+        };
+        self.texts.retain(|text| switched(text) || !covers(&later.texts, text.vma.range));
+        let own = self.texts.clone();
+        self.texts.extend(later.texts.into_iter().filter(|text| !covers(&own, text.vma.range)));
+        self.texts.sort_by_key(|text| text.vma.range.start());
+    }
+
     /// Returns the backing that holds most of what becomes huge; `None` where nothing does.
     pub fn main_backing(&self) -> Option<Backing> {
-        let most = self.spans().max_by_key(|span| self.huge_bytes_by(span.backing));
+        let most = self.spans().max_by_key(|span| self.span_bytes_by(span.backing));
         most.map(|span| span.backing)
     }
 }
 
 /// Decides which spans of the main executable's text become huge, and by which backing.
 ///
-/// Edges are conservative: only whole huge pages inside a text VMA. Other files' text is planned
-/// as [`SkipReason::NotSelected`]. The page cache comes first, because it costs nothing; the
-/// executable is moved where that makes its text congruent.
+/// Other files' text is planned as [`SkipReason::NotSelected`]. The page cache comes first, because it
+/// costs nothing; the executable is moved where that makes its text congruent, or its edges free.
 pub fn plan(snapshot: &Snapshot, means: &Means<'_>) -> Plan {
-    let huge = snapshot.pages.pmd;
-    let (rebase, bias) = layout(snapshot, means);
+    let pages = snapshot.pages;
+    let huge = pages.pmd;
+    let (rebase, bias) = layout::layout(snapshot, means);
     let moved = rebase.as_ref().map(|rebase| rebase.applied(snapshot));
     let snapshot = moved.as_ref().unwrap_or(snapshot);
     let main = snapshot.main_file();
     // Images in the store are laid out for a load bias that is a multiple of the huge page.
     let fits = |backing: Backing| backing != Backing::Store || bias == Some(0);
     let copy = means.copies.iter().copied().find(|&backing| fits(backing));
+    let image = means.image.map(|image| match &rebase {
+        Some(rebase) => rebase.moved_image(image),
+        None => image.clone(),
+    });
+    let parts = image.and_then(|image| Parts::of(&image.loads, image.load_bias, pages.base));
+    let is_stack = |vma: &Vma| vma.name == b"[stack]";
+    let vmas = &snapshot.vmas;
+    let reserved = Reserved::find(vmas, means.start_brk, pages, is_stack);
+    let around = Around { pages, policy: means.edges, vmas, reserved: &reserved };
+    let mut taken = Vec::new();
     let texts = snapshot
         .vmas
         .iter()
         .filter(|vma| vma.is_text() && !vma.range.is_empty())
         .map(|vma| {
-            if main == Some(vma.file) {
-                plan_text(vma, huge, means.folios, copy, &[])
-            } else {
+            if main != Some(vma.file) || means.leave_main {
                 let too_small = vma.range.align_inward(huge).is_none();
                 let why = if too_small { SkipReason::TooSmall } else { SkipReason::NotSelected };
-                leave(vma, why)
+                return leave(vma, why);
             }
+            let mut text = plan_text(vma, huge, means.folios, copy, &[]);
+            if let Some(parts) = &parts {
+                let kept = |_| false;
+                edges::take(&mut text, &around, parts, means.folios, copy, kept, &mut taken);
+            }
+            text
         })
         .collect();
-    Plan { huge, rebase, texts }
+    let mut plan = Plan { huge, rebase, texts };
+    keep_traces(&mut plan, vmas);
+    plan
 }
 
 /// One text VMA of a running process, and what is known of it beside its line in maps.
@@ -186,62 +271,72 @@ pub struct RunningText {
     pub kept: Vec<(AddrRange, SkipReason)>,
     /// Why none of it is to be touched, if so.
     pub leave: Option<SkipReason>,
+    /// The parts of its file where it is mapped, if it is mapped as the file's headers say.
+    pub parts: Option<Parts>,
 }
 
 /// Decides which spans of a running process's text become huge, and by which backing. Nothing is
 /// moved: what is not congruent gets a copy.
-pub fn plan_running(huge: PageSize, texts: &[RunningText]) -> Plan {
-    let texts = texts
+pub fn plan_running(around: &Around<'_>, texts: &[RunningText]) -> Plan {
+    let Pages { pmd: huge, .. } = around.pages;
+    let mut taken = Vec::new();
+    let mut planned: Vec<TextPlan> = texts
         .iter()
-        .map(|text| match text.leave {
-            Some(why) => leave(&text.vma, why),
-            None => plan_text(&text.vma, huge, &text.folios, text.copy, &text.kept),
+        .map(|text| {
+            let RunningText { vma, folios, copy, kept, .. } = text;
+            if let Some(why) = text.leave {
+                return leave(vma, why);
+            }
+            let mut planned = plan_text(vma, huge, folios, *copy, kept);
+            if let Some(parts) = &text.parts {
+                let kept = |page| kept.iter().any(|(range, _)| range.overlaps(page));
+                edges::take(&mut planned, around, parts, folios, *copy, kept, &mut taken);
+            }
+            planned
         })
         .collect();
-    Plan { huge, rebase: None, texts }
+    cuts::tell(&mut planned, huge);
+    let mut plan = Plan { huge, rebase: None, texts: planned };
+    keep_traces(&mut plan, around.vmas);
+    plan
+}
+
+/// Gives up the edges of files of which nothing would be mapped any more beside copies: nobody could
+/// tell what belongs there.
+fn keep_traces(plan: &mut Plan, vmas: &[Vma]) {
+    let copied: Vec<AddrRange> = plan
+        .spans()
+        .filter(|span| span.backing != Backing::Pagecache)
+        .map(|span| span.range)
+        .collect();
+    // Spans adjoin where they cover a VMA together.
+    let is_left = |vma: &Vma| {
+        let gone = copied.iter().filter_map(|range| range.intersection(vma.range));
+        gone.map(AddrRange::len).sum::<u64>() < vma.range.len()
+    };
+    let has_trace =
+        |text: &TextPlan| vmas.iter().any(|vma| vma.file == text.vma.file && is_left(vma));
+    let mut given_up: Vec<AddrRange> = Vec::new();
+    for text in &mut plan.texts {
+        if text.spans.iter().any(|span| span.edge) && !has_trace(text) {
+            given_up.extend(text.spans.iter().filter(|span| span.edge).map(|span| span.range));
+            text.spans.retain(|span| !span.edge);
+        }
+    }
+    for text in &mut plan.texts {
+        let here = given_up.iter().filter_map(|page| page.intersection(text.vma.range));
+        let bytes: u64 = here.map(AddrRange::len).sum();
+        match text.rest.iter_mut().find(|(reason, _)| *reason == SkipReason::Edges) {
+            Some((_, sum)) => *sum += bytes,
+            None if bytes > 0 => text.rest.push((SkipReason::Edges, bytes)),
+            None => {}
+        }
+    }
 }
 
 /// A text that stays as it is.
 fn leave(vma: &Vma, why: SkipReason) -> TextPlan {
     TextPlan { vma: vma.clone(), spans: Vec::new(), rest: vec![(why, vma.range.len())] }
-}
-
-/// Decides where the main executable should lie: returns the move, if one is due and possible, and
-/// the load bias that results, modulo the huge page, if it is known.
-///
-/// It is laid for the page cache if that holds at least half of its text; otherwise for the image
-/// store if there is one; otherwise for what the page cache holds, if anything.
-fn layout(snapshot: &Snapshot, means: &Means<'_>) -> (Option<Rebase>, Option<u64>) {
-    let Some(image) = means.image else { return (None, None) };
-    let pages = snapshot.pages;
-    let here = image.load_bias & (pages.pmd.bytes() - 1);
-    let reach = |bias: u64| {
-        if image.has_bias(bias, pages.pmd) {
-            return Some((None, Some(here)));
-        }
-        Rebase::find(snapshot, image, bias).map(|rebase| (Some(rebase), Some(bias)))
-    };
-    let for_cache = image.congruent_bias(pages.pmd).map(|bias| {
-        let chunks = image.congruent_chunks(bias, pages);
-        let all: u64 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
-        let cached: u64 = chunks
-            .iter()
-            .flat_map(|chunk| pieces(chunk.clone(), means.folios))
-            .filter(|(_, cached)| *cached)
-            .map(|(piece, _)| piece.end - piece.start)
-            .sum();
-        (bias, cached, all)
-    });
-    let store = means.copies.contains(&Backing::Store);
-    let cache_first = match for_cache {
-        Some((_, cached, all)) => cached > 0 && (!store || cached >= all - cached),
-        None => false,
-    };
-    let by_cache = || for_cache.and_then(|(bias, cached, _)| (cached > 0).then(|| reach(bias))?);
-    let by_store = || if store { reach(0) } else { None };
-    let found =
-        if cache_first { by_cache().or_else(by_store) } else { by_store().or_else(by_cache) };
-    found.unwrap_or((None, Some(here)))
 }
 
 /// Cuts a file range into pieces, in order, that lie wholly inside or wholly outside `folios`, and
@@ -314,7 +409,13 @@ fn plan_text(
         let backing = if cached { Some(Backing::Pagecache) } else { copy };
         match (range, backing) {
             (Some(range), Some(backing)) => {
-                text.spans.push(Span { range, file_offset: piece.start, backing });
+                text.spans.push(Span {
+                    range,
+                    file_offset: piece.start,
+                    backing,
+                    widened_bytes: 0,
+                    edge: false,
+                });
             }
             _ => rest.push((why, len)),
         }
@@ -326,104 +427,6 @@ fn plan_text(
         }
     }
     text
-}
-
-impl fmt::Display for Plan {
-    /// The table of `--dry-run`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (text, huge) = (self.text_bytes(), self.huge_bytes());
-        writeln!(
-            f,
-            "plan   text {} MiB   huge {} MiB ({} %)   backing {}",
-            mib(text),
-            mib(huge),
-            crate::report::percent(huge, text),
-            self.main_backing().map_or_else(|| "-".to_owned(), |backing| backing.to_string()),
-        )?;
-        if let Some(rebase) = &self.rebase {
-            writeln!(f, "rebase {} to {}", rebase.from, rebase.to)?;
-        }
-        writeln!(f, "{:<32} {:>7} {:>7}  {:<22} REST BECAUSE", "TEXT", "MiB", "HUGE", "FILE")?;
-        for text in &self.texts {
-            let huge: u64 = text.spans.iter().map(|span| span.range.len()).sum();
-            let name = text.vma.display_path();
-            let short = name.rsplit('/').next().unwrap_or_default();
-            let rest: Vec<String> = text
-                .rest
-                .iter()
-                .map(|(reason, bytes)| format!("{reason} {}", mib(*bytes)))
-                .collect();
-            writeln!(
-                f,
-                "{:<32} {:>7} {:>7}  {short:<22} {}",
-                text.vma.range.to_string(),
-                mib(text.vma.range.len()),
-                mib(huge),
-                if rest.is_empty() { "-".to_owned() } else { rest.join(", ") },
-            )?;
-            for span in &text.spans {
-                let Span { range, file_offset, backing } = span;
-                writeln!(f, "  huge {range} from file offset {file_offset:#x} by {backing}")?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Plan {
-    /// Returns the plan as one line of JSON; `reason` says why it cannot be carried out, if so.
-    ///
-    /// # Panics
-    /// Never: a plan holds nothing that JSON cannot.
-    pub fn to_json(&self, reason: Option<SkipReason>) -> String {
-        #[derive(Serialize)]
-        struct Text {
-            #[serde(flatten, serialize_with = "start_and_end")]
-            range: AddrRange,
-            path: String,
-            rest: Vec<crate::coverage::Rest>,
-        }
-        #[derive(Serialize)]
-        struct Move {
-            #[serde(serialize_with = "start_and_end")]
-            from: AddrRange,
-            #[serde(serialize_with = "start_and_end")]
-            to: AddrRange,
-        }
-        #[derive(Serialize)]
-        struct Json<'a> {
-            schema: u32,
-            kind: &'static str,
-            backing: Option<Backing>,
-            rebase: Option<Move>,
-            reason: Option<SkipReason>,
-            text_bytes: u64,
-            huge_bytes: u64,
-            spans: Vec<&'a Span>,
-            texts: Vec<Text>,
-        }
-        let text = |text: &TextPlan| Text {
-            range: text.vma.range,
-            path: text.vma.display_path(),
-            rest: text
-                .rest
-                .iter()
-                .map(|&(reason, bytes)| crate::coverage::Rest { reason, bytes })
-                .collect(),
-        };
-        let json = Json {
-            schema: crate::report::SCHEMA,
-            kind: "plan",
-            backing: self.main_backing(),
-            rebase: self.rebase.as_ref().map(|rebase| Move { from: rebase.from, to: rebase.to }),
-            reason,
-            text_bytes: self.text_bytes(),
-            huge_bytes: self.huge_bytes(),
-            spans: self.spans().collect(),
-            texts: self.texts.iter().map(text).collect(),
-        };
-        serde_json::to_string(&json).expect("a plan holds only strings, numbers and lists")
-    }
 }
 
 #[cfg(test)]
@@ -460,6 +463,33 @@ mod tests {
         assert_eq!(plan.texts[0].rest, [(SkipReason::Edges, 0x1_1000)]);
         assert_eq!(plan.texts[1].rest, [(SkipReason::NotSelected, 8 << 20)]);
         assert_eq!((plan.huge_bytes(), plan.text_bytes()), (6 << 20, 0x61_1000 + (8 << 20)));
+    }
+
+    #[test]
+    fn a_later_plan_adds_what_has_been_mapped_since() {
+        let lines = [
+            "005ff000-00c10000 r-xp 001ff000 fe:00 1 /usr/bin/main\n",
+            "7f0000000000-7f0000010000 r-xp 00000000 fe:00 2 /ld.so\n",
+            "7f0000200000-7f0000600000 r-xp 00000000 fe:00 3 /lib.so\n",
+        ];
+        let mut plan = plan_by(&snapshot(&lines[..2].concat(), 0x60_1000), Backing::Image);
+        let text = |vma: &Vma| RunningText {
+            vma: vma.clone(),
+            folios: Vec::new(),
+            copy: Some(Backing::Image),
+            kept: Vec::new(),
+            leave: vma.path().starts_with(b"/usr").then_some(SkipReason::NotSelected),
+            parts: None,
+        };
+        let later = snapshot(&lines.concat(), 0);
+        let texts: Vec<_> = later.vmas.iter().map(text).collect();
+        let reserved = Reserved::find(&later.vmas, None, later.pages, |_| false);
+        let (pages, policy) = (later.pages, EdgePolicy::default());
+        let around = Around { pages, policy, vmas: &later.vmas, reserved: &reserved };
+        plan.join(plan_running(&around, &texts));
+        let paths: Vec<_> = plan.texts.iter().map(|text| text.vma.display_path()).collect();
+        assert_eq!(paths, ["/usr/bin/main", "/ld.so", "/lib.so"]);
+        assert_eq!((plan.huge_bytes(), plan.texts[1].rest[0].0), (10 << 20, SkipReason::TooSmall));
     }
 
     #[test]

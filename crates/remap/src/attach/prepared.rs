@@ -1,0 +1,253 @@
+//! All that is done beside a process before one of its threads is stopped: looking, planning, staging;
+//! and what is left to be done in the stop.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tiexec_core::addr::AddrRange;
+use tiexec_core::plan::edges::Around;
+use tiexec_core::plan::{Backing, Plan, Span, plan_running};
+use tiexec_core::proc::maps::Vma;
+use tiexec_core::proc::smaps::SmapsEntry;
+use tiexec_core::seccomp::Value;
+use tiexec_core::skip::SkipReason;
+use tiexec_core::snapshot::Snapshot;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{c, process, vm};
+use tiexec_tracee::TraceError;
+use tiexec_tracee::arch::Call;
+use tiexec_tracee::foreseen::{Foreseen, constant};
+use tiexec_tracee::session::{DESCRIPTOR_CALLS, Session};
+
+use super::images::{Image, Images};
+use super::stored::{self, Stored};
+use super::switching::{Staging, Switching};
+use super::texts::{Looking, Texts, reserved};
+use super::written::Written;
+use super::{AttachOrder, Attached, Done, ThpOn, mappings, pass, place, read_smaps, thp_is_off};
+use crate::failure::Failure;
+use crate::headroom;
+use crate::image::Source;
+
+/// All that can be done beside a process.
+pub(crate) struct Prepared {
+    /// What is planned, and what has failed so far.
+    pub attached: Attached,
+    /// Its smaps.
+    pub entries: Vec<SmapsEntry>,
+    /// Texts, their spans that get a copy, and that.
+    staged: Vec<Staging>,
+    /// Edges that the page cache holds.
+    edges: Vec<Span>,
+    /// Text that is in huge folios.
+    touched: Vec<AddrRange>,
+    texts: Texts,
+    /// Which of it has been written to.
+    written: Written,
+    thp_off: bool,
+}
+
+impl Prepared {
+    /// Whether nothing is to be done to the process itself.
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.covers() && self.touched.is_empty()
+    }
+
+    /// Has text that is in huge folios mapped by whole PMD entries from outside, where the kernel does
+    /// that (`MADV_COLLAPSE` on files: tmpfs; `READ_ONLY_THP_FOR_FS`; all file systems from 7.0 on): then
+    /// nobody need stop for it.
+    pub(super) fn touch_from_outside(&mut self, order: &AttachOrder<'_>) {
+        if self.touched.is_empty() || self.thp_off {
+            return;
+        }
+        let Ok(process) = process::open_pidfd(order.pid) else { return };
+        self.touched.retain(|&range| {
+            let done = vm::collapse(process.as_fd(), range).is_ok();
+            self.attached.from_outside += if done { range.len() } else { 0 };
+            !done
+        });
+    }
+
+    /// Whether something is to be mapped over the text.
+    fn covers(&self) -> bool {
+        !self.staged.is_empty() || !self.edges.is_empty()
+    }
+
+    /// The calls that [`switch`](Self::switch) makes.
+    pub(super) fn calls(&self) -> Vec<&'static [Foreseen]> {
+        let mut calls: Vec<&[Foreseen]> = Vec::new();
+        if self.covers() {
+            calls.extend(COPY_CALLS);
+        }
+        let edge = |span: &Span| span.edge;
+        if !self.edges.is_empty() || self.attached.plan.spans().any(edge) {
+            calls.push(&place::EDGE_CALLS);
+        }
+        if !self.touched.is_empty() {
+            calls.push(&REFAULT_CALLS);
+        }
+        if self.thp_off {
+            calls.push(&ThpOn::CALLS);
+        }
+        calls
+    }
+
+    /// Switches what is staged.
+    ///
+    /// # Errors
+    /// What is not switched is where it was.
+    pub(crate) fn switch(
+        &self,
+        session: &mut Session,
+        order: &AttachOrder<'_>,
+        snapshot: &Snapshot,
+    ) -> Done {
+        let thp = if self.thp_off { Some(ThpOn::begin(session)?) } else { None };
+        let mut switched = Ok(());
+        if self.covers() {
+            let Self { texts, entries, written, .. } = self;
+            let switching = Switching { order, snapshot, texts, entries, written };
+            switched = switching.all(session, &self.staged, &self.edges);
+        }
+        for &range in &self.touched {
+            // What was written to would be thrown away.
+            match self.written.none(range) {
+                Ok(()) => refault(session, range)?,
+                Err(failure) => switched = switched.and(Err(failure)),
+            }
+        }
+        if let Some(thp) = thp {
+            thp.end(session)?;
+        }
+        switched
+    }
+}
+
+/// Looks at a process, plans, and stages copies, until `deadline`.
+///
+/// # Errors
+/// Nothing could be begun. What fails later is in the [`Attached`].
+pub(crate) fn prepare(
+    order: &AttachOrder<'_>,
+    images: &mut Images,
+    deadline: Instant,
+) -> Result<Prepared, Failure> {
+    let written = Written::open(order.process, order.pages)?;
+    let entries = read_smaps(order.process)?;
+    let AttachOrder { process, pages, edges, .. } = *order;
+    let mut texts = Texts::read(&Looking { order, written: &written, deadline }, &entries);
+    let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
+    let reserved = reserved(process, &entries, pages);
+    let around = Around { pages, policy: edges, vmas: &vmas, reserved: &reserved };
+    let mut plan = plan_running(&around, &texts.texts);
+    let (mut stored, mut setback) = (Vec::new(), None);
+    if order.sources.store && plan.span_bytes_by(Backing::Image) > 0 {
+        (stored, setback) = stored::find(order, images, &mut texts, &plan, deadline);
+        if order.only_shared {
+            texts.copy_nothing_to(Backing::Image);
+        }
+        plan = plan_running(&around, &texts.texts);
+    }
+    let attached =
+        Attached { plan, failure: None, setback, stop: None, from_outside: 0, bytes_copied: 0 };
+    let thp_off = thp_is_off(order.process);
+    let (staged, edges, touched) = (Vec::new(), Vec::new(), Vec::new());
+    let mut prepared =
+        Prepared { attached, entries, staged, edges, touched, texts, written, thp_off };
+    let attached = &mut prepared.attached;
+    if order.dry_run || attached.plan.huge_bytes() == 0 {
+        return Ok(prepared);
+    }
+    let copied_before = images.bytes_copied();
+    for (vma, spans) in copies(&attached.plan.clone()) {
+        match stage(order, &prepared.texts, &stored, vma, &spans, images, deadline) {
+            Ok(image) => {
+                if let Some(shortfall) = &image.filled.shortfall {
+                    attached.failure.get_or_insert_with(|| shortfall.clone());
+                }
+                prepared.staged.push(Staging { vma: vma.clone(), spans, image });
+            }
+            Err(failure) => {
+                attached.failure.get_or_insert(failure);
+            }
+        }
+    }
+    attached.bytes_copied = images.bytes_copied() - copied_before;
+    let by_cache = attached.plan.spans_by(Backing::Pagecache);
+    let (edges, touched): (Vec<Span>, Vec<Span>) = by_cache.partition(|span| span.edge);
+    prepared.touched = touched.iter().map(|span| span.range).collect();
+    prepared.edges = edges;
+    if prepared.covers() {
+        let parts = prepared.staged.iter().map(|staged| staged.image.filled.staged.len());
+        let parts = prepared.edges.len() + parts.sum::<usize>();
+        let maps = order.process.read("maps").map_err(Failure::unreadable)?;
+        mappings::check(maps.iter().filter(|&&byte| byte == b'\n').count(), parts)?;
+    }
+    Ok(prepared)
+}
+
+/// What handing images over and switching to them has the process call.
+pub(super) const COPY_CALLS: [&[Foreseen]; 3] = [&DESCRIPTOR_CALLS, &pass::CALLS, &place::CALLS];
+
+/// Returns, for each text, the spans of it that need a copy.
+fn copies(plan: &Plan) -> impl Iterator<Item = (&Vma, Vec<Span>)> {
+    plan.texts.iter().filter_map(|text| {
+        let copied = |span: &&Span| span.backing != Backing::Pagecache;
+        let spans: Vec<Span> = text.spans.iter().filter(copied).copied().collect();
+        (!spans.is_empty()).then_some((&text.vma, spans))
+    })
+}
+
+/// Has the image of a text's spans ready.
+fn stage(
+    order: &AttachOrder<'_>,
+    texts: &Texts,
+    stored: &[Stored],
+    vma: &Vma,
+    spans: &[Span],
+    images: &mut Images,
+    deadline: Instant,
+) -> Result<Arc<Image>, Failure> {
+    let backing = spans.first().map_or(Backing::Image, |span| span.backing);
+    if backing == Backing::Store {
+        return stored::image(stored, vma, spans).map(Arc::new);
+    }
+    if backing == Backing::Image {
+        let bytes = spans.iter().map(|span| span.range.len()).sum();
+        // It is this process's memory cgroup that pays.
+        headroom::check(&ProcDir::this_process().map_err(Failure::unreadable)?, bytes)?;
+    }
+    let gone = || Failure::new(SkipReason::FileGone, vma.display_path());
+    let file: &File = texts.file(vma).ok_or_else(gone)?;
+    let parts = texts.text(vma).and_then(|text| text.parts.as_ref());
+    let path = vma.display_path();
+    let name = path.rsplit('/').next().unwrap_or_default();
+    images.get(Source { file, parts }, name, spans, backing, order.pages, deadline)
+}
+
+/// What [`refault`] has the process call.
+const REFAULT_CALLS: [Foreseen; 2] = [
+    Foreseen::needed(
+        "madvise(MADV_DONTNEED)",
+        c::SYS_madvise,
+        [Value::Any, Value::Any, constant(c::MADV_DONTNEED)],
+    ),
+    Foreseen::needed(
+        "madvise(MADV_POPULATE_READ)",
+        c::SYS_madvise,
+        [Value::Any, Value::Any, constant(c::MADV_POPULATE_READ)],
+    ),
+];
+
+/// Has text that lies on huge folios already mapped anew, by whole PMD entries. Whoever runs there
+/// meanwhile faults it in again.
+fn refault(session: &mut Session, range: AddrRange) -> Result<(), TraceError> {
+    let (start, len) = (range.start().get(), range.len());
+    for advice in [c::MADV_DONTNEED, c::MADV_POPULATE_READ] {
+        let advice = u64::from(advice.unsigned_abs());
+        let _refused = session.call(Call::new(c::SYS_madvise, [start, len, advice]))?;
+    }
+    Ok(())
+}

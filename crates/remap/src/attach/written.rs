@@ -1,0 +1,80 @@
+//! Which pages of a running process's text were written to: told by its pagemap, as often as asked.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use tiexec_core::addr::{AddrRange, PageSize, Pages};
+use tiexec_core::proc::pagemap::modified_pages;
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::procfs::ProcDir;
+
+use crate::failure::Failure;
+
+/// The pagemap of an address space, opened once.
+#[derive(Debug)]
+pub(crate) struct Written {
+    pagemap: File,
+    pages: Pages,
+}
+
+impl Written {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// `target_gone`; `ptrace_denied`, where it cannot be traced either.
+    pub(crate) fn open(process: &ProcDir, pages: Pages) -> Result<Self, Failure> {
+        let pagemap = process.open_file("pagemap", false).map_err(Failure::unreadable)?;
+        Ok(Self { pagemap, pages })
+    }
+
+    /// Returns the huge pages of `range`, which begins and ends on one, that were written to.
+    ///
+    /// # Errors
+    /// `proc_unavailable`, also once the process has ended.
+    pub(crate) fn huge_pages(&self, range: AddrRange) -> Result<Vec<AddrRange>, Failure> {
+        self.pages_of(range, self.pages.pmd)
+    }
+
+    /// Returns the base pages of `range` that were written to.
+    ///
+    /// # Errors
+    /// As [`huge_pages`](Self::huge_pages).
+    pub(crate) fn base_pages(&self, range: AddrRange) -> Result<Vec<AddrRange>, Failure> {
+        self.pages_of(range, self.pages.base)
+    }
+
+    /// Makes sure that nothing of `range` was written to.
+    ///
+    /// # Errors
+    /// `modified_text`; as [`huge_pages`](Self::huge_pages).
+    pub(crate) fn none(&self, range: AddrRange) -> Result<(), Failure> {
+        match self.base_pages(range)?.first() {
+            None => Ok(()),
+            Some(page) => {
+                let what = format!("{:?} was written to meanwhile", page.start());
+                Err(Failure::new(SkipReason::ModifiedText, what))
+            }
+        }
+    }
+
+    fn pages_of(&self, range: AddrRange, page: PageSize) -> Result<Vec<AddrRange>, Failure> {
+        Ok(modified_pages(range, &self.words(range)?, page, self.pages.base))
+    }
+
+    /// Returns the pagemap's words of `range`, one for each base page.
+    ///
+    /// # Errors
+    /// As [`huge_pages`](Self::huge_pages).
+    pub(super) fn words(&self, range: AddrRange) -> Result<Vec<u64>, Failure> {
+        const WORD: u64 = 8;
+        let unread =
+            |error: &dyn std::fmt::Display| Failure::new(SkipReason::ProcUnavailable, error);
+        let base = self.pages.base;
+        let at = range.start().get() / base.bytes() * WORD;
+        let count = range.len() / base.bytes();
+        let mut bytes = vec![0; usize::try_from(count * WORD).map_err(|error| unread(&error))?];
+        self.pagemap.read_exact_at(&mut bytes, at).map_err(|error| unread(&error))?;
+        let words = bytes.chunks_exact(WORD as usize);
+        Ok(words.filter_map(|word| word.try_into().ok().map(u64::from_ne_bytes)).collect())
+    }
+}

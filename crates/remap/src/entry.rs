@@ -1,0 +1,151 @@
+//! The second half of a launch: the program stands at its entry point, all its shared objects are
+//! mapped and relocated, and those with enough text are switched as in a running process.
+
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
+
+use tiexec_core::addr::RemoteAddr;
+use tiexec_core::config::EdgePolicy;
+use tiexec_core::plan::edges::{Around, Reserved};
+use tiexec_core::plan::{Backing, Plan, RunningText, plan_running};
+use tiexec_core::proc::maps::{FileId, Perms, Vma};
+use tiexec_core::proc::status;
+use tiexec_core::select::Select;
+use tiexec_core::skip::SkipReason;
+use tiexec_core::snapshot::Snapshot;
+use tiexec_tracee::TraceError;
+use tiexec_tracee::arch::{self, Call, Gadgets};
+use tiexec_tracee::running::Stopped;
+use tiexec_tracee::session::Session;
+
+use crate::attach::{AttachOrder, Attached, Images, Prepared, prepare};
+use crate::failure::Failure;
+use crate::launch::{Order, chunks_of, lets_child_in, refused};
+use crate::objects::Object;
+use crate::pagecache;
+use crate::store::Store;
+
+/// Switches the shared objects of a program that stands at its entry point, within `left`; returns the
+/// session with which it goes home.
+///
+/// # Errors
+/// Nothing could be begun; the program is as it was, and can only be let go.
+pub(crate) fn switch(
+    order: &Order<'_>,
+    stopped: &Stopped,
+    gadgets: Gadgets,
+    reap: Call,
+    left: Duration,
+) -> Result<(Session, Attached), Failure> {
+    let process = order.process;
+    if stopped.dispatches {
+        let what = "it has its system calls sent to a handler of its own";
+        return Err(Failure::new(SkipReason::SyscallDispatch, what));
+    }
+    let status = status::parse(&process.read("status").map_err(Failure::unreadable)?);
+    if status.seccomp != 0 {
+        let what = "an init function put a filter in force";
+        return Err(Failure::new(SkipReason::Seccomp, what));
+    }
+    let attach = AttachOrder {
+        pid: stopped.tid,
+        task: stopped.tid,
+        process,
+        pages: order.pages,
+        sources: order.sources,
+        // The main executable was seen to at the exec stop.
+        select: Select { main: false, ..order.select },
+        edges: order.edges,
+        only_shared: only_shared(order),
+        deadline: left,
+        // It stands already.
+        patience: Duration::ZERO,
+        dry_run: false,
+    };
+    let mut prepared = prepare(&attach, &mut Images::default(), stopped.since + left)?;
+    let vmas = prepared.entries.iter().map(|entry| entry.vma.clone()).collect();
+    let snapshot = Snapshot { pages: order.pages, vmas, entry: RemoteAddr::new(0) };
+    let at = arch::stack_pointer(&stopped.registers);
+    let stack = snapshot.vma_at(at).filter(|vma| vma.name == b"[stack]" && vma.perms.write);
+    let stack = stack.ok_or_else(|| {
+        Failure::new(SkipReason::StackRoom, "it does not stand on its initial stack")
+    })?;
+    let home = arch::after_a_signal(&stopped.registers);
+    let lets_in = lets_child_in(process, stopped.tid, &status);
+    let begun = Session::begin(stopped.tid, gadgets, home, stack.range, lets_in, reap)?;
+    let mut session = begun.map_err(refused)?;
+    if let Err(failure) = carry_out(&mut session, &attach, &snapshot, &prepared) {
+        prepared.attached.failure.get_or_insert(failure);
+    }
+    Ok((session, prepared.attached))
+}
+
+/// Whether objects are copied into the image store only: unless a copy was asked for. A compiler's 200 MiB
+/// of libraries are too much for one start of it.
+fn only_shared(order: &Order<'_>) -> bool {
+    order.sources.pagecache && order.sources.store
+}
+
+/// Plans for objects before they are mapped, as if each were mapped at address 0: the page cache is asked
+/// until `deadline`, and nothing is built.
+pub(crate) fn expected(order: &Order<'_>, objects: &[Object], deadline: Instant) -> Plan {
+    let store =
+        if order.sources.store { Store::open_for_this_user(order.pages).ok() } else { None };
+    let store = store.flatten();
+    let mut texts = Vec::new();
+    for object in objects {
+        let Ok(meta) = object.file.metadata() else { continue };
+        let chunks = chunks_of(object, order.pages);
+        let prepared = order
+            .sources
+            .pagecache
+            .then(|| pagecache::prepare(&object.file, &chunks, order.pages, deadline));
+        let folios = prepared.and_then(Result::ok).unwrap_or_default().huge;
+        let stored =
+            store.as_ref().and_then(|store| store.find(&object.file, &object.path, 0).ok());
+        let copy = stored
+            .flatten()
+            .map(|_| Backing::Store)
+            .or(order.sources.copy.filter(|_| !only_shared(order)));
+        for load in object.facts.loads.iter().filter(|load| load.is_text()) {
+            let Some(range) = load.mapped(order.pages.base) else { continue };
+            let vma = Vma {
+                range,
+                perms: Perms { read: true, exec: true, ..Perms::default() },
+                file_offset: load
+                    .file_offset
+                    .wrapping_sub(load.vaddr.wrapping_sub(range.start().get())),
+                file: FileId { inode: meta.ino(), ..FileId::default() },
+                name: object.path.as_os_str().as_bytes().to_vec(),
+            };
+            let (folios, kept) = (folios.clone(), Vec::new());
+            texts.push(RunningText { vma, folios, copy, kept, leave: None, parts: None });
+        }
+    }
+    // What will be around them is not known: no edges.
+    let (pages, policy) = (order.pages, EdgePolicy::default());
+    let reserved = Reserved::find(&[], None, pages, |_| false);
+    plan_running(&Around { pages, policy, vmas: &[], reserved: &reserved }, &texts)
+}
+
+fn carry_out(
+    session: &mut Session,
+    order: &AttachOrder<'_>,
+    snapshot: &Snapshot,
+    prepared: &Prepared,
+) -> Result<(), Failure> {
+    if prepared.is_empty() { Ok(()) } else { prepared.switch(session, order, snapshot) }
+}
+
+/// Says why the program never stood at its entry point.
+pub(crate) fn not_reached(error: TraceError) -> Failure {
+    match error {
+        TraceError::Gone => Failure::new(SkipReason::TargetGone, "before its entry point"),
+        TraceError::LetGo | TraceError::LostSight => {
+            let what = "it began another program before its entry point";
+            Failure::new(SkipReason::TargetGone, what)
+        }
+        error => error.into(),
+    }
+}

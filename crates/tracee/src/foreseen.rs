@@ -1,0 +1,158 @@
+//! The calls that a session will make, told before it begins.
+//!
+//! A seccomp filter may answer a call with an error in the middle of a session, or end the process for
+//! it. So whoever makes calls has a list of them beside the code that does, with what is known of the
+//! arguments beforehand; a session is begun only where the filters allow all that are needed. In
+//! builds with debug assertions a session refuses to make a call that is in no list.
+
+use std::fmt;
+
+use tiexec_core::seccomp::{self, CallData, Filter, Value};
+use tiexec_sys::{Errno, Pid, c, ptrace};
+
+use crate::arch::{self, Call, Gadgets};
+
+/// A call that may be made, as far as it is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Foreseen {
+    /// Its name, with the argument that matters, for messages.
+    pub name: &'static str,
+    number: i64,
+    args: [Value; 6],
+    optional: bool,
+}
+
+impl Foreseen {
+    /// One without which nothing is begun. Arguments that are not given are 0.
+    pub const fn needed<const N: usize>(name: &'static str, number: i64, args: [Value; N]) -> Self {
+        const { assert!(N <= 6, "a system call takes at most six arguments") };
+        let mut all = [Value::Is(0); 6];
+        let mut index = 0;
+        while index < N {
+            all[index] = args[index];
+            index += 1;
+        }
+        Self { name, number, args: all, optional: false }
+    }
+
+    /// One that is left out where it is not allowed: [`Permission::has`] says so.
+    pub const fn optional<const N: usize>(
+        name: &'static str,
+        number: i64,
+        args: [Value; N],
+    ) -> Self {
+        Self { optional: true, ..Self::needed(name, number, args) }
+    }
+
+    fn covers(&self, call: &Call) -> bool {
+        let mut args = self.args.iter().zip(call.args);
+        self.number == call.number && args.all(|(known, arg)| known.covers(arg))
+    }
+}
+
+/// A flag or another constant of the C headers, as an argument.
+pub const fn constant(value: i32) -> Value {
+    Value::Is(value.unsigned_abs() as u64)
+}
+
+/// `rt_sigreturn`: each frame of the chain is left by it, with whatever is in the registers.
+const SIGNAL_RETURN: Foreseen =
+    Foreseen::needed("rt_sigreturn", c::SYS_rt_sigreturn, [Value::Any; 6]);
+
+/// Closing a descriptor, by name or on the way home.
+pub const CLOSE: Foreseen = Foreseen::needed("close", c::SYS_close, [Value::Small]);
+
+/// What reading a thread's filters takes (`seccomp_get_filter`, `kernel/seccomp.c`).
+pub const NEEDS: &str =
+    "that takes CAP_SYS_ADMIN in the initial user namespace, and no filter on the reader";
+
+/// The filters of one thread, read while it stands.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Filters {
+    /// What they are; none where the thread has none.
+    Known(Vec<Filter>),
+    /// There are some, and they could not be read: why.
+    Unknown(String),
+}
+
+impl Filters {
+    /// Reads those of a stopped thread that has some.
+    pub fn read(tid: Pid) -> Self {
+        let unknown = |why: &dyn fmt::Display| {
+            Self::Unknown(format!("its seccomp filters cannot be read: {why}"))
+        };
+        let filters = match ptrace::seccomp_filters(tid) {
+            Ok(filters) => filters,
+            Err(error) if error.errno == Errno::ACCES => return unknown(&NEEDS),
+            Err(error) => return unknown(&error),
+        };
+        let checked: Result<_, _> = filters.iter().map(|filter| Filter::new(filter)).collect();
+        checked.map_or_else(|error| unknown(&error), Self::Known)
+    }
+
+    /// Whether they allow a call with these very arguments, made by the instruction before
+    /// `instruction_pointer`. Of unknown ones that is not to be expected.
+    pub(crate) fn allow(&self, call: &Call, instruction_pointer: u64) -> bool {
+        let Self::Known(filters) = self else { return false };
+        let args = call.args.map(Value::Is);
+        let answer = data(call.number, args, Value::Is(instruction_pointer))
+            .map(|data| seccomp::answer(filters, &data));
+        filters.is_empty() || answer.is_some_and(seccomp::Answer::is_allowed)
+    }
+}
+
+fn data(number: i64, args: [Value; 6], instruction_pointer: Value) -> Option<CallData> {
+    let number = u32::try_from(number).ok()?;
+    Some(CallData { number, architecture: arch::AUDIT_ARCH, instruction_pointer, args })
+}
+
+/// The calls that a session may make.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Permission {
+    /// `None` for all.
+    foreseen: Option<Vec<Foreseen>>,
+}
+
+impl Permission {
+    /// All calls: for a launch, which has rehearsed them.
+    pub(crate) fn all() -> Self {
+        Self { foreseen: None }
+    }
+
+    /// Asks `filters` for those in `lists`, and for what every session needs.
+    ///
+    /// # Errors
+    /// The first call that is needed and may be refused, and how; nothing has been done.
+    pub fn ask(filters: &Filters, gadgets: Gadgets, lists: &[&[Foreseen]]) -> Result<Self, String> {
+        let filters = match filters {
+            Filters::Known(filters) => filters,
+            Filters::Unknown(why) => return Err(why.clone()),
+        };
+        let mut foreseen = Vec::new();
+        let all = lists.iter().copied().flatten().chain(&[SIGNAL_RETURN]);
+        for call in all {
+            let pointer = match call.number {
+                c::SYS_rt_sigreturn => Value::Any,
+                _ => Value::Is(arch::after_call(gadgets).get()),
+            };
+            let Some(data) = data(call.number, call.args, pointer) else { continue };
+            let answer = seccomp::answer(filters, &data);
+            if answer.is_allowed() {
+                foreseen.push(*call);
+            } else if !call.optional {
+                return Err(format!("{} may be {answer}", call.name));
+            }
+        }
+        Ok(Self { foreseen: Some(foreseen) })
+    }
+
+    /// Whether `call` is among what was asked for, and allowed.
+    pub fn has(&self, call: &Foreseen) -> bool {
+        self.foreseen.as_ref().is_none_or(|all| all.contains(call))
+    }
+
+    /// Whether so much was asked for.
+    pub(crate) fn covers(&self, call: &Call) -> bool {
+        self.foreseen.as_ref().is_none_or(|all| all.iter().any(|known| known.covers(call)))
+    }
+}
