@@ -9,7 +9,7 @@ use tiexec_core::advice::Counted;
 
 use crate::perf_event::{
     Attributes, EXCLUDE_HV, EXCLUDE_KERNEL, Heirs, PERF_COUNT_HW_CPU_CYCLES, PERF_TYPE_HARDWARE,
-    open_event,
+    open_inherited,
 };
 
 const PERF_COUNT_HW_INSTRUCTIONS: u64 = 1;
@@ -34,7 +34,7 @@ impl Counters {
         let count = |kind, config| {
             let flags = EXCLUDE_KERNEL | EXCLUDE_HV;
             let attributes = Attributes { kind, config, flags, ..Attributes::default() };
-            let open = |&tid: &Pid| open_event(tid, -1, heirs, &attributes).ok().map(File::from);
+            let open = |&tid: &Pid| open_inherited(tid, -1, heirs, &attributes).ok().map(File::from);
             let events: Option<Vec<File>> = tids.iter().map(open).collect();
             events.unwrap_or_default()
         };

@@ -21,20 +21,45 @@ use tiexec_core::perf::{HEADER_LEN, record_len};
 
 use crate::error::{Errno, SysError, check};
 
-/// `struct perf_event_attr` in its first published size, which every kernel takes.
+/// `struct perf_event_attr` up to `bp_len` (`PERF_ATTR_SIZE_VER1`), which every kernel takes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Attributes {
     pub(crate) kind: u32,
-    pub(crate) size: u32,
+    size: u32,
     pub(crate) config: u64,
     pub(crate) sample_period: u64,
     pub(crate) sample_type: u64,
-    pub(crate) read_format: u64,
+    read_format: u64,
     pub(crate) flags: u64,
     pub(crate) wakeup_watermark: u32,
     pub(crate) breakpoint_type: u32,
-    pub(crate) config1: u64,
+    pub(crate) breakpoint_addr: u64,
+    pub(crate) breakpoint_len: u64,
+}
+
+/// `perf_event_open(attributes, tid, processor, -1, PERF_FLAG_FD_CLOEXEC)`; processor −1 for every one.
+///
+/// # Errors
+/// EACCES, EPERM by `kernel.perf_event_paranoid`, for processes of others, and under filters; ESRCH;
+/// ENODEV for a processor that is not there; ENOENT, EOPNOTSUPP where there is no such event; ENOSPC
+/// without a free debug register.
+pub(crate) fn open(attributes: &Attributes, tid: Pid, processor: i32) -> Result<OwnedFd, SysError> {
+    let whole = Attributes { size: size_of::<Attributes>() as u32, ..*attributes };
+    // SAFETY: the kernel reads the live structure, whose size it says.
+    let returned = unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            &raw const whole,
+            tid.as_raw_nonzero().get(),
+            processor,
+            -1,
+            PERF_FLAG_FD_CLOEXEC,
+        )
+    };
+    let fd = check("perf_event_open", returned)?;
+    // SAFETY: a descriptor just made, which nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
 pub(crate) const PERF_TYPE_HARDWARE: u32 = 0;
@@ -42,7 +67,7 @@ pub(crate) const PERF_TYPE_SOFTWARE: u32 = 1;
 pub(crate) const PERF_COUNT_HW_CPU_CYCLES: u64 = 0;
 pub(crate) const PERF_COUNT_SW_CPU_CLOCK: u64 = 0;
 pub(crate) const PERF_COUNT_SW_DUMMY: u64 = 9;
-pub(crate) const INHERIT: u64 = 1 << 1;
+const INHERIT: u64 = 1 << 1;
 pub(crate) const EXCLUDE_KERNEL: u64 = 1 << 5;
 pub(crate) const EXCLUDE_HV: u64 = 1 << 6;
 pub(crate) const MMAP: u64 = 1 << 8;
@@ -112,9 +137,7 @@ impl Rings {
     /// have them.
     ///
     /// # Errors
-    /// EACCES, EPERM by `kernel.perf_event_paranoid`, for processes of others, and under filters; ESRCH if
-    /// no thread is left; EMFILE for more threads than descriptors; ENOENT, EOPNOTSUPP where there is no
-    /// such event.
+    /// As [`open`]; ESRCH if no thread is left; EMFILE for more threads than descriptors.
     pub(crate) fn open(
         tids: &[Pid],
         heirs: Heirs,
@@ -126,7 +149,7 @@ impl Rings {
         let mut more = Vec::new();
         for &tid in tids {
             for &processor in &processors {
-                let event = match open_event(tid, processor, heirs, attributes) {
+                let event = match open_inherited(tid, processor, heirs, attributes) {
                     Ok(event) => event,
                     // It has just ended.
                     Err(error) if error.errno == Errno::SRCH => break,
@@ -289,40 +312,23 @@ impl Drop for Ring {
     }
 }
 
-/// `perf_event_open(attributes, tid, processor, …)`, for a thread and its heirs; −1 for every processor.
+/// [`open`], for a thread and its heirs.
 ///
 /// # Errors
-/// As [`Rings::open`].
-pub(crate) fn open_event(
+/// As [`open`].
+pub(crate) fn open_inherited(
     tid: Pid,
     processor: i32,
     heirs: Heirs,
     attributes: &Attributes,
 ) -> Result<OwnedFd, SysError> {
-    let size = size_of::<Attributes>() as u32;
-    let whole = Attributes { size, flags: attributes.flags | INHERIT, ..*attributes };
-    let open = |attributes: &Attributes| {
-        // SAFETY: the kernel reads the live structure, whose size it says.
-        let returned = unsafe {
-            libc::syscall(
-                libc::SYS_perf_event_open,
-                std::ptr::from_ref(attributes),
-                tid.as_raw_nonzero().get(),
-                processor,
-                -1,
-                PERF_FLAG_FD_CLOEXEC,
-            )
-        };
-        let fd = check("perf_event_open", returned)?;
-        // SAFETY: a descriptor just made, which nobody else owns.
-        Ok::<_, SysError>(unsafe { OwnedFd::from_raw_fd(fd as i32) })
-    };
+    let whole = Attributes { flags: attributes.flags | INHERIT, ..*attributes };
     if heirs == Heirs::Processes {
-        return open(&whole);
+        return open(&whole, tid, processor);
     }
-    match open(&Attributes { flags: whole.flags | INHERIT_THREAD, ..whole }) {
+    match open(&Attributes { flags: whole.flags | INHERIT_THREAD, ..whole }, tid, processor) {
         // Before Linux 5.13: the records of children come too, and are passed over.
-        Err(error) if error.errno == Errno::INVAL => open(&whole),
+        Err(error) if error.errno == Errno::INVAL => open(&whole, tid, processor),
         opened => opened,
     }
 }
