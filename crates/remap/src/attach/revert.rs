@@ -228,7 +228,7 @@ fn compare(pid: Pid, part: &Part, file: &File) -> Result<(), Failure> {
         let len = CHUNK.min(range.len() - at) as usize;
         let from = RemoteAddr::new(range.start().get() + at);
         let unread = |error: &dyn std::fmt::Display| Failure::new(SkipReason::ReadFailed, error);
-        vm::read(pid, from, &mut here[..len]).map_err(|error| unread(&error))?;
+        vm::read(pid, from, &mut here[..len]).map_err(Failure::unreadable)?;
         read_mapped(file, &mut there[..len], file_offset + at).map_err(|error| unread(&error))?;
         if here[..len] != there[..len] {
             let what = format!("the file's bytes differ from those at {from:?}");

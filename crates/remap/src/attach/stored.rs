@@ -22,6 +22,9 @@ use crate::image::{Filled, Staged};
 use crate::program::elf_facts;
 use crate::store::{BuildOrder, Store, StoredImage};
 
+/// Bytes of an image that a machine builds in a millisecond, about.
+const BUILT_PER_MILLISECOND: u128 = 256 << 10;
+
 /// The store's image of a file, for where a process has it.
 #[derive(Debug)]
 pub(super) struct Stored {
@@ -93,7 +96,13 @@ fn find_one<'a>(
         return Ok(found.get(index));
     }
     let path = Path::new(OsStr::from_bytes(vma.path()));
-    let image = if order.dry_run {
+    // One that cannot be built in time would be begun anew at each start.
+    let in_time = || {
+        let left = deadline.saturating_duration_since(Instant::now()).as_millis();
+        let len = original.metadata().map_or(0, |meta| meta.len());
+        !order.only_shared || u128::from(len) <= left * BUILT_PER_MILLISECOND
+    };
+    let image = if order.dry_run || !in_time() {
         store.find(original, path, bias)?
     } else {
         let process = &ProcDir::this_process().map_err(Failure::unreadable)?;
