@@ -44,7 +44,8 @@ fn a_known_hot_set_is_found() {
         let dir = tempfile::tempdir().expect("a directory");
         let out = dir.path().join("advice").to_string_lossy().into_owned();
         let pages_word = pages.to_string();
-        let done = ctl(["advise", "--json", "-F", "2999", "-o", &out, "--", &path, &pages_word, "2"]);
+        let done =
+            ctl(["advise", "--json", "-F", "2999", "-o", &out, "--", &path, &pages_word, "2"]);
         done.assert_code(0).assert_silent();
         assert!(done.out().contains("spinning\n"), "the command's output: {done}");
         let text = std::fs::read_to_string(&out).expect("the advice");
@@ -117,7 +118,11 @@ fn the_json_has_what_the_manual_says() {
     for key in ["source", "first", "second", "second_holds_data"] {
         assert_ne!(advice["itlb"][key], Value::Null, "{key}: {advice}");
     }
-    assert!(["worth_it", "maybe", "not_worth_it"].iter().any(|word| advice["judgement"]["verdict"] == *word));
+    assert!(
+        ["worth_it", "maybe", "not_worth_it"]
+            .iter()
+            .any(|word| advice["judgement"]["verdict"] == *word)
+    );
     assert!(!advice["judgement"]["reasons"].as_array().expect("reasons").is_empty(), "{advice}");
     let text = &advice["text"];
     assert_eq!(text["samples"], advice["sampling"]["samples"]);
@@ -139,7 +144,10 @@ fn who_is_idle_gives_nothing_to_sample() {
     eventually("sleep sleeps", || support::child::state(held.pid()) == Some('S'));
     let done = ctl(["advise", "--duration", "500ms", &held.pid().to_string()]);
     done.assert_code(1);
-    assert!(done.err().contains("nothing to sample") && done.err().contains("--duration"), "{done}");
+    assert!(
+        done.err().contains("nothing to sample") && done.err().contains("--duration"),
+        "{done}"
+    );
     assert!(done.out().is_empty(), "{done}");
 }
 
@@ -171,6 +179,34 @@ fn the_process_may_end_while_it_is_sampled() {
     done.assert_code(0);
     assert!(number(&json(&done)["sampling"]["duration_ms"]) < 30_000, "{done}");
     held.finish().assert_code(0);
+}
+
+/// What does not fit into the buffers while nobody reads them is counted.
+#[test]
+fn lost_samples_are_reported() {
+    let copy = small("hotset", Kind::StaticNoPie);
+    let held = spinning(&copy, 30);
+    let pid = held.pid().to_string();
+    let args = ["advise", "--json", "-F", "9973", "--duration", "8s", &pid];
+    let advise = started(&[], support::tiexecctl(), args);
+    let samples = || {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", advise.pid()));
+        maps.unwrap_or_default().contains("perf_event")
+    };
+    eventually("it samples", samples);
+    advise.signal(libc::SIGSTOP);
+    let used = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("an own child");
+        let ticks = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(11)?.parse().ok());
+        ticks.unwrap_or(0_u64)
+    };
+    // 128 KiB hold some 4000 samples: less than half a second of its time.
+    let before = used();
+    eventually("it has run for two seconds", || used() > before + 200);
+    advise.signal(libc::SIGCONT);
+    let done = advise.finish();
+    done.assert_code(0);
+    assert!(number(&json(&done)["sampling"]["lost"]) > 0, "{done}");
 }
 
 #[test]

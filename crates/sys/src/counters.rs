@@ -34,7 +34,8 @@ impl Counters {
         let count = |kind, config| {
             let flags = EXCLUDE_KERNEL | EXCLUDE_HV;
             let attributes = Attributes { kind, config, flags, ..Attributes::default() };
-            let open = |&tid: &Pid| open_inherited(tid, -1, heirs, &attributes).ok().map(File::from);
+            let open =
+                |&tid: &Pid| open_inherited(tid, -1, heirs, &attributes).ok().map(File::from);
             let events: Option<Vec<File>> = tids.iter().map(open).collect();
             events.unwrap_or_default()
         };

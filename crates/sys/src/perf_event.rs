@@ -26,11 +26,12 @@ use crate::error::{Errno, SysError, check};
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Attributes {
     pub(crate) kind: u32,
-    size: u32,
+    /// Set by [`open`].
+    pub(crate) size: u32,
     pub(crate) config: u64,
     pub(crate) sample_period: u64,
     pub(crate) sample_type: u64,
-    read_format: u64,
+    pub(crate) read_format: u64,
     pub(crate) flags: u64,
     pub(crate) wakeup_watermark: u32,
     pub(crate) breakpoint_type: u32,

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, Pages};
 use tiexec_core::advice::Counted;
+use tiexec_core::config::EdgePolicy;
 use tiexec_core::itlb::walk_event;
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::{maps, status};
 use tiexec_core::samples::{Tally, What};
+use tiexec_core::select::Select;
 use tiexec_remap::attach::{Images, attach};
 use tiexec_remap::launch::Sources;
 use tiexec_sys::counters::Counters;
@@ -249,10 +251,9 @@ impl Run {
         for (space, of) in self.tally.spaces().iter().enumerate() {
             let wanted = of.current && self.only.is_none_or(|only| only == of.pid);
             let Some(pid) = i32::try_from(of.pid).ok().and_then(Pid::from_raw) else { continue };
-            if let (true, Ok(process)) = (wanted, ProcDir::of(pid)) {
-                if let Ok(huge) = mapped::huge_text(&process, self.pages.pmd) {
-                    self.huge.insert(space, huge);
-                }
+            let huge = || mapped::huge_text(&ProcDir::of(pid)?, self.pages.pmd);
+            if wanted && let Ok(huge) = huge() {
+                self.huge.insert(space, huge);
             }
         }
     }
@@ -262,7 +263,8 @@ impl Run {
         let sources = Sources { pagecache: false, store: false, copy: Some(Backing::Image) };
         let spans = |pid: Pid| {
             let target = Target::open(pid).ok()?;
-            let attached = attach(&target.order(sources, true), &mut Images::default()).ok()?;
+            let order = target.order(sources, Select::default(), EdgePolicy::default(), true);
+            let attached = attach(&order, &mut Images::default()).ok()?;
             Some(attached.plan.spans().map(|span| span.range).collect())
         };
         let mut planned = HashMap::new();
