@@ -70,7 +70,7 @@ fn independent_references_are_predicted_well() {
 fn base_and_huge_pages_side_by_side() {
     let weights = zipf(600, 100_000);
     // Every fifth page is huge.
-    let is_huge = |page: usize| page % 5 == 0;
+    let is_huge = |page: usize| page.is_multiple_of(5);
     let of = |huge: bool| {
         let kind = weights.iter().enumerate().filter(move |(page, _)| is_huge(*page) == huge);
         kind.map(|(_, &weight)| weight).collect::<Vec<u64>>()
