@@ -125,6 +125,22 @@ fn where_no_breakpoint_is_to_be_had() {
 }
 
 #[test]
+fn where_every_debug_register_is_in_use() {
+    let with = WithObject::sized(Made::Gnu, 6, 6);
+    let taken = program("no_breakpoints", Kind::DynamicPie);
+    let (report, verbose) = (Report::new(), Report::new());
+    let run = report.of(&with.run(&["7"])).behind([taken.as_os_str()]);
+    let held = run.hold();
+    assert_eq!(report.read()["reason"], "entry_unwatched");
+    // It is attached to a little later, once it has been seen to work.
+    eventually("its object is on huge pages", || with.coverage(held.pid()).is_full());
+    held.finish().assert_code(7).assert_silent();
+    // One that ends at once is not.
+    let run = verbose.of(&with.run(&["7"])).behind([taken.as_os_str()]);
+    run.output().assert_code(7).assert_silent();
+}
+
+#[test]
 fn by_an_ordinary_user() {
     require!(support::is_root(), "not root: it is one already");
     let paranoid =

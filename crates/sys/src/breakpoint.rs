@@ -16,7 +16,7 @@ use rustix::process::Pid;
 use tiexec_core::addr::RemoteAddr;
 
 use crate::error::{Errno, SysError, check};
-use crate::perf_event::{self, Attributes, EXCLUDE_HV, EXCLUDE_KERNEL};
+use crate::perf_event::{self, Attributes, DISABLED, EXCLUDE_HV, EXCLUDE_KERNEL};
 
 const PERF_TYPE_BREAKPOINT: u32 = 5;
 const HW_BREAKPOINT_X: u32 = 4;
@@ -31,6 +31,21 @@ const F_OWNER_TID: i32 = 0;
 struct Owner {
     kind: i32,
     id: i32,
+}
+
+/// Opens an event that counts the executions of the instruction at `addr` by one thread; `None` for this
+/// one.
+fn open(tid: Option<Pid>, addr: RemoteAddr, more_flags: u64) -> Result<OwnedFd, SysError> {
+    let attributes = Attributes {
+        kind: PERF_TYPE_BREAKPOINT,
+        sample_period: 1,
+        flags: EXCLUDE_KERNEL | EXCLUDE_HV | REMOVE_ON_EXEC | more_flags,
+        breakpoint_type: HW_BREAKPOINT_X,
+        breakpoint_addr: addr.get(),
+        breakpoint_len: size_of::<libc::c_long>() as u64,
+        ..Attributes::default()
+    };
+    perf_event::open(&attributes, tid, -1)
 }
 
 /// A breakpoint in a thread that is traced by this process.
@@ -58,16 +73,7 @@ impl Breakpoint {
         let free = |signal: &i32| blocked >> (signal - 1) & 1 == 0;
         let busy = SysError { call: "every harmless signal is blocked", errno: Errno::BUSY };
         let signal = Self::SIGNALS.into_iter().find(free).ok_or(busy)?;
-        let attributes = Attributes {
-            kind: PERF_TYPE_BREAKPOINT,
-            sample_period: 1,
-            flags: EXCLUDE_KERNEL | EXCLUDE_HV | REMOVE_ON_EXEC,
-            breakpoint_type: HW_BREAKPOINT_X,
-            breakpoint_addr: addr.get(),
-            breakpoint_len: size_of::<libc::c_long>() as u64,
-            ..Attributes::default()
-        };
-        let event = perf_event::open(&attributes, tid, -1)?;
+        let event = open(Some(tid), addr, 0)?;
         let fd = event.as_raw_fd();
         let owner = Owner { kind: F_OWNER_TID, id: tid.as_raw_nonzero().get() };
         // SAFETY: F_SETOWN_EX reads the live structure.
@@ -80,6 +86,15 @@ impl Breakpoint {
         let returned = unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) };
         check("fcntl(F_SETFL)", returned.into())?;
         Ok(Self { event, signal })
+    }
+
+    /// Asks whether this thread could have one, and so what it execs.
+    ///
+    /// # Errors
+    /// As [`Breakpoint::set`].
+    pub fn could_be_set() -> Result<(), SysError> {
+        // Any user address does: it reserves a debug register and never watches.
+        open(None, RemoteAddr::new(0), DISABLED).map(drop)
     }
 
     /// Returns whether a signal with this code (`si_code`, sigaction(2)) tells of it.

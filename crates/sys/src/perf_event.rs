@@ -39,20 +39,25 @@ pub(crate) struct Attributes {
     pub(crate) breakpoint_len: u64,
 }
 
-/// `perf_event_open(attributes, tid, processor, -1, PERF_FLAG_FD_CLOEXEC)`; processor −1 for every one.
+/// `perf_event_open(attributes, tid, processor, -1, PERF_FLAG_FD_CLOEXEC)`; no `tid` for the calling thread,
+/// processor −1 for every one.
 ///
 /// # Errors
 /// EACCES, EPERM by `kernel.perf_event_paranoid`, for processes of others, and under filters; ESRCH;
 /// ENODEV for a processor that is not there; ENOENT, EOPNOTSUPP where there is no such event; ENOSPC
 /// without a free debug register.
-pub(crate) fn open(attributes: &Attributes, tid: Pid, processor: i32) -> Result<OwnedFd, SysError> {
+pub(crate) fn open(
+    attributes: &Attributes,
+    tid: Option<Pid>,
+    processor: i32,
+) -> Result<OwnedFd, SysError> {
     let whole = Attributes { size: size_of::<Attributes>() as u32, ..*attributes };
     // SAFETY: the kernel reads the live structure, whose size it says.
     let returned = unsafe {
         libc::syscall(
             libc::SYS_perf_event_open,
             &raw const whole,
-            tid.as_raw_nonzero().get(),
+            Pid::as_raw(tid),
             processor,
             -1,
             PERF_FLAG_FD_CLOEXEC,
@@ -68,6 +73,7 @@ pub(crate) const PERF_TYPE_SOFTWARE: u32 = 1;
 pub(crate) const PERF_COUNT_HW_CPU_CYCLES: u64 = 0;
 pub(crate) const PERF_COUNT_SW_CPU_CLOCK: u64 = 0;
 pub(crate) const PERF_COUNT_SW_DUMMY: u64 = 9;
+pub(crate) const DISABLED: u64 = 1;
 const INHERIT: u64 = 1 << 1;
 pub(crate) const EXCLUDE_KERNEL: u64 = 1 << 5;
 pub(crate) const EXCLUDE_HV: u64 = 1 << 6;
@@ -325,11 +331,11 @@ pub(crate) fn open_inherited(
 ) -> Result<OwnedFd, SysError> {
     let whole = Attributes { flags: attributes.flags | INHERIT, ..*attributes };
     if heirs == Heirs::Processes {
-        return open(&whole, tid, processor);
+        return open(&whole, Some(tid), processor);
     }
-    match open(&Attributes { flags: whole.flags | INHERIT_THREAD, ..whole }, tid, processor) {
+    match open(&Attributes { flags: whole.flags | INHERIT_THREAD, ..whole }, Some(tid), processor) {
         // Before Linux 5.13: the records of children come too, and are passed over.
-        Err(error) if error.errno == Errno::INVAL => open(&whole, tid, processor),
+        Err(error) if error.errno == Errno::INVAL => open(&whole, Some(tid), processor),
         opened => opened,
     }
 }
