@@ -10,40 +10,18 @@
 //! it to the program, which it kills. Debug registers by ptrace(2), and an `int3`, stay after the
 //! tracer's death.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::process::Pid;
 use tiexec_core::addr::RemoteAddr;
 
 use crate::error::{Errno, SysError, check};
-
-/// `struct perf_event_attr` up to `bp_len` (`PERF_ATTR_SIZE_VER1`).
-#[repr(C)]
-#[derive(Debug, Default)]
-struct Attributes {
-    kind: u32,
-    size: u32,
-    config: u64,
-    sample_period: u64,
-    sample_type: u64,
-    read_format: u64,
-    flags: u64,
-    wakeup_events: u32,
-    breakpoint_type: u32,
-    breakpoint_addr: u64,
-    breakpoint_len: u64,
-}
+use crate::perf_event::{self, Attributes, DISABLED, EXCLUDE_HV, EXCLUDE_KERNEL};
 
 const PERF_TYPE_BREAKPOINT: u32 = 5;
 const HW_BREAKPOINT_X: u32 = 4;
-/// What perf_event_open(2) takes for the thread that calls it.
-const THIS_THREAD: i32 = 0;
-const DISABLED: u64 = 1 << 0;
-const EXCLUDE_KERNEL: u64 = 1 << 5;
-const EXCLUDE_HV: u64 = 1 << 6;
 /// Since Linux 5.13.
 const REMOVE_ON_EXEC: u64 = 1 << 36;
-const PERF_FLAG_FD_CLOEXEC: u64 = 1 << 3;
 const F_SETOWN_EX: i32 = 15;
 const F_SETSIG: i32 = 10;
 const F_OWNER_TID: i32 = 0;
@@ -55,11 +33,11 @@ struct Owner {
     id: i32,
 }
 
-/// Opens an event that counts the executions of the instruction at `addr` by one thread.
-fn open(tid: i32, addr: RemoteAddr, more_flags: u64) -> Result<OwnedFd, SysError> {
+/// Opens an event that counts the executions of the instruction at `addr` by one thread; `None` for this
+/// one.
+fn open(tid: Option<Pid>, addr: RemoteAddr, more_flags: u64) -> Result<OwnedFd, SysError> {
     let attributes = Attributes {
         kind: PERF_TYPE_BREAKPOINT,
-        size: size_of::<Attributes>() as u32,
         sample_period: 1,
         flags: EXCLUDE_KERNEL | EXCLUDE_HV | REMOVE_ON_EXEC | more_flags,
         breakpoint_type: HW_BREAKPOINT_X,
@@ -67,20 +45,7 @@ fn open(tid: i32, addr: RemoteAddr, more_flags: u64) -> Result<OwnedFd, SysError
         breakpoint_len: size_of::<libc::c_long>() as u64,
         ..Attributes::default()
     };
-    // SAFETY: the kernel reads the live structure, whose size it says.
-    let returned = unsafe {
-        libc::syscall(
-            libc::SYS_perf_event_open,
-            &raw const attributes,
-            tid,
-            -1,
-            -1,
-            PERF_FLAG_FD_CLOEXEC,
-        )
-    };
-    let fd = check("perf_event_open", returned)? as i32;
-    // SAFETY: a descriptor just made, which nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    perf_event::open(&attributes, tid, -1)
 }
 
 /// A breakpoint in a thread that is traced by this process.
@@ -108,7 +73,7 @@ impl Breakpoint {
         let free = |signal: &i32| blocked >> (signal - 1) & 1 == 0;
         let busy = SysError { call: "every harmless signal is blocked", errno: Errno::BUSY };
         let signal = Self::SIGNALS.into_iter().find(free).ok_or(busy)?;
-        let event = open(tid.as_raw_nonzero().get(), addr, 0)?;
+        let event = open(Some(tid), addr, 0)?;
         let fd = event.as_raw_fd();
         let owner = Owner { kind: F_OWNER_TID, id: tid.as_raw_nonzero().get() };
         // SAFETY: F_SETOWN_EX reads the live structure.
@@ -129,7 +94,7 @@ impl Breakpoint {
     /// As [`Breakpoint::set`].
     pub fn could_be_set() -> Result<(), SysError> {
         // Any user address does: it reserves a debug register and never watches.
-        open(THIS_THREAD, RemoteAddr::new(0), DISABLED).map(drop)
+        open(None, RemoteAddr::new(0), DISABLED).map(drop)
     }
 
     /// Returns whether a signal with this code (`si_code`, sigaction(2)) tells of it.

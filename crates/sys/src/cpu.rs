@@ -20,3 +20,53 @@ pub mod xsave {
             .fold(MINIMUM, usize::max)
     }
 }
+
+/// What the processor under this thread says of its instruction TLB, and what is known of its kind.
+pub mod itlb {
+    use tiexec_core::itlb::Itlb;
+
+    /// Reads it.
+    #[cfg(target_arch = "x86_64")]
+    pub fn read() -> Itlb {
+        use std::arch::x86_64::{__cpuid_count, CpuidResult};
+        use tiexec_core::itlb::{CpuidLeaves, Registers, from_cpuid};
+
+        const EXTENDED: u32 = 0x8000_0000;
+        let at = |leaf: u32, subleaf: u32| {
+            let CpuidResult { eax, ebx, ecx, edx } = __cpuid_count(leaf, subleaf);
+            Registers { eax, ebx, ecx, edx }
+        };
+        let (most, most_extended) = (at(0, 0).eax, at(EXTENDED, 0).eax);
+        // Leaves that a processor does not have give those of another one.
+        let leaf = |number: u32| {
+            let last = if number >= EXTENDED { most_extended } else { most };
+            if number <= last { at(number, 0) } else { Registers::default() }
+        };
+        // The first subleaf says which is the last; no processor has more than a few.
+        let last = leaf(0x18).eax.min(31);
+        let translation = if most >= 0x18 {
+            (0..=last).map(|subleaf| at(0x18, subleaf)).collect()
+        } else {
+            Vec::new()
+        };
+        from_cpuid(&CpuidLeaves {
+            vendor: leaf(0),
+            version: leaf(1),
+            descriptors: leaf(2),
+            translation,
+            amd_first: leaf(EXTENDED + 5),
+            amd_second: leaf(EXTENDED + 6),
+        })
+    }
+
+    /// Reads it.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn read() -> Itlb {
+        // The kernel shows the register of each processor (Documentation/arch/arm64/cpu-feature-registers.rst).
+        let path = "/sys/devices/system/cpu/cpu0/regs/identification/midr_el1";
+        let text = std::fs::read_to_string(path).ok();
+        let midr = text
+            .and_then(|text| u64::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok());
+        midr.map_or(Itlb::USUAL, tiexec_core::itlb::from_midr)
+    }
+}

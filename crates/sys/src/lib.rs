@@ -9,18 +9,22 @@
 //! of its own function; nothing unsafe is exported except constructors that say what must hold.
 
 pub mod breakpoint;
+pub mod counters;
 pub mod cpu;
 pub mod entry;
 mod error;
 pub mod jumps;
 pub mod lease;
+pub mod mapped;
 pub mod memory;
 pub mod pagecache;
+mod perf_event;
 pub mod process;
 pub mod procfs;
 pub mod ptrace;
 pub mod rehearse;
 mod reserve;
+pub mod sampler;
 pub mod thp;
 pub mod vm;
 pub mod watch;
