@@ -70,6 +70,7 @@ bench: programs
 		echo "== bench/$$script" && bench/$$script --tiexec $(DIST)/tiexec --dir $(DIST) || exit; \
 		echo; \
 	done
+	echo "== bench/advise" && bench/advise --tiexec $(DIST)/tiexec
 	echo "== bench/store" && bench/store --tiexec $(DIST)/tiexec
 
 man: $(DIST)/man

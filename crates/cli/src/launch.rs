@@ -302,15 +302,14 @@ impl Launcher {
             Verdict::Plain(reason) => return plain(reason),
             _ if self.settings.until_exec.is_some() => {}
             Verdict::Treat(ref image) => {
-                let text = image.facts.text_bytes();
+                let edges = self.settings.edges;
                 fills = select.main
                     && pages.is_none_or(|pages| {
-                        let least = self.settings.edges.least_text(pages.pmd);
                         image.facts.may_fill(pages.pmd, pages.base)
-                            || least.is_some_and(|least| text >= least)
+                            || edges.is_for(image.facts.text_bytes(), pages.pmd)
                     });
                 if let Some(pages) = pages.filter(|_| select.dso && image.facts.dynamic) {
-                    objects = objects::with_text(&image.path, pages);
+                    objects = objects::with_text(&image.path, pages, edges);
                 }
                 if !fills && objects.is_empty() {
                     let main =
@@ -337,7 +336,7 @@ impl Launcher {
         let status = status::parse(&process.read("status").map_err(proc_unreadable)?);
         if !fills && status.seccomp != 0 {
             let detail = "shared objects are left alone under a seccomp filter";
-            return Err(Declined::new(SkipReason::EntryUnwatched, detail));
+            return Err(Declined::new(SkipReason::LinkerUnwatched, detail));
         }
         let begun = Instant::now();
         // A filter may kill who looks at the page cache: then it is left to the helper.

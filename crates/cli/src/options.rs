@@ -202,6 +202,12 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Say whether huge pages would help a program: sample where it executes, and model the
+    /// instruction TLB
+    #[command(
+        override_usage = "tiexecctl advise [OPTIONS] PID\n       tiexecctl advise [OPTIONS] -- COMMAND [ARGS]..."
+    )]
+    Advise(Advise),
     /// Put the text of running processes onto huge pages
     Attach(Attach),
     /// Put the files' own text back in running processes
@@ -276,6 +282,38 @@ pub struct Targets {
     /// Every process of this systemd unit
     #[arg(long, value_name = "UNIT", group = "targets")]
     pub unit: Option<String>,
+}
+
+/// The options of `tiexecctl advise`.
+#[derive(Args, Clone, Debug)]
+pub struct Advise {
+    /// The process
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), required_unless_present = "command", conflicts_with = "command")]
+    pub pid: Option<i32>,
+
+    /// How long to sample, such as 30s [default: 5s; a command to its end]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub duration: Option<Duration>,
+
+    /// Samples in a second of each thread's time
+    #[arg(short = 'F', long, value_name = "HZ", default_value_t = 997, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub frequency: u32,
+
+    /// Also sample the processes that it starts
+    #[arg(short, long)]
+    pub follow: bool,
+
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// Write to FILE instead of standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+
+    /// A command to start and to sample
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
 }
 
 /// The options of `tiexecctl attach`.

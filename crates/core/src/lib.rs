@@ -8,10 +8,12 @@
 #![forbid(unsafe_code)]
 
 pub mod addr;
+pub mod advice;
 pub mod config;
 pub mod coverage;
 pub mod dynamic;
 pub mod elf;
+pub mod itlb;
 pub mod ldcache;
 pub mod parts;
 pub mod perf;
@@ -20,6 +22,7 @@ pub mod proc;
 pub mod rebase;
 pub mod relaid;
 pub mod report;
+pub mod samples;
 pub mod script;
 pub mod seccomp;
 pub mod select;

@@ -210,34 +210,12 @@ impl FileMapping {
     }
 
     fn scan(&self, pmd: PageSize) -> Result<Vec<Range<u64>>, SysError> {
-        const CALL: &str = "ioctl(PAGEMAP_SCAN)";
         let pagemap = ProcDir::this_process()?.open_file("pagemap", false)?;
         let start = self.reserved.start().as_ptr().addr() as u64;
-        let len = self.reserved.len() as u64;
-        // Regions that adjoin come merged, so two neighbours make at most one.
-        let most = usize::try_from(len / pmd.bytes()).unwrap_or(1).div_ceil(2);
-        let mut regions = vec![PageRegion::default(); most];
-        let wanted = PAGE_IS_FILE | PAGE_IS_PRESENT | PAGE_IS_HUGE;
-        let mut arguments = ScanArguments {
-            size: size_of::<ScanArguments>() as u64,
-            start,
-            end: start + len,
-            vec: regions.as_mut_ptr().addr() as u64,
-            vec_len: regions.len() as u64,
-            category_mask: wanted,
-            return_mask: wanted,
-            ..ScanArguments::default()
-        };
-        // The kernel takes the buffer's address as a number.
-        let _exposed = regions.as_mut_ptr().expose_provenance();
-        // SAFETY: the argument is the structure this ioctl takes, of the size it says; the kernel
-        // writes to it, and at most `vec_len` regions to `vec`, which is that long and outlives the
-        // call. Nothing is changed without a PM_SCAN flag.
-        let returned =
-            unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut arguments) };
-        let count = usize::try_from(check(CALL, returned.into())?).unwrap_or(0);
+        let range = start..start + self.reserved.len() as u64;
+        let parts = scan_huge(&pagemap, range, pmd, PAGE_IS_FILE)?;
         let to_file = |addr: u64| addr.saturating_sub(start) + self.file_range.start;
-        Ok(regions.iter().take(count).map(|part| to_file(part.start)..to_file(part.end)).collect())
+        Ok(parts.iter().map(|part| to_file(part.start)..to_file(part.end)).collect())
     }
 
     fn huge_by_smaps(&self) -> Result<Vec<Range<u64>>, SysError> {
@@ -250,6 +228,43 @@ impl FileMapping {
         let all = huge == self.reserved.len() as u64;
         Ok(if all { vec![self.file_range.clone()] } else { Vec::new() })
     }
+}
+
+/// `ioctl(PAGEMAP_SCAN)` — returns the parts of a range of addresses that are PMD-mapped, and of which
+/// `more` holds too. `range` is that of the process whose pagemap it is.
+///
+/// # Errors
+/// ENOTTY before Linux 6.7.
+pub(crate) fn scan_huge(
+    pagemap: &File,
+    range: Range<u64>,
+    pmd: PageSize,
+    more: u64,
+) -> Result<Vec<Range<u64>>, SysError> {
+    // Regions that adjoin come merged, so two neighbours make at most one.
+    let len = range.end.saturating_sub(range.start);
+    let most = usize::try_from(len / pmd.bytes()).unwrap_or(1).div_ceil(2).max(1);
+    let mut regions = vec![PageRegion::default(); most];
+    let wanted = PAGE_IS_PRESENT | PAGE_IS_HUGE | more;
+    let mut arguments = ScanArguments {
+        size: size_of::<ScanArguments>() as u64,
+        start: range.start,
+        end: range.end,
+        vec: regions.as_mut_ptr().addr() as u64,
+        vec_len: regions.len() as u64,
+        category_mask: wanted,
+        return_mask: wanted,
+        ..ScanArguments::default()
+    };
+    // The kernel takes the buffer's address as a number.
+    let _exposed = regions.as_mut_ptr().expose_provenance();
+    // SAFETY: the argument is the structure this ioctl takes, of the size it says; the kernel
+    // writes to it, and at most `vec_len` regions to `vec`, which is that long and outlives the
+    // call. Nothing is changed without a PM_SCAN flag.
+    let returned =
+        unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut arguments) };
+    let count = usize::try_from(check("ioctl(PAGEMAP_SCAN)", returned.into())?).unwrap_or(0);
+    Ok(regions.iter().take(count).map(|part| part.start..part.end).collect())
 }
 
 const PAGE_IS_FILE: u64 = 1 << 2;

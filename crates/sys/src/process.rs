@@ -430,6 +430,14 @@ pub fn block_signals() {
     unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut()) };
 }
 
+/// Ignores SIGINT and SIGQUIT from now on: for a process that waits for another one on the same terminal.
+pub fn ignore_interrupts() {
+    for signal in [libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: SIG_IGN is an action, not a handler: nothing is called.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+}
+
 /// `setsid()` — leaves the terminal and the process group, so that Ctrl-C does not reach this process.
 pub fn own_session() {
     // It fails only for a process group leader, which a process just forked is not.

@@ -5,103 +5,23 @@
 //! (`vfork`, `posix_spawn`, `CLONE_VM`, and what leaves its session), stops nobody, and takes
 //! `perf_event_paranoid` ≤ 2 for processes of one's own. A program that runs with more privilege than
 //! its user loses it at its exec (`begin_new_exec` in `fs/exec.c`), and so it keeps its privileges.
-//!
-//! An inherited event can write into a buffer only if it is of one processor
-//! (`perf_mmap` in `kernel/events/core.c`): so there is one for each thread on each processor, and one
-//! buffer for each processor.
-//!
-//! # Safety
-//!
-//! The buffers are memory that the kernel writes: they are read through raw pointers only, and not
-//! beyond what its head says is written.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::Pid;
-use tiexec_core::perf::{HEADER_LEN, Record, parse, record_len};
+use tiexec_core::perf::{Record, parse};
 
-use crate::error::{Errno, SysError, check};
-
-/// `struct perf_event_attr` in its first published size, which every kernel takes.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-struct Attributes {
-    kind: u32,
-    size: u32,
-    config: u64,
-    sample_period: u64,
-    sample_type: u64,
-    read_format: u64,
-    flags: u64,
-    wakeup_watermark: u32,
-    breakpoint_type: u32,
-    config1: u64,
-}
-
-const PERF_TYPE_SOFTWARE: u32 = 1;
-const PERF_COUNT_SW_DUMMY: u64 = 9;
-const INHERIT: u64 = 1 << 1;
-const EXCLUDE_KERNEL: u64 = 1 << 5;
-const EXCLUDE_HV: u64 = 1 << 6;
-const MMAP: u64 = 1 << 8;
-const COMM: u64 = 1 << 9;
-/// Wake by bytes written. By events only samples would count, not these records.
-const WATERMARK: u64 = 1 << 14;
-const MMAP2: u64 = 1 << 23;
-const COMM_EXEC: u64 = 1 << 24;
-/// Inherited by threads, not by processes. Since Linux 5.13.
-const INHERIT_THREAD: u64 = 1 << 35;
-const PERF_FLAG_FD_CLOEXEC: u64 = 1 << 3;
-/// `_IO('$', 5)`.
-const PERF_EVENT_IOC_SET_OUTPUT: u64 = 0x2405;
-/// Where `struct perf_event_mmap_page` has `data_head` and `data_tail`.
-const DATA_HEAD: usize = 1024;
-const DATA_TAIL: usize = 1032;
-
-/// Which tasks an event passes to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Heirs {
-    /// Threads that the process begins.
-    Threads,
-    /// Those, and processes, and theirs.
-    Processes,
-}
-
-/// One processor's buffer.
-#[derive(Debug)]
-struct Ring {
-    processor: i32,
-    event: OwnedFd,
-    at: NonNull<u8>,
-    /// Bytes of records, a power of two, after one page of the kernel's own.
-    len: usize,
-    page: usize,
-    /// Whether the event's own thread and heirs have ended.
-    over: bool,
-}
+use crate::error::SysError;
+use crate::perf_event::{
+    Attributes, COMM, COMM_EXEC, EXCLUDE_HV, EXCLUDE_KERNEL, MMAP, MMAP2, PERF_COUNT_SW_DUMMY,
+    PERF_TYPE_SOFTWARE, Rings, WATERMARK, poll_unblocked,
+};
+pub use crate::perf_event::{Heirs, Woken};
 
 /// Records of what some processes and their heirs do.
 #[derive(Debug)]
-pub struct Watch {
-    rings: Vec<Ring>,
-    /// Events that write into the buffers of others.
-    more: Vec<OwnedFd>,
-}
-
-/// Why [`Watch::wait`] came back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Woken {
-    /// There are records.
-    Records,
-    /// The time is over.
-    Time,
-    /// Everybody who was watched has ended, or has been taken from sight by an exec with privileges.
-    End,
-}
+pub struct Watch(Rings);
 
 impl Watch {
     /// The most bytes of records per processor; a user may lock `kernel.perf_event_mlock_kb` for each.
@@ -116,31 +36,15 @@ impl Watch {
     /// # Kernel
     /// `PERF_RECORD_MMAP2` and the exec flag are since 3.16.
     pub fn open(tids: &[Pid], heirs: Heirs) -> Result<Self, SysError> {
-        let processors = online_processors();
-        let mut rings: Vec<Ring> = Vec::new();
-        let mut more = Vec::new();
-        for &tid in tids {
-            for &processor in &processors {
-                let event = match open_event(tid, processor, heirs) {
-                    Ok(event) => event,
-                    // It has just ended.
-                    Err(error) if error.errno == Errno::SRCH => break,
-                    Err(error) if error.errno == Errno::NODEV => continue,
-                    Err(error) => return Err(error),
-                };
-                match rings.iter().find(|ring| ring.processor == processor) {
-                    Some(ring) => {
-                        set_output(event.as_fd(), ring.event.as_fd())?;
-                        more.push(event);
-                    }
-                    None => rings.push(Ring::map(processor, event)?),
-                }
-            }
-        }
-        if rings.is_empty() {
-            return Err(SysError { call: "perf_event_open", errno: Errno::SRCH });
-        }
-        Ok(Self { rings, more })
+        let records = MMAP | MMAP2 | COMM | COMM_EXEC;
+        let attributes = Attributes {
+            kind: PERF_TYPE_SOFTWARE,
+            config: PERF_COUNT_SW_DUMMY,
+            flags: EXCLUDE_KERNEL | EXCLUDE_HV | WATERMARK | records,
+            wakeup_watermark: 1,
+            ..Attributes::default()
+        };
+        Rings::open(tids, heirs, &attributes, Self::MOST).map(Self)
     }
 
     /// Waits for records, at most for `time`, with no signal blocked: one whose action is to end this
@@ -149,50 +53,22 @@ impl Watch {
     /// # Errors
     /// As ppoll(2); EINTR after a handler.
     pub fn wait(&mut self, time: Option<Duration>) -> Result<Woken, SysError> {
-        let of_rings = self.rings.iter().filter(|ring| !ring.over).map(|ring| &ring.event);
-        let mut fds: Vec<libc::pollfd> = of_rings
-            .chain(&self.more)
-            .map(|event| libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLIN, revents: 0 })
-            .collect();
-        if fds.is_empty() {
-            return Ok(Woken::End);
-        }
-        if poll_unblocked(&mut fds, time)? == 0 {
-            return Ok(Woken::Time);
-        }
-        let mut ended = fds.iter().map(|fd| fd.revents & (libc::POLLHUP | libc::POLLERR) != 0);
-        for ring in self.rings.iter_mut().filter(|ring| !ring.over) {
-            ring.over = ended.next().unwrap_or(true);
-        }
-        self.more.retain(|_| !ended.next().unwrap_or(true));
-        let over = self.more.is_empty() && self.rings.iter().all(|ring| ring.over);
-        let end = over && !self.rings.iter().any(Ring::has_records);
-        Ok(if end { Woken::End } else { Woken::Records })
+        self.0.wait(time)
     }
 
     /// Hands out all records that have come, those of each processor in order.
     pub fn read(&mut self, mut each: impl FnMut(Record)) {
-        for ring in &mut self.rings {
-            ring.read(&mut each);
-        }
+        // Of a mapping the path that follows is of no use here.
+        const MOST: usize = 72;
+        self.0.read(MOST, |record| match record {
+            None => each(Record::Lost),
+            Some(record) => {
+                if let Some(record) = parse(record) {
+                    each(record);
+                }
+            }
+        });
     }
-}
-
-/// `ppoll(fds, time, no signal blocked)`.
-///
-/// # Errors
-/// As ppoll(2).
-fn poll_unblocked(fds: &mut [libc::pollfd], time: Option<Duration>) -> Result<usize, SysError> {
-    let time = time.map(|time| libc::timespec {
-        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
-        tv_nsec: time.subsec_nanos().into(),
-    });
-    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    let none = crate::process::signal_set(&[]);
-    let count = fds.len() as libc::nfds_t;
-    // SAFETY: the descriptors, the time (or none) and the set are live for the call.
-    let returned = unsafe { libc::ppoll(fds.as_mut_ptr(), count, time, &raw const none) };
-    Ok(check("ppoll", returned.into())?.unsigned_abs() as usize)
 }
 
 /// Waits until `process` (a pidfd; `None` for nobody) has ended, at most for `time`, with no signal
@@ -208,158 +84,4 @@ pub fn wait_for_end(
         |fd: BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let mut fds: Vec<libc::pollfd> = process.into_iter().map(fd).collect();
     Ok(poll_unblocked(&mut fds, time)? > 0)
-}
-
-impl Ring {
-    /// Gives the event a buffer, as large as the user may have.
-    fn map(processor: i32, event: OwnedFd) -> Result<Self, SysError> {
-        let page = rustix::param::page_size();
-        let mut len = Watch::MOST.max(page);
-        loop {
-            // SAFETY: a new mapping where the kernel chooses touches nothing that is there.
-            let mapped = unsafe {
-                rustix::mm::mmap(
-                    std::ptr::null_mut(),
-                    page + len,
-                    ProtFlags::READ | ProtFlags::WRITE,
-                    MapFlags::SHARED,
-                    &event,
-                    0,
-                )
-            };
-            match mapped {
-                Ok(at) => {
-                    let error = SysError { call: "mmap(perf event)", errno: Errno::INVAL };
-                    let at = NonNull::new(at.cast()).ok_or(error)?;
-                    return Ok(Self { processor, event, at, len, page, over: false });
-                }
-                Err(rustix::io::Errno::PERM | rustix::io::Errno::NOMEM) if len > page => len /= 2,
-                Err(errno) => return Err(SysError::of("mmap(perf event)")(errno)),
-            }
-        }
-    }
-
-    /// Returns the word of the buffer's first page at this offset.
-    fn word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: the offset is one of the two constants: within the first page.
-        let at = unsafe { self.at.as_ptr().add(offset) }.cast::<u64>();
-        // SAFETY: the page is mapped as long as `self` lives, the offset is a multiple of 8, and the
-        // kernel accesses the word as a whole, as this process does.
-        unsafe { AtomicU64::from_ptr(at) }
-    }
-
-    fn has_records(&self) -> bool {
-        let tail = self.word(DATA_TAIL).load(Ordering::Relaxed);
-        self.word(DATA_HEAD).load(Ordering::Acquire) != tail
-    }
-
-    /// Copies what lies at `position` of the endless sequence of records.
-    fn copy(&self, position: u64, to: &mut [u8]) {
-        for (index, byte) in to.iter_mut().enumerate() {
-            let at = (position.wrapping_add(index as u64) as usize) & (self.len - 1);
-            // SAFETY: `at` is below the length, a power of two, of what is mapped after the first page.
-            let from = unsafe { self.at.as_ptr().add(self.page + at) };
-            // SAFETY: any byte is a valid u8; the kernel does not write where the tail has not been.
-            *byte = unsafe { from.read() };
-        }
-    }
-
-    fn read(&mut self, each: &mut impl FnMut(Record)) {
-        // Acquire: what lies before the head is written.
-        let head = self.word(DATA_HEAD).load(Ordering::Acquire);
-        let mut tail = self.word(DATA_TAIL).load(Ordering::Relaxed);
-        let mut record = Vec::new();
-        while tail != head {
-            let mut header = [0; HEADER_LEN];
-            self.copy(tail, &mut header);
-            let len = record_len(header).filter(|&len| len as u64 <= head.wrapping_sub(tail));
-            let Some(len) = len else {
-                tail = head;
-                each(Record::Lost);
-                break;
-            };
-            // Of a mapping the path that follows is of no use here.
-            record.resize(len.min(72), 0);
-            self.copy(tail, &mut record);
-            if let Some(record) = parse(&record) {
-                each(record);
-            }
-            tail = tail.wrapping_add(len as u64);
-        }
-        // Release: the kernel may write there from now on.
-        self.word(DATA_TAIL).store(tail, Ordering::Release);
-    }
-}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        // SAFETY: this is the mapping made in `map`, whole, and no reference into it outlives `self`.
-        let _always = unsafe { rustix::mm::munmap(self.at.as_ptr().cast(), self.page + self.len) };
-    }
-}
-
-fn open_event(tid: Pid, processor: i32, heirs: Heirs) -> Result<OwnedFd, SysError> {
-    let records = MMAP | MMAP2 | COMM | COMM_EXEC;
-    let common = INHERIT | EXCLUDE_KERNEL | EXCLUDE_HV | WATERMARK | records;
-    let attributes = Attributes {
-        kind: PERF_TYPE_SOFTWARE,
-        size: size_of::<Attributes>() as u32,
-        config: PERF_COUNT_SW_DUMMY,
-        flags: common | if heirs == Heirs::Threads { INHERIT_THREAD } else { 0 },
-        wakeup_watermark: 1,
-        ..Attributes::default()
-    };
-    let open = |attributes: &Attributes| {
-        // SAFETY: the kernel reads the live structure, whose size it says.
-        let returned = unsafe {
-            libc::syscall(
-                libc::SYS_perf_event_open,
-                std::ptr::from_ref(attributes),
-                tid.as_raw_nonzero().get(),
-                processor,
-                -1,
-                PERF_FLAG_FD_CLOEXEC,
-            )
-        };
-        let fd = check("perf_event_open", returned)?;
-        // SAFETY: a descriptor just made, which nobody else owns.
-        Ok::<_, SysError>(unsafe { OwnedFd::from_raw_fd(fd as i32) })
-    };
-    match open(&attributes) {
-        // Before Linux 5.13: the records of children come too, and are passed over.
-        Err(error) if error.errno == Errno::INVAL && heirs == Heirs::Threads => {
-            open(&Attributes { flags: common, ..attributes })
-        }
-        opened => opened,
-    }
-}
-
-/// Has `event` write into the buffer of `into`, of the same processor.
-fn set_output(event: BorrowedFd<'_>, into: BorrowedFd<'_>) -> Result<(), SysError> {
-    // SAFETY: the argument is a descriptor; no memory is touched.
-    let returned = unsafe {
-        libc::ioctl(event.as_raw_fd(), PERF_EVENT_IOC_SET_OUTPUT as libc::Ioctl, into.as_raw_fd())
-    };
-    check("ioctl(PERF_EVENT_IOC_SET_OUTPUT)", returned.into())?;
-    Ok(())
-}
-
-/// Lists the processors in use, as `/sys` does (`0-3,8`); where there is no `/sys`, as many as this
-/// process could use.
-fn online_processors() -> Vec<i32> {
-    let text = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-    let listed: Vec<i32> = text
-        .trim()
-        .split(',')
-        .filter_map(|part| {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            Some(first.parse().ok()?..=last.parse().ok()?)
-        })
-        .flatten()
-        .collect();
-    if listed.is_empty() {
-        let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        return (0..i32::try_from(count).unwrap_or(1)).collect();
-    }
-    listed
 }

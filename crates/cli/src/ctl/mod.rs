@@ -1,5 +1,6 @@
 //! The commands of `tiexecctl`.
 
+mod advise;
 pub(crate) mod attach;
 mod doctor;
 mod inspect;
@@ -30,6 +31,7 @@ pub fn run() -> u8 {
         CtlCommand::Inspect { pid, json } => inspect::run(pid, json),
         CtlCommand::Doctor { pid, json } => doctor::run(pid, json),
         CtlCommand::Store(command) => store::run(command),
+        CtlCommand::Advise(options) => advise::run(&options),
         CtlCommand::Attach(options) => attach::run(&options),
         CtlCommand::Revert(options) => attach::run_revert(&options),
         CtlCommand::Warm(options) => warm::run(&options),

@@ -375,6 +375,9 @@ fn plan_text(
     if vma.perms.write || vma.perms.shared {
         return leave(vma, SkipReason::NotSelected);
     }
+    if !vma.perms.read {
+        return leave(vma, SkipReason::ProtectionKey);
+    }
     let into_vma = whole.start().get() - vma.range.start().get();
     let in_file = vma.file_offset.checked_add(into_vma);
     let Some((start, end)) =

@@ -18,10 +18,6 @@ pub const SYS_select: libc::c_long = -4;
 /// `NT_PRFPREG`.
 pub(crate) const EXTENDED_SETS: &[i32] = &[0x405, 2];
 
-/// How long a breakpoint on an instruction is said to be (`arch_build_bp_info`,
-/// `arch/arm64/kernel/hw_breakpoint.c`).
-pub(crate) const BREAKPOINT_LEN: u64 = 4;
-
 /// Fills the place between code: `brk #0`.
 pub(crate) const FILLER: &[u8] = &0xd420_0000_u32.to_le_bytes();
 
@@ -41,4 +37,19 @@ pub(crate) fn jump_distance(code: &[u8]) -> Option<i32> {
     let instruction = u32::from_le_bytes(*code.first_chunk()?);
     // Shifted up and down again to carry the sign.
     (instruction >> 26 == 5).then_some((instruction << 6).cast_signed() >> 4)
+}
+
+/// What the processor under this thread says of its instruction TLB, and what is known of its kind.
+pub mod itlb {
+    use tiexec_core::itlb::Itlb;
+
+    /// Reads it.
+    pub fn read() -> Itlb {
+        // The kernel shows the register of each processor (Documentation/arch/arm64/cpu-feature-registers.rst).
+        let path = "/sys/devices/system/cpu/cpu0/regs/identification/midr_el1";
+        let text = std::fs::read_to_string(path).ok();
+        let midr = text
+            .and_then(|text| u64::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok());
+        midr.map_or(Itlb::USUAL, tiexec_core::itlb::from_midr)
+    }
 }

@@ -6,10 +6,6 @@ pub use libc::{SYS_epoll_wait, SYS_pause, SYS_poll, SYS_select};
 /// kernel has being the one to read: `NT_X86_XSTATE`.
 pub(crate) const EXTENDED_SETS: &[i32] = &[0x202];
 
-/// How long a breakpoint on an instruction is said to be (`arch_build_bp_info`,
-/// `arch/x86/kernel/hw_breakpoint.c`).
-pub(crate) const BREAKPOINT_LEN: u64 = size_of::<libc::c_long>() as u64;
-
 /// Fills the place between code: `int3`.
 pub(crate) const FILLER: &[u8] = &[0xcc];
 
@@ -48,5 +44,43 @@ pub mod xsave {
                 if leaf.ecx & 1 == 1 { 0 } else { leaf.eax as usize + leaf.ebx as usize }
             })
             .fold(MINIMUM, usize::max)
+    }
+}
+
+/// What the processor under this thread says of its instruction TLB, and what is known of its kind.
+pub mod itlb {
+    use tiexec_core::itlb::Itlb;
+
+    /// Reads it.
+    pub fn read() -> Itlb {
+        use std::arch::x86_64::{__cpuid_count, CpuidResult};
+        use tiexec_core::itlb::{CpuidLeaves, Registers, from_cpuid};
+
+        const EXTENDED: u32 = 0x8000_0000;
+        let at = |leaf: u32, subleaf: u32| {
+            let CpuidResult { eax, ebx, ecx, edx } = __cpuid_count(leaf, subleaf);
+            Registers { eax, ebx, ecx, edx }
+        };
+        let (most, most_extended) = (at(0, 0).eax, at(EXTENDED, 0).eax);
+        // Leaves that a processor does not have give those of another one.
+        let leaf = |number: u32| {
+            let last = if number >= EXTENDED { most_extended } else { most };
+            if number <= last { at(number, 0) } else { Registers::default() }
+        };
+        // The first subleaf says which is the last; no processor has more than a few.
+        let last = leaf(0x18).eax.min(31);
+        let translation = if most >= 0x18 {
+            (0..=last).map(|subleaf| at(0x18, subleaf)).collect()
+        } else {
+            Vec::new()
+        };
+        from_cpuid(&CpuidLeaves {
+            vendor: leaf(0),
+            version: leaf(1),
+            descriptors: leaf(2),
+            translation,
+            amd_first: leaf(EXTENDED + 5),
+            amd_second: leaf(EXTENDED + 6),
+        })
     }
 }

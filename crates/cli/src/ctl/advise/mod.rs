@@ -1,0 +1,77 @@
+//! `tiexecctl advise`: whether huge pages would help a program.
+//!
+//! Nobody is stopped and nothing is changed: the kernel samples where the program executes, and its
+//! `/proc` files are read.
+
+mod gather;
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use tiexec_core::advice::{Advice, Circumstances, Sampling};
+use tiexec_core::itlb::MissTime;
+use tiexec_sys::sampler::Clock;
+use tiexec_sys::{itlb, jumps, thp};
+
+use super::print;
+use crate::exit;
+use crate::options::Advise;
+use crate::say::warn;
+
+use gather::Gathered;
+
+/// Runs `advise`; returns the exit status: that there was nothing to sample is a failure.
+pub(super) fn run(options: &Advise) -> u8 {
+    let Some(pages) = thp::pages() else {
+        warn("cannot advise: the kernel has no transparent huge pages");
+        return exit::FAILED;
+    };
+    let gathered = match gather::gather(options, pages) {
+        Ok(gathered) => gathered,
+        Err(status) => return status,
+    };
+    let Gathered { pid, comm, tally, huge, planned, counted, clock, lasted } = gathered;
+    let processes: HashSet<u32> =
+        tally.pages().map(|page| tally.spaces()[page.space].pid).collect();
+    let sampling = Sampling {
+        clock: match clock {
+            Clock::Cycles => "cycles",
+            Clock::CpuClock => "cpu_clock",
+        },
+        frequency: options.frequency,
+        duration_ms: u64::try_from(lasted.as_millis()).unwrap_or(u64::MAX),
+        samples: tally.pages().map(|page| page.samples).sum(),
+        lost: tally.lost(),
+        processes: processes.len(),
+    };
+    let itlb = itlb::read();
+    // Afterwards, so that it disturbs nobody who is sampled.
+    let time = jumps::measure(pages)
+        .map_or(MissTime::USUAL, |times| MissTime::of_jumps(times.base_ns, times.huge_ns));
+    let circumstances = Circumstances { pages, huge, planned, itlb, time };
+    match Advice::new(pid, comm, &tally, &circumstances, sampling, counted) {
+        Some(advice) => {
+            let text = if options.json { advice.to_json() + "\n" } else { advice.to_string() };
+            write(&text, options.output.as_deref())
+        }
+        None => {
+            let seconds = lasted.as_secs_f64();
+            warn(format_args!(
+                "process {pid}: there was nothing to sample in {seconds:.1} s: it was idle, or in the \
+                 kernel; fix: advise while it is busy, or for longer (--duration)"
+            ));
+            exit::FAILED
+        }
+    }
+}
+
+fn write(text: &str, output: Option<&Path>) -> u8 {
+    let Some(path) = output else { return print(text) };
+    match std::fs::write(path, text) {
+        Ok(()) => exit::OK,
+        Err(error) => {
+            warn(format_args!("cannot write {}: {error}", path.display()));
+            exit::FAILED
+        }
+    }
+}
