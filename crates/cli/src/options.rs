@@ -208,6 +208,11 @@ pub enum CtlCommand {
         override_usage = "tiexecctl advise [OPTIONS] PID\n       tiexecctl advise [OPTIONS] -- COMMAND [ARGS]..."
     )]
     Advise(Advise),
+    /// Compare a command, or a running process, with and without huge pages
+    #[command(
+        override_usage = "tiexecctl bench [OPTIONS] -- COMMAND [ARGS]...\n       tiexecctl bench [OPTIONS] --attach PID --metric CMD"
+    )]
+    Bench(Bench),
     /// Put the text of running processes onto huge pages
     Attach(Attach),
     /// Put the files' own text back in running processes
@@ -312,6 +317,60 @@ pub struct Advise {
     pub output: Option<PathBuf>,
 
     /// A command to start and to sample
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// The options of `tiexecctl bench`.
+#[derive(Args, Clone, Debug)]
+pub struct Bench {
+    /// Rounds; each runs both ways
+    #[arg(short, long, value_name = "NUM", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub runs: u32,
+
+    /// Rounds before, which do not count
+    #[arg(short, long, value_name = "NUM", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub warmup: u32,
+
+    /// Run this by the shell before each run
+    #[arg(short, long, value_name = "CMD", conflicts_with = "attach")]
+    pub prepare: Option<String>,
+
+    /// Also take runs that fail
+    #[arg(short, long, conflicts_with = "attach")]
+    pub ignore_failure: bool,
+
+    /// What to compare: a figure in the command's output, where this regular expression matches (its
+    /// first group, or all of it). With --attach, a command for the shell that prints one at its end
+    #[arg(long, value_name = "REGEX|CMD")]
+    pub metric: Option<String>,
+
+    /// Alternate attach and revert in this running process, one slice of time each
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), required_unless_present = "command", conflicts_with = "command", requires = "metric")]
+    pub attach: Option<i32>,
+
+    /// With --attach: what CMD prints only grows, such as a count of queries; it is run at both ends of a
+    /// slice, and what is compared is the growth in a second
+    #[arg(long, requires = "attach", conflicts_with = "command")]
+    pub counter: bool,
+
+    /// With --counter: how long a slice lasts [default: 5s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, requires = "counter", conflicts_with = "command")]
+    pub slice: Option<Duration>,
+
+    /// An option for tiexec, or for tiexecctl attach, such as --option=--edges=pad; may be repeated
+    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
+    pub option: Vec<String>,
+
+    /// Write all figures to FILE, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub export_json: Option<PathBuf>,
+
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// The command
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }

@@ -2,8 +2,10 @@
 
 mod advise;
 pub(crate) mod attach;
+mod bench;
 mod doctor;
 mod inspect;
+mod progress;
 mod store;
 mod warm;
 
@@ -32,6 +34,7 @@ pub fn run() -> u8 {
         CtlCommand::Doctor { pid, json } => doctor::run(pid, json),
         CtlCommand::Store(command) => store::run(command),
         CtlCommand::Advise(options) => advise::run(&options),
+        CtlCommand::Bench(options) => bench::run(&options),
         CtlCommand::Attach(options) => attach::run(&options),
         CtlCommand::Revert(options) => attach::run_revert(&options),
         CtlCommand::Warm(options) => warm::run(&options),

@@ -133,7 +133,8 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     let pid = child.id();
     let sampled = run.until(end, || has_ended(&mut child));
     let lasted = begun.elapsed();
-    let counted = minus(counters.read(), before);
+    // This process does little in user mode, but is counted too.
+    let counted = counters.read().since(&before);
     let planned = HashMap::new();
     let ended = child.wait();
     sampled.map_err(|error| failed(format_args!("sample {name}"), error))?;
@@ -146,17 +147,6 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
 
 fn has_ended(child: &mut Child) -> bool {
     !matches!(child.try_wait(), Ok(None))
-}
-
-/// What was counted of others: this process does little in user mode, but is counted too.
-fn minus(all: Counted, before: Counted) -> Counted {
-    let less = |all: Option<u64>, before: Option<u64>| Some(all?.saturating_sub(before?));
-    Counted {
-        cycles: less(all.cycles, before.cycles),
-        instructions: less(all.instructions, before.instructions),
-        itlb_misses: less(all.itlb_misses, before.itlb_misses),
-        walk_cycles: less(all.walk_cycles, before.walk_cycles),
-    }
 }
 
 /// Says that sampling is refused, and what would help; returns the exit status.
