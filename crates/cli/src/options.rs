@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use tiexec_core::budget::Budget;
 use tiexec_core::config::{BackingChoice, Edges, Layer, parse_bytes, parse_duration};
 use tiexec_core::select::Select;
 use tiexec_remap::store::setup::Size;
@@ -27,7 +28,8 @@ pub struct Launch {
     #[command(flatten)]
     pub settings: LaunchSettings,
 
-    /// Print what would become huge, and stop: the program never runs
+    /// Print what would become huge, and stop: the program never runs. What --max-huge-pages would take
+    /// is not known then
     #[arg(long)]
     pub dry_run: bool,
 
@@ -55,7 +57,7 @@ pub struct LaunchSettings {
     pub edges: EdgeOptions,
 
     /// Refuse (exit status 125) rather than run on base pages
-    #[arg(long)]
+    #[arg(long, conflicts_with = "max_huge_pages")]
     pub strict: bool,
 
     /// How long preparing huge pages may take, such as 250ms or 1s; what is not ready stays on base
@@ -143,6 +145,12 @@ pub struct Later {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub settle: Option<Duration>,
 
+    /// Take no more than so many huge pages, the hottest first; auto: what a model of the instruction TLB
+    /// expects to pay. Where the program executes is sampled for the time of --settle [5s] before
+    /// anything is taken
+    #[arg(long, value_name = "NUM|auto", conflicts_with = "follow")]
+    pub max_huge_pages: Option<Budget>,
+
     /// With --follow: only programs whose path fits, such as '*/cc1plus'; without a slash, whose file
     /// name fits
     #[arg(long, value_name = "GLOB", requires = "follow")]
@@ -160,6 +168,7 @@ impl Later {
         Layer {
             follow: self.follow.then_some(true),
             settle: self.settle,
+            max_huge_pages: self.max_huge_pages,
             only: said(self.only),
             except: said(self.except),
             ..Layer::default()
@@ -301,7 +310,7 @@ pub struct Advise {
     pub duration: Option<Duration>,
 
     /// Samples in a second of each thread's time
-    #[arg(short = 'F', long, value_name = "HZ", default_value_t = 997, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(short = 'F', long, value_name = "HZ", default_value_t = crate::sampling::FREQUENCY, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub frequency: u32,
 
     /// Also sample the processes that it starts

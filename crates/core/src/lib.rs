@@ -9,6 +9,7 @@
 
 pub mod addr;
 pub mod advice;
+pub mod budget;
 pub mod compare;
 pub mod config;
 pub mod coverage;

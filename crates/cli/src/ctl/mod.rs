@@ -44,7 +44,12 @@ pub fn run() -> u8 {
 /// Says that something could not be done to a process, and returns the exit status for it.
 fn failed(doing: impl Display, error: SysError) -> u8 {
     warn(format_args!("cannot {doing}: {error}"));
-    match error.errno {
+    failed_status(error.errno)
+}
+
+/// Returns the exit status for what the kernel has answered.
+fn failed_status(errno: Errno) -> u8 {
+    match errno {
         Errno::NOENT | Errno::SRCH => exit::GONE,
         Errno::PERM | Errno::ACCES => exit::NOT_PERMITTED,
         _ => exit::FAILED,
