@@ -318,15 +318,14 @@ impl Launcher {
             Verdict::Plain(reason) => return plain(reason),
             _ if self.settings.until_exec.is_some() => {}
             Verdict::Treat(ref image) => {
-                let text = image.facts.text_bytes();
+                let edges = self.settings.edges;
                 fills = select.main
                     && pages.is_none_or(|pages| {
-                        let least = self.settings.edges.least_text(pages.pmd);
                         image.facts.may_fill(pages.pmd, pages.base)
-                            || least.is_some_and(|least| text >= least)
+                            || edges.is_for(image.facts.text_bytes(), pages.pmd)
                     });
                 if let Some(pages) = pages.filter(|_| select.dso && image.facts.dynamic) {
-                    objects = objects::with_text(&image.path, pages);
+                    objects = objects::with_text(&image.path, pages, edges);
                 }
                 if !fills && objects.is_empty() {
                     let main =

@@ -90,12 +90,17 @@ impl EdgePolicy {
 
     /// Returns the least text, in bytes, that a file must have for its edges to be taken; `None` where
     /// none are.
-    pub fn least_text(self, huge: PageSize) -> Option<u64> {
+    fn least_text(self, huge: PageSize) -> Option<u64> {
         match self.edges {
             Edges::Conservative => None,
             Edges::Pad => Some(huge.bytes()),
             Edges::Aggressive => Some(huge.bytes() / 2),
         }
+    }
+
+    /// Returns whether the edges of a file with `text` bytes of text are to be taken.
+    pub fn is_for(self, text: u64, huge: PageSize) -> bool {
+        self.least_text(huge).is_some_and(|least| text >= least)
     }
 
     /// Returns the least text, in bytes, that a huge page at an edge must hold.

@@ -127,9 +127,13 @@ impl Parts {
                     .filter(|vma| vma.file == file && !stands_in(vma));
                 let agrees =
                     |vma: &Vma| parts.segments().any(|part| part.meets(vma) && part.agrees(vma));
+                // What ld.so leaves of its first mapping between segments speaks neither for nor against.
+                let is_between = |vma: &Vma| {
+                    vma.perms.is_none() && !parts.segments().any(|part| part.meets(vma))
+                };
                 parts.complete = parts.texts().next().is_some()
                     && parts.texts().all(is_there)
-                    && of_file.all(agrees);
+                    && of_file.all(|vma| agrees(vma) || is_between(vma));
                 found.push(parts);
             }
         }
@@ -336,6 +340,24 @@ mod tests {
         let more = maps::parse(more.as_bytes()).unwrap();
         let found = find(&more, |vma| vma.file.inode == 9);
         assert_eq!(found.iter().map(Parts::load_bias).collect::<Vec<_>>(), [BIAS]);
+    }
+
+    #[test]
+    fn what_ld_so_reserves_between_segments_is_no_doubt() {
+        let loads = [load(0, 0, 0x4000, true, false), load(0x8000, 0x8000, 0x2000, true, false)];
+        let maps = |between: &str| {
+            let maps = format!(
+                "555500000000-555500004000 r-xp 00000000 fe:00 7 /lib\n\
+                 555500004000-555500008000 {between} fe:00 7 /lib\n\
+                 555500008000-55550000a000 r-xp 00008000 fe:00 7 /lib\n"
+            );
+            let vmas = maps::parse(maps.as_bytes()).unwrap();
+            let mut found = Parts::find(&loads, BASE, &vmas, vmas[0].file, |_| false);
+            found.retain(Parts::is_certain);
+            found.len()
+        };
+        assert_eq!(maps("---p 00004000"), 1);
+        assert_eq!(maps("r--p 00004000"), 0);
     }
 
     #[test]

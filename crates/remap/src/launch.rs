@@ -239,7 +239,7 @@ impl<'a> Work<'a> {
     /// Returns the program's shared objects that have something to gain.
     fn objects(&self) -> Vec<Object> {
         let path = self.order.process.exe_path().unwrap_or_default();
-        objects::with_text(Path::new(OsStr::from_bytes(&path)), self.order.pages)
+        objects::with_text(Path::new(OsStr::from_bytes(&path)), self.order.pages, self.order.edges)
     }
 
     fn watch_entry(&self, session: &Session) -> Result<EntryWatch, Failure> {

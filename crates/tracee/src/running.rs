@@ -198,9 +198,8 @@ fn thread_stack(snapshot: &Snapshot, stopped: &Stopped, within: AddrRange) -> Op
         return AddrRange::new(last.checked_add(pages.base.bytes())?, within.end())
             .filter(|_| below);
     }
-    let guarded = snapshot.vmas.iter().any(|vma| {
-        vma.range.end() == within.start() && !(vma.perms.read || vma.perms.write || vma.perms.exec)
-    });
+    let guarded =
+        snapshot.vmas.iter().any(|vma| vma.range.end() == within.start() && vma.perms.is_none());
     guarded.then_some(within)
 }
 

@@ -103,9 +103,7 @@ pub(super) fn take(
     kept: impl Fn(AddrRange) -> bool,
     taken: &mut Vec<AddrRange>,
 ) {
-    if !parts.is_certain()
-        || parts.all_text_bytes() < around.policy.least_text(around.pages.pmd).unwrap_or(u64::MAX)
-    {
+    if !parts.is_certain() || !around.policy.is_for(parts.all_text_bytes(), around.pages.pmd) {
         return;
     }
     let mut text_taken = 0;
@@ -186,8 +184,7 @@ pub fn edge_chunks(
     pages: Pages,
     file_len: u64,
 ) -> Vec<Range<u64>> {
-    let enough = |least| parts.is_certain() && parts.all_text_bytes() >= least;
-    let wanted = policy.least_text(pages.pmd).is_some_and(enough);
+    let wanted = parts.is_certain() && policy.is_for(parts.all_text_bytes(), pages.pmd);
     let mut chunks: Vec<Range<u64>> = parts
         .texts()
         .filter(|_| wanted)
@@ -211,7 +208,7 @@ pub fn edge_chunks(
 pub(super) fn potential(parts: &Parts, policy: EdgePolicy, huge: PageSize) -> u64 {
     let whole: u64 =
         parts.texts().filter_map(|part| part.range.align_inward(huge)).map(AddrRange::len).sum();
-    if !parts.is_certain() || parts.all_text_bytes() < policy.least_text(huge).unwrap_or(u64::MAX) {
+    if !parts.is_certain() || !policy.is_for(parts.all_text_bytes(), huge) {
         return whole;
     }
     let mut pages: Vec<AddrRange> =

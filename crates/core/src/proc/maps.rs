@@ -18,6 +18,13 @@ pub struct Perms {
     pub shared: bool,
 }
 
+impl Perms {
+    /// Whether nothing may be done there (`PROT_NONE`).
+    pub const fn is_none(self) -> bool {
+        !(self.read || self.write || self.exec)
+    }
+}
+
 impl fmt::Display for Perms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bit = |set: bool, letter: char| if set { letter } else { '-' };
