@@ -222,6 +222,9 @@ pub enum CtlCommand {
         override_usage = "tiexecctl bench [OPTIONS] -- COMMAND [ARGS]...\n       tiexecctl bench [OPTIONS] --attach PID --metric CMD"
     )]
     Bench(Bench),
+    /// Make a page to look at: where a process executes and what of it is on huge pages, or what a
+    /// benchmark found
+    Report(ReportPage),
     /// Put the text of running processes onto huge pages
     Attach(Attach),
     /// Put the files' own text back in running processes
@@ -382,6 +385,26 @@ pub struct Bench {
     /// The command
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// The options of `tiexecctl report`.
+#[derive(Args, Clone, Debug)]
+pub struct ReportPage {
+    /// A process, or a file of tiexecctl bench --export-json
+    #[arg(value_name = "PID|BENCH.json")]
+    pub subject: String,
+
+    /// Write to FILE instead of standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+
+    /// The plots alone, as SVG
+    #[arg(long)]
+    pub svg: bool,
+
+    /// How long to sample a process, such as 30s [default: 5s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub duration: Option<Duration>,
 }
 
 /// The options of `tiexecctl attach`.

@@ -228,14 +228,14 @@ impl Advice {
 
 /// A page with samples, and on what it lies.
 #[derive(Clone, Copy, Debug)]
-struct Placed {
-    page: SampledPage,
-    huge_now: bool,
-    huge_then: bool,
+pub(crate) struct Placed {
+    pub(crate) page: SampledPage,
+    pub(crate) huge_now: bool,
+    pub(crate) huge_then: bool,
 }
 
 impl Placed {
-    fn all(tally: &Tally, circumstances: &Circumstances) -> Vec<Self> {
+    pub(crate) fn all(tally: &Tally, circumstances: &Circumstances) -> Vec<Self> {
         let Circumstances { pages, huge, planned, .. } = circumstances;
         let covers =
             |ranges: &[AddrRange], at: RemoteAddr| ranges.iter().any(|range| range.contains(at));

@@ -6,10 +6,12 @@ mod bench;
 mod doctor;
 mod inspect;
 mod progress;
+mod report;
 mod store;
 mod warm;
 
 use std::fmt::Display;
+use std::path::Path;
 
 use clap::Parser;
 use tiexec_sys::{Errno, SysError};
@@ -35,6 +37,7 @@ pub fn run() -> u8 {
         CtlCommand::Store(command) => store::run(command),
         CtlCommand::Advise(options) => advise::run(&options),
         CtlCommand::Bench(options) => bench::run(&options),
+        CtlCommand::Report(options) => report::run(&options),
         CtlCommand::Attach(options) => attach::run(&options),
         CtlCommand::Revert(options) => attach::run_revert(&options),
         CtlCommand::Warm(options) => warm::run(&options),
@@ -53,6 +56,18 @@ fn failed_status(errno: Errno) -> u8 {
         Errno::NOENT | Errno::SRCH => exit::GONE,
         Errno::PERM | Errno::ACCES => exit::NOT_PERMITTED,
         _ => exit::FAILED,
+    }
+}
+
+/// Writes the product to a file, or to stdout.
+fn write(text: &str, output: Option<&Path>) -> u8 {
+    let Some(path) = output else { return print(text) };
+    match std::fs::write(path, text) {
+        Ok(()) => exit::OK,
+        Err(error) => {
+            warn(format_args!("cannot write {}: {error}", path.display()));
+            exit::FAILED
+        }
     }
 }
 
