@@ -80,7 +80,7 @@ pub struct Comparison {
     pub plain: Sample,
     /// By TiExec.
     pub tiexec: Sample,
-    /// The ratio; `None` where a figure is not above zero, or with too few rounds.
+    /// The ratio; `None` where a figure is not above zero, with too few rounds, or where it could be any.
     pub ratio: Option<Ratio>,
     /// What may be claimed.
     pub finding: Finding,
@@ -96,6 +96,8 @@ impl Comparison {
             .collect();
         let whole = logs.len() == rounds.len();
         let ratio = (whole && logs.len() >= ENOUGH_ROUNDS).then(|| interval(&logs));
+        // Rounds of which all but a few are the same say nothing of how the others scatter.
+        let ratio = ratio.filter(|ratio| ratio.low > 0.0 && ratio.high.is_finite());
         let finding = match ratio {
             None if rounds.len() < ENOUGH_ROUNDS => Finding::TooFewRounds,
             Some(ratio) if ratio.high < 1.0 => Finding::Less,
@@ -401,6 +403,11 @@ mod tests {
         let zeros = Comparison::new("x", "", &[(0.0, 0.0); 10]);
         assert_eq!((zeros.finding, zeros.ratio), (Finding::NoDifference, None));
         assert_eq!(Comparison::new("x", "", &[]).finding, Finding::TooFewRounds);
+        // Six figures of a coarse clock.
+        let coarse =
+            [(1.0, 1.0), (1e-6, 1.0), (1.0, 1.0), (1.0, 1e-6), (1.0, 1.0), (1.0, 1.0 + 1e-12)];
+        let ratio = Comparison::new("x", "s", &coarse).ratio;
+        assert!(ratio.is_none_or(|ratio| ratio.low > 0.0 && ratio.high.is_finite()), "{ratio:?}");
         for odd in [f64::NAN, f64::INFINITY, -1.0] {
             let mut pairs = vec![(1.0, 1.0); 10];
             pairs[3].0 = odd;
