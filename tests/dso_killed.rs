@@ -13,7 +13,7 @@ fn struck(with: &WithObject, run: &Run, fault: &str, report: &Path) -> bool {
     let _none_yet = std::fs::remove_file(report);
     let option = format!("--report={}", report.display());
     let held = run.clone().options([option.as_str(), "--json"]).env("TIEXEC_FAULT", fault).hold();
-    let complete = std::fs::read_to_string(report).is_ok_and(|r| r.contains("\"entry_stop_us\":"));
+    let complete = std::fs::read_to_string(report).is_ok_and(|r| r.contains("\"linked_stop_us\":"));
     assert_eq!(status_field(held.pid(), "TracerPid").as_deref(), Some("0"), "{fault}");
     assert!(held.out_text().contains("wait No child process"), "{fault}: {}", held.out_text());
     if complete {

@@ -33,7 +33,7 @@ fn assert_works(run: &Run, with: &WithObject) {
 
 #[test]
 fn an_object_of_each_linker_and_libc() {
-    for made in [Made::Gnu, Made::Lld, Made::Musl] {
+    for made in [Made::Gnu, Made::Lld, Made::Musl, Made::NoRelro] {
         require!(made.can_build(), "no compiler or linker for {made:?}");
         let with = WithObject::new(made);
         let plain = with.run(&["7"]).plain().hold();
@@ -54,7 +54,7 @@ fn the_program_and_its_object() {
     let said = report.read();
     assert_eq!(said["outcome"], "switched", "{said}");
     assert_eq!(said["huge_bytes"], main.huge + with.coverage(held.pid()).huge);
-    assert!(said["launch"]["entry_stop_us"].as_u64().is_some_and(|us| us > 0), "{said}");
+    assert!(said["launch"]["linked_stop_us"].as_u64().is_some_and(|us| us > 0), "{said}");
     let file = |path: &Path| {
         let files = said["files"].as_array().expect("files").clone();
         files.into_iter().find(|file| file["path"] == path.to_string_lossy().as_ref())
@@ -145,7 +145,7 @@ fn without_text_to_gain_there_is_no_second_stop() {
     report.of(&with.run(&["7"])).hold().finish().assert_code(7).assert_silent();
     let said = report.read();
     assert!(
-        said["launch"]["stop_us"].is_u64() && said["launch"]["entry_stop_us"].is_null(),
+        said["launch"]["stop_us"].is_u64() && said["launch"]["linked_stop_us"].is_null(),
         "{said}"
     );
     // Neither the program nor its object: it is exec'ed plainly.

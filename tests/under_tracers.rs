@@ -19,7 +19,8 @@ fn under_strace() {
         for options in [&["-f"][..], &[], &["-ff"]] {
             let mut front = vec!["strace", "-o", &log];
             front.extend(options);
-            let done = Run::new(program("exits", kind), ["code", "7"]).behind(&front).output();
+            let run = Run::new(program("exits", kind), ["code", "7"]).options(["--backing=image"]);
+            let done = run.behind(&front).output();
             done.assert_code(7).assert_failed_open(&["already_traced"]);
             assert_eq!(done.out(), "ran\n", "{done}");
         }
@@ -62,7 +63,8 @@ fn under_gdb() {
         "run",
         "--args",
     ];
-    let done = Run::new(program("exits", Kind::StaticNoPie), ["code", "7"]).behind(gdb).output();
+    let run = Run::new(program("exits", Kind::StaticNoPie), ["code", "7"]);
+    let done = run.options(["--backing=image"]).behind(gdb).output();
     done.assert_code(0);
     assert!(done.out().contains("exited with code 07"), "{done}");
     assert!(done.out().contains("ran"), "{done}");

@@ -16,6 +16,10 @@ pub(crate) enum Made {
     Lld,
     /// With musl.
     Musl,
+    /// By GNU's linker without RELRO, whose change of permissions tells that `ld.so` is done.
+    NoRelro,
+    /// The same with musl, where nothing else tells it.
+    MuslNoRelro,
     /// With a text relocation in the middle huge page of its end.
     TextRelocation,
     /// In C++, with exceptions.
@@ -30,7 +34,7 @@ impl Made {
 
     fn compiler(self) -> &'static str {
         match self {
-            Made::Musl => "musl-gcc",
+            Made::Musl | Made::MuslNoRelro => "musl-gcc",
             Made::Cxx => "c++",
             _ => "cc",
         }
@@ -41,6 +45,8 @@ impl Made {
             Made::Gnu => &["-DHAS_IFUNC"],
             Made::Lld => &["-DHAS_IFUNC", "-fuse-ld=lld"],
             Made::TextRelocation => &["-DTEXT_RELOCATION", "-Wl,-z,notext"],
+            Made::NoRelro => &["-DHAS_IFUNC", "-Wl,-z,norelro"],
+            Made::MuslNoRelro => &["-Wl,-z,norelro"],
             Made::Musl | Made::Cxx => &[],
         }
     }

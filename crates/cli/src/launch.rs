@@ -22,7 +22,6 @@ use tiexec_remap::launch::{
     Launched, Order, Sources, bring_in, bring_in_object, carry_out, supported,
 };
 use tiexec_remap::objects::{self, Object};
-use tiexec_sys::breakpoint::Breakpoint;
 use tiexec_sys::entry::{Argv, is_secure};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::watch::Heirs;
@@ -32,7 +31,7 @@ use tiexec_tracee::held::{Arming, Declined, MayTrace, arm, wait_for_exec};
 use crate::ctl::attach;
 use crate::exit;
 use crate::follow::companion::{self, Companion};
-use crate::follow::{self, Follower, Patterns, obstacle, without_watch};
+use crate::follow::{Follower, Patterns, obstacle, without_watch};
 use crate::hottest;
 use crate::image_file::{Image, Verdict, is_executable, judge, search};
 use crate::options::{Attach, Launch};
@@ -211,7 +210,7 @@ impl Launcher {
             return self.plainly(SkipReason::Disabled, "");
         }
         if !self.dry_run {
-            self.accompany(&self.settings);
+            self.accompany();
             if self.settings.max_huge_pages.is_some() {
                 // Which pages are hot is not known yet.
                 return self.exec();
@@ -225,7 +224,8 @@ impl Launcher {
     }
 
     /// Starts who looks after what comes after the start, if that is wanted.
-    fn accompany(&self, settings: &Settings) {
+    fn accompany(&self) {
+        let settings = &self.settings;
         let budget = settings.max_huge_pages;
         if !settings.follow && settings.settle.is_zero() && budget.is_none() {
             return;
@@ -258,8 +258,7 @@ impl Launcher {
             }
             let images = Images::default();
             let follower = Follower::new(settings, &[program], watch, images, &mut tell);
-            if let Some(mut follower) = follower {
-                follower.only_shared = self.settings.settle.is_zero() && !self.settings.follow;
+            if let Some(follower) = follower {
                 follower.run(None);
             }
         });
@@ -355,7 +354,7 @@ impl Launcher {
         let status = status::parse(&process.read("status").map_err(proc_unreadable)?);
         if !fills && status.seccomp != 0 {
             let detail = "shared objects are left alone under a seccomp filter";
-            return Err(Declined::new(SkipReason::EntryUnwatched, detail));
+            return Err(Declined::new(SkipReason::LinkerUnwatched, detail));
         }
         let begun = Instant::now();
         // A filter may kill who looks at the page cache: then it is left to the helper.
@@ -411,14 +410,6 @@ impl Launcher {
             wants_report: self.sink.is_some() || self.dry_run,
             dry_run: self.dry_run,
         };
-        let by_attach = *objects == Some(true)
-            && !self.dry_run
-            && status.seccomp == 0
-            && Breakpoint::could_be_set().is_err();
-        if by_attach && self.companion.get().is_none() {
-            let settle = follow::BEGINNING;
-            self.accompany(&Settings { settle, quiet: true, ..self.settings.clone() });
-        }
         let mut keep = vec![process.as_fd()];
         if let Some(Sink::File(file)) = &self.sink {
             keep.push(file.as_fd());

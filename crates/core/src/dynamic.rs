@@ -77,7 +77,7 @@ mod tests {
             exec: false,
             write: false,
         };
-        ElfFacts { position_independent: true, dynamic: true, loads: vec![load] }
+        ElfFacts { position_independent: true, dynamic: true, loads: vec![load], relro: None }
     }
 
     fn section(entries: &[(i64, u64)]) -> Vec<u8> {

@@ -130,6 +130,8 @@ pub struct ElfFacts {
     pub dynamic: bool,
     /// The LOAD segments, in file order.
     pub loads: Vec<LoadSegment>,
+    /// What `ld.so` makes read-only once it has relocated it (`PT_GNU_RELRO`), as vaddrs.
+    pub relro: Option<Range<u64>>,
 }
 
 impl ElfFacts {
@@ -149,10 +151,15 @@ impl ElfFacts {
             position_independent: header.position_independent,
             dynamic: false,
             loads: Vec::new(),
+            relro: None,
         };
         for header in headers {
             match header.p_type.get(LittleEndian) {
                 elf::PT_INTERP => facts.dynamic = true,
+                elf::PT_GNU_RELRO => {
+                    let start = header.p_vaddr.get(LittleEndian);
+                    facts.relro = Some(start..start.wrapping_add(header.p_memsz.get(LittleEndian)));
+                }
                 elf::PT_LOAD => {
                     let flags = header.p_flags.get(LittleEndian);
                     let load = LoadSegment {
@@ -560,7 +567,7 @@ mod tests {
             prop_assert_eq!(answer.is_ok(), sound);
             ask(&image(kind, &segments));
             // Also of facts that no parser vouches for.
-            let facts = ElfFacts { position_independent: placed, dynamic: false, loads: segments };
+            let facts = ElfFacts { position_independent: placed, dynamic: false, loads: segments, relro: None };
             facts.may_fill(HUGE, BASE);
             facts.text_bytes();
         }

@@ -44,8 +44,8 @@ pub struct LaunchCost {
     pub backing: Option<Backing>,
     /// Microseconds for which the program was held before its first instruction.
     pub stop_us: u64,
-    /// Microseconds for which it was held at its entry point; `None` if it was not.
-    pub entry_stop_us: Option<u64>,
+    /// Microseconds for which it was held once `ld.so` was done; `None` if it was not.
+    pub linked_stop_us: Option<u64>,
     /// System calls that the program made for us, those on its way home included.
     pub remote_syscalls: u32,
     /// Bytes copied from files into images.
@@ -294,7 +294,7 @@ impl Report {
                 launch.stop_us / 1000,
                 launch.stop_us % 1000 / 10
             ));
-            if let Some(us) = launch.entry_stop_us {
+            if let Some(us) = launch.linked_stop_us {
                 parts.push(format!("entry stop {}.{:02} ms", us / 1000, us % 1000 / 10));
             }
             parts.push(format!("{} remote syscalls", launch.remote_syscalls));

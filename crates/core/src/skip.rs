@@ -117,8 +117,8 @@ reasons! {
     ArchUnsupported = "arch_unsupported",
     /// The program ended before it reached the point where its text would have been switched.
     TargetGone = "target_gone",
-    /// The program could not be stopped at its entry point, where its shared objects are mapped.
-    EntryUnwatched = "entry_unwatched",
+    /// The program could not be stopped once its shared objects were mapped.
+    LinkerUnwatched = "linker_unwatched",
     /// The page cache holds the text in small folios, and only evicting it would change that.
     SmallFolios = "small_folios",
     /// There is no image store here.
@@ -163,7 +163,7 @@ impl SkipReason {
                 | Self::ForeignImage
                 | Self::Disabled
                 | Self::TargetGone
-                | Self::EntryUnwatched
+                | Self::LinkerUnwatched
                 | Self::NoStore
                 | Self::NotShareable
                 | Self::OddFile
@@ -177,7 +177,7 @@ impl SkipReason {
         Some(match self {
             Self::SmallFolios => "tiexecctl warm FILE, or leave out --backing pagecache",
             Self::NotCongruent => "leave out --backing pagecache",
-            Self::EntryUnwatched => "kernel.perf_event_paranoid=2, or tiexec -p PID later",
+            Self::LinkerUnwatched => "tiexec -p PID later",
             Self::MapCount => "raise vm.max_map_count",
             Self::MemcgHeadroom => "raise memory.max (systemd: MemoryMax=)",
             Self::HugetlbPool => "raise vm.nr_hugepages, or leave out --backing hugetlb",

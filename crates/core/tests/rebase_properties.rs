@@ -97,7 +97,7 @@ fn program() -> impl Strategy<Value = Program> {
     // Something below it, now and then, at a random distance.
     (loads(), bias, prop::option::of((0u64..30_000, 1u64..5000))).prop_map(
         |(loads, bias, neighbour)| {
-            let facts = ElfFacts { position_independent: true, dynamic: true, loads };
+            let facts = ElfFacts { position_independent: true, dynamic: true, loads, relro: None };
             let entry = facts.loads.iter().find(|load| load.exec).unwrap().vaddr;
             let image = MainImage::new(&facts, entry, RemoteAddr::new(bias + entry));
             let mut vmas = mapped(&facts.loads, bias);

@@ -55,7 +55,7 @@ fn mysqld() -> Report {
     report.unit = Some("mysql.service".to_owned());
     report.launch = Some(LaunchCost {
         backing: Some(Backing::Image),
-        entry_stop_us: Some(310),
+        linked_stop_us: Some(310),
         stop_us: 110,
         remote_syscalls: 9,
         bytes_copied: 52 * MIB,

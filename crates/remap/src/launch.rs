@@ -23,9 +23,9 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, c, process, ptrace};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{self, Call};
-use tiexec_tracee::entry::EntryWatch;
 use tiexec_tracee::gadgets;
 use tiexec_tracee::held::{ExecStop, let_go};
+use tiexec_tracee::linking::LinkWatch;
 use tiexec_tracee::running;
 use tiexec_tracee::session::{Counts, Refusal, Session};
 
@@ -34,7 +34,7 @@ use crate::image::Filled;
 use crate::objects::Object;
 use crate::program::Program;
 use crate::verify::{self, Cost, Found};
-use crate::{copy, entry, objects, pagecache, rebase, switch};
+use crate::{copy, linked, objects, pagecache, rebase, switch};
 
 /// What a launch is to do.
 #[derive(Clone, Copy, Debug)]
@@ -129,9 +129,9 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
         }
     };
     let failure = if order.dry_run { None } else { work.stage_and_switch(&mut session).err() };
-    if failure.is_none() && work.wants_entry() {
-        match work.watch_entry(&session) {
-            Ok(watch) => return work.go_on_to_entry(session, watch, before_release),
+    if failure.is_none() && work.wants_objects() {
+        match work.watch_linker(&session) {
+            Ok(watch) => return work.go_on_to_objects(session, watch, before_release),
             Err(failure) => work.unwatched = Some(failure),
         }
     }
@@ -172,11 +172,11 @@ struct Work<'a> {
     rebased: bool,
     /// How long it was held at the exec stop.
     held: Duration,
-    /// How long it was held at its entry point.
-    held_at_entry: Option<Duration>,
+    /// How long it was held once `ld.so` was done.
+    held_linked: Option<Duration>,
     /// What it was made to do; `None` if it was never made to call.
     counted: Option<Counts>,
-    /// Why it could not be stopped at its entry point.
+    /// Why it could not be stopped once `ld.so` was done.
     unwatched: Option<Failure>,
 }
 
@@ -191,7 +191,7 @@ impl<'a> Work<'a> {
             setback: None,
             rebased: false,
             held: Duration::ZERO,
-            held_at_entry: None,
+            held_linked: None,
             counted: None,
             unwatched: None,
         }
@@ -223,8 +223,8 @@ impl<'a> Work<'a> {
         Session::begin(pid, gadgets, home, stack, lets_in, reap())?.map_err(refused)
     }
 
-    /// Whether the program is to stop at its entry point too, for its shared objects.
-    fn wants_entry(&self) -> bool {
+    /// Whether the program is to stop once more, when `ld.so` is done, for its shared objects.
+    fn wants_objects(&self) -> bool {
         let Order { select, objects, refuse_with, dry_run, .. } = *self.order;
         let dynamic = self.program.as_ref().is_some_and(|program| program.dynamic);
         if !dynamic || !select.dso || dry_run {
@@ -242,23 +242,28 @@ impl<'a> Work<'a> {
         objects::with_text(Path::new(OsStr::from_bytes(&path)), self.order.pages, self.order.edges)
     }
 
-    fn watch_entry(&self, session: &Session) -> Result<EntryWatch, Failure> {
-        let unwatched =
-            |what: &dyn ToString| Failure::new(SkipReason::EntryUnwatched, what.to_string());
+    /// How it is seen that `ld.so` is done.
+    fn watch_linker(&self, session: &Session) -> Result<LinkWatch, Failure> {
+        let unwatched = |what: &str| Failure::new(SkipReason::LinkerUnwatched, what);
         let status = self.order.process.read("status").map(|text| status::parse(&text));
         if status.map_or(true, |status| status.seccomp != 0) {
-            return Err(unwatched(&"shared objects are left alone under a seccomp filter"));
+            return Err(unwatched("shared objects are left alone under a seccomp filter"));
         }
-        let entry =
-            self.program.as_ref().map_or(RemoteAddr::new(0), |program| program.snapshot.entry);
-        EntryWatch::begin(session, entry).map_err(|error| unwatched(&error))
+        let Some(program) = &self.program else { return Err(unwatched("it was not looked at")) };
+        let (linker, is_libc) =
+            program.linker().ok_or_else(|| unwatched("its ld.so is not found in maps"))?;
+        let relro = program.relro(self.order.pages.base);
+        if relro.is_none() && is_libc {
+            return Err(unwatched("it has no RELRO by which to see that ld.so is done"));
+        }
+        Ok(LinkWatch::new(session, linker, relro))
     }
 
-    /// Lets the program run on to its entry point, and sees to its shared objects there.
-    fn go_on_to_entry(
+    /// Lets `ld.so` run, and sees to the shared objects when it is done.
+    fn go_on_to_objects(
         mut self,
         session: Session,
-        watch: EntryWatch,
+        watch: LinkWatch,
         before_release: impl FnOnce(&Launched),
     ) {
         let (order, gadgets) = (self.order, session.gadgets());
@@ -269,16 +274,22 @@ impl<'a> Work<'a> {
             watch.wait()
         });
         let stopped = match reached {
-            Ok(stopped) => stopped,
+            Ok(Some(stopped)) => stopped,
+            Ok(None) => {
+                let what = "its ld.so makes very many system calls";
+                let failure = Failure::new(SkipReason::LinkerUnwatched, what);
+                before_release(&self.finish(Some(failure)));
+                return;
+            }
             Err(error) => {
-                before_release(&self.finish(Some(entry::not_reached(error))));
+                before_release(&self.finish(Some(linked::not_reached(error))));
                 return;
             }
         };
         let left = order.deadline.saturating_sub(self.held);
-        match entry::switch(order, &stopped, gadgets, reap(), left) {
+        match linked::switch(order, &stopped, gadgets, reap(), left) {
             Ok((session, attached)) => {
-                self.held_at_entry = Some(stopped.since.elapsed());
+                self.held_linked = Some(stopped.since.elapsed());
                 let before = self.counted.unwrap_or_default();
                 self.counted = Some(Counts { calls: before.calls + session.counts().calls });
                 self.filled.copied += attached.bytes_copied;
@@ -404,7 +415,7 @@ impl<'a> Work<'a> {
             unwatched: self.unwatched.take(),
             cost: self.counted.map(|counted| Cost {
                 held: self.held,
-                held_at_entry: self.held_at_entry,
+                held_linked: self.held_linked,
                 remote_syscalls: counted.calls,
                 bytes_copied: self.filled.copied,
                 rebased: self.rebased,
@@ -413,7 +424,8 @@ impl<'a> Work<'a> {
         };
         let report = verify::report(self.order, &self.stop, &found);
         let wanted = self.order.dry_run && self.order.select.dso;
-        let objects = wanted.then(|| entry::expected(self.order, &self.objects(), self.deadline()));
+        let objects =
+            wanted.then(|| linked::expected(self.order, &self.objects(), self.deadline()));
         let objects = objects.filter(|plan| !plan.texts.is_empty());
         Launched { report, plan: found.plan, objects }
     }

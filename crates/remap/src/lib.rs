@@ -6,11 +6,11 @@
 
 pub mod attach;
 mod copy;
-mod entry;
 mod failure;
 pub mod headroom;
 pub mod image;
 pub mod launch;
+mod linked;
 pub mod mapped;
 pub mod objects;
 pub mod pagecache;

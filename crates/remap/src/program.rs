@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::Instant;
 
-use tiexec_core::addr::RemoteAddr;
+use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
 use tiexec_core::config::EdgePolicy;
 use tiexec_core::elf::{ElfFacts, ElfHeader};
 use tiexec_core::parts::Parts;
@@ -42,6 +42,8 @@ pub(crate) struct Program {
     copy: Option<Backing>,
     /// Whether an interpreter maps shared objects for it.
     pub dynamic: bool,
+    /// Its RELRO, as vaddrs.
+    relro: Option<Range<u64>>,
     /// Whether its text is to be left alone.
     leave: bool,
     edges: EdgePolicy,
@@ -77,6 +79,7 @@ impl Program {
         let vmas = maps::parse(&maps).map_err(malformed)?;
         let snapshot = Snapshot { pages: order.pages, vmas, entry };
         let image = MainImage::new(&facts, header.entry, entry);
+        let relro = facts.relro;
         let (dynamic, leave) = (facts.dynamic, !order.select.main);
         let folios = if order.sources.pagecache && !leave {
             folios(&exe, &image, order, deadline)
@@ -96,10 +99,33 @@ impl Program {
             stored,
             copy,
             dynamic,
+            relro,
             leave,
             edges,
             start_brk,
         })
+    }
+
+    /// Returns the addresses of its `ld.so`, and whether that is its libc as well (musl's); `None` if it
+    /// has none.
+    pub(crate) fn linker(&self) -> Option<(AddrRange, bool)> {
+        let at = RemoteAddr::new(auxv::get(&self.auxv, auxv::AT_BASE).filter(|&at| at != 0)?);
+        let vma = self.snapshot.vma_at(at)?;
+        let name = Path::new(OsStr::from_bytes(&vma.name)).file_name().unwrap_or_default();
+        let is_libc = !name.as_bytes().starts_with(b"ld-linux");
+        let file = vma.file;
+        let mut own = self.snapshot.vmas.iter().filter(|vma| vma.file == file);
+        let (first, last) = (own.next()?, own.next_back());
+        let range = AddrRange::new(first.range.start(), last.unwrap_or(first).range.end())?;
+        Some((range, is_libc))
+    }
+
+    /// Returns the first page of what `ld.so` makes read-only of the program's own data: whole pages.
+    pub(crate) fn relro(&self, base: PageSize) -> Option<RemoteAddr> {
+        let relro = self.relro.as_ref()?;
+        let page =
+            |vaddr: u64| RemoteAddr::new(vaddr.wrapping_add(self.image.load_bias)).align_down(base);
+        (page(relro.start) != page(relro.end)).then(|| page(relro.start))
     }
 
     /// Plans; `may_move` says whether the program may be moved.

@@ -21,7 +21,7 @@ pub(crate) struct Found {
     pub plan: Option<Plan>,
     /// What went wrong.
     pub failure: Option<Failure>,
-    /// Why it could not be stopped at its entry point.
+    /// Why it could not be stopped once `ld.so` was done.
     pub unwatched: Option<Failure>,
     /// What it cost; `None` if the program was never made to call.
     pub cost: Option<Cost>,
@@ -31,8 +31,8 @@ pub(crate) struct Found {
 pub(crate) struct Cost {
     /// How long the program was held at the exec stop.
     pub held: Duration,
-    /// How long it was held at its entry point; `None` if it was not.
-    pub held_at_entry: Option<Duration>,
+    /// How long it was held once `ld.so` was done; `None` if it was not.
+    pub held_linked: Option<Duration>,
     /// System calls made by the program for us.
     pub remote_syscalls: u32,
     /// Bytes copied from the file.
@@ -89,7 +89,7 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
     report.launch = found.cost.as_ref().map(|cost| LaunchCost {
         backing: plan.and_then(Plan::main_backing),
         stop_us: micros(cost.held),
-        entry_stop_us: cost.held_at_entry.map(micros),
+        linked_stop_us: cost.held_linked.map(micros),
         remote_syscalls: cost.remote_syscalls,
         bytes_copied: cost.bytes_copied,
         rebased: cost.rebased,

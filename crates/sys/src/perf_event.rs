@@ -73,7 +73,6 @@ pub(crate) const PERF_TYPE_SOFTWARE: u32 = 1;
 pub(crate) const PERF_COUNT_HW_CPU_CYCLES: u64 = 0;
 pub(crate) const PERF_COUNT_SW_CPU_CLOCK: u64 = 0;
 pub(crate) const PERF_COUNT_SW_DUMMY: u64 = 9;
-pub(crate) const DISABLED: u64 = 1;
 const INHERIT: u64 = 1 << 1;
 pub(crate) const EXCLUDE_KERNEL: u64 = 1 << 5;
 pub(crate) const EXCLUDE_HV: u64 = 1 << 6;

@@ -296,6 +296,8 @@ pub enum SyscallStop {
         number: u64,
         /// Raw.
         args: [u64; 6],
+        /// The address behind the instruction that makes the call.
+        next: u64,
     },
     /// After it, with what it returned (−errno for an error).
     Exit(i64),
@@ -317,7 +319,11 @@ pub fn syscall_stop(pid: Pid) -> Result<SyscallStop, SysError> {
         libc::PTRACE_SYSCALL_INFO_ENTRY => {
             // SAFETY: `op` says that the kernel filled the `entry` member.
             let entry = unsafe { info.u.entry };
-            SyscallStop::Entry { number: entry.nr, args: entry.args }
+            SyscallStop::Entry {
+                number: entry.nr,
+                args: entry.args,
+                next: info.instruction_pointer,
+            }
         }
         libc::PTRACE_SYSCALL_INFO_EXIT => {
             // SAFETY: `op` says that the kernel filled the `exit` member.

@@ -26,7 +26,6 @@ use std::time::{Duration, Instant};
 
 use tiexec_core::addr::RemoteAddr;
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::breakpoint::Breakpoint;
 use tiexec_sys::process::{self, Fork, Wait};
 use tiexec_sys::ptrace::{self, Options, Resume, SyscallStop};
 use tiexec_sys::{Errno, Pid, SysError, c, rehearse, vm};
@@ -326,7 +325,7 @@ pub fn wait_for_exec(
 
 /// Returns the image that the tracee is about to exec, as a path that leads there from here.
 fn exec_image(pid: Pid, stop: SyscallStop) -> Option<PathBuf> {
-    let SyscallStop::Entry { number, args } = stop else { return None };
+    let SyscallStop::Entry { number, args, .. } = stop else { return None };
     let (directory, path) = match i64::try_from(number).ok()? {
         c::SYS_execve => ("cwd".to_owned(), args[0]),
         // The directory descriptor is an int; the upper half of the register is not.
@@ -354,26 +353,12 @@ pub fn let_go(stop: ExecStop) {
 /// # Errors
 /// What stands in the way.
 pub fn try_seize() -> Result<(), SysError> {
-    try_on_a_child(|child| ptrace::seize(child, Options::default()))
-}
-
-/// Sets a breakpoint in a child that waits, and ends it: whether this process could stop a program at
-/// its entry point.
-///
-/// # Errors
-/// What stands in the way.
-pub fn try_breakpoint() -> Result<(), SysError> {
-    // Anywhere: it does not come there.
-    try_on_a_child(|child| Breakpoint::set(child, RemoteAddr::new(0x1000), 0).map(drop))
-}
-
-fn try_on_a_child(what: impl FnOnce(Pid) -> Result<(), SysError>) -> Result<(), SysError> {
     match process::fork_single_threaded()? {
         Fork::Child => loop {
             std::thread::park();
         },
         Fork::Parent(child) => {
-            let done = what(child);
+            let done = ptrace::seize(child, Options::default());
             end_helper(child);
             done
         }

@@ -7,12 +7,12 @@
 #![forbid(unsafe_code)]
 
 pub mod arch;
-pub mod entry;
 mod error;
 mod fault;
 pub mod foreseen;
 pub mod gadgets;
 pub mod held;
+pub mod linking;
 pub mod running;
 pub mod session;
 pub mod threads;

@@ -368,11 +368,6 @@ impl Session {
         self.gadgets
     }
 
-    /// Returns the signals blocked at home, one bit per signal.
-    pub fn home_mask(&self) -> u64 {
-        self.home_mask
-    }
-
     /// Whether an optional call may be made.
     pub fn may(&self, call: &Foreseen) -> bool {
         self.permission.has(call)
@@ -451,7 +446,7 @@ impl Session {
         self.releases.remove(0);
         self.chain = None;
         self.chain_mask = !0;
-        self.walk_home(Resume::Run)
+        self.walk_home(Resume::ToSyscall)
     }
 
     fn walk_home(mut self, how: Resume) -> Result<Counts, TraceError> {

@@ -41,7 +41,7 @@ const WORK: Duration = Duration::from_millis(50);
 /// How long a program must have mapped nothing: a dynamic linker maps in a burst.
 const QUIET: Duration = Duration::from_millis(10);
 /// For how long after its beginning a followed program's mappings are looked at, at least.
-pub(crate) const BEGINNING: Duration = Duration::from_secs(1);
+const BEGINNING: Duration = Duration::from_secs(1);
 /// The pause after records were read: the next may gather meanwhile.
 const PAUSE: Duration = Duration::from_millis(10);
 /// How long to look for a thread that takes a stop well; later it is tried again.
@@ -128,8 +128,6 @@ pub(crate) struct Follower<'a> {
     /// Mappings that were made huge by copies alone.
     copied: HashSet<Mapping>,
     tell: Tell<'a>,
-    /// Whether copies are made in the image store only.
-    pub(crate) only_shared: bool,
 }
 
 impl<'a> Follower<'a> {
@@ -155,7 +153,6 @@ impl<'a> Follower<'a> {
             nothing_to_gain: HashMap::new(),
             copied: HashSet::new(),
             tell,
-            only_shared: false,
         };
         for &root in roots {
             follower.begin(root);
@@ -378,7 +375,6 @@ impl<'a> Follower<'a> {
         let Settings { backing, select, edges, .. } = *self.settings;
         let mut order = target.order(backing.into(), select, edges, false);
         order.patience = PATIENCE;
-        order.only_shared = self.only_shared && order.sources.pagecache && order.sources.store;
         order.sources.pagecache &= !by_copy;
         let (attached, report) = carry_out(&order, self.settings.select, &mut self.images)
             .map_err(|failure| failure.reason)?;

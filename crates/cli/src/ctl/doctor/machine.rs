@@ -45,7 +45,6 @@ pub(super) fn examine() -> Vec<Finding> {
     findings.push(store());
     findings.push(hugetlb(pages));
     findings.push(tracing());
-    findings.push(breakpoint());
     findings.push(seccomp());
     findings.push(memory());
     findings.push(gain(pages));
@@ -206,22 +205,6 @@ fn tracing() -> Finding {
                     .fix("kernel.yama.ptrace_scope=3 holds until the next boot; set 1 in sysctl.d"),
                 Some("2") => finding.fix("sysctl kernel.yama.ptrace_scope=1, or CAP_SYS_PTRACE"),
                 _ => finding.fix("allow ptrace in the seccomp profile or security module"),
-            }
-        }
-    }
-}
-
-/// Whether a launch can treat shared objects.
-fn breakpoint() -> Finding {
-    match held::try_breakpoint() {
-        Ok(()) => Finding::new(Level::Ok, "objects", "a program can be stopped at its entry point"),
-        Err(error) => {
-            let finding = format!("shared libraries stay on base pages at launch: {error}");
-            let finding = Finding::new(Level::No, "objects", finding);
-            let level = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid");
-            match level.ok().and_then(|level| level.trim().parse::<i32>().ok()) {
-                Some(3..) => finding.fix("sysctl kernel.perf_event_paranoid=2"),
-                _ => finding.fix("tiexec -p PID once the program runs"),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The second half of a launch: the program stands at its entry point, all its shared objects are
+//! The second half of a launch: `ld.so` is done, all the program's shared objects are
 //! mapped and relocated, and those with enough text are switched as in a running process.
 
 use std::os::unix::ffi::OsStrExt;
@@ -26,7 +26,7 @@ use crate::objects::Object;
 use crate::pagecache;
 use crate::store::Store;
 
-/// Switches the shared objects of a program that stands at its entry point, within `left`; returns the
+/// Switches the shared objects of a program whose `ld.so` is done, within `left`; returns the
 /// session with which it goes home.
 ///
 /// # Errors
@@ -139,12 +139,14 @@ fn carry_out(
     if prepared.is_empty() { Ok(()) } else { prepared.switch(session, order, snapshot) }
 }
 
-/// Says why the program never stood at its entry point.
+/// Says why the program never came so far.
 pub(crate) fn not_reached(error: TraceError) -> Failure {
     match error {
-        TraceError::Gone => Failure::new(SkipReason::TargetGone, "before its entry point"),
+        TraceError::Gone => {
+            Failure::new(SkipReason::TargetGone, "before its shared objects were mapped")
+        }
         TraceError::LetGo | TraceError::LostSight => {
-            let what = "it began another program before its entry point";
+            let what = "it began another program before its shared objects were mapped";
             Failure::new(SkipReason::TargetGone, what)
         }
         error => error.into(),
