@@ -32,6 +32,7 @@ use crate::ctl::attach;
 use crate::exit;
 use crate::follow::companion::{self, Companion};
 use crate::follow::{Follower, Patterns, obstacle, without_watch};
+use crate::hottest;
 use crate::image_file::{Image, Verdict, is_executable, judge, search};
 use crate::options::{Attach, Launch};
 use crate::say::{warn, write_briefly};
@@ -210,6 +211,10 @@ impl Launcher {
         }
         if !self.dry_run {
             self.accompany();
+            if self.settings.max_huge_pages.is_some() {
+                // Which pages are hot is not known yet.
+                return self.exec();
+            }
         }
         match self.prepare() {
             Ok(Way::Held(caller, pages, sources)) => self.held(&caller, pages, sources),
@@ -221,7 +226,8 @@ impl Launcher {
     /// Starts who looks after what comes after the start, if that is wanted.
     fn accompany(&self) {
         let settings = &self.settings;
-        if !settings.follow && settings.settle.is_zero() {
+        let budget = settings.max_huge_pages;
+        if !settings.follow && settings.settle.is_zero() && budget.is_none() {
             return;
         }
         let complain = |what: &dyn std::fmt::Display| {
@@ -247,6 +253,9 @@ impl Launcher {
                     sink.write(&self.render(report));
                 }
             };
+            if let Some(budget) = budget {
+                return hottest::look_after(program, budget, settings, &mut tell);
+            }
             let images = Images::default();
             let follower = Follower::new(settings, &[program], watch, images, &mut tell);
             if let Some(follower) = follower {
@@ -255,7 +264,11 @@ impl Launcher {
         });
         match started {
             Ok(Companion { pid, no_watch }) => {
-                if let Some(why) = no_watch {
+                if let (Some(why), Some(_)) = (&no_watch, budget) {
+                    complain(&format_args!(
+                        "text stays on base pages: what is hottest cannot be told: {why}"
+                    ));
+                } else if let Some(why) = no_watch {
                     complain(&without_watch(&why, settings.follow));
                 }
                 let status = ProcDir::this_process().and_then(|process| process.read("status"));

@@ -96,7 +96,7 @@ impl From<BackingChoice> for Sources {
 }
 
 /// What came of it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Launched {
     /// What is PMD-mapped now, as the kernel says it.
     pub report: Report,
