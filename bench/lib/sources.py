@@ -1,5 +1,6 @@
 """Large sources, generated: for compilers to have something to do."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -33,5 +34,7 @@ def crate(work, parts):
 
 def real_rustc():
     """rustc itself: what rustup puts in the PATH only looks for it."""
+    if not shutil.which("rustc"):
+        return None
     said = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True)
     return str(Path(said.stdout.strip()) / "bin" / "rustc") if said.returncode == 0 else None

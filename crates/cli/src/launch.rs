@@ -21,7 +21,7 @@ use tiexec_remap::attach::Images;
 use tiexec_remap::launch::{
     Launched, Order, Sources, bring_in, bring_in_object, carry_out, supported,
 };
-use tiexec_remap::objects::{self, Object};
+use tiexec_remap::objects::{self, Expected, Object};
 use tiexec_sys::entry::{Argv, is_secure};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::watch::Heirs;
@@ -89,9 +89,9 @@ struct Caller {
     status: Status,
     /// How long the page cache has taken already.
     spent: Duration,
-    /// Whether the program's shared objects have something to gain; `None` where it is not known yet
-    /// which program it will be.
-    objects: Option<bool>,
+    /// The program's shared objects that have something to gain; `None` where it is not known yet which
+    /// program it will be.
+    objects: Option<Expected>,
 }
 
 /// Runs `tiexec`; returns an exit status only if it could not become the program.
@@ -365,7 +365,7 @@ impl Launcher {
         if huge && self.sink.is_none() && !self.dry_run && !self.settings.strict {
             return Ok(Way::HugeAlready);
         }
-        let objects = image.map(|_| !objects.is_empty());
+        let objects = image.map(|_| Expected::of(&objects));
         Ok(Way::Held(Caller { process, status, spent: begun.elapsed(), objects }, pages, sources))
     }
 

@@ -146,7 +146,7 @@ pub struct Later {
     pub settle: Option<Duration>,
 
     /// Take no more than so many huge pages, the hottest first; auto: what a model of the instruction TLB
-    /// expects to pay. Where the program executes is sampled for the time of --settle [5s] before
+    /// expects to pay. Where the program executes is sampled for the time of --settle (5s) before
     /// anything is taken
     #[arg(long, value_name = "NUM|auto", conflicts_with = "follow")]
     pub max_huge_pages: Option<Budget>,
