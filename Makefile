@@ -23,7 +23,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates xtask docs/man -type f 2>/d
 BINDIR = $(DESTDIR)$(PREFIX)/bin
 SHAREDIR = $(DESTDIR)$(PREFIX)/share
 
-.PHONY: all programs demo test bench man completions install uninstall clean
+.PHONY: all programs demo test vm-test bench man completions install uninstall clean
 
 # All that `make install` installs, so that `make && sudo make install` needs no cargo as root.
 all: programs man completions
@@ -40,6 +40,9 @@ demo:
 	$(MAKE) --no-print-directory programs
 	scripts/demo --bin $(DIST)
 
+# One test of each kind, in a guest with an older kernel.
+SMOKE_TESTS := becomes_exit::exit_codes attach::attach_makes_text_huge helper_killed::after_each_register_write
+
 # cargo test comes last: its closing lines are the verdict.
 test:
 	scripts/setup test
@@ -50,7 +53,17 @@ test:
 		echo "SKIP clippy: this toolchain has no cargo-clippy"; \
 	fi
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items $(FEATURES)
+	$(CARGO) xtask vm-test --arch x86_64 --kernel 6.1 $(SMOKE_TESTS)
 	$(CARGO) test --workspace $(FEATURES)
+
+# The matrix of docs/KERNELS.md: these test files on each kernel, on disks of both kinds. Takes hours.
+VM_TESTS := becomes_exit report_and_dry_run fail_open pagecache_cold warm_makes_huge store_build rebase dso_launch helper_killed \
+	attach attach_blocked attach_killed
+vm-test:
+	scripts/setup vm
+	$(CARGO) xtask vm-test --record --disk ext4 $(VM_TESTS)
+	$(CARGO) xtask vm-test --record --disk xfs $(VM_TESTS)
+	$(CARGO) xtask kernels
 
 bench: programs
 	for script in launch exec_test memory coverage follow; do \

@@ -418,7 +418,8 @@ fn each_switch_is_recorded_once() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("log");
     let log = UnixDatagram::bind(&path).expect("a socket");
-    log.set_read_timeout(Some(Duration::from_secs(10))).expect("a time limit");
+    log.set_read_timeout(Some(support::child::patience(Duration::from_secs(10))))
+        .expect("a time limit");
     let read = || {
         let mut buffer = [0; 4096];
         let len = log.recv(&mut buffer).expect("a record");

@@ -47,7 +47,8 @@ fn ctrl_c_in_the_launch_reaches_it() {
         pty.type_keys("\x03");
         // Either it came before the program had its handler, or the handler says so.
         let pid = held.pid();
-        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let until = std::time::Instant::now()
+            + support::child::patience(std::time::Duration::from_secs(10));
         let mut seen = String::new();
         loop {
             if state(pid) == Some('Z') {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use support::child::eventually;
 use support::smaps::{children, status_field};
-use support::{Kind, Random, Run, program};
+use support::{Kind, Random, Run, program, require};
 
 /// Launches with a fault; true if the fault came, which is so as long as no report is written.
 fn struck(kind: Kind, fault: &str, report: &Path) -> bool {
@@ -63,6 +63,7 @@ fn after_each_stop_it_sees() {
 
 #[test]
 fn the_registers_at_the_first_instruction_survive_each_death() {
+    require!(cfg!(target_arch = "x86_64"), "the program is machine code of x86-64");
     let run = Run::new(program("entry_state", Kind::Bare), [""; 0]);
     let plain = run.plain().output();
     plain.assert_code(0);

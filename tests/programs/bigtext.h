@@ -12,10 +12,15 @@
 #define BIG_STR_(x) #x
 #define BIG_STR(x) BIG_STR_(x)
 
+#define BIG_MIX "xorl $big_i, %eax\nroll $5, %eax\n"
 #if defined(__x86_64__)
 #define BIG_LOAD "imull $16777619, %edi, %eax\n"
 #elif defined(__i386__)
 #define BIG_LOAD "imull $16777619, 4(%esp), %eax\n"
+#elif defined(__aarch64__)
+#define BIG_LOAD "mov w1, #0x193\nmovk w1, #0x100, lsl #16\nmul w0, w0, w1\n"
+#undef BIG_MIX
+#define BIG_MIX "movz w1, #(big_i & 0xffff)\nmovk w1, #(big_i >> 16), lsl #16\neor w0, w0, w1\nror w0, w0, #27\n"
 #else
 #error "bigtext.h has no functions for this architecture yet"
 #endif
@@ -32,8 +37,7 @@ __asm__(".text\n"
         "big_middle:\n"
         ".endif\n"
         BIG_LOAD
-        "xorl $big_i, %eax\n"
-        "roll $5, %eax\n"
+        BIG_MIX
         "ret\n"
         ".balign 32, 0xcc\n"
         ".fill 56, 4, (big_i * 40503 + 12345) & 0x7fffffff\n"

@@ -9,6 +9,12 @@ use std::time::{Duration, Instant};
 
 use super::smaps::{Coverage, coverage};
 
+/// The time limit where a test is to have `limit`: longer on a machine that says it is slow.
+pub(crate) fn patience(limit: Duration) -> Duration {
+    let factor = std::env::var("TIEXEC_TEST_PATIENCE").ok().and_then(|text| text.parse().ok());
+    limit * factor.unwrap_or(1)
+}
+
 /// A child that runs. It and its process group die with this value.
 pub(crate) struct Held {
     child: std::process::Child,
@@ -81,7 +87,7 @@ impl Held {
             err: Stream::new(child.stderr.take()),
             child,
             command: shown,
-            until: Instant::now() + limit,
+            until: Instant::now() + patience(limit),
             group,
             _quiet: quiet,
         }
@@ -99,7 +105,7 @@ impl Held {
 
     /// Waits until the kernel reports it stopped, as a shell does.
     pub(crate) fn wait_stopped(&self) -> i32 {
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + patience(Duration::from_secs(10));
         loop {
             let mut status = 0;
             // SAFETY: the status is a live integer.
@@ -198,11 +204,11 @@ impl Held {
         }
         let status = self.child.wait().expect("an own child");
         // Whoever still has the pipes open after the end is a process that should not be there.
-        let patience = Instant::now() + Duration::from_secs(5);
+        let until = Instant::now() + patience(Duration::from_secs(5));
         for stream in [&mut self.out, &mut self.err] {
             while stream.chunks.is_some() {
                 assert!(
-                    stream.more(patience).is_some(),
+                    stream.more(until).is_some(),
                     "{} ended, but somebody still holds its output",
                     self.command
                 );
@@ -334,7 +340,7 @@ impl std::fmt::Display for Done {
 
 /// Polls until a condition holds; panics with `what` after ten seconds.
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + patience(Duration::from_secs(10));
     while !condition() {
         assert!(Instant::now() < until, "{what}: not within 10 s");
         std::thread::sleep(Duration::from_millis(1));

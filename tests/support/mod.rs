@@ -179,7 +179,8 @@ impl Random {
 
     /// Spins for up to `limit` microseconds: a random moment, not a synchronisation.
     pub(crate) fn spin(&mut self, limit: u64) {
-        let until = std::time::Instant::now() + std::time::Duration::from_micros(self.below(limit));
+        let time = std::time::Duration::from_micros(self.below(limit));
+        let until = std::time::Instant::now() + child::patience(time);
         while std::time::Instant::now() < until {
             std::hint::spin_loop();
         }

@@ -85,7 +85,7 @@ impl Pty {
 
 /// Reads until the text has come; returns everything up to its end and forgets it. Panics after twenty seconds.
 pub(crate) fn read_until(mut source: &File, seen: &mut String, text: &str) -> String {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + super::child::patience(Duration::from_secs(20));
     loop {
         if let Some(at) = seen.find(text) {
             let rest = seen.split_off(at + text.len());

@@ -1,26 +1,53 @@
-//! `cargo run -p xtask -- man|completions OUTDIR`: what is generated from the command-line
-//! definitions, so that it cannot drift from them.
+//! `cargo xtask COMMAND`: what is generated from the command-line definitions, so that it cannot drift
+//! from them; the tests on other kernels; and the packages of a release.
 
-use std::ffi::OsString;
+mod dist;
+mod vm;
+
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use clap::{Command, CommandFactory};
+use clap::{Command, CommandFactory, Parser};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use tiexec::options::{Ctl, Launch};
 
-fn main() -> Result<()> {
-    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let [what, out] = &arguments[..] else { bail!("usage: xtask man|completions OUTDIR") };
-    let out = Path::new(out);
-    fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
-    match what.to_str() {
-        Some("man") => man(out),
-        Some("completions") => completions(out),
-        _ => bail!("usage: xtask man|completions OUTDIR"),
+#[derive(Parser, Debug)]
+#[command(name = "cargo xtask", about = "Chores of the project")]
+enum Chore {
+    /// Writes the man pages
+    Man {
+        /// Where to
+        out: PathBuf,
+    },
+    /// Writes the shells' completions
+    Completions {
+        /// Where to
+        out: PathBuf,
+    },
+    VmTest(vm::VmTest),
+    Dist(dist::Dist),
+    /// Makes the tables of docs/KERNELS.md anew, of what vm-test --record has found
+    Kernels,
+}
+
+fn main() -> Result<ExitCode> {
+    match Chore::parse() {
+        Chore::Man { out } => man(&made(&out)?)?,
+        Chore::Completions { out } => completions(&made(&out)?)?,
+        Chore::VmTest(test) => return test.run(),
+        Chore::Dist(dist) => dist.run()?,
+        Chore::Kernels => vm::write_tables()?,
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The directory, made if need be.
+fn made(dir: &Path) -> Result<PathBuf> {
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    Ok(dir.to_owned())
 }
 
 /// The commands and the sections of the manual they belong to.

@@ -13,7 +13,7 @@ use tiexec_remap::Failure;
 use tiexec_remap::attach::{Attached, Images, attach};
 use tiexec_remap::launch::Sources;
 use tiexec_sys::sampler::Heirs;
-use tiexec_sys::{Pid, SysError, cpu, jumps, mapped, thp};
+use tiexec_sys::{Pid, SysError, itlb, jumps, mapped, thp};
 
 use crate::ctl::attach::journal::Record;
 use crate::ctl::attach::{Target, carry_out};
@@ -78,7 +78,7 @@ impl Hot {
             .map(|page| (page.at, page.samples))
             .collect();
         let huge = mapped::huge_text(&target.process, self.pages.pmd).unwrap_or_default();
-        let itlb = cpu::itlb::read();
+        let itlb = itlb::read();
         let (pages, time) = (self.pages, self.time);
         let heat = Heat {
             pages,

@@ -18,9 +18,7 @@ use tiexec_core::proc::status::{self, Status};
 use tiexec_core::report::{Kind, Report};
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::attach::Images;
-use tiexec_remap::launch::{
-    Launched, Order, Sources, bring_in, bring_in_object, carry_out, supported,
-};
+use tiexec_remap::launch::{Launched, Order, Sources, bring_in, bring_in_object, carry_out};
 use tiexec_remap::objects::{self, Expected, Object};
 use tiexec_sys::entry::{Argv, is_secure};
 use tiexec_sys::procfs::ProcDir;
@@ -338,9 +336,6 @@ impl Launcher {
         let pages = pages.ok_or_else(|| {
             Declined::new(SkipReason::ThpUnsupported, "the kernel has no transparent huge pages")
         })?;
-        if !supported() {
-            return plain(SkipReason::ArchUnsupported);
-        }
         let sources = Sources::from(self.settings.backing);
         if sources.copy != Some(Backing::Hugetlb) && process::thp_disabled() {
             let detail = "PR_SET_THP_DISABLE is in force (prctl(2)); it is inherited";

@@ -17,7 +17,7 @@ use crate::snapshot::Snapshot;
 
 /// The largest huge page for which an image is moved, in bytes. Aligning to larger ones (base pages
 /// of 16 or 64 KiB) would cost most of the entropy of its address.
-const MAX_ALIGNMENT: u64 = 4 << 20;
+pub const MAX_ALIGNMENT: u64 = 4 << 20;
 
 /// The main executable as it is mapped: its segments and where they are.
 #[derive(Clone, PartialEq, Eq, Debug)]

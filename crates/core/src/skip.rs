@@ -113,8 +113,6 @@ reasons! {
     ForkFailed = "fork_failed",
     /// The image file could not be read in full.
     ReadFailed = "read_failed",
-    /// TiExec does not know this processor architecture yet.
-    ArchUnsupported = "arch_unsupported",
     /// The program ended before it reached the point where its text would have been switched.
     TargetGone = "target_gone",
     /// The program could not be stopped once its shared objects were mapped.

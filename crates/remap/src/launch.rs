@@ -222,7 +222,7 @@ impl<'a> Work<'a> {
         let gadgets = gadgets.ok_or_else(|| Failure::new(SkipReason::NoGadget, no_gadget))?;
         let stack = self.stack()?;
         let pid = self.stop.pid;
-        let home = ptrace::registers(pid).map_err(TraceError::from)?;
+        let home = arch::at_exec_stop(&ptrace::registers(pid).map_err(TraceError::from)?);
         let process = self.order.process;
         let status = process.read("status").map(|text| status::parse(&text));
         let lets_in = status.is_ok_and(|status| lets_child_in(process, pid, &status));
@@ -475,7 +475,7 @@ pub(crate) fn refused(refusal: Refusal) -> Failure {
             SkipReason::StackRoom,
             "too little of the stack is mapped below the arguments (RLIMIT_STACK, or very many arguments)",
         ),
-        Refusal::RegisterState => {
+        Refusal::RegisterState | Refusal::InACall => {
             Failure::new(SkipReason::RegisterState, "extended registers the frame cannot carry")
         }
     }
@@ -525,9 +525,4 @@ pub fn bring_in_object(object: &Object, pages: Pages, deadline: Instant) {
 /// Returns the parts of an object's file that can be PMD-mapped from its page cache there.
 pub(crate) fn chunks_of(object: &Object, pages: Pages) -> Vec<Range<u64>> {
     MainImage::new(&object.facts, 0, RemoteAddr::new(0)).congruent_chunks(0, pages)
-}
-
-/// Returns whether remote system calls are possible on this architecture.
-pub fn supported() -> bool {
-    arch::SUPPORTED
 }

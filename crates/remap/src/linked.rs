@@ -76,7 +76,7 @@ pub(crate) fn switch(
     let stack = stack.ok_or_else(|| {
         Failure::new(SkipReason::StackRoom, "it does not stand on its initial stack")
     })?;
-    let home = arch::after_a_signal(&stopped.registers);
+    let home = arch::after_a_signal(&stopped.registers, stopped.interruption);
     let lets_in = lets_child_in(process, stopped.tid, &status);
     let begun = Session::begin(stopped.tid, gadgets, home, stack.range, lets_in, reap)?;
     let mut session = begun.map_err(refused)?;

@@ -13,6 +13,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::os::fd::AsFd;
 use tiexec_core::addr::Pages;
 
+use crate::arch;
 use crate::error::{Errno, SysError};
 use crate::memory::FillMapping;
 
@@ -34,9 +35,9 @@ const ROUNDS: usize = 5;
 /// Measures both. Takes about 0.2 s and 64 MiB for that time.
 ///
 /// # Errors
-/// ENOSYS on architectures without a code generator here; ENOMEM and the like.
+/// ENOSYS where one huge page is more than all that is jumped through; ENOMEM and the like.
 pub fn measure(pages: Pages) -> Result<JumpTimes, SysError> {
-    if !cfg!(target_arch = "x86_64") {
+    if pages.pmd.bytes() > LEN as u64 {
         return Err(SysError { call: "measure", errno: Errno::NOSYS });
     }
     Ok(JumpTimes { base_ns: time(pages, false)?, huge_ns: time(pages, true)? })
@@ -92,16 +93,14 @@ fn chain(page: usize) -> (Vec<u8>, usize) {
     let place = |page_index: usize| {
         page_index * page + if page_index == 0 { 0 } else { page_index % 61 * 64 }
     };
-    let mut code = vec![0xcc; LEN];
+    let mut code = arch::FILLER.repeat(LEN / arch::FILLER.len());
+    let mut put = |at: usize, bytes: &[u8]| code[at..at + bytes.len()].copy_from_slice(bytes);
     for pair in order.windows(2) {
         let (from, to) = (place(pair[0]), place(pair[1]));
-        // jmp rel32, relative to its own end.
-        let distance = (to as i64 - (from as i64 + 5)) as i32;
-        code[from] = 0xe9;
-        code[from + 1..from + 5].copy_from_slice(&distance.to_le_bytes());
+        put(from, &arch::jump((to as i64 - from as i64) as i32));
     }
     if let Some(&last) = order.last() {
-        code[place(last)] = 0xc3;
+        put(place(last), arch::RETURN);
     }
     (code, count)
 }
@@ -166,12 +165,11 @@ mod tests {
         let (mut at, mut visited) = (0usize, std::collections::HashSet::new());
         loop {
             assert!(visited.insert(at / page), "page {} twice", at / page);
-            if code[at] == 0xc3 {
+            if code[at..].starts_with(arch::RETURN) {
                 break;
             }
-            assert_eq!(code[at], 0xe9);
-            let distance = i32::from_le_bytes(code[at + 1..at + 5].try_into().unwrap());
-            at = (at as i64 + 5 + i64::from(distance)) as usize;
+            let distance = arch::jump_distance(&code[at..]).expect("a jump");
+            at = (at as i64 + i64::from(distance)) as usize;
         }
         assert_eq!(visited.len(), count);
     }

@@ -8,8 +8,8 @@
 //! This is the crate where `unsafe` lives. Each block argues for the callee's conditions with facts
 //! of its own function; nothing unsafe is exported except constructors that say what must hold.
 
+mod arch;
 pub mod counters;
-pub mod cpu;
 pub mod entry;
 mod error;
 pub mod interrupt;
@@ -30,6 +30,9 @@ pub mod usage;
 pub mod vm;
 pub mod watch;
 
+pub use arch::itlb;
+#[cfg(target_arch = "x86_64")]
+pub use arch::xsave;
 pub use error::{Errno, SysError};
 pub use rustix::process::Pid;
 
@@ -42,16 +45,18 @@ pub mod c {
         O_RDONLY, PR_SET_MM, PR_SET_MM_MAP, PR_SET_THP_DISABLE, PROT_EXEC, PROT_NONE, PROT_READ,
         PROT_WRITE, SCHED_OTHER, SIGABRT, SIGBUS, SIGCHLD, SIGFPE, SIGILL, SIGSEGV, SIGSYS,
         SIGTRAP, SOCK_CLOEXEC, SOCK_DGRAM, SYS_accept, SYS_accept4, SYS_brk, SYS_clock_nanosleep,
-        SYS_close, SYS_epoll_pwait, SYS_epoll_pwait2, SYS_epoll_wait, SYS_execve, SYS_execveat,
-        SYS_exit_group, SYS_flock, SYS_futex, SYS_io_uring_enter, SYS_madvise, SYS_memfd_create,
+        SYS_close, SYS_epoll_pwait, SYS_epoll_pwait2, SYS_execve, SYS_execveat, SYS_exit_group,
+        SYS_flock, SYS_futex, SYS_getpid, SYS_io_uring_enter, SYS_madvise, SYS_memfd_create,
         SYS_mlock, SYS_mmap, SYS_mprotect, SYS_mq_timedreceive, SYS_mq_timedsend, SYS_mremap,
-        SYS_msgrcv, SYS_msgsnd, SYS_munmap, SYS_nanosleep, SYS_openat, SYS_pause, SYS_poll,
-        SYS_ppoll, SYS_prctl, SYS_prlimit64, SYS_process_vm_readv, SYS_process_vm_writev,
-        SYS_pselect6, SYS_read, SYS_readv, SYS_recvfrom, SYS_recvmsg, SYS_restart_syscall,
-        SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_rt_sigsuspend,
-        SYS_rt_sigtimedwait, SYS_sched_setscheduler, SYS_select, SYS_semop, SYS_semtimedop,
-        SYS_sendmsg, SYS_sendto, SYS_socketpair, SYS_wait4, SYS_waitid, SYS_write, SYS_writev,
+        SYS_msgrcv, SYS_msgsnd, SYS_munmap, SYS_nanosleep, SYS_openat, SYS_ppoll, SYS_prctl,
+        SYS_prlimit64, SYS_process_vm_readv, SYS_process_vm_writev, SYS_pselect6, SYS_read,
+        SYS_readv, SYS_recvfrom, SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigaction,
+        SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_rt_sigsuspend, SYS_rt_sigtimedwait,
+        SYS_sched_setscheduler, SYS_semop, SYS_semtimedop, SYS_sendmsg, SYS_sendto, SYS_socketpair,
+        SYS_wait4, SYS_waitid, SYS_write, SYS_writev,
     };
+
+    pub use crate::arch::{SYS_epoll_wait, SYS_pause, SYS_poll, SYS_select};
 
     /// `MADV_COLLAPSE` (madvise(2)), since Linux 6.1.
     pub const MADV_COLLAPSE: i32 = crate::reserve::MADV_COLLAPSE;

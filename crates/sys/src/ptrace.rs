@@ -16,6 +16,7 @@ use libc::{c_long, c_uint, c_void};
 use rustix::process::Pid;
 use tiexec_core::seccomp::Instruction;
 
+use crate::arch;
 use crate::error::{SysError, check};
 
 /// The general registers, in the kernel's `user_regs_struct` layout.
@@ -198,9 +199,8 @@ pub fn seccomp_filters(pid: Pid) -> Result<Vec<Vec<Instruction>>, SysError> {
     }
 }
 
-/// Register sets by the name of their core-dump note (`elf.h`).
+/// The general registers, by the name of their core-dump note (`elf.h`).
 const NT_PRSTATUS: i32 = 1;
-const NT_X86_XSTATE: i32 = 0x202;
 
 fn get_regset(pid: Pid, set: i32, buffer: &mut [u8]) -> Result<usize, SysError> {
     let mut iov = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
@@ -237,16 +237,64 @@ pub fn set_registers(pid: Pid, regs: &Registers) -> Result<(), SysError> {
     Ok(())
 }
 
-/// `PTRACE_GETREGSET(NT_X86_XSTATE)` — reads the extended registers in XSAVE's standard format.
+/// Extended registers: floating point, vectors.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Extended {
+    /// Which set of registers they are (`NT_X86_XSTATE`, `NT_ARM_SVE`, …).
+    pub set: i32,
+    /// The set, in the kernel's layout.
+    pub bytes: Vec<u8>,
+}
+
+/// `PTRACE_GETREGSET` — reads the extended registers: the largest set that this machine has.
 ///
 /// # Errors
-/// ENODEV without XSAVE; ESRCH.
-pub fn extended_registers(pid: Pid) -> Result<Vec<u8>, SysError> {
-    // AMX tiles alone are 8 KiB; the kernel says how much it filled.
-    let mut buffer = vec![0; 16 << 10];
-    let len = get_regset(pid, NT_X86_XSTATE, &mut buffer)?;
-    buffer.truncate(len);
-    Ok(buffer)
+/// ENODEV or EINVAL without any of them (XSAVE on x86-64); ESRCH.
+pub fn extended_registers(pid: Pid) -> Result<Extended, SysError> {
+    let mut last = None;
+    for &set in arch::EXTENDED_SETS {
+        // AMX tiles alone are 8 KiB, SVE vectors of 2048 bits 9 KiB; the kernel says how much it filled.
+        let mut bytes = vec![0; 16 << 10];
+        match get_regset(pid, set, &mut bytes) {
+            Ok(len) => {
+                bytes.truncate(len);
+                return Ok(Extended { set, bytes });
+            }
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or(SysError { call: "ptrace(PTRACE_GETREGSET)", errno: crate::Errno::INVAL }))
+}
+
+/// `PTRACE_SETREGSET` — writes the extended registers back as they were read.
+///
+/// # Errors
+/// ESRCH if it is gone or not stopped; EINVAL for a register set the kernel refuses.
+pub fn set_extended_registers(pid: Pid, extended: &Extended) -> Result<(), SysError> {
+    let mut iov = libc::iovec {
+        // The kernel only reads it, whatever the type of iov_base says.
+        iov_base: extended.bytes.as_ptr().cast_mut().cast(),
+        iov_len: extended.bytes.len(),
+    };
+    let call = "ptrace(PTRACE_SETREGSET)";
+    request(call, libc::PTRACE_SETREGSET, pid, number(extended.set), (&raw mut iov).cast())?;
+    Ok(())
+}
+
+/// `PTRACE_GETREGSET` — reads one set of registers by its number; `None` where this machine has not got it.
+///
+/// # Errors
+/// ESRCH if it is gone or not stopped.
+pub fn register_set(pid: Pid, set: i32) -> Result<Option<Vec<u8>>, SysError> {
+    let mut bytes = vec![0; 16 << 10];
+    match get_regset(pid, set, &mut bytes) {
+        Ok(len) => {
+            bytes.truncate(len);
+            Ok(Some(bytes))
+        }
+        Err(error) if error.errno == crate::Errno::SRCH => Err(error),
+        Err(_no_such_set) => Ok(None),
+    }
 }
 
 /// `PTRACE_GETSIGMASK` — reads the blocked signals, one bit per signal.

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
-use crate::error::SysError;
+use crate::error::{SysError, check};
 
 /// Makes every system call that the program will be asked to make, with the same flags, on
 /// throw-away memory of this process. Meant for the helper, which runs under the very filters of
@@ -45,9 +45,7 @@ pub fn remote_calls() -> Result<(), SysError> {
 /// The calls that move a position-independent program. One that is refused only keeps it where it
 /// is; but one that kills must kill here.
 fn move_of_the_program() {
-    let mut size = 0u32;
-    // SAFETY: PR_SET_MM_MAP_SIZE writes one u32 to the live integer it is given.
-    let _refused = unsafe { libc::prctl(libc::PR_SET_MM, PR_SET_MM_MAP_SIZE, &raw mut size, 0, 0) };
+    let _refused = mm_map_size();
     let byte = [0u8; 1];
     let mut copy = [0u8; 1];
     let from = libc::iovec { iov_base: byte.as_ptr().cast_mut().cast(), iov_len: 1 };
@@ -71,6 +69,19 @@ fn move_of_the_program() {
 
 /// `PR_SET_MM_MAP_SIZE` (prctl(2)): asks for the size of `struct prctl_mm_map`, changes nothing.
 const PR_SET_MM_MAP_SIZE: libc::c_ulong = 15;
+
+/// `prctl(PR_SET_MM, PR_SET_MM_MAP_SIZE)` — asks for the size of `struct prctl_mm_map`, in bytes: whether
+/// a program can tell the kernel where its parts lie (`PR_SET_MM_MAP`).
+///
+/// # Errors
+/// EINVAL or EPERM without `CONFIG_CHECKPOINT_RESTORE`; what a seccomp filter answers.
+pub fn mm_map_size() -> Result<u32, SysError> {
+    let mut size = 0u32;
+    // SAFETY: PR_SET_MM_MAP_SIZE writes one u32 to the live integer it is given.
+    let answer = unsafe { libc::prctl(libc::PR_SET_MM, PR_SET_MM_MAP_SIZE, &raw mut size, 0, 0) };
+    check("prctl(PR_SET_MM_MAP_SIZE)", answer.into())?;
+    Ok(size)
+}
 
 /// Delivers a signal to this thread and comes back by `rt_sigreturn`, as the frame will.
 fn signal_return() {

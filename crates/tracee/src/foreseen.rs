@@ -59,6 +59,13 @@ pub const fn constant(value: i32) -> Value {
 const SIGNAL_RETURN: Foreseen =
     Foreseen::needed("rt_sigreturn", c::SYS_rt_sigreturn, [Value::Any; 6]);
 
+/// Where calls are not seen, what is called last: see [`arch::before_the_last_stop`]. It does nothing.
+pub(crate) const LAST: Foreseen = Foreseen::optional("getpid", c::SYS_getpid, [Value::Any; 6]);
+
+/// What every session calls.
+const OF_EVERY_SESSION: &[Foreseen] =
+    if arch::CALLS_ARE_SEEN { &[SIGNAL_RETURN] } else { &[SIGNAL_RETURN, LAST] };
+
 /// Closing a descriptor, by name or on the way home.
 pub const CLOSE: Foreseen = Foreseen::needed("close", c::SYS_close, [Value::Small]);
 
@@ -129,7 +136,7 @@ impl Permission {
             Filters::Unknown(why) => return Err(why.clone()),
         };
         let mut foreseen = Vec::new();
-        let all = lists.iter().copied().flatten().chain(&[SIGNAL_RETURN]);
+        let all = lists.iter().copied().flatten().chain(OF_EVERY_SESSION);
         for call in all {
             let pointer = match call.number {
                 c::SYS_rt_sigreturn => Value::Any,

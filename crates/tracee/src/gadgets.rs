@@ -1,7 +1,7 @@
-//! Finding the two gadgets in a program that has just been exec'ed.
+//! Finding the two gadgets in a program.
 //!
-//! Its dynamic linker has both, glibc's and musl's alike; a static program has its C library's, or
-//! its language's, in its own text. The vDSO has no signal return on x86-64, so it does not serve.
+//! Its dynamic linker has both on x86-64, glibc's and musl's alike; a static program has its C library's, or
+//! its language's, in its own text. The vDSO has no signal return there; on aarch64 it has the only one.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -21,7 +21,7 @@ const LONGEST: u64 = 16;
 /// Searches the interpreter mapped at `interpreter` (`AT_BASE`, 0 for none), then the main
 /// executable, whose bytes are read from `exe`. Returns `None` if either gadget is missing.
 pub fn find(pid: Pid, snapshot: &Snapshot, interpreter: RemoteAddr, exe: &File) -> Option<Gadgets> {
-    let (mut call, mut sigreturn) = (None, None);
+    let (mut call, mut sigreturn) = in_vdso(pid, snapshot);
     let file_at =
         |addr| snapshot.vma_at(addr).filter(|vma| vma.is_file_backed()).map(|vma| vma.file);
     let linker = file_at(interpreter);
@@ -42,6 +42,16 @@ pub fn find(pid: Pid, snapshot: &Snapshot, interpreter: RemoteAddr, exe: &File) 
     Some(Gadgets { call: call?, sigreturn: sigreturn? })
 }
 
+/// Searches what the kernel maps into every program.
+fn in_vdso(pid: Pid, snapshot: &Snapshot) -> (Option<RemoteAddr>, Option<RemoteAddr>) {
+    let (mut call, mut sigreturn) = (None, None);
+    let serves = |vma: &&Vma| arch::VDSO_RETURNS_FROM_SIGNALS && vma.name == b"[vdso]";
+    for vma in snapshot.vmas.iter().filter(serves) {
+        search(vma, &mut call, &mut sigreturn, |at, buffer| vm::read(pid, at, buffer).is_ok());
+    }
+    (call, sigreturn)
+}
+
 /// As [`find`], in a process that runs: its text may lie in our images, so its memory is read.
 pub fn find_running(
     pid: Pid,
@@ -49,7 +59,7 @@ pub fn find_running(
     interpreter: RemoteAddr,
     entry: RemoteAddr,
 ) -> Option<Gadgets> {
-    let (mut call, mut sigreturn) = (None, None);
+    let (mut call, mut sigreturn) = in_vdso(pid, snapshot);
     // The dynamic linker has both; so has a static program, somewhere.
     for start in [interpreter, entry] {
         let first = snapshot.vmas.partition_point(|vma| vma.range.end() <= start);

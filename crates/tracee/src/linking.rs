@@ -107,7 +107,7 @@ impl LinkWatch {
         let begun = Instant::now();
         let mut phase = if look.is_some() { Phase::Mapping } else { Phase::Calls };
         let counts = session.go_home_traced(how(phase))?;
-        let mut calls = 0;
+        let (mut calls, mut asleep_in) = (0, None);
         loop {
             let stop = match phase {
                 Phase::Mapping => process::wait_for(pid, FIRST_LOOK.max(begun.elapsed() / 16)),
@@ -119,7 +119,10 @@ impl LinkWatch {
             })?;
             let Some(stop) = stop else {
                 match look.as_mut().map(|look| look()) {
-                    Some(Progress::Mapped | Progress::Done) => ptrace::interrupt(pid)?,
+                    Some(Progress::Mapped | Progress::Done) => {
+                        asleep_in = running::sleeps_in(pid);
+                        ptrace::interrupt(pid)?;
+                    }
                     // It cannot be stopped to be detached: the end of this process does that.
                     Some(Progress::Missed) => return Ok((counts, None)),
                     Some(Progress::Mapping) | None => {}
@@ -130,11 +133,13 @@ impl LinkWatch {
             let mut signal = 0;
             match stop {
                 Wait::Interrupted if phase == Phase::Stop => {
-                    return Ok((counts, Some(running::look(pid, false)?)));
+                    return Ok((counts, Some(running::look(pid, false, None)?)));
                 }
                 Wait::Interrupted if phase == Phase::Mapping => {
                     match look.as_mut().map_or(Progress::Mapped, |look| look()) {
-                        Progress::Done => return Ok((counts, Some(running::look(pid, false)?))),
+                        Progress::Done => {
+                            return Ok((counts, Some(running::look(pid, false, asleep_in)?)));
+                        }
                         Progress::Mapped => phase = Phase::Calls,
                         Progress::Mapping | Progress::Missed => {}
                     }

@@ -9,13 +9,14 @@ use std::time::Instant;
 
 use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
 use tiexec_core::proc::pagemap::is_guard;
+use tiexec_core::proc::syscall::{self, Doing};
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::process::{self, Wait};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::ptrace::{self, Options, Registers, Resume};
 use tiexec_sys::{Errno, Pid, SysError, c, vm};
 
-use crate::arch::{self, Call, Gadgets, Interruption};
+use crate::arch::{self, Call, Gadgets, Interruption, Sight};
 use crate::error::TraceError;
 use crate::fault;
 use crate::foreseen::{Filters, Permission};
@@ -33,6 +34,8 @@ pub struct Stopped {
     pub group_stopped: bool,
     /// The registers to leave it with.
     pub registers: Registers,
+    /// What that did to the system call that it was in.
+    pub interruption: Interruption,
     /// Whether the program will see that its system call was interrupted.
     pub shown: bool,
     /// Whether its system calls come to a handler of its own: none may be made for us.
@@ -45,6 +48,7 @@ pub struct Stopped {
 /// EPERM as for `PTRACE_SEIZE`: another tracer, or no leave. [`TraceError::Late`]: it sleeps where
 /// nothing wakes it (state D); it is let go when the calling thread ends. [`TraceError::Gone`].
 pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
+    let asleep_in = sleeps_in(tid);
     ptrace::seize(tid, Options::default())?;
     ptrace::interrupt(tid)?;
     let group_stopped = loop {
@@ -67,22 +71,50 @@ pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
             }
         }
     };
-    look(tid, group_stopped)
+    look(tid, group_stopped, asleep_in)
 }
 
-/// Looks at a thread that has just stopped.
-pub(crate) fn look(tid: Pid, group_stopped: bool) -> Result<Stopped, TraceError> {
+/// Looks at a thread that has just stopped; `asleep_in` is the number of the call that it slept in before,
+/// where its registers do not tell.
+pub(crate) fn look(
+    tid: Pid,
+    group_stopped: bool,
+    asleep_in: Option<i64>,
+) -> Result<Stopped, TraceError> {
     let since = Instant::now();
     let mut registers = ptrace::registers(tid)?;
-    let mut shown = arch::interruption(&registers) == Interruption::Shown;
-    if shown && was_forever(&registers) {
+    let sight = if arch::CALLS_ARE_SEEN { None } else { sight(tid, &registers, asleep_in) };
+    let mut interruption = arch::interruption(&registers, sight.as_ref());
+    let mut shown = interruption == Interruption::Shown;
+    if shown && was_forever(&registers, interruption) {
         // If a signal is there by the end, the kernel lets it be seen; else it makes the call again.
         arch::mark_restartable(&mut registers);
+        interruption = Interruption::Again;
         shown = false;
     }
     abort_restartable_sequence(tid, &mut registers)?;
     let dispatches = ptrace::syscalls_are_dispatched(tid)?;
-    Ok(Stopped { tid, since, group_stopped, registers, shown, dispatches })
+    Ok(Stopped { tid, since, group_stopped, registers, interruption, shown, dispatches })
+}
+
+/// The number of the system call that the thread sleeps in, where its registers will not tell.
+pub(crate) fn sleeps_in(tid: Pid) -> Option<i64> {
+    if arch::CALLS_ARE_SEEN {
+        return None;
+    }
+    let text = ProcDir::of(tid).ok()?.read("syscall").ok()?;
+    match syscall::parse(&text) {
+        Ok(Doing::Call { number, .. }) => i64::try_from(number).ok(),
+        _ => None,
+    }
+}
+
+/// What is to be seen of a stopped thread beside its registers.
+fn sight(tid: Pid, registers: &Registers, asleep_in: Option<i64>) -> Option<Sight> {
+    let mut code = [0; 2 * arch::INSTRUCTION];
+    let from = arch::program_counter(registers).checked_sub(arch::INSTRUCTION as u64)?;
+    vm::read(tid, from, &mut code).ok()?;
+    Some(Sight { code, asleep_in })
 }
 
 /// Sees to it that the thread does not break against `filters` when it is let go: the kernel makes an
@@ -91,20 +123,20 @@ pub(crate) fn look(tid: Pid, group_stopped: bool) -> Result<Stopped, TraceError>
 /// from its beginning, with all of its time; if that is not allowed either, it returns EINTR.
 pub fn restart_within(filters: &Filters, stopped: &mut Stopped) {
     let registers = &stopped.registers;
-    let Some(number) = arch::call_number(registers) else { return };
+    let Some(number) = arch::call_number(registers, stopped.interruption) else { return };
     let allow = |number, args: [u64; 6]| {
         filters.allow(&Call { number, args }, arch::program_counter(registers).get())
     };
     // The kernel has found it in order once.
     let itself =
         || matches!(filters, Filters::Unknown(_)) || allow(number, arch::call_arguments(registers));
-    let ended = || (arch::call_ended(registers), true);
-    let (registers, shown) = match arch::interruption(registers) {
+    let ended = || (arch::call_ended(registers), Interruption::Shown, true);
+    let changed = match stopped.interruption {
         Interruption::WithRemainingTime
             if !allow(c::SYS_restart_syscall, arch::call_arguments(registers)) =>
         {
             if itself() {
-                (arch::call_again(registers), stopped.shown)
+                (arch::call_again(registers), Interruption::None, stopped.shown)
             } else {
                 ended()
             }
@@ -112,7 +144,7 @@ pub fn restart_within(filters: &Filters, stopped: &mut Stopped) {
         Interruption::Again if !itself() => ended(),
         _ => return,
     };
-    (stopped.registers, stopped.shown) = (registers, shown);
+    (stopped.registers, stopped.interruption, stopped.shown) = changed;
 }
 
 /// Lets the thread go on as if it had not been stopped.
@@ -126,8 +158,8 @@ pub fn let_go(stopped: &Stopped) -> Result<(), TraceError> {
 }
 
 /// Whether the registers are in a call that waits without end.
-fn was_forever(registers: &Registers) -> bool {
-    arch::call_number(registers)
+fn was_forever(registers: &Registers, interruption: Interruption) -> bool {
+    arch::call_number(registers, interruption)
         .is_some_and(|number| waits_forever(number, &arch::call_arguments(registers)))
 }
 
@@ -181,13 +213,17 @@ pub fn frame_ground(
 /// control block lies at its top, above the stack pointer, and points at itself; a guard lies below.
 fn thread_stack(snapshot: &Snapshot, stopped: &Stopped, within: AddrRange) -> Option<AddrRange> {
     let at = arch::stack_pointer(&stopped.registers);
-    let control_block = arch::thread_pointer(&stopped.registers);
+    let control_block = arch::thread_pointer(stopped.tid, &stopped.registers).ok()?;
     if !within.contains(control_block) || control_block <= at {
         return None;
     }
-    let mut word = [0; 8];
-    vm::read(stopped.tid, control_block, &mut word).ok()?;
-    if u64::from_ne_bytes(word) != control_block.get() {
+    const WORD: usize = size_of::<u64>();
+    let lowest = control_block.get().saturating_sub(arch::CONTROL_BLOCK_BELOW);
+    let from = lowest.max(within.start().get());
+    let mut words = vec![0; (control_block.get() - from) as usize + WORD];
+    vm::read(stopped.tid, RemoteAddr::new(from), &mut words).ok()?;
+    let mut words = (from..).step_by(WORD).zip(words.chunks_exact(WORD));
+    if !words.any(|(at, word)| word == at.to_ne_bytes()) {
         return None;
     }
     let pages = snapshot.pages;
@@ -230,10 +266,13 @@ pub fn begin(
     stopped: &Stopped,
     permission: Permission,
 ) -> Result<Result<Session, Refusal>, TraceError> {
+    if stopped.interruption == Interruption::Unknown {
+        return Ok(Err(Refusal::InACall));
+    }
     let Some((top, ground)) = frame_ground(snapshot, leader, stopped) else {
         return Ok(Err(Refusal::StackRoom));
     };
-    let home = arch::after_a_signal(&stopped.registers);
+    let home = arch::after_a_signal(&stopped.registers, stopped.interruption);
     Session::lay(stopped.tid, gadgets, permission, home, Some(top), ground)
 }
 

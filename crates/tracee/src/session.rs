@@ -25,13 +25,14 @@ use std::fmt;
 use tiexec_core::addr::{AddrRange, RemoteAddr};
 use tiexec_core::seccomp::Value;
 use tiexec_sys::process::{self, Wait};
-use tiexec_sys::ptrace::{self, Registers, Resume, SyscallStop};
+use tiexec_sys::ptrace::{self, Extended, Registers, Resume, SyscallStop};
 use tiexec_sys::{Errno, Pid, c, vm};
 
-use crate::arch::{self, Call, Gadgets};
+use crate::arch::{self, Call, ExtendedState, Gadgets};
 use crate::error::TraceError;
 use crate::fault;
-use crate::foreseen::{CLOSE, Foreseen, Permission};
+use crate::foreseen::{CLOSE, Foreseen, LAST, Permission};
+use crate::running::Stopped;
 
 /// The most undo steps that a chain can hold.
 const MAX_RELEASES: usize = 8;
@@ -66,6 +67,8 @@ pub enum Refusal {
     StackRoom,
     /// Extended registers in use that a frame cannot carry.
     RegisterState,
+    /// The thread may be in a system call, on an architecture where it is not to be seen in which.
+    InACall,
 }
 
 impl fmt::Display for Refusal {
@@ -77,6 +80,7 @@ impl fmt::Display for Refusal {
             Self::RegisterState => {
                 "a thread that could be stopped used registers that no frame can carry"
             }
+            Self::InACall => "a thread that could be stopped was in a system call",
         })
     }
 }
@@ -100,8 +104,11 @@ pub struct Session {
     chain_mask: u64,
     /// The signal mask to come home with.
     home_mask: u64,
-    /// Where the extended state to come home with lies.
-    xstate: RemoteAddr,
+    /// The extended registers to come home with.
+    extended: Extended,
+    /// The same as frames hold them, and where the part lies that is not in the frame.
+    state: ExtendedState,
+    apart: RemoteAddr,
     /// Where eight bytes of zero lie.
     zeroes: RemoteAddr,
     /// Two places for a chain and the home frame at its end.
@@ -167,17 +174,24 @@ impl Session {
         within: AddrRange,
     ) -> Result<Result<Self, Refusal>, TraceError> {
         let mask = ptrace::signal_mask(pid)?;
-        let Some(mut xstate) = arch::extended_state(&ptrace::extended_registers(pid)?) else {
+        for (set, in_use) in arch::OBSTACLES {
+            if ptrace::register_set(pid, *set)?.is_some_and(|registers| in_use(&registers)) {
+                return Ok(Err(Refusal::RegisterState));
+            }
+        }
+        let extended = ptrace::extended_registers(pid)?;
+        let Some(state) = arch::extended_state(&extended) else {
             return Ok(Err(Refusal::RegisterState));
         };
         // Zeroes behind it, for calls that point at some.
+        let mut xstate = state.apart.clone();
         xstate.resize(xstate.len().next_multiple_of(8), 0);
         let zeroes = xstate.len() as u64;
         xstate.extend([0; 8]);
 
         // From high to low: extended state (64-byte aligned, as XRSTOR wants), two slots for the
         // chain with its home frame, what releases point at, scratch.
-        let slot_len = arch::FRAME_LEN * (MAX_RELEASES as u64 + 1);
+        let slot_len = arch::FRAME_LEN * MAX_RELEASES as u64 + arch::home_frame_len(&state);
         let layout = || {
             let top = top?.checked_sub(xstate.len() as u64)?;
             let xstate = RemoteAddr::new(top.get() & !63);
@@ -199,7 +213,9 @@ impl Session {
             home,
             chain_mask: !0,
             home_mask: mask,
-            xstate: xstate_at,
+            extended,
+            state,
+            apart: xstate_at,
             zeroes: RemoteAddr::new(xstate_at.get() + zeroes),
             slots,
             kept,
@@ -471,8 +487,8 @@ impl Session {
         Ok(())
     }
 
-    /// Makes what is left to be released, then has the tracee go on with `registers` exactly as if
-    /// it had never been stopped, and detaches: a system call that was interrupted is restarted by
+    /// Makes what is left to be released, then has the tracee go on exactly as if it had never been
+    /// `stopped`, and detaches: a system call that was interrupted is restarted by
     /// the kernel, with its remaining time. (By the chain it would return EINTR.)
     ///
     /// With `at_last`, the release registered first is not made by the tracee but by that, while the
@@ -482,11 +498,21 @@ impl Session {
     /// The tracee is gone.
     pub fn leave(
         mut self,
-        registers: &Registers,
+        stopped: &Stopped,
         at_last: Option<&dyn Fn()>,
     ) -> Result<Counts, TraceError> {
         while self.releases.len() > usize::from(at_last.is_some()) {
             self.release_now()?;
+        }
+        let registers = &stopped.registers;
+        let early = arch::before_the_last_stop(registers, stopped.interruption);
+        let early = early.filter(|_| self.may(&LAST));
+        if let Some(early) = &early {
+            let _whatever =
+                self.make(Call { number: c::SYS_getpid, args: arch::call_arguments(registers) })?;
+            // From here on the kernel would go on with the interrupted call by itself.
+            ptrace::interrupt(self.pid)?;
+            self.set_home(early)?;
         }
         // Only where a signal would be taken does the kernel look for a call to restart.
         let (mut how, mut signal) = (Resume::Run, 0);
@@ -506,13 +532,24 @@ impl Session {
         if let Some(at_last) = at_last {
             at_last();
         }
+        if early.is_none() {
+            self.set_home(registers)?;
+        }
+        ptrace::resume(self.pid, Resume::Detach, 0)?;
+        Ok(self.counts)
+    }
+
+    /// Sets the signal mask and all registers to those of home, the general ones to `registers`.
+    fn set_home(&self, registers: &Registers) -> Result<(), TraceError> {
         if self.masked {
             ptrace::set_signal_mask(self.pid, self.home_mask)?;
         }
+        if arch::LOST_OVER_CALLS {
+            ptrace::set_extended_registers(self.pid, &self.extended)?;
+        }
         ptrace::set_registers(self.pid, registers)?;
         fault::at(fault::Point::SetRegisters);
-        ptrace::resume(self.pid, Resume::Detach, 0)?;
-        Ok(self.counts)
+        Ok(())
     }
 
     /// Returns the counts as they will be once home.
@@ -540,7 +577,15 @@ impl Session {
                 self.chain_mask,
             ));
         }
-        bytes.extend(arch::home_frame(&self.home, self.gadgets, self.xstate, self.home_mask));
+        let at = RemoteAddr::new(base + bytes.len() as u64);
+        bytes.extend(arch::home_frame(
+            &self.home,
+            self.gadgets,
+            &self.state,
+            self.apart,
+            at,
+            self.home_mask,
+        ));
         self.write(self.slots[slot], &bytes)?;
         self.current_slot = slot;
         self.chain = Some(self.slots[slot]);

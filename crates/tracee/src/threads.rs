@@ -13,6 +13,8 @@ use tiexec_core::proc::syscall::{self, Doing};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, c, process};
 
+use crate::arch;
+
 /// How a thread would take a stop; the best comes first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Takes {
@@ -121,7 +123,7 @@ fn asleep(pid: Pid, number: u64, args: &[u64; 6]) -> Takes {
         {
             Takes::Asleep
         }
-        _ if waits_forever(number, args) => Takes::AsleepToRewind,
+        _ if arch::CALLS_ARE_SEEN && waits_forever(number, args) => Takes::AsleepToRewind,
         // Not sigtimedwait(2): the signals it waits for count as unblocked meanwhile.
         c::SYS_epoll_wait | c::SYS_epoll_pwait | c::SYS_epoll_pwait2 | c::SYS_semtimedop => {
             Takes::AsleepForEintr

@@ -6,11 +6,11 @@
 
 use tiexec_core::seccomp::Value;
 use tiexec_sys::process::{self, Scheduling};
-use tiexec_sys::ptrace::Registers;
 use tiexec_sys::{Pid, c};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::foreseen::{Foreseen, constant};
+use tiexec_tracee::running::Stopped;
 use tiexec_tracee::session::{Counts, Session};
 
 /// The lowest real-time priority: before every normal thread, behind every other real-time one.
@@ -63,16 +63,11 @@ impl Haste {
     ///
     /// # Errors
     /// The thread is gone.
-    pub(super) fn leave(
-        self,
-        session: Session,
-        tid: Pid,
-        registers: &Registers,
-    ) -> Result<Counts, TraceError> {
+    pub(super) fn leave(self, session: Session, stopped: &Stopped) -> Result<Counts, TraceError> {
         let normally = || {
-            let _gone = process::schedule(Some(tid), Scheduling::Normal);
+            let _gone = process::schedule(Some(stopped.tid), Scheduling::Normal);
         };
-        session.leave(registers, if self.with_thread { Some(&normally) } else { None })
+        session.leave(stopped, if self.with_thread { Some(&normally) } else { None })
     }
 }
 

@@ -245,7 +245,7 @@ fn stop_and_work(
     let gone = |error: TraceError| Failure::from(error);
     haste.take_along(&mut session, stopped.tid).map_err(gone)?;
     let done = work(&mut session, &snapshot);
-    let counts = haste.leave(session, stopped.tid, &stopped.registers).map_err(gone)?;
+    let counts = haste.leave(session, &stopped).map_err(gone)?;
     let Stopped { tid, since, shown, .. } = stopped;
     Ok((StopCost { tid, lasted: since.elapsed(), counts, shown }, done))
 }

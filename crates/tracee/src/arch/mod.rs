@@ -2,15 +2,18 @@
 //!
 //! Each file offers the same items; only one is compiled in.
 
+#[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
+compile_error!("TiExec runs on x86-64 and aarch64");
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
+
+#[cfg(target_arch = "aarch64")]
+pub use aarch64::*;
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::*;
-
-#[cfg(not(target_arch = "x86_64"))]
-mod unsupported;
-#[cfg(not(target_arch = "x86_64"))]
-pub use unsupported::*;
 
 use tiexec_core::addr::RemoteAddr;
 
@@ -27,7 +30,7 @@ pub fn fill_with_traps(bytes: &mut [u8]) {
 /// A system call: its number and arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Call {
-    /// The number, as in `<asm/unistd_64.h>`.
+    /// The number, as in `<asm/unistd.h>`.
     pub number: i64,
     /// The arguments, raw.
     pub args: [u64; 6],
@@ -46,10 +49,33 @@ impl Call {
 /// Two pieces of code that are in the program already, through which it calls and comes home.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gadgets {
-    /// Makes a system call, then returns to the address on top of the stack.
+    /// Makes a system call, then returns: to the address on top of the stack, or in the link register.
     pub call: RemoteAddr,
     /// Calls `rt_sigreturn`.
     pub sigreturn: RemoteAddr,
+}
+
+/// The extended registers as frames hold them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExtendedState {
+    /// What lies elsewhere on the stack, aligned to 64 bytes.
+    pub apart: Vec<u8>,
+    /// What lies in the home frame itself.
+    pub within: Vec<u8>,
+}
+
+/// A set of registers by its number (`elf.h`), and whether what was read of it stands in the way of
+/// frames.
+pub type Obstacle = (i32, fn(&[u8]) -> bool);
+
+/// What is known of a thread that was stopped beside its registers, where these do not tell of the system
+/// call that it was in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sight {
+    /// The two instructions in whose middle its program counter is.
+    pub code: [u8; 2 * INSTRUCTION],
+    /// The number of the call that it slept in just before.
+    pub asleep_in: Option<i64>,
 }
 
 /// What an interruption did to the system call that a thread was in.
@@ -64,4 +90,7 @@ pub enum Interruption {
     WithRemainingTime,
     /// It returns EINTR.
     Shown,
+    /// It may be one of those that are made again with the time that remains; or none, and the thread
+    /// was about to make it.
+    Unknown,
 }

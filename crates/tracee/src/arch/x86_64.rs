@@ -15,13 +15,10 @@
 
 use memchr::memmem;
 use tiexec_core::addr::RemoteAddr;
-use tiexec_sys::cpu::xsave;
-use tiexec_sys::ptrace::Registers;
+use tiexec_sys::ptrace::{Extended, Registers};
+use tiexec_sys::{Pid, SysError, xsave};
 
-use super::{Call, Gadgets, Interruption};
-
-/// Whether remote system calls are possible at all.
-pub const SUPPORTED: bool = true;
+use super::{Call, ExtendedState, Gadgets, Interruption, Obstacle, Sight};
 
 /// `AUDIT_ARCH_X86_64` (`<linux/audit.h>`): as which architecture's calls seccomp filters see them.
 pub const AUDIT_ARCH: u32 = 0xc000_003e;
@@ -53,6 +50,18 @@ const SW_BYTES: usize = 464;
 /// AMX tiles: not part of a task's signal frame before it has asked for them.
 const AMX_COMPONENTS: u64 = 1 << 17 | 1 << 18;
 
+/// Whether the registers of a stopped thread tell which system call was interrupted, and how.
+pub const CALLS_ARE_SEEN: bool = true;
+
+/// Whether the vDSO has the code that returns from a signal.
+pub const VDSO_RETURNS_FROM_SIGNALS: bool = false;
+
+/// Whether a system call loses extended registers: none here.
+pub const LOST_OVER_CALLS: bool = false;
+
+/// The sets of registers whose use stands in the way, and how it is told: none; see [`extended_state`].
+pub const OBSTACLES: &[Obstacle] = &[];
+
 /// Finds `syscall; ret` in `code`.
 pub fn find_call(code: &[u8]) -> Option<usize> {
     memmem::find(code, b"\x0f\x05\xc3")
@@ -80,9 +89,25 @@ pub fn set_program_counter(registers: &mut Registers, to: RemoteAddr) {
 }
 
 /// Returns the thread pointer.
-pub fn thread_pointer(registers: &Registers) -> RemoteAddr {
-    RemoteAddr::new(registers.fs_base)
+///
+/// # Errors
+/// None here.
+pub fn thread_pointer(_tid: Pid, registers: &Registers) -> Result<RemoteAddr, SysError> {
+    Ok(RemoteAddr::new(registers.fs_base))
 }
+
+/// How far below the thread pointer, at most, a C library's control block has a word that is the
+/// word's own address: it begins with one.
+pub const CONTROL_BLOCK_BELOW: u64 = 0;
+
+/// Returns the registers of a program at its exec stop, from what they are seen as in its
+/// syscall-exit-stop.
+pub fn at_exec_stop(seen: &Registers) -> Registers {
+    *seen
+}
+
+/// How much code is looked at to either side of the program counter where calls are not seen, in bytes.
+pub const INSTRUCTION: usize = 4;
 
 /// Length of the instruction that makes a system call.
 const CALL_LEN: u64 = 2;
@@ -94,7 +119,7 @@ pub fn after_call(gadgets: Gadgets) -> RemoteAddr {
 
 /// Returns what an interruption did to the system call that the registers are in
 /// (`arch_do_signal_or_restart`, `arch/x86/kernel/signal.c`; the codes: `include/linux/errno.h`).
-pub fn interruption(registers: &Registers) -> Interruption {
+pub fn interruption(registers: &Registers, _sight: Option<&Sight>) -> Interruption {
     if registers.orig_rax.cast_signed() < 0 {
         return Interruption::None;
     }
@@ -124,11 +149,13 @@ pub fn call_again(registers: &Registers) -> Registers {
 
 /// Returns the registers that a signal handler's return would leave a thread with that was
 /// interrupted so: without a call that the kernel would restart.
-pub fn after_a_signal(registers: &Registers) -> Registers {
-    match interruption(registers) {
+pub fn after_a_signal(registers: &Registers, interruption: Interruption) -> Registers {
+    match interruption {
         Interruption::Again => call_again(registers),
         Interruption::WithRemainingTime => call_ended(registers),
-        Interruption::None | Interruption::Shown => Registers { orig_rax: u64::MAX, ..*registers },
+        Interruption::None | Interruption::Shown | Interruption::Unknown => {
+            Registers { orig_rax: u64::MAX, ..*registers }
+        }
     }
 }
 
@@ -138,13 +165,23 @@ pub fn call_ended(registers: &Registers) -> Registers {
     Registers { rax: (-EINTR).cast_unsigned(), orig_rax: u64::MAX, ..*registers }
 }
 
+/// Returns the registers to set at a syscall-exit-stop, before the stop where a signal would be taken, so
+/// that the kernel goes on from there with the interrupted call by itself. Not needed here: it goes by what
+/// is set at the later stop.
+pub fn before_the_last_stop(
+    _registers: &Registers,
+    _interruption: Interruption,
+) -> Option<Registers> {
+    None
+}
+
 /// Returns the arguments of the system call that the registers are in.
 pub fn call_arguments(r: &Registers) -> [u64; 6] {
     [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9]
 }
 
 /// Returns the number of the system call that the registers are in; `None` in none.
-pub fn call_number(registers: &Registers) -> Option<i64> {
+pub fn call_number(registers: &Registers, _interruption: Interruption) -> Option<i64> {
     let number = registers.orig_rax.cast_signed();
     (number >= 0).then_some(number)
 }
@@ -154,11 +191,11 @@ pub fn below_red_zone(registers: &Registers) -> Option<RemoteAddr> {
     stack_pointer(registers).checked_sub(RED_ZONE)
 }
 
-/// Lays out the extended registers, as `PTRACE_GETREGSET(NT_X86_XSTATE)` gave them, the way a frame
-/// holds them. The kernel restores all of it only if the size it finds there is not above the
+/// Lays out the extended registers, the way a frame holds them. The kernel restores all of it only if the size it finds there is not above the
 /// task's own; above, it silently restores the first 512 bytes alone: so AMX is left out, and a
 /// task that has AMX state in use gives `None`.
-pub fn extended_state(xstate: &[u8]) -> Option<Vec<u8>> {
+pub fn extended_state(extended: &Extended) -> Option<ExtendedState> {
+    let xstate = &extended.bytes[..];
     let word = |at: usize| Some(u64::from_le_bytes(xstate.get(at..at + 8)?.try_into().ok()?));
     // XCR0 stands in the software bytes, XSTATE_BV first in the header.
     let features = word(SW_BYTES)? & !AMX_COMPONENTS;
@@ -175,7 +212,7 @@ pub fn extended_state(xstate: &[u8]) -> Option<Vec<u8>> {
     software[8..16].copy_from_slice(&features.to_le_bytes());
     software[16..20].copy_from_slice(&len.to_le_bytes());
     area.extend(FP_XSTATE_MAGIC2.to_le_bytes());
-    Some(area)
+    Some(ExtendedState { apart: area, within: Vec::new() })
 }
 
 /// Returns the registers that make `call` and then follow the chain whose first frame is at `chain`.
@@ -221,10 +258,22 @@ pub fn call_frame(
     frame(&registers, gadgets, 0, 0, mask)
 }
 
-/// Builds the frame that restores everything: `home`, the extended state that lies at `xstate`,
-/// and the blocked signals `mask`.
-pub fn home_frame(home: &Registers, gadgets: Gadgets, xstate: RemoteAddr, mask: u64) -> Vec<u8> {
-    frame(home, gadgets, UC_FP_XSTATE, xstate.get(), mask)
+/// How long the frame is that [`home_frame`] builds, in bytes.
+pub fn home_frame_len(_extended: &ExtendedState) -> u64 {
+    FRAME_LEN
+}
+
+/// Builds the frame that restores everything: `home`, the extended state, whose part `apart` lies at
+/// that address, and the blocked signals `mask`. It will lie at `_at`.
+pub fn home_frame(
+    home: &Registers,
+    gadgets: Gadgets,
+    _extended: &ExtendedState,
+    apart: RemoteAddr,
+    _at: RemoteAddr,
+    mask: u64,
+) -> Vec<u8> {
+    frame(home, gadgets, UC_FP_XSTATE, apart.get(), mask)
 }
 
 fn frame(r: &Registers, gadgets: Gadgets, flags: u64, xstate: u64, mask: u64) -> Vec<u8> {
@@ -287,13 +336,14 @@ mod tests {
 
     #[test]
     fn an_extended_state_with_tiles_in_use_is_refused() {
+        let set = |bytes: &[u8]| Extended { set: 0x202, bytes: bytes.to_vec() };
         let mut xstate = vec![0; 8192];
         xstate[SW_BYTES] = 7;
-        let laid = extended_state(&xstate).unwrap();
+        let laid = extended_state(&set(&xstate)).unwrap().apart;
         assert_eq!(&laid[laid.len() - 4..], &FP_XSTATE_MAGIC2.to_le_bytes());
         assert_eq!(&laid[SW_BYTES..SW_BYTES + 4], &FP_XSTATE_MAGIC1.to_le_bytes());
         xstate[512 + 2] = 4;
-        assert_eq!(extended_state(&xstate), None);
-        assert_eq!(extended_state(&xstate[..300]), None);
+        assert_eq!(extended_state(&set(&xstate)), None);
+        assert_eq!(extended_state(&set(&xstate[..300])), None);
     }
 }

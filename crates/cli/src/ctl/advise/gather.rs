@@ -18,7 +18,7 @@ use tiexec_remap::launch::Sources;
 use tiexec_sys::counters::Counters;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::sampler::{Clock, Heirs};
-use tiexec_sys::{Errno, Pid, SysError, cpu, mapped, process};
+use tiexec_sys::{Errno, Pid, SysError, itlb, mapped, process};
 use tiexec_tracee::threads;
 
 use super::super::attach::Target;
@@ -81,7 +81,7 @@ fn running(pid: Pid, options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     sampling.only = (!options.follow).then(|| number(pid));
     let living = members.iter().filter_map(|&pid| Some((pid, ProcDir::of(pid).ok()?)));
     let tids: Vec<Pid> = living.flat_map(|(pid, process)| threads::list(&process, pid)).collect();
-    let counters = Counters::open(&tids, heirs, walk_event(&cpu::itlb::read()));
+    let counters = Counters::open(&tids, heirs, walk_event(&itlb::read()));
     let mut huge = HashMap::new();
     let (begun, only) = (Instant::now(), sampling.only);
     let end = begun.checked_add(options.duration.unwrap_or(USUAL));
@@ -102,7 +102,7 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     let this = process::this();
     let mut sampling = Sampling::of_children(options.frequency, pages.base)
         .map_err(|error| refused(number(this), error))?;
-    let counters = Counters::open(&[this], Heirs::Processes, walk_event(&cpu::itlb::read()));
+    let counters = Counters::open(&[this], Heirs::Processes, walk_event(&itlb::read()));
     let before = counters.read();
     let mut child = match Command::new(program).args(arguments).spawn() {
         Ok(child) => child,

@@ -11,7 +11,7 @@ use tiexec_core::advice::{Advice, Circumstances, Sampling};
 use tiexec_core::itlb::MissTime;
 use tiexec_core::samples::Tally;
 use tiexec_sys::sampler::Clock;
-use tiexec_sys::{cpu, jumps, thp};
+use tiexec_sys::{itlb, jumps, thp};
 
 use super::write;
 use crate::exit;
@@ -62,7 +62,7 @@ pub(super) fn sample(options: &Advise) -> Result<Advised, u8> {
         lost: tally.lost(),
         processes: processes.len(),
     };
-    let itlb = cpu::itlb::read();
+    let itlb = itlb::read();
     // Afterwards, so that it disturbs nobody who is sampled.
     let time = jumps::measure(pages)
         .map_or(MissTime::USUAL, |times| MissTime::of_jumps(times.base_ns, times.huge_ns));

@@ -15,7 +15,7 @@ use tiexec_core::itlb::walk_event;
 use tiexec_sys::counters::Counters;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::sampler::Heirs;
-use tiexec_sys::{Pid, cpu, mapped, process, thp, usage};
+use tiexec_sys::{Pid, itlb, mapped, process, thp, usage};
 
 use super::{Measured, Rounds, Subject, Way, What};
 use crate::exit;
@@ -87,7 +87,7 @@ impl Subject for Runs<'_> {
         command.stdout(stdout);
 
         let counters =
-            Counters::open(&[process::this()], Heirs::Processes, walk_event(&cpu::itlb::read()));
+            Counters::open(&[process::this()], Heirs::Processes, walk_event(&itlb::read()));
         let before = counters.read();
         let begun = Instant::now();
         let child = command.spawn().map_err(|error| refuse(&error))?;

@@ -1,17 +1,22 @@
 //! The machine, as seen from this process: its user, its limits, its cgroup.
 
 use std::fs::File;
+use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use tiexec_core::addr::{Pages, mib};
 use tiexec_core::config::Layer;
 use tiexec_core::proc::status;
-use tiexec_remap::headroom;
+use tiexec_core::rebase::MAX_ALIGNMENT;
 use tiexec_remap::store::directory::Directory;
+use tiexec_remap::{headroom, pagecache};
 use tiexec_sys::jumps;
 use tiexec_sys::memory::FillMapping;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::rehearse::mm_map_size;
 use tiexec_sys::{SysError, process, thp};
 use tiexec_tracee::held;
 
@@ -41,6 +46,8 @@ pub(super) fn examine() -> Vec<Finding> {
         ),
     ));
     findings.push(thp_settings());
+    findings.push(page_cache(pages));
+    findings.push(rebase(pages));
     findings.push(image(pages));
     findings.push(store());
     findings.push(hugetlb(pages));
@@ -54,15 +61,7 @@ pub(super) fn examine() -> Vec<Finding> {
 fn kernel() -> Finding {
     let name = rustix::system::uname();
     let text = format!("{} {}", name.release().to_string_lossy(), std::env::consts::ARCH);
-    if tiexec_remap::launch::supported() {
-        Finding::new(Level::Ok, "kernel", text)
-    } else {
-        Finding::new(
-            Level::No,
-            "kernel",
-            format_args!("{text}: programs run plainly on this architecture"),
-        )
-    }
+    Finding::new(Level::Ok, "kernel", text)
 }
 
 fn switches() -> Vec<Finding> {
@@ -105,6 +104,63 @@ fn thp_settings() -> Finding {
         .fix("start from a session or unit without it (prctl(2); systemd: MemoryTHP=)");
     }
     Finding::new(Level::Ok, "thp", format_args!("{settings}; images need neither"))
+}
+
+/// The largest huge page that is written to a disk only to see what comes of it, in bytes.
+const LARGEST_TRY: u64 = 32 << 20;
+
+/// Writes a file of one huge page into the directory for temporary files, and has it read in again.
+fn page_cache(pages: Pages) -> Finding {
+    let place = std::env::temp_dir();
+    let shown = place.display();
+    if pages.pmd.bytes() > LARGEST_TRY {
+        let finding = "not tried: the huge page is too large for text";
+        return Finding::new(Level::No, "pagecache", finding);
+    }
+    let attempt = || -> std::io::Result<_> {
+        let written = tempfile::tempfile_in(&place)?;
+        std::io::copy(&mut std::io::repeat(0).take(pages.pmd.bytes()), &mut &written)?;
+        written.sync_all()?;
+        let _stays = rustix::fs::fadvise(&written, 0, None, rustix::fs::Advice::DontNeed);
+        // The kernel collapses only what nobody could write to.
+        let file = File::open(format!("/proc/self/fd/{}", written.as_raw_fd()))?;
+        drop(written);
+        let patience = Instant::now() + Duration::from_secs(10);
+        let whole = 0..pages.pmd.bytes();
+        Ok(pagecache::prepare(&file, &[whole], pages, patience))
+    };
+    match attempt() {
+        Ok(Ok(prepared)) if !prepared.huge.is_empty() => {
+            let finding = format_args!("a file in {shown} gets huge pages of the page cache");
+            Finding::new(Level::Ok, "pagecache", finding)
+        }
+        Ok(prepared) => {
+            let failure = prepared.map_or_else(Some, |prepared| prepared.shortfall);
+            let why = failure.map_or_else(String::new, |why| format!(": {}", why.detail));
+            let finding = format_args!("a file in {shown} gets none in the page cache{why}");
+            Finding::new(Level::No, "pagecache", finding)
+        }
+        Err(error) => Finding::new(
+            Level::No,
+            "pagecache",
+            format_args!("not tried: no file can be written in {shown}: {error}"),
+        ),
+    }
+}
+
+/// Whether a program can be moved to where the page cache's huge pages fit.
+fn rebase(pages: Pages) -> Finding {
+    if pages.pmd.bytes() > MAX_ALIGNMENT {
+        let finding = "huge pages are so large here that programs stay where the kernel loads them";
+        return Finding::new(Level::No, "rebase", finding);
+    }
+    match mm_map_size() {
+        Ok(_) => Finding::new(Level::Ok, "rebase", "a program can be moved (PR_SET_MM_MAP)"),
+        Err(error) => {
+            let finding = format_args!("programs stay where the kernel loads them: {error}");
+            Finding::new(Level::No, "rebase", finding)
+        }
+    }
 }
 
 /// Makes one huge page of a memfd, as a launch does.

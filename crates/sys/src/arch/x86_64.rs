@@ -1,7 +1,33 @@
-//! What the processor says of its own register file.
+//! x86-64.
+
+pub use libc::{SYS_epoll_wait, SYS_pause, SYS_poll, SYS_select};
+
+/// The sets of extended registers, by the name of their core-dump note (`elf.h`), the first that a
+/// kernel has being the one to read: `NT_X86_XSTATE`.
+pub(crate) const EXTENDED_SETS: &[i32] = &[0x202];
+
+/// Fills the place between code: `int3`.
+pub(crate) const FILLER: &[u8] = &[0xcc];
+
+/// A return from a function.
+pub(crate) const RETURN: &[u8] = &[0xc3];
+
+/// Returns a jump over `distance` bytes, counted from its first.
+pub(crate) fn jump(distance: i32) -> Vec<u8> {
+    // jmp rel32, relative to its own end.
+    let mut code = vec![0xe9];
+    code.extend((distance - 5).to_le_bytes());
+    code
+}
+
+/// Returns what [`jump`] was given.
+#[cfg(test)]
+pub(crate) fn jump_distance(code: &[u8]) -> Option<i32> {
+    let [0xe9, a, b, c, d, ..] = *code else { return None };
+    Some(i32::from_le_bytes([a, b, c, d]) + 5)
+}
 
 /// Where the parts of an XSAVE area lie (Intel SDM volume 1, 13.4; CPUID leaf 0xd).
-#[cfg(target_arch = "x86_64")]
 pub mod xsave {
     /// The legacy area and the header: every XSAVE area has at least these bytes.
     pub const MINIMUM: usize = 512 + 64;
@@ -26,7 +52,6 @@ pub mod itlb {
     use tiexec_core::itlb::Itlb;
 
     /// Reads it.
-    #[cfg(target_arch = "x86_64")]
     pub fn read() -> Itlb {
         use std::arch::x86_64::{__cpuid_count, CpuidResult};
         use tiexec_core::itlb::{CpuidLeaves, Registers, from_cpuid};
@@ -57,16 +82,5 @@ pub mod itlb {
             amd_first: leaf(EXTENDED + 5),
             amd_second: leaf(EXTENDED + 6),
         })
-    }
-
-    /// Reads it.
-    #[cfg(not(target_arch = "x86_64"))]
-    pub fn read() -> Itlb {
-        // The kernel shows the register of each processor (Documentation/arch/arm64/cpu-feature-registers.rst).
-        let path = "/sys/devices/system/cpu/cpu0/regs/identification/midr_el1";
-        let text = std::fs::read_to_string(path).ok();
-        let midr = text
-            .and_then(|text| u64::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok());
-        midr.map_or(Itlb::USUAL, tiexec_core::itlb::from_midr)
     }
 }

@@ -1,0 +1,55 @@
+//! aarch64.
+
+#![allow(non_upper_case_globals, reason = "named as the C headers name them")]
+
+// The generic list of system calls has their newer forms only (`asm-generic/unistd.h`): no call has
+// these numbers.
+/// `epoll_wait(2)`: not here.
+pub const SYS_epoll_wait: libc::c_long = -1;
+/// `pause(2)`: not here.
+pub const SYS_pause: libc::c_long = -2;
+/// `poll(2)`: not here.
+pub const SYS_poll: libc::c_long = -3;
+/// `select(2)`: not here.
+pub const SYS_select: libc::c_long = -4;
+
+/// The sets of extended registers, by the name of their core-dump note (`elf.h`), the first that a
+/// kernel has being the one to read: `NT_ARM_SVE`, which holds the other where no more is in use, and
+/// `NT_PRFPREG`.
+pub(crate) const EXTENDED_SETS: &[i32] = &[0x405, 2];
+
+/// Fills the place between code: `brk #0`.
+pub(crate) const FILLER: &[u8] = &0xd420_0000_u32.to_le_bytes();
+
+/// A return from a function.
+pub(crate) const RETURN: &[u8] = &0xd65f_03c0_u32.to_le_bytes();
+
+/// Returns a jump over `distance` bytes, counted from its first: at most 128 MiB either way.
+pub(crate) fn jump(distance: i32) -> Vec<u8> {
+    // b imm26, in instructions.
+    let instruction = 0x1400_0000 | (distance / 4).cast_unsigned() & 0x03ff_ffff;
+    instruction.to_le_bytes().to_vec()
+}
+
+/// Returns what [`jump`] was given.
+#[cfg(test)]
+pub(crate) fn jump_distance(code: &[u8]) -> Option<i32> {
+    let instruction = u32::from_le_bytes(*code.first_chunk()?);
+    // Shifted up and down again to carry the sign.
+    (instruction >> 26 == 5).then_some((instruction << 6).cast_signed() >> 4)
+}
+
+/// What the processor under this thread says of its instruction TLB, and what is known of its kind.
+pub mod itlb {
+    use tiexec_core::itlb::Itlb;
+
+    /// Reads it.
+    pub fn read() -> Itlb {
+        // The kernel shows the register of each processor (Documentation/arch/arm64/cpu-feature-registers.rst).
+        let path = "/sys/devices/system/cpu/cpu0/regs/identification/midr_el1";
+        let text = std::fs::read_to_string(path).ok();
+        let midr = text
+            .and_then(|text| u64::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok());
+        midr.map_or(Itlb::USUAL, tiexec_core::itlb::from_midr)
+    }
+}

@@ -1,0 +1,49 @@
+# Runs the tests in a guest: as its first program, and as root.
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C
+. /vm/settings
+
+share() {
+    mkdir -p "$2"
+    mount -t 9p -o ro,trans=virtio,version=9p2000.L,cache=loose,msize=512000 "$1" "$2" ||
+        echo "vm-test: cannot share $1"
+}
+share modules /lib/modules
+share repository "$repository"
+share target "$target"
+mkdir -p /dev/pts /dev/shm /usr/local/bin
+mount -t devpts devpts /dev/pts
+mount -t tmpfs -o nosuid,nodev tmpfs /dev/shm
+mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs /run
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
+ln -sf /proc/self/fd /dev/fd
+echo guest >/proc/sys/kernel/hostname
+# The directory for the tests' own files lies on the disk that is asked for.
+mount /dev/vdb "$files" || echo "vm-test: no disk for programs"
+while read -r name; do install -m 755 /vm/cc.sh /usr/local/bin/"$name"; done </vm/compilers
+# As on the machines that the project is developed on.
+echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
+export TIEXEC_TEST_PATIENCE=20
+
+# What the doctor finds, with a page in the pool to be found.
+mkdir -m 1777 /disk "$files"/doctor
+mount --bind "$files"/doctor /disk
+echo 2 >/proc/sys/vm/nr_hugepages
+TMPDIR=/disk "$programs"/tiexecctl doctor --json >/vm/out/doctor.root
+TMPDIR=/disk setpriv --reuid=65534 --regid=65534 --clear-groups "$programs"/tiexecctl doctor --json >/vm/out/doctor.user
+echo 0 >/proc/sys/vm/nr_hugepages
+umount /disk
+
+cd "$repository/crates/cli" || echo "vm-test: no repository"
+while read -r name program only <&3; do
+    start=$(cut -d. -f1 /proc/uptime)
+    # shellcheck disable=SC2086
+    timeout -k 10 "$limit" "$program" --test-threads=2 $only >/vm/out/"$name".log 2>&1 </dev/null
+    status=$?
+    echo $status >/vm/out/"$name".status
+    echo "vm-test: $name: $(sed -n 's/^test result: //p' /vm/out/"$name".log | cut -d';' -f1-3) ($(($(cut -d. -f1 /proc/uptime) - start)) s, status $status)"
+done 3</vm/tests
+(. /vm/command) 2>&1 </dev/null | sed 's/^/vm-test: /'
+dmesg >/vm/out/dmesg
+sync
+busybox poweroff -f

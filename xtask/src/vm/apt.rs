@@ -1,0 +1,185 @@
+//! A private apt: its own lists, its own empty set of installed packages. Nothing is installed, and
+//! the system's own apt is not touched.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::cache::Cache;
+use super::{Arch, Lacking};
+
+/// Lists older than this are fetched again.
+const STALE: Duration = Duration::from_secs(7 * 24 * 3600);
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+#[derive(Debug)]
+pub(crate) struct Apt {
+    dir: PathBuf,
+    arch: Arch,
+}
+
+impl Apt {
+    /// One for packages of `arch` from these suites of Debian.
+    pub(crate) fn open(cache: &Cache, arch: Arch, suites: &[&str]) -> Result<Self> {
+        if !Path::new(KEYRING).exists() {
+            bail!(Lacking(format!("no {KEYRING} (apt-get install debian-archive-keyring)")));
+        }
+        let dir = cache.dir(&format!("apt/{}-{}", suites.join("-"), arch.debian()))?;
+        for sub in ["lists/partial", "archives/partial"] {
+            fs::create_dir_all(dir.join(sub))?;
+        }
+        fs::write(dir.join("status"), "")?;
+        let mut sources = String::new();
+        for suite in suites {
+            let (place, suite) = match suite.strip_suffix("-security") {
+                Some(_) => (mirror(true), suite.to_string()),
+                None => (mirror(false), suite.to_string()),
+            };
+            sources.push_str(&format!("deb [signed-by={KEYRING}] {place} {suite} main\n"));
+        }
+        fs::write(dir.join("sources.list"), sources)?;
+        let apt = Self { dir, arch };
+        let stamp = apt.dir.join("updated");
+        let fresh = fs::metadata(&stamp)
+            .and_then(|file| file.modified())
+            .is_ok_and(|when| when.elapsed().is_ok_and(|age| age < STALE));
+        if !fresh {
+            eprintln!("fetching lists of packages of {} for {arch}", suites.join(", "));
+            let updated = apt.command("apt-get").args(["-q=2", "update"]).output();
+            let updated = updated.context("apt-get")?;
+            if !updated.status.success() {
+                let said = String::from_utf8_lossy(&updated.stderr).trim().to_owned();
+                bail!(Lacking(format!("no lists of Debian's packages: {said}")));
+            }
+            fs::write(stamp, "")?;
+        }
+        Ok(apt)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        let mut set = |option: &str| {
+            command.arg("-o").arg(option);
+        };
+        let arch = self.arch.debian();
+        set(&format!("APT::Architecture={arch}"));
+        set("APT::Architectures=");
+        set(&format!("APT::Architectures::={arch}"));
+        let dir = self.dir.display();
+        set(&format!("Dir::Etc::sourcelist={dir}/sources.list"));
+        set("Dir::Etc::sourceparts=/dev/null");
+        set(&format!("Dir::State::lists={dir}/lists"));
+        set(&format!("Dir::State::status={dir}/status"));
+        set(&format!("Dir::Cache={dir}"));
+        set(&format!("Dir::Cache::archives={dir}/archives"));
+        for option in [
+            "Acquire::Languages=none",
+            "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false",
+            "APT::Sandbox::User=root",
+            "APT::Install-Recommends=false",
+            "APT::Get::List-Cleanup=false",
+            "Debug::NoLocking=true",
+        ] {
+            set(option);
+        }
+        command
+    }
+
+    /// Names of packages that begin so.
+    pub(crate) fn names(&self, prefix: &str) -> Result<BTreeSet<String>> {
+        let listed = self.command("apt-cache").args(["pkgnames", prefix]).output();
+        let listed = listed.context("apt-cache pkgnames")?;
+        Ok(String::from_utf8_lossy(&listed.stdout).lines().map(str::to_owned).collect())
+    }
+
+    /// What `apt-cache show` says of a package in a field, of its newest version first.
+    pub(crate) fn field(&self, package: &str, field: &str) -> Result<String> {
+        let shown = self.command("apt-cache").args(["show", package]).output()?;
+        let text = String::from_utf8_lossy(&shown.stdout);
+        let value = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(": "));
+        value.map(str::to_owned).with_context(|| format!("{package} has no {field}"))
+    }
+
+    /// Unpacks the packages themselves into `root`. Those that do not exist are left out where one does.
+    pub(crate) fn unpack(&self, packages: &[String], root: &Path) -> Result<()> {
+        let work = root.with_extension("debs");
+        fs::create_dir_all(&work)?;
+        let mut refused = String::new();
+        for package in packages {
+            let fetched = self
+                .command("apt-get")
+                .args(["-q=2", "download", package])
+                .current_dir(&work)
+                .output()?;
+            if !fetched.status.success() {
+                refused.push_str(&String::from_utf8_lossy(&fetched.stderr));
+            }
+        }
+        let unpacked = unpack_all(&work, root)?;
+        fs::remove_dir_all(&work)?;
+        if unpacked == 0 {
+            bail!(Lacking(format!("cannot fetch {}: {}", packages.join(", "), refused.trim())));
+        }
+        Ok(())
+    }
+
+    /// Unpacks the packages and all that they depend on into `root`.
+    pub(crate) fn unpack_with_dependencies(&self, packages: &[&str], root: &Path) -> Result<()> {
+        let mut fetch = self.command("apt-get");
+        fetch.args(["-q=2", "-y", "--download-only", "install"]).args(packages);
+        let fetched = fetch.output().context("apt-get install --download-only")?;
+        if !fetched.status.success() {
+            let said = String::from_utf8_lossy(&fetched.stderr).trim().to_owned();
+            bail!(Lacking(format!("cannot fetch packages for a guest: {said}")));
+        }
+        unpack_all(&self.dir.join("archives"), root)?;
+        Ok(())
+    }
+}
+
+/// Unpacks every package in `dir`, says how many there were, and deletes them.
+fn unpack_all(dir: &Path, root: &Path) -> Result<usize> {
+    fs::create_dir_all(root)?;
+    let mut count = 0;
+    for entry in fs::read_dir(dir)? {
+        let package = entry?.path();
+        if package.extension().is_some_and(|suffix| suffix == "deb") {
+            let status = Command::new("dpkg").arg("-x").args([&package, root]).status();
+            if !status.context("dpkg -x")?.success() {
+                bail!("dpkg -x {}", package.display());
+            }
+            fs::remove_file(package)?;
+            count += 1;
+        }
+    }
+    Ok(count)
+}
+
+/// The mirror that this machine uses, or Debian's own.
+pub(crate) fn mirror(security: bool) -> String {
+    let set = fs::read_to_string("/etc/apt/sources.list.d/debian.sources").unwrap_or_default();
+    let mut uris =
+        set.lines().filter_map(|line| line.strip_prefix("URIs:")?.split_whitespace().next());
+    let found = uris.find(|uri| uri.contains("security") == security);
+    let default = if security {
+        "http://deb.debian.org/debian-security"
+    } else {
+        "http://deb.debian.org/debian"
+    };
+    found.unwrap_or(default).to_owned()
+}
+
+/// The name of the Debian release that this machine runs.
+pub(crate) fn release_here() -> Result<String> {
+    let text = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    let debian = text.lines().any(|line| line == "ID=debian");
+    match name {
+        Some(name) if debian => Ok(name.to_owned()),
+        _ => bail!(Lacking("guests are made of Debian's packages, on Debian only".to_owned())),
+    }
+}

@@ -1,0 +1,52 @@
+//! Where things lie that take long to make: `$TIEXEC_VM_CACHE`, else `tiexec-vm` in the user's cache
+//! directory.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+#[derive(Debug)]
+pub(crate) struct Cache(PathBuf);
+
+impl Cache {
+    pub(crate) fn open() -> Result<Self> {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let dir = variable("TIEXEC_VM_CACHE").map(PathBuf::from).or_else(|| {
+            let home = variable("XDG_CACHE_HOME").map(PathBuf::from);
+            let home = home.or_else(|| Some(PathBuf::from(variable("HOME")?).join(".cache")));
+            home.map(|home| home.join("tiexec-vm"))
+        });
+        let dir = dir.context("neither TIEXEC_VM_CACHE nor HOME is set")?;
+        fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        Ok(Self(dir))
+    }
+
+    /// A directory of that name, made if need be.
+    pub(crate) fn dir(&self, name: &str) -> Result<PathBuf> {
+        let dir = self.0.join(name);
+        fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        Ok(dir)
+    }
+
+    /// What has that name; made first if it is not there, under another name until it is whole.
+    pub(crate) fn once(
+        &self,
+        name: &str,
+        make: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<PathBuf> {
+        let made = self.0.join(name);
+        if made.exists() {
+            return Ok(made);
+        }
+        let new = self.0.join(format!("{name}.new"));
+        if let Some(parent) = made.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        let _from_before = fs::remove_file(&new).or_else(|_| fs::remove_dir_all(&new));
+        eprintln!("making {}", made.display());
+        make(&new).with_context(|| format!("cannot make {}", made.display()))?;
+        fs::rename(&new, &made)?;
+        Ok(made)
+    }
+}

@@ -1,0 +1,97 @@
+//! Compiles for a guest, which would be slow at it: what the guest calls `cc` leaves its arguments in
+//! the shared directory, and waits for the program.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::build::{Built, repository};
+
+/// Answers what the guest asks below `shared`, until `done`. What was compiled once lies in `kept`.
+pub(crate) fn serve(shared: &Path, kept: &Path, built: &Built, done: &AtomicBool) {
+    while !done.load(Ordering::Relaxed) {
+        for entry in fs::read_dir(shared).into_iter().flatten().flatten() {
+            let request = entry.path();
+            if request.join("asked").exists() && !request.join("answered").exists() {
+                let answer = answer(&request, kept, built);
+                let (status, stdout, stderr) = match answer {
+                    Ok(output) => (output.status.code().unwrap_or(1), output.stdout, output.stderr),
+                    Err(error) => (1, Vec::new(), format!("{error:#}\n").into_bytes()),
+                };
+                // The last file says that the others are whole.
+                let status = status.to_string().into_bytes();
+                let files = [("stdout", stdout), ("stderr", stderr), ("answer", status)];
+                for (name, bytes) in files {
+                    if let Err(error) = fs::write(request.join(name), bytes) {
+                        eprintln!("{}: {error}", request.display());
+                    }
+                }
+                let _seen = fs::rename(request.join("answer"), request.join("answered"));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn answer(request: &Path, kept: &Path, built: &Built) -> Result<Output> {
+    let text = fs::read_to_string(request.join("asked"))?;
+    let mut words = text.lines();
+    let name = words.next().context("an empty request")?;
+    let compiler = built.compilers.iter().find(|(known, _)| *known == name);
+    let (_, compiler) = compiler.with_context(|| format!("no compiler {name} here"))?;
+    let mut arguments: Vec<&str> = words.collect();
+    let out = arguments.iter().position(|&word| word == "-o");
+    if let Some(out) = out {
+        arguments.drain(out..(out + 2).min(arguments.len()));
+    }
+    let mut command = Command::new(compiler);
+    for argument in &arguments {
+        match argument.strip_prefix(GIVEN) {
+            Some(name) => command.arg(request.join("given").join(name)),
+            None => command.arg(argument),
+        };
+    }
+    if out.is_none() {
+        return Ok(command.output()?);
+    }
+    let made = kept.join(format!("{:016x}", key(compiler, &arguments, request)?));
+    let output = if made.exists() {
+        Command::new("true").output()?
+    } else {
+        let new = made.with_extension("new");
+        let output = command.arg("-o").arg(&new).output()?;
+        if output.status.success() {
+            fs::rename(new, &made)?;
+        }
+        output
+    };
+    if output.status.success() {
+        fs::copy(&made, request.join("program"))?;
+    }
+    Ok(output)
+}
+
+/// What arguments begin with that are files of the guest, given along with the request.
+const GIVEN: &str = "given/";
+
+/// A number for the arguments and all that they could compile.
+fn key(compiler: &str, arguments: &[&str], request: &Path) -> Result<u64> {
+    let mut hasher = DefaultHasher::new();
+    (compiler, arguments).hash(&mut hasher);
+    for given in arguments.iter().filter(|argument| argument.starts_with(GIVEN)) {
+        fs::read(request.join(given))?.hash(&mut hasher);
+    }
+    let sources = repository()?.join("tests/programs");
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(sources)?.flatten().map(|file| file.path()).collect();
+    files.sort();
+    for file in files.iter().filter(|file| file.is_file()) {
+        fs::read(file)?.hash(&mut hasher);
+    }
+    Ok(hasher.finish())
+}

@@ -1,0 +1,209 @@
+//! One guest: from its disks to the results of its tests.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+
+use super::build::{Built, repository};
+use super::cache::Cache;
+use super::kernel::Kernel;
+use super::results::{self, Run};
+use super::root::Root;
+use super::{Arch, Lacking, compile};
+
+/// The shell script that is a guest's first program: it goes over to the root disk.
+const INIT: &str = include_str!("../../guest/init.sh");
+/// The one that runs the tests there.
+const TESTS: &str = include_str!("../../guest/tests.sh");
+/// The one that is every compiler there.
+const COMPILER: &str = include_str!("../../guest/cc.sh");
+
+/// Memory of a guest, in MiB.
+const MEMORY: &str = "4096";
+
+/// The file system of the disk that programs lie on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Disk {
+    Ext4,
+    Xfs,
+}
+
+impl fmt::Display for Disk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ext4 => "ext4",
+            Self::Xfs => "xfs",
+        })
+    }
+}
+
+/// Fails if QEMU is not here.
+pub(crate) fn look_for_qemu(arch: Arch) -> Result<()> {
+    let name = format!("qemu-system-{arch}");
+    let package = match arch {
+        Arch::X86 => "qemu-system-x86",
+        Arch::Arm => "qemu-system-arm",
+    };
+    match Command::new(&name).arg("--version").output() {
+        Ok(_) => Ok(()),
+        Err(_) => bail!(Lacking(format!("no {name} (apt-get install {package})"))),
+    }
+}
+
+/// What a guest is made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Guest<'a> {
+    pub(crate) arch: Arch,
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) root: &'a Root,
+    pub(crate) disk: Disk,
+    pub(crate) cpu: Option<&'a str>,
+    /// Minutes for a test file.
+    pub(crate) limit: u32,
+    /// What to run after them.
+    pub(crate) command: &'a str,
+}
+
+impl Guest<'_> {
+    /// Boots it, and has it run the tests.
+    pub(crate) fn run(&self, cache: &Cache, built: &Built) -> Result<Run> {
+        let work = tempfile::tempdir_in(cache.dir("run")?)?;
+        let shared = work.path().join("shared");
+        for dir in ["out", "compile"] {
+            fs::create_dir_all(shared.join(dir))?;
+        }
+        self.write_orders(&shared, built)?;
+        let disk = self.make_disk(work.path())?;
+        let initial = work.path().join("initial.cpio");
+        self.kernel.write_initial(&self.root.busybox, INIT, &initial)?;
+        let mut qemu = self.command(&shared, &disk, &initial, built)?;
+        let mut child = qemu
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .context("QEMU")?;
+        let kept = cache.dir(&format!("programs/{}", self.arch))?;
+        let done = AtomicBool::new(false);
+        let console = child.stdout.take().context("a console was asked for")?;
+        let log = File::create(cache.dir("logs")?.join(self.name()))?;
+        let asked = shared.join("compile");
+        std::thread::scope(|scope| -> Result<()> {
+            scope.spawn(|| compile::serve(&asked, &kept, built, &done));
+            let ended = follow(console, &log).and_then(|()| Ok(child.wait()?));
+            done.store(true, Ordering::Relaxed);
+            ended.map(drop)
+        })?;
+        let logs = cache.dir(&format!("logs/{}.d", self.name()))?;
+        results::gather(self, &shared.join("out"), &logs, built)
+    }
+
+    fn name(&self) -> String {
+        format!("{}-{}-{}", self.arch, self.kernel.release, self.disk)
+    }
+
+    fn write_orders(&self, shared: &Path, built: &Built) -> Result<()> {
+        let mut orders = String::new();
+        for test in &built.tests {
+            let only = test.only.join(" ");
+            orders.push_str(&format!("{} {} {only}\n", test.name, test.program.display()));
+        }
+        fs::write(shared.join("tests"), orders)?;
+        let compilers: Vec<&str> = built.compilers.iter().map(|(name, _)| *name).collect();
+        fs::write(shared.join("compilers"), compilers.join("\n") + "\n")?;
+        fs::write(shared.join("cc.sh"), COMPILER)?;
+        fs::write(shared.join("command"), self.command)?;
+        fs::write(shared.join("tests.sh"), TESTS)?;
+        let settings = format!(
+            "repository={}\ntarget={}\nfiles={}\nprograms={}\nlimit={}m\n",
+            repository()?.display(),
+            built.target.display(),
+            built.files()?.display(),
+            built.programs()?.display(),
+            self.limit
+        );
+        Ok(fs::write(shared.join("settings"), settings)?)
+    }
+
+    /// The disk on which programs are built and run.
+    fn make_disk(&self, work: &Path) -> Result<PathBuf> {
+        let disk = work.join("disk");
+        File::create(&disk)?.set_len(8 << 30)?;
+        let (tool, package) = match self.disk {
+            Disk::Ext4 => ("mkfs.ext4", "e2fsprogs"),
+            Disk::Xfs => ("mkfs.xfs", "xfsprogs"),
+        };
+        let made = Command::new(tool).arg("-q").arg(&disk).status();
+        let made =
+            made.map_err(|error| Lacking(format!("{tool}: {error} (apt-get install {package})")))?;
+        if !made.success() {
+            bail!("{tool} {}", disk.display());
+        }
+        Ok(disk)
+    }
+
+    fn command(
+        &self,
+        shared: &Path,
+        disk: &Path,
+        initial: &Path,
+        built: &Built,
+    ) -> Result<Command> {
+        let (machine, cpu, console) = match self.arch {
+            // The clock jumps where the host stops the guest. A kernel that sees it patches itself in many
+            // places, and some emulators execute what is half patched: it is told not to look.
+            Arch::X86 => ("q35", "max", "ttyS0 tsc=reliable"),
+            // Real pointer authentication codes take most of the time of an emulated program.
+            Arch::Arm => ("virt", "max,pauth-impdef=on", "ttyAMA0"),
+        };
+        let cpu = self.cpu.unwrap_or(cpu);
+        let mut qemu = Command::new("nice");
+        qemu.arg("-n10").arg(format!("qemu-system-{}", self.arch));
+        qemu.args(["-machine", machine, "-cpu", cpu, "-accel", "tcg,thread=multi"]);
+        qemu.args(["-m", MEMORY, "-smp", "2", "-nographic", "-no-reboot", "-nic", "none"]);
+        qemu.arg("-kernel").arg(self.kernel.image()?).arg("-initrd").arg(initial);
+        qemu.arg("-append").arg(format!("console={console} panic=-1 quiet loglevel=3"));
+        for (file, snapshot) in [(&*self.root.image, "on"), (disk, "off")] {
+            let drive = format!(
+                "file={},format=raw,if=virtio,snapshot={snapshot},cache=unsafe,discard=unmap",
+                file.display()
+            );
+            qemu.arg("-drive").arg(drive);
+        }
+        let shares = [
+            ("shared", shared.to_owned(), ""),
+            ("repository", repository()?, ",readonly=on"),
+            ("target", built.target.clone(), ",readonly=on"),
+            ("modules", self.kernel.modules(), ",readonly=on"),
+        ];
+        for (tag, path, only) in shares {
+            let share = format!(
+                "local,path={},mount_tag={tag},security_model=none,multidevs=remap{only}",
+                path.display()
+            );
+            qemu.arg("-virtfs").arg(share);
+        }
+        Ok(qemu)
+    }
+}
+
+/// Shows what the guest says about its progress; the log has all that it says.
+fn follow(console: impl std::io::Read, mut log: &File) -> Result<()> {
+    use std::io::Write;
+    for line in BufReader::new(console).split(b'\n') {
+        let line = line?;
+        let text = String::from_utf8_lossy(&line);
+        let text = text.trim_end_matches('\r');
+        writeln!(log, "{text}")?;
+        if let Some(progress) = text.strip_prefix("vm-test: ") {
+            eprintln!("   {progress}");
+        }
+    }
+    Ok(())
+}

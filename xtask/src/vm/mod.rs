@@ -1,0 +1,170 @@
+//! `cargo xtask vm-test`: the project's own tests as root on other kernels, and on aarch64, in guests
+//! that QEMU emulates.
+//!
+//! A guest is a Debian kernel, a root file system of packages unpacked but not installed, and the
+//! repository with the test programs at the places where they are here. What it compiles, this machine
+//! compiles for it. All that is fetched or made lies in the [cache].
+
+pub(crate) mod apt;
+pub(crate) mod build;
+pub(crate) mod cache;
+mod compile;
+mod guest;
+mod kernel;
+mod results;
+mod root;
+mod table;
+
+use std::fmt;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+
+use self::cache::Cache;
+use self::guest::{Disk, Guest};
+use self::kernel::Kernel;
+
+/// A processor architecture.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Arch {
+    #[value(name = "x86_64")]
+    X86,
+    #[value(name = "aarch64")]
+    Arm,
+}
+
+impl Arch {
+    fn name(self) -> &'static str {
+        match self {
+            Self::X86 => "x86_64",
+            Self::Arm => "aarch64",
+        }
+    }
+
+    /// What Debian calls it.
+    pub(crate) fn debian(self) -> &'static str {
+        match self {
+            Self::X86 => "amd64",
+            Self::Arm => "arm64",
+        }
+    }
+
+    /// Whether this machine is one.
+    pub(crate) fn is_here(self) -> bool {
+        self.name() == std::env::consts::ARCH
+    }
+
+    /// The kernels that the whole matrix is made of.
+    fn kernels(self) -> &'static [&'static str] {
+        match self {
+            Self::X86 => &["5.10", "6.1", "6.12", "7.2"],
+            Self::Arm => &["6.1", "6.12", "6.12-16k", "7.2"],
+        }
+    }
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Runs the tests in guests with other kernels.
+#[derive(Args, Debug)]
+pub(crate) struct VmTest {
+    /// Guests of this architecture only
+    #[arg(long, value_enum)]
+    arch: Vec<Arch>,
+    /// Guests with this Debian kernel only, such as 6.1 or 6.12-16k; the newest that fits is taken
+    #[arg(long, value_name = "VERSION")]
+    kernel: Vec<String>,
+    /// File system of the disk that the programs lie on
+    #[arg(long, value_enum, default_value = "ext4")]
+    disk: Disk,
+    /// QEMU's model of the processor
+    #[arg(long, value_name = "MODEL")]
+    cpu: Option<String>,
+    /// Minutes that one test file may take
+    #[arg(long, value_name = "MINUTES", default_value_t = 15)]
+    limit: u32,
+    /// A shell command to run in the guest after the tests, as root; its output is shown
+    #[arg(long, value_name = "COMMAND")]
+    command: Option<String>,
+    /// Keep what is found for docs/KERNELS.md
+    #[arg(long)]
+    record: bool,
+    /// Test files, each perhaps with a part of the names of its tests: attach, rebase::static
+    tests: Vec<String>,
+}
+
+/// What stands in the way of any guest, and how to have it.
+#[derive(Debug)]
+struct Lacking(String);
+
+impl fmt::Display for Lacking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Lacking {}
+
+impl VmTest {
+    pub(crate) fn run(&self) -> Result<ExitCode> {
+        let cache = Cache::open()?;
+        let mut runs = Vec::new();
+        let mut skipped = false;
+        let arches =
+            if self.arch.is_empty() { vec![Arch::X86, Arch::Arm] } else { self.arch.clone() };
+        for arch in arches {
+            match self.run_on(&cache, arch, &mut runs) {
+                Err(error) if error.is::<Lacking>() => {
+                    println!("SKIP vm-test {arch}: {error:#}");
+                    skipped = true;
+                }
+                other => other?,
+            }
+        }
+        print!("{}", table::tests(&runs));
+        let forbidden = std::env::var_os("TIEXEC_TEST_NO_SKIP").is_some_and(|v| v == "1");
+        let good = runs.iter().all(results::Run::is_good) && !(skipped && forbidden);
+        Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    fn run_on(&self, cache: &Cache, arch: Arch, runs: &mut Vec<results::Run>) -> Result<()> {
+        guest::look_for_qemu(arch)?;
+        let root = root::image(cache, arch)?;
+        let built = build::tests(cache, arch, &self.tests)?;
+        let versions: Vec<&str> = match &self.kernel[..] {
+            [] => arch.kernels().to_vec(),
+            some => some.iter().map(String::as_str).collect(),
+        };
+        for version in versions {
+            let kernel = Kernel::fetch(cache, arch, version)?;
+            eprintln!("== Linux {} {arch}, {}", kernel.release, self.disk);
+            let guest = Guest {
+                arch,
+                kernel: &kernel,
+                root: &root,
+                disk: self.disk,
+                cpu: self.cpu.as_deref(),
+                limit: self.limit,
+                command: self.command.as_deref().unwrap_or_default(),
+            };
+            let run = guest
+                .run(cache, &built)
+                .with_context(|| format!("a guest with Linux {}", kernel.release))?;
+            results::store(&results::place(cache, self.record)?, &run)?;
+            print!("{}", table::failures(&run));
+            runs.push(run);
+        }
+        Ok(())
+    }
+}
+
+/// Makes the tables of `docs/KERNELS.md` anew, of the last run of each kernel, architecture and disk.
+pub(crate) fn write_tables() -> Result<()> {
+    let runs = results::stored(&results::place(&Cache::open()?, true)?)?;
+    table::write(&runs)
+}

@@ -1,0 +1,221 @@
+//! What the tests of a guest came to, and what `tiexecctl doctor` said there.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use super::build::{Built, repository};
+use super::cache::Cache;
+use super::guest::Guest;
+
+/// What one test came to.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Outcome {
+    Ok,
+    /// For what it says.
+    Skipped(String),
+    Failed,
+}
+
+/// One line of the doctor's.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Finding {
+    pub(crate) thing: String,
+    pub(crate) level: String,
+    pub(crate) finding: String,
+}
+
+/// The doctor's answer, of which this is needed.
+#[derive(Deserialize)]
+struct Doctor {
+    findings: Vec<Finding>,
+}
+
+/// What stands for the tests that a file did not come to.
+const UNFINISHED: &str = "(did not come to its end)";
+
+/// Whose answers the doctor gave.
+pub(crate) const USERS: [&str; 2] = ["root", "user"];
+
+/// All tests of one guest.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Run {
+    pub(crate) arch: String,
+    pub(crate) release: String,
+    pub(crate) disk: String,
+    /// What the doctor finds, by [user](USERS).
+    pub(crate) doctor: BTreeMap<String, Vec<Finding>>,
+    /// By test file, then by test. A file that did not come to its end has a failed test without a name.
+    pub(crate) results: BTreeMap<String, BTreeMap<String, Outcome>>,
+    /// What the kernel said of itself that it should not have to.
+    pub(crate) complaints: Vec<String>,
+}
+
+impl Run {
+    pub(crate) fn is_good(&self) -> bool {
+        let all = || self.results.values().flat_map(BTreeMap::values);
+        all().next().is_some()
+            && !all().any(|outcome| *outcome == Outcome::Failed)
+            && self.complaints.is_empty()
+    }
+
+    /// The numbers of the release; which one it is exactly changes with every update.
+    pub(crate) fn column(&self) -> String {
+        let mut numbers = self.release.split(['.', '-', '+']);
+        let version: Vec<&str> = numbers.by_ref().take(2).collect();
+        let pages = if self.release.ends_with("-16k") { ", 16 KiB pages" } else { "" };
+        format!("{} {}{pages}, {}", version.join("."), self.arch, self.disk)
+    }
+}
+
+/// Reads what the guest left in `out`, and keeps its logs in `logs`.
+pub(crate) fn gather(guest: &Guest<'_>, out: &Path, logs: &Path, built: &Built) -> Result<Run> {
+    let mut results = BTreeMap::new();
+    for test in &built.tests {
+        let log = fs::read(out.join(format!("{}.log", test.name))).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        fs::write(logs.join(format!("{}.log", test.name)), log.as_bytes())?;
+        let status = fs::read_to_string(out.join(format!("{}.status", test.name)));
+        let mut outcomes = outcomes(&log);
+        let failed = outcomes.values().any(|outcome| *outcome == Outcome::Failed);
+        let ended = status.is_ok_and(|status| status.trim() == "0");
+        if !ended && !failed {
+            outcomes.insert(UNFINISHED.to_owned(), Outcome::Failed);
+        }
+        results.insert(test.name.clone(), outcomes);
+    }
+    let mut doctor = BTreeMap::new();
+    for user in USERS {
+        let said = fs::read(out.join(format!("doctor.{user}"))).unwrap_or_default();
+        if let Ok(Doctor { mut findings }) = serde_json::from_slice(&said) {
+            // Of a guest, times say nothing.
+            findings.retain(|finding| finding.thing != "gain");
+            doctor.insert(user.to_owned(), findings);
+        }
+    }
+    let messages = fs::read(out.join("dmesg")).unwrap_or_default();
+    let messages = String::from_utf8_lossy(&messages);
+    fs::write(logs.join("dmesg"), messages.as_bytes())?;
+    let bad = ["BUG: ", "WARNING: ", "Oops", "Bad page", "Bad rss", "INFO: task"];
+    let complaints = messages
+        .lines()
+        .filter(|line| bad.iter().any(|bad| line.contains(bad)))
+        .map(str::to_owned)
+        .collect();
+    Ok(Run {
+        arch: guest.arch.to_string(),
+        release: guest.kernel.release.clone(),
+        disk: guest.disk.to_string(),
+        doctor,
+        results,
+        complaints,
+    })
+}
+
+/// Reads the lines of a test program's output: one a test, and one for each that skipped itself.
+fn outcomes(log: &str) -> BTreeMap<String, Outcome> {
+    let mut outcomes = BTreeMap::new();
+    let mut skipped = BTreeMap::new();
+    for line in log.lines() {
+        // Written by another descriptor, it may stand in the middle of a line.
+        if let Some((_, skip)) = line.split_once("SKIP ")
+            && let Some((name, why)) = skip.split_once(": ")
+        {
+            skipped.entry(name.to_owned()).or_insert_with(|| why.to_owned());
+        }
+        let Some(rest) = line.strip_prefix("test ") else { continue };
+        let Some((name, said)) = rest.split_once(" ... ") else { continue };
+        let name = name.trim_end_matches(" - should panic");
+        let outcome = match said.split_whitespace().next_back() {
+            Some("FAILED") => Outcome::Failed,
+            Some("ignored") => Outcome::Skipped("ignored".to_owned()),
+            _ => Outcome::Ok,
+        };
+        outcomes.insert(name.to_owned(), outcome);
+    }
+    for (name, why) in skipped {
+        if let Some(outcome) = outcomes.get_mut(&name)
+            && *outcome == Outcome::Ok
+        {
+            *outcome = Outcome::Skipped(why);
+        }
+    }
+    outcomes
+}
+
+/// Where runs are kept: for the document, or only here.
+pub(crate) fn place(cache: &Cache, in_the_document: bool) -> Result<PathBuf> {
+    if in_the_document { Ok(repository()?.join("docs/kernels")) } else { cache.dir("results") }
+}
+
+/// Keeps a run in `dir`; it takes the place of an earlier one of the same tests there.
+pub(crate) fn store(dir: &Path, run: &Run) -> Result<()> {
+    fs::create_dir_all(dir)?;
+    let words: Vec<String> =
+        run.column().split([' ', ',']).filter(|word| !word.is_empty()).map(str::to_owned).collect();
+    let path = dir.join(words.join("-") + ".json");
+    let mut results = match fs::read(&path) {
+        Ok(bytes) => serde_json::from_slice::<Run>(&bytes).map_or_else(
+            |error| {
+                eprintln!("{}: {error}; begun anew", path.display());
+                BTreeMap::new()
+            },
+            |run| run.results,
+        ),
+        Err(_absent) => BTreeMap::new(),
+    };
+    for (file, outcomes) in &run.results {
+        let known: &mut BTreeMap<_, _> = results.entry(file.clone()).or_default();
+        // Said of an earlier try.
+        known.remove(UNFINISHED);
+        known.extend(outcomes.clone());
+    }
+    let whole = Run {
+        arch: run.arch.clone(),
+        release: run.release.clone(),
+        disk: run.disk.clone(),
+        doctor: run.doctor.clone(),
+        results,
+        complaints: run.complaints.clone(),
+    };
+    Ok(fs::write(path, serde_json::to_string_pretty(&whole)? + "\n")?)
+}
+
+/// All runs that are kept in `dir`.
+pub(crate) fn stored(dir: &Path) -> Result<Vec<Run>> {
+    let mut runs = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        let run: Run = serde_json::from_slice(&fs::read(&path)?)
+            .with_context(|| path.display().to_string())?;
+        runs.push(run);
+    }
+    let numbers = |run: &Run| -> Vec<u32> {
+        let parts = run.release.split(|c: char| !c.is_ascii_digit());
+        parts.filter_map(|part| part.parse().ok()).collect()
+    };
+    runs.sort_by_key(|run| (run.arch != "x86_64", numbers(run), run.disk.clone()));
+    Ok(runs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_tests_are_read() {
+        let log = "running 4 tests\ntest a ... ok\nSKIP b: no musl-gcc\ntest b ... ok\n\
+                   test c ... SKIP d: no go\nFAILED\ntest d ... ok\ntest e ... ignored\n\
+                   test c ... FAILED\ntest result: FAILED. 1 passed\n";
+        let outcomes = outcomes(log);
+        assert_eq!(outcomes["a"], Outcome::Ok);
+        assert_eq!(outcomes["b"], Outcome::Skipped("no musl-gcc".to_owned()));
+        assert_eq!(outcomes["c"], Outcome::Failed);
+        assert_eq!(outcomes["d"], Outcome::Skipped("no go".to_owned()));
+        assert_eq!(outcomes.len(), 5);
+    }
+}

@@ -1,0 +1,109 @@
+//! The root file system of guests: packages of the Debian release that this machine runs (so that what
+//! is built here runs there), unpacked without being installed.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::Arch;
+use super::apt::{self, Apt};
+use super::cache::Cache;
+
+/// What the tests call.
+const PACKAGES: [&str; 25] = [
+    "base-files",
+    "base-passwd",
+    "dash",
+    "bash",
+    "coreutils",
+    "grep",
+    "sed",
+    "mawk",
+    "findutils",
+    "tar",
+    "procps",
+    "util-linux",
+    "mount",
+    "kmod",
+    "e2fsprogs",
+    "xfsprogs",
+    "attr",
+    "libcap2-bin",
+    "binutils",
+    "gdb",
+    "strace",
+    "python3-minimal",
+    "libstdc++6",
+    "musl",
+    "busybox-static",
+];
+
+/// The guests' root.
+#[derive(Debug)]
+pub(crate) struct Root {
+    /// An ext4 file system; guests change a copy.
+    pub(crate) image: PathBuf,
+    /// A shell for the initial file system.
+    pub(crate) busybox: PathBuf,
+}
+
+pub(crate) fn image(cache: &Cache, arch: Arch) -> Result<Root> {
+    let release = apt::release_here()?;
+    let name = format!("root-{release}-{arch}");
+    let busybox = cache.once(&format!("busybox-{release}-{arch}"), |new| {
+        let work = new.with_extension("dir");
+        let apt = Apt::open(cache, arch, &[&release])?;
+        apt.unpack(&["busybox-static".to_owned()], &work)?;
+        let found = ["bin/busybox", "usr/bin/busybox"].map(|place| work.join(place));
+        let found = found.iter().find(|place| place.is_file()).context("no busybox in it")?;
+        fs::copy(found, new)?;
+        Ok(fs::remove_dir_all(work)?)
+    })?;
+    let image = cache.once(&format!("{name}.ext4"), |new| {
+        let dir = new.with_extension("dir");
+        let _from_before = fs::remove_dir_all(&dir);
+        unpack(cache, arch, &release, &dir)?;
+        let mut mkfs = Command::new("mkfs.ext4");
+        mkfs.args(["-q", "-E", "root_owner=0:0", "-d"]).args([&dir, new]).arg("8G");
+        if !mkfs.status().context("mkfs.ext4 (apt-get install e2fsprogs)")?.success() {
+            bail!("mkfs.ext4 -d {}", dir.display());
+        }
+        Ok(fs::remove_dir_all(dir)?)
+    })?;
+    Ok(Root { image, busybox })
+}
+
+fn unpack(cache: &Cache, arch: Arch, release: &str, dir: &Path) -> Result<()> {
+    for merged in ["bin", "sbin", "lib", "lib64"] {
+        fs::create_dir_all(dir.join("usr").join(merged))?;
+        symlink(format!("usr/{merged}"), dir.join(merged))?;
+    }
+    Apt::open(cache, arch, &[release])?.unpack_with_dependencies(&PACKAGES, dir)?;
+    // What the packages' own scripts would have made.
+    for file in ["passwd", "group"] {
+        let master = dir.join(format!("usr/share/base-passwd/{file}.master"));
+        fs::copy(master, dir.join("etc").join(file))?;
+    }
+    fs::write(dir.join("etc/hostname"), "guest\n")?;
+    fs::create_dir_all(dir.join("etc/tiexec"))?;
+    // Emulation is slow; what a deadline does is tested with one of its own.
+    fs::write(dir.join("etc/tiexec/config"), "deadline=60s\n")?;
+    if !dir.join("usr/bin/awk").exists() {
+        symlink("mawk", dir.join("usr/bin/awk"))?;
+    }
+    let python = fs::read_dir(dir.join("usr/bin"))?
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .find(|name| name.starts_with("python3."));
+    if let Some(python) = python
+        && !dir.join("usr/bin/python3").exists()
+    {
+        symlink(python, dir.join("usr/bin/python3"))?;
+    }
+    for place in ["proc", "sys", "dev", "run", "tmp", "root", "vm", "usr/lib/modules"] {
+        fs::create_dir_all(dir.join(place))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,226 @@
+//! The tables of `docs/KERNELS.md`, made of what was found in guests.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::fs;
+
+use anyhow::{Context, Result};
+
+use super::build::repository;
+use super::results::{Finding, Outcome, Run};
+
+/// Names what failed.
+pub(crate) fn failures(run: &Run) -> String {
+    let mut text = String::new();
+    for (file, outcomes) in &run.results {
+        for (name, outcome) in outcomes {
+            if *outcome == Outcome::Failed {
+                let _infallible = writeln!(text, "FAILED {file}::{name} on {}", run.column());
+            }
+        }
+    }
+    for complaint in &run.complaints {
+        let _infallible = writeln!(text, "KERNEL {}: {complaint}", run.column());
+    }
+    text
+}
+
+/// The table: a row for each test file, with the promise that it begins with, a column for each run.
+pub(crate) fn tests(runs: &[Run]) -> String {
+    let files: BTreeSet<&str> =
+        runs.iter().flat_map(|run| run.results.keys()).map(String::as_str).collect();
+    let mut text = String::from("| test |");
+    for run in runs {
+        let _infallible = write!(text, " {} |", run.column());
+    }
+    text.push_str("\n|---|");
+    text.push_str(&"---|".repeat(runs.len()));
+    text.push('\n');
+    for file in &files {
+        let _infallible = write!(text, "| `{file}`: {} |", promise(file));
+        for run in runs {
+            let cell = run.results.get(*file).map_or_else(|| "–".to_owned(), cell);
+            let _infallible = write!(text, " {cell} |");
+        }
+        text.push('\n');
+    }
+    let reasons = reasons(runs);
+    if !reasons.is_empty() {
+        text.push_str("\nSkipped for:\n\n");
+        for (why, where_to) in reasons {
+            let _infallible = writeln!(text, "- {why} ({})", where_to.join("; "));
+        }
+    }
+    text
+}
+
+fn cell(outcomes: &BTreeMap<String, Outcome>) -> String {
+    let count = |wanted: fn(&Outcome) -> bool| outcomes.values().filter(|&o| wanted(o)).count();
+    let ok = count(|outcome| *outcome == Outcome::Ok);
+    let skipped = count(|outcome| matches!(outcome, Outcome::Skipped(_)));
+    let failed = count(|outcome| *outcome == Outcome::Failed);
+    let parts = [("**", failed, " failed**"), ("", ok, " ok"), ("", skipped, " skipped")];
+    let shown = parts.iter().filter(|(_, number, _)| *number > 0);
+    let shown: Vec<String> = shown.map(|(a, number, b)| format!("{a}{number}{b}")).collect();
+    shown.join(", ")
+}
+
+/// Why tests were skipped, and on which kernels.
+fn reasons(runs: &[Run]) -> BTreeMap<String, Vec<String>> {
+    let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for run in runs {
+        for outcome in run.results.values().flat_map(BTreeMap::values) {
+            if let Outcome::Skipped(why) = outcome {
+                let places = reasons.entry(why.clone()).or_default();
+                if !places.contains(&run.column()) {
+                    places.push(run.column());
+                }
+            }
+        }
+    }
+    reasons
+}
+
+/// The first sentence of a test file.
+fn promise(file: &str) -> String {
+    let path = repository().map(|repository| repository.join(format!("tests/{file}.rs")));
+    let text = path.ok().and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
+    let lines = text.lines().map_while(|line| line.strip_prefix("//!"));
+    let all: Vec<&str> = lines.map(str::trim).take_while(|line| !line.is_empty()).collect();
+    let all = all.join(" ").replace('|', "\\|");
+    all.split_once(". ").map_or(all.as_str(), |(first, _)| first).trim_end_matches('.').to_owned()
+}
+
+/// What tells whether a kernel has a feature.
+#[derive(Clone, Copy)]
+enum Probe {
+    /// A thing that the doctor finds.
+    Doctor(&'static str),
+    /// All tests of these files.
+    Tests(&'static [&'static str]),
+}
+
+/// What TiExec does, and how it is told that it does it.
+const FEATURES: &[(&str, Probe)] = &[
+    ("launch on `image`", Probe::Tests(&["becomes_exit", "report_and_dry_run"])),
+    ("`image`: a memfd becomes huge", Probe::Doctor("image")),
+    ("`pagecache`: a file becomes huge", Probe::Doctor("pagecache")),
+    ("`pagecache`: shared, and found again", Probe::Tests(&["pagecache_shared"])),
+    ("`store`", Probe::Tests(&["store_build"])),
+    ("`hugetlb`", Probe::Doctor("hugetlb")),
+    ("PIE moved", Probe::Doctor("rebase")),
+    ("PIE moved, in every layout", Probe::Tests(&["rebase"])),
+    ("shared libraries at launch", Probe::Tests(&["dso_launch"])),
+    ("launch: the helper killed anywhere", Probe::Tests(&["helper_killed"])),
+    ("attach and revert", Probe::Tests(&["attach"])),
+    ("attach: restartable calls", Probe::Tests(&["attach_blocked"])),
+    ("attach: the tracer killed anywhere", Probe::Tests(&["attach_killed"])),
+    ("a child may be traced", Probe::Doctor("ptrace")),
+    ("fail-open", Probe::Tests(&["fail_open"])),
+];
+
+/// The table of features: a row for each with its probe, a column for each run.
+pub(crate) fn features(runs: &[Run]) -> String {
+    let mut text = String::from("| feature | probe |");
+    for run in runs {
+        let _infallible = write!(text, " {} |", run.column());
+    }
+    text.push_str("\n|---|---|");
+    text.push_str(&"---|".repeat(runs.len()));
+    text.push('\n');
+    let pages = runs.iter().map(|run| {
+        let of_root = run.doctor.get("root");
+        let pages = of_root.and_then(|all| all.iter().find(|one| one.thing == "pages"));
+        pages.map_or("–", |pages| &pages.finding)
+    });
+    let pages: Vec<&str> = pages.collect();
+    let _infallible = writeln!(text, "| page sizes | `doctor`: pages | {} |", pages.join(" | "));
+    for (feature, probe) in FEATURES {
+        let shown = match probe {
+            Probe::Doctor(thing) => format!("`doctor`: {thing}"),
+            Probe::Tests(files) => format!("tests: `{}`", files.join("`, `")),
+        };
+        let _infallible = write!(text, "| {feature} | {shown} |");
+        for run in runs {
+            let cell = match probe {
+                Probe::Doctor(thing) => found(run, thing),
+                Probe::Tests(files) => passed(run, files),
+            };
+            let _infallible = write!(text, " {cell} |");
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// What the doctor finds of a thing, as root and as another user.
+fn found(run: &Run, thing: &str) -> String {
+    let level = |user: &str| {
+        let mut all = run.doctor.get(user)?.iter();
+        all.find(|one: &&Finding| one.thing == thing).map(|one| one.level.as_str())
+    };
+    match (level("root"), level("user")) {
+        (None, None) => "–".to_owned(),
+        (root, user) if root == user => root.unwrap_or("–").to_owned(),
+        (root, user) => format!("root: {}, user: {}", root.unwrap_or("–"), user.unwrap_or("–")),
+    }
+}
+
+/// Whether the tests of these files passed.
+fn passed(run: &Run, files: &[&str]) -> String {
+    let outcomes: Vec<&BTreeMap<String, Outcome>> =
+        files.iter().filter_map(|file| run.results.get(*file)).collect();
+    let count = |wanted: fn(&Outcome) -> bool| {
+        outcomes.iter().flat_map(|all| all.values()).filter(|&one| wanted(one)).count()
+    };
+    let ok = count(|outcome| *outcome == Outcome::Ok);
+    let failed = count(|outcome| *outcome == Outcome::Failed);
+    let skipped = count(|outcome| matches!(outcome, Outcome::Skipped(_)));
+    match (ok, failed, skipped) {
+        (0, 0, 0) => "–".to_owned(),
+        (0, 0, _) => "skipped".to_owned(),
+        (_, 0, _) => "ok".to_owned(),
+        _ => format!("**{failed} of {} fail**", ok + failed),
+    }
+}
+
+/// The document in which the tables stand, and the text between the marks of each.
+const DOCUMENT: &str = "docs/KERNELS.md";
+
+/// Puts the tables of `runs` into the document's `text`.
+fn filled(text: &str, runs: &[Run]) -> Result<String> {
+    let mut text = text.to_owned();
+    for (name, table) in [("features", features(runs)), ("tests", tests(runs))] {
+        let marks = [format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n")];
+        let between = || Some((text.find(&marks[0])? + marks[0].len(), text.find(&marks[1])?));
+        let (from, to) =
+            between().with_context(|| format!("{DOCUMENT} has no marks for {name}"))?;
+        text.replace_range(from..to, &table);
+    }
+    Ok(text)
+}
+
+/// Writes the tables of `runs` into the document.
+pub(crate) fn write(runs: &[Run]) -> Result<()> {
+    let path = repository()?.join(DOCUMENT);
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    Ok(fs::write(path, filled(&text, runs)?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::results::stored;
+    use super::*;
+
+    #[test]
+    fn the_document_says_what_was_found() {
+        let repository = repository().unwrap();
+        let text = fs::read_to_string(repository.join(DOCUMENT)).unwrap();
+        let runs = stored(&repository.join("docs/kernels")).unwrap();
+        assert!(!runs.is_empty());
+        assert!(
+            text == filled(&text, &runs).unwrap(),
+            "{DOCUMENT} is not made of docs/kernels: cargo xtask kernels"
+        );
+    }
+}
