@@ -4,6 +4,7 @@ mod support;
 
 use std::path::Path;
 
+use support::child::eventually;
 use support::objects::{Made, WithObject};
 use support::smaps::{children, status_field};
 use support::{Random, Run};
@@ -68,7 +69,16 @@ fn after_each_write_to_its_memory() {
 
 #[test]
 fn at_random_moments() {
-    let with = WithObject::new(Made::Gnu);
+    randomly(Made::Gnu);
+}
+
+#[test]
+fn at_random_moments_of_a_long_relocation() {
+    randomly(Made::Relocated);
+}
+
+fn randomly(made: Made) {
+    let with = WithObject::new(made);
     let mut random = Random::new();
     let mut killed = 0;
     for round in 0..150 {
@@ -89,7 +99,9 @@ fn at_random_moments() {
             killed += i32::from(unsafe { libc::kill(helper, libc::SIGKILL) } == 0);
         }
         held.wait_line("ready");
-        assert_eq!(status_field(pid, "TracerPid").as_deref(), Some("0"), "round {round}");
+        eventually(&format!("round {round}: it is let go"), || {
+            status_field(pid, "TracerPid").as_deref() == Some("0")
+        });
         let done = held.finish();
         done.assert_code(7);
         if !done.stderr.is_empty() {

@@ -117,6 +117,21 @@ fn under_a_filter() {
 }
 
 #[test]
+fn one_that_takes_long_to_relocate() {
+    let with = WithObject::new(Made::Relocated);
+    for _ in 0..20 {
+        let held = with.run(&["7"]).hold();
+        // It ran freely meanwhile, and may have come further than this.
+        eventually("its object is on huge pages, and it is let go", || {
+            with.coverage(held.pid()).is_full()
+                && status_field(held.pid(), "TracerPid").as_deref() == Some("0")
+        });
+        assert_eq!(support::smaps::children(held.pid()), [0; 0]);
+        held.finish().assert_code(7).assert_silent();
+    }
+}
+
+#[test]
 fn where_nothing_tells_that_ld_so_is_done() {
     require!(Made::MuslNoRelro.can_build(), "no musl-gcc");
     let with = WithObject::new(Made::MuslNoRelro);

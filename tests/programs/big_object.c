@@ -137,3 +137,8 @@ __attribute__((constructor)) static void begin(void)
         _exit(98);
     }
 }
+
+#ifdef RELOCATED
+/* Addresses that ld.so has to fill in, read-only afterwards. */
+const void *const object_addresses[RELOCATED] = {[0 ... RELOCATED - 1] = (const void *)object_check};
+#endif

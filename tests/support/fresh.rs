@@ -128,6 +128,11 @@ impl Report {
         std::fs::read_to_string(self.path()).is_ok_and(|text| text.contains("\"launch\":{"))
     }
 
+    /// What has been written by now.
+    pub(crate) fn text(&self) -> String {
+        std::fs::read_to_string(self.path()).unwrap_or_default()
+    }
+
     pub(crate) fn read(&self) -> Value {
         let text = std::fs::read_to_string(self.path()).expect("a report");
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text:?}"))

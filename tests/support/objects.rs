@@ -16,6 +16,8 @@ pub(crate) enum Made {
     Lld,
     /// With musl.
     Musl,
+    /// With so much to relocate that `ld.so` can be caught at it.
+    Relocated,
     /// By GNU's linker without RELRO, whose change of permissions tells that `ld.so` is done.
     NoRelro,
     /// The same with musl, where nothing else tells it.
@@ -45,6 +47,7 @@ impl Made {
             Made::Gnu => &["-DHAS_IFUNC"],
             Made::Lld => &["-DHAS_IFUNC", "-fuse-ld=lld"],
             Made::TextRelocation => &["-DTEXT_RELOCATION", "-Wl,-z,notext"],
+            Made::Relocated => &["-DHAS_IFUNC", "-DRELOCATED=200000"],
             Made::NoRelro => &["-DHAS_IFUNC", "-Wl,-z,norelro"],
             Made::MuslNoRelro => &["-Wl,-z,norelro"],
             Made::Musl | Made::Cxx => &[],

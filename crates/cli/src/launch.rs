@@ -19,7 +19,7 @@ use tiexec_core::report::{Kind, Report};
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::attach::Images;
 use tiexec_remap::launch::{Launched, Order, Sources, bring_in, bring_in_object, carry_out};
-use tiexec_remap::objects::{self, Object};
+use tiexec_remap::objects::{self, Expected, Object};
 use tiexec_sys::entry::{Argv, is_secure};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::watch::Heirs;
@@ -30,6 +30,7 @@ use crate::ctl::attach;
 use crate::exit;
 use crate::follow::companion::{self, Companion};
 use crate::follow::{Follower, Patterns, obstacle, without_watch};
+use crate::hottest;
 use crate::image_file::{Image, Verdict, is_executable, judge, search};
 use crate::options::{Attach, Launch};
 use crate::say::{warn, write_briefly};
@@ -86,9 +87,9 @@ struct Caller {
     status: Status,
     /// How long the page cache has taken already.
     spent: Duration,
-    /// Whether the program's shared objects have something to gain; `None` where it is not known yet
-    /// which program it will be.
-    objects: Option<bool>,
+    /// The program's shared objects that have something to gain; `None` where it is not known yet which
+    /// program it will be.
+    objects: Option<Expected>,
 }
 
 /// Runs `tiexec`; returns an exit status only if it could not become the program.
@@ -208,6 +209,10 @@ impl Launcher {
         }
         if !self.dry_run {
             self.accompany();
+            if self.settings.max_huge_pages.is_some() {
+                // Which pages are hot is not known yet.
+                return self.exec();
+            }
         }
         match self.prepare() {
             Ok(Way::Held(caller, pages, sources)) => self.held(&caller, pages, sources),
@@ -219,7 +224,8 @@ impl Launcher {
     /// Starts who looks after what comes after the start, if that is wanted.
     fn accompany(&self) {
         let settings = &self.settings;
-        if !settings.follow && settings.settle.is_zero() {
+        let budget = settings.max_huge_pages;
+        if !settings.follow && settings.settle.is_zero() && budget.is_none() {
             return;
         }
         let complain = |what: &dyn std::fmt::Display| {
@@ -245,6 +251,9 @@ impl Launcher {
                     sink.write(&self.render(report));
                 }
             };
+            if let Some(budget) = budget {
+                return hottest::look_after(program, budget, settings, &mut tell);
+            }
             let images = Images::default();
             let follower = Follower::new(settings, &[program], watch, images, &mut tell);
             if let Some(follower) = follower {
@@ -253,7 +262,11 @@ impl Launcher {
         });
         match started {
             Ok(Companion { pid, no_watch }) => {
-                if let Some(why) = no_watch {
+                if let (Some(why), Some(_)) = (&no_watch, budget) {
+                    complain(&format_args!(
+                        "text stays on base pages: what is hottest cannot be told: {why}"
+                    ));
+                } else if let Some(why) = no_watch {
                     complain(&without_watch(&why, settings.follow));
                 }
                 let status = ProcDir::this_process().and_then(|process| process.read("status"));
@@ -347,7 +360,7 @@ impl Launcher {
         if huge && self.sink.is_none() && !self.dry_run && !self.settings.strict {
             return Ok(Way::HugeAlready);
         }
-        let objects = image.map(|_| !objects.is_empty());
+        let objects = image.map(|_| Expected::of(&objects));
         Ok(Way::Held(Caller { process, status, spent: begun.elapsed(), objects }, pages, sources))
     }
 

@@ -5,7 +5,9 @@
 pub mod ctl;
 pub mod exit;
 mod follow;
+mod hottest;
 pub mod image_file;
 pub mod launch;
 pub mod options;
+mod sampling;
 pub mod say;

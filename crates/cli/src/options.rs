@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use tiexec_core::budget::Budget;
 use tiexec_core::config::{BackingChoice, Edges, Layer, parse_bytes, parse_duration};
 use tiexec_core::select::Select;
 use tiexec_remap::store::setup::Size;
@@ -27,7 +28,8 @@ pub struct Launch {
     #[command(flatten)]
     pub settings: LaunchSettings,
 
-    /// Print what would become huge, and stop: the program never runs
+    /// Print what would become huge, and stop: the program never runs. What --max-huge-pages would take
+    /// is not known then
     #[arg(long)]
     pub dry_run: bool,
 
@@ -55,7 +57,7 @@ pub struct LaunchSettings {
     pub edges: EdgeOptions,
 
     /// Refuse (exit status 125) rather than run on base pages
-    #[arg(long)]
+    #[arg(long, conflicts_with = "max_huge_pages")]
     pub strict: bool,
 
     /// How long preparing huge pages may take, such as 250ms or 1s; what is not ready stays on base
@@ -143,6 +145,12 @@ pub struct Later {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub settle: Option<Duration>,
 
+    /// Take no more than so many huge pages, the hottest first; auto: what a model of the instruction TLB
+    /// expects to pay. Where the program executes is sampled for the time of --settle (5s) before
+    /// anything is taken
+    #[arg(long, value_name = "NUM|auto", conflicts_with = "follow")]
+    pub max_huge_pages: Option<Budget>,
+
     /// With --follow: only programs whose path fits, such as '*/cc1plus'; without a slash, whose file
     /// name fits
     #[arg(long, value_name = "GLOB", requires = "follow")]
@@ -160,6 +168,7 @@ impl Later {
         Layer {
             follow: self.follow.then_some(true),
             settle: self.settle,
+            max_huge_pages: self.max_huge_pages,
             only: said(self.only),
             except: said(self.except),
             ..Layer::default()
@@ -208,6 +217,14 @@ pub enum CtlCommand {
         override_usage = "tiexecctl advise [OPTIONS] PID\n       tiexecctl advise [OPTIONS] -- COMMAND [ARGS]..."
     )]
     Advise(Advise),
+    /// Compare a command, or a running process, with and without huge pages
+    #[command(
+        override_usage = "tiexecctl bench [OPTIONS] -- COMMAND [ARGS]...\n       tiexecctl bench [OPTIONS] --attach PID --metric CMD"
+    )]
+    Bench(Bench),
+    /// Make a page to look at: where a process executes and what of it is on huge pages, or what a
+    /// benchmark found
+    Report(ReportPage),
     /// Put the text of running processes onto huge pages
     Attach(Attach),
     /// Put the files' own text back in running processes
@@ -296,7 +313,7 @@ pub struct Advise {
     pub duration: Option<Duration>,
 
     /// Samples in a second of each thread's time
-    #[arg(short = 'F', long, value_name = "HZ", default_value_t = 997, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(short = 'F', long, value_name = "HZ", default_value_t = crate::sampling::FREQUENCY, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub frequency: u32,
 
     /// Also sample the processes that it starts
@@ -314,6 +331,80 @@ pub struct Advise {
     /// A command to start and to sample
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// The options of `tiexecctl bench`.
+#[derive(Args, Clone, Debug)]
+pub struct Bench {
+    /// Rounds; each runs both ways
+    #[arg(short, long, value_name = "NUM", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub runs: u32,
+
+    /// Rounds before, which do not count
+    #[arg(short, long, value_name = "NUM", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub warmup: u32,
+
+    /// Run this by the shell before each run
+    #[arg(short, long, value_name = "CMD", conflicts_with = "attach")]
+    pub prepare: Option<String>,
+
+    /// Also take runs that fail
+    #[arg(short, long, conflicts_with = "attach")]
+    pub ignore_failure: bool,
+
+    /// What to compare: a figure in the command's output, where this regular expression matches (its
+    /// first group, or all of it). With --attach, a command for the shell that prints one at its end
+    #[arg(long, value_name = "REGEX|CMD")]
+    pub metric: Option<String>,
+
+    /// Alternate attach and revert in this running process, one slice of time each
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), required_unless_present = "command", conflicts_with = "command", requires = "metric")]
+    pub attach: Option<i32>,
+
+    /// With --attach: what CMD prints only grows, such as a count of queries; it is run at both ends of a
+    /// slice, and what is compared is the growth in a second
+    #[arg(long, requires = "attach", conflicts_with = "command")]
+    pub counter: bool,
+
+    /// With --counter: how long a slice lasts [default: 5s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, requires = "counter", conflicts_with = "command")]
+    pub slice: Option<Duration>,
+
+    /// An option for tiexec, or for tiexecctl attach, such as --option=--edges=pad; may be repeated
+    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
+    pub option: Vec<String>,
+
+    /// Write all figures to FILE, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub export_json: Option<PathBuf>,
+
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// The command
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// The options of `tiexecctl report`.
+#[derive(Args, Clone, Debug)]
+pub struct ReportPage {
+    /// A process, or a file of tiexecctl bench --export-json
+    #[arg(value_name = "PID|BENCH.json")]
+    pub subject: String,
+
+    /// Write to FILE instead of standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+
+    /// The plots alone, as SVG
+    #[arg(long)]
+    pub svg: bool,
+
+    /// How long to sample a process, such as 30s [default: 5s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub duration: Option<Duration>,
 }
 
 /// The options of `tiexecctl attach`.

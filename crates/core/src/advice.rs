@@ -65,6 +65,18 @@ impl Counted {
         let cycles = self.cycles.filter(|&cycles| cycles > 0)?;
         Some(self.walk_cycles? as f64 / cycles as f64)
     }
+
+    /// Returns what was counted since `before`.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let less = |all: Option<u64>, before: Option<u64>| Some(all?.saturating_sub(before?));
+        Self {
+            cycles: less(self.cycles, before.cycles),
+            instructions: less(self.instructions, before.instructions),
+            itlb_misses: less(self.itlb_misses, before.itlb_misses),
+            walk_cycles: less(self.walk_cycles, before.walk_cycles),
+        }
+    }
 }
 
 /// What the model says of some text, now and with all on huge pages that can be.
@@ -216,14 +228,14 @@ impl Advice {
 
 /// A page with samples, and on what it lies.
 #[derive(Clone, Copy, Debug)]
-struct Placed {
-    page: SampledPage,
-    huge_now: bool,
-    huge_then: bool,
+pub(crate) struct Placed {
+    pub(crate) page: SampledPage,
+    pub(crate) huge_now: bool,
+    pub(crate) huge_then: bool,
 }
 
 impl Placed {
-    fn all(tally: &Tally, circumstances: &Circumstances) -> Vec<Self> {
+    pub(crate) fn all(tally: &Tally, circumstances: &Circumstances) -> Vec<Self> {
         let Circumstances { pages, huge, planned, .. } = circumstances;
         let covers =
             |ranges: &[AddrRange], at: RemoteAddr| ranges.iter().any(|range| range.contains(at));

@@ -12,6 +12,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::addr::PageSize;
+use crate::budget::Budget;
 use crate::select::Select;
 
 /// Where the user wants the huge page to live.
@@ -207,6 +208,8 @@ pub struct Layer {
     pub follow: Option<bool>,
     /// For how long to look again for what a program maps later.
     pub settle: Option<Duration>,
+    /// See [`Budget`].
+    pub max_huge_pages: Option<Budget>,
     /// Only programs whose path one of these patterns fits.
     pub only: Option<Vec<String>>,
     /// Not the programs whose path one of these patterns fits.
@@ -288,6 +291,10 @@ impl Layer {
             "settle" => {
                 self.settle = Some(parse_duration(needed()?).map_err(|error| error.to_string())?);
             }
+            "max-huge-pages" => {
+                self.max_huge_pages =
+                    Some(needed()?.parse().map_err(|error: ValueError| error.to_string())?);
+            }
             "only" => self.only.get_or_insert_default().push(needed()?.to_owned()),
             "except" => self.except.get_or_insert_default().push(needed()?.to_owned()),
             _ => return Err("no such key".to_owned()),
@@ -312,6 +319,7 @@ impl Layer {
             select: self.select.or(lower.select),
             follow: self.follow.or(lower.follow),
             settle: self.settle.or(lower.settle),
+            max_huge_pages: self.max_huge_pages.or(lower.max_huge_pages),
             only: self.only.or(lower.only),
             except: self.except.or(lower.except),
         }
@@ -347,6 +355,8 @@ pub struct Settings {
     pub follow: bool,
     /// For how long to look again for what a program maps later; zero for not at all.
     pub settle: Duration,
+    /// How many huge pages to take, the hottest first; all, if nothing is said.
+    pub max_huge_pages: Option<Budget>,
     /// Only programs whose path one of these patterns fits; all, if there are none.
     pub only: Vec<String>,
     /// Not the programs whose path one of these patterns fits.
@@ -381,6 +391,7 @@ impl Settings {
             select: all.select.unwrap_or_default(),
             follow: all.follow.unwrap_or(false),
             settle: all.settle.unwrap_or_default(),
+            max_huge_pages: all.max_huge_pages,
             only: all.only.unwrap_or_default(),
             except: all.except.unwrap_or_default(),
         }

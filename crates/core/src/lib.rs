@@ -9,12 +9,16 @@
 
 pub mod addr;
 pub mod advice;
+pub mod budget;
+pub mod compare;
 pub mod config;
 pub mod coverage;
 pub mod dynamic;
 pub mod elf;
+pub mod heat;
 pub mod itlb;
 pub mod ldcache;
+pub mod page;
 pub mod parts;
 pub mod perf;
 pub mod plan;

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::addr::{AddrRange, mib};
+use crate::budget::Choice;
 use crate::coverage::FileCoverage;
 use crate::plan::{Backing, Span, start_and_end};
 use crate::skip::SkipReason;
@@ -99,7 +100,7 @@ pub struct JitArea {
 }
 
 /// One process's text and what it is made of.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: u32,
@@ -130,6 +131,9 @@ pub struct Report {
     /// What the attach cost.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attach: Option<AttachCost>,
+    /// Which huge pages were taken, and why, where there was a budget.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget: Option<Choice>,
     /// Code that it makes itself, where that was selected and there is any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub jit: Vec<JitArea>,
@@ -154,6 +158,7 @@ impl Report {
             files,
             launch: None,
             attach: None,
+            budget: None,
             jit: Vec::new(),
         }
     }
@@ -230,6 +235,9 @@ impl fmt::Display for Report {
                 Some(detail) => writeln!(f, ": {detail}")?,
                 None => writeln!(f)?,
             }
+        }
+        if let Some(choice) = &self.budget {
+            writeln!(f, "budget {}: {choice}", choice.budget)?;
         }
         self.costs(f)
     }

@@ -39,6 +39,8 @@ reasons! {
     CutInPieces = "cut_in_pieces",
     /// Not among what was to be looked after (`--select`), or nothing to be done with it.
     NotSelected = "not_selected",
+    /// Colder than what `--max-huge-pages` took.
+    Budget = "budget",
     /// The image is setuid, setgid or has file capabilities: a tracer would cost it its privileges.
     PrivilegedImage = "privileged_image",
     /// The image may be executed but not read by this user.
@@ -153,6 +155,7 @@ impl SkipReason {
                 | Self::AlreadyPmdMapped
                 | Self::CutInPieces
                 | Self::NotSelected
+                | Self::Budget
                 | Self::PrivilegedImage
                 | Self::UnreadableImage
                 | Self::ForeignImage

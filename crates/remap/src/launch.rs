@@ -31,7 +31,8 @@ use tiexec_tracee::session::{Counts, Refusal, Session};
 
 use crate::failure::Failure;
 use crate::image::Filled;
-use crate::objects::Object;
+use crate::linked::Linker;
+use crate::objects::{Expected, Object};
 use crate::program::Program;
 use crate::verify::{self, Cost, Found};
 use crate::{copy, linked, objects, pagecache, rebase, switch};
@@ -47,9 +48,9 @@ pub struct Order<'a> {
     pub sources: Sources,
     /// Whose text to look after.
     pub select: Select,
-    /// Whether the program's shared objects have something to gain; `None` to find out when it is
-    /// known which program it is.
-    pub objects: Option<bool>,
+    /// The program's shared objects that have something to gain; `None` to find out when it is known
+    /// which program it is.
+    pub objects: Option<Expected>,
     /// Which ragged edges are taken.
     pub edges: EdgePolicy,
     /// How long staging may take.
@@ -61,6 +62,9 @@ pub struct Order<'a> {
     /// Plan only, then end the program with status 0 before it has run.
     pub dry_run: bool,
 }
+
+/// From so much to relocate on, in bytes, `ld.so` takes long enough to be caught at it.
+const LONG_RELOCATION: u64 = 512 << 10;
 
 /// What a launch may make huge pages of; the page cache first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,7 +96,7 @@ impl From<BackingChoice> for Sources {
 }
 
 /// What came of it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Launched {
     /// What is PMD-mapped now, as the kernel says it.
     pub report: Report,
@@ -129,9 +133,11 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
         }
     };
     let failure = if order.dry_run { None } else { work.stage_and_switch(&mut session).err() };
-    if failure.is_none() && work.wants_objects() {
+    if failure.is_none()
+        && let Some(expected) = work.wants_objects()
+    {
         match work.watch_linker(&session) {
-            Ok(watch) => return work.go_on_to_objects(session, watch, before_release),
+            Ok(watch) => return work.go_on_to_objects(session, watch, expected, before_release),
             Err(failure) => work.unwatched = Some(failure),
         }
     }
@@ -223,17 +229,18 @@ impl<'a> Work<'a> {
         Session::begin(pid, gadgets, home, stack, lets_in, reap())?.map_err(refused)
     }
 
-    /// Whether the program is to stop once more, when `ld.so` is done, for its shared objects.
-    fn wants_objects(&self) -> bool {
+    /// Returns the shared objects for which the program is to stop once more, when `ld.so` is done.
+    fn wants_objects(&self) -> Option<Expected> {
         let Order { select, objects, refuse_with, dry_run, .. } = *self.order;
         let dynamic = self.program.as_ref().is_some_and(|program| program.dynamic);
         if !dynamic || !select.dso || dry_run {
-            return false;
+            return None;
         }
         if refuse_with.is_some() && self.filled.shortfall.is_some() {
-            return false;
+            return None;
         }
-        objects.unwrap_or_else(|| !self.objects().is_empty())
+        let expected = objects.unwrap_or_else(|| Expected::of(&self.objects()));
+        (expected.objects > 0).then_some(expected)
     }
 
     /// Returns the program's shared objects that have something to gain.
@@ -264,19 +271,25 @@ impl<'a> Work<'a> {
         mut self,
         session: Session,
         watch: LinkWatch,
+        expected: Expected,
         before_release: impl FnOnce(&Launched),
     ) {
         let (order, gadgets) = (self.order, session.gadgets());
         self.held = self.stop.since.elapsed();
-        let walked = session.go_home_traced();
-        let reached = walked.and_then(|counts| {
+        // Who would rather not run does not run a single instruction of its own.
+        let by_looks = expected.relro >= LONG_RELOCATION && order.refuse_with.is_none();
+        let pid = self.stop.pid;
+        let linker = self.program.as_ref().filter(|_| by_looks);
+        let mut linker = linker.map(|program| Linker::new(order, pid, program));
+        let look = linker.as_mut();
+        let reached = watch.wait(session, look.map(|linker| || linker.look()));
+        if let Ok((counts, _)) = reached {
             self.counted = Some(counts);
-            watch.wait()
-        });
+        }
         let stopped = match reached {
-            Ok(Some(stopped)) => stopped,
-            Ok(None) => {
-                let what = "its ld.so makes very many system calls";
+            Ok((_, Some(stopped))) => stopped,
+            Ok((_, None)) => {
+                let what = "there was no moment to stop it behind its ld.so";
                 let failure = Failure::new(SkipReason::LinkerUnwatched, what);
                 before_release(&self.finish(Some(failure)));
                 return;

@@ -9,21 +9,25 @@ use tiexec_core::addr::RemoteAddr;
 use tiexec_core::config::EdgePolicy;
 use tiexec_core::plan::edges::{Around, Reserved};
 use tiexec_core::plan::{Backing, Plan, RunningText, plan_running};
-use tiexec_core::proc::maps::{FileId, Perms, Vma};
+use tiexec_core::proc::maps::{self, FileId, Perms, Vma};
 use tiexec_core::proc::status;
 use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
+use tiexec_sys::Pid;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{self, Call, Gadgets};
+use tiexec_tracee::linking::Progress;
 use tiexec_tracee::running::Stopped;
 use tiexec_tracee::session::Session;
+use tiexec_tracee::threads::{self, Takes};
 
 use crate::attach::{AttachOrder, Attached, Images, Prepared, prepare};
 use crate::failure::Failure;
 use crate::launch::{Order, chunks_of, lets_child_in, refused};
 use crate::objects::Object;
 use crate::pagecache;
+use crate::program::Program;
 use crate::store::Store;
 
 /// Switches the shared objects of a program whose `ld.so` is done, within `left`; returns the
@@ -57,6 +61,7 @@ pub(crate) fn switch(
         // The main executable was seen to at the exec stop.
         select: Select { main: false, ..order.select },
         edges: order.edges,
+        allowed: None,
         only_shared: only_shared(order),
         deadline: left,
         // It stands already.
@@ -136,6 +141,60 @@ fn carry_out(
     prepared: &Prepared,
 ) -> Result<(), Failure> {
     if prepared.is_empty() { Ok(()) } else { prepared.switch(session, order, snapshot) }
+}
+
+/// How far a program's `ld.so` has come, as its maps file shows it.
+pub(crate) struct Linker<'a> {
+    order: &'a Order<'a>,
+    pid: Pid,
+    /// Those that are mapped from the beginning.
+    known: Vec<FileId>,
+    /// Where the program's RELRO begins.
+    relro: Option<RemoteAddr>,
+    /// What was mapped at the last look.
+    before: Vec<u8>,
+    /// Since when it is known to be done.
+    done_since: Option<Instant>,
+}
+
+/// How long to look for a moment in which the program takes a stop well.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl<'a> Linker<'a> {
+    pub(crate) fn new(order: &'a Order<'a>, pid: Pid, program: &Program) -> Self {
+        let known = program.snapshot.vmas.iter().map(|vma| vma.file).collect();
+        let relro = program.relro(order.pages.base);
+        Self { order, pid, known, relro, before: Vec::new(), done_since: None }
+    }
+
+    /// Looks. It seems to have mapped everything when an object with much text is there, nothing was
+    /// mapped since the last look, and it makes no call now.
+    pub(crate) fn look(&mut self) -> Progress {
+        let Ok(text) = self.order.process.read("maps") else { return Progress::Mapping };
+        let Ok(vmas) = maps::parse(&text) else { return Progress::Mapping };
+        let protects =
+            |at: RemoteAddr| vmas.iter().any(|vma| vma.range.contains(at) && !vma.perms.write);
+        let huge = self.order.pages.pmd;
+        let has_object = vmas.iter().any(|vma| {
+            vma.is_text() && !self.known.contains(&vma.file) && vma.range.len() >= huge.bytes() / 2
+        });
+        let still = std::mem::replace(&mut self.before, text) == self.before;
+        // Interrupted, neither would notice.
+        let takes = || threads::takes(self.order.process, self.pid, self.pid);
+        if self.relro.is_some_and(protects) {
+            let since = *self.done_since.get_or_insert_with(Instant::now);
+            return match takes() {
+                Takes::Running | Takes::Asleep | Takes::AsleepToRewind => Progress::Done,
+                _ if since.elapsed() > PATIENCE => Progress::Missed,
+                _ => Progress::Mapping,
+            };
+        }
+        if has_object && still && matches!(takes(), Takes::Running) {
+            Progress::Mapped
+        } else {
+            Progress::Mapping
+        }
+    }
 }
 
 /// Says why the program never came so far.

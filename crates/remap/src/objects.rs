@@ -29,6 +29,24 @@ pub struct Object {
     pub facts: ElfFacts,
 }
 
+/// What the objects of a program come to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Expected {
+    /// How many there are.
+    pub objects: usize,
+    /// Bytes of them that are read-only after relocation: how long `ld.so` relocates.
+    pub relro: u64,
+}
+
+impl Expected {
+    /// Sums objects up.
+    pub fn of(objects: &[Object]) -> Self {
+        let relro = objects.iter().filter_map(|object| object.facts.relro.as_ref());
+        let relro = relro.map(|range| range.end.saturating_sub(range.start)).sum();
+        Self { objects: objects.len(), relro }
+    }
+}
+
 const GLIBC_CACHE: &str = "/etc/ld.so.cache";
 /// Where glibc looks last.
 const GLIBC_DIRECTORIES: &[&str] = &["/lib64", "/usr/lib64", "/lib", "/usr/lib"];

@@ -12,6 +12,7 @@ mod arch;
 pub mod counters;
 pub mod entry;
 mod error;
+pub mod interrupt;
 pub mod jumps;
 pub mod lease;
 pub mod mapped;
@@ -25,6 +26,7 @@ pub mod rehearse;
 mod reserve;
 pub mod sampler;
 pub mod thp;
+pub mod usage;
 pub mod vm;
 pub mod watch;
 

@@ -1,6 +1,7 @@
 //! Making, waiting for and signalling processes.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
 
 use rustix::process::Pid;
 
@@ -168,23 +169,29 @@ pub fn wait_polling(pid: Pid) -> Result<Wait, SysError> {
 /// # Errors
 /// ECHILD if it is neither child nor tracee, or no longer.
 pub fn wait_attentively(pid: Pid) -> Result<Wait, SysError> {
+    if let Some(stop) = look_for_a_moment(pid)? {
+        return Ok(stop);
+    }
     loop {
-        if let Some(stop) = wait_a_while(pid)? {
+        if let Some(stop) = wait_for(pid, Duration::from_millis(250))? {
             return Ok(stop);
         }
     }
 }
 
-/// As [`wait_attentively`]; `None` if nothing has come for a quarter of a second.
+/// As [`wait_attentively`], but asleep at once; `None` if nothing has come for so long.
 ///
 /// # Errors
 /// ECHILD if it is neither child nor tracee, or no longer.
-pub fn wait_a_while(pid: Pid) -> Result<Option<Wait>, SysError> {
+pub fn wait_for(pid: Pid, patience: Duration) -> Result<Option<Wait>, SysError> {
     // Ignored, SIGCHLD would not come at all.
     // SAFETY: the default action runs no code of ours.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
     let child = signal_set(&[libc::SIGCHLD]);
-    let patience = libc::timespec { tv_sec: 0, tv_nsec: 250_000_000 };
+    let patience = libc::timespec {
+        tv_sec: patience.as_secs().cast_signed(),
+        tv_nsec: patience.subsec_nanos().into(),
+    };
     loop {
         if let Some(stop) = look(pid, libc::WNOHANG)? {
             return Ok(Some(stop));

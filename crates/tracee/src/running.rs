@@ -48,7 +48,7 @@ pub struct Stopped {
 /// EPERM as for `PTRACE_SEIZE`: another tracer, or no leave. [`TraceError::Late`]: it sleeps where
 /// nothing wakes it (state D); it is let go when the calling thread ends. [`TraceError::Gone`].
 pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
-    let asleep_in = if arch::CALLS_ARE_SEEN { None } else { sleeps_in(tid) };
+    let asleep_in = sleeps_in(tid);
     ptrace::seize(tid, Options::default())?;
     ptrace::interrupt(tid)?;
     let group_stopped = loop {
@@ -97,8 +97,11 @@ pub(crate) fn look(
     Ok(Stopped { tid, since, group_stopped, registers, interruption, shown, dispatches })
 }
 
-/// The number of the system call that the thread sleeps in.
-fn sleeps_in(tid: Pid) -> Option<i64> {
+/// The number of the system call that the thread sleeps in, where its registers will not tell.
+pub(crate) fn sleeps_in(tid: Pid) -> Option<i64> {
+    if arch::CALLS_ARE_SEEN {
+        return None;
+    }
     let text = ProcDir::of(tid).ok()?.read("syscall").ok()?;
     match syscall::parse(&text) {
         Ok(Doing::Call { number, .. }) => i64::try_from(number).ok(),

@@ -453,16 +453,16 @@ impl Session {
         self.walk_home(Resume::Detach)
     }
 
-    /// Lets the tracee walk home and stays its tracer. The step that was to be made last of all, for
+    /// Lets the tracee walk home, and on, and stays its tracer. The step that was to be made last of all, for
     /// [`Session::begin`], is not made: a later session has it.
     ///
     /// # Errors
     /// The tracee is gone.
-    pub fn go_home_traced(mut self) -> Result<Counts, TraceError> {
+    pub fn go_home_traced(mut self, how: Resume) -> Result<Counts, TraceError> {
         self.releases.remove(0);
         self.chain = None;
         self.chain_mask = !0;
-        self.walk_home(Resume::ToSyscall)
+        self.walk_home(how)
     }
 
     fn walk_home(mut self, how: Resume) -> Result<Counts, TraceError> {

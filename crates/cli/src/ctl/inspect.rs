@@ -18,7 +18,11 @@ pub(super) fn run(pid: i32, json: bool) -> u8 {
     }
 }
 
-fn report(pid: i32) -> Result<Report, u8> {
+/// Looks at a process.
+///
+/// # Errors
+/// The exit status for what has been said on stderr.
+pub(super) fn report(pid: i32) -> Result<Report, u8> {
     let doing = || format!("inspect process {pid}");
     let gone = SysError { call: "open(/proc/PID)", errno: Errno::NOENT };
     let process = Pid::from_raw(pid).ok_or(gone).and_then(ProcDir::of);

@@ -2,12 +2,16 @@
 
 mod advise;
 pub(crate) mod attach;
+mod bench;
 mod doctor;
 mod inspect;
+mod progress;
+mod report;
 mod store;
 mod warm;
 
 use std::fmt::Display;
+use std::path::Path;
 
 use clap::Parser;
 use tiexec_sys::{Errno, SysError};
@@ -32,6 +36,8 @@ pub fn run() -> u8 {
         CtlCommand::Doctor { pid, json } => doctor::run(pid, json),
         CtlCommand::Store(command) => store::run(command),
         CtlCommand::Advise(options) => advise::run(&options),
+        CtlCommand::Bench(options) => bench::run(&options),
+        CtlCommand::Report(options) => report::run(&options),
         CtlCommand::Attach(options) => attach::run(&options),
         CtlCommand::Revert(options) => attach::run_revert(&options),
         CtlCommand::Warm(options) => warm::run(&options),
@@ -41,10 +47,27 @@ pub fn run() -> u8 {
 /// Says that something could not be done to a process, and returns the exit status for it.
 fn failed(doing: impl Display, error: SysError) -> u8 {
     warn(format_args!("cannot {doing}: {error}"));
-    match error.errno {
+    failed_status(error.errno)
+}
+
+/// Returns the exit status for what the kernel has answered.
+fn failed_status(errno: Errno) -> u8 {
+    match errno {
         Errno::NOENT | Errno::SRCH => exit::GONE,
         Errno::PERM | Errno::ACCES => exit::NOT_PERMITTED,
         _ => exit::FAILED,
+    }
+}
+
+/// Writes the product to a file, or to stdout.
+fn write(text: &str, output: Option<&Path>) -> u8 {
+    let Some(path) = output else { return print(text) };
+    match std::fs::write(path, text) {
+        Ok(()) => exit::OK,
+        Err(error) => {
+            warn(format_args!("cannot write {}: {error}", path.display()));
+            exit::FAILED
+        }
     }
 }
 

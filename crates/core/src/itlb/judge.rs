@@ -31,9 +31,9 @@ impl fmt::Display for Verdict {
 /// Share of the time from which a saving is called worth it.
 const WORTH_IT: f64 = 0.01;
 /// Share of the time below which it is called not worth it.
-const NOT_WORTH_IT: f64 = 0.003;
+pub const NOT_WORTH_IT: f64 = 0.003;
 /// Samples below which nothing is called certain.
-const ENOUGH_SAMPLES: u64 = 200;
+pub const ENOUGH_SAMPLES: u64 = 200;
 /// Instructions in a nanosecond: about one a cycle, as large programs run.
 const INSTRUCTIONS_PER_NS: f64 = 2.5;
 

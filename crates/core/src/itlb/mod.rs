@@ -28,7 +28,7 @@ mod tlb;
 
 pub use che::{Misses, Model, Shares, predict};
 pub use cpuid::{CpuidLeaves, Registers, from_cpuid};
-pub use judge::{Evidence, Judgement, MissTime, Verdict};
+pub use judge::{ENOUGH_SAMPLES, Evidence, Judgement, MissTime, NOT_WORTH_IT, Verdict};
 pub use parts::{from_midr, walk_event};
 pub use popularity::{Footprint, Popularity, footprint};
 pub use tlb::{Itlb, Level, Source};

@@ -51,6 +51,9 @@ impl Reserved {
                 heap_end = range.end();
             }
         }
+        // A program may have unmapped a part of it.
+        let heaps = vmas.iter().filter(|vma| vma.name == b"[heap]").map(|vma| vma.range.end());
+        heap_end = heaps.max().unwrap_or(heap_end).max(heap_end);
         let next = user.iter().find(|range| range.start() >= heap_end);
         let next = next.map_or(everything.end(), |range| range.start());
         found.push(AddrRange::new(start_brk.align_down(pages.base), next));

@@ -69,6 +69,8 @@ pub struct AttachOrder<'a> {
     pub select: Select,
     /// Which ragged edges are taken.
     pub edges: EdgePolicy,
+    /// The huge pages that may be taken, by their addresses; `None` for all.
+    pub allowed: Option<&'a [RemoteAddr]>,
     /// Whether copies may only be such as the whole machine shares: in the image store.
     pub only_shared: bool,
     /// How long staging may take; the process runs meanwhile.

@@ -97,6 +97,10 @@ impl Texts {
                     Err(failure) => Some(failure.reason),
                 };
             }
+            if let (Some(allowed), Some(extent)) = (looking.order.allowed, extent) {
+                text.kept.extend(beyond(&text.kept, extent, allowed, pages));
+                text.kept.sort_by_key(|(range, _)| range.start());
+            }
             found.texts.push(text);
         }
         found
@@ -201,6 +205,25 @@ fn huge_already(entry: &SmapsEntry, pages: Pages) -> Vec<(AddrRange, SkipReason)
     let whole = entry.vma.range.align_inward(pages.pmd);
     let whole = whole.filter(|whole| entry.pmd_mapped() >= whole.len());
     whole.map(|whole| (whole, SkipReason::AlreadyPmdMapped)).into_iter().collect()
+}
+
+/// Returns the huge pages of a text that must be left alone because others are hotter.
+fn beyond(
+    kept: &[(AddrRange, SkipReason)],
+    extent: AddrRange,
+    allowed: &[RemoteAddr],
+    pages: Pages,
+) -> Vec<(AddrRange, SkipReason)> {
+    let Some(extent) = extent.align_outward(pages.pmd) else { return Vec::new() };
+    let len = pages.pmd.bytes();
+    let starts = (extent.start().get()..extent.end().get()).step_by(pages.pmd.bytes() as usize);
+    starts
+        .map(RemoteAddr::new)
+        .filter(|start| !allowed.contains(start))
+        .filter_map(|start| AddrRange::with_len(start, len))
+        .filter(|page| !kept.iter().any(|(range, _)| range.overlaps(*page)))
+        .map(|page| (page, SkipReason::Budget))
+        .collect()
 }
 
 /// Says why a text is to be left alone, from smaps.

@@ -6,30 +6,48 @@
 mod gather;
 
 use std::collections::HashSet;
-use std::path::Path;
 
 use tiexec_core::advice::{Advice, Circumstances, Sampling};
 use tiexec_core::itlb::MissTime;
+use tiexec_core::samples::Tally;
 use tiexec_sys::sampler::Clock;
 use tiexec_sys::{itlb, jumps, thp};
 
-use super::print;
+use super::write;
 use crate::exit;
 use crate::options::Advise;
 use crate::say::warn;
 
 use gather::Gathered;
 
+/// Advice, and what it is made of.
+pub(super) struct Advised {
+    pub(super) advice: Advice,
+    pub(super) tally: Tally,
+    pub(super) circumstances: Circumstances,
+}
+
 /// Runs `advise`; returns the exit status: that there was nothing to sample is a failure.
 pub(super) fn run(options: &Advise) -> u8 {
-    let Some(pages) = thp::pages() else {
+    match sample(options) {
+        Ok(Advised { advice, .. }) => {
+            let text = if options.json { advice.to_json() + "\n" } else { advice.to_string() };
+            write(&text, options.output.as_deref())
+        }
+        Err(status) => status,
+    }
+}
+
+/// Samples, and puts together what is to be told.
+///
+/// # Errors
+/// The exit status for what has been said on stderr.
+pub(super) fn sample(options: &Advise) -> Result<Advised, u8> {
+    let pages = thp::pages().ok_or_else(|| {
         warn("cannot advise: the kernel has no transparent huge pages");
-        return exit::FAILED;
-    };
-    let gathered = match gather::gather(options, pages) {
-        Ok(gathered) => gathered,
-        Err(status) => return status,
-    };
+        exit::FAILED
+    })?;
+    let gathered = gather::gather(options, pages)?;
     let Gathered { pid, comm, tally, huge, planned, counted, clock, lasted } = gathered;
     let processes: HashSet<u32> =
         tally.pages().map(|page| tally.spaces()[page.space].pid).collect();
@@ -49,29 +67,14 @@ pub(super) fn run(options: &Advise) -> u8 {
     let time = jumps::measure(pages)
         .map_or(MissTime::USUAL, |times| MissTime::of_jumps(times.base_ns, times.huge_ns));
     let circumstances = Circumstances { pages, huge, planned, itlb, time };
-    match Advice::new(pid, comm, &tally, &circumstances, sampling, counted) {
-        Some(advice) => {
-            let text = if options.json { advice.to_json() + "\n" } else { advice.to_string() };
-            write(&text, options.output.as_deref())
-        }
-        None => {
-            let seconds = lasted.as_secs_f64();
-            warn(format_args!(
-                "process {pid}: there was nothing to sample in {seconds:.1} s: it was idle, or in the \
-                 kernel; fix: advise while it is busy, or for longer (--duration)"
-            ));
-            exit::FAILED
-        }
-    }
-}
-
-fn write(text: &str, output: Option<&Path>) -> u8 {
-    let Some(path) = output else { return print(text) };
-    match std::fs::write(path, text) {
-        Ok(()) => exit::OK,
-        Err(error) => {
-            warn(format_args!("cannot write {}: {error}", path.display()));
-            exit::FAILED
-        }
-    }
+    let advice = Advice::new(pid, comm, &tally, &circumstances, sampling, counted);
+    let advice = advice.ok_or_else(|| {
+        let seconds = lasted.as_secs_f64();
+        warn(format_args!(
+            "process {pid}: there was nothing to sample in {seconds:.1} s: it was idle, or in the \
+             kernel; fix: advise while it is busy, or for longer (--duration)"
+        ));
+        exit::FAILED
+    })?;
+    Ok(Advised { advice, tally, circumstances })
 }

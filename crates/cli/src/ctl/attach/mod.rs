@@ -25,7 +25,9 @@ use tiexec_tracee::threads;
 use super::print;
 use crate::exit;
 use crate::follow::{self, tree::start_time};
+use crate::hottest::Hot;
 use crate::options::{Attach, Revert, Targets};
+use crate::sampling::refusal;
 use crate::say::warn;
 
 use journal::Record;
@@ -53,12 +55,26 @@ pub(crate) fn run(options: &Attach) -> u8 {
     let settings = Settings {
         follow: later.follow.unwrap_or(false),
         settle: later.settle.unwrap_or_default(),
+        max_huge_pages: later.max_huge_pages,
         only: later.only.unwrap_or_default(),
         except: later.except.unwrap_or_default(),
         ..crate::launch::settings(layer)
     };
+    // One for all: processes of a family get the same image.
+    let mut images = Images::default();
+    if let Some(budget) = settings.max_huge_pages {
+        let hot = match Hot::sample(&pids, budget, &settings) {
+            Ok(hot) => hot,
+            Err(error) => {
+                warn(format_args!("cannot tell what is hottest: {}", refusal(error)));
+                return super::failed_status(error.errno);
+            }
+        };
+        let one = |pid| attach_one(pid, options, &settings, Some(&hot), &mut images);
+        return each(&pids, named(&options.targets), one);
+    }
     if !options.dry_run && (settings.follow || !settings.settle.is_zero()) {
-        let first = |pid, images: &mut Images| attach_one(pid, options, &settings, images);
+        let first = |pid, images: &mut Images| attach_one(pid, options, &settings, None, images);
         let mut tell = |target: &Target, attached: &Attached, report: &Report| {
             if options.json {
                 print(&(report.to_json() + "\n"));
@@ -68,9 +84,8 @@ pub(crate) fn run(options: &Attach) -> u8 {
         };
         return follow::stay::stay(&pids, &settings, first, &mut tell);
     }
-    // One for all: processes of a family get the same image.
-    let mut images = Images::default();
-    each(&pids, named(&options.targets), |pid| attach_one(pid, options, &settings, &mut images))
+    let one = |pid| attach_one(pid, options, &settings, None, &mut images);
+    each(&pids, named(&options.targets), one)
 }
 
 /// Runs `revert`; returns the exit status.
@@ -179,6 +194,7 @@ impl Target {
             sources,
             select,
             edges,
+            allowed: None,
             only_shared: false,
             deadline: STAGING,
             patience: PATIENCE,
@@ -219,7 +235,13 @@ pub(crate) fn carry_out(
     Ok((attached, report))
 }
 
-fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Images) -> u8 {
+fn attach_one(
+    pid: Pid,
+    options: &Attach,
+    settings: &Settings,
+    hot: Option<&Hot>,
+    images: &mut Images,
+) -> u8 {
     if settings.off && !options.dry_run {
         return failed("attach to", pid, &Failure::new(SkipReason::Disabled, "it is switched off"));
     }
@@ -227,9 +249,15 @@ fn attach_one(pid: Pid, options: &Attach, settings: &Settings, images: &mut Imag
         Ok(target) => target,
         Err(failure) => return failed("attach to", pid, &failure),
     };
-    let Settings { backing, select, edges, .. } = *settings;
-    let order = target.order(backing.into(), select, edges, options.dry_run);
-    let (attached, report) = match carry_out(&order, settings.select, images) {
+    let done = match hot {
+        Some(hot) => hot.carry_out(&target, settings, options.dry_run, images),
+        None => {
+            let Settings { backing, select, edges, .. } = *settings;
+            let order = target.order(backing.into(), select, edges, options.dry_run);
+            carry_out(&order, select, images)
+        }
+    };
+    let (attached, report) = match done {
         Ok(done) => done,
         Err(failure) => {
             let result = failure.reason.as_str();
@@ -311,6 +339,9 @@ pub(crate) fn line(target: &Target, attached: &Attached, report: &Report) -> Str
         line += &format!("; jit huge {} of {} MiB", mib(huge), mib(populated));
     }
     line += "\n";
+    if let Some(choice) = &report.budget {
+        line += &format!("  budget {}: {choice}\n", choice.budget);
+    }
     for area in &report.jit {
         if let Some(refused) = &area.refused {
             line += &format!("  jit {:?}: {refused}\n", area.range);

@@ -2,22 +2,21 @@
 
 mod closure;
 mod elf_file;
-mod progress;
 mod table;
 
 use std::collections::HashSet;
 use std::path::Path;
 
-use tiexec_core::addr::Pages;
+use tiexec_core::addr::{Pages, mib};
 use tiexec_remap::warm as remap;
 use tiexec_sys::thp;
 
 use super::print;
+use super::progress::Progress;
 use crate::exit;
 use crate::options::Warm;
 use crate::say::warn;
 use elf_file::ElfFile;
-use progress::Progress;
 use table::{Row, Rows};
 
 pub(super) fn run(options: &Warm) -> u8 {
@@ -95,8 +94,10 @@ impl Run<'_> {
             remap::look(&file.file, &text, self.pages)
         } else {
             let total = text.iter().map(|part| part.end - part.start).sum();
-            let mut progress = Progress::new(path, total);
-            remap::warm(&file.file, &text, self.pages, |bytes| progress.at(bytes))
+            let mut progress = Progress::default();
+            remap::warm(&file.file, &text, self.pages, |bytes| {
+                progress.at(|| format!("{}: {} of {} MiB", path.display(), mib(bytes), mib(total)));
+            })
         };
         match done {
             Ok(warmth) => {

@@ -1,10 +1,7 @@
-//! How far a long file is, on a terminal.
+//! How far a long piece of work is, on a terminal.
 
 use std::io::{IsTerminal, Write, stderr};
-use std::path::Path;
 use std::time::{Duration, Instant};
-
-use tiexec_core::addr::mib;
 
 /// How long nothing is said.
 const SILENCE: Duration = Duration::from_millis(500);
@@ -13,26 +10,27 @@ const PACE: Duration = Duration::from_millis(100);
 
 /// A line that is written over and over. Wiped when dropped.
 pub(super) struct Progress {
-    file: String,
-    total: u64,
     next: Option<Instant>,
     shown: bool,
 }
 
-impl Progress {
-    pub(super) fn new(path: &Path, total: u64) -> Self {
+impl Default for Progress {
+    fn default() -> Self {
         let next = stderr().is_terminal().then(|| Instant::now() + SILENCE);
-        Self { file: path.display().to_string(), total, next, shown: false }
+        Self { next, shown: false }
     }
+}
 
-    pub(super) fn at(&mut self, bytes: u64) {
+impl Progress {
+    /// Shows a line, if it is time.
+    pub(super) fn at(&mut self, line: impl FnOnce() -> String) {
         let now = Instant::now();
         if self.next.is_none_or(|next| now < next) {
             return;
         }
         self.next = Some(now + PACE);
         self.shown = true;
-        self.write(&format!("{}: {} of {} MiB", self.file, mib(bytes), mib(self.total)));
+        self.write(&line());
     }
 
     fn write(&self, line: &str) {

@@ -1,0 +1,230 @@
+//! A command, started anew for each run.
+
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use regex_lite::Regex;
+use rustix::fs::{MemfdFlags, memfd_create};
+use tiexec_core::addr::Pages;
+use tiexec_core::itlb::walk_event;
+use tiexec_sys::counters::Counters;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::sampler::Heirs;
+use tiexec_sys::{Pid, itlb, mapped, process, thp, usage};
+
+use super::{Measured, Rounds, Subject, Way, What};
+use crate::exit;
+use crate::follow::tree::Tree;
+use crate::options::Bench;
+use crate::say::warn;
+
+/// Between two looks at what is on huge pages.
+const LOOK: Duration = Duration::from_millis(5);
+/// How much of what a command said last is shown, in bytes.
+const LAST_WORDS: usize = 1000;
+
+struct Runs<'a> {
+    options: &'a Bench,
+    tiexec: PathBuf,
+    metric: Option<Regex>,
+    pages: Option<Pages>,
+    /// What tiexec says in every run is said once.
+    said: bool,
+}
+
+/// Measures the command that the options name.
+///
+/// # Errors
+/// The exit status for what has been said on stderr.
+pub(super) fn measure(options: &Bench) -> Result<(Rounds, What), u8> {
+    let metric = match options.metric.as_deref().map(Regex::new).transpose() {
+        Ok(metric) => metric,
+        Err(error) => {
+            warn(format_args!("--metric: {error}"));
+            return Err(exit::USAGE);
+        }
+    };
+    let own = std::env::current_exe().map_err(|error| {
+        warn(format_args!("cannot find tiexec: {error}"));
+        exit::FAILED
+    })?;
+    let tiexec = own.with_file_name("tiexec");
+    let mut runs = Runs { options, tiexec, metric, pages: thp::pages(), said: false };
+    let rounds = Rounds::measure(&mut runs, options)?;
+    let words = options.command.iter().map(|word| word.to_string_lossy().into_owned());
+    Ok((rounds, What::Command(words.collect())))
+}
+
+impl Subject for Runs<'_> {
+    fn measure(&mut self, way: Way, warmup: bool) -> Result<Measured, u8> {
+        if let Some(prepare) = &self.options.prepare {
+            let done = Command::new("sh").args(["-c", prepare]).stdin(Stdio::null()).status();
+            if !done.as_ref().is_ok_and(ExitStatus::success) {
+                let how = done.map_or_else(|error| error.to_string(), |status| status.to_string());
+                warn(format_args!("--prepare failed: {how}"));
+                return Err(exit::FAILED);
+            }
+        }
+        let refuse = |error: &dyn std::fmt::Display| {
+            warn(format_args!("cannot run the command: {error}"));
+            exit::FAILED
+        };
+        let output = memory("output").map_err(|error| refuse(&error))?;
+        let errors = memory("errors").map_err(|error| refuse(&error))?;
+        let mut command = self.command(way);
+        let copy = |file: &File| file.try_clone().map(Stdio::from);
+        command.stdin(Stdio::null()).stderr(copy(&errors).map_err(|error| refuse(&error))?);
+        // Without a metric nobody would read what may be much.
+        let stdout = match &self.metric {
+            Some(_) => copy(&output).map_err(|error| refuse(&error))?,
+            None => Stdio::null(),
+        };
+        command.stdout(stdout);
+
+        let counters =
+            Counters::open(&[process::this()], Heirs::Processes, walk_event(&itlb::read()));
+        let before = counters.read();
+        let begun = Instant::now();
+        let child = command.spawn().map_err(|error| refuse(&error))?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| refuse(&"it has no process id"))?;
+        let pages = self.pages.filter(|_| warmup);
+        let (ended, lasted, huge) = watched(pid, pages, || (usage::wait(pid), begun.elapsed()));
+        let (status, used) = ended.map_err(|error| refuse(&error))?;
+        let counted = counters.read().since(&before);
+
+        let words = text_of(errors);
+        self.say(way, &words);
+        if !status.success() && !self.options.ignore_failure {
+            let tail = words.len().saturating_sub(LAST_WORDS);
+            let tail = words.char_indices().map(|(at, _)| at).find(|&at| at >= tail).unwrap_or(0);
+            let by = if way == Way::Tiexec { " by tiexec" } else { "" };
+            warn(format_args!(
+                "the command failed{by}: {status}; fix: --ignore-failure, if that is usual\n{}",
+                words[tail..].trim_end()
+            ));
+            return Err(exit::FAILED);
+        }
+        let mut figures = Vec::new();
+        if let Some(metric) = &self.metric {
+            let text = text_of(output) + "\n" + &words;
+            match figure(metric, &text) {
+                Some(found) => figures.push(("metric", "", found)),
+                None => {
+                    warn(format_args!("--metric: no number where {metric} matches the output"));
+                    return Err(exit::FAILED);
+                }
+            }
+        }
+        figures.push(("wall time", "s", lasted.as_secs_f64()));
+        figures.push(("user time", "s", used.user.as_secs_f64()));
+        figures.push(("system time", "s", used.system.as_secs_f64()));
+        figures.push(("page faults", "", (used.minor_faults + used.major_faults) as f64));
+        let of_pmu = [
+            ("cycles", counted.cycles),
+            ("instructions", counted.instructions),
+            ("iTLB misses", counted.itlb_misses),
+            ("walk cycles", counted.walk_cycles),
+        ];
+        let known = of_pmu.into_iter().filter_map(|(name, count)| Some((name, "", count? as f64)));
+        figures.extend(known);
+        Ok(Measured { figures, huge })
+    }
+}
+
+impl Runs<'_> {
+    fn command(&self, way: Way) -> Command {
+        let mut words = self.options.command.iter();
+        match way {
+            Way::Plain => {
+                let mut command = Command::new(words.next().cloned().unwrap_or_default());
+                command.args(words);
+                command
+            }
+            Way::Tiexec => {
+                let mut command = Command::new(&self.tiexec);
+                command.args(&self.options.option).arg("--").args(words);
+                command
+            }
+        }
+    }
+
+    /// Hands on what tiexec has to say.
+    fn say(&mut self, way: Way, words: &str) {
+        if way == Way::Tiexec && !self.said {
+            for line in words.lines().filter_map(|line| line.strip_prefix("tiexec: ")) {
+                warn(format_args!("tiexec says: {line}"));
+                self.said = true;
+            }
+        }
+    }
+}
+
+/// Waits by `wait`, and looks meanwhile, if the page sizes are given, how much text the process and its
+/// descendants have on huge pages at most.
+fn watched<T, U>(
+    pid: Pid,
+    pages: Option<Pages>,
+    wait: impl FnOnce() -> (T, U),
+) -> (T, U, Option<u64>) {
+    let Some(pages) = pages else {
+        let (waited, lasted) = wait();
+        return (waited, lasted, None);
+    };
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let looking = scope.spawn(|| {
+            let (mut tree, mut most) = (Tree::of(&[pid]), 0);
+            while !over.load(Ordering::Relaxed) {
+                let of = |&pid: &Pid| {
+                    let huge = ProcDir::of(pid).and_then(|of| mapped::huge_text(&of, pages.pmd));
+                    huge.unwrap_or_default().into_iter().map(|range| range.len()).sum::<u64>()
+                };
+                most = tree.walk(true).iter().map(of).max().unwrap_or(0).max(most);
+                std::thread::sleep(LOOK);
+            }
+            most
+        });
+        let (waited, lasted) = wait();
+        over.store(true, Ordering::Relaxed);
+        (waited, lasted, looking.join().ok())
+    })
+}
+
+/// A file in memory: a pipe would have to be read while the command runs.
+fn memory(name: &str) -> Result<File, rustix::io::Errno> {
+    memfd_create(name, MemfdFlags::CLOEXEC).map(|fd: OwnedFd| File::from(fd))
+}
+
+fn text_of(mut file: File) -> String {
+    let mut bytes = Vec::new();
+    let _what_there_is = file.rewind().and_then(|()| file.read_to_end(&mut bytes));
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Finds the figure: where the pattern matches last, its first group, or all of it.
+fn figure(metric: &Regex, text: &str) -> Option<f64> {
+    let last = metric.captures_iter(text).last()?;
+    let found = last.get(1).or_else(|| last.get(0))?.as_str();
+    found.trim().replace(',', "").parse().ok().filter(|found: &f64| found.is_finite())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_is_the_last_match() {
+        let of = |metric: &str, text: &str| figure(&Regex::new(metric).unwrap(), text);
+        assert_eq!(of(r"tps = ([\d.]+)", "tps = 1.5\ntps = 2,5\ntps = 12.5 x"), Some(12.5));
+        assert_eq!(of(r"[\d,]+", "1,234 things"), Some(1234.0));
+        assert_eq!(of("tps", "tps"), None);
+        assert_eq!(of("tps ([a-z]+)", "tps nan"), None);
+        assert_eq!(of("none", "tps"), None);
+    }
+}

@@ -1,0 +1,190 @@
+//! `tiexecctl bench`: a command, or a running process, with and without huge pages, by turns.
+
+mod command;
+mod slices;
+
+use std::time::Instant;
+
+use tiexec_core::compare::{Bench, CONFIDENCE, Comparison, Unit};
+use tiexec_core::report::SCHEMA;
+
+use super::print;
+use super::progress::Progress;
+use crate::exit;
+use crate::options;
+use crate::say::warn;
+
+/// The two ways that are compared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Plain,
+    Tiexec,
+}
+
+impl Way {
+    /// In which order a round takes them: by turns, so that neither is always the second.
+    fn order(round: u32) -> [Self; 2] {
+        if round.is_multiple_of(2) {
+            [Self::Plain, Self::Tiexec]
+        } else {
+            [Self::Tiexec, Self::Plain]
+        }
+    }
+}
+
+/// What was measured in one run or slice.
+#[derive(Clone, PartialEq, Debug, Default)]
+struct Measured {
+    /// Name, unit and figure; the first is what the benchmark is about.
+    figures: Vec<(&'static str, &'static str, f64)>,
+    /// Bytes of text that were seen on huge pages; `None` if nobody looked.
+    huge: Option<u64>,
+}
+
+/// Something that can be measured both ways.
+trait Subject {
+    /// Measures it once; `warmup` says that the figures do not count.
+    ///
+    /// # Errors
+    /// The exit status for what has been said on stderr.
+    fn measure(&mut self, way: Way, warmup: bool) -> Result<Measured, u8>;
+
+    /// Whether it should come to an end before all rounds are done.
+    fn is_over(&self) -> bool {
+        false
+    }
+}
+
+/// Rounds that were measured: each plain and by tiexec.
+#[derive(Default)]
+struct Rounds {
+    counted: Vec<[Measured; 2]>,
+    huge: [Option<u64>; 2],
+}
+
+impl Rounds {
+    fn measure(subject: &mut impl Subject, options: &options::Bench) -> Result<Self, u8> {
+        let mut rounds = Self::default();
+        let mut progress = Progress::default();
+        let (all, begun) = (options.warmup + options.runs, Instant::now());
+        for round in 0..all {
+            let warmup = round < options.warmup;
+            let mut both = [Measured::default(), Measured::default()];
+            for (done, way) in Way::order(round).into_iter().enumerate() {
+                progress.at(|| line(2 * round as usize + done, 2 * all as usize, begun));
+                both[way as usize] = subject.measure(way, warmup)?;
+                if subject.is_over() {
+                    return Ok(rounds);
+                }
+            }
+            for (seen, measured) in rounds.huge.iter_mut().zip(&both) {
+                *seen = (*seen).max(measured.huge);
+            }
+            if !warmup {
+                rounds.counted.push(both);
+            }
+        }
+        Ok(rounds)
+    }
+
+    fn compared(&self) -> Vec<Comparison> {
+        let names = self.counted.first().map(|[plain, _]| plain.figures.clone());
+        let compare = |(name, unit, _): (&'static str, &str, f64)| {
+            let of = |measured: &Measured| {
+                measured.figures.iter().find(|figure| figure.0 == name).map(|figure| figure.2)
+            };
+            let pairs = self.counted.iter().map(|[plain, tiexec]| Some((of(plain)?, of(tiexec)?)));
+            let pairs: Option<Vec<(f64, f64)>> = pairs.collect();
+            Some(Comparison::new(name, unit, &pairs?))
+        };
+        names.into_iter().flatten().filter_map(compare).collect()
+    }
+}
+
+/// How far it is, and how long it will take.
+fn line(done: usize, all: usize, begun: Instant) -> String {
+    const WIDTH: usize = 30;
+    let filled = WIDTH * done / all.max(1);
+    let bar = "#".repeat(filled) + &"-".repeat(WIDTH - filled);
+    let spent = begun.elapsed();
+    let left = match u32::try_from(done) {
+        Ok(done @ 1..) => {
+            let left = spent / done * u32::try_from(all).unwrap_or(u32::MAX).saturating_sub(done);
+            format!("  {} s left", left.as_secs())
+        }
+        _ => String::new(),
+    };
+    format!("[{bar}] {done} of {all} runs{left}")
+}
+
+/// Runs `bench`; returns the exit status.
+pub(super) fn run(options: &options::Bench) -> u8 {
+    let measured = match options.attach {
+        Some(pid) => slices::measure(pid, options),
+        None => command::measure(options),
+    };
+    let (rounds, what) = match measured {
+        Ok(measured) => measured,
+        Err(status) => return status,
+    };
+    let (pid, command, unit) = match what {
+        What::Command(command) => (None, command, Unit::Process),
+        What::Process(pid, command) => (Some(pid), command, Unit::Slice),
+    };
+    let bench = Bench {
+        schema: SCHEMA,
+        kind: Bench::KIND.to_owned(),
+        command,
+        pid,
+        options: options.option.clone(),
+        unit,
+        rounds: rounds.counted.len(),
+        confidence: CONFIDENCE,
+        huge_plain_bytes: rounds.huge[Way::Plain as usize],
+        huge_tiexec_bytes: rounds.huge[Way::Tiexec as usize],
+        machine: machine(),
+        metrics: rounds.compared(),
+    };
+    doubts(&bench);
+    let mut status = exit::OK;
+    if let Some(path) = &options.export_json
+        && let Err(error) = std::fs::write(path, bench.to_json() + "\n")
+    {
+        warn(format_args!("cannot write {}: {error}", path.display()));
+        status = exit::FAILED;
+    }
+    let text = if options.json { bench.to_json() + "\n" } else { bench.to_string() };
+    status.max(print(&text))
+}
+
+/// What was measured.
+enum What {
+    Command(Vec<String>),
+    Process(u32, Vec<String>),
+}
+
+/// Says where the two ways were not what they are taken for.
+fn doubts(bench: &Bench) {
+    let (Some(plain), Some(tiexec)) = (bench.huge_plain_bytes, bench.huge_tiexec_bytes) else {
+        return;
+    };
+    if tiexec == 0 {
+        warn("by tiexec no text was seen on huge pages: there is nothing to compare");
+    } else if plain >= tiexec / 2 {
+        warn(
+            "plain, too, the text was on huge pages: its page cache is in huge folios, and stays so; fix: \
+             compare with a fresh copy of the program, and with --option=--backing=image",
+        );
+    }
+}
+
+/// The processor and the kernel.
+fn machine() -> String {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model =
+        cpuinfo.lines().find_map(|line| Some(line.strip_prefix("model name")?.split_once(": ")?.1));
+    let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let system = rustix::system::uname();
+    let model = model.unwrap_or_else(|| system.machine().to_str().unwrap_or("processor"));
+    format!("{count} × {model}, Linux {}", system.release().to_string_lossy())
+}

@@ -1,0 +1,183 @@
+//! A running process: attached to and reverted by turns, one slice of time each way.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tiexec_core::proc::stat;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, interrupt, mapped, process, thp};
+
+use super::{Measured, Rounds, Subject, Way, What};
+use crate::ctl::failed;
+use crate::exit;
+use crate::options::Bench;
+use crate::say::warn;
+
+/// How long a slice of a counter lasts if nothing else is said.
+const USUAL: Duration = Duration::from_secs(5);
+
+struct Slices<'a> {
+    options: &'a Bench,
+    pid: Pid,
+    process: ProcDir,
+    tiexecctl: PathBuf,
+    metric: &'a str,
+}
+
+/// Measures the process.
+///
+/// # Errors
+/// The exit status for what has been said on stderr.
+pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, What), u8> {
+    let pid = Pid::from_raw(pid).ok_or(exit::USAGE)?;
+    let refuse = |error| failed(format_args!("measure process {}", pid.as_raw_nonzero()), error);
+    let process = ProcDir::of(pid).map_err(refuse)?;
+    let cmdline = process.read("cmdline").map_err(refuse)?;
+    let words = cmdline.split(|&byte| byte == 0).filter(|word| !word.is_empty());
+    let words = words.map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+    let tiexecctl = std::env::current_exe().map_err(|error| {
+        warn(format_args!("cannot find tiexecctl: {error}"));
+        exit::FAILED
+    })?;
+    let metric = options.metric.as_deref().unwrap_or_default();
+    let mut slices = Slices { options, pid, process, tiexecctl, metric };
+    if slices.huge() > 0 {
+        warn(format_args!(
+            "process {} has text on huge pages already; fix: tiexecctl revert {0}",
+            pid.as_raw_nonzero()
+        ));
+        return Err(exit::FAILED);
+    }
+    // It is left as it was found.
+    interrupt::catch();
+    let measured = Rounds::measure(&mut slices, options);
+    let reverted = slices.switch(Way::Plain);
+    let measured = measured?;
+    reverted?;
+    if slices.is_over() {
+        warn(format_args!("interrupted after {} rounds", measured.counted.len()));
+    }
+    Ok((measured, What::Process(pid.as_raw_nonzero().get().unsigned_abs(), words)))
+}
+
+impl Subject for Slices<'_> {
+    fn measure(&mut self, way: Way, _warmup: bool) -> Result<Measured, u8> {
+        self.switch(way)?;
+        let huge = Some(self.huge());
+        let (begun, used) = (Instant::now(), self.used()?);
+        let figure = if self.options.counter {
+            let before = self.ask()?;
+            interrupt::sleep(self.options.slice.unwrap_or(USUAL));
+            self.ask()? - before
+        } else {
+            self.ask()?
+        };
+        let seconds = begun.elapsed().as_secs_f64();
+        let used = (self.used()? - used) as f64 / process::ticks(Duration::from_secs(1)) as f64;
+        let mut figures = if self.options.counter {
+            vec![("metric per s", "", figure / seconds), ("metric per CPU s", "", figure / used)]
+        } else {
+            vec![("metric", "", figure)]
+        };
+        // Without any it could not be divided by.
+        figures.retain(|(_, _, figure)| figure.is_finite());
+        figures.push(("CPU s per s", "", used / seconds));
+        Ok(Measured { figures, huge })
+    }
+
+    fn is_over(&self) -> bool {
+        interrupt::asked()
+    }
+}
+
+impl Slices<'_> {
+    /// Attaches or reverts, as the user would.
+    fn switch(&self, way: Way) -> Result<(), u8> {
+        let mut command = Command::new(&self.tiexecctl);
+        command.arg(if way == Way::Plain { "revert" } else { "attach" });
+        match way {
+            Way::Plain => &mut command,
+            Way::Tiexec => {
+                let said = |option: &String| option.starts_with("--backing");
+                if !self.options.option.iter().any(said) {
+                    // Page cache that has become huge would stay so.
+                    command.arg("--backing=image");
+                }
+                command.args(&self.options.option)
+            }
+        };
+        command.args(["--quiet", &self.pid.as_raw_nonzero().to_string()]).stdin(Stdio::null());
+        match command.status() {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => {
+                Err(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(exit::FAILED))
+            }
+            Err(error) => {
+                warn(format_args!("cannot run {}: {error}", self.tiexecctl.display()));
+                Err(exit::FAILED)
+            }
+        }
+    }
+
+    /// Asks the metric's command.
+    fn ask(&self) -> Result<f64, u8> {
+        let mut command = Command::new("sh");
+        command.args(["-c", self.metric]).stdin(Stdio::null()).stderr(Stdio::inherit());
+        let refuse = |why: &dyn std::fmt::Display| {
+            // Ctrl-C ends it too.
+            if !interrupt::asked() {
+                warn(format_args!("--metric: {}: {why}", self.metric));
+            }
+            exit::FAILED
+        };
+        let done = command.output().map_err(|error| refuse(&error))?;
+        if !done.status.success() {
+            return Err(refuse(&done.status));
+        }
+        let text = String::from_utf8_lossy(&done.stdout);
+        last_number(&text).ok_or_else(|| refuse(&"it printed no number"))
+    }
+
+    /// Returns the processor time that the process has used, in clock ticks.
+    fn used(&self) -> Result<u64, u8> {
+        let refuse =
+            |error| failed(format_args!("measure process {}", self.pid.as_raw_nonzero()), error);
+        let text = self.process.read("stat").map_err(refuse)?;
+        Ok(stat::run_time(&text).unwrap_or(0))
+    }
+
+    fn huge(&self) -> u64 {
+        let huge = thp::pages().and_then(|pages| mapped::huge_text(&self.process, pages.pmd).ok());
+        huge.unwrap_or_default().into_iter().map(|range| range.len()).sum()
+    }
+}
+
+/// Finds the last word of a text that is a number.
+fn last_number(text: &str) -> Option<f64> {
+    let number = |word: &str| {
+        let word =
+            word.trim_matches(|letter: char| !letter.is_ascii_digit() && !"+-.".contains(letter));
+        word.replace(',', "").parse().ok().filter(|number: &f64| number.is_finite())
+    };
+    text.split_whitespace().filter_map(number).next_back()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_number_counts() {
+        for (text, number) in [
+            ("12\n", Some(12.0)),
+            ("Questions\t1234\n", Some(1234.0)),
+            ("tps = 1,234.5 (without)", Some(1234.5)),
+            ("1e3 ms", Some(1000.0)),
+            ("none", None),
+            ("", None),
+        ] {
+            assert_eq!(last_number(text), number, "{text}");
+        }
+    }
+}

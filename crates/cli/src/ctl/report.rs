@@ -1,0 +1,58 @@
+//! `tiexecctl report PID|BENCH.json`: one page to look at.
+
+use std::time::Duration;
+
+use tiexec_core::compare::Bench;
+use tiexec_core::heat::Heat;
+use tiexec_core::page::{Page, Subject};
+
+use super::{advise, inspect, write};
+use crate::exit;
+use crate::options::{Advise, ReportPage};
+use crate::sampling::FREQUENCY;
+use crate::say::warn;
+
+/// Runs `report`; returns the exit status.
+pub(super) fn run(options: &ReportPage) -> u8 {
+    let subject = match options.subject.parse::<i32>() {
+        Ok(pid) if pid > 0 => of_process(pid, options.duration),
+        _ => of_bench(&options.subject),
+    };
+    let page = match subject {
+        Ok(subject) => Page::new(subject),
+        Err(status) => return status,
+    };
+    let text = if options.svg { page.to_svg() } else { page.to_html() };
+    write(&text, options.output.as_deref())
+}
+
+fn of_process(pid: i32, duration: Option<Duration>) -> Result<Subject, u8> {
+    let options = Advise {
+        pid: Some(pid),
+        duration,
+        frequency: FREQUENCY,
+        follow: false,
+        json: false,
+        output: None,
+        command: Vec::new(),
+    };
+    let advised = advise::sample(&options)?;
+    let coverage = inspect::report(pid)?;
+    Ok(Subject::Process {
+        heat: Box::new(Heat::new(&advised.tally, &advised.circumstances)),
+        advice: Box::new(advised.advice),
+        coverage: Box::new(coverage),
+    })
+}
+
+fn of_bench(path: &str) -> Result<Subject, u8> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        warn(format_args!("cannot read {path}: {error}"));
+        exit::FAILED
+    })?;
+    let bench = Bench::from_json(&text).map_err(|error| {
+        warn(format_args!("{path} is nothing that tiexecctl bench --export-json wrote: {error}"));
+        exit::FAILED
+    })?;
+    Ok(Subject::Bench(Box::new(bench)))
+}

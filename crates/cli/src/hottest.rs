@@ -1,0 +1,161 @@
+//! `--max-huge-pages`: sampling a process first, and then taking its hottest huge pages only.
+
+use std::time::{Duration, Instant};
+
+use tiexec_core::addr::{Pages, RemoteAddr};
+use tiexec_core::budget::{Budget, Choice, Heat, choose};
+use tiexec_core::config::{BackingChoice, Settings};
+use tiexec_core::itlb::MissTime;
+use tiexec_core::report::Report;
+use tiexec_core::samples::Tally;
+use tiexec_core::skip::SkipReason;
+use tiexec_remap::Failure;
+use tiexec_remap::attach::{Attached, Images, attach};
+use tiexec_remap::launch::Sources;
+use tiexec_sys::sampler::Heirs;
+use tiexec_sys::{Pid, SysError, itlb, jumps, mapped, thp};
+
+use crate::ctl::attach::journal::Record;
+use crate::ctl::attach::{Target, carry_out};
+use crate::follow::Tell;
+use crate::sampling::{FREQUENCY, Sampling, number};
+
+/// How long is sampled if `--settle` does not say.
+const USUAL: Duration = Duration::from_secs(5);
+
+/// Where some processes have executed.
+pub(crate) struct Hot {
+    tally: Tally,
+    budget: Budget,
+    time: MissTime,
+    pages: Pages,
+}
+
+impl Hot {
+    /// Samples the processes, for as long as the settings say.
+    ///
+    /// # Errors
+    /// EACCES, EPERM by `kernel.perf_event_paranoid`, for processes of others, and under filters; ESRCH if
+    /// they have ended; ENOSYS without transparent huge pages.
+    pub(crate) fn sample(
+        pids: &[Pid],
+        budget: Budget,
+        settings: &Settings,
+    ) -> Result<Self, SysError> {
+        let pages =
+            thp::pages().ok_or(SysError { call: "huge pages", errno: tiexec_sys::Errno::NOSYS })?;
+        let mut sampling = Sampling::of_running(pids, Heirs::Threads, FREQUENCY, pages.base)?;
+        let time = if settings.settle.is_zero() { USUAL } else { settings.settle };
+        sampling.until(Instant::now().checked_add(time), || false, |_| {})?;
+        // Whether a walk costs anything here decides only for `auto`.
+        let time = match budget {
+            Budget::Auto => jumps::measure(pages)
+                .map_or(MissTime::USUAL, |times| MissTime::of_jumps(times.base_ns, times.huge_ns)),
+            Budget::Pages(_) => MissTime::USUAL,
+        };
+        Ok(Self { tally: sampling.end(), budget, time, pages })
+    }
+
+    /// Chooses the huge pages of a process.
+    ///
+    /// # Errors
+    /// It could not be looked at.
+    pub(crate) fn choose(&self, target: &Target, settings: &Settings) -> Result<Choice, Failure> {
+        let order = target.order(sources(settings), settings.select, settings.edges, true);
+        let planned = attach(&order, &mut Images::default())?.plan;
+        let step = self.pages.pmd.bytes() as usize;
+        let candidates: Vec<RemoteAddr> = planned
+            .spans()
+            .flat_map(|span| (span.range.start().get()..span.range.end().get()).step_by(step))
+            .map(RemoteAddr::new)
+            .collect();
+        let pid = number(target.pid);
+        let space = self.tally.spaces().iter().rposition(|of| of.pid == pid && of.current);
+        let samples: Vec<(RemoteAddr, u64)> = self
+            .tally
+            .pages()
+            .filter(|page| Some(page.space) == space)
+            .map(|page| (page.at, page.samples))
+            .collect();
+        let huge = mapped::huge_text(&target.process, self.pages.pmd).unwrap_or_default();
+        let itlb = itlb::read();
+        let (pages, time) = (self.pages, self.time);
+        let heat = Heat {
+            pages,
+            samples: &samples,
+            huge: &huge,
+            candidates: &candidates,
+            itlb: &itlb,
+            time,
+        };
+        Ok(choose(self.budget, &heat))
+    }
+
+    /// Takes the hottest huge pages of a process; the report says which.
+    ///
+    /// # Errors
+    /// Nothing could be begun; the process is as it was.
+    pub(crate) fn carry_out(
+        &self,
+        target: &Target,
+        settings: &Settings,
+        dry_run: bool,
+        images: &mut Images,
+    ) -> Result<(Attached, Report), Failure> {
+        let choice = self.choose(target, settings)?;
+        let allowed: Vec<RemoteAddr> = choice.pages.iter().map(|page| page.start).collect();
+        let mut order = target.order(sources(settings), settings.select, settings.edges, dry_run);
+        order.allowed = Some(&allowed);
+        let (attached, mut report) = carry_out(&order, settings.select, images)?;
+        report.budget = Some(choice);
+        Ok((attached, report))
+    }
+}
+
+/// What the huge pages are made of: copies, unless the page cache is named. Once a file's page cache is
+/// huge, the kernel maps all of it so.
+pub(crate) fn sources(settings: &Settings) -> Sources {
+    let sources = Sources::from(settings.backing);
+    let pagecache = settings.backing == BackingChoice::Pagecache;
+    Sources { pagecache, ..sources }
+}
+
+/// Looks after a program that has just been started: samples it, and takes its hottest huge pages.
+pub(crate) fn look_after(program: Pid, budget: Budget, settings: &Settings, tell: Tell<'_>) {
+    let Ok(hot) = Hot::sample(&[program], budget, settings) else { return };
+    if crate::launch::is_disabled() {
+        return;
+    }
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let done = Target::open(program).and_then(|target| {
+            let done = hot.carry_out(&target, settings, false, &mut Images::default());
+            done.map(|done| (target, done))
+        });
+        match done {
+            Ok((target, (attached, report))) => {
+                if attached.touched_it() {
+                    let failure = attached.failure.as_ref();
+                    let result = failure.map_or("ok", |failure| failure.reason.as_str());
+                    let (process, bytes) = (&target.process, attached.plan.huge_bytes());
+                    Record { action: "attach", pid: program, process, bytes, result }.write();
+                }
+                return tell(&target, &attached, &report);
+            }
+            Err(failure)
+                if matches!(
+                    failure.reason,
+                    SkipReason::Busy | SkipReason::AlreadyTraced | SkipReason::NoThread
+                ) && Instant::now() < end =>
+            {
+                std::thread::sleep(AGAIN);
+            }
+            Err(_left_as_it_is) => return,
+        }
+    }
+}
+
+/// For how long a process that cannot be attached to at the moment is tried again.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The pause between two tries.
+const AGAIN: Duration = Duration::from_millis(500);

@@ -1,0 +1,157 @@
+//! Sampling where processes execute, for as long as is wanted.
+
+use std::time::{Duration, Instant};
+
+use tiexec_core::addr::PageSize;
+use tiexec_core::proc::maps;
+use tiexec_core::samples::{Tally, What};
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::sampler::{Clock, Heirs, Sampler, Woken};
+use tiexec_sys::{Errno, Pid, SysError, process};
+use tiexec_tracee::threads;
+
+/// How often the buffers are emptied.
+const DRAIN: Duration = Duration::from_millis(100);
+/// How often is looked at those who live: a command may end at any time.
+const LOOK: Duration = Duration::from_millis(500);
+/// Samples in a second of each thread's time, if nothing else is said: no divisor of what programs do
+/// so and so often.
+pub(crate) const FREQUENCY: u32 = 997;
+
+/// A sampling under way.
+pub(crate) struct Sampling {
+    sampler: Sampler,
+    tally: Tally,
+    /// The one process that is wanted; all that comes otherwise, this one left out.
+    pub(crate) only: Option<u32>,
+}
+
+impl Sampling {
+    /// Begins with all threads of some processes that run. Those that have ended are passed over.
+    ///
+    /// # Errors
+    /// As [`Sampler::open`].
+    pub(crate) fn of_running(
+        pids: &[Pid],
+        heirs: Heirs,
+        frequency: u32,
+        base: PageSize,
+    ) -> Result<Self, SysError> {
+        let living = pids.iter().filter_map(|&pid| Some((pid, ProcDir::of(pid).ok()?)));
+        let living: Vec<(Pid, ProcDir)> = living.collect();
+        let tids: Vec<Pid> =
+            living.iter().flat_map(|(pid, process)| threads::list(process, *pid)).collect();
+        process::lift_descriptor_limit();
+        let sampler = Sampler::open(&tids, heirs, frequency)?;
+        // Afterwards: what is mapped from now on is told by the records.
+        let mut tally = Tally::new(base);
+        for (pid, process) in &living {
+            if let Some(vmas) = process.read("maps").ok().and_then(|text| maps::parse(&text).ok()) {
+                tally.add_process(number(*pid), &vmas);
+            }
+        }
+        Ok(Self { sampler, tally, only: None })
+    }
+
+    /// Begins with this process, which is about to start another.
+    ///
+    /// # Errors
+    /// As [`Sampler::open`].
+    pub(crate) fn of_children(frequency: u32, base: PageSize) -> Result<Self, SysError> {
+        // It must be inherited by a process: what is not wanted is passed over later.
+        let sampler = Sampler::open(&[process::this()], Heirs::Processes, frequency)?;
+        Ok(Self { sampler, tally: Tally::new(base), only: None })
+    }
+
+    /// Samples until `end`, until all have ended, or until `over`; has `look` look at those who live,
+    /// now and then and at the end.
+    ///
+    /// # Errors
+    /// As ppoll(2).
+    pub(crate) fn until(
+        &mut self,
+        end: Option<Instant>,
+        mut over: impl FnMut() -> bool,
+        mut look: impl FnMut(&Tally),
+    ) -> Result<(), SysError> {
+        // Early once: what ends soon is seen too.
+        let mut look_at = Instant::now() + DRAIN;
+        loop {
+            let left = end.map_or(DRAIN, |end| end.saturating_duration_since(Instant::now()));
+            // Before the records are read, so that none of the last is missed.
+            let over = over() || left.is_zero();
+            let woken = match self.sampler.wait(left.min(DRAIN)) {
+                Err(error) if error.errno == Errno::INTR => Woken::Records,
+                woken => woken?,
+            };
+            self.drain();
+            if over || woken == Woken::End {
+                look(&self.tally);
+                return Ok(());
+            }
+            if Instant::now() >= look_at {
+                look(&self.tally);
+                look_at = Instant::now() + LOOK;
+            }
+        }
+    }
+
+    /// Returns by what samples are taken.
+    pub(crate) fn clock(&self) -> Clock {
+        self.sampler.clock()
+    }
+
+    /// Returns what has been seen.
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// Ends it; returns what has been seen.
+    pub(crate) fn end(self) -> Tally {
+        self.tally
+    }
+
+    fn drain(&mut self) {
+        let this = std::process::id();
+        for what in self.sampler.read() {
+            let of = match &what {
+                What::Sample { pid, .. } => Some(*pid),
+                _ => None,
+            };
+            let wanted =
+                self.only.map_or(of != Some(this), |only| of.is_none_or(|pid| pid == only));
+            if wanted {
+                self.tally.add(what);
+            }
+        }
+    }
+}
+
+/// Puts why sampling is refused, and what would help, in words.
+pub(crate) fn refusal(error: SysError) -> String {
+    let knob = |name: &str| {
+        let text = std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default();
+        text.trim().to_owned()
+    };
+    let fix = match error.errno {
+        Errno::PERM | Errno::ACCES => format!(
+            "; kernel.perf_event_paranoid is {}: up to 2 a user may sample processes of their own, beyond \
+             that it takes CAP_PERFMON",
+            knob("perf_event_paranoid")
+        ),
+        Errno::MFILE => {
+            "; it has more threads, times processors, than descriptors are allowed; fix: ulimit -n"
+                .to_owned()
+        }
+        Errno::INVAL => {
+            format!("; kernel.perf_event_max_sample_rate is {}", knob("perf_event_max_sample_rate"))
+        }
+        _ => String::new(),
+    };
+    format!("{error}{fix}")
+}
+
+/// Returns a process id as records have it.
+pub(crate) fn number(pid: Pid) -> u32 {
+    pid.as_raw_nonzero().get().unsigned_abs()
+}

@@ -1,0 +1,455 @@
+//! Plain against TiExec: from what was measured of each way, round by round, to what may be claimed.
+//!
+//! One round measures each way once, so that what changes slowly on a machine is the same for both; what
+//! is compared is the ratio within the round. Of those the location is the 20 % trimmed mean of their
+//! logarithms (a round in which something else happened counts no more than others), and its interval a
+//! symmetric bootstrap-t (Wilcox, "Introduction to Robust Estimation and Hypothesis Testing", chapter 4):
+//! with few rounds the plain percentile bootstrap claims too much. A difference is claimed only where
+//! the interval excludes none.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::report::SCHEMA;
+
+/// How sure an interval is. Several figures are compared at once, and benchmarks are repeated.
+pub const CONFIDENCE: f64 = 0.99;
+/// With fewer rounds nothing is claimed.
+pub const ENOUGH_ROUNDS: usize = 6;
+const RESAMPLES: usize = 4000;
+const TRIMMED: f64 = 0.2;
+
+/// What was measured of one way.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Sample {
+    /// Each round's figure.
+    pub values: Vec<f64>,
+    /// The middle one.
+    pub median: f64,
+    /// The smallest.
+    pub lowest: f64,
+    /// The largest.
+    pub highest: f64,
+}
+
+impl Sample {
+    fn new(values: Vec<f64>) -> Self {
+        let mut sorted = values.clone();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let at = |index: usize| sorted.get(index).copied().unwrap_or(0.0);
+        let (low, high) = (sorted.len().saturating_sub(1) / 2, sorted.len() / 2);
+        let median = f64::midpoint(at(low), at(high));
+        Self { values, median, lowest: at(0), highest: at(sorted.len().saturating_sub(1)) }
+    }
+}
+
+/// TiExec's figure over the plain one.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Ratio {
+    /// The estimate.
+    pub estimate: f64,
+    /// Where its interval begins.
+    pub low: f64,
+    /// Where it ends.
+    pub high: f64,
+}
+
+/// What may be claimed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finding {
+    /// It is less by TiExec.
+    Less,
+    /// It is more by TiExec.
+    More,
+    /// No difference was seen.
+    NoDifference,
+    /// There were too few rounds to tell.
+    TooFewRounds,
+}
+
+/// One figure, compared.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Comparison {
+    /// What it is.
+    pub name: String,
+    /// In which unit; empty for none.
+    pub unit: String,
+    /// Plain.
+    pub plain: Sample,
+    /// By TiExec.
+    pub tiexec: Sample,
+    /// The ratio; `None` where a figure is not above zero, with too few rounds, or where it could be any.
+    pub ratio: Option<Ratio>,
+    /// What may be claimed.
+    pub finding: Finding,
+}
+
+impl Comparison {
+    /// Compares what was measured in each round, plain and by TiExec.
+    pub fn new(name: &str, unit: &str, rounds: &[(f64, f64)]) -> Self {
+        let logs: Vec<f64> = rounds
+            .iter()
+            .map(|(plain, tiexec)| (tiexec / plain).ln())
+            .filter(|log| log.is_finite())
+            .collect();
+        let whole = logs.len() == rounds.len();
+        let ratio = (whole && logs.len() >= ENOUGH_ROUNDS).then(|| interval(&logs));
+        // Rounds of which all but a few are the same say nothing of how the others scatter.
+        let ratio = ratio.filter(|ratio| ratio.low > 0.0 && ratio.high.is_finite());
+        let finding = match ratio {
+            None if rounds.len() < ENOUGH_ROUNDS => Finding::TooFewRounds,
+            Some(ratio) if ratio.high < 1.0 => Finding::Less,
+            Some(ratio) if ratio.low > 1.0 => Finding::More,
+            _ => Finding::NoDifference,
+        };
+        Self {
+            name: name.to_owned(),
+            unit: unit.to_owned(),
+            plain: Sample::new(rounds.iter().map(|round| round.0).collect()),
+            tiexec: Sample::new(rounds.iter().map(|round| round.1).collect()),
+            ratio,
+            finding,
+        }
+    }
+
+    /// Puts what may be claimed into words.
+    pub fn words(&self) -> String {
+        let percent = |share: f64| format!("{:.1} %", share.abs() * 100.0);
+        match (self.finding, self.ratio) {
+            (Finding::TooFewRounds, _) => {
+                format!("too few rounds to tell: it takes {ENOUGH_ROUNDS}")
+            }
+            (Finding::NoDifference, None) => "no difference can be told".to_owned(),
+            (Finding::NoDifference, Some(Ratio { low, high, .. })) => {
+                format!("no difference seen: between {low:.3} and {high:.3} times")
+            }
+            (finding, Some(Ratio { estimate, low, high })) => {
+                let (word, near, far) = if finding == Finding::Less {
+                    ("less", 1.0 - high, 1.0 - low)
+                } else {
+                    ("more", low - 1.0, high - 1.0)
+                };
+                format!(
+                    "{} {word} by tiexec (between {} and {})",
+                    percent(estimate - 1.0),
+                    percent(near),
+                    percent(far)
+                )
+            }
+            (_, None) => String::new(),
+        }
+    }
+}
+
+/// Returns the ratio that these logarithms of ratios tell of, with its interval.
+fn interval(logs: &[f64]) -> Ratio {
+    let mut sorted = logs.to_vec();
+    let whole = trimmed(&mut sorted);
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut again = vec![0.0; logs.len()];
+    let mut deviations: Vec<f64> = (0..RESAMPLES)
+        .filter_map(|_| {
+            again.iter_mut().for_each(|value| *value = logs[random.below(logs.len())]);
+            let one = trimmed(&mut again);
+            // Where all are the same there is nothing to divide by.
+            (one.error > 0.0).then(|| ((one.mean - whole.mean) / one.error).abs())
+        })
+        .collect();
+    deviations.sort_unstable_by(f64::total_cmp);
+    let beyond = (deviations.len() as f64 * CONFIDENCE) as usize;
+    let widest = deviations.get(beyond.min(deviations.len().saturating_sub(1))).copied();
+    let reach = widest.unwrap_or(0.0) * whole.error;
+    Ratio {
+        estimate: whole.mean.exp(),
+        low: (whole.mean - reach).exp(),
+        high: (whole.mean + reach).exp(),
+    }
+}
+
+/// A trimmed mean and its standard error.
+struct Trimmed {
+    mean: f64,
+    error: f64,
+}
+
+/// Sorts the values, and takes the mean without the outermost; its error is by the winsorized variance.
+fn trimmed(values: &mut [f64]) -> Trimmed {
+    values.sort_unstable_by(f64::total_cmp);
+    let count = values.len();
+    let off = (count as f64 * TRIMMED) as usize;
+    let inner = &values[off..count - off];
+    let mean = inner.iter().sum::<f64>() / inner.len() as f64;
+    let (first, last) = (inner[0], inner[inner.len() - 1]);
+    let pulled_in = |value: &f64| value.clamp(first, last);
+    let centre = values.iter().map(pulled_in).sum::<f64>() / count as f64;
+    let squares = values.iter().map(|value| (pulled_in(value) - centre).powi(2)).sum::<f64>();
+    let kept = 1.0 - 2.0 * off as f64 / count as f64;
+    let error = (squares / (count - 1) as f64).sqrt() / (kept * (count as f64).sqrt());
+    Trimmed { mean, error }
+}
+
+/// Always the same numbers: the same figures give the same interval.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        // The upper bits are the better ones.
+        let drawn = u128::from(self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)) * limit as u128;
+        (drawn >> 64) as usize
+    }
+}
+
+/// How the two ways were measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// Each time by a process of its own.
+    Process,
+    /// By slices of the time of one process: what is found is true of that process.
+    Slice,
+}
+
+/// A benchmark's result.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Bench {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// `bench`.
+    pub kind: String,
+    /// The command, or that of the process.
+    pub command: Vec<String>,
+    /// The process that was attached to.
+    pub pid: Option<u32>,
+    /// The options for tiexec.
+    pub options: Vec<String>,
+    /// What one figure of a round is of.
+    pub unit: Unit,
+    /// Rounds that count.
+    pub rounds: usize,
+    /// How sure the intervals are.
+    pub confidence: f64,
+    /// Bytes of text that were seen on huge pages, plain; `None` where nobody looked.
+    pub huge_plain_bytes: Option<u64>,
+    /// The same by TiExec.
+    pub huge_tiexec_bytes: Option<u64>,
+    /// The processor and the kernel.
+    pub machine: String,
+    /// What was compared; the first is what it is about.
+    pub metrics: Vec<Comparison>,
+}
+
+impl Bench {
+    /// What `kind` says.
+    pub const KIND: &'static str = "bench";
+
+    /// Reads it from JSON.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub fn from_json(text: &str) -> Result<Self, String> {
+        let bench: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        if bench.kind != Self::KIND || bench.schema != SCHEMA {
+            return Err(format!("{} of schema {} is not known", bench.kind, bench.schema));
+        }
+        Ok(bench)
+    }
+
+    /// Returns it as one line of JSON.
+    ///
+    /// # Panics
+    /// Never: it holds nothing that JSON cannot.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("strings, numbers and lists")
+    }
+}
+
+/// Puts a figure in few digits, with its unit.
+pub fn figure(value: f64, unit: &str) -> String {
+    let (value, unit) = match unit {
+        "s" if value < 1.0 => (value * 1e3, "ms"),
+        "" if value >= 1e9 => (value / 1e9, "G"),
+        "" if value >= 1e6 => (value / 1e6, "M"),
+        unit => (value, unit),
+    };
+    let digits = if value >= 1000.0 || value.fract() == 0.0 {
+        0
+    } else if value >= 100.0 {
+        1
+    } else if value >= 10.0 {
+        2
+    } else {
+        3
+    };
+    let text = format!("{value:.digits$} {unit}");
+    text.trim_end().to_owned()
+}
+
+impl fmt::Display for Bench {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { command, rounds, unit, confidence, .. } = self;
+        let how = match unit {
+            Unit::Process => "each way in a process of its own, by turns",
+            Unit::Slice => "slices of one process, by turns",
+        };
+        writeln!(f, "{}   {rounds} rounds, {how}", command.join(" "))?;
+        if let (Some(plain), Some(tiexec)) = (self.huge_plain_bytes, self.huge_tiexec_bytes) {
+            let mib = crate::addr::mib;
+            writeln!(
+                f,
+                "text on huge pages   plain {} MiB, tiexec {} MiB",
+                mib(plain),
+                mib(tiexec)
+            )?;
+        }
+        let interval = format!("{:.0} % INTERVAL", confidence * 100.0);
+        writeln!(
+            f,
+            "{:<14} {:>30} {:>30}  RATIO  {interval}",
+            "MEDIAN (RANGE)", "PLAIN", "TIEXEC"
+        )?;
+        for metric in &self.metrics {
+            let Comparison { name, unit, plain, tiexec, ratio, finding } = metric;
+            let shown = |sample: &Sample| {
+                let of = |value| figure(value, unit);
+                format!("{} ({}–{})", of(sample.median), of(sample.lowest), of(sample.highest))
+            };
+            write!(f, "{name:<14} {:>30} {:>30}", shown(plain), shown(tiexec))?;
+            if let Some(Ratio { estimate, low, high }) = ratio {
+                let word = match finding {
+                    Finding::Less => "less",
+                    Finding::More => "more",
+                    Finding::NoDifference | Finding::TooFewRounds => "no difference seen",
+                };
+                write!(f, "  {estimate:.3}  {low:.3}–{high:.3}  {word}")?;
+            }
+            writeln!(f)?;
+        }
+        if let Some(first) = self.metrics.first() {
+            writeln!(f, "{}: {}", first.name, first.words())?;
+        }
+        if *unit == Unit::Slice {
+            writeln!(f, "It is of this one process: another start of the program may differ.")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Draws that scatter as run times do: most a little, some a lot, upwards.
+    struct Scatter(Random);
+
+    impl Scatter {
+        fn uniform(&mut self) -> f64 {
+            self.0.below(1 << 30) as f64 / f64::from(1 << 30)
+        }
+
+        fn time(&mut self) -> f64 {
+            let spike = if self.uniform() < 0.1 { 0.4 * self.uniform() } else { 0.0 };
+            // Whoever lives as one process is so much faster or slower all the time.
+            let layout = 0.08 * (self.uniform() - 0.5);
+            1.0 + layout + 0.01 * -(1.0 - self.uniform()).ln() + spike
+        }
+    }
+
+    fn claims(rounds: usize, factor: f64, often: usize) -> usize {
+        let mut scatter = Scatter(Random(42));
+        (0..often)
+            .filter(|_| {
+                let pairs: Vec<(f64, f64)> =
+                    (0..rounds).map(|_| (scatter.time(), factor * scatter.time())).collect();
+                let finding = Comparison::new("wall", "s", &pairs).finding;
+                finding == Finding::Less || finding == Finding::More
+            })
+            .count()
+    }
+
+    #[test]
+    fn differences_are_rarely_invented() {
+        for rounds in [6, 10, 30] {
+            let invented = claims(rounds, 1.0, 200);
+            println!("{rounds} rounds: {invented} of 200 invented");
+            assert!(invented <= 6, "{rounds} rounds: {invented} of 200");
+        }
+    }
+
+    #[test]
+    fn a_difference_of_five_percent_is_seen() {
+        let seen = claims(30, 0.95, 100);
+        assert!(seen >= 90, "{seen} of 100");
+    }
+
+    #[test]
+    fn what_is_exact_is_exact() {
+        let pairs = [(100.0, 95.0); 10];
+        let Comparison { ratio, finding, plain, .. } = Comparison::new("x", "", &pairs);
+        let ratio = ratio.unwrap();
+        assert!((ratio.low - 0.95).abs() < 1e-9 && (ratio.high - 0.95).abs() < 1e-9, "{ratio:?}");
+        assert_eq!((finding, plain.median), (Finding::Less, 100.0));
+        assert_eq!(Comparison::new("x", "", &[(5.0, 5.0); 10]).finding, Finding::NoDifference);
+    }
+
+    #[test]
+    fn what_cannot_be_told_is_not() {
+        let few = Comparison::new("x", "s", &[(1.0, 2.0); ENOUGH_ROUNDS - 1]);
+        assert_eq!((few.finding, few.ratio), (Finding::TooFewRounds, None));
+        let zeros = Comparison::new("x", "", &[(0.0, 0.0); 10]);
+        assert_eq!((zeros.finding, zeros.ratio), (Finding::NoDifference, None));
+        assert_eq!(Comparison::new("x", "", &[]).finding, Finding::TooFewRounds);
+        // Six figures of a coarse clock.
+        let coarse =
+            [(1.0, 1.0), (1e-6, 1.0), (1.0, 1.0), (1.0, 1e-6), (1.0, 1.0), (1.0, 1.0 + 1e-12)];
+        let ratio = Comparison::new("x", "s", &coarse).ratio;
+        assert!(ratio.is_none_or(|ratio| ratio.low > 0.0 && ratio.high.is_finite()), "{ratio:?}");
+        for odd in [f64::NAN, f64::INFINITY, -1.0] {
+            let mut pairs = vec![(1.0, 1.0); 10];
+            pairs[3].0 = odd;
+            assert_eq!(Comparison::new("x", "", &pairs).ratio, None);
+        }
+    }
+
+    #[test]
+    fn it_comes_back_from_json() {
+        let pairs: Vec<(f64, f64)> = (1..10).map(|i| (f64::from(i), 0.9 * f64::from(i))).collect();
+        let bench = Bench {
+            schema: SCHEMA,
+            kind: Bench::KIND.to_owned(),
+            command: vec!["true".to_owned()],
+            pid: None,
+            options: Vec::new(),
+            unit: Unit::Process,
+            rounds: 9,
+            confidence: CONFIDENCE,
+            huge_plain_bytes: Some(0),
+            huge_tiexec_bytes: None,
+            machine: "m".to_owned(),
+            metrics: vec![Comparison::new("wall", "s", &pairs)],
+        };
+        assert_eq!(Bench::from_json(&bench.to_json()), Ok(bench.clone()));
+        let other = bench.to_json().replace("\"kind\":\"bench\"", "\"kind\":\"advise\"");
+        assert!(Bench::from_json(&other).is_err());
+        assert!(Bench::from_json("{}").is_err());
+        assert!(bench.to_string().contains("wall: 10.0 % less by tiexec"), "{bench}");
+    }
+
+    #[test]
+    fn figures_are_short() {
+        for (value, unit, text) in [
+            (0.0123, "s", "12.30 ms"),
+            (2.5, "s", "2.500 s"),
+            (123.45, "MiB", "123.5 MiB"),
+            (42.0, "", "42"),
+            (2_500_000.0, "", "2.500 M"),
+            (12_345.6, "", "12346"),
+        ] {
+            assert_eq!(figure(value, unit), text);
+        }
+    }
+}
