@@ -187,7 +187,7 @@ fn lost_samples_are_reported() {
     let copy = small("hotset", Kind::StaticNoPie);
     let held = spinning(&copy, 30);
     let pid = held.pid().to_string();
-    let args = ["advise", "--json", "-F", "9973", "--duration", "15s", &pid];
+    let args = ["advise", "--json", "-F", "19997", "--duration", "15s", &pid];
     let advise = started(&[], support::tiexecctl(), args);
     let samples = || {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", advise.pid()));
@@ -200,7 +200,7 @@ fn lost_samples_are_reported() {
         let ticks = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(11)?.parse().ok());
         ticks.unwrap_or(0_u64)
     };
-    // 128 KiB hold some 4000 samples: less than half a second of its time.
+    // 128 KiB for each processor hold some 4000 samples: two of them less than half a second of its time.
     let before = used();
     eventually("it has run for long enough", || used() > before + 70);
     advise.signal(libc::SIGCONT);
