@@ -45,7 +45,7 @@ fn a_known_hot_set_is_found() {
         let out = dir.path().join("advice").to_string_lossy().into_owned();
         let pages_word = pages.to_string();
         let done =
-            ctl(["advise", "--json", "-F", "2999", "-o", &out, "--", &path, &pages_word, "2"]);
+            ctl(["advise", "--json", "-F", "4999", "-o", &out, "--", &path, &pages_word, "1"]);
         done.assert_code(0).assert_silent();
         assert!(done.out().contains("spinning\n"), "the command's output: {done}");
         let text = std::fs::read_to_string(&out).expect("the advice");
@@ -54,8 +54,8 @@ fn a_known_hot_set_is_found() {
         // The loop itself lies in a page or two more.
         let all = number(&file["base_pages"]["all"]);
         assert!((pages..pages + 8).contains(&all), "{pages} pages: {file}");
-        // Two seconds are 6000 samples, of which at least a third lie in the pages.
-        assert!(number(&file["samples"]) > 2000, "{advice}");
+        // A second is 5000 samples, most of which lie in the pages.
+        assert!(number(&file["samples"]) > 1000, "{advice}");
         let p99 = number(&file["base_pages"]["p99"]);
         assert!(p99 + pages / 10 + 1 >= pages && p99 <= all, "{pages} pages: {file}");
         let huge = number(&file["huge_pages"]["all"]);
@@ -174,7 +174,7 @@ fn pids_that_are_none() {
 #[test]
 fn the_process_may_end_while_it_is_sampled() {
     let copy = small("hotset", Kind::StaticNoPie);
-    let held = Run::new(copy.path(), ["30", "1"]).plain().start();
+    let held = Run::new(copy.path(), ["30", "0.3"]).plain().start();
     let done = ctl(["advise", "--json", "--duration", "30s", &held.pid().to_string()]);
     done.assert_code(0);
     assert!(number(&json(&done)["sampling"]["duration_ms"]) < 30_000, "{done}");
@@ -187,7 +187,7 @@ fn lost_samples_are_reported() {
     let copy = small("hotset", Kind::StaticNoPie);
     let held = spinning(&copy, 30);
     let pid = held.pid().to_string();
-    let args = ["advise", "--json", "-F", "9973", "--duration", "8s", &pid];
+    let args = ["advise", "--json", "-F", "19997", "--duration", "15s", &pid];
     let advise = started(&[], support::tiexecctl(), args);
     let samples = || {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", advise.pid()));
@@ -200,9 +200,9 @@ fn lost_samples_are_reported() {
         let ticks = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(11)?.parse().ok());
         ticks.unwrap_or(0_u64)
     };
-    // 128 KiB hold some 4000 samples: less than half a second of its time.
+    // 128 KiB for each processor hold some 4000 samples: two of them less than half a second of its time.
     let before = used();
-    eventually("it has run for two seconds", || used() > before + 200);
+    eventually("it has run for long enough", || used() > before + 70);
     advise.signal(libc::SIGCONT);
     let done = advise.finish();
     done.assert_code(0);
@@ -223,7 +223,7 @@ fn a_command_that_does_little_or_is_not_there() {
 fn children_are_sampled_with_follow_only() {
     let hot = program("hotset", Kind::DynamicNoPie);
     let path = hot.canonicalize().expect("a path").to_string_lossy().into_owned();
-    let script = format!("{path} 20 1; {path} 20 1; exit 0");
+    let script = format!("{path} 20 0.4; {path} 20 0.4; exit 0");
     let dir = tempfile::tempdir().expect("a directory");
     let out = dir.path().join("advice").to_string_lossy().into_owned();
     let done = ctl(["advise", "--json", "-f", "-o", &out, "--", "sh", "-c", &script]);
@@ -257,7 +257,9 @@ fn an_ordinary_user_and_their_processes() {
     };
     eventually("both run", || is(own.pid()) && is(others.pid()));
     let advise = |pid: i32| {
-        started(&NOBODY, &tool, ["advise", "--json", "--duration", "1s", &pid.to_string()]).finish()
+        let pid = pid.to_string();
+        let args = ["advise", "--json", "-F", "9999", "--duration", "2s", &pid];
+        started(&NOBODY, &tool, args).finish()
     };
     let done = advise(own.pid());
     let paranoid = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid");

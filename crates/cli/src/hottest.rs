@@ -13,12 +13,12 @@ use tiexec_remap::Failure;
 use tiexec_remap::attach::{Attached, Images, attach};
 use tiexec_remap::launch::Sources;
 use tiexec_sys::sampler::Heirs;
-use tiexec_sys::{Pid, SysError, itlb, jumps, mapped, thp};
+use tiexec_sys::{Pid, SysError, itlb, mapped, thp};
 
 use crate::ctl::attach::journal::Record;
 use crate::ctl::attach::{Target, carry_out};
 use crate::follow::Tell;
-use crate::sampling::{FREQUENCY, Sampling, number};
+use crate::sampling::{FREQUENCY, Sampling, miss_time, number};
 
 /// How long is sampled if `--settle` does not say.
 const USUAL: Duration = Duration::from_secs(5);
@@ -49,8 +49,7 @@ impl Hot {
         sampling.until(Instant::now().checked_add(time), || false, |_| {})?;
         // Whether a walk costs anything here decides only for `auto`.
         let time = match budget {
-            Budget::Auto => jumps::measure(pages)
-                .map_or(MissTime::USUAL, |times| MissTime::of_jumps(times.base_ns, times.huge_ns)),
+            Budget::Auto => miss_time(pages),
             Budget::Pages(_) => MissTime::USUAL,
         };
         Ok(Self { tally: sampling.end(), budget, time, pages })

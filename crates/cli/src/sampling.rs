@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use tiexec_core::addr::PageSize;
+use tiexec_core::addr::{PageSize, Pages};
+use tiexec_core::itlb::MissTime;
 use tiexec_core::proc::maps;
 use tiexec_core::samples::{Tally, What};
+use tiexec_remap::headroom;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::sampler::{Clock, Heirs, Sampler, Woken};
-use tiexec_sys::{Errno, Pid, SysError, process};
+use tiexec_sys::{Errno, Pid, SysError, jumps, process};
 use tiexec_tracee::threads;
 
 /// How often the buffers are emptied.
@@ -149,6 +151,16 @@ pub(crate) fn refusal(error: SysError) -> String {
         _ => String::new(),
     };
     format!("{error}{fix}")
+}
+
+/// Measures what a miss costs on this machine; where there is no memory to spare for that, what is usual.
+pub(crate) fn miss_time(pages: Pages) -> MissTime {
+    let room = |process: ProcDir| headroom::check(&process, jumps::MEMORY).is_ok();
+    if !ProcDir::this_process().is_ok_and(room) {
+        return MissTime::USUAL;
+    }
+    jumps::measure(pages)
+        .map_or(MissTime::USUAL, |times| MissTime::of_jumps(times.base_ns, times.huge_ns))
 }
 
 /// Returns a process id as records have it.

@@ -26,6 +26,9 @@ pub struct JumpTimes {
     pub huge_ns: f64,
 }
 
+/// The memory that [`measure`] takes for its time, in bytes.
+pub const MEMORY: u64 = 2 * LEN as u64;
+
 /// How much text the jumps go through: far beyond any instruction TLB on base pages, well within
 /// the second level on huge ones.
 const LEN: usize = 32 << 20;

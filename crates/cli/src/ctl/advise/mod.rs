@@ -8,14 +8,14 @@ mod gather;
 use std::collections::HashSet;
 
 use tiexec_core::advice::{Advice, Circumstances, Sampling};
-use tiexec_core::itlb::MissTime;
 use tiexec_core::samples::Tally;
 use tiexec_sys::sampler::Clock;
-use tiexec_sys::{itlb, jumps, thp};
+use tiexec_sys::{itlb, thp};
 
 use super::write;
 use crate::exit;
 use crate::options::Advise;
+use crate::sampling::miss_time;
 use crate::say::warn;
 
 use gather::Gathered;
@@ -64,8 +64,7 @@ pub(super) fn sample(options: &Advise) -> Result<Advised, u8> {
     };
     let itlb = itlb::read();
     // Afterwards, so that it disturbs nobody who is sampled.
-    let time = jumps::measure(pages)
-        .map_or(MissTime::USUAL, |times| MissTime::of_jumps(times.base_ns, times.huge_ns));
+    let time = miss_time(pages);
     let circumstances = Circumstances { pages, huge, planned, itlb, time };
     let advice = Advice::new(pid, comm, &tally, &circumstances, sampling, counted);
     let advice = advice.ok_or_else(|| {
