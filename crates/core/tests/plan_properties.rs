@@ -299,7 +299,8 @@ proptest! {
         let main = snapshot.main_file();
         for span in plan.spans() {
             for vma in &snapshot.vmas {
-                let off_limits = vma.perms.write || vma.perms.shared || Some(vma.file) != main;
+                let Perms { read, write, shared, .. } = vma.perms;
+                let off_limits = !read || write || shared || Some(vma.file) != main;
                 prop_assert!(!(off_limits && vma.range.overlaps(span.range)), "{span:?} {vma:?}");
             }
         }
@@ -311,7 +312,7 @@ proptest! {
         let main = snapshot.main_file();
         for text in &plan.texts {
             let Vma { range, perms, file, file_offset, .. } = text.vma;
-            let ours = main == Some(file) && !perms.write && !perms.shared;
+            let ours = main == Some(file) && perms.read && !perms.write && !perms.shared;
             // A text that runs past the end of what an offset can say is left alone.
             let sound = file_offset.checked_add(range.len()).is_some();
             let whole = range.align_inward(snapshot.pages.pmd).map_or(0, AddrRange::len);

@@ -37,7 +37,7 @@ pub use tlb::{Itlb, Level, Source};
 /// many entries for base pages sees them. A smaller one sees more: of what a large one has in use, it
 /// has thrown a part out.
 pub fn per_kilo_instruction(entries: u32) -> f64 {
-    const OF_128: f64 = 2.1;
+    const OF_128: f64 = 1.64;
     const GROWTH: f64 = 0.7;
     OF_128 * (128.0 / f64::from(entries.clamp(16, 128))).powf(GROWTH)
 }

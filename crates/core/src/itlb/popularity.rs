@@ -3,7 +3,10 @@
 //! Few samples see few of the pages. What they did not see is estimated from what they saw once: the
 //! share of references that go to unseen pages by Good and Turing (Good, "The population frequencies
 //! of species and the estimation of population parameters", Biometrika 40, 1953), their number by Chao
-//! ("Nonparametric estimation of the number of classes in a population", Scand. J. Stat. 11, 1984).
+//! ("Nonparametric estimation of the number of classes in a population", Scand. J. Stat. 11, 1984). The
+//! share of the unseen is taken off the seen pages alike, as a part of one sample each (absolute
+//! discounting: Ney, Essen, Kneser, "On structuring probabilistic dependences in stochastic language
+//! modelling", Computer Speech and Language 8, 1994): what was seen often is known well.
 
 use std::collections::BTreeMap;
 
@@ -25,6 +28,8 @@ pub(super) struct Class {
 struct Estimate {
     /// The share of all references that one sample stands for.
     sample: f64,
+    /// What is taken off the samples of each page that was seen; below 1.
+    discount: f64,
     /// Pages that no sample has seen, for each that one sample has.
     unseen: f64,
     /// The share of all references that goes to each of those.
@@ -47,12 +52,14 @@ impl Estimate {
         // Where all samples differ nothing is known but that there are many pages.
         let share = (once / seen).min(0.99);
         let unseen_rate = share * seen / all / unseen;
-        Self { sample: (1.0 - share) / all, unseen: unseen / once, unseen_rate }
+        let distinct: f64 = tally.values().map(|&pages| pages as f64).sum();
+        let discount = share * seen / distinct;
+        Self { sample: 1.0 / all, discount, unseen: unseen / once, unseen_rate }
     }
 
     fn classes(self, tally: &BTreeMap<u64, u64>, huge: bool) -> Vec<Class> {
         let class = |(&times, &pages): (&u64, &u64)| Class {
-            rate: times as f64 * self.sample,
+            rate: (times as f64 - self.discount) * self.sample,
             pages: pages as f64,
             huge,
         };
