@@ -258,9 +258,11 @@ fn without_perf() {
     let run = followed(&descend, &["spawn", &copy.path().to_string_lossy(), "7"]);
     let mut held = run.env("LD_PRELOAD", &library).start();
     wait_switched(&mut held);
+    let companion = companion(&copy.path().to_string_lossy()).expect("it is there");
     held.write(b"\n");
     let done = held.finish();
     done.assert_code(7);
+    eventually("the companion ends with the tree", || !is_alive(companion));
     assert_eq!(done.err().lines().count(), 1, "{done}");
     assert!(done.err().contains("perf_event_open: permission denied (EACCES)"), "{done}");
 }

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use tiexec_core::proc::stat;
-use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, process};
 
 /// Processes known to belong to a tree. One whose parent has ended belongs on as long as it was seen
 /// before.
@@ -39,7 +39,9 @@ impl Tree {
         let mut processes: HashMap<Pid, (Option<Pid>, u64)> = HashMap::new();
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        for pid in pids.filter_map(Pid::from_raw) {
+        // A companion that has only just been begun may look like a descendant itself.
+        let this = process::this();
+        for pid in pids.filter_map(Pid::from_raw).filter(|&pid| pid != this) {
             let Ok(text) = ProcDir::of(pid).and_then(|process| process.read("stat")) else {
                 continue;
             };
