@@ -8,7 +8,7 @@ use std::time::Instant;
 use support::attaching::{ctl, started, switched};
 use support::child::eventually;
 use support::smaps::children;
-use support::{Held, Public, Run, installed, is_root, require, write_program};
+use support::{Held, Public, Run, busy_java, installed, is_root, require, write_program};
 
 const CYCLES: usize = 20;
 
@@ -55,13 +55,9 @@ fn go_with_4000_goroutines() {
 /// A just-in-time compiler with safepoints in SIGSEGV handlers, and garbage collection.
 #[test]
 fn java() {
-    let both = installed("javac").zip(installed("java"));
-    require!(both.is_some(), "no JDK");
-    let (javac, java) = both.expect("just looked");
-    let dir = tempfile::tempdir().expect("a directory");
-    let source = script(dir.path(), "Busy.java", include_str!("programs/Busy.java"));
-    let built = std::process::Command::new(javac).arg(&source).output().expect("javac");
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let java = busy_java();
+    require!(java.is_some(), "no JDK");
+    let (java, dir) = java.expect("just looked");
     let held = Run::new(java, ["-cp", &dir.path().to_string_lossy(), "Busy"]).plain().hold();
     let pid = held.pid();
     cycles(held, pid);

@@ -5,7 +5,7 @@ mod support;
 use support::attaching::{ctl, ctl_behind, json};
 use support::child::eventually;
 use support::smaps::{pmd_size, vmas};
-use support::{Held, Kind, Run, installed, is_root, program, require};
+use support::{Held, Kind, Run, busy_java, installed, is_root, program, require};
 
 fn jit(how: &str) -> Held {
     Run::new(program("jit", Kind::DynamicPie), [how]).plain().hold()
@@ -84,13 +84,9 @@ fn it_is_not_touched_unless_selected() {
 
 #[test]
 fn settling_makes_what_is_compiled_later_huge() {
-    let java = installed("java").zip(installed("javac"));
+    let java = busy_java();
     require!(java.is_some(), "no JDK");
-    let (java, javac) = java.expect("just looked");
-    let dir = tempfile::tempdir().expect("a directory");
-    let source = dir.path().join("Busy.java");
-    std::fs::write(&source, include_str!("programs/Busy.java")).expect("a file");
-    assert!(std::process::Command::new(javac).arg(&source).status().expect("javac").success());
+    let (java, dir) = java.expect("just looked");
     // So that there is enough code in one place whatever the program does.
     let args = ["-Xcomp", "-XX:+SegmentedCodeCache", "-cp", &dir.path().to_string_lossy(), "Busy"];
     let options = ["--select=main,dso,jit", "--settle=30s", "--backing=image"];

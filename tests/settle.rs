@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use support::attaching::{started, switched};
 use support::child::eventually;
-use support::{Kind, Run, installed, program, require};
+use support::{Kind, Run, busy_java, program, require};
 
 /// A library with 6 MiB of text.
 fn library(dir: &Path) -> PathBuf {
@@ -62,13 +62,9 @@ fn a_library_loaded_later_after_an_attach() {
 /// `java` itself is small: what counts is loaded by it.
 #[test]
 fn java() {
-    let java = installed("java").zip(installed("javac"));
+    let java = busy_java();
     require!(java.is_some(), "no JDK");
-    let (java, javac) = java.expect("just looked");
-    let dir = tempfile::tempdir().expect("a directory");
-    let source = dir.path().join("Busy.java");
-    std::fs::write(&source, include_str!("programs/Busy.java")).expect("a file");
-    assert!(std::process::Command::new(javac).arg(&source).status().expect("javac").success());
+    let (java, dir) = java.expect("just looked");
     let args = ["-cp", &dir.path().to_string_lossy(), "Busy"];
     let held = Run::new(java, args).options(["--settle=30s", "--backing=image"]).hold();
     let pid = held.pid();

@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 pub(crate) use child::{Done, Held};
 pub(crate) use fresh::{Fresh, Report};
 pub(crate) use launch::{Prep, Run};
-pub(crate) use programs::{Kind, program, program_big};
+pub(crate) use programs::{Kind, busy_java, program, program_big};
 pub(crate) use smaps::{Coverage, coverage, pmd_size};
 
 /// The `tiexec` under test.

@@ -186,3 +186,14 @@ pub(crate) fn program_big(name: &str, kind: Kind, mib: u32) -> PathBuf {
     std::fs::rename(&made, &built).expect("a rename in one directory");
     built
 }
+
+/// `java`, and a directory with `Busy` compiled for it; `None` without a JDK.
+pub(crate) fn busy_java() -> Option<(PathBuf, tempfile::TempDir)> {
+    let (java, javac) = super::installed("java").zip(super::installed("javac"))?;
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("Busy.java");
+    std::fs::write(&source, include_str!("../programs/Busy.java")).expect("a file");
+    let built = Command::new(javac).arg(&source).output().expect("javac");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    Some((java, dir))
+}
