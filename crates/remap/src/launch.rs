@@ -280,7 +280,7 @@ impl<'a> Work<'a> {
         let by_looks = expected.relro >= LONG_RELOCATION && order.refuse_with.is_none();
         let pid = self.stop.pid;
         let linker = self.program.as_ref().filter(|_| by_looks);
-        let mut linker = linker.map(|program| Linker::new(order, pid, program));
+        let mut linker = linker.and_then(|program| Linker::new(order, pid, program));
         let look = linker.as_mut();
         let reached = watch.wait(session, look.map(|linker| || linker.look()));
         if let Ok((counts, _)) = reached {

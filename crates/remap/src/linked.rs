@@ -150,7 +150,7 @@ pub(crate) struct Linker<'a> {
     /// Those that are mapped from the beginning.
     known: Vec<FileId>,
     /// Where the program's RELRO begins.
-    relro: Option<RemoteAddr>,
+    relro: RemoteAddr,
     /// What was mapped at the last look.
     before: Vec<u8>,
     /// Since when it is known to be done.
@@ -161,10 +161,11 @@ pub(crate) struct Linker<'a> {
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl<'a> Linker<'a> {
-    pub(crate) fn new(order: &'a Order<'a>, pid: Pid, program: &Program) -> Self {
+    /// `None` for a program without RELRO, of which nothing tells that it is done already.
+    pub(crate) fn new(order: &'a Order<'a>, pid: Pid, program: &Program) -> Option<Self> {
         let known = program.snapshot.vmas.iter().map(|vma| vma.file).collect();
-        let relro = program.relro(order.pages.base);
-        Self { order, pid, known, relro, before: Vec::new(), done_since: None }
+        let relro = program.relro(order.pages.base)?;
+        Some(Self { order, pid, known, relro, before: Vec::new(), done_since: None })
     }
 
     /// Looks. It seems to have mapped everything when an object with much text is there, nothing was
@@ -172,8 +173,7 @@ impl<'a> Linker<'a> {
     pub(crate) fn look(&mut self) -> Progress {
         let Ok(text) = self.order.process.read("maps") else { return Progress::Mapping };
         let Ok(vmas) = maps::parse(&text) else { return Progress::Mapping };
-        let protects =
-            |at: RemoteAddr| vmas.iter().any(|vma| vma.range.contains(at) && !vma.perms.write);
+        let protected = vmas.iter().any(|vma| vma.range.contains(self.relro) && !vma.perms.write);
         let huge = self.order.pages.pmd;
         let has_object = vmas.iter().any(|vma| {
             vma.is_text() && !self.known.contains(&vma.file) && vma.range.len() >= huge.bytes() / 2
@@ -181,7 +181,7 @@ impl<'a> Linker<'a> {
         let still = std::mem::replace(&mut self.before, text) == self.before;
         // Interrupted, neither would notice.
         let takes = || threads::takes(self.order.process, self.pid, self.pid);
-        if self.relro.is_some_and(protects) {
+        if protected {
             let since = *self.done_since.get_or_insert_with(Instant::now);
             return match takes() {
                 Takes::Running | Takes::Asleep | Takes::AsleepToRewind => Progress::Done,

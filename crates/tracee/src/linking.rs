@@ -92,8 +92,8 @@ impl LinkWatch {
     }
 
     /// Has the program go home and waits until it stops, as long as `ld.so` takes. `None` if the moment
-    /// did not come: it is to be left alone then. `look` says how far it seems to have come; without it, it stops
-    /// at each call from the beginning, and never later than behind the last one.
+    /// did not come: it is to be left alone then. `look` says how far it seems to have come; without it, it
+    /// stops at each call from the beginning, and never later than behind the last one.
     ///
     /// # Errors
     /// [`TraceError::Gone`] if it ends before, [`TraceError::LetGo`] if it execs before (it is
