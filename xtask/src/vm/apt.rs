@@ -33,7 +33,7 @@ impl Apt {
     pub(crate) fn of_ubuntu(cache: &Cache, arch: Arch, suites: &[&str]) -> Result<Self> {
         let keyring = cache.once("ubuntu-keyring", |new| {
             let debian = Self::open(cache, arch, &["trixie"])?;
-            debian.unpack(&["ubuntu-archive-keyring".to_owned()], new)
+            debian.unpack(&["ubuntu-keyring".to_owned()], new)
         })?;
         let keyring = keyring.join("usr/share/keyrings/ubuntu-archive-keyring.gpg");
         let place = match arch {
