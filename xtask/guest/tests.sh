@@ -46,7 +46,7 @@ while read -r name program only <&3; do
     echo $status >/vm/out/"$name".status
     echo "vm-test: $name: $(sed -n 's/^test result: //p' /vm/out/"$name".log | cut -d';' -f1-3) ($(($(cut -d. -f1 /proc/uptime) - start)) s, status $status)"
 done 3</vm/tests
-(. /vm/command) 2>&1 </dev/null | sed 's/^/vm-test: /'
+{ (. /vm/command); echo $? >/vm/out/command.status; } 2>&1 </dev/null | sed 's/^/vm-test: /'
 dmesg >/vm/out/dmesg
 sync
 busybox poweroff -f

@@ -38,7 +38,7 @@ fn main() -> Result<ExitCode> {
         Chore::Man { out } => man(&made(&out)?)?,
         Chore::Completions { out } => completions(&made(&out)?)?,
         Chore::VmTest(test) => return test.run(),
-        Chore::Dist(dist) => dist.run()?,
+        Chore::Dist(dist) => return dist.run(),
         Chore::Kernels => vm::write_tables()?,
     }
     Ok(ExitCode::SUCCESS)

@@ -10,14 +10,14 @@ use tiexec_core::report::Report;
 use tiexec_core::samples::Tally;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
-use tiexec_remap::attach::{Attached, Images, attach};
-use tiexec_remap::launch::Sources;
+use tiexec_remap::attach::{AttachOrder, Attached, Images, attach};
 use tiexec_sys::sampler::Heirs;
-use tiexec_sys::{Pid, SysError, itlb, mapped, thp};
+use tiexec_sys::{Pid, SysError, itlb, mapped};
 
 use crate::ctl::attach::journal::Record;
 use crate::ctl::attach::{Target, carry_out};
 use crate::follow::Tell;
+use crate::memory;
 use crate::sampling::{FREQUENCY, Sampling, miss_time, number};
 
 /// How long is sampled if `--settle` does not say.
@@ -42,8 +42,8 @@ impl Hot {
         budget: Budget,
         settings: &Settings,
     ) -> Result<Self, SysError> {
-        let pages =
-            thp::pages().ok_or(SysError { call: "huge pages", errno: tiexec_sys::Errno::NOSYS })?;
+        let pages = memory::pages(settings)
+            .ok_or(SysError { call: "huge pages", errno: tiexec_sys::Errno::NOSYS })?;
         let mut sampling = Sampling::of_running(pids, Heirs::Threads, FREQUENCY, pages.base)?;
         let time = if settings.settle.is_zero() { USUAL } else { settings.settle };
         sampling.until(Instant::now().checked_add(time), || false, |_| {})?;
@@ -60,7 +60,7 @@ impl Hot {
     /// # Errors
     /// It could not be looked at.
     pub(crate) fn choose(&self, target: &Target, settings: &Settings) -> Result<Choice, Failure> {
-        let order = target.order(sources(settings), settings.select, settings.edges, true);
+        let order = order(target, settings, true);
         let planned = attach(&order, &mut Images::default())?.plan;
         let step = self.pages.pmd.bytes() as usize;
         let candidates: Vec<RemoteAddr> = planned
@@ -103,7 +103,7 @@ impl Hot {
     ) -> Result<(Attached, Report), Failure> {
         let choice = self.choose(target, settings)?;
         let allowed: Vec<RemoteAddr> = choice.pages.iter().map(|page| page.start).collect();
-        let mut order = target.order(sources(settings), settings.select, settings.edges, dry_run);
+        let mut order = order(target, settings, dry_run);
         order.allowed = Some(&allowed);
         let (attached, mut report) = carry_out(&order, settings.select, images)?;
         report.budget = Some(choice);
@@ -113,10 +113,10 @@ impl Hot {
 
 /// What the huge pages are made of: copies, unless the page cache is named. Once a file's page cache is
 /// huge, the kernel maps all of it so.
-pub(crate) fn sources(settings: &Settings) -> Sources {
-    let sources = Sources::from(settings.backing);
-    let pagecache = settings.backing == BackingChoice::Pagecache;
-    Sources { pagecache, ..sources }
+fn order<'a>(target: &'a Target, settings: &Settings, dry_run: bool) -> AttachOrder<'a> {
+    let mut order = target.order(settings, dry_run);
+    order.sources.pagecache = settings.backing == BackingChoice::Pagecache;
+    order
 }
 
 /// Looks after a program that has just been started: samples it, and takes its hottest huge pages.

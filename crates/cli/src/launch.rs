@@ -23,7 +23,7 @@ use tiexec_remap::objects::{self, Expected, Object};
 use tiexec_sys::entry::{Argv, is_secure};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::watch::Heirs;
-use tiexec_sys::{Errno, Pid, SysError, process, thp};
+use tiexec_sys::{Errno, Pid, SysError, process};
 use tiexec_tracee::held::{Arming, Declined, MayTrace, arm, wait_for_exec};
 
 use crate::ctl::attach;
@@ -32,7 +32,8 @@ use crate::follow::companion::{self, Companion};
 use crate::follow::{Follower, Patterns, obstacle, without_watch};
 use crate::hottest;
 use crate::image_file::{Image, Verdict, is_executable, judge, search};
-use crate::options::{Attach, Launch};
+use crate::memory;
+use crate::options::{Attach, Launch, MemoryOptions};
 use crate::say::{warn, write_briefly};
 
 /// The kill switch: where this file exists, every launch is a plain exec.
@@ -98,7 +99,12 @@ pub fn run(argv: Argv) -> u8 {
         Ok(parsed) => parsed,
         Err(status) => return status,
     };
+    let said = MemoryOptions { page_size: options.page_size, numa: options.numa };
     let settings = settings(options);
+    if let Err(what) = memory::check(said, &settings) {
+        warn(what);
+        return exit::LAUNCH_FAILED;
+    }
     let sink = settings.report.as_deref().and_then(open_sink);
     let companion = OnceCell::new();
     let launcher = Launcher { argv, program, settings, sink, dry_run, companion };
@@ -303,7 +309,7 @@ impl Launcher {
         if !select.text() {
             return plain(SkipReason::NotSelected);
         }
-        let pages = thp::pages();
+        let pages = memory::pages(&self.settings);
         let mut objects = Vec::new();
         let mut fills = true;
         let verdict = search(self.name()).map_or(Verdict::Unknown, |path| judge(&path));
@@ -324,6 +330,11 @@ impl Launcher {
                 if let Some(pages) = pages.filter(|_| select.dso && image.facts.dynamic) {
                     objects = objects::with_text(&image.path, pages, edges);
                 }
+                if let (false, true, Some(size)) =
+                    (fills, objects.is_empty(), self.settings.pool_page())
+                {
+                    return Err(Declined::new(SkipReason::PageSize, memory::too_large(size)));
+                }
                 if !fills && objects.is_empty() {
                     let main =
                         if select.main { SkipReason::TooSmall } else { SkipReason::NotSelected };
@@ -336,7 +347,7 @@ impl Launcher {
         let pages = pages.ok_or_else(|| {
             Declined::new(SkipReason::ThpUnsupported, "the kernel has no transparent huge pages")
         })?;
-        let sources = Sources::from(self.settings.backing);
+        let sources = Sources::asked_for(self.settings.backing, self.settings.numa);
         if sources.copy != Some(Backing::Hugetlb) && process::thp_disabled() {
             let detail = "PR_SET_THP_DISABLE is in force (prctl(2)); it is inherited";
             return Err(Declined::new(SkipReason::ThpDisabled, detail));
@@ -400,6 +411,7 @@ impl Launcher {
             select: self.settings.select,
             objects: *objects,
             edges: self.settings.edges,
+            numa: self.settings.numa,
             deadline: self.settings.deadline.saturating_sub(*spent),
             refuse_with: self.settings.strict.then_some(exit::LAUNCH_FAILED),
             wants_report: self.sink.is_some() || self.dry_run,
@@ -553,6 +565,8 @@ impl Launcher {
             copied_bytes: 0,
             widened_bytes: 0,
             backings: Vec::new(),
+            sizes: Vec::new(),
+            nodes: Vec::new(),
             rest: vec![Rest { reason, bytes: image.facts.text_bytes() }],
         });
         let name = Path::new(self.name()).file_name().unwrap_or(self.name());

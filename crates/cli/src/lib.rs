@@ -8,6 +8,7 @@ mod follow;
 mod hottest;
 pub mod image_file;
 pub mod launch;
+mod memory;
 pub mod options;
 mod sampling;
 pub mod say;

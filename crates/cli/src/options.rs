@@ -5,8 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use tiexec_core::addr::PageSize;
 use tiexec_core::budget::Budget;
-use tiexec_core::config::{BackingChoice, Edges, Layer, parse_bytes, parse_duration};
+use tiexec_core::config::{
+    BackingChoice, Edges, Layer, parse_bytes, parse_duration, parse_page_size,
+};
+use tiexec_core::numa::Numa;
 use tiexec_core::select::Select;
 use tiexec_remap::store::setup::Size;
 
@@ -51,6 +55,10 @@ pub struct LaunchSettings {
     /// pool; only if named), or off
     #[arg(long, value_name = "BACKING")]
     pub backing: Option<BackingChoice>,
+
+    /// The memory options.
+    #[command(flatten)]
+    pub memory: MemoryOptions,
 
     /// The ragged edges of the text: the edge options.
     #[command(flatten)]
@@ -97,6 +105,21 @@ pub struct LaunchSettings {
     pub verbose: bool,
 }
 
+/// Where copies lie, and in pages of which size.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct MemoryOptions {
+    /// With --backing hugetlb, the size of the pool's pages, such as 64K or 2M: one that
+    /// /sys/kernel/mm/hugepages has [default: that of a huge page]
+    #[arg(long, value_name = "BYTES", value_parser = parse_page_size)]
+    pub page_size: Option<PageSize>,
+
+    /// On which NUMA nodes a copy of the text lies: interleave (one huge page on each node by turns), local
+    /// (where the program's first thread runs) or node=N. Text is then copied for each program [default:
+    /// what is there already may be shared; the kernel decides]
+    #[arg(long, value_name = "NODES")]
+    pub numa: Option<Numa>,
+}
+
 /// How the ragged edges of a text are treated.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct EdgeOptions {
@@ -119,6 +142,8 @@ impl LaunchSettings {
         Layer {
             off: None,
             backing: self.backing,
+            page_size: self.memory.page_size,
+            numa: self.memory.numa,
             edges: self.edges.edges,
             pad_threshold: self.edges.pad_threshold,
             strict: yes(self.strict),
@@ -418,6 +443,10 @@ pub struct Attach {
     #[arg(long, value_name = "BACKING")]
     pub backing: Option<BackingChoice>,
 
+    /// The memory options.
+    #[command(flatten)]
+    pub memory: MemoryOptions,
+
     /// Which executable memory: a list of main, dso and jit, or all, or none [default: main,dso]
     #[arg(long, value_name = "LIST")]
     pub select: Option<Select>,
@@ -452,6 +481,7 @@ impl Attach {
         Self {
             targets: Targets { pids: vec![pid], exe: None, unit: None },
             backing: settings.backing,
+            memory: settings.memory,
             select: settings.select,
             later: settings.later.clone(),
             edges: settings.edges,

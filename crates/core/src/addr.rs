@@ -93,6 +93,11 @@ impl PageSize {
     pub const fn bytes(self) -> u64 {
         self.0
     }
+
+    /// Returns the size's binary logarithm.
+    pub const fn bits(self) -> u32 {
+        self.0.trailing_zeros()
+    }
 }
 
 /// The page sizes that a plan reckons with.
@@ -100,7 +105,8 @@ impl PageSize {
 pub struct Pages {
     /// The architecture's smallest page (`sysconf(_SC_PAGESIZE)`).
     pub base: PageSize,
-    /// What one PMD entry maps (`hpage_pmd_size`), 2 MiB on x86-64.
+    /// The huge page: what one PMD entry maps (`hpage_pmd_size`), 2 MiB on x86-64; or a page of the
+    /// hugetlb pool of another size, where that is planned with.
     pub pmd: PageSize,
 }
 
@@ -191,6 +197,15 @@ impl fmt::Debug for AddrRange {
     }
 }
 
+/// Formats the size of a page, as the kernel and numactl(8) do: `64K`, `2M`, `1G`.
+pub fn short(bytes: u64) -> String {
+    let units = [(30, "G"), (20, "M"), (10, "K")];
+    let unit = units
+        .into_iter()
+        .find(|&(shift, _)| bytes >> shift > 0 && bytes.is_multiple_of(1 << shift));
+    unit.map_or(bytes.to_string(), |(shift, letter)| format!("{}{letter}", bytes >> shift))
+}
+
 /// Formats `bytes` as MiB with one decimal, the unit of every table.
 pub fn mib(bytes: u64) -> String {
     // Tenths of a MiB, rounded half up, in integers: a table must not depend on float printing.
@@ -218,6 +233,13 @@ mod tests {
         assert_eq!(short.align_inward(PMD), None);
         let top = AddrRange::new(RemoteAddr(u64::MAX - 10), RemoteAddr(u64::MAX)).unwrap();
         assert_eq!(top.align_inward(PMD), None);
+    }
+
+    #[test]
+    fn sizes_of_pages_are_short() {
+        for (bytes, text) in [(64 << 10, "64K"), (2 << 20, "2M"), (1 << 30, "1G"), (1000, "1000")] {
+            assert_eq!(short(bytes), text);
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use thiserror::Error;
 
 use crate::addr::PageSize;
 use crate::budget::Budget;
+use crate::numa::Numa;
 use crate::select::Select;
 
 /// Where the user wants the huge page to live.
@@ -139,6 +140,15 @@ pub fn parse_bytes(text: &str) -> Result<u64, ValueError> {
     number.checked_mul(1 << shift).ok_or_else(bad)
 }
 
+/// Parses the size of a page, as [`parse_bytes`].
+///
+/// # Errors
+/// Also what is no power of two.
+pub fn parse_page_size(text: &str) -> Result<PageSize, ValueError> {
+    let size = PageSize::new(parse_bytes(text)?);
+    size.ok_or_else(|| ValueError::new("the size of a page such as 64K, 2M or 1G", text))
+}
+
 /// A value that a key cannot take.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("{found:?} is not {expected}")]
@@ -188,6 +198,10 @@ pub struct Layer {
     pub edges: Option<Edges>,
     /// See [`EdgePolicy::pad_threshold`].
     pub pad_threshold: Option<u64>,
+    /// The size of the hugetlb pool's pages.
+    pub page_size: Option<PageSize>,
+    /// See [`Numa`].
+    pub numa: Option<Numa>,
     /// Refuse rather than run on base pages.
     pub strict: Option<bool>,
     /// How long staging may take.
@@ -274,6 +288,13 @@ impl Layer {
                 self.pad_threshold =
                     Some(parse_bytes(needed()?).map_err(|error| error.to_string())?);
             }
+            "page-size" => {
+                self.page_size =
+                    Some(parse_page_size(needed()?).map_err(|error| error.to_string())?);
+            }
+            "numa" => {
+                self.numa = Some(needed()?.parse().map_err(|error: ValueError| error.to_string())?);
+            }
             "strict" => self.strict = flag()?,
             "deadline" => {
                 self.deadline = Some(parse_duration(needed()?).map_err(|error| error.to_string())?);
@@ -309,6 +330,8 @@ impl Layer {
             backing: self.backing.or(lower.backing),
             edges: self.edges.or(lower.edges),
             pad_threshold: self.pad_threshold.or(lower.pad_threshold),
+            page_size: self.page_size.or(lower.page_size),
+            numa: self.numa.or(lower.numa),
             strict: self.strict.or(lower.strict),
             deadline: self.deadline.or(lower.deadline),
             report: self.report.or(lower.report),
@@ -335,6 +358,10 @@ pub struct Settings {
     pub backing: BackingChoice,
     /// Which ragged edges are taken.
     pub edges: EdgePolicy,
+    /// The size of the hugetlb pool's pages; that of a huge page, if nothing is said.
+    pub page_size: Option<PageSize>,
+    /// On which nodes copies lie; where the kernel puts them, if nothing is said.
+    pub numa: Option<Numa>,
     /// Refuse (exit 125) rather than run on base pages.
     pub strict: bool,
     /// How long staging may take; what is not staged by then stays on base pages.
@@ -381,6 +408,8 @@ impl Settings {
                 edges: all.edges.unwrap_or_default(),
                 pad_threshold: all.pad_threshold.unwrap_or(EdgePolicy::DEFAULT_PAD_THRESHOLD),
             },
+            page_size: all.page_size,
+            numa: all.numa,
             strict: all.strict.unwrap_or(false),
             deadline: all.deadline.unwrap_or(Self::DEFAULT_DEADLINE),
             report: all.report,
@@ -395,6 +424,13 @@ impl Settings {
             only: all.only.unwrap_or_default(),
             except: all.except.unwrap_or_default(),
         }
+    }
+}
+
+impl Settings {
+    /// Returns the size of the pool's pages, where the pool is what huge pages come from and a size is said.
+    pub fn pool_page(&self) -> Option<PageSize> {
+        self.page_size.filter(|_| self.backing == BackingChoice::Hugetlb)
     }
 }
 
@@ -482,6 +518,21 @@ mod tests {
         assert_eq!(Settings::from_layers([Layer::default()]).edges, EdgePolicy::default());
         let (_, malformed) = Layer::from_environment("edges=all,pad-threshold=much");
         assert_eq!(malformed.len(), 2);
+    }
+
+    #[test]
+    fn a_node_is_set_like_everything_else() {
+        let (layer, none) = Layer::from_environment("numa=node=1");
+        assert_eq!((none, Settings::from_layers([layer]).numa), (vec![], Some(Numa::Node(1))));
+        assert_eq!(Layer::from_environment("numa=1,numa").1.len(), 2);
+    }
+
+    #[test]
+    fn a_size_is_for_the_pool_only() {
+        let of = |text: &str| Settings::from_layers([Layer::from_environment(text).0]).pool_page();
+        assert_eq!(of("page-size=64K,backing=hugetlb"), PageSize::new(64 << 10));
+        assert_eq!((of("page-size=64K"), of("backing=hugetlb")), (None, None));
+        assert_eq!(Layer::from_environment("page-size=65000,page-size=big").1.len(), 2);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::addr::{AddrRange, PageSize, Pages};
+use crate::numa::{self, OnNode};
 use crate::plan::Backing;
 use crate::proc::maps::Vma;
 use crate::proc::smaps::SmapsEntry;
@@ -20,6 +21,18 @@ pub const STORE_NAME_SUFFIX: &[u8] = b".tiexec";
 pub struct Rest {
     /// Why.
     pub reason: SkipReason,
+    /// How many bytes.
+    pub bytes: u64,
+}
+
+/// Bytes of huge text by the size of the pages that they lie in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct OfSize {
+    /// The size of each page, in bytes.
+    pub page_size: u64,
+    /// Whether one entry of the PMD table maps each; otherwise they are contiguous smaller ones, or
+    /// larger: pages of the hugetlb pool of another size.
+    pub pmd_mapped: bool,
     /// How many bytes.
     pub bytes: u64,
 }
@@ -42,6 +55,13 @@ pub struct FileCoverage {
     pub widened_bytes: u64,
     /// By which backings.
     pub backings: Vec<Backing>,
+    /// How much of `huge_bytes` lies in pages of which size, the smallest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sizes: Vec<OfSize>,
+    /// On which NUMA nodes the text lies, as far as it is mapped, huge or not, and with what was widened;
+    /// empty where the kernel does not say.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<OnNode>,
     /// Why the rest is not.
     pub rest: Vec<Rest>,
 }
@@ -81,6 +101,8 @@ pub fn coverage(
         copied: u64,
         widened: u64,
         backings: Vec<Backing>,
+        sizes: Vec<OfSize>,
+        nodes: Vec<OnNode>,
     }
     let mut runs: Vec<Run<'_>> = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
@@ -106,6 +128,7 @@ pub fn coverage(
         let huge = mapped.saturating_sub(widened);
         let copied = if is_ours(vma) { mapped } else { 0 };
         let backing = backing_of(entry, pages.base).filter(|_| huge > 0);
+        let size = (huge > 0).then(|| size_of(entry, pages, huge));
         match runs.last_mut() {
             Some(run) if run.owner.file == owner.file && run.range.end() == vma.range.start() => {
                 run.range = AddrRange::new(run.range.start(), vma.range.end()).unwrap_or(run.range);
@@ -121,6 +144,8 @@ pub fn coverage(
                 run.copied += copied;
                 run.widened += widened;
                 run.backings.extend(backing);
+                run.sizes.extend(size);
+                run.nodes.extend(&entry.nodes);
             }
             _ => runs.push(Run {
                 owner,
@@ -130,6 +155,8 @@ pub fn coverage(
                 copied,
                 widened,
                 backings: backing.into_iter().collect(),
+                sizes: size.into_iter().collect(),
+                nodes: entry.nodes.clone(),
             }),
         }
     }
@@ -145,6 +172,8 @@ pub fn coverage(
             copied_bytes: 0,
             widened_bytes: 0,
             backings: Vec::new(),
+            sizes: Vec::new(),
+            nodes: Vec::new(),
             rest: Vec::new(),
         });
         let len: u64 = run.texts.iter().map(|text| text.len()).sum();
@@ -153,6 +182,8 @@ pub fn coverage(
         file.huge_bytes += run.huge;
         file.copied_bytes += run.copied;
         file.backings.extend(run.backings);
+        file.sizes.extend(run.sizes);
+        file.nodes.extend(run.nodes);
         let whole = run.texts.iter().filter_map(|text| text.align_inward(pages.pmd));
         let whole: u64 = whole.map(AddrRange::len).sum();
         let left = len - run.huge.min(len);
@@ -172,6 +203,8 @@ pub fn coverage(
         .map(|(id, mut file)| {
             file.backings.sort_unstable();
             file.backings.dedup();
+            file.sizes = sum(&file.sizes);
+            file.nodes = numa::sum(file.nodes);
             file.rest = rests
                 .remove(&id)
                 .unwrap_or_default()
@@ -237,6 +270,23 @@ fn backing_of(entry: &SmapsEntry, base: PageSize) -> Option<Backing> {
     } else {
         None
     }
+}
+
+/// Says in which pages the `huge` bytes of a VMA lie.
+fn size_of(entry: &SmapsEntry, pages: Pages, huge: u64) -> OfSize {
+    let of_pool = entry.kernel_page_size > pages.base.bytes();
+    let page_size = if of_pool { entry.kernel_page_size } else { pages.pmd.bytes() };
+    OfSize { page_size, pmd_mapped: page_size == pages.pmd.bytes(), bytes: huge }
+}
+
+/// Adds up what lies in pages of the same size; the smallest first.
+fn sum(parts: &[OfSize]) -> Vec<OfSize> {
+    let mut sizes: BTreeMap<u64, OfSize> = BTreeMap::new();
+    for part in parts {
+        let sum = sizes.entry(part.page_size).or_insert(OfSize { bytes: 0, ..*part });
+        sum.bytes += part.bytes;
+    }
+    sizes.into_values().collect()
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ pub mod elf;
 pub mod heat;
 pub mod itlb;
 pub mod ldcache;
+pub mod numa;
 pub mod page;
 pub mod parts;
 pub mod perf;

@@ -4,9 +4,10 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::addr::{AddrRange, mib};
+use crate::addr::{AddrRange, mib, short};
 use crate::budget::Choice;
 use crate::coverage::FileCoverage;
+use crate::numa;
 use crate::plan::{Backing, Span, start_and_end};
 use crate::skip::SkipReason;
 
@@ -239,6 +240,7 @@ impl fmt::Display for Report {
         if let Some(choice) = &self.budget {
             writeln!(f, "budget {}: {choice}", choice.budget)?;
         }
+        self.nodes(f)?;
         self.costs(f)
     }
 }
@@ -260,6 +262,16 @@ impl Report {
     fn uprobes(&self) -> Option<&'static str> {
         self.perf()?;
         Some(if self.copied_bytes() > 0 { "lost" } else { "ok" })
+    }
+
+    /// Says on which NUMA nodes the text lies, unless all of it lies on the first, as where there is one.
+    fn nodes(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nodes = numa::sum(self.files.iter().flat_map(|file| file.nodes.iter().copied()));
+        if nodes.iter().all(|on| on.node == 0) {
+            return Ok(());
+        }
+        let nodes = nodes.iter().map(|on| format!("N{} {} MiB", on.node, mib(on.bytes)));
+        writeln!(f, "nodes {}", nodes.collect::<Vec<_>>().join("   "))
     }
 
     fn copied_bytes(&self) -> u64 {
@@ -320,7 +332,19 @@ fn line(
     let mut backings: Vec<Backing> = files.iter().flat_map(|file| file.backings.clone()).collect();
     backings.sort_unstable();
     backings.dedup();
-    let backings: Vec<String> = backings.iter().map(ToString::to_string).collect();
+    let mut backings: Vec<String> = backings.iter().map(ToString::to_string).collect();
+    // Pages of the pool that are no huge pages of the usual size.
+    let mut sizes: Vec<u64> = files
+        .iter()
+        .flat_map(|file| &file.sizes)
+        .filter(|of| !of.pmd_mapped)
+        .map(|of| of.page_size)
+        .collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    if let Some(pool) = backings.iter_mut().find(|name| **name == Backing::Hugetlb.to_string()) {
+        sizes.iter().for_each(|&size| pool.push_str(&format!(" {}", short(size))));
+    }
     let mut rest: Vec<(SkipReason, u64)> = Vec::new();
     for part in files.iter().flat_map(|file| &file.rest) {
         match rest.iter_mut().find(|(reason, _)| *reason == part.reason) {
@@ -365,6 +389,8 @@ mod tests {
             copied_bytes: huge_bytes,
             widened_bytes: 0,
             backings,
+            sizes: Vec::new(),
+            nodes: Vec::new(),
             rest,
         }
     }

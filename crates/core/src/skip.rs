@@ -64,6 +64,10 @@ reasons! {
     MemcgHeadroom = "memcg_headroom",
     /// The hugetlb pool, or the hugetlb cgroup, has too few pages.
     HugetlbPool = "hugetlb_pool",
+    /// The nodes that `--numa` names have no memory for this process, or the kernel refused to place pages.
+    Numa = "numa",
+    /// The text fills no page of the size that `--page-size` names.
+    PageSize = "page_size",
     /// `memfd_create` was refused.
     NoMemfd = "no_memfd",
     /// A seccomp filter forbids a call that is needed, or may do so.
@@ -179,6 +183,7 @@ impl SkipReason {
             Self::MapCount => "raise vm.max_map_count",
             Self::MemcgHeadroom => "raise memory.max (systemd: MemoryMax=)",
             Self::HugetlbPool => "raise vm.nr_hugepages, or leave out --backing hugetlb",
+            Self::Numa => "leave out --numa",
             Self::Deadline => "--deadline",
             Self::AddressSpace => "ulimit -v",
             Self::FdLimit => "ulimit -n",

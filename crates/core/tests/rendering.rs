@@ -26,6 +26,8 @@ fn file(
         copied_bytes: if backings.iter().all(|&b| b == Backing::Pagecache) { 0 } else { huge },
         widened_bytes: 0,
         backings: backings.to_vec(),
+        sizes: Vec::new(),
+        nodes: Vec::new(),
         rest: rest.iter().map(|&(reason, bytes)| Rest { reason, bytes }).collect(),
     }
 }

@@ -12,10 +12,10 @@ use tiexec_tracee::arch::Call;
 use tiexec_tracee::session::{SCRATCH_LEN, Session};
 
 use crate::failure::Failure;
-use crate::image::{self, Filled, Source, Staged};
+use crate::image::{self, Filled, Memory, Source, Staged};
 use crate::launch::Order;
 use crate::program::Program;
-use crate::{headroom, rebase, switch};
+use crate::{headroom, numa, rebase, switch};
 
 /// Stages the spans of `backing`, image or hugetlb, in a memfd of the program's own, and switches
 /// to what was staged until `deadline`.
@@ -38,16 +38,18 @@ pub(crate) fn by_memfd(
     if backing == Backing::Image {
         headroom::check(order.process, plan.span_bytes_by(backing))?;
     }
+    let nodes = numa::turns(order.numa, order.process)?;
     let name = snapshot.vma_at(snapshot.entry).map(|vma| vma.display_path()).unwrap_or_default();
     let name = name.rsplit('/').next().unwrap_or_default();
-    let fd = switch::make_memfd(session, backing, name)?;
+    let fd = switch::make_memfd(session, backing, order.pages.pmd, name)?;
     let memfd = order
         .process
         .open_file(&format!("fd/{fd}"), true)
         .map_err(|error| Failure::new(SkipReason::NoMemfd, error))?;
     let parts = program.parts();
     let source = Source { file: &program.exe, parts: parts.as_ref() };
-    let filled = image::fill(&memfd, source, &spans, backing, order.pages, deadline)?;
+    let memory = Memory { backing, pages: order.pages, nodes: &nodes };
+    let filled = image::fill(&memfd, source, &spans, memory, deadline)?;
     for part in &filled.staged {
         switch::switch(session, fd, backing, part, area(snapshot, part)?)?;
     }

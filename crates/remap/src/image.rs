@@ -12,8 +12,8 @@ use tiexec_core::addr::{AddrRange, PageSize, Pages};
 use tiexec_core::parts::{Part, Parts};
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::memory::FillMapping;
 use tiexec_sys::SysError;
+use tiexec_sys::memory::FillMapping;
 use tiexec_tracee::arch;
 
 use crate::failure::Failure;
@@ -80,6 +80,18 @@ impl Source<'_> {
     }
 }
 
+/// What an image is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Memory<'a> {
+    /// Whether huge pages are collapsed ones or of the pool.
+    pub backing: Backing,
+    /// The page sizes.
+    pub pages: Pages,
+    /// The NUMA nodes that huge pages are put on by turns; none to leave that to the kernel. One that has
+    /// no room left sends them to another.
+    pub nodes: &'a [u32],
+}
+
 /// Fills `memfd` with `spans`, read from the file, one huge page at a time, until `deadline`; then
 /// seals it. Each huge page is allocated as one before it is filled; one that cannot be had is
 /// left out.
@@ -90,10 +102,10 @@ pub fn fill(
     memfd: &File,
     source: Source<'_>,
     spans: &[Span],
-    backing: Backing,
-    pages: Pages,
+    memory: Memory<'_>,
     deadline: Instant,
 ) -> Result<Filled, Failure> {
+    let Memory { backing, pages, .. } = memory;
     let no_page = no_page_reason(backing);
     let too_long = |_| Failure::new(SkipReason::AddressSpace, "the text is too long to map");
     let bytes: u64 = spans.iter().map(|span| span.range.len()).sum();
@@ -124,7 +136,7 @@ pub fn fill(
                 });
                 break 'spans;
             }
-            let allocated = allocate(&mapping, backing, image_offset, batch.len(), pages);
+            let allocated = allocate(&mapping, memory, image_offset, batch.len());
             for (page, allocated) in batch.iter().zip(allocated) {
                 match allocated.and_then(|()| copy(&mut mapping, source, page, image_offset, pages))
                 {
@@ -160,25 +172,32 @@ const BATCH: usize = 8;
 /// Allocates `count` huge pages from `image_offset` on, zero-filled; says of each whether it could.
 fn allocate(
     mapping: &FillMapping,
-    backing: Backing,
+    memory: Memory<'_>,
     image_offset: u64,
     count: usize,
-    pages: Pages,
 ) -> Vec<Result<(), Failure>> {
+    let Memory { backing, pages, nodes } = memory;
     let no_page = |error: SysError| Failure::new(no_page_reason(backing), error);
     let huge = usize::try_from(pages.pmd.bytes()).unwrap_or(usize::MAX);
     let base = usize::try_from(pages.base.bytes()).unwrap_or(usize::MAX);
     let start = usize::try_from(image_offset).unwrap_or(usize::MAX);
-    let one = |index: usize| -> Result<(), SysError> {
+    let one = |index: usize| -> Result<(), Failure> {
         let at = start + index * huge;
-        match backing {
+        // The kernel collapses onto the node that the one base page is on (`hpage_collapse_find_target_node`),
+        // and its own interleaving goes by base pages: the first ones of huge pages would share a node.
+        if let Some(node) = nodes.get((at / huge).checked_rem(nodes.len()).unwrap_or(0)) {
+            let refused = |error| Failure::new(SkipReason::Numa, error);
+            mapping.prefer_node(at, huge, *node).map_err(refused)?;
+        }
+        let populated = match backing {
             Backing::Hugetlb => mapping.populate(at, huge),
             // As much as a huge page is made of (see `make_huge`). Making them before filling saves a
             // second copy.
             _ => mapping.populate(at, base),
-        }
+        };
+        populated.map_err(no_page)
     };
-    let populated: Vec<_> = (0..count).map(|index| one(index).map_err(no_page)).collect();
+    let populated: Vec<_> = (0..count).map(one).collect();
     let all = count * huge;
     if backing == Backing::Hugetlb
         || mapping.is_resident(start, all)

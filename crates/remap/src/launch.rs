@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
 use tiexec_core::config::{BackingChoice, EdgePolicy, Edges};
 use tiexec_core::elf::ElfFacts;
+use tiexec_core::numa::Numa;
 use tiexec_core::plan::{Backing, Plan};
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::status::{self, Status};
@@ -53,6 +54,8 @@ pub struct Order<'a> {
     pub objects: Option<Expected>,
     /// Which ragged edges are taken.
     pub edges: EdgePolicy,
+    /// On which nodes copies lie; `None` to leave that to the kernel.
+    pub numa: Option<Numa>,
     /// How long staging may take.
     pub deadline: Duration,
     /// Rather end the program with this status, before it has run, than leave text on base pages.
@@ -75,6 +78,18 @@ pub struct Sources {
     pub store: bool,
     /// The kind of copy for what neither holds; `None` for none.
     pub copy: Option<Backing>,
+}
+
+impl Sources {
+    /// Returns those that are asked for. Where it matters on which node they lie, what is shared with
+    /// others is left out, unless nothing else may be used: it lies where it was first read or made.
+    pub fn asked_for(choice: BackingChoice, numa: Option<Numa>) -> Self {
+        let sources = Self::from(choice);
+        match numa.and(sources.copy) {
+            Some(_) => Self { pagecache: false, store: false, ..sources },
+            None => sources,
+        }
+    }
 }
 
 impl From<BackingChoice> for Sources {

@@ -12,6 +12,7 @@ pub mod image;
 pub mod launch;
 mod linked;
 pub mod mapped;
+pub mod numa;
 pub mod objects;
 pub mod pagecache;
 mod program;

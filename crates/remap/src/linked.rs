@@ -61,6 +61,7 @@ pub(crate) fn switch(
         // The main executable was seen to at the exec stop.
         select: Select { main: false, ..order.select },
         edges: order.edges,
+        numa: order.numa,
         allowed: None,
         only_shared: only_shared(order),
         deadline: left,

@@ -5,7 +5,7 @@
 //! everything that could make it fail is settled first: the staged mapping is one VMA, of the length
 //! and protection of the text, private, never writable (so never accounted), fully populated.
 
-use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
 use tiexec_core::plan::Backing;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::{Errno, SysError, c};
@@ -16,20 +16,27 @@ use tiexec_tracee::session::Session;
 use crate::failure::Failure;
 use crate::image::{Staged, memfd_name};
 
-/// Has the target make an empty memfd for the backing; closed on its way home.
+/// Returns the flags of a memfd in pages of the hugetlb pool of this size; the pool's usual size may be
+/// another than the PMD's (`default_hugepagesz`).
+pub(crate) const fn hugetlb_flags(size: PageSize) -> u32 {
+    c::MFD_HUGETLB | size.bits() << c::MFD_HUGE_SHIFT
+}
+
+/// Has the target make an empty memfd for the backing, of pages of that size; closed on its way home.
 ///
 /// # Errors
 /// `no_memfd`, `fd_limit`, `hugetlb_pool`; the target is unchanged.
 pub(crate) fn make_memfd(
     session: &mut Session,
     backing: Backing,
+    huge: PageSize,
     name: &str,
 ) -> Result<u64, Failure> {
     let mut bytes = memfd_name(name).into_bytes();
     bytes.push(0);
     let name = session.scratch(&bytes)?;
     let flags = c::MFD_CLOEXEC | c::MFD_ALLOW_SEALING;
-    let flags = if backing == Backing::Hugetlb { flags | c::MFD_HUGETLB } else { flags };
+    let flags = if backing == Backing::Hugetlb { flags | hugetlb_flags(huge) } else { flags };
     let mut create =
         |flags: u32| session.call(Call::new(c::SYS_memfd_create, [name.get(), flags.into()]));
     let mut answer = create(flags | c::MFD_NOEXEC_SEAL)?;
@@ -40,7 +47,9 @@ pub(crate) fn make_memfd(
     let fd = answer.map_err(|errno| {
         let reason = match errno {
             Errno::MFILE => SkipReason::FdLimit,
-            Errno::NOENT | Errno::NOSYS if backing == Backing::Hugetlb => SkipReason::HugetlbPool,
+            Errno::NOENT | Errno::NOSYS | Errno::NODEV if backing == Backing::Hugetlb => {
+                SkipReason::HugetlbPool
+            }
             _ => SkipReason::NoMemfd,
         };
         Failure::new(reason, SysError { call: "memfd_create", errno })

@@ -10,10 +10,12 @@ use tiexec_core::proc::smaps::{self, SmapsEntry};
 use tiexec_core::proc::{cgroup, status};
 use tiexec_core::report::{Kind, LaunchCost, Outcome, Report};
 use tiexec_core::skip::SkipReason;
+use tiexec_sys::thp;
 use tiexec_tracee::held::ExecStop;
 
 use crate::failure::Failure;
 use crate::launch::Order;
+use crate::numa;
 
 /// What the phases before came to.
 pub(crate) struct Found {
@@ -47,10 +49,15 @@ pub(crate) struct Cost {
 pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Report {
     let process = order.process;
     let entries = process.read("smaps").ok().and_then(|text| smaps::parse(&text).ok());
-    let entries = entries.unwrap_or_default();
+    let mut entries = entries.unwrap_or_default();
+    if order.wants_report {
+        numa::tell(process, &mut entries);
+    }
     let texts = found.plan.iter().flat_map(|plan| &plan.texts).map(|text| text.vma.clone());
     let originals: Vec<Vma> = texts.filter(|vma| !is_ours(vma)).collect();
-    let files = coverage(&entries, order.pages, &notes(found), &originals);
+    // What is planned with may be other pages.
+    let pages = thp::pages().unwrap_or(order.pages);
+    let files = coverage(&entries, pages, &notes(found), &originals);
     let pid = stop.pid.as_raw_nonzero().get().unsigned_abs();
     let mut report = Report::new(Kind::Launch, pid, String::new(), files);
     if order.wants_report {

@@ -17,6 +17,7 @@ pub mod jumps;
 pub mod lease;
 pub mod mapped;
 pub mod memory;
+pub mod numa;
 pub mod pagecache;
 mod perf_event;
 pub mod process;
@@ -64,6 +65,8 @@ pub mod c {
     pub const MFD_ALLOW_SEALING: u32 = libc::MFD_ALLOW_SEALING;
     /// `MFD_HUGETLB` (memfd_create(2)).
     pub const MFD_HUGETLB: u32 = libc::MFD_HUGETLB;
+    /// `MFD_HUGE_SHIFT` (memfd_create(2)): from this bit on stands the binary logarithm of the page size.
+    pub const MFD_HUGE_SHIFT: u32 = 26;
     /// `MFD_NOEXEC_SEAL`, since Linux 6.3: the file's mode never gets an x bit. Mapping it r-x
     /// stays allowed, also with `vm.memfd_noexec=2`.
     pub const MFD_NOEXEC_SEAL: u32 = 8;

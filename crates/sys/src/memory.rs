@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use rustix::mm::{MapFlags, ProtFlags};
 use tiexec_core::addr::PageSize;
 
-use crate::error::{Errno, SysError};
+use crate::error::{Errno, SysError, check};
 use crate::reserve::{MADV_COLLAPSE, Reservation};
 
 /// A shared, writable mapping of a memfd in this process, beginning on a multiple of the huge page.
@@ -61,6 +61,33 @@ impl FillMapping {
     pub fn advise_huge(&self) {
         let _unsupported =
             self.0.advise("madvise(MADV_HUGEPAGE)", 0, self.0.len(), libc::MADV_HUGEPAGE);
+    }
+
+    /// `mbind(MPOL_PREFERRED)` — has pages of the range that are not there yet come from `node`, or from
+    /// another one where that has no room. `at` is a multiple of the page. The policy of a memfd in base
+    /// pages or THP stays with the file; that of one in hugetlb pages with this mapping.
+    ///
+    /// # Errors
+    /// EINVAL for a node without memory, or one that the cpuset forbids; ENOSYS without `CONFIG_NUMA`; EPERM
+    /// under a seccomp filter such as Docker's.
+    pub fn prefer_node(&self, at: usize, len: usize, node: u32) -> Result<(), SysError> {
+        const CALL: &str = "mbind(MPOL_PREFERRED)";
+        const BITS: usize = libc::c_ulong::BITS as usize;
+        let part = self.0.part(CALL, at, len)?;
+        let node = usize::try_from(node).unwrap_or(usize::MAX);
+        let mut mask = [0 as libc::c_ulong; 16];
+        let word = mask.get_mut(node / BITS).ok_or(SysError { call: CALL, errno: Errno::INVAL })?;
+        *word |= 1 << (node % BITS);
+        // The kernel takes one bit less than it is told.
+        let bits = mask.len() * BITS + 1;
+        let mode = libc::MPOL_PREFERRED;
+        // SAFETY: the range lies in our own mapping; a policy changes where pages come from that are not
+        // there yet, and nothing that a reference could see. `mask` has `bits - 1` bits and outlives the call.
+        let returned = unsafe {
+            libc::syscall(libc::SYS_mbind, part.as_ptr(), len, mode, mask.as_ptr(), bits, 0)
+        };
+        check(CALL, returned)?;
+        Ok(())
     }
 
     /// `madvise(MADV_POPULATE_WRITE)` — allocates the pages of the range, zero-filled, and says so

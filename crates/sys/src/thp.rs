@@ -1,4 +1,4 @@
-//! Page sizes and THP knobs, read from the kernel.
+//! Page sizes, those of the hugetlb pool too, and THP knobs, read from the kernel.
 
 use std::path::Path;
 
@@ -7,10 +7,33 @@ use tiexec_core::addr::{PageSize, Pages};
 /// Where the kernel shows its THP settings.
 pub const DIRECTORY: &str = "/sys/kernel/mm/transparent_hugepage";
 
+/// Returns the sizes of the hugetlb pool's pages, the smallest first; none without `CONFIG_HUGETLBFS`.
+pub fn pool_sizes() -> Vec<PageSize> {
+    let entries = std::fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
+    let size = |entry: std::fs::DirEntry| {
+        let name = entry.file_name();
+        let kib = name.to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?;
+        PageSize::new(kib.parse::<u64>().ok()?.checked_mul(1024)?)
+    };
+    let mut sizes: Vec<PageSize> = entries.filter_map(size).collect();
+    sizes.sort_unstable();
+    sizes
+}
+
+/// Returns the size of a base page.
+fn base_page() -> Option<PageSize> {
+    PageSize::new(u64::try_from(rustix::param::page_size()).ok()?)
+}
+
+/// Returns the page sizes to plan with pages of the hugetlb pool of this size.
+pub fn pages_of_pool(size: PageSize) -> Option<Pages> {
+    Some(Pages { base: base_page()?, pmd: size })
+}
+
 /// Returns the page sizes, or `None` where the kernel has no THP (or `/sys` is not mounted and the
 /// PMD size cannot be told).
 pub fn pages() -> Option<Pages> {
-    let base = PageSize::new(u64::try_from(rustix::param::page_size()).ok()?)?;
+    let base = base_page()?;
     let text = std::fs::read_to_string(format!("{DIRECTORY}/hpage_pmd_size")).ok();
     let pmd = match text {
         Some(text) => PageSize::new(text.trim().parse().ok()?)?,

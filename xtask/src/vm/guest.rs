@@ -24,8 +24,8 @@ const TESTS: &str = include_str!("../../guest/tests.sh");
 /// The one that is every compiler there.
 const COMPILER: &str = include_str!("../../guest/cc.sh");
 
-/// Memory of a guest, in MiB.
-const MEMORY: &str = "4096";
+/// Memory of a guest, in MiB, and of each of its two NUMA nodes.
+const MEMORY: [u32; 2] = [4096, 2048];
 
 /// The file system of the disk that programs lie on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -166,7 +166,13 @@ impl Guest<'_> {
         let mut qemu = Command::new("nice");
         qemu.arg("-n10").arg(format!("qemu-system-{}", self.arch));
         qemu.args(["-machine", machine, "-cpu", cpu, "-accel", "tcg,thread=multi"]);
-        qemu.args(["-m", MEMORY, "-smp", "2", "-nographic", "-no-reboot", "-nic", "none"]);
+        let [all, of_node] = MEMORY;
+        qemu.args(["-m", &all.to_string(), "-smp", "2,sockets=2"]);
+        for node in 0..2 {
+            qemu.arg("-object").arg(format!("memory-backend-ram,id=node{node},size={of_node}M"));
+            qemu.arg("-numa").arg(format!("node,nodeid={node},cpus={node},memdev=node{node}"));
+        }
+        qemu.args(["-nographic", "-no-reboot", "-nic", "none"]);
         qemu.arg("-kernel").arg(self.kernel.image()?).arg("-initrd").arg(initial);
         qemu.arg("-append").arg(format!("console={console} panic=-1 quiet loglevel=3"));
         for (file, snapshot) in [(&*self.root.image, "on"), (disk, "off")] {

@@ -13,7 +13,7 @@ mod guest;
 mod kernel;
 mod own;
 mod results;
-mod root;
+pub(crate) mod root;
 mod table;
 
 use std::fmt;
@@ -25,6 +25,7 @@ use clap::{Args, ValueEnum};
 use self::cache::Cache;
 use self::guest::{Disk, Guest};
 use self::kernel::Kernel;
+use self::results::Run;
 
 /// A processor architecture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -102,7 +103,7 @@ pub(crate) struct VmTest {
 
 /// What stands in the way of any guest, and how to have it.
 #[derive(Debug)]
-struct Lacking(String);
+pub(crate) struct Lacking(pub(crate) String);
 
 impl fmt::Display for Lacking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -112,8 +113,35 @@ impl fmt::Display for Lacking {
 
 impl std::error::Error for Lacking {}
 
+/// Whether what is left out for want of something is a failure.
+pub(crate) fn forbids_skips() -> bool {
+    std::env::var_os("TIEXEC_TEST_NO_SKIP").is_some_and(|value| value == "1")
+}
+
 impl VmTest {
+    /// One guest, for a command.
+    pub(crate) fn of_command(arch: Arch, kernel: &str, command: String) -> Self {
+        Self {
+            arch: vec![arch],
+            kernel: vec![kernel.to_owned()],
+            disk: Disk::Ext4,
+            cpu: None,
+            limit: 15,
+            command: Some(command),
+            record: false,
+            // One at least.
+            tests: vec!["becomes_exit::exit_codes".to_owned()],
+        }
+    }
+
     pub(crate) fn run(&self) -> Result<ExitCode> {
+        let (runs, skipped) = self.runs()?;
+        let good = runs.iter().all(Run::is_good) && !(skipped && forbids_skips());
+        Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    /// Runs the guests; also returns whether some were left out for want of something.
+    pub(crate) fn runs(&self) -> Result<(Vec<Run>, bool)> {
         let cache = Cache::open()?;
         let mut runs = Vec::new();
         let mut skipped = false;
@@ -129,12 +157,10 @@ impl VmTest {
             }
         }
         print!("{}", table::tests(&runs));
-        let forbidden = std::env::var_os("TIEXEC_TEST_NO_SKIP").is_some_and(|v| v == "1");
-        let good = runs.iter().all(results::Run::is_good) && !(skipped && forbidden);
-        Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok((runs, skipped))
     }
 
-    fn run_on(&self, cache: &Cache, arch: Arch, runs: &mut Vec<results::Run>) -> Result<()> {
+    fn run_on(&self, cache: &Cache, arch: Arch, runs: &mut Vec<Run>) -> Result<()> {
         guest::look_for_qemu(arch)?;
         let root = root::image(cache, arch)?;
         let built = build::tests(cache, arch, &self.tests)?;

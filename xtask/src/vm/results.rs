@@ -101,11 +101,17 @@ pub(crate) fn gather(guest: &Guest<'_>, out: &Path, logs: &Path, built: &Built) 
     let messages = String::from_utf8_lossy(&messages);
     fs::write(logs.join("dmesg"), messages.as_bytes())?;
     let bad = ["BUG: ", "WARNING: ", "Oops", "Bad page", "Bad rss", "INFO: task"];
-    let complaints = messages
+    let mut complaints: Vec<String> = messages
         .lines()
         .filter(|line| bad.iter().any(|bad| line.contains(bad)))
         .map(str::to_owned)
         .collect();
+    if !guest.command.is_empty() {
+        let status = fs::read_to_string(out.join("command.status")).unwrap_or_default();
+        if status.trim() != "0" {
+            complaints.push(format!("the command ended with status {}", status.trim()));
+        }
+    }
     Ok(Run {
         arch: guest.arch.to_string(),
         release: guest.kernel.release.clone(),

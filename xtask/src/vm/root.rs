@@ -76,11 +76,40 @@ pub(crate) fn image(cache: &Cache, arch: Arch) -> Result<Root> {
     Ok(Root { image, busybox })
 }
 
-fn unpack(cache: &Cache, arch: Arch, release: &str, dir: &Path) -> Result<()> {
+/// Unpacks into `dir` what it takes to install packages and to look at manuals, and nothing else.
+pub(crate) fn clean(cache: &Cache, arch: Arch, dir: &Path) -> Result<()> {
+    const PACKAGES: [&str; 11] = [
+        "base-files",
+        "base-passwd",
+        "dash",
+        "coreutils",
+        "libc-bin",
+        "diffutils",
+        "sed",
+        "tar",
+        "mount",
+        "dpkg",
+        "man-db",
+    ];
+    make_merged(dir)?;
+    Apt::open(cache, arch, &[&apt::release_here()?])?.unpack_with_dependencies(&PACKAGES, dir)?;
+    for place in ["proc", "sys", "dev", "tmp", "var/lib/dpkg/info", "var/lib/dpkg/updates"] {
+        fs::create_dir_all(dir.join(place))?;
+    }
+    Ok(fs::write(dir.join("var/lib/dpkg/status"), "")?)
+}
+
+/// Makes the directories below `/usr` and what leads there.
+fn make_merged(dir: &Path) -> Result<()> {
     for merged in ["bin", "sbin", "lib", "lib64"] {
         fs::create_dir_all(dir.join("usr").join(merged))?;
         symlink(format!("usr/{merged}"), dir.join(merged))?;
     }
+    Ok(())
+}
+
+fn unpack(cache: &Cache, arch: Arch, release: &str, dir: &Path) -> Result<()> {
+    make_merged(dir)?;
     Apt::open(cache, arch, &[release])?.unpack_with_dependencies(&PACKAGES, dir)?;
     // What the packages' own scripts would have made.
     for file in ["passwd", "group"] {

@@ -4,6 +4,7 @@ use tiexec_core::coverage::coverage;
 use tiexec_core::proc::{cgroup, smaps, status};
 use tiexec_core::report::{Kind, Report};
 use tiexec_remap::mapped::originals;
+use tiexec_remap::numa;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, thp};
 
@@ -40,7 +41,8 @@ pub(super) fn report(pid: i32) -> Result<Report, u8> {
         warn(format_args!("cannot {}: {error}", doing()));
         exit::FAILED
     };
-    let entries = smaps::parse(&read("smaps")?).map_err(|error| malformed(&error))?;
+    let mut entries = smaps::parse(&read("smaps")?).map_err(|error| malformed(&error))?;
+    numa::tell(&process, &mut entries);
     let pages =
         thp::pages().ok_or_else(|| malformed(&"the kernel has no transparent huge pages"))?;
     let comm = String::from_utf8_lossy(&status.name).into_owned();

@@ -372,8 +372,7 @@ impl<'a> Follower<'a> {
     /// huge folios before.
     fn treat(&mut self, pid: Pid, by_copy: bool) -> Result<Came, SkipReason> {
         let target = Target::open(pid).map_err(|failure| failure.reason)?;
-        let Settings { backing, select, edges, .. } = *self.settings;
-        let mut order = target.order(backing.into(), select, edges, false);
+        let mut order = target.order(self.settings, false);
         order.patience = PATIENCE;
         order.sources.pagecache &= !by_copy;
         let (attached, report) = carry_out(&order, self.settings.select, &mut self.images)

@@ -2,6 +2,7 @@
 
 use super::maps::{Vma, parse_vma};
 use super::{ParseError, lines, number};
+use crate::numa::OnNode;
 
 /// One VMA with the sizes smaps adds, all in bytes. Fields that a kernel does not print are 0.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -30,6 +31,8 @@ pub struct SmapsEntry {
     pub protection_key: u64,
     /// The two-letter flags, as printed.
     pub vm_flags: Vec<[u8; 2]>,
+    /// On which NUMA nodes its pages lie, which smaps does not say: see [`numa::tell`](crate::numa::tell).
+    pub nodes: Vec<OnNode>,
 }
 
 impl SmapsEntry {

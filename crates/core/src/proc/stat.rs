@@ -67,6 +67,15 @@ pub fn parent(text: &[u8]) -> Result<u64, ParseError> {
     field.ok_or_else(|| ParseError::new("stat", 1, "ppid", text))
 }
 
+/// Returns the processor on which the thread runs, or last ran (`processor`).
+///
+/// # Errors
+/// Says so where the field is missing or is no number.
+pub fn processor(text: &[u8]) -> Result<u64, ParseError> {
+    let field = fields(text)?.get(39 - 3).and_then(|digits| number(digits, 10));
+    field.ok_or_else(|| ParseError::new("stat", 1, "processor", text))
+}
+
 /// Parses where the program's parts are.
 ///
 /// # Errors
@@ -106,6 +115,7 @@ mod tests {
         assert_eq!((layout.env_start, layout.env_end), (50, 51));
         assert_eq!(start_time(line.as_bytes()).unwrap(), 22);
         assert_eq!(parent(line.as_bytes()).unwrap(), 4);
+        assert_eq!(processor(line.as_bytes()).unwrap(), 39);
         assert_eq!(run_time(line.as_bytes()).unwrap(), 14 + 15);
     }
 

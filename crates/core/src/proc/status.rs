@@ -1,6 +1,7 @@
 //! `/proc/PID/status`: the few lines of it that decide something (proc_pid_status(5)).
 
 use super::{lines, number};
+use crate::numa::parse_list;
 
 /// What TiExec asks of `/proc/PID/status`. A line that is missing leaves `None` or the default.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -80,6 +81,13 @@ pub fn parse(text: &[u8]) -> Status {
     status
 }
 
+/// Returns the NUMA nodes whose memory the process may have (cpuset(7)); `None` where the kernel does not
+/// say.
+pub fn allowed_nodes(text: &[u8]) -> Option<Vec<u32>> {
+    let list = lines(text).find_map(|(_, line)| line.strip_prefix(b"Mems_allowed_list:"))?;
+    std::str::from_utf8(list).ok().and_then(parse_list)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,6 +106,14 @@ mod tests {
         assert_eq!((status.seccomp, status.threads), (2, 3));
         assert_eq!((status.pending, status.blocked, status.caught), (0x10001, 0xff, 0x200));
         assert_eq!((status.thp_enabled, status.locked, status.has_mm), (Some(false), 8192, true));
+    }
+
+    #[test]
+    fn nodes_are_a_list() {
+        let text = b"Mems_allowed:\t0000000b\nMems_allowed_list:\t0-1,3\n";
+        assert_eq!(allowed_nodes(text), Some(vec![0, 1, 3]));
+        assert_eq!(allowed_nodes(b"Mems_allowed_list:\tall\n"), None);
+        assert_eq!(allowed_nodes(b""), None);
     }
 
     #[test]

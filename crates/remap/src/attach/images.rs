@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::fs::{MemfdFlags, memfd_create};
-use tiexec_core::addr::Pages;
+use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::SysError;
 
 use crate::failure::Failure;
-use crate::image::{self, Filled, Source};
+use crate::image::{self, Filled, Memory, Source};
 use crate::store::Store;
+use crate::switch::hugetlb_flags;
 
 /// The text of some spans of one file, in huge pages.
 #[derive(Debug)]
@@ -37,6 +38,8 @@ struct Key {
     contents: Vec<(u64, u64, u64)>,
     spans: Vec<u64>,
     backing: Backing,
+    huge: PageSize,
+    nodes: Vec<u32>,
 }
 
 /// Where images are: those made here, by what they are of, and the store.
@@ -71,10 +74,10 @@ impl Images {
         source: Source<'_>,
         name: &str,
         spans: &[Span],
-        backing: Backing,
-        pages: Pages,
+        memory: Memory<'_>,
         deadline: Instant,
     ) -> Result<Arc<Image>, Failure> {
+        let Memory { backing, pages, nodes } = memory;
         let meta =
             source.file.metadata().map_err(|error| Failure::new(SkipReason::ReadFailed, error))?;
         let key = Key {
@@ -85,27 +88,33 @@ impl Images {
             contents: source.contents(spans),
             spans: spans.iter().map(|span| span.range.len()).collect(),
             backing,
+            huge: pages.pmd,
+            nodes: nodes.to_vec(),
         };
         if let Some((_, image)) = self.made.iter().find(|(known, _)| *known == key) {
             return Ok(Arc::clone(image));
         }
-        let memfd = make_memfd(name, backing)?;
-        let filled = image::fill(&memfd, source, spans, backing, pages, deadline)?;
+        let memfd = make_memfd(name, memory)?;
+        let filled = image::fill(&memfd, source, spans, memory, deadline)?;
         let image = Arc::new(Image { file: memfd, filled, spans: spans.to_vec() });
         self.made.push((key, Arc::clone(&image)));
         Ok(image)
     }
 }
 
-fn make_memfd(name: &str, backing: Backing) -> Result<File, Failure> {
+fn make_memfd(name: &str, memory: Memory<'_>) -> Result<File, Failure> {
     let name = image::memfd_name(name);
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    if backing == Backing::Hugetlb {
-        flags |= MemfdFlags::HUGETLB;
+    let hugetlb = memory.backing == Backing::Hugetlb;
+    if hugetlb {
+        flags |= MemfdFlags::from_bits_retain(hugetlb_flags(memory.pages.pmd));
     }
     // Before Linux 6.3 there is no MFD_NOEXEC_SEAL.
     let made = memfd_create(&name, flags | MemfdFlags::NOEXEC_SEAL)
         .or_else(|_| memfd_create(&name, flags))
-        .map_err(|errno| Failure::new(SkipReason::NoMemfd, SysError::of("memfd_create")(errno)))?;
+        .map_err(|errno| {
+            let reason = if hugetlb { SkipReason::HugetlbPool } else { SkipReason::NoMemfd };
+            Failure::new(reason, SysError::of("memfd_create")(errno))
+        })?;
     Ok(File::from(made))
 }

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{Pages, RemoteAddr};
 use tiexec_core::config::EdgePolicy;
+use tiexec_core::numa::Numa;
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::smaps::{self, SmapsEntry};
@@ -69,6 +70,8 @@ pub struct AttachOrder<'a> {
     pub select: Select,
     /// Which ragged edges are taken.
     pub edges: EdgePolicy,
+    /// On which nodes copies lie; `None` to leave that to the kernel.
+    pub numa: Option<Numa>,
     /// The huge pages that may be taken, by their addresses; `None` for all.
     pub allowed: Option<&'a [RemoteAddr]>,
     /// Whether copies may only be such as the whole machine shares: in the image store.

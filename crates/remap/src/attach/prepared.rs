@@ -28,8 +28,8 @@ use super::texts::{Looking, Texts, reserved};
 use super::written::Written;
 use super::{AttachOrder, Attached, Done, ThpOn, mappings, pass, place, read_smaps, thp_is_off};
 use crate::failure::Failure;
-use crate::headroom;
-use crate::image::Source;
+use crate::image::{Memory, Source};
+use crate::{headroom, numa};
 
 /// All that can be done beside a process.
 pub(crate) struct Prepared {
@@ -224,7 +224,9 @@ fn stage(
     let parts = texts.text(vma).and_then(|text| text.parts.as_ref());
     let path = vma.display_path();
     let name = path.rsplit('/').next().unwrap_or_default();
-    images.get(Source { file, parts }, name, spans, backing, order.pages, deadline)
+    let nodes = numa::turns(order.numa, order.process)?;
+    let memory = Memory { backing, pages: order.pages, nodes: &nodes };
+    images.get(Source { file, parts }, name, spans, memory, deadline)
 }
 
 /// What [`refault`] has the process call.

@@ -6,15 +6,21 @@ use tiexec_core::proc::{cgroup, status};
 use tiexec_core::report::{AttachCost, Kind, Report};
 use tiexec_core::skip::SkipReason;
 
+use tiexec_sys::thp;
+
 use super::{AttachOrder, Attached, read_smaps};
 use crate::mapped::originals;
+use crate::numa;
 use crate::verify::{huge_bytes_in_spans, outcome};
 
 /// Reads the process's smaps and writes the report.
 pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
     let process = order.process;
-    let entries = read_smaps(process).unwrap_or_default();
+    let mut entries = read_smaps(process).unwrap_or_default();
+    numa::tell(process, &mut entries);
     let plan = &attached.plan;
+    // What is planned with may be other pages.
+    let pages = thp::pages().unwrap_or(order.pages);
     let notes: Vec<Note> = plan
         .texts
         .iter()
@@ -27,7 +33,7 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
         })
         .collect();
     let originals = originals(process, &entries, order.pages);
-    let files = coverage(&entries, order.pages, &notes, &originals);
+    let files = coverage(&entries, pages, &notes, &originals);
     let pid = order.pid.as_raw_nonzero().get().unsigned_abs();
     let comm = status::parse(&process.read("status").unwrap_or_default()).name;
     let comm = String::from_utf8_lossy(&comm).into_owned();

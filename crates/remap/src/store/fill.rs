@@ -18,8 +18,8 @@ use blake3::{Hash, Hasher};
 use tiexec_core::addr::mib;
 use tiexec_core::relaid::{Copied, Layout, Written};
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::memory::FillMapping;
 use tiexec_sys::SysError;
+use tiexec_sys::memory::FillMapping;
 use tiexec_tracee::arch;
 
 use crate::failure::Failure;

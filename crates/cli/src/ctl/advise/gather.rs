@@ -7,12 +7,11 @@ use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, Pages};
 use tiexec_core::advice::Counted;
-use tiexec_core::config::EdgePolicy;
+use tiexec_core::config::Settings;
 use tiexec_core::itlb::walk_event;
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::status;
 use tiexec_core::samples::Tally;
-use tiexec_core::select::Select;
 use tiexec_remap::attach::{Images, attach};
 use tiexec_remap::launch::Sources;
 use tiexec_sys::counters::Counters;
@@ -167,10 +166,11 @@ fn look(
 
 /// Plans an attach to those that live, as `attach --dry-run` does.
 fn planned(tally: &Tally, pids: &[Pid]) -> HashMap<usize, Vec<AddrRange>> {
-    let sources = Sources { pagecache: false, store: false, copy: Some(Backing::Image) };
+    let settings = Settings::from_layers([]);
     let spans = |pid: Pid| {
         let target = Target::open(pid).ok()?;
-        let order = target.order(sources, Select::default(), EdgePolicy::default(), true);
+        let mut order = target.order(&settings, true);
+        order.sources = Sources { pagecache: false, store: false, copy: Some(Backing::Image) };
         let attached = attach(&order, &mut Images::default()).ok()?;
         Some(attached.plan.spans().map(|span| span.range).collect())
     };

@@ -7,7 +7,7 @@ mod select;
 use std::time::Duration;
 
 use tiexec_core::addr::{Pages, mib};
-use tiexec_core::config::{BackingChoice, EdgePolicy, Layer, Settings};
+use tiexec_core::config::{Layer, Settings};
 use tiexec_core::coverage::is_ours;
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::{maps, smaps, status};
@@ -26,6 +26,7 @@ use super::print;
 use crate::exit;
 use crate::follow::{self, tree::start_time};
 use crate::hottest::Hot;
+use crate::memory;
 use crate::options::{Attach, Revert, Targets};
 use crate::sampling::refusal;
 use crate::say::warn;
@@ -47,6 +48,8 @@ pub(crate) fn run(options: &Attach) -> u8 {
     let later = options.later.clone().layer();
     let layer = Layer {
         backing: options.backing,
+        page_size: options.memory.page_size,
+        numa: options.memory.numa,
         select: options.select,
         edges: options.edges.edges,
         pad_threshold: options.edges.pad_threshold,
@@ -60,6 +63,10 @@ pub(crate) fn run(options: &Attach) -> u8 {
         except: later.except.unwrap_or_default(),
         ..crate::launch::settings(layer)
     };
+    if let Err(what) = memory::check(options.memory, &settings) {
+        warn(what);
+        return exit::USAGE;
+    }
     // One for all: processes of a family get the same image.
     let mut images = Images::default();
     if let Some(budget) = settings.max_huge_pages {
@@ -178,22 +185,18 @@ impl Target {
         Ok(Self { pid, task, process, pages, comm, _lock: lock })
     }
 
-    pub(crate) fn order(
-        &self,
-        sources: Sources,
-        select: Select,
-        edges: EdgePolicy,
-        dry_run: bool,
-    ) -> AttachOrder<'_> {
+    pub(crate) fn order(&self, settings: &Settings, dry_run: bool) -> AttachOrder<'_> {
         let Self { pid, task, process, pages, .. } = self;
+        let Settings { backing, numa, select, edges, .. } = *settings;
         AttachOrder {
             pid: *pid,
             task: *task,
             process,
-            pages: *pages,
-            sources,
+            pages: memory::pages(settings).unwrap_or(*pages),
+            sources: Sources::asked_for(backing, numa),
             select,
             edges,
+            numa,
             allowed: None,
             only_shared: false,
             deadline: STAGING,
@@ -252,12 +255,11 @@ fn attach_one(
     let done = match hot {
         Some(hot) => hot.carry_out(&target, settings, options.dry_run, images),
         None => {
-            let Settings { backing, select, edges, .. } = *settings;
-            let order = target.order(backing.into(), select, edges, options.dry_run);
-            carry_out(&order, select, images)
+            let order = target.order(settings, options.dry_run);
+            carry_out(&order, settings.select, images)
         }
     };
-    let (attached, report) = match done {
+    let (mut attached, report) = match done {
         Ok(done) => done,
         Err(failure) => {
             let result = failure.reason.as_str();
@@ -273,6 +275,11 @@ fn attach_one(
         } else {
             plan.to_string()
         });
+    }
+    if let (Some(size), None, 0) =
+        (settings.pool_page(), &attached.failure, attached.plan.huge_bytes().max(report.huge_bytes))
+    {
+        attached.failure = Some(Failure::new(SkipReason::PageSize, memory::too_large(size)));
     }
     if attached.touched_it() {
         let result = attached.failure.as_ref().map_or("ok", |failure| failure.reason.as_str());
@@ -358,8 +365,8 @@ fn revert_one(pid: Pid, options: &Revert) -> u8 {
     if options.started_at.is_some_and(|wanted| target.start_time() != Some(wanted)) {
         return exit::GONE;
     }
-    let (sources, edges) = (BackingChoice::Auto.into(), EdgePolicy::default());
-    let order = target.order(sources, Select::ALL, edges, options.dry_run);
+    let mut order = target.order(&Settings::from_layers([]), options.dry_run);
+    order.select = Select::ALL;
     let reverted = match revert(&order) {
         Ok(reverted) => reverted,
         Err(failure) => return failed("revert", pid, &failure),

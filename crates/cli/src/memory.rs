@@ -1,0 +1,53 @@
+//! `--numa` and `--page-size`: whether this machine has what they name.
+
+use tiexec_core::addr::{PageSize, Pages, short};
+use tiexec_core::config::{BackingChoice, Settings};
+use tiexec_core::numa::Numa;
+use tiexec_sys::{numa, thp};
+
+use crate::options::MemoryOptions;
+
+/// Checks what was said by option. (What the environment says wrongly leaves text on base pages.)
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub(crate) fn check(said: MemoryOptions, settings: &Settings) -> Result<(), String> {
+    if let Some(size) = said.page_size {
+        if settings.backing != BackingChoice::Hugetlb {
+            return Err("--page-size is for --backing hugetlb".to_owned());
+        }
+        let sizes = thp::pool_sizes();
+        if !sizes.contains(&size) {
+            let sizes: Vec<String> = sizes.into_iter().map(shown).collect();
+            return Err(format!(
+                "--page-size {}: /sys/kernel/mm/hugepages has no pages of that size, only: {}",
+                shown(size),
+                sizes.join(", ")
+            ));
+        }
+    }
+    if let Some(numa) = said.numa {
+        if settings.backing == BackingChoice::Pagecache {
+            return Err("--numa is for copies: the page cache lies where it was read in".to_owned());
+        }
+        if let Numa::Node(node) = numa {
+            let turns = numa.turns(&numa::usable_nodes(), node);
+            turns.map_err(|error| format!("--numa {numa}: {error} (/sys/devices/system/node)"))?;
+        }
+    }
+    Ok(())
+}
+
+fn shown(size: PageSize) -> String {
+    short(size.bytes())
+}
+
+/// Says that a program has too little text for pages of that size.
+pub(crate) fn too_large(size: PageSize) -> String {
+    format!("no text of it fills a page of {}", shown(size))
+}
+
+/// Returns the page sizes to plan with; `None` where the kernel has no huge pages.
+pub(crate) fn pages(settings: &Settings) -> Option<Pages> {
+    settings.pool_page().map_or_else(thp::pages, thp::pages_of_pool)
+}

@@ -1,0 +1,141 @@
+//! What was made is used as its users would: installed into a new root, on this machine or in a guest.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::{Made, run};
+use crate::vm::cache::Cache;
+use crate::vm::{Arch, Lacking, VmTest, apt, build, root};
+
+/// The shell script that installs the package, uses it and removes it.
+const PACKAGE: &str = include_str!("../../guest/package.sh");
+/// The kernel of a guest.
+const KERNEL: &str = "6.12";
+
+/// Checks all that was made for an architecture; returns whether nothing had to be left out.
+pub(super) fn check(arch: Arch, made: &Made) -> Result<bool> {
+    let debian = if arch.is_here() { debian_here(&made.debian) } else { debian_there(arch, made) };
+    let done = [
+        lenient(&made.tarball, tarball(arch, &made.tarball))?,
+        lenient(&made.debian, debian)?,
+        match &made.rpm {
+            Some(package) => lenient(package, rpm(arch, package))?,
+            None => false,
+        },
+    ];
+    Ok(done.iter().all(|done| *done))
+}
+
+/// Says so where something is lacking.
+fn lenient(what: &Path, checked: Result<()>) -> Result<bool> {
+    let name = what.file_name().unwrap_or_default().to_string_lossy();
+    match checked {
+        Ok(()) => {
+            println!("ok {name}");
+            Ok(true)
+        }
+        Err(error) if error.is::<Lacking>() => {
+            println!("SKIP check of {name}: {error:#}");
+            Ok(false)
+        }
+        Err(error) => Err(error.context(format!("check of {name}"))),
+    }
+}
+
+/// Fails with what is lacking if a tool is not here.
+fn need(tool: &str, package: &str) -> Result<()> {
+    match Command::new(tool).arg("--version").output() {
+        Ok(_) => Ok(()),
+        Err(_) => bail!(Lacking(format!("no {tool} (apt-get install {package})"))),
+    }
+}
+
+/// Unpacks the tarball; its programs are used from there, if they are for this machine.
+fn tarball(arch: Arch, tarball: &Path) -> Result<()> {
+    let work = tempfile::tempdir()?;
+    run(Command::new("tar").arg("-xzf").arg(tarball).arg("-C").arg(work.path()))?;
+    let top = fs::read_dir(work.path())?.next().context("an empty tarball")??.path();
+    let programs = ["tiexec", "tiexecctl"].map(|name| top.join("bin").join(name));
+    is_whole(&top, &programs, arch)
+}
+
+/// Checks that the programs are there, and that they are static: they run in an empty root.
+fn is_whole(root: &Path, programs: &[PathBuf], arch: Arch) -> Result<()> {
+    for program in programs {
+        if !program.is_file() {
+            bail!("no {}", program.display());
+        }
+        if arch.is_here() {
+            let inside = Path::new("/").join(program.strip_prefix(root)?);
+            run(Command::new("chroot").arg(root).arg(inside).arg("--version"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Installs the package into a root of debootstrap's, in which nothing else has been done.
+fn debian_here(package: &Path) -> Result<()> {
+    need("debootstrap", "debootstrap")?;
+    let work = tempfile::tempdir()?;
+    let root = work.path().join("root");
+    let (release, mirror) = (apt::release_here()?, apt::mirror(false));
+    let mut bootstrap = Command::new("debootstrap");
+    bootstrap.args(["--variant=minbase", "--include=man-db", &release]).arg(&root).arg(mirror);
+    let made = bootstrap.output().context("debootstrap")?;
+    if !made.status.success() {
+        bail!("debootstrap: {}", String::from_utf8_lossy(&made.stdout));
+    }
+    fs::copy(package, root.join("tiexec.deb"))?;
+    // What is mounted goes with the mount namespace.
+    let mut script = Command::new("unshare");
+    run(script.arg("--mount").arg("chroot").arg(&root).args(["sh", "-c", PACKAGE]))
+}
+
+/// Installs the package in a guest, into a root of packages that nobody has used before.
+fn debian_there(arch: Arch, made: &Made) -> Result<()> {
+    let cache = Cache::open()?;
+    let place = build::target_directory()?.join(format!("dist-check/{arch}"));
+    let _from_before = fs::remove_dir_all(&place);
+    fs::create_dir_all(&place)?;
+    root::clean(&cache, arch, &place.join("root"))?;
+    fs::copy(&made.debian, place.join("root/tiexec.deb"))?;
+    fs::write(place.join("root/package.sh"), PACKAGE)?;
+    // The place itself may only be read there.
+    let script = format!(
+        "set -e\nmkdir -p \"$files\"/upper \"$files\"/work /new\n\
+         mount -t overlay -o lowerdir={}/root,upperdir=\"$files\"/upper,workdir=\"$files\"/work overlay /new\n\
+         chroot /new sh /package.sh\n",
+        place.display()
+    );
+    let (runs, skipped) = VmTest::of_command(arch, KERNEL, script).runs()?;
+    fs::remove_dir_all(place)?;
+    match &runs[..] {
+        _ if skipped => bail!(Lacking("no guest".to_owned())),
+        [run] if run.is_good() => Ok(()),
+        _ => bail!("in a guest with Linux {KERNEL}"),
+    }
+}
+
+/// Checks the package's digests and its list of files, and installs it into an empty directory.
+fn rpm(arch: Arch, package: &Path) -> Result<()> {
+    need("rpm", "rpm")?;
+    run(Command::new("rpm").arg("-K").arg(package))?;
+    let listed = Command::new("rpm").arg("-qlp").arg(package).output().context("rpm -qlp")?;
+    let listed = String::from_utf8(listed.stdout)?;
+    for file in super::FILES {
+        if !listed.lines().any(|line| line == format!("/usr/{file}")) {
+            bail!("no /usr/{file} in it");
+        }
+    }
+    let work = tempfile::tempdir()?;
+    let root = work.path().join("root");
+    fs::create_dir(&root)?;
+    let mut install = Command::new("rpm");
+    install.arg("--root").arg(&root).args(["--install", "--ignorearch", "--noscripts"]);
+    run(install.arg(package))?;
+    is_whole(&root, &["usr/bin/tiexec", "usr/bin/tiexecctl"].map(|name| root.join(name)), arch)?;
+    run(Command::new("rpm").arg("--root").arg(&root).args(["--verify", "tiexec"]))
+}
