@@ -17,6 +17,7 @@ mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs /run
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
 ln -sf /proc/self/fd /dev/fd
+ln -sf /proc/self/fd/0 /dev/stdin
 echo guest >/proc/sys/kernel/hostname
 # The directory for the tests' own files lies on the disk that is asked for.
 mount /dev/vdb "$files" || echo "vm-test: no disk for programs"
@@ -33,6 +34,8 @@ TMPDIR=/disk "$programs"/tiexecctl doctor --json >/vm/out/doctor.root
 TMPDIR=/disk setpriv --reuid=65534 --regid=65534 --clear-groups "$programs"/tiexecctl doctor --json >/vm/out/doctor.user
 echo 0 >/proc/sys/vm/nr_hugepages
 umount /disk
+# Before Linux 6.1 memfds become huge by this only.
+grep -q 'a memfd becomes a huge page' /vm/out/doctor.root || echo advise >/sys/kernel/mm/transparent_hugepage/shmem_enabled
 
 cd "$repository/crates/cli" || echo "vm-test: no repository"
 while read -r name program only <&3; do

@@ -12,8 +12,8 @@ use tiexec_core::addr::{AddrRange, PageSize, Pages};
 use tiexec_core::parts::{Part, Parts};
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::skip::SkipReason;
+use tiexec_sys::SysError;
 use tiexec_sys::memory::FillMapping;
-use tiexec_sys::{Errno, SysError};
 use tiexec_tracee::arch;
 
 use crate::failure::Failure;
@@ -191,29 +191,28 @@ fn allocate(
         }
         let populated = match backing {
             Backing::Hugetlb => mapping.populate(at, huge),
-            // One base page first: the kernel collapses no range that is altogether a hole. With
-            // the shmem policy `advise` this fault brings the huge page already. Collapsing before
-            // filling saves a second copy.
+            // As much as a huge page is made of (see `make_huge`). Making them before filling saves a
+            // second copy.
             _ => mapping.populate(at, base),
         };
         populated.map_err(no_page)
     };
     let populated: Vec<_> = (0..count).map(one).collect();
-    if backing == Backing::Hugetlb || mapping.collapse(start, count * huge).is_ok() {
+    let all = count * huge;
+    if backing == Backing::Hugetlb
+        || mapping.is_resident(start, all)
+        || mapping.collapse(start, all).is_ok()
+    {
         return populated;
     }
     // Something in the batch would not: find out what, page by page.
-    let collapse = |index: usize| {
-        let at = start + index * huge;
-        mapping.collapse(at, huge).or_else(|error| {
-            // A passing obstacle: a page just being looked at by somebody.
-            if error.errno == Errno::AGAIN { mapping.collapse(at, huge) } else { Err(error) }
-        })
-    };
     populated
         .into_iter()
         .enumerate()
-        .map(|(index, populated)| populated.and_then(|()| collapse(index).map_err(no_page)))
+        .map(|(index, populated)| {
+            populated?;
+            mapping.make_huge(start + index * huge, huge, base).map_err(no_page)
+        })
         .collect()
 }
 

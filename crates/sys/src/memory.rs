@@ -99,6 +99,38 @@ impl FillMapping {
         self.0.advise("madvise(MADV_POPULATE_WRITE)", at, len, libc::MADV_POPULATE_WRITE)
     }
 
+    /// `mincore` — whether all of the range is in memory. Where no more than one base page of each huge
+    /// page has been populated, the kernel has made huge pages of its own accord: for the shmem policy,
+    /// or the mount's.
+    pub fn is_resident(&self, at: usize, len: usize) -> bool {
+        let base = rustix::param::page_size();
+        let Ok(part) = self.part(at, len) else { return false };
+        let mut states = vec![0_u8; len.div_ceil(base)];
+        // SAFETY: mincore reads no memory of ours; it writes one byte for each page of the range, for
+        // which `states` has room.
+        let done = unsafe { libc::mincore(part.as_ptr().cast(), len, states.as_mut_ptr().cast()) };
+        done == 0 && states.iter().all(|state| state & 1 == 1)
+    }
+
+    /// Makes one huge page, not written to yet, of the `len` bytes at `at`; `base` is the size of a base
+    /// page. By the shmem policy or the mount's `huge=`, which needs Linux 5.14; else by
+    /// [`collapse`](Self::collapse).
+    ///
+    /// # Errors
+    /// As [`populate`](Self::populate) and [`collapse`](Self::collapse); a base page is there then.
+    pub fn make_huge(&self, at: usize, len: usize, base: usize) -> Result<(), SysError> {
+        // One base page first: the kernel collapses no range that is altogether a hole. Where the policy
+        // is `advise` this fault brings the huge page already.
+        self.populate(at, base)?;
+        if self.is_resident(at, len) {
+            return Ok(());
+        }
+        self.collapse(at, len).or_else(|error| {
+            // A passing obstacle: a page just being looked at by somebody.
+            if error.errno == Errno::AGAIN { self.collapse(at, len) } else { Err(error) }
+        })
+    }
+
     /// `madvise(MADV_COLLAPSE)` — makes the range huge pages now, whatever THP's settings. Since
     /// Linux 6.1.
     ///

@@ -25,23 +25,44 @@ pub(crate) struct Apt {
 impl Apt {
     /// One for packages of `arch` from these suites of Debian.
     pub(crate) fn open(cache: &Cache, arch: Arch, suites: &[&str]) -> Result<Self> {
-        if !Path::new(KEYRING).exists() {
-            bail!(Lacking(format!("no {KEYRING} (apt-get install debian-archive-keyring)")));
+        let place = |suite: &str| mirror(suite.ends_with("-security"));
+        Self::from(cache, arch, suites, Path::new(KEYRING), place)
+    }
+
+    /// One for packages of `arch` from these suites of Ubuntu, whose keyring Debian has.
+    pub(crate) fn of_ubuntu(cache: &Cache, arch: Arch, suites: &[&str]) -> Result<Self> {
+        let keyring = cache.once("ubuntu-keyring", |new| {
+            let debian = Self::open(cache, arch, &["trixie"])?;
+            debian.unpack(&["ubuntu-keyring".to_owned()], new)
+        })?;
+        let keyring = keyring.join("usr/share/keyrings/ubuntu-archive-keyring.gpg");
+        let place = match arch {
+            Arch::X86 => "http://archive.ubuntu.com/ubuntu",
+            Arch::Arm => "http://ports.ubuntu.com/ubuntu-ports",
+        };
+        Self::from(cache, arch, suites, &keyring, |_| place.to_owned())
+    }
+
+    fn from(
+        cache: &Cache,
+        arch: Arch,
+        suites: &[&str],
+        keyring: &Path,
+        place: impl Fn(&str) -> String,
+    ) -> Result<Self> {
+        if !keyring.exists() {
+            let keyring = keyring.display();
+            bail!(Lacking(format!("no {keyring} (apt-get install debian-archive-keyring)")));
         }
         let dir = cache.dir(&format!("apt/{}-{}", suites.join("-"), arch.debian()))?;
         for sub in ["lists/partial", "archives/partial"] {
             fs::create_dir_all(dir.join(sub))?;
         }
         fs::write(dir.join("status"), "")?;
-        let mut sources = String::new();
-        for suite in suites {
-            let (place, suite) = match suite.strip_suffix("-security") {
-                Some(_) => (mirror(true), suite.to_string()),
-                None => (mirror(false), suite.to_string()),
-            };
-            sources.push_str(&format!("deb [signed-by={KEYRING}] {place} {suite} main\n"));
-        }
-        fs::write(dir.join("sources.list"), sources)?;
+        let source = |suite: &&str| {
+            format!("deb [signed-by={}] {} {suite} main\n", keyring.display(), place(suite))
+        };
+        fs::write(dir.join("sources.list"), suites.iter().map(source).collect::<String>())?;
         let apt = Self { dir, arch };
         let stamp = apt.dir.join("updated");
         let fresh = fs::metadata(&stamp)
@@ -53,7 +74,7 @@ impl Apt {
             let updated = updated.context("apt-get")?;
             if !updated.status.success() {
                 let said = String::from_utf8_lossy(&updated.stderr).trim().to_owned();
-                bail!(Lacking(format!("no lists of Debian's packages: {said}")));
+                bail!(Lacking(format!("no lists of packages: {said}")));
             }
             fs::write(stamp, "")?;
         }

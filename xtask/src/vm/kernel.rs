@@ -1,4 +1,4 @@
-//! A kernel of Debian's, unpacked, and the initial file system with which it reaches its root.
+//! A kernel of Debian's or Ubuntu's, unpacked, and the initial file system with which it reaches its root.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -10,11 +10,13 @@ use cpio::newc;
 
 use super::apt::Apt;
 use super::cache::Cache;
-use super::{Arch, Lacking};
+use super::{Arch, Lacking, own};
 
 /// Where Debian's kernels are to be had, old and new.
-const SUITES: [&str; 5] =
+pub(super) const SUITES: [&str; 5] =
     ["bullseye", "bookworm", "bookworm-backports", "trixie", "trixie-backports"];
+/// The kernels that are Ubuntu's, and where they are to be had: the LTS releases' own.
+const UBUNTU: [(&str, &str); 2] = [("5.15", "jammy-updates"), ("6.8", "noble-updates")];
 /// What a guest needs before it has a root, and what tests have loaded then.
 const MODULES: [&str; 7] =
     ["virtio_pci", "virtio_blk", "ext4", "xfs", "9p", "9pnet_virtio", "overlay"];
@@ -28,8 +30,20 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     /// The newest kernel of a version (`6.12`, `6.12-16k`): the newest unpacked, else the newest that
-    /// Debian has.
+    /// Debian has, or Ubuntu. One of our [own] kinds (`6.12-nothp`) is built.
     pub(crate) fn fetch(cache: &Cache, arch: Arch, version: &str) -> Result<Self> {
+        if let Some(kind) = own::kind(version) {
+            let release = version.to_owned();
+            let dir = cache.once(&format!("kernels/{arch}/{release}"), |new| {
+                own::build(cache, arch, kind, &release, new)
+            })?;
+            return Ok(Self { release, dir });
+        }
+        let ubuntus = UBUNTU.iter().find(|(its, _)| *its == version);
+        let packages = || match ubuntus {
+            Some((_, suite)) => Apt::of_ubuntu(cache, arch, &[suite]),
+            None => Apt::open(cache, arch, &SUITES),
+        };
         let dir = cache.dir(&format!("kernels/{arch}"))?;
         let here: Vec<String> = fs::read_dir(&dir)?
             .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
@@ -37,17 +51,16 @@ impl Kernel {
         let release = match newest(here.iter().map(String::as_str), arch, version) {
             Some(release) => release,
             None => {
-                let names = Apt::open(cache, arch, &SUITES)?.names("linux-image-")?;
+                let names = packages()?.names("linux-image-")?;
                 let names = names.iter().filter_map(|name| name.strip_prefix("linux-image-"));
                 let found = newest(names, arch, version);
-                found.ok_or_else(|| Lacking(format!("Debian has no Linux {version} for {arch}")))?
+                found.ok_or_else(|| Lacking(format!("no package of Linux {version} for {arch}")))?
             }
         };
         let dir = cache.once(&format!("kernels/{arch}/{release}"), |new| {
             // From 7.x on it comes in several packages.
-            let packages = ["image", "base", "binary", "modules"];
-            let packages = packages.map(|part| format!("linux-{part}-{release}"));
-            Apt::open(cache, arch, &SUITES)?.unpack(&packages, new)?;
+            let parts = ["image", "base", "binary", "modules"];
+            packages()?.unpack(&parts.map(|part| format!("linux-{part}-{release}")), new)?;
             if !new.join("lib").exists() {
                 std::os::unix::fs::symlink("usr/lib", new.join("lib"))?;
             }
@@ -141,6 +154,7 @@ fn newest<'a>(
 ) -> Option<String> {
     let (version, flavour) = match version.strip_suffix("-16k") {
         Some(version) => (version, format!("-{}-16k", arch.debian())),
+        None if UBUNTU.iter().any(|(its, _)| *its == version) => (version, "-generic".to_owned()),
         None => (version, format!("-{}", arch.debian())),
     };
     let numbers = |release: &str| -> Vec<u64> {
@@ -170,6 +184,9 @@ mod tests {
             "6.12.95+deb12-rt-amd64",
             "6.12.107+deb13-arm64-16k",
             "6.12.107+deb13-arm64",
+            "5.15.0-97-generic",
+            "5.15.0-160-generic",
+            "5.15.0-160-lowlatency",
         ];
         let pick = |arch, version| newest(all.iter().copied(), arch, version);
         assert_eq!(pick(Arch::X86, "6.1").as_deref(), Some("6.1.0-47-amd64"));
@@ -177,5 +194,6 @@ mod tests {
         assert_eq!(pick(Arch::Arm, "6.12").as_deref(), Some("6.12.107+deb13-arm64"));
         assert_eq!(pick(Arch::Arm, "6.12-16k").as_deref(), Some("6.12.107+deb13-arm64-16k"));
         assert_eq!(pick(Arch::Arm, "6.1"), None);
+        assert_eq!(pick(Arch::X86, "5.15").as_deref(), Some("5.15.0-160-generic"));
     }
 }

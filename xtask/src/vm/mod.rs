@@ -11,6 +11,7 @@ pub(crate) mod cache;
 mod compile;
 mod guest;
 mod kernel;
+mod own;
 mod results;
 pub(crate) mod root;
 mod table;
@@ -59,7 +60,7 @@ impl Arch {
     /// The kernels that the whole matrix is made of.
     fn kernels(self) -> &'static [&'static str] {
         match self {
-            Self::X86 => &["5.10", "6.1", "6.12", "7.2"],
+            Self::X86 => &["5.10", "5.15", "6.1", "6.8", "6.12", "7.2"],
             Self::Arm => &["6.1", "6.12", "6.12-16k", "7.2"],
         }
     }
@@ -77,7 +78,8 @@ pub(crate) struct VmTest {
     /// Guests of this architecture only
     #[arg(long, value_enum)]
     arch: Vec<Arch>,
-    /// Guests with this Debian kernel only, such as 6.1 or 6.12-16k; the newest that fits is taken
+    /// Guests with this kernel of Debian's or Ubuntu's only, such as 6.1 or 6.12-16k; the newest that fits is taken. With
+    /// -rothp or -nothp, one that is built from Debian's source
     #[arg(long, value_name = "VERSION")]
     kernel: Vec<String>,
     /// File system of the disk that the programs lie on

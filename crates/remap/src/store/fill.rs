@@ -18,8 +18,8 @@ use blake3::{Hash, Hasher};
 use tiexec_core::addr::mib;
 use tiexec_core::relaid::{Copied, Layout, Written};
 use tiexec_core::skip::SkipReason;
+use tiexec_sys::SysError;
 use tiexec_sys::memory::FillMapping;
-use tiexec_sys::{Errno, SysError};
 use tiexec_tracee::arch;
 
 use crate::failure::Failure;
@@ -182,20 +182,12 @@ impl Filler<'_> {
     /// Makes the part from `start` on one huge page, of zeros.
     fn make_huge(&self, start: u64) -> Result<(), Stop> {
         let pages = self.layout.pages();
-        let no_room = |error: SysError| self.refused(error);
         let len = usize::try_from(pages.pmd.bytes()).unwrap_or(usize::MAX);
         let base = usize::try_from(pages.base.bytes()).unwrap_or(usize::MAX);
         let mapping = FillMapping::at(self.image, start, len, pages.pmd)
             .map_err(|error| Stop::Failed(Failure::new(SkipReason::AddressSpace, error)))?;
         mapping.advise_huge();
-        // One base page first: the kernel collapses no range that is altogether a hole. With
-        // huge=advise this fault brings the huge page already.
-        mapping.populate(0, base).map_err(no_room)?;
-        let collapsed = mapping.collapse(0, len).or_else(|error| {
-            // A passing obstacle: a page just being looked at by somebody.
-            if error.errno == Errno::AGAIN { mapping.collapse(0, len) } else { Err(error) }
-        });
-        collapsed.map_err(no_room)
+        mapping.make_huge(0, len, base).map_err(|error| self.refused(error))
     }
 
     /// Tells a full tmpfs from a machine without a huge page: the kernel answers alike.

@@ -134,7 +134,7 @@ impl Store {
     /// original), `store_full`, `no_huge_page`, `memcg_headroom`, `deadline`. Nothing is left behind.
     ///
     /// # Kernel
-    /// 6.1, for `MADV_COLLAPSE` on shared memory.
+    /// 6.1, for `MADV_COLLAPSE` on shared memory; 5.14 where the tmpfs has `huge=advise`.
     pub fn find_or_build(&self, order: &BuildOrder<'_>) -> Result<StoredImage, Failure> {
         let wanted = Wanted::read(order.original, order.path, self.pages, order.bias)?;
         let wanted = match self.find_wanted(wanted)? {

@@ -163,6 +163,9 @@ fn rebase(pages: Pages) -> Finding {
     }
 }
 
+const IMAGE_NEEDS: &str = "needs CONFIG_TRANSPARENT_HUGEPAGE and Linux 6.1 or later; before that, images from \
+    `tiexecctl store setup`, or echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled";
+
 /// Makes one huge page of a memfd, as a launch does.
 fn image(pages: Pages) -> Finding {
     let attempt = || -> Result<(), SysError> {
@@ -174,17 +177,16 @@ fn image(pages: Pages) -> Finding {
         let len = usize::try_from(huge).unwrap_or(usize::MAX);
         let base = usize::try_from(pages.base.bytes()).unwrap_or(usize::MAX);
         let mapping = FillMapping::new(&file, len, pages.pmd)?;
-        mapping.populate(0, base)?;
-        mapping.collapse(0, len)
+        mapping.advise_huge();
+        mapping.make_huge(0, len, base)
     };
     match attempt() {
-        Ok(()) => Finding::new(Level::Ok, "image", "a memfd becomes a huge page (MADV_COLLAPSE)"),
+        Ok(()) => Finding::new(Level::Ok, "image", "a memfd becomes a huge page"),
         Err(error) if error.errno == tiexec_sys::Errno::NOMEM => {
             Finding::new(Level::Fail, "image", format_args!("no free huge page: {error}"))
                 .fix("echo 1 > /proc/sys/vm/compact_memory")
         }
-        Err(error) => Finding::new(Level::Fail, "image", error)
-            .fix("needs Linux 6.1 or later with CONFIG_TRANSPARENT_HUGEPAGE and CONFIG_SHMEM"),
+        Err(error) => Finding::new(Level::Fail, "image", error).fix(IMAGE_NEEDS),
     }
 }
 
