@@ -85,8 +85,8 @@ fn has_numa() -> bool {
 }
 
 /// `hold`, attached to with these options.
-fn attached(kind: Kind, front: [&str; 3], options: &[&str], behind: &[&str]) -> Held {
-    let copy = small("hold", kind);
+fn attached(front: [&str; 3], options: &[&str], behind: &[&str]) -> Held {
+    let copy = small("hold", Kind::DynamicNoPie);
     let held = Run::new(copy.path(), ["7"]).plain().behind(front).hold();
     let pid = held.pid().to_string();
     let args = [&["attach"], options, &[&pid]].concat();
@@ -179,36 +179,34 @@ fn everywhere(backing: &str) {
     let both = [near, far];
     let named = |node: u32| format!("--numa=node={node}");
     let (at_near, at_far) = (named(near), named(far));
-    for kind in [Kind::DynamicPie, Kind::DynamicNoPie] {
-        // Whoever fills runs on the one node, and what is asked for is the other.
-        for (numa, from, expected) in [
-            ("--numa=interleave", 0, &both[..]),
-            ("--numa=interleave", 1, &both[..]),
-            (&at_near, 1, &both[..1]),
-            (&at_far, 0, &both[1..]),
-            ("--numa=local", 0, &both[..1]),
-            ("--numa=local", 1, &both[1..]),
-        ] {
-            let what = format!("{backing} {kind:?} {numa} from {from}");
-            let run = Run::new(program("hold", kind), ["7"]).options([backing, numa]);
-            let held = run.behind(on(from)).hold();
-            assert!(held.coverage().is_full(), "{what}: {:?}", held.coverage());
-            assert_lies_on(&held, expected, &what);
-            held.finish().assert_code(7).assert_silent();
-        }
-        for (numa, from, expected) in [
-            ("--numa=interleave", 0, &both[..]),
-            (&at_near, 1, &both[..1]),
-            (&at_far, 0, &both[1..]),
-            // The program's node, not that of whoever attaches.
-            ("--numa=local", 0, &both[1..]),
-            ("--numa=local", 1, &both[..1]),
-        ] {
-            let what = format!("attach {backing} {kind:?} {numa} from {from}");
-            let held = attached(kind, on(1 - from), &[backing, numa], &on(from));
-            assert_lies_on(&held, expected, &what);
-            held.finish().assert_code(7);
-        }
+    // Whoever fills runs on the one node, and what is asked for is the other.
+    for (numa, from, expected) in [
+        ("--numa=interleave", 0, &both[..]),
+        ("--numa=interleave", 1, &both[..]),
+        (&at_near, 1, &both[..1]),
+        (&at_far, 0, &both[1..]),
+        ("--numa=local", 0, &both[..1]),
+        ("--numa=local", 1, &both[1..]),
+    ] {
+        let what = format!("{backing} {numa} from {from}");
+        let run = Run::new(program("hold", Kind::DynamicPie), ["7"]).options([backing, numa]);
+        let held = run.behind(on(from)).hold();
+        assert!(held.coverage().is_full(), "{what}: {:?}", held.coverage());
+        assert_lies_on(&held, expected, &what);
+        held.finish().assert_code(7).assert_silent();
+    }
+    for (numa, from, expected) in [
+        ("--numa=interleave", 0, &both[..]),
+        (&at_near, 1, &both[..1]),
+        (&at_far, 0, &both[1..]),
+        // The program's node, not that of whoever attaches.
+        ("--numa=local", 0, &both[1..]),
+        ("--numa=local", 1, &both[..1]),
+    ] {
+        let what = format!("attach {backing} {numa} from {from}");
+        let held = attached(on(1 - from), &[backing, numa], &on(from));
+        assert_lies_on(&held, expected, &what);
+        held.finish().assert_code(7);
     }
 }
 
