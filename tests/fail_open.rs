@@ -76,6 +76,8 @@ fn thp_never_does_not_matter_to_an_image() {
             "no knob {knob}"
         );
     }
+    let doctor = support::attaching::ctl(["doctor"]);
+    require!(!doctor.out().contains("MADV_COLLAPSE): invalid argument"), "no MADV_COLLAPSE here");
     assert_covered(&hold());
 }
 
