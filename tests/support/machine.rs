@@ -96,6 +96,14 @@ impl Drop for Machine {
     }
 }
 
+/// Yama's knob.
+pub(crate) const YAMA: &str = "/proc/sys/kernel/yama/ptrace_scope";
+
+/// What it is set to; `None` in a kernel without Yama.
+pub(crate) fn yama_scope() -> Option<u32> {
+    std::fs::read_to_string(YAMA).ok()?.trim().parse().ok()
+}
+
 /// The directory of the memory controller (v2 or v1) and the name of its limit file.
 pub(crate) fn memory_controller() -> Option<(PathBuf, &'static str)> {
     let unified = Path::new("/sys/fs/cgroup");

@@ -58,7 +58,8 @@ pub(crate) fn make_memfd(
     Ok(fd)
 }
 
-/// Switches one staged part. `area` is a free, aligned range of the same length in the target.
+/// Switches one staged part, to be mapped with `protection`. `area` is a free, aligned range of the same
+/// length in the target.
 ///
 /// # Errors
 /// The target's text is as it was; where the failure says `mremap`, what is staged is mapped over it.
@@ -68,6 +69,7 @@ pub(crate) fn switch(
     backing: Backing,
     part: &Staged,
     area: AddrRange,
+    protection: i32,
 ) -> Result<(), Failure> {
     let raw = |value: i32| u64::from(value.unsigned_abs());
     let failed =
@@ -75,7 +77,6 @@ pub(crate) fn switch(
     let len = part.span.range.len();
     let staged: RemoteAddr = area.start();
     let flags = raw(c::MAP_PRIVATE | c::MAP_FIXED_NOREPLACE) | flags_of_pool(backing);
-    let protection = c::PROT_READ | c::PROT_EXEC;
     // Until the switch, the way home unmaps the area: from before it is mapped, for this is a
     // launch, with one thread, and the snapshot says that nothing else is there.
     session.release_on_the_way_home(Call::new(c::SYS_munmap, [staged.get(), len]));
