@@ -76,6 +76,8 @@ fn thp_never_does_not_matter_to_an_image() {
             "no knob {knob}"
         );
     }
+    let doctor = support::attaching::ctl(["doctor"]);
+    require!(!doctor.out().contains("MADV_COLLAPSE): invalid argument"), "no MADV_COLLAPSE here");
     assert_covered(&hold());
 }
 
@@ -358,30 +360,5 @@ fn a_program_without_anything_to_call_through() {
     done.assert_code(7);
     if let Some(reason) = done.fail_open_reason() {
         assert_eq!(reason, "no_gadget", "{done}");
-    }
-}
-
-#[test]
-fn writing_and_executing_are_kept_apart() {
-    // PR_SET_MDWE with PR_MDWE_REFUSE_EXEC_GAIN: no mapping may become executable that was not from birth.
-    assert_covered(&hold().prep(Prep::Prctl(65, 1, 0)));
-    assert_covered(
-        &Run::new(program("hold", Kind::StaticNoPie), ["7"]).prep(Prep::Prctl(65, 1, 0)),
-    );
-}
-
-#[test]
-fn the_kernel_enforces_memfd_noexec() {
-    require!(is_root(), "sysctls of a PID namespace need root");
-    for value in ["1", "2"] {
-        let script = format!("echo {value} >/proc/sys/vm/memfd_noexec; exec \"$@\"");
-        let run = hold().behind(["unshare", "--pid", "--fork", "--mount-proc"]).behind_sh(&script);
-        let held = run.hold();
-        assert!(
-            held.said("huge").is_some_and(|h| h.parse::<u64>().is_ok_and(|h| h >= 4 << 20)),
-            "memfd_noexec={value}: {}",
-            held.out_text()
-        );
-        held.finish().assert_code(7).assert_silent();
     }
 }

@@ -119,8 +119,7 @@ fn copies_lie_on_nodes_that_are_there() {
 fn a_report_tells_the_nodes() {
     require!(has_numa(), "a kernel without NUMA");
     let report = Report::new();
-    let run =
-        Run::new(program("hold", Kind::DynamicNoPie), ["7"]).options(["--numa=local", "--json"]);
+    let run = Run::new(program("hold", Kind::DynamicNoPie), ["7"]).options(["--numa=local"]);
     let held = report.of(&run).hold();
     let nodes = report.read()["files"][0]["nodes"].clone();
     let bytes: u64 =

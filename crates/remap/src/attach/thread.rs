@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use tiexec_core::proc::status::{self, Status};
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
-use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_tracee::TraceError;
+use tiexec_sys::{Errno, Pid, SysError};
 use tiexec_tracee::arch::Gadgets;
 use tiexec_tracee::foreseen::{Filters, Foreseen, NEEDS, Permission};
 use tiexec_tracee::running::{self, Stopped};
 use tiexec_tracee::session::Session;
 use tiexec_tracee::threads::{self, Takes};
+use tiexec_tracee::{TraceError, refusal};
 
 use super::AttachOrder;
 use super::same::RunningImage;
@@ -61,6 +61,17 @@ pub(super) fn begin(
             .collect();
         if free.is_empty() {
             return Err(refusal.unwrap_or_else(|| all_filtered(&alive)));
+        }
+        // Not to take what may not be looked at for what must not be interrupted.
+        if let Some((tid, _)) = free.first()
+            && let Err(error @ SysError { errno: Errno::PERM | Errno::ACCES, .. }) =
+                threads::may_look(order.process, *tid)
+            && threads::alive(order.process, *tid).is_some()
+        {
+            if !image.still_runs() {
+                return Err(another_program());
+            }
+            return Err(not_seized(order, error.into()));
         }
         let worst = if begun.elapsed() < UNSEEN_FIRST {
             Takes::AsleepToRewind
@@ -184,12 +195,12 @@ fn another_program() -> Failure {
 }
 
 fn not_seized(order: &AttachOrder<'_>, error: TraceError) -> Failure {
-    if !running::is_not_permitted(&error) {
+    let TraceError::Sys(denied @ SysError { errno: Errno::PERM | Errno::ACCES, .. }) = error else {
         return error.into();
-    }
+    };
     let status = order.process.read("status").map(|text| status::parse(&text)).unwrap_or_default();
     match status.tracer_pid {
-        0 => Failure::new(SkipReason::PtraceDenied, error),
+        0 => Failure::new(SkipReason::PtraceDenied, refusal(&denied)),
         tracer => {
             let what = format!("process {tracer} traces it");
             Failure::new(SkipReason::AlreadyTraced, what)
