@@ -185,10 +185,10 @@ fn memory_files_without_an_executable_bit_for_a_running_program() {
 #[test]
 fn thp_never_does_not_matter_to_a_copy() {
     require!(is_root(), "THP settings need root");
+    let mut machine = Machine::lock();
     let copy = small("hold", Kind::DynamicNoPie);
     let held = held(&copy);
     let pid = held.pid();
-    let mut machine = Machine::lock();
     for knob in ["enabled", "shmem_enabled", "defrag"] {
         let knob = format!("/sys/kernel/mm/transparent_hugepage/{knob}");
         require!(machine.set(&knob, "never"), "no {knob}");
