@@ -25,7 +25,7 @@ fn launch(run: &Run) -> (bool, Done) {
 #[test]
 fn yama_lets_a_launch_be_traced_where_it_lets_anybody() {
     let Some(scope) = yama_scope() else {
-        return support::skip_for_want_of_a_kernel("no Yama in this kernel");
+        return support::skip_for_want_of_a_machine("no Yama in this kernel");
     };
     require!(is_root() && installed("setpriv").is_some(), "sysctls and other users need root");
     require!(scope < 3, "kernel.yama.ptrace_scope is 3: yama_forbids.rs");
@@ -54,7 +54,7 @@ fn yama_lets_a_launch_be_traced_where_it_lets_anybody() {
 #[test]
 fn yama_refuses_an_attach_by_its_name() {
     let Some(scope) = yama_scope() else {
-        return support::skip_for_want_of_a_kernel("no Yama in this kernel");
+        return support::skip_for_want_of_a_machine("no Yama in this kernel");
     };
     require!(is_root() && installed("setpriv").is_some(), "sysctls and other users need root");
     require!(scope < 3, "kernel.yama.ptrace_scope is 3: yama_forbids.rs");
