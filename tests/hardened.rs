@@ -4,7 +4,8 @@
 mod support;
 
 use support::attaching::{
-    Before, assert_switched, assert_untouched, attach, ctl, held, json, ok, revert, small, started,
+    Before, assert_switched, assert_untouched, attach, collapses, ctl, held, json, ok, revert,
+    small, started,
 };
 use support::machine::{Machine, YAMA, yama_scope};
 use support::smaps::{status_field, vmas};
@@ -185,6 +186,7 @@ fn memory_files_without_an_executable_bit_for_a_running_program() {
 #[test]
 fn thp_never_does_not_matter_to_a_copy() {
     require!(is_root(), "THP settings need root");
+    require!(collapses(), "no MADV_COLLAPSE here");
     let mut machine = Machine::lock();
     let copy = small("hold", Kind::DynamicNoPie);
     let held = held(&copy);
