@@ -7,7 +7,7 @@ mod support;
 use support::attaching::{
     attach, attach_run, is_switched, ok, revert, revert_run, small, switched,
 };
-use support::{Held, Kind, Run, pmd_size, require};
+use support::{Held, Kind, Run, pmd_size, require, require_of_machine};
 
 /// The program, holding vectors of up to so many bytes; none where the processor has no such registers.
 fn holds(args: &[&str]) -> Option<Held> {
@@ -19,7 +19,7 @@ fn holds(args: &[&str]) -> Option<Held> {
 fn goes_on(args: &[&str]) {
     require!(pmd_size() <= 2 << 20, "huge pages too large for the program");
     let held = holds(args);
-    require!(held.is_some(), "the processor has no such registers");
+    require_of_machine!(held.is_some(), "the processor has no such registers");
     let held = held.expect("just looked");
     let pid = held.pid();
     for cycle in 0..5 {
@@ -49,7 +49,7 @@ fn with_an_array_beside() {
 fn when_the_tracer_dies() {
     require!(pmd_size() <= 2 << 20, "huge pages too large for the program");
     let held = holds(&["256", "za"]);
-    require!(held.is_some(), "the processor has no such registers");
+    require_of_machine!(held.is_some(), "the processor has no such registers");
     let held = held.expect("just looked");
     let pid = held.pid();
     for n in 1..12 {

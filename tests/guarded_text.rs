@@ -5,7 +5,7 @@ mod support;
 
 use support::attaching::{Before, assert_switched, assert_untouched, attach, ok, revert, small};
 use support::smaps::{Vma, vmas};
-use support::{Kind, Run, pmd_size, require};
+use support::{Kind, Run, pmd_size, require, require_of_machine};
 
 /// The text of the program, its own and ours in its place.
 fn text(pid: i32, program: &std::path::Path) -> Vec<Vma> {
@@ -32,7 +32,7 @@ const KINDS: [Kind; 2] = [Kind::Guarded, Kind::GuardedPie];
 
 #[test]
 fn launched_by_a_copy() {
-    require!(has_bti(), "the processor has no BTI");
+    require_of_machine!(has_bti(), "the processor has no BTI");
     require!(pmd_size() <= 2 << 20, "huge pages too large for the program");
     for kind in KINDS {
         let copy = small("guarded", kind);
@@ -48,7 +48,7 @@ fn launched_by_a_copy() {
 
 #[test]
 fn launched_on_the_page_cache() {
-    require!(has_bti(), "the processor has no BTI");
+    require_of_machine!(has_bti(), "the processor has no BTI");
     require!(support::fresh::huge_folios(), "{}", support::fresh::NO_HUGE_FOLIOS);
     for kind in KINDS {
         let copy = support::Fresh::cold(&support::program("guarded", kind));
@@ -61,7 +61,7 @@ fn launched_on_the_page_cache() {
 
 #[test]
 fn attached_to_and_reverted() {
-    require!(has_bti(), "the processor has no BTI");
+    require_of_machine!(has_bti(), "the processor has no BTI");
     require!(pmd_size() <= 2 << 20, "huge pages too large for the program");
     for kind in KINDS {
         let copy = small("guarded", kind);

@@ -4,7 +4,8 @@
 mod support;
 
 use support::attaching::{
-    Before, assert_switched, assert_untouched, attach, ctl, held, json, ok, revert, small, started,
+    Before, assert_switched, assert_untouched, attach, collapses, ctl, held, json, ok, revert,
+    small, started,
 };
 use support::machine::{Machine, YAMA, yama_scope};
 use support::smaps::{status_field, vmas};
@@ -25,7 +26,7 @@ fn launch(run: &Run) -> (bool, Done) {
 #[test]
 fn yama_lets_a_launch_be_traced_where_it_lets_anybody() {
     let Some(scope) = yama_scope() else {
-        return support::skip_for_want_of_a_kernel("no Yama in this kernel");
+        return support::skip_for_want_of_a_machine("no Yama in this kernel");
     };
     require!(is_root() && installed("setpriv").is_some(), "sysctls and other users need root");
     require!(scope < 3, "kernel.yama.ptrace_scope is 3: yama_forbids.rs");
@@ -54,7 +55,7 @@ fn yama_lets_a_launch_be_traced_where_it_lets_anybody() {
 #[test]
 fn yama_refuses_an_attach_by_its_name() {
     let Some(scope) = yama_scope() else {
-        return support::skip_for_want_of_a_kernel("no Yama in this kernel");
+        return support::skip_for_want_of_a_machine("no Yama in this kernel");
     };
     require!(is_root() && installed("setpriv").is_some(), "sysctls and other users need root");
     require!(scope < 3, "kernel.yama.ptrace_scope is 3: yama_forbids.rs");
@@ -185,6 +186,7 @@ fn memory_files_without_an_executable_bit_for_a_running_program() {
 #[test]
 fn thp_never_does_not_matter_to_a_copy() {
     require!(is_root(), "THP settings need root");
+    require!(collapses(), "no MADV_COLLAPSE here");
     let mut machine = Machine::lock();
     let copy = small("hold", Kind::DynamicNoPie);
     let held = held(&copy);

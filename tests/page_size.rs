@@ -70,7 +70,7 @@ fn each_size_that_text_can_fill() {
         for kind in support::programs::COMMON {
             let copy = small("hold", kind);
             let report = Report::new();
-            let run = Run::new(copy.path(), ["7"]).options(&options).options(["--json"]);
+            let run = Run::new(copy.path(), ["7"]).options(&options);
             let held = report.of(&run).hold();
             let bytes = of_size(held.pid(), size);
             // All but less than one page at each end of each of the text's mappings.

@@ -14,9 +14,9 @@ fn forbidden() -> bool {
         std::fs::write(YAMA, "3").expect("a higher scope may always be set");
     }
     match yama_scope() {
-        None => support::skip_for_want_of_a_kernel("no Yama in this kernel"),
+        None => support::skip_for_want_of_a_machine("no Yama in this kernel"),
         Some(3) => return true,
-        Some(_) => support::skip_for_want_of_a_kernel(
+        Some(_) => support::skip_for_want_of_a_machine(
             "kernel.yama.ptrace_scope=3 cannot be taken back (TIEXEC_TEST_THROWAWAY=1 sets it)",
         ),
     }

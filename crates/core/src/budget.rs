@@ -96,7 +96,11 @@ impl fmt::Display for Choice {
         let Self { pages, candidates, samples, share, .. } = self;
         write!(f, "{} of {candidates} huge pages", pages.len())?;
         if *samples == 0 {
-            return write!(f, ", the first: it was not seen executing");
+            let which = if pages.is_empty() { "" } else { ", the first" };
+            return write!(f, "{which}: it was not seen executing");
+        }
+        if self.budget == Budget::Auto.to_string() && *samples < ENOUGH_SAMPLES {
+            return write!(f, ": {samples} samples are too few to tell");
         }
         write!(
             f,
@@ -282,6 +286,19 @@ mod tests {
         assert!(taken.starts_with(&[1, 2]) && taken.len() <= 8, "{taken:?}");
         let all = chosen(Budget::Pages(50), &samples(&of), 50, &itlb);
         assert!(choice.saving > all.saving, "{choice:?} {all:?}");
+    }
+
+    #[test]
+    fn what_is_said_of_a_choice() {
+        let (none, few) = (samples(&[]), samples(&[(1, 10, 1)]));
+        let of = |budget, samples: &[_]| chosen(budget, samples, 6, &Itlb::USUAL).to_string();
+        assert_eq!(
+            of(Budget::Pages(2), &none),
+            "2 of 6 huge pages, the first: it was not seen executing"
+        );
+        assert_eq!(of(Budget::Auto, &none), "0 of 6 huge pages: it was not seen executing");
+        assert_eq!(of(Budget::Auto, &few), "0 of 6 huge pages: 10 samples are too few to tell");
+        assert!(of(Budget::Pages(2), &few).contains(", 100 % of 10 samples; misses"));
     }
 
     #[test]

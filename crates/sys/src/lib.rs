@@ -12,6 +12,7 @@ mod arch;
 pub mod counters;
 pub mod entry;
 mod error;
+pub mod hugetlb;
 pub mod interrupt;
 pub mod jumps;
 pub mod lease;

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags};
@@ -182,32 +181,4 @@ impl FillMapping {
         }
         Ok(done)
     }
-}
-
-/// Says whether a debugger may write to private text in hugetlb pages of this `size`, as it does to set a
-/// breakpoint. Kernels from 6.1.2 to 6.13 refuse it (`FOLL_FORCE` in `check_vma_flags`, `mm/gup.c`). Takes
-/// a page of the pool for the moment.
-///
-/// # Errors
-/// ENOMEM without a free page; ENOENT without `/proc`.
-pub fn hugetlb_takes_breakpoints(size: PageSize) -> Result<bool, SysError> {
-    let len = usize::try_from(size.bytes()).unwrap_or(usize::MAX);
-    let reserved = Reservation::new(len, size)?;
-    // MAP_HUGE_SHIFT of <linux/mman.h>.
-    let encoded = size.bytes().trailing_zeros() << 26;
-    let huge = MapFlags::HUGETLB | MapFlags::from_bits_retain(encoded);
-    // SAFETY: the `len` bytes lie in the reservation made above, which nobody else knows of.
-    unsafe {
-        rustix::mm::mmap_anonymous(
-            reserved.start().as_ptr().cast(),
-            len,
-            ProtFlags::READ | ProtFlags::EXEC,
-            MapFlags::PRIVATE | MapFlags::FIXED | huge,
-        )
-    }
-    .map_err(SysError::of("mmap(MAP_HUGETLB)"))?;
-    let memory = File::options().write(true).open("/proc/self/mem");
-    let memory = memory.map_err(|_same| SysError::last("open(/proc/self/mem)"))?;
-    let written = memory.write_at(&[0], reserved.start().as_ptr().addr() as u64);
-    Ok(written.is_ok())
 }

@@ -25,11 +25,12 @@ use tiexec_core::skip::SkipReason;
 use tiexec_remap::attach::{Attached, Images};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::watch::{Watch, Woken, wait_for_end};
-use tiexec_sys::{Pid, process, ptrace, thp};
+use tiexec_sys::{Pid, process, ptrace};
 
 use crate::ctl::attach::journal::Record as JournalRecord;
 use crate::ctl::attach::{Target, carry_out};
 use crate::launch::CAP_SYS_PTRACE;
+use crate::memory;
 pub(crate) use patterns::Patterns;
 use tree::{Tree, start_time};
 
@@ -143,7 +144,7 @@ impl<'a> Follower<'a> {
         let mut follower = Self {
             settings,
             patterns,
-            pages: thp::pages()?,
+            pages: memory::pages(settings)?,
             images,
             watch,
             tree: Tree::of(roots),

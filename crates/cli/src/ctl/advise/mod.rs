@@ -71,7 +71,7 @@ pub(super) fn sample(options: &Advise) -> Result<Advised, u8> {
         let seconds = lasted.as_secs_f64();
         warn(format_args!(
             "process {pid}: there was nothing to sample in {seconds:.1} s: it was idle, or in the \
-             kernel; fix: advise while it is busy, or for longer (--duration)"
+             kernel; fix: advise while it is busy, for longer (--duration), or with its children (--follow)"
         ));
         exit::FAILED
     })?;

@@ -17,7 +17,7 @@ use tiexec_sys::jumps;
 use tiexec_sys::memory::FillMapping;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::rehearse::mm_map_size;
-use tiexec_sys::{SysError, process, ptrace, thp};
+use tiexec_sys::{SysError, hugetlb, process, ptrace, thp};
 use tiexec_tracee::held;
 
 use super::{Finding, Level};
@@ -50,7 +50,7 @@ pub(super) fn examine() -> Vec<Finding> {
     findings.push(rebase(pages));
     findings.push(image(pages));
     findings.push(store());
-    findings.push(hugetlb(pages));
+    findings.push(pool(pages));
     findings.push(automatic(&findings));
     findings.push(tracing());
     findings.push(attaching());
@@ -208,7 +208,7 @@ fn store() -> Finding {
     }
 }
 
-fn hugetlb(pages: Pages) -> Finding {
+fn pool(pages: Pages) -> Finding {
     let directory = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", pages.pmd.bytes() >> 10);
     let read = |name| {
         let text = std::fs::read_to_string(format!("{directory}/{name}")).ok()?;
@@ -216,6 +216,11 @@ fn hugetlb(pages: Pages) -> Finding {
     };
     match read("free_hugepages").zip(read("resv_hugepages")) {
         None => Finding::new(Level::No, "hugetlb", "the kernel has no hugetlb pages of this size"),
+        Some(_) if hugetlb::can_move(pages.pmd).is_err() => Finding::new(
+            Level::No,
+            "hugetlb",
+            "the kernel moves no pages of the pool (Linux 5.16 does): programs cannot use them",
+        ),
         Some((free, reserved)) if free <= reserved => Finding::new(
             Level::No,
             "hugetlb",
@@ -224,7 +229,7 @@ fn hugetlb(pages: Pages) -> Finding {
         .fix("echo 64 > /proc/sys/vm/nr_hugepages"),
         Some((free, reserved)) => {
             let free = free - reserved;
-            let debuggers = match tiexec_sys::memory::hugetlb_takes_breakpoints(pages.pmd) {
+            let debuggers = match hugetlb::takes_breakpoints(pages.pmd) {
                 Ok(true) => "; breakpoints in them: yes",
                 Ok(false) => "; breakpoints in them: no, this kernel lets no debugger write there",
                 Err(_) => "",
