@@ -62,17 +62,6 @@ pub(super) fn begin(
         if free.is_empty() {
             return Err(refusal.unwrap_or_else(|| all_filtered(&alive)));
         }
-        // Not to take what may not be looked at for what must not be interrupted.
-        if let Some((tid, _)) = free.first()
-            && let Err(error @ SysError { errno: Errno::PERM | Errno::ACCES, .. }) =
-                threads::may_look(order.process, *tid)
-            && threads::alive(order.process, *tid).is_some()
-        {
-            if !image.still_runs() {
-                return Err(another_program());
-            }
-            return Err(not_seized(order, error.into()));
-        }
         let worst = if begun.elapsed() < UNSEEN_FIRST {
             Takes::AsleepToRewind
         } else {
@@ -129,6 +118,28 @@ pub(super) fn begin(
             return Err(why);
         }
         std::thread::sleep(pause);
+    }
+}
+
+/// Says whether it may be traced, as far as looking tells: whoever may not, can neither read what its threads
+/// do nor its memory, and would take that for something else.
+///
+/// # Errors
+/// `ptrace_denied`.
+pub(super) fn permitted(order: &AttachOrder<'_>, image: &RunningImage) -> Result<(), Failure> {
+    // That it has ended is for others to find.
+    let Some((tid, _)) = alive(order).into_iter().next() else { return Ok(()) };
+    match threads::may_look(order.process, tid) {
+        Err(error @ SysError { errno: Errno::PERM | Errno::ACCES, .. })
+            if threads::alive(order.process, tid).is_some() =>
+        {
+            if image.still_runs() {
+                Err(not_seized(order, error.into()))
+            } else {
+                Err(another_program())
+            }
+        }
+        _ => Ok(()),
     }
 }
 
