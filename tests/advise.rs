@@ -4,7 +4,9 @@ mod support;
 
 use serde_json::Value;
 
-use support::attaching::{Before, assert_untouched, attach, ctl, json, small, started, switched};
+use support::attaching::{
+    Before, assert_untouched, attach, ctl, ctl_behind, json, small, started, switched,
+};
 use support::child::eventually;
 use support::smaps::pmd_size;
 use support::{Done, Fresh, Held, Kind, Public, Run, is_root, program, require};
@@ -275,4 +277,50 @@ fn an_ordinary_user_and_their_processes() {
     let done = advise(others.pid());
     done.assert_code(5);
     assert!(done.out().is_empty(), "{done}");
+}
+
+#[test]
+fn ctrl_c_ends_it_early_and_it_tells_what_it_saw() {
+    let copy = small("hotset", Kind::StaticNoPie);
+    let held = spinning(&copy, 30);
+    let pid = held.pid().to_string();
+    let advise =
+        started(&[], support::tiexecctl(), ["advise", "--json", "--duration", "10m", &pid]);
+    let samples = || {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", advise.pid()));
+        maps.unwrap_or_default().contains("perf_event")
+    };
+    eventually("it samples", samples);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    advise.signal(libc::SIGINT);
+    let done = advise.finish();
+    done.assert_code(0);
+    let advice = json(&done);
+    assert!(number(&advice["sampling"]["duration_ms"]) < 600_000, "{advice}");
+    assert!(number(&advice["sampling"]["samples"]) > 0, "{advice}");
+}
+
+#[test]
+fn a_thread_is_no_process() {
+    let process = std::process::id();
+    let tasks = std::fs::read_dir("/proc/self/task").expect("an own directory").flatten();
+    let threads: Vec<String> = tasks
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|tid| *tid != process.to_string())
+        .collect();
+    // A test has a thread of its own.
+    let done = ctl(["advise", "--duration", "1s", &threads[0]]);
+    done.assert_code(2);
+    assert!(done.err().contains(&format!("a thread of process {process}")), "{done}");
+}
+
+#[test]
+fn a_filter_that_forbids_sampling_is_named() {
+    let copy = small("hotset", Kind::StaticNoPie);
+    let held = spinning(&copy, 30);
+    let filter = program("seccomp_exec", Kind::StaticNoPie);
+    let front = [filter.to_str().expect("a path of letters"), "errno=1", "perf_event_open"];
+    let done = ctl_behind(&front, ["advise", &held.pid().to_string()]);
+    done.assert_code(5);
+    assert!(done.err().contains("seccomp filter"), "{done}");
 }

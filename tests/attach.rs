@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use support::attaching::{
-    Before, assert_switched, assert_untouched, attach, ctl, ctl_behind, held, joined, json, revert,
-    small, started, switched,
+    Before, assert_switched, assert_untouched, attach, collapses, ctl, ctl_behind, held, joined,
+    json, revert, small, started, switched,
 };
 use support::child::eventually;
 use support::machine::Machine;
@@ -243,6 +243,7 @@ fn a_dry_run_changes_nothing() {
 #[test]
 fn where_the_kernel_can_nobody_is_stopped() {
     require!(is_root(), "a mount needs root");
+    require!(collapses(), "no MADV_COLLAPSE here");
     support::store::own_run();
     let place = tempfile::tempdir_in("/run").expect("a directory");
     let copy = place.path().join("hold");

@@ -95,12 +95,8 @@ macro_rules! situations {
 }
 
 situations!(sees_nothing: futex poll ppoll_signal select pselect_signal read read_eventfd recv accept wait4 waitid sigsuspend msgrcv flock);
-// What shows EINTR and waits without end is made again, where the number of the call is to be seen.
-#[cfg(target_arch = "x86_64")]
+// What shows EINTR and waits without end is made again.
 situations!(sees_nothing: epoll_wait epoll_pwait epoll_wait_signal epoll_pwait_signal io_uring_enter semop sigwait);
-// Those with a mask of their own let a handled signal in, and so are ready for EINTR.
-#[cfg(target_arch = "aarch64")]
-situations!(refused: epoll_wait io_uring_enter semop sigwait);
 situations!(wakes_in_time: futex_timeout nanosleep clock_nanosleep poll_timeout ppoll_timeout select_timeout read_timerfd pause_itimer);
 situations!(refused: epoll_wait_timeout write recv_all recv_timeout accept_timeout semtimedop sigtimedwait);
 

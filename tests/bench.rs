@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use support::attaching::{attach, ctl, joined, json, small, started, switched};
 use support::child::eventually;
-use support::{Done, Fresh, Held, Kind, Run, program, tiexecctl};
+use support::fresh::{NO_HUGE_FOLIOS, huge_folios};
+use support::{Done, Fresh, Held, Kind, Run, program, require, tiexecctl};
 
 const TOOK: &str = "--metric=took ([0-9.]+) us";
 
@@ -101,7 +102,9 @@ fn commands_that_fail() {
         assert!(done.err().contains(words), "{words}: {done}");
     }
     ctl([&["bench", "-r", "2", "-w", "0", "-i"][..], &failing].concat()).assert_code(0);
-    ctl(["bench", "-r", "2", "--", "/nonexistent/program"]).assert_code(1);
+    let done = ctl(["bench", "-r", "2", "--", "/nonexistent/program"]);
+    done.assert_code(1);
+    assert!(done.err().contains("cannot run /nonexistent/program: "), "{done}");
     ctl(["bench", "-r", "2", "--prepare", "exit 1", "--", "true"]).assert_code(1);
     let done = ctl(["bench", "-r", "2", "--metric=no such", "--", "echo", "42"]);
     done.assert_code(1);
@@ -192,9 +195,79 @@ fn interrupted_or_failing_it_leaves_the_process_as_it_was() {
     done.assert_code(1);
     assert!(done.err().contains("exit status: 1"), "{done}");
     assert_eq!(joined(held.pid()), before);
+    // Nor is it believed when somebody else switches it under way.
+    let ctl_path = tiexecctl().display();
+    let attached = format!("--metric={ctl_path} attach -q --backing=image {pid}; echo 1");
+    let done = ctl(["bench", "-r", "2", "--attach", &pid, &attached]);
+    done.assert_code(1);
+    assert!(done.err().contains("somebody else"), "{done}");
+    assert_eq!(joined(held.pid()), before);
     // What somebody else has switched is not taken for plain.
     attach(held.pid()).assert_code(0);
     let done = ctl(["bench", "-r", "2", "--attach", &pid, "--metric=echo 1"]);
     done.assert_code(1);
     assert!(done.err().contains("already") && switched(held.pid()) > 0, "{done}");
+}
+
+/// Ctrl-C reaches everything in a terminal's foreground, the metric's command too, and is pressed again where nothing seems to
+/// happen.
+#[test]
+fn ctrl_c_again_and_again_leaves_the_process_as_it_was() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let copy = small("work", Kind::DynamicNoPie);
+    let (held, cat) = counting(&copy, &dir);
+    let pid = held.pid().to_string();
+    let before = joined(held.pid());
+    let slow = format!("{cat}; sleep 0.3; echo 1");
+    let args = ["bench", "-r", "100", "-w", "0", "--attach", &pid, &slow];
+    for again in [1, 40] {
+        let bench = started(&[], tiexecctl(), args);
+        eventually("it is switched", || switched(held.pid()) > 0);
+        for _ in 0..again {
+            // SAFETY: kill has no memory conditions; the child is not reaped, so the number is still its own.
+            unsafe { libc::kill(-bench.pid(), libc::SIGINT) };
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let done = bench.finish();
+        done.assert_code(0);
+        assert!(done.err().contains("interrupted after "), "{done}");
+        assert_eq!(joined(held.pid()), before, "{again}: {done}");
+    }
+}
+
+/// Such text is huge both ways, which no revert changes: what an attach adds is compared.
+#[test]
+fn a_process_whose_page_cache_is_huge_can_be_measured() {
+    require!(huge_folios(), "{NO_HUGE_FOLIOS}");
+    let dir = tempfile::tempdir().expect("a directory");
+    let copy = small("work", Kind::DynamicNoPie);
+    ctl(["warm", &copy.path().to_string_lossy()]).assert_code(0);
+    let (held, _cat) = counting(&copy, &dir);
+    let before = joined(held.pid());
+    let args = ["bench", "--json", "-r", "2", "-w", "0", "--metric=echo 1", "--attach"];
+    let done = ctl([&args[..], &[&held.pid().to_string()]].concat());
+    done.assert_code(0);
+    assert!(done.err().contains("plain, too"), "{done}");
+    assert!(json(&done)["huge_plain_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{done}");
+    assert_eq!(joined(held.pid()), before);
+}
+
+#[test]
+fn ctrl_c_ends_the_rounds_of_a_command_and_tells_of_those_that_were() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("bench.json");
+    let export = format!("--export-json={}", file.display());
+    let (count, runs) = (dir.path().join("runs"), "echo >> $0; sleep 0.1");
+    let count = count.to_string_lossy().into_owned();
+    let args = ["bench", "-r", "1000", "-w", "0", &export, "--", "sh", "-c", runs, &count];
+    let bench = started(&[], tiexecctl(), args);
+    eventually("two rounds are done", || std::fs::read(&count).is_ok_and(|lines| lines.len() >= 5));
+    // SAFETY: kill has no memory conditions; the child is not reaped, so the number is still its own.
+    unsafe { libc::kill(-bench.pid(), libc::SIGINT) };
+    let done = bench.finish();
+    done.assert_code(0);
+    assert!(done.err().contains("interrupted after ") && !done.err().contains("failed"), "{done}");
+    let bench: Value =
+        serde_json::from_str(&std::fs::read_to_string(&file).expect("the figures")).expect("JSON");
+    assert!(bench["rounds"].as_u64().is_some_and(|rounds| rounds >= 2), "{bench}");
 }

@@ -167,19 +167,3 @@ fn a_filter_that_refuses_nothing_of_ours_does_not_matter() {
     assert!(held.coverage().is_full(), "{:?}", held.coverage());
     held.finish().assert_code(7).assert_silent();
 }
-
-#[test]
-fn yama_denies_all_tracing() {
-    let knob = "/proc/sys/kernel/yama/ptrace_scope";
-    if !std::path::Path::new(knob).exists() {
-        return support::skip_for_want_of_a_kernel("no Yama in this kernel");
-    }
-    // 3 cannot be taken back before the next boot: used where it is so already.
-    let scope = std::fs::read_to_string(knob).expect("the knob");
-    let run = Run::new(program("exits", Kind::DynamicPie), ["code", "7"]);
-    let done = assert_runs(&run);
-    match scope.trim() {
-        "3" => done.assert_failed_open(&["ptrace_denied"]),
-        _ => done.assert_silent(),
-    };
-}

@@ -8,7 +8,7 @@ use serde_json::Value;
 use support::attaching::{ctl, json, ok, revert, small};
 use support::machine::Machine;
 use support::smaps::vmas;
-use support::{Held, Kind, Report, Run, is_root, pmd_size, program, require};
+use support::{Held, Kind, Report, Run, is_root, pmd_size, program, require, require_of_machine};
 
 /// A list as the kernel prints it.
 fn list(path: &str) -> Vec<u32> {
@@ -96,7 +96,7 @@ fn attached(front: [&str; 3], options: &[&str], behind: &[&str]) -> Held {
 
 #[test]
 fn copies_lie_on_nodes_that_are_there() {
-    require!(has_numa(), "a kernel without NUMA");
+    require_of_machine!(has_numa(), "a kernel without NUMA");
     let first = nodes()[0];
     for numa in [format!("--numa=node={first}"), "--numa=local".into(), "--numa=interleave".into()]
     {
@@ -117,7 +117,7 @@ fn copies_lie_on_nodes_that_are_there() {
 
 #[test]
 fn a_report_tells_the_nodes() {
-    require!(has_numa(), "a kernel without NUMA");
+    require_of_machine!(has_numa(), "a kernel without NUMA");
     let report = Report::new();
     let run = Run::new(program("hold", Kind::DynamicNoPie), ["7"]).options(["--numa=local"]);
     let held = report.of(&run).hold();
@@ -212,13 +212,13 @@ fn everywhere(backing: &str) {
 
 #[test]
 fn images_lie_where_they_are_wanted() {
-    require!(nodes().len() > 1, "one NUMA node");
+    require_of_machine!(nodes().len() > 1, "one NUMA node");
     everywhere("--backing=image");
 }
 
 #[test]
 fn pages_of_the_pool_lie_where_they_are_wanted() {
-    require!(nodes().len() > 1, "one NUMA node");
+    require_of_machine!(nodes().len() > 1, "one NUMA node");
     require!(is_root(), "the hugetlb pool needs root");
     let mut machine = Machine::lock();
     let kib = pmd_size() / 1024;
@@ -232,7 +232,7 @@ fn pages_of_the_pool_lie_where_they_are_wanted() {
 
 #[test]
 fn a_family_shares_an_image_only_where_it_lies_right() {
-    require!(nodes().len() > 1, "one NUMA node");
+    require_of_machine!(nodes().len() > 1, "one NUMA node");
     let processors = processors().map(|number| number.to_string());
     let copy = small("hold", Kind::DynamicNoPie);
     let held = [0, 1].map(|n| {

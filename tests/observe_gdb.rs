@@ -110,6 +110,49 @@ fn breakpoints_in_an_image() {
     stops_at_breakpoints(By::Image);
 }
 
+/// Whether the kernel lets a debugger write to private text in hugetlb pages: not from 6.1.2 to 6.13
+/// (`check_vma_flags` in `mm/gup.c`).
+fn hugetlb_takes_breakpoints() -> bool {
+    use std::os::unix::fs::FileExt;
+    let len = support::pmd_size() as usize;
+    let size = len.trailing_zeros().cast_signed() << libc::MAP_HUGE_SHIFT;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | size;
+    let (anywhere, protection) = (std::ptr::null_mut(), libc::PROT_READ | libc::PROT_EXEC);
+    // SAFETY: a new mapping, which nothing else refers to.
+    let page = unsafe { libc::mmap(anywhere, len, protection, flags, -1, 0) };
+    assert_ne!(page, libc::MAP_FAILED, "a page of the pool");
+    let memory = std::fs::File::options().write(true).open("/proc/self/mem").expect("an own file");
+    let written = memory.write_at(&[0xcc], page as u64);
+    // SAFETY: the mapping just made, whole.
+    unsafe { libc::munmap(page, len) };
+    written.is_ok()
+}
+
+#[test]
+fn breakpoints_in_hugetlb_pages() {
+    require!(installed("gdb").is_some(), "no gdb");
+    let traced = By::Hugetlb.traced();
+    require!(traced.is_some(), "no pages for the hugetlb pool");
+    let able = hugetlb_takes_breakpoints();
+    let said = support::attaching::ctl(["doctor"]).out();
+    let said = said.lines().find(|line| line.contains("hugetlb")).expect("a line for it");
+    let shown = if able { "breakpoints in them: yes" } else { "breakpoints in them: no" };
+    assert!(said.contains(shown), "{said}");
+    drop(traced);
+    if able {
+        return stops_at_breakpoints(By::Hugetlb);
+    }
+    // gdb says so, or uses none; the program goes on, its text unharmed.
+    let traced = By::Hugetlb.traced().expect("as just before");
+    let mut held = traced.hold();
+    let commands = ["break probed", "echo armed\\n", "continue", "detach"];
+    let done = gdb(held.pid(), &commands).output();
+    assert!(done.err().contains("Cannot insert breakpoint"), "{done}");
+    held.write(b"call\n");
+    held.wait_line("done");
+    held.finish().assert_code(7).assert_silent();
+}
+
 #[test]
 fn a_breakpoint_costs_one_page_of_the_page_cache_and_leaves_the_file_alone() {
     require!(installed("gdb").is_some(), "no gdb");

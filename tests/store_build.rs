@@ -15,7 +15,7 @@ use support::{Kind, Public, Random, installed, is_root, pmd_size, program, requi
 /// Large programs and libraries, those that are here.
 fn real_files() -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> =
-        ["node", "prometheus", "mariadbd"].into_iter().filter_map(installed).collect();
+        ["node", "prometheus", "mariadbd", "gdb"].into_iter().filter_map(installed).collect();
     let under = |directory: &Path, name: &str| {
         std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).find(
             |path| path.file_name().is_some_and(|file| file.to_string_lossy().starts_with(name)),

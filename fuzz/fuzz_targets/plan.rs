@@ -21,6 +21,7 @@ fn vma(record: &[u8; 26], base: u64) -> Option<Vma> {
         file_offset: word(16),
         file: FileId { inode, ..FileId::default() },
         name: if inode == 0 { Vec::new() } else { format!("/bin/{inode}").into_bytes() },
+        ..Vma::default()
     })
 }
 

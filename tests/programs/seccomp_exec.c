@@ -20,7 +20,7 @@ static const struct { const char *name; int nr; } calls[] = {
     CALL(sendmsg), CALL(recvmsg), CALL(kill), CALL(tgkill), CALL(eventfd2), CALL(poll), CALL(ppoll), CALL(pread64), CALL(pwrite64),
     CALL(copy_file_range), CALL(sendfile), CALL(splice), CALL(dup3), CALL(close_range), CALL(setrlimit), CALL(prlimit64),
     CALL(rt_sigprocmask), CALL(rt_sigaction), CALL(sigaltstack), CALL(mincore), CALL(process_madvise), CALL(statfs), CALL(fstatfs),
-    CALL(close), CALL(mlock), CALL(sched_setscheduler), CALL(restart_syscall),
+    CALL(close), CALL(mlock), CALL(sched_setscheduler), CALL(restart_syscall), CALL(perf_event_open),
 };
 
 int main(int argc, char **argv)

@@ -177,6 +177,11 @@ int main(int argc, char **argv)
     } else if (!strcmp(name, "locked")) {
         if (mlockall(MCL_CURRENT | MCL_FUTURE))
             return BROKEN;
+    } else if (!strcmp(name, "sealed")) {
+        /* Whole pages of it. */
+        unsigned long page = getpagesize(), at = ((unsigned long)big_begin + page - 1) & -page;
+        if (syscall(462, at, ((unsigned long)big_end & -page) - at, 0UL))
+            puts("no mseal");
     } else if (!strcmp(name, "patched")) {
         patched();
     } else if (!strcmp(name, "mappings")) {

@@ -57,8 +57,9 @@ static void check_text(void)
         wrong("the text");
 }
 
-/* Holds all vector registers, general registers and the bytes below the stack pointer, while it calls a block a thousand times. */
+/* Holds all vector registers, general registers and, where they are a function's own, the bytes below the stack pointer, while it calls a block a thousand times. */
 long hold_vectors(unsigned (*function)(unsigned), long times);
+#if defined(__x86_64__)
 __asm__(".text\n"
         ".globl hold_vectors\n"
         "hold_vectors:\n"
@@ -87,6 +88,36 @@ __asm__(".text\n"
         "9: xor %eax, %eax\n"
         "4: pop %r15; pop %r14; pop %r13; pop %r12; pop %rbp; pop %rbx\n"
         "ret\n");
+#else
+__asm__(".text\n"
+        ".globl hold_vectors\n"
+        "hold_vectors:\n"
+        "stp x29, x30, [sp, #-160]!\n"
+        "stp x19, x20, [sp, #16]; stp x21, x22, [sp, #32]; stp x23, x24, [sp, #48]; stp x25, x26, [sp, #64]; stp x27, x28, [sp, #80]\n"
+        "stp d8, d9, [sp, #96]; stp d10, d11, [sp, #112]; stp d12, d13, [sp, #128]; stp d14, d15, [sp, #144]\n"
+        "mov x19, x0; mov x20, x1\n"
+        "ldr x21, =0x33445566778899aa; ldr x22, =0x445566778899aabb; ldr x23, =0x5566778899aabbcc; ldr x24, =0x66778899aabbccdd\n"
+        "mov x25, x21; mov x26, x22; mov x27, x23; mov x28, x24; mov x9, x21; mov x10, x22; mov x11, x23; mov x16, x24\n"
+        "adrp x2, patterns; add x2, x2, :lo12:patterns\n"
+        ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31\n"
+        "ldr q\\n, [x2, #16 * \\n]\n"
+        ".endr\n"
+        "1: mov w0, w20; blr x19\n"
+        "subs x20, x20, #1; b.ne 1b\n"
+        "mov x0, #0\n"
+        "cmp x21, x25; b.ne 9f; cmp x22, x26; b.ne 9f; cmp x23, x27; b.ne 9f; cmp x24, x28; b.ne 9f\n"
+        "cmp x21, x9; b.ne 9f; cmp x22, x10; b.ne 9f; cmp x23, x11; b.ne 9f; cmp x24, x16; b.ne 9f\n"
+        "adrp x3, patterns; add x3, x3, :lo12:patterns; cmp x2, x3; b.ne 9f\n"
+        ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31\n"
+        "mov x3, v\\n\\().d[0]; mov x4, v\\n\\().d[1]; ldp x5, x6, [x2, #16 * \\n]; cmp x3, x5; b.ne 9f; cmp x4, x6; b.ne 9f\n"
+        ".endr\n"
+        "mov x0, #1\n"
+        "9: ldp d14, d15, [sp, #144]; ldp d12, d13, [sp, #128]; ldp d10, d11, [sp, #112]; ldp d8, d9, [sp, #96]\n"
+        "ldp x27, x28, [sp, #80]; ldp x25, x26, [sp, #64]; ldp x23, x24, [sp, #48]; ldp x21, x22, [sp, #32]; ldp x19, x20, [sp, #16]\n"
+        "ldp x29, x30, [sp], #160\n"
+        "ret\n"
+        ".ltorg\n");
+#endif
 
 static void hold(void)
 {
@@ -100,6 +131,7 @@ static int add_one(struct rseq *area)
 {
     unsigned cpu = area->cpu_id_start;
     int begun_again = 0;
+#if defined(__x86_64__)
     __asm__ volatile(".pushsection __rseq_cs, \"aw\"\n"
                      ".balign 32\n"
                      "3: .long 0, 0\n"
@@ -122,6 +154,34 @@ static int add_one(struct rseq *area)
                      : [cs] "=m"(area->rseq_cs), [again] "+m"(begun_again)
                      : [cpu] "r"(cpu), [id] "m"(area->cpu_id), [at] "r"(&counters[cpu % CPUS])
                      : "rax", "rcx", "memory", "cc");
+#else
+    __asm__ volatile(".pushsection __rseq_cs, \"aw\"\n"
+                     ".balign 32\n"
+                     "3: .long 0, 0\n"
+                     ".quad 1f, 2f - 1f, 4f\n"
+                     ".popsection\n"
+                     "adrp x9, 3b\n"
+                     "add x9, x9, :lo12:3b\n"
+                     "str x9, %[cs]\n"
+                     "1: ldr w9, %[id]\n"
+                     "cmp w9, %w[cpu]\n"
+                     "b.ne 5f\n"
+                     "ldr x9, [%[at]]\n"
+                     "mov w10, #200\n"
+                     "6: subs w10, w10, #1\n"
+                     "b.ne 6b\n"
+                     "add x9, x9, #1\n"
+                     "str x9, [%[at]]\n"
+                     "2: b 7f\n"
+                     ".inst 0xd428bc00\n"
+                     "4:\n"
+                     "5: mov w9, #1\n"
+                     "str w9, %[again]\n"
+                     "7:\n"
+                     : [cs] "=m"(area->rseq_cs), [again] "+m"(begun_again)
+                     : [cpu] "r"(cpu), [id] "m"(area->cpu_id), [at] "r"(&counters[cpu % CPUS])
+                     : "x9", "x10", "memory", "cc");
+#endif
     return begun_again;
 }
 
@@ -184,7 +244,9 @@ int main(int argc, char **argv)
 {
     int spins = argc > 1 && !strcmp(argv[1], "spin");
     long first = argc > 2 ? atol(argv[2]) : 0;
+#if defined(__x86_64__)
     have_avx2 = __builtin_cpu_supports("avx2");
+#endif
     for (unsigned i = 0; i < sizeof patterns; i++)
         patterns[i] = (unsigned char)(i * 37 + 11);
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_ONSTACK | SA_RESTART};

@@ -57,12 +57,13 @@ impl Machine {
         true
     }
 
-    /// Makes the hugetlb pool hold `pages`; false if the kernel has not got them.
+    /// Makes the hugetlb pool hold `pages`; false if the kernel has not got them, or does not move them.
     pub(crate) fn pool(&mut self, pages: u64) -> bool {
         let kib = super::pmd_size() / 1024;
         let knob = format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages");
         self.set(&knob, &pages.to_string())
             && std::fs::read_to_string(&knob).is_ok_and(|s| s.trim() == pages.to_string())
+            && !super::attaching::ctl(["doctor"]).out().contains("moves no pages of the pool")
     }
 
     /// A new cgroup below `parent`; none if it cannot be made.
@@ -93,6 +94,14 @@ impl Drop for Machine {
             }
         }
     }
+}
+
+/// Yama's knob.
+pub(crate) const YAMA: &str = "/proc/sys/kernel/yama/ptrace_scope";
+
+/// What it is set to; `None` in a kernel without Yama.
+pub(crate) fn yama_scope() -> Option<u32> {
+    std::fs::read_to_string(YAMA).ok()?.trim().parse().ok()
 }
 
 /// The directory of the memory controller (v2 or v1) and the name of its limit file.

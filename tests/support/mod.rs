@@ -63,10 +63,23 @@ pub(crate) fn skip(why: &str) {
     say_skipped(&name, why);
 }
 
-/// Says that a test is skipped for want of something that no setting of a machine brings, such as a security module that
-/// is not in its kernel: also where skips are forbidden.
+/// As `require!`, for what no setting of a machine brings, such as a second NUMA node or a security module that is not in
+/// its kernel: also where skips are forbidden.
+#[allow(unused_macros, reason = "not every test program needs it")]
+macro_rules! require_of_machine {
+    ($cond:expr, $why:expr) => {
+        if !$cond {
+            crate::support::skip_for_want_of_a_machine($why);
+            return;
+        }
+    };
+}
+#[allow(unused_imports, reason = "not every test program needs it")]
+pub(crate) use require_of_machine;
+
+/// The visible half of `require_of_machine!`.
 #[allow(dead_code, reason = "not every test program needs it")]
-pub(crate) fn skip_for_want_of_a_kernel(why: &str) {
+pub(crate) fn skip_for_want_of_a_machine(why: &str) {
     say_skipped(std::thread::current().name().unwrap_or("test"), why);
 }
 

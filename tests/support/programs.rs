@@ -14,6 +14,10 @@ pub(crate) enum Kind {
     Bare,
     /// As `Bare`, for 32-bit x86.
     Bare32,
+    /// As `Bare`, guarded against indirect branches (aarch64).
+    Guarded,
+    /// The same, position-independent.
+    GuardedPie,
     /// Dynamic, with musl.
     Musl,
     /// Static, with musl.
@@ -81,6 +85,25 @@ impl Kind {
                 "-no-pie",
                 "-fno-stack-protector",
                 "-ffreestanding",
+            ],
+            Kind::Guarded => &[
+                "-nostdlib",
+                "-static",
+                "-fno-PIE",
+                "-no-pie",
+                "-fno-stack-protector",
+                "-mgeneral-regs-only",
+                "-mbranch-protection=standard",
+                "-Wl,-z,force-bti",
+            ],
+            Kind::GuardedPie => &[
+                "-nostdlib",
+                "-static-pie",
+                "-fPIE",
+                "-fno-stack-protector",
+                "-mgeneral-regs-only",
+                "-mbranch-protection=standard",
+                "-Wl,-z,force-bti",
             ],
             Kind::Musl => &["-fPIE", "-pie"],
             Kind::MuslStatic => &["-static"],

@@ -24,7 +24,7 @@ mount /dev/vdb "$files" || echo "vm-test: no disk for programs"
 while read -r name; do install -m 755 /vm/cc.sh /usr/local/bin/"$name"; done </vm/compilers
 # As on the machines that the project is developed on.
 echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
-export TIEXEC_TEST_PATIENCE=20
+export TIEXEC_TEST_PATIENCE=20 TIEXEC_TEST_THROWAWAY=1
 
 # What the doctor finds, with a page in the pool to be found.
 mkdir -m 1777 /disk "$files"/doctor

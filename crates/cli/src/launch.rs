@@ -270,7 +270,8 @@ impl Launcher {
             Ok(Companion { pid, no_watch }) => {
                 if let (Some(why), Some(_)) = (&no_watch, budget) {
                     complain(&format_args!(
-                        "text stays on base pages: what is hottest cannot be told: {why}"
+                        "{}: text stays on base pages: what is hottest cannot be told: {why}",
+                        self.name().to_string_lossy()
                     ));
                 } else if let Some(why) = no_watch {
                     complain(&without_watch(&why, settings.follow));

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::itlb::MissTime;
-use tiexec_core::proc::maps;
+use tiexec_core::proc::{maps, status};
 use tiexec_core::samples::{Tally, What};
 use tiexec_remap::headroom;
 use tiexec_sys::procfs::ProcDir;
@@ -136,6 +136,11 @@ pub(crate) fn refusal(error: SysError) -> String {
         text.trim().to_owned()
     };
     let fix = match error.errno {
+        // A filter is asked before the kernel looks at who asks.
+        Errno::PERM | Errno::ACCES if is_filtered() => {
+            "; it may be forbidden by the seccomp filter that tiexec runs under, such as that of a container"
+                .to_owned()
+        }
         Errno::PERM | Errno::ACCES => format!(
             "; kernel.perf_event_paranoid is {}: up to 2 a user may sample processes of their own, beyond \
              that it takes CAP_PERFMON",
@@ -151,6 +156,12 @@ pub(crate) fn refusal(error: SysError) -> String {
         _ => String::new(),
     };
     format!("{error}{fix}")
+}
+
+/// Returns whether this process runs under a seccomp filter.
+fn is_filtered() -> bool {
+    let status = ProcDir::this_process().and_then(|process| process.read("status"));
+    status.is_ok_and(|text| status::parse(&text).seccomp == 2)
 }
 
 /// Measures what a miss costs on this machine; where there is no memory to spare for that, what is usual.

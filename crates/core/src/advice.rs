@@ -355,7 +355,7 @@ impl fmt::Display for Advice {
             writeln!(f, "PMU   {line}")?;
         }
         let Judgement { verdict, saving, reasons } = &self.judgement;
-        writeln!(f, "{verdict}: about {:.1} % of its time", saving * 100.0)?;
+        writeln!(f, "{verdict}: about {:.1} % of its time in user mode", saving * 100.0)?;
         reasons.iter().try_for_each(|reason| writeln!(f, "  - {reason}"))
     }
 }

@@ -77,6 +77,8 @@ pub struct Choice {
     pub budget: String,
     /// What is taken, the hottest first.
     pub pages: Vec<HotPage>,
+    /// How many huge pages of text it had before; a number counts them, too.
+    pub already: u64,
     /// How many huge pages could have been taken.
     pub candidates: usize,
     /// Samples that decided.
@@ -93,10 +95,17 @@ pub struct Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pages, candidates, samples, share, .. } = self;
+        let Self { pages, already, candidates, samples, share, .. } = self;
         write!(f, "{} of {candidates} huge pages", pages.len())?;
+        if *already > 0 {
+            write!(f, " beside {already} that it had")?;
+        }
         if *samples == 0 {
-            return write!(f, ", the first: it was not seen executing");
+            let which = if pages.is_empty() { "" } else { ", the first" };
+            return write!(f, "{which}: it was not seen executing");
+        }
+        if self.budget == Budget::Auto.to_string() && *samples < ENOUGH_SAMPLES {
+            return write!(f, ": {samples} samples are too few to tell");
         }
         write!(
             f,
@@ -113,9 +122,10 @@ pub fn choose(budget: Budget, heat: &Heat<'_>) -> Choice {
     let ranked = rank(heat);
     let samples: u64 = heat.samples.iter().map(|(_, samples)| samples).sum();
     let expected = |count: usize| expect(heat, &ranked[..count]);
+    let already: u64 = heat.huge.iter().map(|range| range.len() / heat.pages.pmd.bytes()).sum();
     let taken = match budget {
         Budget::Pages(most) => {
-            let most = usize::try_from(most).unwrap_or(usize::MAX);
+            let most = usize::try_from(most.saturating_sub(already)).unwrap_or(usize::MAX);
             // Those that nobody executes help nobody, unless nothing is known of any.
             let hot = ranked.iter().filter(|page| samples == 0 || page.samples > 0).count();
             hot.min(most)
@@ -131,6 +141,7 @@ pub fn choose(budget: Budget, heat: &Heat<'_>) -> Choice {
     Choice {
         budget: budget.to_string(),
         pages: ranked[..taken].to_vec(),
+        already,
         candidates: heat.candidates.len(),
         samples,
         share: if samples == 0 { 0.0 } else { huge as f64 / samples as f64 },
@@ -282,6 +293,19 @@ mod tests {
         assert!(taken.starts_with(&[1, 2]) && taken.len() <= 8, "{taken:?}");
         let all = chosen(Budget::Pages(50), &samples(&of), 50, &itlb);
         assert!(choice.saving > all.saving, "{choice:?} {all:?}");
+    }
+
+    #[test]
+    fn what_is_said_of_a_choice() {
+        let (none, few) = (samples(&[]), samples(&[(1, 10, 1)]));
+        let of = |budget, samples: &[_]| chosen(budget, samples, 6, &Itlb::USUAL).to_string();
+        assert_eq!(
+            of(Budget::Pages(2), &none),
+            "2 of 6 huge pages, the first: it was not seen executing"
+        );
+        assert_eq!(of(Budget::Auto, &none), "0 of 6 huge pages: it was not seen executing");
+        assert_eq!(of(Budget::Auto, &few), "0 of 6 huge pages: 10 samples are too few to tell");
+        assert!(of(Budget::Pages(2), &few).contains(", 100 % of 10 samples; misses"));
     }
 
     #[test]

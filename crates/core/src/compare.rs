@@ -123,7 +123,7 @@ impl Comparison {
             }
             (Finding::NoDifference, None) => "no difference can be told".to_owned(),
             (Finding::NoDifference, Some(Ratio { low, high, .. })) => {
-                format!("no difference seen: between {low:.3} and {high:.3} times")
+                format!("no difference seen: between {} and {} times", times(low), times(high))
             }
             (finding, Some(Ratio { estimate, low, high })) => {
                 let (word, near, far) = if finding == Finding::Less {
@@ -268,6 +268,11 @@ impl Bench {
     }
 }
 
+/// Puts a ratio in few digits. With few rounds that scatter, an interval may end anywhere.
+pub fn times(ratio: f64) -> String {
+    if ratio < 1000.0 { format!("{ratio:.3}") } else { ">1000".to_owned() }
+}
+
 /// Puts a figure in few digits, with its unit.
 pub fn figure(value: f64, unit: &str) -> String {
     let (value, unit) = match unit {
@@ -276,6 +281,9 @@ pub fn figure(value: f64, unit: &str) -> String {
         "" if value >= 1e6 => (value / 1e6, "M"),
         unit => (value, unit),
     };
+    if value.abs() >= 1e9 || value != 0.0 && value.abs() < 0.0005 {
+        return format!("{value:.3e} {unit}").trim_end().to_owned();
+    }
     let digits = if value >= 1000.0 || value.fract() == 0.0 {
         0
     } else if value >= 100.0 {
@@ -325,7 +333,8 @@ impl fmt::Display for Bench {
                     Finding::More => "more",
                     Finding::NoDifference | Finding::TooFewRounds => "no difference seen",
                 };
-                write!(f, "  {estimate:.3}  {low:.3}–{high:.3}  {word}")?;
+                let (estimate, low, high) = (times(*estimate), times(*low), times(*high));
+                write!(f, "  {estimate}  {low}–{high}  {word}")?;
             }
             writeln!(f)?;
         }
@@ -448,8 +457,14 @@ mod tests {
             (42.0, "", "42"),
             (2_500_000.0, "", "2.500 M"),
             (12_345.6, "", "12346"),
+            (1e308, "", "1.000e299 G"),
+            (0.000_012, "", "1.200e-5"),
+            (0.0, "", "0"),
         ] {
             assert_eq!(figure(value, unit), text);
+        }
+        for (ratio, text) in [(1.05, "1.050"), (0.0, "0.000"), (4.8e7, ">1000")] {
+            assert_eq!(times(ratio), text);
         }
     }
 }

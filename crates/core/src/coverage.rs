@@ -1,5 +1,6 @@
 //! How much of each file's text is PMD-mapped: read from smaps, never from what was asked.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use serde::Serialize;
@@ -188,7 +189,14 @@ pub fn coverage(
         let whole: u64 = whole.map(AddrRange::len).sum();
         let left = len - run.huge.min(len);
         let edges = (len - whole).min(left);
-        let noted = notes.iter().find(|note| note.range.overlaps(run.range));
+        // Of pieces with reasons of their own, that of the largest.
+        let of_run = |note: &AddrRange| {
+            let (start, end) =
+                (run.range.start().max(note.start()), run.range.end().min(note.end()));
+            end.get() - start.get()
+        };
+        let noted = notes.iter().filter(|note| note.range.overlaps(run.range));
+        let noted = noted.min_by_key(|note| Reverse(of_run(&note.range)));
         let rest = rests.entry(run.owner.file).or_default();
         if whole == 0 {
             *rest.entry(SkipReason::TooSmall).or_default() += left;

@@ -85,7 +85,7 @@ reasons! {
     ModifiedText = "modified_text",
     /// The text is sealed against changes (mseal(2)).
     Sealed = "sealed",
-    /// The text may be executed but not read, or has a memory protection key of its own.
+    /// The text may be executed but not read, or has a memory protection key or memory tags of its own.
     ProtectionKey = "protection_key",
     /// The process has nearly as many mappings as it may (`vm.max_map_count`).
     MapCount = "map_count",

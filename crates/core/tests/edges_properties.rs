@@ -104,8 +104,14 @@ fn world() -> impl Strategy<Value = World> {
                 exec: text.contains('x'),
                 shared: false,
             };
-            let mine =
-                |perms| Vma { range: place, perms, file_offset, file: FILE, name: b"/m".to_vec() };
+            let mine = |perms| Vma {
+                range: place,
+                perms,
+                file_offset,
+                file: FILE,
+                name: b"/m".to_vec(),
+                ..Vma::default()
+            };
             let other = |perms, name: &str| Vma {
                 range: place,
                 perms,

@@ -69,7 +69,14 @@ fn ordered_vmas(pages: Pages) -> impl Strategy<Value = Vec<Vma>> {
             let start = at + gap;
             at = start + len.max(base);
             let range = range(start, at);
-            vmas.push(Vma { range, perms, file_offset: offset & !(base - 1), file, name });
+            vmas.push(Vma {
+                range,
+                perms,
+                file_offset: offset & !(base - 1),
+                file,
+                name,
+                guarded: false,
+            });
         }
         if vsyscall {
             let top = 0xffff_ffff_ff60_0000;
@@ -98,6 +105,7 @@ fn odd_vmas() -> impl Strategy<Value = Vec<Vma>> {
         file_offset,
         file,
         name,
+        guarded: false,
     });
     prop::collection::vec(vma, 0..10)
 }
@@ -222,6 +230,7 @@ fn any_vma() -> impl Strategy<Value = Vma> {
             file_offset,
             file: FileId { major, minor, inode },
             name,
+            guarded: false,
         },
     )
 }

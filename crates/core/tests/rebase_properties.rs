@@ -83,6 +83,7 @@ fn mapped(loads: &[LoadSegment], bias: u64) -> Vec<Vma> {
             file_offset,
             file: FILE,
             name,
+            ..Vma::default()
         });
         if end > file_end {
             let range = range(file_end, end);

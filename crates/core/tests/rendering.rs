@@ -128,6 +128,7 @@ fn vma(start: u64, end: u64, perms: &str, file_offset: u64, inode: u64, name: &s
         file_offset,
         file: if inode == 0 { FileId::default() } else { FileId { major: 0xfe, minor: 0, inode } },
         name: name.as_bytes().to_vec(),
+        guarded: false,
     }
 }
 

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::image::{self, Filled, Memory, Source, Staged};
 use crate::launch::Order;
 use crate::program::Program;
-use crate::{headroom, numa, rebase, switch};
+use crate::{headroom, numa, protection, rebase, switch};
 
 /// Stages the spans of `backing`, image or hugetlb, in a memfd of the program's own, and switches
 /// to what was staged until `deadline`.
@@ -51,7 +51,8 @@ pub(crate) fn by_memfd(
     let memory = Memory { backing, pages: order.pages, nodes: &nodes };
     let filled = image::fill(&memfd, source, &spans, memory, deadline)?;
     for part in &filled.staged {
-        switch::switch(session, fd, backing, part, area(snapshot, part)?)?;
+        let protection = protection::of_text(&snapshot.vmas, part.span.range);
+        switch::switch(session, fd, backing, part, area(snapshot, part)?, protection)?;
     }
     Ok(filled)
 }
@@ -93,7 +94,8 @@ pub(crate) fn by_store(
             .ok_or_else(|| refused("the image has no such text".to_owned()))?;
         let part = Staged { span: *span, image_offset };
         let area = area(&program.snapshot, &part)?;
-        switch::switch(session, fd, Backing::Store, &part, area).map_err(
+        let protection = protection::of_text(&program.snapshot.vmas, span.range);
+        switch::switch(session, fd, Backing::Store, &part, area, protection).map_err(
             |failure| match failure.reason {
                 SkipReason::AddressSpace => refused(failure.detail),
                 _ => failure,
@@ -121,7 +123,8 @@ pub(crate) fn edges_by_pagecache(
     for span in edges {
         let part = Staged { span: *span, image_offset: span.file_offset };
         let area = area(&program.snapshot, &part)?;
-        switch::switch(session, fd, Backing::Pagecache, &part, area)?;
+        let protection = protection::of_text(&program.snapshot.vmas, span.range);
+        switch::switch(session, fd, Backing::Pagecache, &part, area, protection)?;
     }
     Ok(())
 }

@@ -12,8 +12,8 @@ use tiexec_core::addr::{AddrRange, PageSize, Pages};
 use tiexec_core::parts::{Part, Parts};
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::SysError;
 use tiexec_sys::memory::FillMapping;
+use tiexec_sys::{SysError, hugetlb};
 use tiexec_tracee::arch;
 
 use crate::failure::Failure;
@@ -107,6 +107,14 @@ pub fn fill(
 ) -> Result<Filled, Failure> {
     let Memory { backing, pages, .. } = memory;
     let no_page = no_page_reason(backing);
+    if backing == Backing::Hugetlb {
+        let stays = |error| {
+            let what =
+                format_args!("the kernel moves no pages of the pool, Linux 5.16 does: {error}");
+            Failure::new(no_page, what)
+        };
+        hugetlb::can_move(pages.pmd).map_err(stays)?;
+    }
     let too_long = |_| Failure::new(SkipReason::AddressSpace, "the text is too long to map");
     let bytes: u64 = spans.iter().map(|span| span.range.len()).sum();
     let len = usize::try_from(bytes).map_err(too_long)?;

@@ -16,6 +16,7 @@ pub mod numa;
 pub mod objects;
 pub mod pagecache;
 mod program;
+mod protection;
 mod rebase;
 pub mod store;
 mod switch;

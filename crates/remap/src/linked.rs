@@ -124,6 +124,7 @@ pub(crate) fn expected(order: &Order<'_>, objects: &[Object], deadline: Instant)
                     .wrapping_sub(load.vaddr.wrapping_sub(range.start().get())),
                 file: FileId { inode: meta.ino(), ..FileId::default() },
                 name: object.path.as_os_str().as_bytes().to_vec(),
+                guarded: false,
             };
             let (folios, kept) = (folios.clone(), Vec::new());
             texts.push(RunningText { vma, folios, copy, kept, leave: None, parts: None });

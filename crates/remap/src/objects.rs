@@ -48,8 +48,13 @@ impl Expected {
 }
 
 const GLIBC_CACHE: &str = "/etc/ld.so.cache";
-/// Where glibc looks last.
-const GLIBC_DIRECTORIES: &[&str] = &["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
+/// Where glibc looks last: Debian's, for containers without a cache, or everybody else's.
+fn glibc_directories() -> Vec<PathBuf> {
+    let multiarch = format!("{}-linux-gnu", std::env::consts::ARCH);
+    let debian = ["/lib", "/usr/lib"].map(|directory| Path::new(directory).join(&multiarch));
+    let others = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"].map(PathBuf::from);
+    debian.into_iter().chain(others).collect()
+}
 /// Where musl looks if its own file of directories is not there.
 const MUSL_DIRECTORIES: &str = "/lib:/usr/local/lib:/usr/lib";
 /// More objects than this are not looked at.
@@ -170,7 +175,7 @@ impl Search {
             }
             None => {
                 let cache = std::fs::read(GLIBC_CACHE).unwrap_or_default();
-                (Some(cache), GLIBC_DIRECTORIES.iter().map(PathBuf::from).collect())
+                (Some(cache), glibc_directories())
             }
         };
         let rpath = elf.rpath.as_deref().map_or_else(Vec::new, |list| directories(list, program));

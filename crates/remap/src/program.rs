@@ -13,11 +13,12 @@ use tiexec_core::config::EdgePolicy;
 use tiexec_core::elf::{ElfFacts, ElfHeader};
 use tiexec_core::parts::Parts;
 use tiexec_core::plan::{Backing, Means, Plan, plan};
-use tiexec_core::proc::{ParseError, auxv, maps, stat};
+use tiexec_core::proc::{ParseError, auxv, maps, smaps, stat};
 use tiexec_core::rebase::MainImage;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::{Errno, SysError};
+use tiexec_tracee::arch;
 
 use crate::failure::Failure;
 use crate::launch::Order;
@@ -74,9 +75,13 @@ impl Program {
         if auxv::get(&auxv, auxv::AT_SECURE).is_some_and(|secure| secure != 0) {
             return Err(Failure::new(SkipReason::PrivilegedImage, "AT_SECURE is set"));
         }
-        let maps = process.read("maps").map_err(unreadable)?;
         let entry = RemoteAddr::new(auxv::get(&auxv, auxv::AT_ENTRY).unwrap_or(0));
-        let vmas = maps::parse(&maps).map_err(malformed)?;
+        let vmas = if arch::GUARDS_TEXT && !facts.dynamic {
+            let entries = smaps::parse(&process.read("smaps").map_err(unreadable)?);
+            entries.map_err(malformed)?.into_iter().map(|entry| entry.vma).collect()
+        } else {
+            maps::parse(&process.read("maps").map_err(unreadable)?).map_err(malformed)?
+        };
         let snapshot = Snapshot { pages: order.pages, vmas, entry };
         let image = MainImage::new(&facts, header.entry, entry);
         let relro = facts.relro;

@@ -12,7 +12,7 @@
 use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
 use tiexec_core::elf::LoadSegment;
 use tiexec_core::proc::auxv::{AT_ENTRY, AT_PHDR};
-use tiexec_core::proc::maps::{Perms, Vma};
+use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::stat::{self, Layout};
 use tiexec_core::rebase::{MainImage, Rebase};
 use tiexec_core::skip::SkipReason;
@@ -23,6 +23,7 @@ use tiexec_tracee::arch::Call;
 use tiexec_tracee::session::Session;
 
 use crate::failure::Failure;
+use crate::protection;
 
 /// Moves the program, held at its exec stop, as `plan` says. `auxv` is `/proc/PID/auxv` as it was
 /// read at this stop, `base` the base page.
@@ -165,7 +166,7 @@ fn map(session: &mut Session, piece: &Vma, to: AddrRange, fd: u64) -> Result<(),
         (u64::MAX, 0)
     };
     let arguments =
-        [to.start().get(), to.len(), raw(protection(piece.perms)), raw(flags), fd, offset];
+        [to.start().get(), to.len(), raw(protection::of(piece)), raw(flags), fd, offset];
     let answer = session.call(Call::new(c::SYS_mmap, arguments))?.map_err(|errno| {
         Failure::new(
             SkipReason::RebaseFailed,
@@ -181,12 +182,6 @@ fn map(session: &mut Session, piece: &Vma, to: AddrRange, fd: u64) -> Result<(),
         return Err(Failure::new(SkipReason::RebaseFailed, "the kernel mapped it elsewhere"));
     }
     Ok(())
-}
-
-const fn protection(perms: Perms) -> i32 {
-    (if perms.read { c::PROT_READ } else { 0 })
-        | (if perms.write { c::PROT_WRITE } else { 0 })
-        | (if perms.exec { c::PROT_EXEC } else { 0 })
 }
 
 /// Copies what the kernel wrote into a segment: the zeroes after the end of its file part, up to

@@ -58,35 +58,32 @@ pub(crate) fn make_memfd(
     Ok(fd)
 }
 
-/// Switches one staged part. `area` is a free, aligned range of the same length in the target.
+/// Switches one staged part, to be mapped with `protection`. `area` is a free, aligned range of the same
+/// length in the target.
 ///
 /// # Errors
-/// The target's text is as it was, unless the failure says `mremap`.
+/// The target's text is as it was; where the failure says `mremap`, what is staged is mapped over it.
 pub(crate) fn switch(
     session: &mut Session,
     fd: u64,
     backing: Backing,
     part: &Staged,
     area: AddrRange,
+    protection: i32,
 ) -> Result<(), Failure> {
     let raw = |value: i32| u64::from(value.unsigned_abs());
     let failed =
         |call: &'static str, reason| move |errno| Failure::new(reason, SysError { call, errno });
     let len = part.span.range.len();
     let staged: RemoteAddr = area.start();
-    let mut flags = c::MAP_PRIVATE | c::MAP_FIXED_NOREPLACE;
-    if backing == Backing::Hugetlb {
-        // A private mapping would reserve a second set of pages, for writes that never come.
-        flags |= c::MAP_NORESERVE;
-    }
-    let protection = c::PROT_READ | c::PROT_EXEC;
+    let flags = raw(c::MAP_PRIVATE | c::MAP_FIXED_NOREPLACE) | flags_of_pool(backing);
     // Until the switch, the way home unmaps the area: from before it is mapped, for this is a
     // launch, with one thread, and the snapshot says that nothing else is there.
     session.release_on_the_way_home(Call::new(c::SYS_munmap, [staged.get(), len]));
     let answer = session
         .call(Call::new(
             c::SYS_mmap,
-            [staged.get(), len, raw(protection), raw(flags), fd, part.image_offset],
+            [staged.get(), len, raw(protection), flags, fd, part.image_offset],
         ))?
         .map_err(failed("mmap(PROT_READ|PROT_EXEC)", SkipReason::AddressSpace))?;
     if answer != staged.get() {
@@ -100,20 +97,24 @@ pub(crate) fn switch(
     session
         .call(Call::new(c::SYS_madvise, [staged.get(), len, raw(c::MADV_POPULATE_READ)]))?
         .map_err(failed("madvise(MADV_POPULATE_READ)", SkipReason::NoHugePage))?;
-    session
-        .call(Call::new(
-            c::SYS_mremap,
-            [
-                staged.get(),
-                len,
-                len,
-                raw(c::MREMAP_MAYMOVE | c::MREMAP_FIXED),
-                part.span.range.start().get(),
-            ],
-        ))?
-        .map_err(failed("mremap(MREMAP_FIXED)", SkipReason::SwitchFailed))?;
+    let text = part.span.range.start().get();
+    let over = raw(c::MREMAP_MAYMOVE | c::MREMAP_FIXED);
+    let moved = session.call(Call::new(c::SYS_mremap, [staged.get(), len, len, over, text]))?;
+    if let Err(refused) = moved {
+        // The kernel may have unmapped the text before it refused. What is staged is its content.
+        let flags = raw(c::MAP_PRIVATE | c::MAP_FIXED) | flags_of_pool(backing);
+        let arguments = [text, len, raw(protection), flags, fd, part.image_offset];
+        let _nothing_else_is_left = session.call(Call::new(c::SYS_mmap, arguments))?;
+        return Err(failed("mremap(MREMAP_FIXED)", SkipReason::SwitchFailed)(refused));
+    }
     session.released();
     Ok(())
+}
+
+/// A private mapping of the pool's pages would reserve a second set of them, for writes that never come.
+fn flags_of_pool(backing: Backing) -> u64 {
+    let flags = if backing == Backing::Hugetlb { c::MAP_NORESERVE } else { 0 };
+    u64::from(flags.unsigned_abs())
 }
 
 /// Has the target map the huge pages that its text lies on already: one fault for all.

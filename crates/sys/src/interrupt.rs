@@ -12,12 +12,16 @@ extern "C" fn note(_signal: i32) {
 }
 
 /// From now on SIGINT, SIGTERM and SIGHUP do not end this process, but are noted. A child gets them as
-/// ever: an exec undoes it.
+/// ever: an exec undoes it. Under nohup(1) SIGHUP stays ignored.
 pub fn catch() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         let handler = note as extern "C" fn(i32) as libc::sighandler_t;
         // SAFETY: the handler does one atomic store, which is safe in a signal handler, and lives for ever.
-        unsafe { libc::signal(signal, handler) };
+        let before = unsafe { libc::signal(signal, handler) };
+        if signal == libc::SIGHUP && before == libc::SIG_IGN {
+            // SAFETY: no handler is run.
+            unsafe { libc::signal(signal, libc::SIG_IGN) };
+        }
     }
 }
 

@@ -12,6 +12,7 @@ mod arch;
 pub mod counters;
 pub mod entry;
 mod error;
+pub mod hugetlb;
 pub mod interrupt;
 pub mod jumps;
 pub mod lease;
@@ -61,6 +62,9 @@ pub mod c {
 
     /// `MADV_COLLAPSE` (madvise(2)), since Linux 6.1.
     pub const MADV_COLLAPSE: i32 = crate::reserve::MADV_COLLAPSE;
+    /// `PROT_BTI` (`arch/arm64/include/uapi/asm/mman.h`), on aarch64 only: an indirect branch into such
+    /// a page must meet an instruction made for that.
+    pub const PROT_BTI: i32 = 0x10;
     /// `MFD_ALLOW_SEALING` (memfd_create(2)).
     pub const MFD_ALLOW_SEALING: u32 = libc::MFD_ALLOW_SEALING;
     /// `MFD_HUGETLB` (memfd_create(2)).

@@ -53,6 +53,12 @@ fn number(value: i32) -> *mut c_void {
     std::ptr::without_provenance_mut(usize::try_from(value).unwrap_or(0))
 }
 
+/// Returns Yama's `kernel.yama.ptrace_scope`
+/// (`Documentation/admin-guide/LSM/Yama.rst`): whom one may trace. `None` without Yama.
+pub fn yama_scope() -> Option<u32> {
+    std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()?.trim().parse().ok()
+}
+
 /// `PTRACE_SEIZE` — becomes the tracer of `pid` without stopping it, with
 /// `PTRACE_O_TRACESYSGOOD` and `PTRACE_O_TRACEEXEC`.
 ///

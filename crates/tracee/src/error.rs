@@ -2,7 +2,19 @@
 
 use thiserror::Error;
 use tiexec_sys::process::Wait;
-use tiexec_sys::{Errno, SysError};
+use tiexec_sys::{Errno, SysError, ptrace};
+
+/// Puts a refusal to be traced into words, with the knob that may have done it.
+pub fn refusal(error: &SysError) -> String {
+    let scope = ptrace::yama_scope().filter(|&scope| scope > 0 && error.errno == Errno::PERM);
+    let Some(scope) = scope else { return error.to_string() };
+    let whom = match scope {
+        1 => "descendants, unless with CAP_SYS_PTRACE",
+        2 => "with CAP_SYS_PTRACE only",
+        _ => "nobody, until the next boot",
+    };
+    format!("{error}; kernel.yama.ptrace_scope is {scope}: {whom}")
+}
 
 /// A failure of tracing, by what the caller can do about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]

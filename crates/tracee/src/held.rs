@@ -30,7 +30,7 @@ use tiexec_sys::process::{self, Fork, Wait};
 use tiexec_sys::ptrace::{self, Options, Resume, SyscallStop};
 use tiexec_sys::{Errno, Pid, SysError, c, rehearse, vm};
 
-use crate::error::TraceError;
+use crate::error::{TraceError, refusal};
 use crate::fault;
 use crate::session::resume_to_syscall;
 
@@ -250,13 +250,7 @@ fn helper(target: Pid, mut channel: UnixStream, arming: &Arming<'_>, work: impl 
 }
 
 fn seize_refused(error: SysError) -> Declined {
-    let hint = match (error.errno, std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope")) {
-        (Errno::PERM, Ok(scope)) => {
-            format!("{error}; kernel.yama.ptrace_scope is {}", scope.trim())
-        }
-        _ => error.to_string(),
-    };
-    Declined::new(SkipReason::PtraceDenied, hint)
+    Declined::new(SkipReason::PtraceDenied, refusal(&error))
 }
 
 /// A program stopped right after its exec, before its first instruction, in syscall-exit-stop.

@@ -17,4 +17,4 @@ pub mod running;
 pub mod session;
 pub mod threads;
 
-pub use error::TraceError;
+pub use error::{TraceError, refusal};

@@ -9,12 +9,13 @@ use std::time::Instant;
 
 use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
 use tiexec_core::proc::pagemap::is_guard;
+use tiexec_core::proc::status;
 use tiexec_core::proc::syscall::{self, Doing};
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::process::{self, Wait};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::ptrace::{self, Options, Registers, Resume};
-use tiexec_sys::{Errno, Pid, SysError, c, vm};
+use tiexec_sys::{Pid, c, vm};
 
 use crate::arch::{self, Call, Gadgets, Interruption, Sight};
 use crate::error::TraceError;
@@ -74,21 +75,30 @@ pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
     look(tid, group_stopped, asleep_in)
 }
 
-/// Looks at a thread that has just stopped; `asleep_in` is the number of the call that it slept in before,
-/// where its registers do not tell.
+/// The system call that a thread sleeps in, as it is seen from outside.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct AsleepIn {
+    number: i64,
+    args: [u64; 6],
+    /// How often the thread has [slept](tiexec_core::proc::status::Status::slept), this time included.
+    times: u64,
+}
+
+/// Looks at a thread that has just stopped; `asleep_in` is the call that it slept in before, where its
+/// registers do not tell.
 pub(crate) fn look(
     tid: Pid,
     group_stopped: bool,
-    asleep_in: Option<i64>,
+    asleep_in: Option<AsleepIn>,
 ) -> Result<Stopped, TraceError> {
     let since = Instant::now();
     let mut registers = ptrace::registers(tid)?;
     let sight = if arch::CALLS_ARE_SEEN { None } else { sight(tid, &registers, asleep_in) };
     let mut interruption = arch::interruption(&registers, sight.as_ref());
     let mut shown = interruption == Interruption::Shown;
-    if shown && was_forever(&registers, interruption) {
+    if shown && let Some(first) = forever(tid, &registers, interruption, asleep_in) {
         // If a signal is there by the end, the kernel lets it be seen; else it makes the call again.
-        arch::mark_restartable(&mut registers);
+        arch::mark_restartable(&mut registers, first);
         interruption = Interruption::Again;
         shown = false;
     }
@@ -97,24 +107,31 @@ pub(crate) fn look(
     Ok(Stopped { tid, since, group_stopped, registers, interruption, shown, dispatches })
 }
 
-/// The number of the system call that the thread sleeps in, where its registers will not tell.
-pub(crate) fn sleeps_in(tid: Pid) -> Option<i64> {
+/// The system call that the thread sleeps in, where its registers will not tell.
+pub(crate) fn sleeps_in(tid: Pid) -> Option<AsleepIn> {
     if arch::CALLS_ARE_SEEN {
         return None;
     }
+    let times = times_slept(tid)?;
     let text = ProcDir::of(tid).ok()?.read("syscall").ok()?;
     match syscall::parse(&text) {
-        Ok(Doing::Call { number, .. }) => i64::try_from(number).ok(),
+        Ok(Doing::Call { number, args }) => {
+            Some(AsleepIn { number: i64::try_from(number).ok()?, args, times })
+        }
         _ => None,
     }
 }
 
+fn times_slept(tid: Pid) -> Option<u64> {
+    Some(status::parse(&ProcDir::of(tid).ok()?.read("status").ok()?).slept)
+}
+
 /// What is to be seen of a stopped thread beside its registers.
-fn sight(tid: Pid, registers: &Registers, asleep_in: Option<i64>) -> Option<Sight> {
+fn sight(tid: Pid, registers: &Registers, asleep_in: Option<AsleepIn>) -> Option<Sight> {
     let mut code = [0; 2 * arch::INSTRUCTION];
     let from = arch::program_counter(registers).checked_sub(arch::INSTRUCTION as u64)?;
     vm::read(tid, from, &mut code).ok()?;
-    Some(Sight { code, asleep_in })
+    Some(Sight { code, asleep_in: asleep_in.map(|call| call.number) })
 }
 
 /// Sees to it that the thread does not break against `filters` when it is let go: the kernel makes an
@@ -157,10 +174,26 @@ pub fn let_go(stopped: &Stopped) -> Result<(), TraceError> {
     Ok(())
 }
 
-/// Whether the registers are in a call that waits without end.
-fn was_forever(registers: &Registers, interruption: Interruption) -> bool {
-    arch::call_number(registers, interruption)
-        .is_some_and(|number| waits_forever(number, &arch::call_arguments(registers)))
+/// Returns the first argument of the call that the registers are in, if that waits without end.
+fn forever(
+    tid: Pid,
+    registers: &Registers,
+    interruption: Interruption,
+    asleep_in: Option<AsleepIn>,
+) -> Option<u64> {
+    let number = arch::call_number(registers, interruption)?;
+    let mut args = arch::call_arguments(registers);
+    if !arch::CALLS_ARE_SEEN {
+        // The answer has taken the first argument's place. It is known if the thread has slept once since
+        // that was read, which is at the stop: then it did not run in between.
+        let asleep_in = asleep_in?;
+        args[0] = asleep_in.args[0];
+        let same = number == asleep_in.number && args == asleep_in.args;
+        if !same || times_slept(tid)? != asleep_in.times + 1 {
+            return None;
+        }
+    }
+    waits_forever(number, &args).then_some(args[0])
 }
 
 /// If the thread is inside a restartable sequence (rseq(2)), aborts that, as the kernel does when it
@@ -274,9 +307,4 @@ pub fn begin(
     };
     let home = arch::after_a_signal(&stopped.registers, stopped.interruption);
     Session::lay(stopped.tid, gadgets, permission, home, Some(top), ground)
-}
-
-/// Tells what the kernel answered from what it means.
-pub fn is_not_permitted(error: &TraceError) -> bool {
-    matches!(error, TraceError::Sys(SysError { errno: Errno::PERM | Errno::ACCES, .. }))
 }

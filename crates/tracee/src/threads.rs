@@ -11,9 +11,7 @@ use std::os::fd::AsFd;
 use tiexec_core::proc::status::{self, Status};
 use tiexec_core::proc::syscall::{self, Doing};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, c, process};
-
-use crate::arch;
+use tiexec_sys::{Pid, SysError, c, process};
 
 /// How a thread would take a stop; the best comes first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -62,6 +60,16 @@ fn is_frozen(process: &ProcDir, tid: Pid) -> bool {
         let place: &[u8] = &place;
         place == b"do_freezer_trap" || place == b"get_signal"
     })
+}
+
+/// Tries to look at what `tid` is doing, which takes the right to trace it (`proc_pid_syscall` in
+/// `fs/proc/base.c`).
+///
+/// # Errors
+/// EPERM without that right; ESRCH, ENOENT where it has ended.
+pub fn may_look(process: &ProcDir, tid: Pid) -> Result<(), SysError> {
+    let file = format!("task/{}/syscall", tid.as_raw_nonzero());
+    process.read_as(&file, "syscall").map(drop)
 }
 
 /// Says how `tid` would take a stop now.
@@ -123,7 +131,7 @@ fn asleep(pid: Pid, number: u64, args: &[u64; 6]) -> Takes {
         {
             Takes::Asleep
         }
-        _ if arch::CALLS_ARE_SEEN && waits_forever(number, args) => Takes::AsleepToRewind,
+        _ if waits_forever(number, args) => Takes::AsleepToRewind,
         // Not sigtimedwait(2): the signals it waits for count as unblocked meanwhile.
         c::SYS_epoll_wait | c::SYS_epoll_pwait | c::SYS_epoll_pwait2 | c::SYS_semtimedop => {
             Takes::AsleepForEintr

@@ -96,8 +96,10 @@ fn promise(file: &str) -> String {
 enum Probe {
     /// A thing that the doctor finds.
     Doctor(&'static str),
-    /// All tests of these files.
+    /// All tests of these files; of `file::part` those with that in their names.
     Tests(&'static [&'static str]),
+    /// What the doctor finds of a thing, and the words that stand before its yes or no.
+    Says(&'static str, &'static str),
 }
 
 /// What TiExec does, and how it is told that it does it.
@@ -117,6 +119,13 @@ const FEATURES: &[(&str, Probe)] = &[
     ("attach: the tracer killed anywhere", Probe::Tests(&["attach_killed"])),
     ("a child may be traced", Probe::Doctor("ptrace")),
     ("fail-open", Probe::Tests(&["fail_open"])),
+    ("THP `never`: copies are huge all the same", Probe::Tests(&["hardened::thp_never"])),
+    ("Yama scopes 0, 1 and 2", Probe::Tests(&["hardened::yama"])),
+    ("Yama scope 3: nothing is done, and said", Probe::Tests(&["yama_forbids"])),
+    ("`PR_SET_MDWE`: launch and attach", Probe::Tests(&["hardened::writing_and_executing"])),
+    ("`vm.memfd_noexec` 0, 1 and 2", Probe::Tests(&["hardened::memory_files"])),
+    ("sealed text (`mseal`) is left alone", Probe::Tests(&["hardened::sealed"])),
+    ("breakpoints in hugetlb text", Probe::Says("hugetlb", "breakpoints in them: ")),
 ];
 
 /// The table of features: a row for each with its probe, a column for each run.
@@ -138,12 +147,14 @@ pub(crate) fn features(runs: &[Run]) -> String {
     for (feature, probe) in FEATURES {
         let shown = match probe {
             Probe::Doctor(thing) => format!("`doctor`: {thing}"),
+            Probe::Says(thing, _) => format!("`doctor`: {thing}"),
             Probe::Tests(files) => format!("tests: `{}`", files.join("`, `")),
         };
         let _infallible = write!(text, "| {feature} | {shown} |");
         for run in runs {
             let cell = match probe {
                 Probe::Doctor(thing) => found(run, thing),
+                Probe::Says(thing, words) => says(run, thing, words).to_owned(),
                 Probe::Tests(files) => passed(run, files),
             };
             let _infallible = write!(text, " {cell} |");
@@ -166,13 +177,29 @@ fn found(run: &Run, thing: &str) -> String {
     }
 }
 
+/// The yes or no behind these words in what the doctor finds of a thing as root.
+fn says(run: &Run, thing: &str, words: &str) -> &'static str {
+    let of_root = run.doctor.get("root").and_then(|all| all.iter().find(|one| one.thing == thing));
+    match of_root.and_then(|one| one.finding.split_once(words)) {
+        Some((_, answer)) if answer.starts_with("yes") => "ok",
+        Some(_) => "no",
+        None => "–",
+    }
+}
+
 /// Whether the tests of these files passed.
 fn passed(run: &Run, files: &[&str]) -> String {
-    let outcomes: Vec<&BTreeMap<String, Outcome>> =
-        files.iter().filter_map(|file| run.results.get(*file)).collect();
-    let count = |wanted: fn(&Outcome) -> bool| {
-        outcomes.iter().flat_map(|all| all.values()).filter(|&one| wanted(one)).count()
-    };
+    let outcomes: Vec<&Outcome> = files
+        .iter()
+        .filter_map(|file| {
+            let (file, part) = file.split_once("::").unwrap_or((file, ""));
+            let all = run.results.get(file)?.iter();
+            Some(all.filter(move |(name, _)| name.contains(part)).map(|(_, outcome)| outcome))
+        })
+        .flatten()
+        .collect();
+    let count =
+        |wanted: fn(&Outcome) -> bool| outcomes.iter().filter(|outcome| wanted(outcome)).count();
     let ok = count(|outcome| *outcome == Outcome::Ok);
     let failed = count(|outcome| *outcome == Outcome::Failed);
     let skipped = count(|outcome| matches!(outcome, Outcome::Skipped(_)));

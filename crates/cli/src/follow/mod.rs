@@ -25,7 +25,7 @@ use tiexec_core::skip::SkipReason;
 use tiexec_remap::attach::{Attached, Images};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::watch::{Watch, Woken, wait_for_end};
-use tiexec_sys::{Pid, process};
+use tiexec_sys::{Pid, process, ptrace};
 
 use crate::ctl::attach::journal::Record as JournalRecord;
 use crate::ctl::attach::{Target, carry_out};
@@ -74,9 +74,8 @@ pub(crate) fn without_watch(why: &str, follow: bool) -> String {
 
 /// Says why programs that are started could not be treated, where that is known beforehand.
 pub(crate) fn obstacle(capabilities: u64) -> Option<String> {
-    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()?;
-    let scope = scope.trim();
-    (scope != "0" && capabilities & CAP_SYS_PTRACE == 0).then(|| {
+    let scope = ptrace::yama_scope()?;
+    (scope > 0 && capabilities & CAP_SYS_PTRACE == 0).then(|| {
         format!(
             "programs that are started cannot be reached: kernel.yama.ptrace_scope is {scope}; \
              fix: sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE"

@@ -192,7 +192,9 @@ impl Pages for Filtered {
 impl Filtered {
     fn behind(class: &Class, stay: f64) -> Self {
         let rate = class.rate * (-class.rate * stay).exp();
-        let beyond = if rate > 0.0 { 1.0 / (1.0 / rate - stay) } else { 0.0 };
+        // Below that the reciprocal is infinite: the page never leaves the first level.
+        let rate = if rate < f64::MIN_POSITIVE { 0.0 } else { rate };
+        let beyond = if rate > 0.0 { (1.0 / rate - stay).recip() } else { 0.0 };
         Self { class: *class, stay, rate, beyond }
     }
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::addr::mib;
 use crate::advice::Advice;
-use crate::compare::{Bench, Unit, figure};
+use crate::compare::{Bench, Unit, figure, times};
 use crate::heat::Heat;
 use crate::report::{Report, SCHEMA};
 
@@ -177,7 +177,7 @@ fn of_process(data: &Data<'_>, advice: &Advice, coverage: &Report, heat: &Heat) 
     );
     let _infallible = write!(
         html,
-        "<p class=\"verdict\">{}: about {} of its time</p>\n<ul>\n",
+        "<p class=\"verdict\">{}: about {} of its time in user mode</p>\n<ul>\n",
         advice.judgement.verdict,
         data.percent("/process/advice/judgement/saving")
     );
@@ -222,10 +222,10 @@ fn of_process(data: &Data<'_>, advice: &Advice, coverage: &Report, heat: &Heat) 
         "90 %",
         "99 %",
         "huge 99 %",
-        "on huge",
+        "on huge now",
         "possible",
-        "misses",
-        "on huge",
+        "misses now",
+        "misses on huge",
     ];
     table(&mut content, &heads, rows);
     let explained = "So many pages, the hottest first, hold so much of what it executes. The upright lines are the \
@@ -246,13 +246,23 @@ fn of_bench(data: &Data<'_>, bench: &Bench) -> String {
         Unit::Process => "each way in a process of its own, by turns",
         Unit::Slice => "slices of one process, by turns: true of that process",
     };
+    let options = bench.options.iter().map(|option| format!(" {}", escape(option)));
     let mut html = format!(
-        "<h1>{}</h1>\n<p class=\"quiet\">plain against tiexec {}; {} rounds, {unit}; {}</p>\n",
+        "<h1>{}</h1>\n<p class=\"quiet\">plain against tiexec{}; {} rounds, {unit}; {}</p>\n",
         escape(&bench.command.join(" ")),
-        escape(&bench.options.join(" ")),
+        options.collect::<String>(),
         data.count("/bench/rounds"),
         escape(&bench.machine),
     );
+    // Without it a ratio may be of nothing.
+    if bench.huge_plain_bytes.is_some() && bench.huge_tiexec_bytes.is_some() {
+        let _infallible = writeln!(
+            html,
+            "<p class=\"quiet\">text on huge pages: plain {}, tiexec {}</p>",
+            data.mib("/bench/huge_plain_bytes"),
+            data.mib("/bench/huge_tiexec_bytes")
+        );
+    }
     if let Some(first) = bench.metrics.first() {
         let _infallible = writeln!(
             html,
@@ -265,7 +275,7 @@ fn of_bench(data: &Data<'_>, bench: &Bench) -> String {
     let rows = bench.metrics.iter().enumerate().map(|(index, metric)| {
         let at = |key: &str| format!("/bench/metrics/{index}/{key}");
         let value = |key: &str| data.number(&at(key), |value| figure(value, &metric.unit));
-        let ratio = |key: &str| data.number(&at(key), |ratio| format!("{ratio:.3}"));
+        let ratio = |key: &str| data.number(&at(key), times);
         vec![
             escape(&metric.name),
             value("plain/median"),
@@ -311,6 +321,21 @@ mod tests {
                 Comparison::new("page faults", "", &[(0.0, 0.0); 10]),
             ],
         })))
+    }
+
+    #[test]
+    fn what_was_huge_is_told_where_somebody_looked() {
+        let mut page = bench("true");
+        assert!(page.to_html().contains("plain against tiexec; <data"), "{}", page.to_html());
+        assert!(!page.to_html().contains("text on huge pages"));
+        let Subject::Bench(bench) = &mut page.subject else { unreachable!("it is of a benchmark") };
+        bench.options = vec!["--edges=pad".to_owned()];
+        (bench.huge_plain_bytes, bench.huge_tiexec_bytes) = (Some(0), Some(6 << 20));
+        let html = page.to_html();
+        assert!(html.contains("plain against tiexec --edges=pad; <data"), "{html}");
+        let tiexec =
+            "<data value=\"6291456\" data-json=\"/bench/huge_tiexec_bytes\">6.0 MiB</data>";
+        assert!(html.contains("text on huge pages") && html.contains(tiexec), "{html}");
     }
 
     #[test]

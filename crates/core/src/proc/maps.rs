@@ -71,6 +71,9 @@ pub struct Vma {
     /// The name column exactly as printed, still escaped (a newline is `\012`) and with any
     /// ` (deleted)`; empty for anonymous memory, `[heap]` and the like for the kernel's own.
     pub name: Vec<u8>,
+    /// Whether an indirect branch into it must meet an instruction made for that (`PROT_BTI` on
+    /// aarch64). Only smaps says so: read from maps, this is false.
+    pub guarded: bool,
 }
 
 impl Vma {
@@ -141,6 +144,7 @@ pub fn parse_vma(line: &[u8], number_of_line: usize) -> Result<Vma, ParseError> 
             inode: number(inode, 10).ok_or_else(|| bad("an inode"))?,
         },
         name: name.to_vec(),
+        guarded: false,
     })
 }
 

@@ -75,6 +75,7 @@ pub fn parse(text: &[u8]) -> Result<Vec<SmapsEntry>, ParseError> {
                 .split(|&byte| byte == b' ')
                 .filter_map(|flag| flag.try_into().ok())
                 .collect();
+            entry.vma.guarded = entry.has_flag(*b"bt");
             continue;
         }
         if field == b"ProtectionKey" {
@@ -121,7 +122,7 @@ FutureField:          12 pages
 Shared_Hugetlb:     2048 kB
 Private_Hugetlb:    4096 kB
 THPeligible:           0
-VmFlags: rd ex mr mw me lo
+VmFlags: rd ex mr mw me lo bt
 02400000-025fe000 r-xp 02000000 fe:00 3293                               /usr/bin/node
 Rss:                 128 kB
 ";
@@ -134,6 +135,7 @@ Rss:                 128 kB
         assert_eq!(entries[0].hugetlb, 6 << 20);
         assert_eq!(entries[0].pmd_mapped(), 30 << 20);
         assert!(entries[0].has_flag(*b"lo"));
+        assert!(entries[0].vma.guarded && !entries[1].vma.guarded);
         assert_eq!(entries[1].rss, 128 << 10);
         assert_eq!(entries[1].pmd_mapped(), 0);
     }

@@ -34,6 +34,8 @@ pub struct Status {
     pub caught: u64,
     /// `VmLck`, bytes locked in memory.
     pub locked: u64,
+    /// How often it has gone to sleep, or otherwise given the processor away by itself.
+    pub slept: u64,
     /// Whether there is an address space at all (kernel threads and zombies have none).
     pub has_mm: bool,
 }
@@ -75,6 +77,7 @@ pub fn parse(text: &[u8]) -> Status {
             b"SigCgt" => status.caught = number(first, 16).unwrap_or_default(),
             b"VmLck" => status.locked = number(first, 10).unwrap_or_default().saturating_mul(1024),
             b"VmSize" => status.has_mm = true,
+            b"voluntary_ctxt_switches" => status.slept = number(first, 10).unwrap_or_default(),
             _ => {}
         }
     }
@@ -97,8 +100,9 @@ mod tests {
         let status = parse(
             b"Name:\tmy (odd)\\nname\nState:\tt (tracing stop)\nTgid:\t42\nNStgid:\t42\t9\t1\nTracerPid:\t7\n\
               Uid:\t1000\t0\t0\t0\nVmSize:\t 100 kB\nVmLck:\t 8 kB\nThreads:\t3\nSigPnd:\t0000000000000001\n\
-              ShdPnd:\t0000000000010000\nSigBlk:\t00000000000000ff\nSigCgt:\t0000000000000200\nSeccomp:\t2\nTHP_enabled:\t0\nNew:\t??\n",
+              ShdPnd:\t0000000000010000\nSigBlk:\t00000000000000ff\nSigCgt:\t0000000000000200\nSeccomp:\t2\nTHP_enabled:\t0\nvoluntary_ctxt_switches:\t150\nNew:\t??\n",
         );
+        assert_eq!(status.slept, 150);
         assert_eq!(status.name, b"my (odd)\\nname");
         assert_eq!((status.state, status.tgid, status.tracer_pid), (b't', Some(42), 7));
         assert_eq!(status.ns_tgid, Some(1));

@@ -124,6 +124,32 @@ fn real_programs_are_predicted_within_a_fifth() {
 }
 
 #[test]
+fn programs_that_it_was_not_fitted_to_are_predicted_within_a_factor_of_four() {
+    for name in ["clang", "perl", "postgres", "sqlite3"] {
+        for entries in [64, 128] {
+            let (predicted, simulated) = recorded(name, entries);
+            let ratio = predicted / simulated;
+            // As good as none is as good as none.
+            let none = predicted.max(simulated) < 0.1;
+            assert!(none || (0.25..4.0).contains(&ratio), "{name}: {predicted} {simulated}");
+        }
+    }
+}
+
+#[test]
+fn pages_that_hardly_ever_miss_beside_cold_ones() {
+    // The rate of their misses goes down to where numbers have no reciprocal.
+    for hot in 600..1500 {
+        let popularity = Popularity::of_counts([hot, hot, hot, 1, 1], []);
+        for second in [2, 100] {
+            let tlb = itlb(Level::Shared(4), Some(Level::Shared(second)));
+            let shares = predict(&popularity, &tlb);
+            assert!((0.0..=1.0).contains(&shares.walk), "{hot}, {second}: {shares:?}");
+        }
+    }
+}
+
+#[test]
 fn other_sizes_and_a_program_in_phases_are_predicted_within_a_factor_of_two() {
     for (name, entries) in
         [("cc1", 64), ("gdb", 64), ("python3", 64), ("cc1", 256), ("rustc", 64), ("rustc", 128)]

@@ -241,10 +241,12 @@ fn stop_and_work(
 ) -> Result<(StopCost, Done), Failure> {
     let vmas = entries.iter().map(|entry| entry.vma.clone()).collect();
     let snapshot = Snapshot { pages: order.pages, vmas, entry: RemoteAddr::new(0) };
+    let image = image?;
+    thread::permitted(order, &image)?;
     let gadgets = find_gadgets(order, &snapshot)?;
     let mut haste = Haste::begin();
     calls.push(&haste::CALLS);
-    let (stopped, mut session) = thread::begin(order, &image?, &snapshot, gadgets, &calls)?;
+    let (stopped, mut session) = thread::begin(order, &image, &snapshot, gadgets, &calls)?;
     let gone = |error: TraceError| Failure::from(error);
     haste.take_along(&mut session, stopped.tid).map_err(gone)?;
     let done = work(&mut session, &snapshot);

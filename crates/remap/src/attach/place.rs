@@ -14,6 +14,7 @@ use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::Session;
 
 use crate::failure::Failure;
+use crate::protection::{GUARDED, TEXT};
 use crate::switch::mark_widened;
 
 /// What is to be mapped where in a running process.
@@ -27,24 +28,17 @@ pub(super) struct Place {
     pub to: AddrRange,
     /// Whether that text is locked in memory.
     pub locked: bool,
-    /// Whether it is executable; else it is read-only data.
-    pub exec: bool,
+    /// With which protection it is mapped: that of text, or of read-only data.
+    pub protection: i32,
     /// Addresses in `to` at which nothing is, and which must still be free.
     pub gaps: Vec<AddrRange>,
     /// What is mapped, if not the file itself in its own place.
     pub backing: Option<Backing>,
 }
 
-impl Place {
-    fn protection(&self) -> i32 {
-        if self.exec { c::PROT_READ | c::PROT_EXEC } else { c::PROT_READ }
-    }
-}
-
 /// Most gaps of one place: each is a step on the way home.
 const MAX_GAPS: usize = 2;
 
-const TEXT: i32 = c::PROT_READ | c::PROT_EXEC;
 const ASIDE: i32 = c::MAP_PRIVATE | c::MAP_FIXED_NOREPLACE | c::MAP_NORESERVE;
 const OVER: i32 = c::MREMAP_MAYMOVE | c::MREMAP_FIXED;
 
@@ -84,6 +78,27 @@ pub(super) const CALLS: [Foreseen; 6] = [
     ),
     UNMAP,
     LOCK,
+];
+
+/// What [`switch`] has it call besides for guarded text.
+pub(super) const GUARDED_CALLS: [Foreseen; 2] = [
+    Foreseen::needed(
+        "mmap(PROT_READ|PROT_EXEC|PROT_BTI)",
+        c::SYS_mmap,
+        [Value::Any, Value::Any, constant(GUARDED), constant(ASIDE), Value::Small, Value::Any],
+    ),
+    Foreseen::optional(
+        "mmap(PROT_BTI, MAP_FIXED)",
+        c::SYS_mmap,
+        [
+            Value::Any,
+            Value::Any,
+            constant(GUARDED),
+            constant(c::MAP_PRIVATE | c::MAP_FIXED),
+            Value::Small,
+            Value::Any,
+        ],
+    ),
 ];
 
 /// What [`switch`] has it call besides, where there are gaps, or huge pages of the page cache at an edge.
@@ -202,7 +217,7 @@ fn claim(
     let arguments = match place.backing {
         Some(Backing::Image | Backing::Store) => {
             let into = start - place.to.start().get();
-            [start, len, raw(place.protection()), raw(ASIDE), place.fd, place.offset + into]
+            [start, len, raw(place.protection), raw(ASIDE), place.fd, place.offset + into]
         }
         // A base page of these cannot be mapped, or would be taken for the program's own.
         _ => [start, len, raw(c::PROT_NONE), raw(ASIDE | c::MAP_ANONYMOUS), u64::MAX, 0],
@@ -245,7 +260,7 @@ fn put_right(
     if !text_is_there {
         let flags = raw(c::MAP_PRIVATE | c::MAP_FIXED);
         let arguments =
-            [to.start().get(), len, raw(place.protection()), flags, place.fd, place.offset];
+            [to.start().get(), len, raw(place.protection), flags, place.fd, place.offset];
         let _there_is_nothing_else = session.call(Call::new(c::SYS_mmap, arguments))?;
     }
     let gaps = place.gaps.iter().filter(|_| text_is_there);
@@ -268,7 +283,7 @@ fn map_aside(
     let mut area = snapshot.free_area(len).ok_or_else(no_room)?;
     for _ in 0..4 {
         let arguments =
-            [area.start().get(), len, raw(place.protection()), raw(ASIDE), place.fd, place.offset];
+            [area.start().get(), len, raw(place.protection), raw(ASIDE), place.fd, place.offset];
         match session.call(Call::new(c::SYS_mmap, arguments))? {
             Ok(at) if at == area.start().get() => return Ok(area.start()),
             Ok(at) => {
@@ -282,7 +297,8 @@ fn map_aside(
                 area = now.free_area(len).ok_or_else(no_room)?;
             }
             Err(errno) => {
-                let call = if place.exec { "mmap(PROT_READ|PROT_EXEC)" } else { "mmap(PROT_READ)" };
+                let data = place.protection == c::PROT_READ;
+                let call = if data { "mmap(PROT_READ)" } else { "mmap(PROT_READ|PROT_EXEC)" };
                 return Err(Failure::new(SkipReason::AddressSpace, SysError { call, errno }));
             }
         }

@@ -81,6 +81,9 @@ impl Prepared {
         if self.covers() {
             calls.extend(COPY_CALLS);
         }
+        if self.covers() && self.entries.iter().any(|entry| entry.vma.guarded) {
+            calls.push(&place::GUARDED_CALLS);
+        }
         let edge = |span: &Span| span.edge;
         if !self.edges.is_empty() || self.attached.plan.spans().any(edge) {
             calls.push(&place::EDGE_CALLS);

@@ -26,6 +26,7 @@ use super::{AttachOrder, StopCost, in_a_stop, mappings, read_smaps};
 use crate::failure::Failure;
 use crate::mapped::{Mapped, around, is_widened, may_be_ours, open_mapped};
 use crate::program::elf_facts;
+use crate::protection::{GUARDED, TEXT};
 
 /// What came of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -46,6 +47,7 @@ struct Piece {
     /// Which of the files.
     file: usize,
     locked: bool,
+    protection: i32,
 }
 
 /// What belongs in the place of ours.
@@ -91,6 +93,9 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     if !pieces.is_empty() {
         calls.extend(COPY_CALLS);
     }
+    if pieces.iter().any(|piece| piece.protection == GUARDED) {
+        calls.push(&place::GUARDED_CALLS);
+    }
     if pieces.iter().any(|piece| !piece.part.text) {
         calls.push(&place::DATA_CALLS);
     }
@@ -106,11 +111,11 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
                 continue;
             };
             let fd = passage.hand_over(session, file)?;
-            for Piece { part, locked, .. } in of_file {
+            for Piece { part, locked, protection, .. } in of_file {
                 let (offset, to) = (part.file_offset, part.range);
                 let (gaps, backing) = (Vec::new(), None);
-                let place =
-                    Place { fd, offset, to, locked: *locked, exec: part.text, gaps, backing };
+                let (locked, protection) = (*locked, *protection);
+                let place = Place { fd, offset, to, locked, protection, gaps, backing };
                 // What was written to before was compared with the rest; it may be the same again.
                 let unchanged = || {
                     written.base_pages(to)?.into_iter().try_for_each(|page| {
@@ -175,7 +180,11 @@ impl Originals {
             }
             self.files.push(file);
             let (file, locked) = (self.files.len() - 1, entry.has_flag(*b"lo"));
-            self.pieces.extend(content.into_iter().map(|part| Piece { part, file, locked }));
+            let of_text = if entry.vma.guarded { GUARDED } else { TEXT };
+            self.pieces.extend(content.into_iter().map(|part| {
+                let protection = if part.text { of_text } else { c::PROT_READ };
+                Piece { part, file, locked, protection }
+            }));
             self.nothing.extend(parts.gaps(range));
             return Ok(true);
         }

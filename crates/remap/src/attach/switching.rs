@@ -20,6 +20,7 @@ use super::texts::Texts;
 use super::written::Written;
 use crate::failure::Failure;
 use crate::image::Staged;
+use crate::protection;
 
 /// The spans of one text, and the image that holds them.
 #[derive(Debug)]
@@ -110,7 +111,8 @@ impl Switching<'_> {
         let gaps = if span.edge { self.gaps_now(vma, to)? } else { Vec::new() };
         let (fd, offset) = source;
         let backing = Some(span.backing);
-        let place = Place { fd, offset, to, locked, exec: true, gaps, backing };
+        let protection = protection::of_text(std::slice::from_ref(vma), vma.range);
+        let place = Place { fd, offset, to, locked, protection, gaps, backing };
         let unchanged = || self.written.none(to);
         place::switch(session, self.order.process, self.snapshot, &place, unchanged)
     }

@@ -241,7 +241,8 @@ fn leave(entry: &SmapsEntry, pages: Pages) -> Option<SkipReason> {
     if entry.has_flag(*b"sl") {
         return Some(SkipReason::Sealed);
     }
-    if !vma.perms.read || entry.protection_key != 0 {
+    // What has memory tags (aarch64) is reached by tagged addresses, of which a copy has none.
+    if !vma.perms.read || entry.protection_key != 0 || entry.has_flag(*b"mt") {
         return Some(SkipReason::ProtectionKey);
     }
     if vma.perms.write || vma.perms.shared || vma.name.starts_with(b"/memfd:") {

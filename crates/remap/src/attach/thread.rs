@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use tiexec_core::proc::status::{self, Status};
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
-use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_tracee::TraceError;
+use tiexec_sys::{Errno, Pid, SysError};
 use tiexec_tracee::arch::Gadgets;
 use tiexec_tracee::foreseen::{Filters, Foreseen, NEEDS, Permission};
 use tiexec_tracee::running::{self, Stopped};
 use tiexec_tracee::session::Session;
 use tiexec_tracee::threads::{self, Takes};
+use tiexec_tracee::{TraceError, refusal};
 
 use super::AttachOrder;
 use super::same::RunningImage;
@@ -121,6 +121,28 @@ pub(super) fn begin(
     }
 }
 
+/// Says whether it may be traced, as far as looking tells: whoever may not, can neither read what its threads
+/// do nor its memory, and would take that for something else.
+///
+/// # Errors
+/// `ptrace_denied`.
+pub(super) fn permitted(order: &AttachOrder<'_>, image: &RunningImage) -> Result<(), Failure> {
+    // That it has ended is for others to find.
+    let Some((tid, _)) = alive(order).into_iter().next() else { return Ok(()) };
+    match threads::may_look(order.process, tid) {
+        Err(error @ SysError { errno: Errno::PERM | Errno::ACCES, .. })
+            if threads::alive(order.process, tid).is_some() =>
+        {
+            if image.still_runs() {
+                Err(not_seized(order, error.into()))
+            } else {
+                Err(another_program())
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The threads that live, the leader first.
 fn alive(order: &AttachOrder<'_>) -> Vec<(Pid, Status)> {
     threads::list(order.process, order.pid)
@@ -184,12 +206,12 @@ fn another_program() -> Failure {
 }
 
 fn not_seized(order: &AttachOrder<'_>, error: TraceError) -> Failure {
-    if !running::is_not_permitted(&error) {
+    let TraceError::Sys(denied @ SysError { errno: Errno::PERM | Errno::ACCES, .. }) = error else {
         return error.into();
-    }
+    };
     let status = order.process.read("status").map(|text| status::parse(&text)).unwrap_or_default();
     match status.tracer_pid {
-        0 => Failure::new(SkipReason::PtraceDenied, error),
+        0 => Failure::new(SkipReason::PtraceDenied, refusal(&denied)),
         tracer => {
             let what = format!("process {tracer} traces it");
             Failure::new(SkipReason::AlreadyTraced, what)

@@ -83,6 +83,10 @@ pub const VDSO_RETURNS_FROM_SIGNALS: bool = true;
 /// (`Documentation/arch/arm64/sve.rst`, "System call behaviour").
 pub const LOST_OVER_CALLS: bool = true;
 
+/// Whether the kernel may have mapped a program's text with more than smaps' first lines tell (`PROT_BTI`:
+/// of one without interpreter, `arch_elf_adjust_prot`, `arch/arm64/kernel/process.c`).
+pub const GUARDS_TEXT: bool = true;
+
 /// The sets whose use stands in the way, and how it is told.
 pub const OBSTACLES: &[Obstacle] = &[
     // NT_ARM_SSVE: registers are in use, so the thread is in streaming mode.
@@ -203,14 +207,24 @@ fn answer(registers: &Registers) -> i64 {
         | c::SYS_pselect6
         | c::SYS_rt_sigsuspend
         | c::SYS_msgrcv
-        | c::SYS_msgsnd => ERESTARTNOHAND,
+        | c::SYS_msgsnd
+        // Had answered EINTR, and only we wind them back.
+        | c::SYS_epoll_pwait
+        | c::SYS_epoll_pwait2
+        | c::SYS_semop
+        | c::SYS_semtimedop
+        | c::SYS_rt_sigtimedwait
+        | c::SYS_io_uring_enter => ERESTARTNOHAND,
         _ => ERESTARTSYS,
     }
 }
 
-/// Makes an interrupted call one that the kernel makes again unless a handler runs: of one that returns
-/// EINTR, the number is forgotten here.
-pub fn mark_restartable(_registers: &mut Registers) {}
+/// Makes an interrupted call that has returned EINTR one that the kernel makes again unless a handler runs,
+/// by winding it back; its first argument was overwritten by the answer.
+pub fn mark_restartable(registers: &mut Registers, first_argument: u64) {
+    registers.regs[0] = first_argument;
+    registers.pc = registers.pc.wrapping_sub(INSTRUCTION as u64);
+}
 
 /// Returns the registers that make an interrupted call again, from its beginning: they are wound back.
 pub fn call_again(registers: &Registers) -> Registers {
@@ -260,11 +274,11 @@ pub fn call_arguments(registers: &Registers) -> [u64; 6] {
     std::array::from_fn(|index| registers.regs[index])
 }
 
-/// Returns the number of the system call that the registers are in; `None` in none, and where it is
-/// forgotten.
+/// Returns the number of the system call that the registers are in; `None` in none. (The kernel forgets it,
+/// the register keeps it.)
 pub fn call_number(registers: &Registers, interruption: Interruption) -> Option<i64> {
-    let kept = matches!(interruption, Interruption::Again | Interruption::WithRemainingTime);
-    kept.then(|| number(registers))
+    use Interruption::{Again, Shown, WithRemainingTime};
+    matches!(interruption, Again | WithRemainingTime | Shown).then(|| number(registers))
 }
 
 /// Returns the highest address that the frame's bytes may reach up to: the ABI knows no data below

@@ -59,6 +59,9 @@ pub const VDSO_RETURNS_FROM_SIGNALS: bool = false;
 /// Whether a system call loses extended registers: none here.
 pub const LOST_OVER_CALLS: bool = false;
 
+/// Whether the kernel may have mapped a program's text with more than smaps' first lines tell. It has not.
+pub const GUARDS_TEXT: bool = false;
+
 /// The sets of registers whose use stands in the way, and how it is told: none; see [`extended_state`].
 pub const OBSTACLES: &[Obstacle] = &[];
 
@@ -133,7 +136,7 @@ pub fn interruption(registers: &Registers, _sight: Option<&Sight>) -> Interrupti
 
 /// Makes an interrupted call one that the kernel makes again unless a handler runs (`ERESTARTNOHAND`),
 /// if the thread is let go from a stop in which it looks for signals.
-pub fn mark_restartable(registers: &mut Registers) {
+pub fn mark_restartable(registers: &mut Registers, _first_argument: u64) {
     const ERESTARTNOHAND: i64 = 514;
     registers.rax = (-ERESTARTNOHAND).cast_unsigned();
 }

@@ -17,7 +17,7 @@ use tiexec_remap::launch::Sources;
 use tiexec_sys::counters::Counters;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::sampler::{Clock, Heirs};
-use tiexec_sys::{Errno, Pid, SysError, itlb, mapped, process};
+use tiexec_sys::{Errno, Pid, SysError, interrupt, itlb, mapped, process};
 use tiexec_tracee::threads;
 
 use super::super::attach::Target;
@@ -68,6 +68,10 @@ fn running(pid: Pid, options: &Advise, pages: Pages) -> Result<Gathered, u8> {
         ));
         return Err(exit::FAILED);
     }
+    if let Some(process) = status.tgid.filter(|&tgid| tgid != number(pid)) {
+        warn(format_args!("{shown} is a thread of process {process}; fix: advise on the process"));
+        return Err(exit::USAGE);
+    }
     // Of those beside the one that was named some may have ended, or be others'.
     named.read("maps").map_err(refuse)?;
     let (heirs, members) = if options.follow {
@@ -84,7 +88,10 @@ fn running(pid: Pid, options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     let mut huge = HashMap::new();
     let (begun, only) = (Instant::now(), sampling.only);
     let end = begun.checked_add(options.duration.unwrap_or(USUAL));
-    sampling.until(end, || false, |tally| look(tally, only, pages, &mut huge)).map_err(refuse)?;
+    // Ctrl-C ends it early; what was seen until then is told.
+    interrupt::catch();
+    let look = |tally: &Tally| look(tally, only, pages, &mut huge);
+    sampling.until(end, interrupt::asked, look).map_err(refuse)?;
     let lasted = begun.elapsed();
     let counted = counters.read();
     let planned = planned(sampling.tally(), &members);

@@ -418,7 +418,7 @@ fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
     }
 }
 
-fn has_text_of_ours(process: &ProcDir) -> bool {
+pub(crate) fn has_text_of_ours(process: &ProcDir) -> bool {
     let maps = process.read("maps").ok().and_then(|text| maps::parse(&text).ok());
     let Some(vmas) = maps else { return false };
     if vmas.iter().any(|vma| vma.is_text() && is_ours(vma)) {

@@ -15,7 +15,7 @@ use tiexec_core::itlb::walk_event;
 use tiexec_sys::counters::Counters;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::sampler::Heirs;
-use tiexec_sys::{Pid, itlb, mapped, process, thp, usage};
+use tiexec_sys::{Pid, interrupt, itlb, mapped, process, thp, usage};
 
 use super::{Measured, Rounds, Subject, Way, What};
 use crate::exit;
@@ -55,16 +55,21 @@ pub(super) fn measure(options: &Bench) -> Result<(Rounds, What), u8> {
     })?;
     let tiexec = own.with_file_name("tiexec");
     let mut runs = Runs { options, tiexec, metric, pages: thp::pages(), said: false };
+    interrupt::catch();
     let rounds = Rounds::measure(&mut runs, options)?;
     let words = options.command.iter().map(|word| word.to_string_lossy().into_owned());
     Ok((rounds, What::Command(words.collect())))
 }
 
 impl Subject for Runs<'_> {
+    fn is_over(&self) -> bool {
+        interrupt::asked()
+    }
+
     fn measure(&mut self, way: Way, warmup: bool) -> Result<Measured, u8> {
         if let Some(prepare) = &self.options.prepare {
             let done = Command::new("sh").args(["-c", prepare]).stdin(Stdio::null()).status();
-            if !done.as_ref().is_ok_and(ExitStatus::success) {
+            if !done.as_ref().is_ok_and(ExitStatus::success) && !interrupt::asked() {
                 let how = done.map_or_else(|error| error.to_string(), |status| status.to_string());
                 warn(format_args!("--prepare failed: {how}"));
                 return Err(exit::FAILED);
@@ -90,13 +95,21 @@ impl Subject for Runs<'_> {
             Counters::open(&[process::this()], Heirs::Processes, walk_event(&itlb::read()));
         let before = counters.read();
         let begun = Instant::now();
-        let child = command.spawn().map_err(|error| refuse(&error))?;
+        let child = command.spawn().map_err(|error| {
+            let program = command.get_program().to_string_lossy();
+            warn(format_args!("cannot run {program}: {error}"));
+            exit::FAILED
+        })?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| refuse(&"it has no process id"))?;
         let pages = self.pages.filter(|_| warmup);
         let (ended, lasted, huge) = watched(pid, pages, || (usage::wait(pid), begun.elapsed()));
         let (status, used) = ended.map_err(|error| refuse(&error))?;
         let counted = counters.read().since(&before);
+        if interrupt::asked() {
+            // Ctrl-C has ended it too: it is not measured.
+            return Ok(Measured::default());
+        }
 
         let words = text_of(errors);
         self.say(way, &words);

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use tiexec_core::compare::{Bench, CONFIDENCE, Comparison, Unit};
 use tiexec_core::report::SCHEMA;
+use tiexec_sys::interrupt;
 
 use super::print;
 use super::progress::Progress;
@@ -72,10 +73,12 @@ impl Rounds {
             let mut both = [Measured::default(), Measured::default()];
             for (done, way) in Way::order(round).into_iter().enumerate() {
                 progress.at(|| line(2 * round as usize + done, 2 * all as usize, begun));
-                both[way as usize] = subject.measure(way, warmup)?;
+                let measured = subject.measure(way, warmup);
+                // Ctrl-C ends what is run for it too: that is no failure.
                 if subject.is_over() {
                     return Ok(rounds);
                 }
+                both[way as usize] = measured?;
             }
             for (seen, measured) in rounds.huge.iter_mut().zip(&both) {
                 *seen = (*seen).max(measured.huge);
@@ -127,6 +130,10 @@ pub(super) fn run(options: &options::Bench) -> u8 {
         Ok(measured) => measured,
         Err(status) => return status,
     };
+    // Looked at only where it is caught: elsewhere it would have ended this process.
+    if interrupt::asked() {
+        warn(format_args!("interrupted after {} rounds", rounds.counted.len()));
+    }
     let (pid, command, unit) = match what {
         What::Command(command) => (None, command, Unit::Process),
         What::Process(pid, command) => (Some(pid), command, Unit::Slice),
@@ -169,7 +176,13 @@ fn doubts(bench: &Bench) {
         return;
     };
     if tiexec == 0 {
-        warn("by tiexec no text was seen on huge pages: there is nothing to compare");
+        let fix = match &bench.pid {
+            Some(_) => "tiexecctl inspect tells why",
+            None => "tiexec --report -- COMMAND tells why",
+        };
+        warn(format_args!(
+            "by tiexec no text was seen on huge pages: there is nothing to compare; {fix}"
+        ));
     } else if plain >= tiexec / 2 {
         warn(
             "plain, too, the text was on huge pages: its page cache is in huge folios, and stays so; fix: \

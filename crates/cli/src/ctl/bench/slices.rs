@@ -1,5 +1,6 @@
 //! A running process: attached to and reverted by turns, one slice of time each way.
 
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, interrupt, mapped, process, thp};
 
 use super::{Measured, Rounds, Subject, Way, What};
+use crate::ctl::attach::has_text_of_ours;
 use crate::ctl::failed;
 use crate::exit;
 use crate::options::Bench;
@@ -42,9 +44,10 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, What), u8> {
     })?;
     let metric = options.metric.as_deref().unwrap_or_default();
     let mut slices = Slices { options, pid, process, tiexecctl, metric };
-    if slices.huge() > 0 {
+    // What is in huge pages of its page cache anyway is so both ways.
+    if has_text_of_ours(&slices.process) {
         warn(format_args!(
-            "process {} has text on huge pages already; fix: tiexecctl revert {0}",
+            "process {} has text on huge pages by tiexec already; fix: tiexecctl revert {0}",
             pid.as_raw_nonzero()
         ));
         return Err(exit::FAILED);
@@ -52,12 +55,17 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, What), u8> {
     // It is left as it was found.
     interrupt::catch();
     let measured = Rounds::measure(&mut slices, options);
+    // Nor does Ctrl-C, pressed once more, end what does that: it inherits this.
+    process::ignore_interrupts();
     let reverted = slices.switch(Way::Plain);
+    if reverted.is_err() && has_text_of_ours(&slices.process) {
+        warn(format_args!(
+            "process {} is left with text on huge pages; fix: tiexecctl revert {0}",
+            pid.as_raw_nonzero()
+        ));
+    }
     let measured = measured?;
     reverted?;
-    if slices.is_over() {
-        warn(format_args!("interrupted after {} rounds", measured.counted.len()));
-    }
     Ok((measured, What::Process(pid.as_raw_nonzero().get().unsigned_abs(), words)))
 }
 
@@ -65,6 +73,7 @@ impl Subject for Slices<'_> {
     fn measure(&mut self, way: Way, _warmup: bool) -> Result<Measured, u8> {
         self.switch(way)?;
         let huge = Some(self.huge());
+        let ours = has_text_of_ours(&self.process);
         let (begun, used) = (Instant::now(), self.used()?);
         let figure = if self.options.counter {
             let before = self.ask()?;
@@ -75,6 +84,14 @@ impl Subject for Slices<'_> {
         };
         let seconds = begun.elapsed().as_secs_f64();
         let used = (self.used()? - used) as f64 / process::ticks(Duration::from_secs(1)) as f64;
+        if has_text_of_ours(&self.process) != ours {
+            warn(format_args!(
+                "process {} was attached to or reverted by somebody else meanwhile: its slices are not what \
+                 they are taken for",
+                self.pid.as_raw_nonzero()
+            ));
+            return Err(exit::FAILED);
+        }
         let mut figures = if self.options.counter {
             vec![("metric per s", "", figure / seconds), ("metric per CPU s", "", figure / used)]
         } else {
@@ -108,6 +125,8 @@ impl Slices<'_> {
             }
         };
         command.args(["--quiet", &self.pid.as_raw_nonzero().to_string()]).stdin(Stdio::null());
+        // Of another group: Ctrl-C is not for it.
+        command.process_group(0);
         match command.status() {
             Ok(status) if status.success() => Ok(()),
             Ok(status) => {

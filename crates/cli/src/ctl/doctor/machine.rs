@@ -17,7 +17,7 @@ use tiexec_sys::jumps;
 use tiexec_sys::memory::FillMapping;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::rehearse::mm_map_size;
-use tiexec_sys::{SysError, process, thp};
+use tiexec_sys::{SysError, hugetlb, process, ptrace, thp};
 use tiexec_tracee::held;
 
 use super::{Finding, Level};
@@ -50,8 +50,10 @@ pub(super) fn examine() -> Vec<Finding> {
     findings.push(rebase(pages));
     findings.push(image(pages));
     findings.push(store());
-    findings.push(hugetlb(pages));
+    findings.push(pool(pages));
+    findings.push(automatic(&findings));
     findings.push(tracing());
+    findings.push(attaching());
     findings.push(seccomp());
     findings.push(memory());
     findings.push(gain(pages));
@@ -206,7 +208,7 @@ fn store() -> Finding {
     }
 }
 
-fn hugetlb(pages: Pages) -> Finding {
+fn pool(pages: Pages) -> Finding {
     let directory = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", pages.pmd.bytes() >> 10);
     let read = |name| {
         let text = std::fs::read_to_string(format!("{directory}/{name}")).ok()?;
@@ -214,24 +216,82 @@ fn hugetlb(pages: Pages) -> Finding {
     };
     match read("free_hugepages").zip(read("resv_hugepages")) {
         None => Finding::new(Level::No, "hugetlb", "the kernel has no hugetlb pages of this size"),
+        Some(_) if hugetlb::can_move(pages.pmd).is_err() => Finding::new(
+            Level::No,
+            "hugetlb",
+            "the kernel moves no pages of the pool (Linux 5.16 does): programs cannot use them",
+        ),
         Some((free, reserved)) if free <= reserved => Finding::new(
             Level::No,
             "hugetlb",
             "the pool has no free page; only `--backing hugetlb` would use it",
         )
         .fix("echo 64 > /proc/sys/vm/nr_hugepages"),
-        Some((free, reserved)) => Finding::new(
-            Level::Ok,
-            "hugetlb",
-            format_args!("{} free pages; used only by `--backing hugetlb`", free - reserved),
-        ),
+        Some((free, reserved)) => {
+            let free = free - reserved;
+            let debuggers = match hugetlb::takes_breakpoints(pages.pmd) {
+                Ok(true) => "; breakpoints in them: yes",
+                Ok(false) => "; breakpoints in them: no, this kernel lets no debugger write there",
+                Err(_) => "",
+            };
+            let finding =
+                format_args!("{free} free pages; used only by `--backing hugetlb`{debuggers}");
+            Finding::new(Level::Ok, "hugetlb", finding)
+        }
+    }
+}
+
+/// Sums up what `--backing auto` comes to, of what was found about each backing.
+fn automatic(found: &[Finding]) -> Finding {
+    let has = |thing: &str| found.iter().any(|one| one.thing == thing && one.level == Level::Ok);
+    let copy = match (has("store"), has("image")) {
+        (true, _) => Some("a copy in the store"),
+        (false, true) => Some("a copy of each program's own"),
+        (false, false) => None,
+    };
+    match (has("pagecache"), copy) {
+        (true, Some(copy)) => {
+            let what = format_args!(
+                "`--backing auto` comes to the page cache, where it fits; else {copy}"
+            );
+            Finding::new(Level::Ok, "auto", what)
+        }
+        (true, None) => {
+            let what = "`--backing auto` comes to the page cache, where it fits; else to nothing";
+            Finding::new(Level::Warn, "auto", what)
+        }
+        (false, Some(copy)) => {
+            Finding::new(Level::Ok, "auto", format_args!("`--backing auto` comes to {copy}"))
+        }
+        (false, None) => {
+            Finding::new(Level::No, "auto", "`--backing auto` comes to nothing: programs run plain")
+        }
+    }
+}
+
+/// Says whom this process may attach to.
+fn attaching() -> Finding {
+    const SYS_PTRACE: u64 = 1 << 19;
+    let own = ProcDir::this_process().and_then(|this| this.read("status")).unwrap_or_default();
+    let capable = status::parse(&own).capabilities & SYS_PTRACE != 0;
+    match (ptrace::yama_scope().unwrap_or(0), capable) {
+        (3.., _) => Finding::new(Level::No, "attach", "kernel.yama.ptrace_scope is 3: to nobody"),
+        (_, true) => {
+            Finding::new(Level::Ok, "attach", "to programs of every user (CAP_SYS_PTRACE)")
+        }
+        (0, false) => Finding::new(Level::Ok, "attach", "to programs of this user"),
+        (scope, false) => {
+            let what =
+                format_args!("kernel.yama.ptrace_scope is {scope}: not without CAP_SYS_PTRACE");
+            Finding::new(Level::No, "attach", what)
+                .fix("be root, or sysctl kernel.yama.ptrace_scope=0")
+        }
     }
 }
 
 /// Seizes a child, as a launch does.
 fn tracing() -> Finding {
-    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok();
-    let scope = scope.as_deref().map(str::trim);
+    let scope = ptrace::yama_scope();
     let this = ProcDir::this_process().and_then(|this| this.read("status"));
     let Ok(this) = this else {
         return Finding::new(
@@ -259,9 +319,9 @@ fn tracing() -> Finding {
         Err(error) => {
             let finding = Finding::new(Level::Fail, "ptrace", error);
             match scope {
-                Some("3") => finding
+                Some(3..) => finding
                     .fix("kernel.yama.ptrace_scope=3 holds until the next boot; set 1 in sysctl.d"),
-                Some("2") => finding.fix("sysctl kernel.yama.ptrace_scope=1, or CAP_SYS_PTRACE"),
+                Some(2) => finding.fix("sysctl kernel.yama.ptrace_scope=1, or CAP_SYS_PTRACE"),
                 _ => finding.fix("allow ptrace in the seccomp profile or security module"),
             }
         }

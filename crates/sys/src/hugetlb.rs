@@ -1,0 +1,68 @@
+//! What the kernel can do with pages of the hugetlb pool.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
+use tiexec_core::addr::PageSize;
+
+use crate::error::SysError;
+use crate::reserve::Reservation;
+
+/// The flags of mmap(2) for anonymous pages of the pool of that size: its binary logarithm at
+/// `MAP_HUGE_SHIFT`.
+fn of_pool(size: PageSize) -> MapFlags {
+    MapFlags::HUGETLB | MapFlags::from_bits_retain(size.bits() << 26)
+}
+
+/// Tries whether the kernel moves mappings of the pool's pages of this size (`mremap`, since Linux 5.16).
+/// One that does not has unmapped what was in the place by the time it says so. Takes no page.
+///
+/// # Errors
+/// EINVAL if it does not, or has no such pages; ENOMEM without address space.
+pub fn can_move(size: PageSize) -> Result<(), SysError> {
+    let len = usize::try_from(size.bytes()).unwrap_or(usize::MAX);
+    let to = Reservation::new(len, size)?;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | of_pool(size);
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+    let from =
+        unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ, flags) }
+            .map_err(SysError::of("mmap(MAP_HUGETLB)"))?;
+    let over = to.start().as_ptr().cast();
+    // SAFETY: the mapping just made goes to the reservation made above; nobody else knows of either.
+    let moved = unsafe { rustix::mm::mremap_fixed(from, len, len, MremapFlags::MAYMOVE, over) };
+    if let Err(errno) = moved {
+        // SAFETY: the mapping just made, which is still where it was.
+        let _ours = unsafe { rustix::mm::munmap(from, len) };
+        // Part of it may be unmapped, and somebody else's by now.
+        std::mem::forget(to);
+        return Err(SysError::of("mremap(MREMAP_FIXED)")(errno));
+    }
+    Ok(())
+}
+
+/// Says whether a debugger may write to private text in hugetlb pages of this `size`, as it does to set a
+/// breakpoint. Kernels from 6.1.2 to 6.13 refuse it (`FOLL_FORCE` in `check_vma_flags`, `mm/gup.c`). Takes
+/// a page of the pool for the moment.
+///
+/// # Errors
+/// ENOMEM without a free page; ENOENT without `/proc`.
+pub fn takes_breakpoints(size: PageSize) -> Result<bool, SysError> {
+    let len = usize::try_from(size.bytes()).unwrap_or(usize::MAX);
+    let reserved = Reservation::new(len, size)?;
+    let huge = of_pool(size);
+    // SAFETY: the `len` bytes lie in the reservation made above, which nobody else knows of.
+    unsafe {
+        rustix::mm::mmap_anonymous(
+            reserved.start().as_ptr().cast(),
+            len,
+            ProtFlags::READ | ProtFlags::EXEC,
+            MapFlags::PRIVATE | MapFlags::FIXED | huge,
+        )
+    }
+    .map_err(SysError::of("mmap(MAP_HUGETLB)"))?;
+    let memory = File::options().write(true).open("/proc/self/mem");
+    let memory = memory.map_err(|_same| SysError::last("open(/proc/self/mem)"))?;
+    let written = memory.write_at(&[0], reserved.start().as_ptr().addr() as u64);
+    Ok(written.is_ok())
+}
