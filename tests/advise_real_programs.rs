@@ -70,3 +70,31 @@ fn postgres() {
     });
     assert!(in_file(pid, "/postgres") > 0.2, "postgres spends its time in its own text");
 }
+
+/// What it is made of lies in libraries: without an image store a launch would leave them alone.
+#[test]
+fn rustc() {
+    require!(installed("rustc").is_some(), "no rustc");
+    require!(is_root(), "a mount needs root");
+    // Itself, not what chooses one.
+    let sysroot = support::child::tool(&["rustc", "--print", "sysroot"]);
+    let rustc = format!("{}/bin/rustc", String::from_utf8_lossy(&sysroot.stdout).trim());
+    support::store::own_run();
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("functions.rs");
+    let function = |index: u32| {
+        format!(
+            "pub fn f{index}(v: &[u64]) -> Vec<String> {{ v.iter().map(|x| format!(\"{{}}\", x % {index})).collect() }}\n"
+        )
+    };
+    std::fs::write(&source, (1..400).map(function).collect::<String>()).expect("a file");
+    let output = dir.path().join("functions.o").display().to_string();
+    let source = source.display().to_string();
+    let command = [&rustc, "-O", "--crate-type=lib", "--emit=obj", "-o", &output, &source];
+    let done = ctl(["advise", "--follow", "--json", "--"].into_iter().chain(command));
+    done.assert_code(0);
+    let judgement = &json(&done)["judgement"];
+    let reasons = judgement["reasons"].as_array().expect("reasons");
+    let named = |reason: &Value| reason.as_str().is_some_and(|text| text.contains("store setup"));
+    assert_eq!(reasons.iter().any(named), judgement["verdict"] != "not_worth_it", "{judgement}");
+}

@@ -50,6 +50,10 @@ fn no_more_than_it_is_told_and_the_hottest() {
     let files = report["files"].as_array().expect("files");
     let rest = files.iter().flat_map(|file| file["rest"].as_array().expect("the rest"));
     assert!(rest.clone().any(|rest| rest["reason"] == "budget"), "{report}");
+    // What it has already counts.
+    let again = attach(pid, "1");
+    assert_eq!((taken(&again).len(), switched(pid)), (0, pmd_size()), "{again}");
+    assert_eq!(again["budget"]["already"], 1, "{again}");
     // More is taken by a larger budget, and all of it goes back.
     ok(&revert(pid));
     assert_eq!(joined(pid), before);

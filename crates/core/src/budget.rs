@@ -77,6 +77,8 @@ pub struct Choice {
     pub budget: String,
     /// What is taken, the hottest first.
     pub pages: Vec<HotPage>,
+    /// How many huge pages of text it had before; a number counts them, too.
+    pub already: u64,
     /// How many huge pages could have been taken.
     pub candidates: usize,
     /// Samples that decided.
@@ -93,8 +95,11 @@ pub struct Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pages, candidates, samples, share, .. } = self;
+        let Self { pages, already, candidates, samples, share, .. } = self;
         write!(f, "{} of {candidates} huge pages", pages.len())?;
+        if *already > 0 {
+            write!(f, " beside {already} that it had")?;
+        }
         if *samples == 0 {
             let which = if pages.is_empty() { "" } else { ", the first" };
             return write!(f, "{which}: it was not seen executing");
@@ -117,9 +122,10 @@ pub fn choose(budget: Budget, heat: &Heat<'_>) -> Choice {
     let ranked = rank(heat);
     let samples: u64 = heat.samples.iter().map(|(_, samples)| samples).sum();
     let expected = |count: usize| expect(heat, &ranked[..count]);
+    let already: u64 = heat.huge.iter().map(|range| range.len() / heat.pages.pmd.bytes()).sum();
     let taken = match budget {
         Budget::Pages(most) => {
-            let most = usize::try_from(most).unwrap_or(usize::MAX);
+            let most = usize::try_from(most.saturating_sub(already)).unwrap_or(usize::MAX);
             // Those that nobody executes help nobody, unless nothing is known of any.
             let hot = ranked.iter().filter(|page| samples == 0 || page.samples > 0).count();
             hot.min(most)
@@ -135,6 +141,7 @@ pub fn choose(budget: Budget, heat: &Heat<'_>) -> Choice {
     Choice {
         budget: budget.to_string(),
         pages: ranked[..taken].to_vec(),
+        already,
         candidates: heat.candidates.len(),
         samples,
         share: if samples == 0 { 0.0 } else { huge as f64 / samples as f64 },

@@ -7,8 +7,10 @@ mod gather;
 
 use std::collections::HashSet;
 
-use tiexec_core::advice::{Advice, Circumstances, Sampling};
+use tiexec_core::advice::{Advice, Circumstances, Sampling, TextAdvice};
+use tiexec_core::itlb::Verdict;
 use tiexec_core::samples::Tally;
+use tiexec_remap::store::directory::Directory;
 use tiexec_sys::sampler::Clock;
 use tiexec_sys::{itlb, thp};
 
@@ -67,7 +69,7 @@ pub(super) fn sample(options: &Advise) -> Result<Advised, u8> {
     let time = miss_time(pages);
     let circumstances = Circumstances { pages, huge, planned, itlb, time };
     let advice = Advice::new(pid, comm, &tally, &circumstances, sampling, counted);
-    let advice = advice.ok_or_else(|| {
+    let mut advice = advice.ok_or_else(|| {
         let seconds = lasted.as_secs_f64();
         warn(format_args!(
             "process {pid}: there was nothing to sample in {seconds:.1} s: it was idle, or in the \
@@ -75,5 +77,19 @@ pub(super) fn sample(options: &Advise) -> Result<Advised, u8> {
         ));
         exit::FAILED
     })?;
+    if is_for_a_store(&advice) && Directory::all().is_ok_and(|stores| stores.is_empty()) {
+        let reason = "most of that is in shared libraries; a program that is launched gets them onto huge pages \
+                      where their page cache can be huge, else by an image store (tiexecctl store setup) or \
+                      with --backing image only";
+        advice.judgement.reasons.push(reason.to_owned());
+    }
     Ok(Advised { advice, tally, circumstances })
+}
+
+/// Whether most of what there is to gain lies in shared libraries.
+fn is_for_a_store(advice: &Advice) -> bool {
+    let gain = |text: &TextAdvice| text.share * (text.on_huge_then - text.on_huge_now).max(0.0);
+    let is_library = |text: &&TextAdvice| text.path.ends_with(".so") || text.path.contains(".so.");
+    let of_libraries: f64 = advice.files.iter().filter(is_library).map(gain).sum();
+    advice.judgement.verdict != Verdict::NotWorthIt && of_libraries > gain(&advice.text) / 2.0
 }
