@@ -241,8 +241,8 @@ fn stop_and_work(
 ) -> Result<(StopCost, Done), Failure> {
     let vmas = entries.iter().map(|entry| entry.vma.clone()).collect();
     let snapshot = Snapshot { pages: order.pages, vmas, entry: RemoteAddr::new(0) };
+    thread::permitted(order, image.as_ref().ok())?;
     let image = image?;
-    thread::permitted(order, &image)?;
     let gadgets = find_gadgets(order, &snapshot)?;
     let mut haste = Haste::begin();
     calls.push(&haste::CALLS);

@@ -126,14 +126,17 @@ pub(super) fn begin(
 ///
 /// # Errors
 /// `ptrace_denied`.
-pub(super) fn permitted(order: &AttachOrder<'_>, image: &RunningImage) -> Result<(), Failure> {
+pub(super) fn permitted(
+    order: &AttachOrder<'_>,
+    image: Option<&RunningImage>,
+) -> Result<(), Failure> {
     // That it has ended is for others to find.
     let Some((tid, _)) = alive(order).into_iter().next() else { return Ok(()) };
     match threads::may_look(order.process, tid) {
         Err(error @ SysError { errno: Errno::PERM | Errno::ACCES, .. })
             if threads::alive(order.process, tid).is_some() =>
         {
-            if image.still_runs() {
+            if image.is_none_or(RunningImage::still_runs) {
                 Err(not_seized(order, error.into()))
             } else {
                 Err(another_program())
