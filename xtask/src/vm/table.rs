@@ -125,6 +125,10 @@ const FEATURES: &[(&str, Probe)] = &[
     ("`PR_SET_MDWE`: launch and attach", Probe::Tests(&["hardened::writing_and_executing"])),
     ("`vm.memfd_noexec` 0, 1 and 2", Probe::Tests(&["hardened::memory_files"])),
     ("sealed text (`mseal`) is left alone", Probe::Tests(&["hardened::sealed"])),
+    ("guarded text (BTI) stays guarded", Probe::Tests(&["guarded_text"])),
+    ("attach: scalable vectors and ZA", Probe::Tests(&["attach_vectors"])),
+    ("`--numa`", Probe::Tests(&["numa"])),
+    ("`--page-size`", Probe::Tests(&["page_size"])),
     ("breakpoints in hugetlb text", Probe::Says("hugetlb", "breakpoints in them: ")),
 ];
 
