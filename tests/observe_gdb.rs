@@ -136,7 +136,7 @@ fn breakpoints_in_hugetlb_pages() {
     let able = hugetlb_takes_breakpoints();
     let said = support::attaching::ctl(["doctor"]).out();
     let said = said.lines().find(|line| line.contains("hugetlb")).expect("a line for it");
-    let shown = if able { "breakpoints in them: yes" } else { "breakpoints in them: no" };
+    let shown = if able { "breakpoints there: yes" } else { "breakpoints there: no" };
     assert!(said.contains(shown), "{said}");
     drop(traced);
     if able {

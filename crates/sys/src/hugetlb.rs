@@ -46,23 +46,32 @@ pub fn can_move(size: PageSize) -> Result<(), SysError> {
 /// a page of the pool for the moment.
 ///
 /// # Errors
-/// ENOMEM without a free page; ENOENT without `/proc`.
+/// ENOMEM without a free page; ENOENT without `/proc`; EIO where a process may not write to any text of its
+/// own by `/proc` (`CONFIG_PROC_MEM_FORCE_PTRACE`), which tells nothing of a debugger.
 pub fn takes_breakpoints(size: PageSize) -> Result<bool, SysError> {
-    let len = usize::try_from(size.bytes()).unwrap_or(usize::MAX);
-    let reserved = Reservation::new(len, size)?;
-    let huge = of_pool(size);
-    // SAFETY: the `len` bytes lie in the reservation made above, which nobody else knows of.
-    unsafe {
-        rustix::mm::mmap_anonymous(
-            reserved.start().as_ptr().cast(),
-            len,
-            ProtFlags::READ | ProtFlags::EXEC,
-            MapFlags::PRIVATE | MapFlags::FIXED | huge,
-        )
-    }
-    .map_err(SysError::of("mmap(MAP_HUGETLB)"))?;
     let memory = File::options().write(true).open("/proc/self/mem");
     let memory = memory.map_err(|_same| SysError::last("open(/proc/self/mem)"))?;
-    let written = memory.write_at(&[0], reserved.start().as_ptr().addr() as u64);
-    Ok(written.is_ok())
+    let takes = |size: PageSize, flags: MapFlags| -> Result<bool, SysError> {
+        let len = usize::try_from(size.bytes()).unwrap_or(usize::MAX);
+        let reserved = Reservation::new(len, size)?;
+        // SAFETY: the `len` bytes lie in the reservation made above, which nobody else knows of.
+        unsafe {
+            rustix::mm::mmap_anonymous(
+                reserved.start().as_ptr().cast(),
+                len,
+                ProtFlags::READ | ProtFlags::EXEC,
+                MapFlags::PRIVATE | MapFlags::FIXED | flags,
+            )
+        }
+        .map_err(SysError::of("mmap(PROT_EXEC)"))?;
+        Ok(memory.write_at(&[0], reserved.start().as_ptr().addr() as u64).is_ok())
+    };
+    let base = crate::thp::base_page().unwrap_or(size);
+    if !takes(base, MapFlags::empty())? {
+        return Err(SysError {
+            call: "write(/proc/self/mem)",
+            errno: rustix::io::Errno::IO.into(),
+        });
+    }
+    takes(size, of_pool(size))
 }

@@ -21,7 +21,7 @@ pub fn pool_sizes() -> Vec<PageSize> {
 }
 
 /// Returns the size of a base page.
-fn base_page() -> Option<PageSize> {
+pub(crate) fn base_page() -> Option<PageSize> {
     PageSize::new(u64::try_from(rustix::param::page_size()).ok()?)
 }
 

@@ -129,7 +129,7 @@ const FEATURES: &[(&str, Probe)] = &[
     ("attach: scalable vectors and ZA", Probe::Tests(&["attach_vectors"])),
     ("`--numa`", Probe::Tests(&["numa"])),
     ("`--page-size`", Probe::Tests(&["page_size"])),
-    ("breakpoints in hugetlb text", Probe::Says("hugetlb", "breakpoints in them: ")),
+    ("breakpoints in hugetlb text", Probe::Says("hugetlb", "breakpoints there: ")),
 ];
 
 /// The table of features: a row for each with its probe, a column for each run.

@@ -230,8 +230,8 @@ fn pool(pages: Pages) -> Finding {
         Some((free, reserved)) => {
             let free = free - reserved;
             let debuggers = match hugetlb::takes_breakpoints(pages.pmd) {
-                Ok(true) => "; breakpoints in them: yes",
-                Ok(false) => "; breakpoints in them: no, this kernel lets no debugger write there",
+                Ok(true) => "; breakpoints there: yes",
+                Ok(false) => "; breakpoints there: no, this kernel lets no debugger write to them",
                 Err(_) => "",
             };
             let finding =
