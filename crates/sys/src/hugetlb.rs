@@ -12,7 +12,7 @@ use crate::reserve::Reservation;
 /// The flags of mmap(2) for anonymous pages of the pool of that size: its binary logarithm at
 /// `MAP_HUGE_SHIFT`.
 fn of_pool(size: PageSize) -> MapFlags {
-    MapFlags::HUGETLB | MapFlags::from_bits_retain(size.bits() << 26)
+    MapFlags::HUGETLB | MapFlags::from_bits_retain(size.bits() << libc::MAP_HUGE_SHIFT)
 }
 
 /// Tries whether the kernel moves mappings of the pool's pages of this size (`mremap`, since Linux 5.16).

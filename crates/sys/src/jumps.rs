@@ -120,8 +120,7 @@ impl Text {
         let pmd = usize::try_from(pages.pmd.bytes()).map_err(overflow)?;
         if huge {
             for at in (0..LEN).step_by(pmd) {
-                fill.populate(at, base)?;
-                fill.collapse(at, pmd)?;
+                fill.make_huge(at, pmd, base)?;
             }
         } else {
             fill.populate(0, LEN)?;

@@ -103,13 +103,8 @@ impl FillMapping {
     /// page has been populated, the kernel has made huge pages of its own accord: for the shmem policy,
     /// or the mount's.
     pub fn is_resident(&self, at: usize, len: usize) -> bool {
-        let base = rustix::param::page_size();
-        let Ok(part) = self.part(at, len) else { return false };
-        let mut states = vec![0_u8; len.div_ceil(base)];
-        // SAFETY: mincore reads no memory of ours; it writes one byte for each page of the range, for
-        // which `states` has room.
-        let done = unsafe { libc::mincore(part.as_ptr().cast(), len, states.as_mut_ptr().cast()) };
-        done == 0 && states.iter().all(|state| state & 1 == 1)
+        let pages = self.0.resident(at, len, rustix::param::page_size());
+        pages.is_ok_and(|mut pages| pages.all(|resident| resident))
     }
 
     /// Makes one huge page, not written to yet, of the `len` bytes at `at`; `base` is the size of a base

@@ -148,16 +148,11 @@ impl FileMapping {
     ) -> Result<Vec<Range<u64>>, SysError> {
         const CALL: &str = "mincore";
         let (at, len) = self.within(CALL, part)?;
-        let start = self.reserved.part(CALL, at, len)?;
         let page = usize::try_from(base.bytes()).unwrap_or(usize::MAX);
-        let mut states = vec![0u8; len.div_ceil(page)];
-        // SAFETY: the kernel writes one byte for each page of our own mapping: as many as there are.
-        let returned =
-            unsafe { libc::mincore(start.as_ptr().cast(), len, states.as_mut_ptr().cast()) };
-        check(CALL, returned.into())?;
+        let states = self.reserved.resident(at, len, page)?;
         let mut parts: Vec<Range<u64>> = Vec::new();
         let pages = (part.start..).step_by(page);
-        for (at, _) in pages.zip(states).filter(|(_, state)| state & 1 != 0) {
+        for (at, _) in pages.zip(states).filter(|&(_, resident)| resident) {
             match parts.last_mut() {
                 Some(last) if last.end == at => last.end += base.bytes(),
                 _ => parts.push(at..at + base.bytes()),

@@ -74,6 +74,26 @@ impl Reservation {
         Ok(unsafe { self.start.add(at) })
     }
 
+    /// `mincore` — says of each page of `len` bytes from byte `at` on whether it is in memory.
+    ///
+    /// # Errors
+    /// EAGAIN if the kernel is out of memory; EINVAL if they are no part of the reservation.
+    pub(crate) fn resident(
+        &self,
+        at: usize,
+        len: usize,
+        page: usize,
+    ) -> Result<impl Iterator<Item = bool> + use<>, SysError> {
+        const CALL: &str = "mincore";
+        let start = self.part(CALL, at, len)?;
+        let mut states = vec![0_u8; len.div_ceil(page)];
+        // SAFETY: the kernel reads no memory of ours, and writes one byte for each page: as many as there are.
+        let returned =
+            unsafe { libc::mincore(start.as_ptr().cast(), len, states.as_mut_ptr().cast()) };
+        check(CALL, returned.into())?;
+        Ok(states.into_iter().map(|state| state & 1 == 1))
+    }
+
     /// `madvise` on `len` bytes from byte `at` on, with an advice that changes how memory is backed and
     /// not what it holds.
     ///

@@ -21,7 +21,7 @@ use tiexec_sys::{SysError, hugetlb, process, ptrace, thp};
 use tiexec_tracee::held;
 
 use super::{Finding, Level};
-use crate::launch::{CONFIG_FILE, DISABLED_FILE};
+use crate::launch::{CAP_SYS_PTRACE, CONFIG_FILE, DISABLED_FILE};
 
 /// Gain in speed below which jumps on huge pages are not called faster.
 const WORTH_IT: f64 = 1.05;
@@ -271,9 +271,8 @@ fn automatic(found: &[Finding]) -> Finding {
 
 /// Says whom this process may attach to.
 fn attaching() -> Finding {
-    const SYS_PTRACE: u64 = 1 << 19;
     let own = ProcDir::this_process().and_then(|this| this.read("status")).unwrap_or_default();
-    let capable = status::parse(&own).capabilities & SYS_PTRACE != 0;
+    let capable = status::parse(&own).capabilities & CAP_SYS_PTRACE != 0;
     match (ptrace::yama_scope().unwrap_or(0), capable) {
         (3.., _) => Finding::new(Level::No, "attach", "kernel.yama.ptrace_scope is 3: to nobody"),
         (_, true) => {
