@@ -6,9 +6,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Made, run};
+use super::Made;
 use crate::vm::cache::Cache;
-use crate::vm::{Arch, Lacking, VmTest, apt, build, root};
+use crate::vm::{Arch, Lacking, VmTest, apt, build, need, root, run};
 
 /// The shell script that installs the package, uses it and removes it.
 const PACKAGE: &str = include_str!("../../guest/package.sh");
@@ -42,14 +42,6 @@ fn lenient(what: &Path, checked: Result<()>) -> Result<bool> {
             Ok(false)
         }
         Err(error) => Err(error.context(format!("check of {name}"))),
-    }
-}
-
-/// Fails with what is lacking if a tool is not here.
-fn need(tool: &str, package: &str) -> Result<()> {
-    match Command::new(tool).arg("--version").output() {
-        Ok(_) => Ok(()),
-        Err(_) => bail!(Lacking(format!("no {tool} (apt-get install {package})"))),
     }
 }
 

@@ -8,12 +8,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
 
 use crate::vm::build::{self, repository};
 use crate::vm::cache::Cache;
-use crate::vm::{Arch, Lacking, forbids_skips};
+use crate::vm::{Arch, Lacking, forbids_skips, run};
 
 /// Makes tarballs and packages.
 #[derive(Args, Debug)]
@@ -107,15 +107,6 @@ fn install(from: &Path, to: &Path, mode: u32) -> Result<()> {
     fs::create_dir_all(to.parent().context("a file lies in a directory")?)?;
     fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
     Ok(fs::set_permissions(to, fs::Permissions::from_mode(mode))?)
-}
-
-fn run(command: &mut Command) -> Result<()> {
-    let shown = format!("{command:?}");
-    let status = command.status().with_context(|| shown.clone())?;
-    if !status.success() {
-        bail!("{shown}: {status}");
-    }
-    Ok(())
 }
 
 /// Builds the static programs, and returns where they lie.

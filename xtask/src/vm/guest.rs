@@ -15,7 +15,7 @@ use super::cache::Cache;
 use super::kernel::Kernel;
 use super::results::{self, Run};
 use super::root::Root;
-use super::{Arch, Lacking, compile};
+use super::{Arch, Lacking, compile, need};
 
 /// The shell script that is a guest's first program: it goes over to the root disk.
 const INIT: &str = include_str!("../../guest/init.sh");
@@ -45,15 +45,11 @@ impl fmt::Display for Disk {
 
 /// Fails if QEMU is not here.
 pub(crate) fn look_for_qemu(arch: Arch) -> Result<()> {
-    let name = format!("qemu-system-{arch}");
     let package = match arch {
         Arch::X86 => "qemu-system-x86",
         Arch::Arm => "qemu-system-arm",
     };
-    match Command::new(&name).arg("--version").output() {
-        Ok(_) => Ok(()),
-        Err(_) => bail!(Lacking(format!("no {name} (apt-get install {package})"))),
-    }
+    need(&format!("qemu-system-{arch}"), package)
 }
 
 /// What a guest is made of.

@@ -17,9 +17,9 @@ pub(crate) mod root;
 mod table;
 
 use std::fmt;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
 use self::cache::Cache;
@@ -112,6 +112,24 @@ impl fmt::Display for Lacking {
 }
 
 impl std::error::Error for Lacking {}
+
+/// Fails with what is lacking if a tool is not here.
+pub(crate) fn need(tool: &str, package: &str) -> Result<()> {
+    match Command::new(tool).arg("--version").output() {
+        Ok(_) => Ok(()),
+        Err(_) => bail!(Lacking(format!("no {tool} (apt-get install {package})"))),
+    }
+}
+
+/// Runs a command to its end, which must be a good one.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let shown = format!("{command:?}");
+    let status = command.status().with_context(|| shown.clone())?;
+    if !status.success() {
+        bail!("{shown}: {status}");
+    }
+    Ok(())
+}
 
 /// Whether what is left out for want of something is a failure.
 pub(crate) fn forbids_skips() -> bool {

@@ -3,14 +3,14 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 
 use super::apt::Apt;
 use super::cache::Cache;
 use super::kernel::SUITES;
-use super::{Arch, Lacking};
+use super::{Arch, need, run};
 
 /// What every one of them has.
 const COMMON: &str = include_str!("../../guest/kernel.config");
@@ -42,10 +42,8 @@ pub(super) fn build(
     release: &str,
     dir: &Path,
 ) -> Result<()> {
-    for (tool, package) in [("flex", "flex"), ("bison", "bison"), ("bc", "bc")] {
-        if Command::new(tool).arg("--version").output().is_err() {
-            bail!(Lacking(format!("no {tool} to build a kernel (apt-get install {package})")));
-        }
+    for tool in ["flex", "bison", "bc"] {
+        need(tool, tool)?;
     }
     let place = dir.join("build");
     let unpacked = place.join("package");
@@ -58,44 +56,30 @@ pub(super) fn build(
     fs::write(&fragment, format!("{COMMON}{config}CONFIG_LOCALVERSION=\"-{name}\"\n"))?;
     let out = place.join("out");
     fs::create_dir_all(&out)?;
-    let (image, prefix) = match arch {
-        Arch::X86 => ("arch/x86/boot/bzImage", ""),
-        Arch::Arm => ("arch/arm64/boot/Image", "aarch64-linux-gnu-"),
+    let (its_name, place_of_image, target) = match arch {
+        Arch::X86 => ("x86_64", "arch/x86/boot", "bzImage"),
+        Arch::Arm => ("arm64", "arch/arm64/boot", "Image"),
     };
     let make = |targets: &[&str]| {
         let mut make = Command::new("nice");
         make.args(["make", "-s", "-C"]).arg(&source);
-        make.arg(format!("O={}", out.display()));
-        make.arg(match arch {
-            Arch::X86 => "ARCH=x86_64",
-            Arch::Arm => "ARCH=arm64",
-        });
+        make.args([format!("O={}", out.display()), format!("ARCH={its_name}")]);
         if !arch.is_here() {
-            make.arg(format!("CROSS_COMPILE={prefix}"));
+            make.arg(format!("CROSS_COMPILE={arch}-linux-gnu-"));
         }
-        run(make.args(targets))
+        run(make.args(targets).stdout(Stdio::null()))
     };
     make(&["tinyconfig"])?;
     let merge = source.join("scripts/kconfig/merge_config.sh");
     // It writes where it is called.
     let mut merge = Command::new(merge);
-    run(merge.current_dir(&out).args(["-m", "-O"]).args([&out, &out.join(".config"), &fragment]))?;
-    let target = Path::new(image).file_name().and_then(|name| name.to_str()).unwrap_or(image);
+    merge.args(["-m", "-O"]).args([&out, &out.join(".config"), &fragment]);
+    run(merge.current_dir(&out).stdout(Stdio::null()))?;
     make(&["olddefconfig"])?;
     make(&[&format!("-j{}", std::thread::available_parallelism()?), target])?;
     fs::create_dir_all(dir.join("boot"))?;
     fs::create_dir_all(dir.join("lib/modules").join(release))?;
-    fs::copy(out.join(image), dir.join(format!("boot/vmlinuz-{release}")))?;
+    fs::copy(out.join(place_of_image).join(target), dir.join(format!("boot/vmlinuz-{release}")))?;
     fs::copy(out.join(".config"), dir.join(format!("boot/config-{release}")))?;
     Ok(fs::remove_dir_all(&place)?)
-}
-
-fn run(command: &mut Command) -> Result<()> {
-    let program = command.get_program().to_owned();
-    let done = command.stdout(std::process::Stdio::null()).status();
-    let done = done.with_context(|| program.display().to_string())?;
-    if !done.success() {
-        bail!("{command:?}: {done}");
-    }
-    Ok(())
 }
