@@ -54,7 +54,7 @@ test:
 	fi
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items $(FEATURES)
 	$(CARGO) xtask vm-test --arch x86_64 --kernel 6.1 $(SMOKE_TESTS)
-	$(CARGO) test --workspace $(FEATURES)
+	$(CARGO) test --no-fail-fast --workspace $(FEATURES)
 
 # The matrix of docs/KERNELS.md: these test files on each kernel, on disks of both kinds. Takes hours.
 VM_TESTS := becomes_exit report_and_dry_run fail_open pagecache_cold warm_makes_huge store_build rebase dso_launch helper_killed \
