@@ -112,6 +112,28 @@ fn commands_that_fail() {
 }
 
 #[test]
+fn a_failure_loses_no_round_that_was_measured() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (file, count) = (dir.path().join("bench.json"), dir.path().join("count"));
+    let export = format!("--export-json={}", file.display());
+    let script = "echo >> $0; test $(wc -l < $0) -lt 6";
+    let args = ["bench", "-r", "10", "-w", "0", &export, "--", "sh", "-c", script];
+    let done = ctl([&args[..], &[&count.to_string_lossy()]].concat());
+    done.assert_code(1);
+    assert!(done.err().contains("ended after 2 whole rounds"), "{done}");
+    let bench: Value =
+        serde_json::from_str(&std::fs::read_to_string(&file).expect("the figures")).expect("JSON");
+    assert_eq!(bench["rounds"], 2, "{bench}");
+    // Where nothing could be kept, nothing is begun.
+    let nowhere = format!("--export-json={}", dir.path().join("missing/bench.json").display());
+    let done =
+        ctl(["bench", &nowhere, "--", "touch", &file.with_extension("run").to_string_lossy()]);
+    done.assert_code(1);
+    assert!(done.err().contains("missing/bench.json: No such file"), "{done}");
+    assert!(!file.with_extension("run").exists());
+}
+
+#[test]
 fn bad_usage() {
     for args in [
         &["bench"][..],

@@ -53,6 +53,20 @@ fn assert_numbers(html: &str) -> usize {
     numbers.len()
 }
 
+/// Panics if the page has to be moved sideways as a whole where there is little room, as on a telephone.
+fn assert_narrow(browser: &str, page: &std::path::Path) {
+    let html = std::fs::read_to_string(page).expect("a page");
+    let asks = "<script>const root = document.documentElement; \
+                root.dataset.room = `${root.clientWidth} ${root.scrollWidth} `;</script></body>";
+    let asking = page.with_file_name("narrow.html");
+    std::fs::write(&asking, html.replace("</body>", asks)).expect("a page");
+    let dom = shown(browser, &asking);
+    let room = between(&dom, "data-room=\"", " \"").expect("both widths");
+    let (has, takes) = room.split_once(' ').expect("both widths");
+    let number = |text: &str| text.parse::<u32>().expect("a width");
+    assert!(number(has) < 500 && number(takes) <= number(has), "{room}");
+}
+
 /// Has the browser show the page; returns what it makes of it. Panics if it says anything to its console.
 fn shown(browser: &str, file: &std::path::Path) -> String {
     let page = format!("file://{}", file.display());
@@ -64,6 +78,7 @@ fn shown(browser: &str, file: &std::path::Path) -> String {
         "--no-sandbox",
         "--disable-gpu",
         &profile,
+        "--window-size=400,800",
         "--enable-logging=stderr",
         "--v=0",
         "--dump-dom",
@@ -138,6 +153,7 @@ fn in_a_browser() {
     ctl(["report", "-o", &out, &figures.to_string_lossy()]).assert_code(0).assert_silent();
     let html = std::fs::read_to_string(&page).expect("a page");
     let dom = shown(&browser, &page);
+    assert_narrow(&browser, &page);
     let (own, seen) = (assert_numbers(&html), assert_numbers(&dom));
     assert!(own > 5 && own == seen, "{own} {seen}");
     assert_eq!(dom.matches("<rect").count(), html.matches("<rect").count(), "all of the plots");
@@ -147,6 +163,7 @@ fn in_a_browser() {
     ctl(["report", "--duration", "1s", "-o", &out, &held.pid().to_string()]).assert_code(0);
     let dom = shown(&browser, &page);
     assert!(assert_numbers(&dom) > 10, "{dom}");
+    assert_narrow(&browser, &page);
     ctl([
         "report",
         "--svg",
@@ -168,6 +185,15 @@ fn of_what_is_neither() {
         let done = ctl(["report", &file]);
         done.assert_code(1);
         assert!(done.out().is_empty() && done.err().contains("export-json"), "{done}");
+    }
+    // Where it cannot be written is found before anybody is sampled.
+    let own = std::process::id().to_string();
+    let nowhere = dir.path().join("missing/page.html").to_string_lossy().into_owned();
+    for command in ["report", "advise"] {
+        let done = ctl([command, "--duration", "10m", "-o", &nowhere, &own]);
+        done.assert_code(1);
+        assert!(done.err().contains("missing/page.html: No such file"), "{done}");
+        ctl([command, "--duration", "0", &own]).assert_code(2);
     }
     ctl(["report", "/nonexistent"]).assert_code(1);
     ctl(["report", "0"]).assert_code(1);

@@ -9,6 +9,7 @@ use tiexec_core::addr::PageSize;
 use tiexec_core::budget::Budget;
 use tiexec_core::config::{
     BackingChoice, Edges, Layer, parse_bytes, parse_duration, parse_page_size,
+    parse_positive_duration,
 };
 use tiexec_core::numa::Numa;
 use tiexec_core::select::Select;
@@ -334,7 +335,7 @@ pub struct Advise {
     pub pid: Option<i32>,
 
     /// How long to sample, such as 30s [default: 5s; a command to its end]
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_positive_duration)]
     pub duration: Option<Duration>,
 
     /// Samples in a second of each thread's time
@@ -392,7 +393,7 @@ pub struct Bench {
     pub counter: bool,
 
     /// With --counter: how long a slice lasts [default: 5s]
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, requires = "counter", conflicts_with = "command")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_positive_duration, requires = "counter", conflicts_with = "command")]
     pub slice: Option<Duration>,
 
     /// An option for tiexec, or for tiexecctl attach, such as --option=--edges=pad; may be repeated
@@ -428,7 +429,7 @@ pub struct ReportPage {
     pub svg: bool,
 
     /// How long to sample a process, such as 30s [default: 5s]
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_positive_duration)]
     pub duration: Option<Duration>,
 }
 

@@ -315,7 +315,8 @@ impl fmt::Display for Advice {
             writeln!(f, "lost  {lost} records: the shares may be off")?;
         }
         let shown = self.files.iter().filter(|file| file.share >= SMALL_SHARE);
-        let width = shown.clone().map(|file| file.path.len()).max().unwrap_or(0).clamp(16, 48);
+        let width = shown.clone().map(|file| file.path.chars().count()).max();
+        let width = width.unwrap_or(0).max(16);
         writeln!(
             f,
             "{:<width$}      BASE PAGES THAT HOLD    HUGE PAGES      ON HUGE PAGES     MISS RATIO",

@@ -187,6 +187,17 @@ pub fn parse_duration(text: &str) -> Result<Duration, ValueError> {
     }
 }
 
+/// Parses a duration in which something is to be seen: see [`parse_duration`].
+///
+/// # Errors
+/// Those of [`parse_duration`], and no time at all.
+pub fn parse_positive_duration(text: &str) -> Result<Duration, ValueError> {
+    match parse_duration(text)? {
+        Duration::ZERO => Err(ValueError::new("longer than nothing", text)),
+        duration => Ok(duration),
+    }
+}
+
 /// What one source said; `None` is silence.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Layer {

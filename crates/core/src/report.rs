@@ -214,8 +214,10 @@ impl fmt::Display for Report {
         let (shown, small): (Vec<_>, Vec<_>) = self.files.iter().partition(|file| {
             file.huge_bytes > 0 || percent(file.text_bytes, self.text_bytes) >= SMALL_SHARE_PERCENT
         });
-        let width = shown.iter().map(|file| file.path.len() + if file.deleted { 10 } else { 0 });
-        let width = width.max().unwrap_or(0).clamp(16, 48);
+        let width = |file: &&FileCoverage| {
+            file.path.chars().count() + if file.deleted { " (deleted)".len() } else { 0 }
+        };
+        let width = shown.iter().map(width).max().unwrap_or(0).max(16);
         writeln!(
             f,
             "{:<width$} {:>7} {:>7} {:>4}  BACKING    REST BECAUSE",

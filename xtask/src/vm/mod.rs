@@ -79,7 +79,7 @@ pub(crate) struct VmTest {
     #[arg(long, value_enum)]
     arch: Vec<Arch>,
     /// Guests with this kernel of Debian's or Ubuntu's only, such as 6.1 or 6.12-16k; the newest that fits is taken. With
-    /// -rothp or -nothp, one that is built from Debian's source
+    /// -rothp, -nothp or -64k, one that is built from Debian's source
     #[arg(long, value_name = "VERSION")]
     kernel: Vec<String>,
     /// File system of the disk that the programs lie on

@@ -16,12 +16,18 @@ use super::{Arch, need, run};
 const COMMON: &str = include_str!("../../guest/kernel.config");
 
 /// The kinds: what stands after the version, and what they have.
-const KINDS: [(&str, &str); 2] = [
+const KINDS: [(&str, &str); 3] = [
     (
         // Files' page cache collapses by MADV_COLLAPSE on any file system; gone from 7.2.
         "rothp",
         "CONFIG_TRANSPARENT_HUGEPAGE=y\nCONFIG_TRANSPARENT_HUGEPAGE_MADVISE=y\n\
          CONFIG_READ_ONLY_THP_FOR_FS=y\nCONFIG_HUGETLBFS=y\n",
+    ),
+    (
+        // Of aarch64, as RHEL's kernel-64k; Debian has none.
+        "64k",
+        "# CONFIG_ARM64_4K_PAGES is not set\nCONFIG_ARM64_64K_PAGES=y\n\
+         CONFIG_TRANSPARENT_HUGEPAGE=y\nCONFIG_TRANSPARENT_HUGEPAGE_MADVISE=y\nCONFIG_HUGETLBFS=y\n",
     ),
     ("nothp", "# CONFIG_TRANSPARENT_HUGEPAGE is not set\n# CONFIG_HUGETLBFS is not set\n"),
 ];

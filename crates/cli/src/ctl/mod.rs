@@ -59,6 +59,25 @@ fn failed_status(errno: Errno) -> u8 {
     }
 }
 
+/// Makes sure that the product can be written once it is there, which may take a while; the file is not touched.
+///
+/// # Errors
+/// The exit status for what has been said on stderr.
+fn can_write(output: Option<&Path>) -> Result<(), u8> {
+    let Some(path) = output else { return Ok(()) };
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    // A file that is there, a pipe or a device among them, is written to; another one takes its directory.
+    let place = if path.exists() { path } else { parent.unwrap_or(Path::new(".")) };
+    let refuse = |why: &dyn Display| {
+        warn(format_args!("cannot write {}: {why}", path.display()));
+        exit::FAILED
+    };
+    if path.is_dir() {
+        return Err(refuse(&"it is a directory"));
+    }
+    rustix::fs::access(place, rustix::fs::Access::WRITE_OK).map_err(|error| refuse(&error))
+}
+
 /// Writes the product to a file, or to stdout.
 fn write(text: &str, output: Option<&Path>) -> u8 {
     let Some(path) = output else { return print(text) };

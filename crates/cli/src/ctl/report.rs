@@ -6,7 +6,7 @@ use tiexec_core::compare::Bench;
 use tiexec_core::heat::Heat;
 use tiexec_core::page::{Page, Subject};
 
-use super::{advise, inspect, write};
+use super::{advise, can_write, inspect, write};
 use crate::exit;
 use crate::options::{Advise, ReportPage};
 use crate::sampling::FREQUENCY;
@@ -14,6 +14,9 @@ use crate::say::warn;
 
 /// Runs `report`; returns the exit status.
 pub(super) fn run(options: &ReportPage) -> u8 {
+    if let Err(status) = can_write(options.output.as_deref()) {
+        return status;
+    }
     let subject = match options.subject.parse::<i32>() {
         Ok(pid) if pid > 0 => of_process(pid, options.duration),
         _ => of_bench(&options.subject),

@@ -14,7 +14,7 @@ use tiexec_remap::store::directory::Directory;
 use tiexec_sys::sampler::Clock;
 use tiexec_sys::{itlb, thp};
 
-use super::write;
+use super::{can_write, write};
 use crate::exit;
 use crate::options::Advise;
 use crate::sampling::miss_time;
@@ -31,6 +31,9 @@ pub(super) struct Advised {
 
 /// Runs `advise`; returns the exit status: that there was nothing to sample is a failure.
 pub(super) fn run(options: &Advise) -> u8 {
+    if let Err(status) = can_write(options.output.as_deref()) {
+        return status;
+    }
     match sample(options) {
         Ok(Advised { advice, .. }) => {
             let text = if options.json { advice.to_json() + "\n" } else { advice.to_string() };

@@ -9,8 +9,8 @@ use tiexec_core::compare::{Bench, CONFIDENCE, Comparison, Unit};
 use tiexec_core::report::SCHEMA;
 use tiexec_sys::interrupt;
 
-use super::print;
 use super::progress::Progress;
+use super::{can_write, print};
 use crate::exit;
 use crate::options;
 use crate::say::warn;
@@ -61,6 +61,8 @@ trait Subject {
 struct Rounds {
     counted: Vec<[Measured; 2]>,
     huge: [Option<u64>; 2],
+    /// The exit status for what ended the rounds before their number was reached, and has been said on stderr.
+    failed: Option<u8>,
 }
 
 impl Rounds {
@@ -78,7 +80,12 @@ impl Rounds {
                 if subject.is_over() {
                     return Ok(rounds);
                 }
-                both[way as usize] = measured?;
+                match measured {
+                    Ok(measured) => both[way as usize] = measured,
+                    Err(status) if rounds.counted.is_empty() => return Err(status),
+                    // What hours have measured is not thrown away.
+                    Err(status) => return Ok(Self { failed: Some(status), ..rounds }),
+                }
             }
             for (seen, measured) in rounds.huge.iter_mut().zip(&both) {
                 *seen = (*seen).max(measured.huge);
@@ -122,6 +129,9 @@ fn line(done: usize, all: usize, begun: Instant) -> String {
 
 /// Runs `bench`; returns the exit status.
 pub(super) fn run(options: &options::Bench) -> u8 {
+    if let Err(status) = can_write(options.export_json.as_deref()) {
+        return status;
+    }
     let measured = match options.attach {
         Some(pid) => slices::measure(pid, options),
         None => command::measure(options),
@@ -133,6 +143,8 @@ pub(super) fn run(options: &options::Bench) -> u8 {
     // Looked at only where it is caught: elsewhere it would have ended this process.
     if interrupt::asked() {
         warn(format_args!("interrupted after {} rounds", rounds.counted.len()));
+    } else if rounds.failed.is_some() {
+        warn(format_args!("ended after {} whole rounds; they are kept", rounds.counted.len()));
     }
     let (pid, command, unit) = match what {
         What::Command(command) => (None, command, Unit::Process),
@@ -153,12 +165,12 @@ pub(super) fn run(options: &options::Bench) -> u8 {
         metrics: rounds.compared(),
     };
     doubts(&bench);
-    let mut status = exit::OK;
+    let mut status = rounds.failed.unwrap_or(exit::OK);
     if let Some(path) = &options.export_json
         && let Err(error) = std::fs::write(path, bench.to_json() + "\n")
     {
         warn(format_args!("cannot write {}: {error}", path.display()));
-        status = exit::FAILED;
+        status = status.max(exit::FAILED);
     }
     let text = if options.json { bench.to_json() + "\n" } else { bench.to_string() };
     status.max(print(&text))

@@ -241,7 +241,8 @@ fn pool(pages: Pages) -> Finding {
     }
 }
 
-/// Sums up what `--backing auto` comes to, of what was found about each backing.
+/// Sums up what `--backing auto` comes to, of what was found about each backing: this machine's row of the table in
+/// docs/KERNELS.md.
 fn automatic(found: &[Finding]) -> Finding {
     let has = |thing: &str| found.iter().any(|one| one.thing == thing && one.level == Level::Ok);
     let copy = match (has("store"), has("image")) {
@@ -249,24 +250,27 @@ fn automatic(found: &[Finding]) -> Finding {
         (false, true) => Some("a copy of each program's own"),
         (false, false) => None,
     };
-    match (has("pagecache"), copy) {
-        (true, Some(copy)) => {
-            let what = format_args!(
-                "`--backing auto` comes to the page cache, where it fits; else {copy}"
-            );
-            Finding::new(Level::Ok, "auto", what)
-        }
-        (true, None) => {
-            let what = "`--backing auto` comes to the page cache, where it fits; else to nothing";
-            Finding::new(Level::Warn, "auto", what)
-        }
-        (false, Some(copy)) => {
-            Finding::new(Level::Ok, "auto", format_args!("`--backing auto` comes to {copy}"))
-        }
-        (false, None) => {
-            Finding::new(Level::No, "auto", "`--backing auto` comes to nothing: programs run plain")
-        }
-    }
+    let (level, comes_to) = match (has("pagecache"), copy) {
+        (true, Some(copy)) => (Level::Ok, format!("the page cache, where it fits; else {copy}")),
+        (true, None) => (Level::Warn, "the page cache, where it fits; else to nothing".to_owned()),
+        (false, Some(copy)) => (Level::Ok, copy.to_owned()),
+        (false, None) => (Level::No, "nothing: programs run plain".to_owned()),
+    };
+    let what = format_args!("on {}, `--backing auto` comes to {comes_to}", distribution());
+    Finding::new(level, "auto", what)
+}
+
+/// Returns what the distribution calls itself (os-release(5)), and the kernel's version.
+fn distribution() -> String {
+    let text = ["/etc/os-release", "/usr/lib/os-release"]
+        .iter()
+        .find_map(|path| std::fs::read_to_string(path).ok())
+        .unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    let name = name.map_or("an unnamed system", |name| name.trim_matches(['"', '\'']));
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let version = release.split(['-', '+']).next().unwrap_or_default();
+    format!("{name} with Linux {version}")
 }
 
 /// Says whom this process may attach to.

@@ -124,7 +124,7 @@ impl fmt::Display for Rows {
         if self.files.is_empty() {
             return Ok(());
         }
-        let width = shown.iter().map(|row| row.path.len()).max().unwrap_or(0).clamp(16, 64);
+        let width = shown.iter().map(|row| row.path.chars().count()).max().unwrap_or(0).max(16);
         writeln!(f, "{:<width$} {:>7} {:>7} {:>4}  REST BECAUSE", "FILE", "TEXT", "HUGE", "%")?;
         let mut line = |name: &str, text: u64, huge: u64, state: &str| {
             let percent = percent(huge, text);
