@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::time::Instant;
+
 use support::child::{eventually, state};
 use support::programs::COMMON;
 use support::smaps::{children, status_field};
@@ -114,7 +116,7 @@ fn many_launches_at_once_do_not_disturb_each_other() {
                     let code = (lane * 6 + round).to_string();
                     // On two processors the others take their share of the time.
                     let run =
-                        Run::new(&programs[round % 2], [&code]).options(["--deadline", "20s"]);
+                        Run::new(&programs[round % 2], [&code]).options(["--deadline", "2m"]);
                     let mut held = run.hold();
                     held.assert_full();
                     held.finish().assert_code((lane * 6 + round) as i32).assert_silent();
@@ -142,9 +144,13 @@ fn killed_at_random(signal: i32) {
     let mut random = Random::new();
     let program = program("hold", Kind::DynamicPie);
     let mut helpers_seen = 0;
+    let begun = Instant::now();
+    let held = Run::new(&program, [""; 0]).hold();
+    let usual = begun.elapsed();
+    held.finish().assert_code(0);
     for _ in 0..60 {
         let held = Run::new(&program, [""; 0]).start();
-        random.spin(8000);
+        random.spin_within(usual);
         let helpers = children(held.pid());
         held.signal(signal);
         let done = held.finish();

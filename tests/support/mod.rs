@@ -192,8 +192,14 @@ impl Random {
 
     /// Spins for up to `limit` microseconds: a random moment, not a synchronisation.
     pub(crate) fn spin(&mut self, limit: u64) {
+        self.spin_within(child::patience(std::time::Duration::from_micros(limit)));
+    }
+
+    /// Spins for up to `limit`, which was measured here.
+    pub(crate) fn spin_within(&mut self, limit: std::time::Duration) {
+        let limit = u64::try_from(limit.as_micros()).expect("a short time").max(1);
         let time = std::time::Duration::from_micros(self.below(limit));
-        let until = std::time::Instant::now() + child::patience(time);
+        let until = std::time::Instant::now() + time;
         while std::time::Instant::now() < until {
             std::hint::spin_loop();
         }
