@@ -115,8 +115,7 @@ fn many_launches_at_once_do_not_disturb_each_other() {
                 for round in 0..6 {
                     let code = (lane * 6 + round).to_string();
                     // On two processors the others take their share of the time.
-                    let run =
-                        Run::new(&programs[round % 2], [&code]).options(["--deadline", "2m"]);
+                    let run = Run::new(&programs[round % 2], [&code]).options(["--deadline", "2m"]);
                     let mut held = run.hold();
                     held.assert_full();
                     held.finish().assert_code((lane * 6 + round) as i32).assert_silent();

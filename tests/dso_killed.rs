@@ -81,10 +81,13 @@ fn randomly(made: Made) {
     let with = WithObject::new(made);
     let mut random = Random::new();
     let mut killed = 0;
+    let begun = std::time::Instant::now();
+    with.run(&["7"]).hold().finish().assert_code(7);
+    let usual = begun.elapsed();
     for round in 0..150 {
         let mut held = with.run(&["7"]).start();
         let pid = held.pid();
-        let until = std::time::Instant::now() + std::time::Duration::from_millis(50);
+        let until = std::time::Instant::now() + usual;
         let helper = loop {
             if let Some(&helper) = children(pid).first() {
                 break Some(helper);
@@ -94,7 +97,7 @@ fn randomly(made: Made) {
             }
         };
         if let Some(helper) = helper {
-            random.spin(8000);
+            random.spin_within(usual / 2);
             // SAFETY: kill has no memory conditions. The number can be another process's only if 4 million were made meanwhile.
             killed += i32::from(unsafe { libc::kill(helper, libc::SIGKILL) } == 0);
         }

@@ -91,11 +91,14 @@ fn at_random_moments_in_200_launches() {
     let mut random = Random::new();
     let programs = [Kind::DynamicPie, Kind::StaticNoPie].map(|kind| program("hold", kind));
     let (mut killed, mut too_late, mut never_seen) = (0, 0, 0);
+    let begun = std::time::Instant::now();
+    Run::new(&programs[0], ["7"]).hold().finish().assert_code(7);
+    let usual = begun.elapsed();
     for round in 0..200 {
         let mut held = Run::new(&programs[round % 2], ["7"]).start();
         let pid = held.pid();
         // The helper is the first child the launch has; the program itself makes none.
-        let until = std::time::Instant::now() + std::time::Duration::from_millis(50);
+        let until = std::time::Instant::now() + usual;
         let helper = loop {
             if let Some(&helper) = children(pid).first() {
                 break Some(helper);
@@ -107,7 +110,7 @@ fn at_random_moments_in_200_launches() {
         match helper {
             None => never_seen += 1,
             Some(helper) => {
-                random.spin(4000);
+                random.spin_within(usual / 4);
                 // SAFETY: kill has no memory conditions. The number can be another process's only if 4 million were made meanwhile.
                 if unsafe { libc::kill(helper, libc::SIGKILL) } == 0 {
                     killed += 1;
