@@ -66,7 +66,10 @@ fn each_size_that_text_can_fill() {
         require!(fill(&mut machine, size), "no memory for pages of {size}");
         let free = || std::fs::read_to_string(pool(size, "free_hugepages")).expect("the pool");
         let before = free();
-        let options = ["--backing=hugetlb".to_owned(), format!("--page-size={}K", size / 1024)];
+        // Libraries have text for small pages, too.
+        let options =
+            ["--backing=hugetlb", "--select=main", &format!("--page-size={}K", size / 1024)]
+                .map(str::to_owned);
         for kind in support::programs::COMMON {
             let copy = small("hold", kind);
             let report = Report::new();
@@ -91,7 +94,7 @@ fn each_size_that_text_can_fill() {
         let held = Run::new(copy.path(), ["7"]).plain().hold();
         let (pid, untouched) = (held.pid(), Before::of(held.pid()));
         let text = pid.to_string();
-        ok(&ctl(["attach", "--quiet", &options[0], &options[1], &text]));
+        ok(&ctl(["attach", "--quiet", &options[0], &options[1], &options[2], &text]));
         assert!(of_size(pid, size) >= (6 << 20) - 2 * size);
         ok(&revert(pid));
         assert_untouched(pid, &untouched);

@@ -50,6 +50,10 @@ fn answer(request: &Path, kept: &Path, built: &Built) -> Result<Output> {
         arguments.drain(out..(out + 2).min(arguments.len()));
     }
     let mut command = Command::new(compiler);
+    if arguments.iter().any(|argument| argument.starts_with("-fuse-ld=")) {
+        // A compiler for another architecture looks for none by its plain name but here.
+        command.arg("-B").arg(linkers(kept)?);
+    }
     for argument in &arguments {
         match argument.strip_prefix(GIVEN) {
             Some(name) => command.arg(request.join("given").join(name)),
@@ -74,6 +78,21 @@ fn answer(request: &Path, kept: &Path, built: &Built) -> Result<Output> {
         fs::copy(&made, request.join("program"))?;
     }
     Ok(output)
+}
+
+/// A directory of the linkers that link for every architecture.
+fn linkers(kept: &Path) -> Result<PathBuf> {
+    let dir = kept.join("linkers");
+    fs::create_dir_all(&dir)?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    for name in ["ld.lld", "ld.mold"] {
+        let found = std::env::split_paths(&path).map(|dir| dir.join(name)).find(|it| it.exists());
+        let link = dir.join(name);
+        if let Some(found) = found.filter(|_| !link.exists()) {
+            std::os::unix::fs::symlink(found, link)?;
+        }
+    }
+    Ok(dir)
 }
 
 /// What arguments begin with that are files of the guest, given along with the request.
