@@ -127,6 +127,7 @@ const FEATURES: &[(&str, Probe)] = &[
     ("sealed text (`mseal`) is left alone", Probe::Tests(&["hardened::sealed"])),
     ("guarded text (BTI) stays guarded", Probe::Tests(&["guarded_text"])),
     ("attach: scalable vectors and ZA", Probe::Tests(&["attach_vectors"])),
+    ("huge pages however large, by launch and attach", Probe::Tests(&["large_huge_pages"])),
     ("`--numa`", Probe::Tests(&["numa"])),
     ("`--page-size`", Probe::Tests(&["page_size"])),
     ("breakpoints in hugetlb text", Probe::Says("hugetlb", "breakpoints there: ")),
