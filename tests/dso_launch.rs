@@ -130,7 +130,7 @@ fn selected_or_not() {
         assert!(!object || of_object.is_full(), "{select}: {of_object:?}");
         held.finish().assert_code(7).assert_silent();
         let by_environment = Run::new(&with.program, ["7"])
-            .env("TIEXEC", format!("backing=image,deadline=20s,select={select}"))
+            .env("TIEXEC", format!("backing=image,deadline=2m,select={select}"))
             .hold();
         assert_eq!(with.coverage(by_environment.pid()).huge > 0, object, "TIEXEC, {select}");
         by_environment.finish().assert_code(7).assert_silent();
@@ -172,7 +172,7 @@ fn an_object_in_huge_folios_is_not_copied() {
     support::fresh::uncache(&with.object);
     support::fresh::bring_in(&with.object);
     let report = Report::new();
-    let held = report.of(&Run::new(&with.program, ["7"]).options(["--deadline", "20s"])).hold();
+    let held = report.of(&Run::new(&with.program, ["7"]).options(["--deadline", "2m"])).hold();
     let coverage = with.coverage(held.pid());
     assert!(coverage.is_full(), "{coverage:?}");
     assert!(!vmas(held.pid()).iter().any(|vma| vma.is_switched()), "nothing is a copy");

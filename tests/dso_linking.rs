@@ -155,7 +155,7 @@ fn by_an_ordinary_user() {
         .plain()
         .with_arg(tiexec)
         .with_arg("--backing=image")
-        .with_arg("--deadline=20s")
+        .with_arg("--deadline=2m")
         .with_arg(copy)
         .with_arg("7")
         .hold();

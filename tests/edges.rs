@@ -11,7 +11,7 @@ use support::{Fresh, Kind, Prep, Report, Run, installed, pmd_size, program, requ
 const NONE: [&str; 0] = [];
 
 fn run(kind: Kind, options: &[&str]) -> Run {
-    Run::new(program("own_image", kind), NONE).options(["--deadline=20s"]).options(options)
+    Run::new(program("own_image", kind), NONE).options(["--deadline=2m"]).options(options)
 }
 
 fn report_of(run: &Run) -> (support::Held, Value) {
@@ -189,7 +189,7 @@ fn the_page_cache_serves_edges_within_the_file() {
         let copy = Fresh::copy(&program("own_image", kind));
         let run = Run::new(copy.path(), NONE).options([
             "--backing=pagecache",
-            "--deadline=20s",
+            "--deadline=2m",
             "--edges=pad",
         ]);
         let (mut held, report) = report_of(&run);
@@ -239,7 +239,7 @@ fn real_programs_have_all_of_their_text_on_huge_pages() {
         let plain = Run::new(&path, &args).plain().output();
         let report = Report::new();
         let run =
-            Run::new(&path, &args).options(["--backing=image", "--edges=pad", "--deadline=20s"]);
+            Run::new(&path, &args).options(["--backing=image", "--edges=pad", "--deadline=2m"]);
         let done = report.of(&run).output();
         assert_eq!((done.end(), done.out()), (plain.end(), plain.out()), "{}", path.display());
         let real = path.canonicalize().expect("it is there");

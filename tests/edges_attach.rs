@@ -137,7 +137,7 @@ fn a_launch_is_reverted() {
     for kind in [Kind::SeedNoPie, Kind::DynamicPie, Kind::StaticPie] {
         let run = Run::new(program("own_image", kind), NONE);
         let mut plain = hold(&run.plain());
-        let mut held = hold(&run.options(["--backing=image", "--edges=pad", "--deadline=20s"]));
+        let mut held = hold(&run.options(["--backing=image", "--edges=pad", "--deadline=2m"]));
         let pid = held.pid();
         assert!(!huge_ranges(pid).is_empty());
         revert(pid).assert_code(0).assert_silent();

@@ -91,7 +91,7 @@ fn at_each_place_of_a_launch() {
             for n in 1..200 {
                 let report = Report::new();
                 let run = Run::new(copy.path(), NONE)
-                    .options([backing, "--edges=pad", "--deadline=20s"])
+                    .options([backing, "--edges=pad", "--deadline=2m"])
                     .env("TIEXEC_FAULT", format!("{point}:{n}"));
                 let mut held = hold(&report.of(&run));
                 let pid = held.pid();

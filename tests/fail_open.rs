@@ -116,7 +116,9 @@ fn the_hugetlb_pool_is_used_only_when_named() {
     };
     let before = free();
     for kind in support::programs::COMMON {
-        let held = Run::new(program("hold", kind), ["7"]).options(["--backing", "hugetlb"]).hold();
+        let held = Run::new(program("hold", kind), ["7"])
+            .options(["--backing", "hugetlb", "--deadline", "2m"])
+            .hold();
         assert!(held.coverage().is_full(), "{:?}", held.coverage());
         let vmas = smaps::vmas(held.pid());
         assert!(
@@ -331,7 +333,7 @@ fn the_deadline_has_passed() {
         }
     }
     assert_covered(
-        &Run::new(program_big("hold", Kind::DynamicPie, 32), ["7"]).options(["--deadline", "20s"]),
+        &Run::new(program_big("hold", Kind::DynamicPie, 32), ["7"]).options(["--deadline", "2m"]),
     );
 }
 

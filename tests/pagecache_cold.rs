@@ -12,7 +12,7 @@ fn node() {
     require!(node.is_some(), "no node on PATH");
     let copy = Fresh::cold(&node.expect("just found").canonicalize().expect("a path"));
     let report = Report::new();
-    let run = report.of(&Run::new(copy.path(), ["-p", "6*7"]).options(["--deadline=20s"]));
+    let run = report.of(&Run::new(copy.path(), ["-p", "6*7"]).options(["--deadline=2m"]));
     for _ in 0..2 {
         let done = run.output();
         done.assert_code(0).assert_silent();
@@ -27,7 +27,7 @@ fn a_program_whose_data_follows_its_text() {
     for kind in [Kind::DynamicPie, Kind::StaticNoPie] {
         let copy = Fresh::cold(&program("hold", kind));
         let report = Report::new();
-        let run = report.of(&Run::new(copy.path(), ["7"]).options(["--deadline=20s"]));
+        let run = report.of(&Run::new(copy.path(), ["7"]).options(["--deadline=2m"]));
         for _ in 0..2 {
             let held = run.hold();
             assert_pagecache(&report.read(), kind == Kind::DynamicPie);

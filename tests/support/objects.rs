@@ -100,7 +100,7 @@ impl WithObject {
     /// To be launched with copies, which work whatever the page cache holds.
     pub(crate) fn run(&self, args: &[&str]) -> Run {
         // Not to be late on a busy machine.
-        Run::new(&self.program, args).options(["--backing", "image", "--deadline", "20s"])
+        Run::new(&self.program, args).options(["--backing", "image", "--deadline", "2m"])
     }
 
     pub(crate) fn coverage(&self, pid: i32) -> Coverage {
