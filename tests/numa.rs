@@ -189,7 +189,11 @@ fn everywhere(backing: &str) {
         ("--numa=local", 1, &both[1..]),
     ] {
         let what = format!("{backing} {numa} from {from}");
-        let run = Run::new(program("hold", Kind::DynamicPie), ["7"]).options([backing, numa]);
+        let run = Run::new(program("hold", Kind::DynamicPie), ["7"]).options([
+            backing,
+            numa,
+            "--deadline=2m",
+        ]);
         let held = run.behind(on(from)).hold();
         assert!(held.coverage().is_full(), "{what}: {:?}", held.coverage());
         assert_lies_on(&held, expected, &what);
