@@ -85,7 +85,10 @@ fn each_size_that_text_can_fill() {
             let pid = held.pid().to_string();
             assert_eq!(told(&json(ok(&ctl(["inspect", "--json", &pid]))), copy.path()), seen);
             let table = ctl(["inspect", &pid]).out();
-            let label = format!("hugetlb {}K", size / 1024);
+            let label = match size >> 20 {
+                0 => format!("hugetlb {}K", size >> 10),
+                mib => format!("hugetlb {mib}M"),
+            };
             assert_eq!(table.contains(&label), size != pmd_size(), "{table}");
             held.finish().assert_code(7).assert_silent();
             assert_eq!(free(), before, "the pages are back in the pool");
