@@ -162,11 +162,25 @@ pub fn fill(
     }
     // A writable mapping would forbid the seal against writing.
     drop(mapping);
-    let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    rustix::fs::fcntl_add_seals(memfd, seals).map_err(|errno| {
+    seal(memfd).map_err(|errno| {
         Failure::new(SkipReason::NoMemfd, SysError::of("fcntl(F_ADD_SEALS)")(errno))
     })?;
     Ok(filled)
+}
+
+/// Seals a memfd that is mapped writable nowhere: nobody changes what it holds any more. Some kernels count
+/// the references of huge pages wrongly in `memfd_wait_for_pins` (mm/memfd.c: 5.14 those of shmem, until
+/// "fix F_SEAL_WRITE after shmem huge page allocated"; Ubuntu's 6.8 those of hugetlb) and take them for
+/// pinned: EBUSY. They are not asked to wait then, and since no mapping is writable it comes to the same.
+fn seal(memfd: &File) -> Result<(), rustix::io::Errno> {
+    let with = |write: SealFlags| {
+        let seals = write | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(memfd, seals)
+    };
+    match with(SealFlags::WRITE) {
+        Err(rustix::io::Errno::BUSY) => with(SealFlags::FUTURE_WRITE),
+        other => other,
+    }
 }
 
 fn no_page_reason(backing: Backing) -> SkipReason {
