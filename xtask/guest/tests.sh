@@ -23,19 +23,21 @@ echo guest >/proc/sys/kernel/hostname
 mount /dev/vdb "$files" || echo "vm-test: no disk for programs"
 while read -r name; do install -m 755 /vm/cc.sh /usr/local/bin/"$name"; done </vm/compilers
 # As on the machines that the project is developed on.
-echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
+thp=/sys/kernel/mm/transparent_hugepage
+pool=/proc/sys/vm/nr_hugepages
+[ ! -e $thp ] || echo madvise >$thp/enabled
 export TIEXEC_TEST_PATIENCE=20 TIEXEC_TEST_THROWAWAY=1
 
 # What the doctor finds, with a page in the pool to be found.
 mkdir -m 1777 /disk "$files"/doctor
 mount --bind "$files"/doctor /disk
-echo 2 >/proc/sys/vm/nr_hugepages
+[ ! -e $pool ] || echo 2 >$pool
 TMPDIR=/disk "$programs"/tiexecctl doctor --json >/vm/out/doctor.root
 TMPDIR=/disk setpriv --reuid=65534 --regid=65534 --clear-groups "$programs"/tiexecctl doctor --json >/vm/out/doctor.user
-echo 0 >/proc/sys/vm/nr_hugepages
+[ ! -e $pool ] || echo 0 >$pool
 umount /disk
 # Before Linux 6.1 memfds become huge by this only.
-grep -q 'a memfd becomes a huge page' /vm/out/doctor.root || echo advise >/sys/kernel/mm/transparent_hugepage/shmem_enabled
+grep -q 'a memfd becomes a huge page' /vm/out/doctor.root || [ ! -e $thp ] || echo advise >$thp/shmem_enabled
 
 cd "$repository/crates/cli" || echo "vm-test: no repository"
 while read -r name program only <&3; do

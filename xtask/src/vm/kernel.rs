@@ -30,7 +30,7 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     /// The newest kernel of a version (`6.12`, `6.12-16k`): the newest unpacked, else the newest that
-    /// Debian has, or Ubuntu. One of our [own] kinds (`6.12-nothp`) is built.
+    /// Debian has, or Ubuntu. One of our [own] kinds (`6.12-rothp`) is built.
     pub(crate) fn fetch(cache: &Cache, arch: Arch, version: &str) -> Result<Self> {
         if let Some(kind) = own::kind(version) {
             let release = version.to_owned();

@@ -79,7 +79,7 @@ pub(crate) struct VmTest {
     #[arg(long, value_enum)]
     arch: Vec<Arch>,
     /// Guests with this kernel of Debian's or Ubuntu's only, such as 6.1 or 6.12-16k; the newest that fits is taken. With
-    /// -rothp, -nothp or -64k, one that is built from Debian's source
+    /// -rothp or -64k, one that is built from Debian's source; with -nothp, on x86-64, on a processor without huge pages
     #[arg(long, value_name = "VERSION")]
     kernel: Vec<String>,
     /// File system of the disk that the programs lie on
@@ -187,6 +187,11 @@ impl VmTest {
             some => some.iter().map(String::as_str).collect(),
         };
         for version in versions {
+            // Such a kernel finds itself without transparent huge pages and without hugetlb pages.
+            let (version, without) = match version.strip_suffix("-nothp") {
+                Some(version) if arch == Arch::X86 => (version, Some("max,-pse")),
+                _ => (version, None),
+            };
             let kernel = Kernel::fetch(cache, arch, version)?;
             eprintln!("== Linux {} {arch}, {}", kernel.release, self.disk);
             let guest = Guest {
@@ -194,7 +199,7 @@ impl VmTest {
                 kernel: &kernel,
                 root: &root,
                 disk: self.disk,
-                cpu: self.cpu.as_deref(),
+                cpu: without.or(self.cpu.as_deref()),
                 limit: self.limit,
                 command: self.command.as_deref().unwrap_or_default(),
             };

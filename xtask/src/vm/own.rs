@@ -16,7 +16,7 @@ use super::{Arch, need, run};
 const COMMON: &str = include_str!("../../guest/kernel.config");
 
 /// The kinds: what stands after the version, and what they have.
-const KINDS: [(&str, &str); 3] = [
+const KINDS: [(&str, &str); 2] = [
     (
         // Files' page cache collapses by MADV_COLLAPSE on any file system; gone from 7.2.
         "rothp",
@@ -29,10 +29,9 @@ const KINDS: [(&str, &str); 3] = [
         "# CONFIG_ARM64_4K_PAGES is not set\nCONFIG_ARM64_64K_PAGES=y\n\
          CONFIG_TRANSPARENT_HUGEPAGE=y\nCONFIG_TRANSPARENT_HUGEPAGE_MADVISE=y\nCONFIG_HUGETLBFS=y\n",
     ),
-    ("nothp", "# CONFIG_TRANSPARENT_HUGEPAGE is not set\n# CONFIG_HUGETLBFS is not set\n"),
 ];
 
-/// Splits `6.12-nothp` into the version and what makes it a kind of our own.
+/// Splits `6.12-rothp` into the version and what makes it a kind of our own.
 pub(super) fn kind(version: &str) -> Option<(&str, &'static str, &'static str)> {
     KINDS.iter().find_map(|(name, config)| {
         let version = version.strip_suffix(name)?.strip_suffix('-')?;

@@ -67,7 +67,14 @@ impl Run {
     pub(crate) fn column(&self) -> String {
         let mut numbers = self.release.split(['.', '-', '+']);
         let version: Vec<&str> = numbers.by_ref().take(2).collect();
-        let pages = if self.release.ends_with("-16k") { ", 16 KiB pages" } else { "" };
+        let has_none = |finding: &Finding| finding.thing == "pages" && finding.level == "fail";
+        let pages = if self.release.ends_with("-16k") {
+            ", 16 KiB pages"
+        } else if self.doctor.values().flatten().any(has_none) {
+            ", no huge pages"
+        } else {
+            ""
+        };
         format!("{} {}{pages}, {}", version.join("."), self.arch, self.disk)
     }
 }

@@ -119,6 +119,7 @@ const FEATURES: &[(&str, Probe)] = &[
     ("attach: the tracer killed anywhere", Probe::Tests(&["attach_killed"])),
     ("a child may be traced", Probe::Doctor("ptrace")),
     ("fail-open", Probe::Tests(&["fail_open"])),
+    ("fail-open without any huge pages", Probe::Tests(&["without_huge_pages"])),
     ("THP `never`: copies are huge all the same", Probe::Tests(&["hardened::thp_never"])),
     ("Yama scopes 0, 1 and 2", Probe::Tests(&["hardened::yama"])),
     ("Yama scope 3: nothing is done, and said", Probe::Tests(&["yama_forbids"])),

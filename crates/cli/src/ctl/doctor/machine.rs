@@ -34,6 +34,7 @@ pub(super) fn examine() -> Vec<Finding> {
             Finding::new(Level::Fail, "pages", "the kernel has no transparent huge pages")
                 .fix("boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE"),
         );
+        findings.push(automatic(&findings));
         return findings;
     };
     findings.push(Finding::new(
