@@ -8,7 +8,7 @@ use support::{Kind, Run, pmd_size, require};
 
 /// The program with text for two whole huge pages, wherever it is loaded.
 fn large(kind: Kind) -> std::path::PathBuf {
-    program_big("hold", kind, u32::try_from(3 * pmd_size() >> 20).expect("megabytes"))
+    program_big("hold", kind, u32::try_from((3 * pmd_size()) >> 20).expect("megabytes"))
 }
 
 #[test]
