@@ -4,11 +4,13 @@ import os
 import re
 import socket
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 
-from lib import session
+from lib import session, workload
 
-LOAD = ["sysbench", "oltp_read_only", "--db-driver=mysql", "--mysql-host=127.0.0.1", "--mysql-user=root", "--mysql-db=test",
+LOAD = ["--db-driver=mysql", "--mysql-host=127.0.0.1", "--mysql-user=root", "--mysql-db=test",
         "--tables=4", "--table-size=10000", "--db-ps-mode=disable", "--range-size=10"]
 
 
@@ -19,10 +21,10 @@ def free_port():
 
 
 class Server:
-    """tidb-server with its embedded store, in a directory of its own."""
+    """tidb-server with its embedded store, in a directory of its own, and one of sysbench's loads for it."""
 
-    def __init__(self, program, work, threads, prefix=()):
-        self.port, self.threads = free_port(), threads
+    def __init__(self, program, work, threads, prefix=(), load="oltp_read_only"):
+        self.port, self.threads, self.load = free_port(), threads, load
         self.log = open(work / "log", "w")
         self.process = subprocess.Popen(
             [*prefix, program, "--store=unistore", f"--path={work / 'data'}", "--host=127.0.0.1", f"-P={self.port}", "--status=0",
@@ -40,7 +42,7 @@ class Server:
             session.unable(f"{program} does not come up")
 
     def sysbench(self, *more):
-        done = subprocess.run([*LOAD, f"--mysql-port={self.port}", f"--threads={self.threads}", *more], capture_output=True, text=True)
+        done = subprocess.run(["sysbench", self.load, *LOAD, f"--mysql-port={self.port}", f"--threads={self.threads}", *more], capture_output=True, text=True)
         if done.returncode:
             session.unable(f"sysbench: {done.stdout[-500:]}{done.stderr[-500:]}")
         return done.stdout
@@ -66,3 +68,21 @@ class Server:
         self.process.kill()
         self.process.wait()
         self.log.close()
+
+
+def which():
+    return os.environ.get("TIDB_SERVER") or workload.need("tidb-server", "none: see bench/README.md")
+
+
+def runner(load):
+    """What a workload does: one of sysbench's loads; transactions per second of the server's processor time."""
+    def run(work, program, prefix, options):
+        with tempfile.TemporaryDirectory(dir=work) as place:
+            server = Server(program, Path(place), 2, prefix, load)
+            try:
+                server.sysbench("prepare")
+                server.window(max(1, round(options.settle + 1)))
+                return server.window(round(options.seconds))[0]
+            finally:
+                server.end()
+    return run
