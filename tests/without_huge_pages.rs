@@ -18,7 +18,7 @@ fn has_none() -> bool {
 #[test]
 fn programs_are_launched_plainly() {
     require_of_machine!(has_none(), "this kernel has huge pages");
-    for backing in ["auto", "image", "hugetlb", "pagecache", "store"] {
+    for backing in ["auto", "image", "hugetlb", "pagecache"] {
         for kind in COMMON {
             let run = Run::new(program("exits", kind), ["code", "7"]);
             let run = run.options(["--backing", backing]);
