@@ -65,7 +65,8 @@ fn running_programs_are_left_alone() {
     let before = Before::of(held.pid());
     let done = attach(held.pid());
     done.assert_code(1);
-    assert!(done.err().contains(reason), "{done}");
+    // Before 5.13 the kernel does not tell what an attach has to know of rseq, and that is found first.
+    assert!(done.err().contains(reason) || done.err().contains("RSEQ"), "{done}");
     assert_untouched(held.pid(), &before);
     held.finish().assert_code(7);
 }
