@@ -88,8 +88,18 @@ fn v8_finds_the_files_own_text() {
         vmas(held.pid()).into_iter().filter(|vma| vma.is_text() && vma.path == name).collect()
     };
     let ours = texts(&held);
+    // Where its code range happens to lie too far away, V8 maps its builtins there once more.
     let shape = |held: &Held| -> Vec<_> {
-        texts(held).iter().map(|vma| (vma.end - vma.start, vma.offset, vma.perms.clone())).collect()
+        let all: Vec<_> = texts(held);
+        let all: Vec<_> =
+            all.iter().map(|vma| (vma.offset, vma.end - vma.start, vma.perms.clone())).collect();
+        let again = |(offset, len, _): &(u64, u64, String)| {
+            let holds = |other: &(u64, u64, String)| {
+                other.1 > *len && other.0 <= *offset && offset + len <= other.0 + other.1
+            };
+            all.iter().any(holds)
+        };
+        all.iter().filter(|one| !again(one)).cloned().collect()
     };
     assert_eq!(shape(&held), shape(&plain), "the same mappings of the text");
     let memory = std::fs::File::open(format!("/proc/{}/mem", held.pid())).expect("its memory");
