@@ -219,8 +219,9 @@ fn for_a_while_and_the_terminal_is_closed() {
     let before = Before::of(pid);
     let mut pty = Pty::new();
     let slave = pty.slave_fd();
+    // It does not read from the terminal: an end of file may come before SIGHUP.
     let script = format!(
-        "{} attach -q --backing=image --for 4s {pid}; echo attached; read line",
+        "{} attach -q --backing=image --for 4s {pid}; echo attached; exec sleep 1000",
         support::tiexecctl().display()
     );
     let shell = Run::new("/bin/sh", ["-c", &script])
