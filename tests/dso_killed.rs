@@ -6,7 +6,7 @@ use std::path::Path;
 
 use support::child::eventually;
 use support::objects::{Made, WithObject};
-use support::smaps::{children, status_field};
+use support::smaps::{first_child, status_field};
 use support::{Random, Run};
 
 /// Launches with a fault; true if it struck.
@@ -81,22 +81,11 @@ fn randomly(made: Made) {
     let with = WithObject::new(made);
     let mut random = Random::new();
     let mut killed = 0;
-    let begun = std::time::Instant::now();
-    with.run(&["7"]).hold().finish().assert_code(7);
-    let usual = begun.elapsed();
+    let usual = with.run(&["7"]).usual_start(7);
     for round in 0..150 {
         let mut held = with.run(&["7"]).start();
         let pid = held.pid();
-        let until = std::time::Instant::now() + usual;
-        let helper = loop {
-            if let Some(&helper) = children(pid).first() {
-                break Some(helper);
-            }
-            if std::time::Instant::now() > until {
-                break None;
-            }
-        };
-        if let Some(helper) = helper {
+        if let Some(helper) = first_child(pid, usual) {
             random.spin_within(usual / 2);
             // SAFETY: kill has no memory conditions. The number can be another process's only if 4 million were made meanwhile.
             killed += i32::from(unsafe { libc::kill(helper, libc::SIGKILL) } == 0);

@@ -4,8 +4,8 @@
 mod support;
 
 use support::attaching::{
-    Before, assert_switched, assert_untouched, attach, collapses, ctl, held, json, ok, revert,
-    small, started,
+    Before, assert_switched, assert_there_and_back, assert_untouched, attach, collapses, ctl, held,
+    json, ok, revert, small, started,
 };
 use support::machine::{Machine, YAMA, yama_scope};
 use support::smaps::{status_field, vmas};
@@ -83,10 +83,7 @@ fn yama_refuses_an_attach_by_its_name() {
         }
         assert_untouched(pid, &before);
         // Root's capability is enough for each of them.
-        ok(&attach(pid));
-        assert_switched(pid);
-        ok(&revert(pid));
-        assert_untouched(pid, &before);
+        assert_there_and_back(pid);
     }
     held.finish().assert_code(7);
 }
@@ -116,12 +113,7 @@ fn writing_and_executing_are_kept_apart_in_a_running_program() {
     require!(has_mdwe(), "the kernel has no PR_SET_MDWE");
     let copy = small("hold", Kind::DynamicNoPie);
     let held = Run::new(copy.path(), ["7"]).plain().prep(MDWE).hold();
-    let pid = held.pid();
-    let before = Before::of(pid);
-    ok(&attach(pid));
-    assert_switched(pid);
-    ok(&revert(pid));
-    assert_untouched(pid, &before);
+    assert_there_and_back(held.pid());
     held.finish().assert_code(7);
 }
 

@@ -5,7 +5,7 @@ mod support;
 use std::path::Path;
 
 use support::child::eventually;
-use support::smaps::{children, status_field};
+use support::smaps::{children, first_child, status_field};
 use support::{Kind, Random, Run, program, require};
 
 /// Launches with a fault; true if the fault came, which is so as long as no report is written.
@@ -91,23 +91,11 @@ fn at_random_moments_in_200_launches() {
     let mut random = Random::new();
     let programs = [Kind::DynamicPie, Kind::StaticNoPie].map(|kind| program("hold", kind));
     let (mut killed, mut too_late, mut never_seen) = (0, 0, 0);
-    let begun = std::time::Instant::now();
-    Run::new(&programs[0], ["7"]).hold().finish().assert_code(7);
-    let usual = begun.elapsed();
+    let usual = Run::new(&programs[0], ["7"]).usual_start(7);
     for round in 0..200 {
         let mut held = Run::new(&programs[round % 2], ["7"]).start();
         let pid = held.pid();
-        // The helper is the first child the launch has; the program itself makes none.
-        let until = std::time::Instant::now() + usual;
-        let helper = loop {
-            if let Some(&helper) = children(pid).first() {
-                break Some(helper);
-            }
-            if std::time::Instant::now() > until {
-                break None;
-            }
-        };
-        match helper {
+        match first_child(pid, usual) {
             None => never_seen += 1,
             Some(helper) => {
                 random.spin_within(usual / 4);

@@ -2,7 +2,9 @@
 
 mod support;
 
-use support::attaching::{Before, assert_switched, assert_untouched, attach, ok, revert};
+use support::attaching::{
+    Before, assert_switched, assert_there_and_back, assert_untouched, attach,
+};
 use support::programs::program_big;
 use support::{Kind, Run, pmd_size, require};
 
@@ -25,11 +27,7 @@ fn at_launch() {
 fn when_it_runs() {
     require!(pmd_size() <= 32 << 20, "no program has text for huge pages of this size");
     let held = Run::new(large(Kind::DynamicPie), ["7"]).plain().hold();
-    let (pid, before) = (held.pid(), Before::of(held.pid()));
-    ok(&attach(pid));
-    assert_switched(pid);
-    ok(&revert(pid));
-    assert_untouched(pid, &before);
+    assert_there_and_back(held.pid());
     held.finish().assert_code(7);
 }
 

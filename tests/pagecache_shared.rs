@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use support::fresh::{NO_HUGE_FOLIOS, assert_file_pmd_mapped, huge_folios};
-use support::smaps::vmas;
+use support::smaps::{Vma, vmas};
 use support::{Fresh, Held, Kind, Run, installed, program, require};
 
 const NODE: &str =
@@ -90,16 +90,14 @@ fn v8_finds_the_files_own_text() {
     let ours = texts(&held);
     // Where its code range happens to lie too far away, V8 maps its builtins there once more.
     let shape = |held: &Held| -> Vec<_> {
-        let all: Vec<_> = texts(held);
-        let all: Vec<_> =
-            all.iter().map(|vma| (vma.offset, vma.end - vma.start, vma.perms.clone())).collect();
-        let again = |(offset, len, _): &(u64, u64, String)| {
-            let holds = |other: &(u64, u64, String)| {
-                other.1 > *len && other.0 <= *offset && offset + len <= other.0 + other.1
-            };
-            all.iter().any(holds)
+        let all = texts(held);
+        let len = |vma: &Vma| vma.end - vma.start;
+        let holds = |other: &Vma, vma: &Vma| {
+            let ends = (other.offset + len(other), vma.offset + len(vma));
+            len(other) > len(vma) && other.offset <= vma.offset && ends.1 <= ends.0
         };
-        all.iter().filter(|one| !again(one)).cloned().collect()
+        let once = all.iter().filter(|vma| !all.iter().any(|other| holds(other, vma)));
+        once.map(|vma| (len(vma), vma.offset, vma.perms.clone())).collect()
     };
     assert_eq!(shape(&held), shape(&plain), "the same mappings of the text");
     let memory = std::fs::File::open(format!("/proc/{}/mem", held.pid())).expect("its memory");

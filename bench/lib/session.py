@@ -19,6 +19,15 @@ def unable(why):
     sys.exit(f"{NAME}: {why}")
 
 
+def compiled(source, into, *flags):
+    """The program made of a C file of bench/."""
+    program = into / Path(source).stem
+    made = subprocess.run(["cc", *flags, "-o", program, ROOT / "bench" / source], capture_output=True, text=True)
+    if made.returncode:
+        unable(f"cc: {made.stderr}")
+    return program
+
+
 def parser(description, copies=True):
     made = argparse.ArgumentParser(prog=NAME, description=description)
     made.add_argument("--tiexec", default=str(TARGET / "dist" / "tiexec"), metavar="PATH",

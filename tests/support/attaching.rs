@@ -152,6 +152,15 @@ pub(crate) fn assert_untouched(pid: i32, before: &Before) {
     assert_eq!(descriptors(pid), before.descriptors, "descriptors");
 }
 
+/// Attaches and reverts, and panics unless the text is huge between and the process as before afterwards.
+pub(crate) fn assert_there_and_back(pid: i32) {
+    let before = Before::of(pid);
+    ok(&attach(pid));
+    assert_switched(pid);
+    ok(&revert(pid));
+    assert_untouched(pid, &before);
+}
+
 /// What a process had before.
 pub(crate) struct Before {
     maps: Vec<String>,

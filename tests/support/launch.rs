@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::child::{Done, Held};
 
@@ -271,6 +271,15 @@ impl Run {
         let mut held = self.start();
         held.wait_line("ready");
         held
+    }
+
+    /// How long it takes here until the program says "ready"; it is to end with that exit status.
+    pub(crate) fn usual_start(&self, code: i32) -> Duration {
+        let begun = Instant::now();
+        let held = self.hold();
+        let usual = begun.elapsed();
+        held.finish().assert_code(code);
+        usual
     }
 
     /// Runs it to its end.

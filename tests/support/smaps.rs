@@ -154,6 +154,17 @@ pub(crate) fn status_field(pid: i32, key: &str) -> Option<String> {
     text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':').map(|v| v.trim().to_owned()))
 }
 
+/// The first child that a process has within that time: of a launch the helper, if the program makes none.
+pub(crate) fn first_child(pid: i32, within: std::time::Duration) -> Option<i32> {
+    let until = std::time::Instant::now() + within;
+    loop {
+        let first = children(pid).first().copied();
+        if first.is_some() || std::time::Instant::now() > until {
+            return first;
+        }
+    }
+}
+
 /// The children of a process, all its threads' together.
 pub(crate) fn children(pid: i32) -> Vec<i32> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };

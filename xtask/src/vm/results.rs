@@ -68,12 +68,15 @@ impl Run {
         let mut numbers = self.release.split(['.', '-', '+']);
         let version: Vec<&str> = numbers.by_ref().take(2).collect();
         let has_none = |finding: &Finding| finding.thing == "pages" && finding.level == "fail";
-        let pages = if self.release.ends_with("-16k") {
-            ", 16 KiB pages"
-        } else if self.doctor.values().flatten().any(has_none) {
-            ", no huge pages"
-        } else {
-            ""
+        let kinds = [
+            ("-16k", ", 16 KiB pages"),
+            ("-64k", ", 64 KiB pages"),
+            ("-rothp", ", READ_ONLY_THP_FOR_FS"),
+        ];
+        let pages = match kinds.iter().find(|(kind, _)| self.release.ends_with(kind)) {
+            Some((_, pages)) => pages,
+            None if self.doctor.values().flatten().any(has_none) => ", no huge pages",
+            None => "",
         };
         format!("{} {}{pages}, {}", version.join("."), self.arch, self.disk)
     }

@@ -10,7 +10,7 @@ use tiexec_core::report::SCHEMA;
 use tiexec_sys::interrupt;
 
 use super::progress::Progress;
-use super::{can_write, print};
+use super::{can_write, print, write};
 use crate::exit;
 use crate::options;
 use crate::say::warn;
@@ -166,11 +166,8 @@ pub(super) fn run(options: &options::Bench) -> u8 {
     };
     doubts(&bench);
     let mut status = rounds.failed.unwrap_or(exit::OK);
-    if let Some(path) = &options.export_json
-        && let Err(error) = std::fs::write(path, bench.to_json() + "\n")
-    {
-        warn(format_args!("cannot write {}: {error}", path.display()));
-        status = status.max(exit::FAILED);
+    if options.export_json.is_some() {
+        status = status.max(write(&(bench.to_json() + "\n"), options.export_json.as_deref()));
     }
     let text = if options.json { bench.to_json() + "\n" } else { bench.to_string() };
     status.max(print(&text))
