@@ -133,7 +133,8 @@ pub struct Rseq {
 
 const PTRACE_GET_RSEQ_CONFIGURATION: c_uint = 0x420f;
 
-/// `PTRACE_GET_RSEQ_CONFIGURATION`, since Linux 5.13; `None` where the kernel has none.
+/// `PTRACE_GET_RSEQ_CONFIGURATION`, since Linux 5.13; `None` where a thread may have registered one and the
+/// kernel does not tell.
 ///
 /// # Errors
 /// ESRCH.
@@ -145,9 +146,18 @@ pub fn rseq(pid: Pid) -> Result<Option<Rseq>, SysError> {
     let data = (&raw mut words).cast();
     match request(call, PTRACE_GET_RSEQ_CONFIGURATION, pid, size, data) {
         Ok(_) => Ok(Some(Rseq { area: words[0] })),
-        Err(error) if error.errno == crate::Errno::INVAL => Ok(None),
+        Err(error) if matches!(error.errno.0, libc::EINVAL | libc::EIO) => {
+            Ok(if has_rseq() { None } else { Some(Rseq { area: 0 }) })
+        }
         Err(error) => Err(error),
     }
+}
+
+/// Returns whether the kernel has rseq(2), which is since Linux 4.18 and with `CONFIG_RSEQ`.
+fn has_rseq() -> bool {
+    // SAFETY: no area and a length of 0 are refused before anything is registered or looked at.
+    let answer = unsafe { libc::syscall(libc::SYS_rseq, 0, 0, 0, 0) };
+    !(answer == -1 && crate::Errno::last().0 == libc::ENOSYS)
 }
 
 const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: c_uint = 0x4211;

@@ -31,6 +31,12 @@ pub enum TraceError {
     /// The tracee did not come to a stop in time.
     #[error("the thread did not stop in time")]
     Late,
+    /// Whether the thread is in the middle of a restartable sequence is not known, and it may be.
+    #[error(
+        "this kernel does not tell whether a thread is inside a restartable sequence (rseq(2)); \
+         Linux 5.13 and later do"
+    )]
+    RseqUntold,
     /// The kernel refused a request. The tracee is in the state the last register set gives it.
     #[error(transparent)]
     Sys(SysError),

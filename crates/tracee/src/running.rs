@@ -14,7 +14,7 @@ use tiexec_core::proc::syscall::{self, Doing};
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::process::{self, Wait};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::ptrace::{self, Options, Registers, Resume};
+use tiexec_sys::ptrace::{self, Options, Registers, Resume, Rseq};
 use tiexec_sys::{Pid, c, vm};
 
 use crate::arch::{self, Call, Gadgets, Interruption, Sight};
@@ -47,7 +47,8 @@ pub struct Stopped {
 ///
 /// # Errors
 /// EPERM as for `PTRACE_SEIZE`: another tracer, or no leave. [`TraceError::Late`]: it sleeps where
-/// nothing wakes it (state D); it is let go when the calling thread ends. [`TraceError::Gone`].
+/// nothing wakes it (state D); it is let go when the calling thread ends, as after
+/// [`TraceError::RseqUntold`]. [`TraceError::Gone`].
 pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
     let asleep_in = sleeps_in(tid);
     ptrace::seize(tid, Options::default())?;
@@ -200,9 +201,10 @@ fn forever(
 /// takes the processor away: it cannot see it any more once other registers are installed, and the
 /// sequence would be committed although others had run.
 fn abort_restartable_sequence(tid: Pid, registers: &mut Registers) -> Result<(), TraceError> {
-    let Some(area) = ptrace::rseq(tid)?.map(|rseq| rseq.area).filter(|&area| area != 0) else {
+    let Rseq { area } = ptrace::rseq(tid)?.ok_or(TraceError::RseqUntold)?;
+    if area == 0 {
         return Ok(());
-    };
+    }
     // struct rseq: cpu_id_start, cpu_id, rseq_cs.
     let mut pointer = [0; 8];
     if vm::read(tid, RemoteAddr::new(area + 8), &mut pointer).is_err() {

@@ -71,7 +71,7 @@ pub(super) fn begin(
             let mut stopped = match running::stop(tid, until) {
                 Ok(stopped) => stopped,
                 Err(TraceError::Gone) => continue,
-                Err(error @ TraceError::Late) => {
+                Err(error @ (TraceError::Late | TraceError::RseqUntold)) => {
                     return Err(Failure::new(SkipReason::NoThread, error));
                 }
                 // What has just ended cannot be traced either.
