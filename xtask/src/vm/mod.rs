@@ -60,7 +60,7 @@ impl Arch {
     /// The kernels that the whole matrix is made of.
     fn kernels(self) -> &'static [&'static str] {
         match self {
-            Self::X86 => &["5.10", "5.15", "6.1", "6.8", "6.12", "7.2"],
+            Self::X86 => &["5.10", "5.15", "6.1", "6.8", "6.12", "6.12-nothp", "7.2"],
             Self::Arm => &["6.1", "6.12", "6.12-16k", "7.2"],
         }
     }
@@ -97,7 +97,8 @@ pub(crate) struct VmTest {
     /// Keep what is found for docs/KERNELS.md
     #[arg(long)]
     record: bool,
-    /// Test files, each perhaps with a part of the names of its tests: attach, rebase::static
+    /// Test files, each perhaps with a part of the names of its tests: attach, rebase::static (default: those that the
+    /// features in docs/KERNELS.md are told by)
     tests: Vec<String>,
 }
 
@@ -181,7 +182,12 @@ impl VmTest {
     fn run_on(&self, cache: &Cache, arch: Arch, runs: &mut Vec<Run>) -> Result<()> {
         guest::look_for_qemu(arch)?;
         let root = root::image(cache, arch)?;
-        let built = build::tests(cache, arch, &self.tests)?;
+        let built = if self.tests.is_empty() {
+            let wanted: Vec<String> = table::test_files().into_iter().map(str::to_owned).collect();
+            build::tests(cache, arch, &wanted)?
+        } else {
+            build::tests(cache, arch, &self.tests)?
+        };
         let versions: Vec<&str> = match &self.kernel[..] {
             [] => arch.kernels().to_vec(),
             some => some.iter().map(String::as_str).collect(),

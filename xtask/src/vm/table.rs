@@ -108,6 +108,8 @@ const FEATURES: &[(&str, Probe)] = &[
     ("`image`: a memfd becomes huge", Probe::Doctor("image")),
     ("`pagecache`: a file becomes huge", Probe::Doctor("pagecache")),
     ("`pagecache`: shared, and found again", Probe::Tests(&["pagecache_shared"])),
+    ("`pagecache`: what nobody has cached", Probe::Tests(&["pagecache_cold"])),
+    ("`tiexecctl warm`", Probe::Tests(&["warm_makes_huge"])),
     ("`store`", Probe::Tests(&["store_build"])),
     ("`hugetlb`", Probe::Doctor("hugetlb")),
     ("PIE moved", Probe::Doctor("rebase")),
@@ -133,6 +135,15 @@ const FEATURES: &[(&str, Probe)] = &[
     ("`--page-size`", Probe::Tests(&["page_size"])),
     ("breakpoints in hugetlb text", Probe::Says("hugetlb", "breakpoints there: ")),
 ];
+
+/// The test files that features are told by.
+pub(super) fn test_files() -> BTreeSet<&'static str> {
+    let of_tests = FEATURES.iter().filter_map(|(_, probe)| match probe {
+        Probe::Tests(files) => Some(*files),
+        Probe::Doctor(_) | Probe::Says(..) => None,
+    });
+    of_tests.flatten().map(|file| file.split_once("::").map_or(*file, |(file, _)| file)).collect()
+}
 
 /// The table of features: a row for each with its probe, a column for each run.
 pub(crate) fn features(runs: &[Run]) -> String {
