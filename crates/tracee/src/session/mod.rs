@@ -20,10 +20,12 @@
 //!   in the other of two slots, and only the next register set points there.
 //! - The signal mask is changed only while a register set is installed that leads home.
 
+mod descriptors;
+mod home;
+
 use std::fmt;
 
 use tiexec_core::addr::{AddrRange, RemoteAddr};
-use tiexec_core::seccomp::Value;
 use tiexec_sys::process::{self, Wait};
 use tiexec_sys::ptrace::{self, Extended, Registers, Resume, SyscallStop};
 use tiexec_sys::{Errno, Pid, c, vm};
@@ -31,8 +33,9 @@ use tiexec_sys::{Errno, Pid, c, vm};
 use crate::arch::{self, Call, ExtendedState, Gadgets};
 use crate::error::TraceError;
 use crate::fault;
-use crate::foreseen::{CLOSE, Foreseen, LAST, Permission};
-use crate::running::Stopped;
+use crate::foreseen::{Foreseen, Permission};
+
+pub use self::descriptors::DESCRIPTOR_CALLS;
 
 /// The most undo steps that a chain can hold.
 const MAX_RELEASES: usize = 8;
@@ -42,23 +45,6 @@ const CHILD: u64 = 1 << (c::SIGCHLD - 1);
 pub const SCRATCH_LEN: u64 = 256;
 /// Room for what a release step points at, in bytes.
 const KEPT_LEN: u64 = 128;
-
-const INT: usize = size_of::<i32>();
-
-fn close(fd: i32) -> Call {
-    Call::new(c::SYS_close, [u64::from(fd.cast_unsigned())])
-}
-
-/// Copies a descriptor's number from one frame of the chain to the next.
-const COPY_NUMBER: Foreseen = Foreseen::optional(
-    "process_vm_readv",
-    c::SYS_process_vm_readv,
-    [Value::Small, Value::Any, Value::Is(1), Value::Any, Value::Is(1), Value::Is(0)],
-);
-
-/// What [`Session::call_for_descriptor`] and [`Session::call_for_descriptors`] have called beside the
-/// call they are given.
-pub const DESCRIPTOR_CALLS: [Foreseen; 2] = [CLOSE, COPY_NUMBER];
 
 /// Why no session can begin. The tracee is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -260,81 +246,6 @@ impl Session {
         })
     }
 
-    /// Makes a call that has the kernel write one descriptor (an int) to the address that `call` is
-    /// given, and that leaves the 16 bytes before it to the kernel too, for a control message's header
-    /// (cmsg(3)). It is closed on the way home, from the moment it exists. `None` if none was written.
-    ///
-    /// # Errors
-    /// The tracee is gone, or on its way home.
-    pub fn call_for_descriptor(
-        &mut self,
-        call: impl FnOnce(&Self, RemoteAddr) -> Result<Call, TraceError>,
-    ) -> Result<Result<Option<i32>, Errno>, TraceError> {
-        // The kernel writes the number right into the frame that closes it.
-        self.release_on_the_way_home(close(-1));
-        let at = self.first_argument_of_next_chain(0);
-        let call = call(self, at)?;
-        let answer = self.call(call)?;
-        let mut number = [0; INT];
-        self.read(at, &mut number)?;
-        self.released();
-        let fd = i32::from_ne_bytes(number);
-        if answer.is_ok() && fd >= 0 {
-            self.release_on_the_way_home(close(fd));
-        }
-        Ok(answer.map(|_| (fd >= 0).then_some(fd)))
-    }
-
-    /// Makes a call that has the kernel write two descriptors to the address that `call` is given, as
-    /// pipe(2) and socketpair(2) do. Both are closed on the way home, the second first, from the
-    /// moment they exist; only the first, until this returns, if the second's number may not be copied.
-    /// `pid` is the process's id in its own PID namespace.
-    ///
-    /// # Errors
-    /// The tracee is gone, or on its way home.
-    pub fn call_for_descriptors(
-        &mut self,
-        pid: Pid,
-        call: impl FnOnce(RemoteAddr) -> Call,
-    ) -> Result<Result<[i32; 2], Errno>, TraceError> {
-        let before = self.releases.len();
-        // close(2) takes the lower half of its argument: the first number. The second lies in the
-        // upper half, and is copied to where the other frame has it.
-        self.release_on_the_way_home(close(-1));
-        let copied = self.may(&COPY_NUMBER);
-        let at = self.first_argument_of_next_chain(if copied { 2 } else { 0 });
-        if copied {
-            self.release_on_the_way_home(close(-1));
-            let second = self.first_argument_of_next_chain(1);
-            let words = [second.get(), INT as u64, at.get() + INT as u64, INT as u64];
-            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-            let to = self.keep(&bytes)?.get();
-            let from = to + 2 * size_of::<u64>() as u64;
-            let pid = u64::from(pid.as_raw_nonzero().get().unsigned_abs());
-            let copy = Call::new(c::SYS_process_vm_readv, [pid, to, 1, from, 1, 0]);
-            self.release_on_the_way_home(copy);
-        }
-        let answer = self.call(call(at))?;
-        let mut numbers = [[0; INT]; 2];
-        self.read(at, numbers.as_flattened_mut())?;
-        while self.releases.len() > before {
-            self.released();
-        }
-        let numbers = numbers.map(i32::from_ne_bytes);
-        if answer.is_ok() {
-            for fd in numbers {
-                self.release_on_the_way_home(close(fd));
-            }
-        }
-        Ok(answer.map(|_| numbers))
-    }
-
-    /// Where the chain that is laid next will have the first argument of its `index`-th call.
-    fn first_argument_of_next_chain(&self, index: u64) -> RemoteAddr {
-        let base = self.slots[1 - self.current_slot].get();
-        RemoteAddr::new(base + arch::FRAME_LEN * index + arch::FIRST_ARGUMENT)
-    }
-
     /// Writes `bytes` where the next call can point at them; at most 256.
     ///
     /// # Errors
@@ -404,192 +315,10 @@ impl Session {
         arch::program_counter(&self.home)
     }
 
-    /// Passes the address to come home to, and those of the gadgets, through `moved`: for a program
-    /// whose text is mapped elsewhere too. In force with the next call, or [`Session::install_chain`].
-    pub fn move_home(&mut self, moved: impl Fn(RemoteAddr) -> RemoteAddr) {
-        let home = moved(arch::program_counter(&self.home));
-        arch::set_program_counter(&mut self.home, home);
-        let Gadgets { call, sigreturn } = self.gadgets;
-        self.gadgets = Gadgets { call: moved(call), sigreturn: moved(sigreturn) };
-        self.chain = None;
-    }
-
-    /// Makes the present releases and the present home those that the tracee would walk if this
-    /// process died now. Otherwise that takes the next call.
-    ///
-    /// # Errors
-    /// The tracee is gone.
-    pub fn install_chain(&mut self) -> Result<(), TraceError> {
-        let chain = self.lay_chain()?;
-        self.install(arch::aim_at_chain(&self.home, self.gadgets, chain))
-    }
-
-    /// Has `release` made on the way home, before those registered earlier.
-    pub fn release_on_the_way_home(&mut self, release: Call) {
-        debug_assert!(self.permission.covers(&release), "{release:?} is not foreseen");
-        debug_assert!(self.releases.len() < MAX_RELEASES, "a chain holds eight steps");
-        self.releases.push(release);
-        self.chain = None;
-    }
-
-    /// Takes the release registered last back: what it would have released is gone.
-    pub fn released(&mut self) {
-        self.releases.pop();
-        self.chain = None;
-    }
-
-    /// Adds a last step after every release: there the program ends with `status`, and never comes
-    /// home to its first instruction.
-    pub fn exit_instead(&mut self, status: u8) {
-        self.releases.insert(0, Call::new(c::SYS_exit_group, [status.into()]));
-        self.chain = None;
-    }
-
-    /// Lets the tracee walk home and detaches from it.
-    ///
-    /// # Errors
-    /// The tracee is gone.
-    pub fn go_home(self) -> Result<Counts, TraceError> {
-        self.walk_home(Resume::Detach)
-    }
-
-    /// Lets the tracee walk home, and on, and stays its tracer. The step that was to be made last of all, for
-    /// [`Session::begin`], is not made: a later session has it.
-    ///
-    /// # Errors
-    /// The tracee is gone.
-    pub fn go_home_traced(mut self, how: Resume) -> Result<Counts, TraceError> {
-        self.releases.remove(0);
-        self.chain = None;
-        self.chain_mask = !0;
-        self.walk_home(how)
-    }
-
-    fn walk_home(mut self, how: Resume) -> Result<Counts, TraceError> {
-        if self.chain.is_none() || !self.masked {
-            self.install_chain()?;
-        }
-        ptrace::resume(self.pid, how, 0)?;
-        Ok(self.counts())
-    }
-
-    /// Makes the release registered last now.
-    ///
-    /// # Errors
-    /// The tracee is gone. What the release itself came to does not matter to anybody.
-    pub fn release_now(&mut self) -> Result<(), TraceError> {
-        // The way home that is laid for this call no longer has it: were this process to die right
-        // after it, the number or the range released could by then be another thread's.
-        if let Some(release) = self.releases.pop() {
-            self.chain = None;
-            let _whatever = self.make(release)?;
-        }
-        Ok(())
-    }
-
-    /// Makes what is left to be released, then has the tracee go on exactly as if it had never been
-    /// `stopped`, and detaches: a system call that was interrupted is restarted by
-    /// the kernel, with its remaining time. (By the chain it would return EINTR.)
-    ///
-    /// With `at_last`, the release registered first is not made by the tracee but by that, while the
-    /// tracee stands still for the last time.
-    ///
-    /// # Errors
-    /// The tracee is gone.
-    pub fn leave(
-        mut self,
-        stopped: &Stopped,
-        at_last: Option<&dyn Fn()>,
-    ) -> Result<Counts, TraceError> {
-        while self.releases.len() > usize::from(at_last.is_some()) {
-            self.release_now()?;
-        }
-        let registers = &stopped.registers;
-        let early = arch::before_the_last_stop(registers, stopped.interruption);
-        let early = early.filter(|_| self.may(&LAST));
-        if let Some(early) = &early {
-            let _whatever =
-                self.make(Call { number: c::SYS_getpid, args: arch::call_arguments(registers) })?;
-            // From here on the kernel would go on with the interrupted call by itself.
-            ptrace::interrupt(self.pid)?;
-            self.set_home(early)?;
-        }
-        // Only where a signal would be taken does the kernel look for a call to restart.
-        let (mut how, mut signal) = (Resume::Run, 0);
-        loop {
-            // Again after each other stop, which uses the interruption up.
-            ptrace::interrupt(self.pid)?;
-            ptrace::resume(self.pid, how, signal)?;
-            let stop = process::wait_polling(self.pid).map_err(TraceError::waiting)?;
-            fault::at(fault::Point::Stop);
-            (how, signal) = match stop {
-                Wait::Interrupted | Wait::GroupStop(_) => break,
-                Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
-                Wait::Signal(signal) => (Resume::Run, signal),
-                Wait::ExecEvent | Wait::Event(_) | Wait::SyscallStop => (Resume::Run, 0),
-            };
-        }
-        if let Some(at_last) = at_last {
-            at_last();
-        }
-        if early.is_none() {
-            self.set_home(registers)?;
-        }
-        ptrace::resume(self.pid, Resume::Detach, 0)?;
-        Ok(self.counts)
-    }
-
-    /// Sets the signal mask and all registers to those of home, the general ones to `registers`.
-    fn set_home(&self, registers: &Registers) -> Result<(), TraceError> {
-        if self.masked {
-            ptrace::set_signal_mask(self.pid, self.home_mask)?;
-        }
-        if arch::LOST_OVER_CALLS {
-            ptrace::set_extended_registers(self.pid, &self.extended)?;
-        }
-        ptrace::set_registers(self.pid, registers)?;
-        fault::at(fault::Point::SetRegisters);
-        Ok(())
-    }
-
     /// Returns the counts as they will be once home.
     pub fn counts(&self) -> Counts {
         let on_the_way = u32::try_from(self.releases.len()).unwrap_or(0);
         Counts { calls: self.counts.calls + on_the_way }
-    }
-
-    /// Lays the chain for the present releases, if they have changed, beside the one in use.
-    fn lay_chain(&mut self) -> Result<RemoteAddr, TraceError> {
-        if let Some(chain) = self.chain {
-            return Ok(chain);
-        }
-        let slot = 1 - self.current_slot;
-        let base = self.slots[slot].get();
-        let mut bytes = Vec::with_capacity((self.releases.len() + 1) * arch::FRAME_LEN as usize);
-        for (index, release) in self.releases.iter().rev().enumerate() {
-            // After the last release comes the home frame.
-            let next = RemoteAddr::new(base + arch::FRAME_LEN * (index as u64 + 1));
-            bytes.extend(arch::call_frame(
-                &self.home,
-                self.gadgets,
-                release,
-                next,
-                self.chain_mask,
-            ));
-        }
-        let at = RemoteAddr::new(base + bytes.len() as u64);
-        bytes.extend(arch::home_frame(
-            &self.home,
-            self.gadgets,
-            &self.state,
-            self.apart,
-            at,
-            self.home_mask,
-        ));
-        self.write(self.slots[slot], &bytes)?;
-        self.current_slot = slot;
-        self.chain = Some(self.slots[slot]);
-        Ok(self.slots[slot])
     }
 
     fn install(&mut self, registers: Registers) -> Result<(), TraceError> {

@@ -1,17 +1,18 @@
 //! `tiexec PROGRAM ARGS…`: decide, arm the helper if there is something to gain, become the program.
 
+mod settings;
+mod sink;
+
 use std::cell::OnceCell;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
 use tiexec_core::addr::Pages;
-use tiexec_core::config::{Layer, Settings};
+use tiexec_core::config::Settings;
 use tiexec_core::coverage::{FileCoverage, Rest};
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::status::{self, Status};
@@ -20,47 +21,28 @@ use tiexec_core::skip::SkipReason;
 use tiexec_remap::attach::Images;
 use tiexec_remap::launch::{Launched, Order, Sources, bring_in, bring_in_object, carry_out};
 use tiexec_remap::objects::{self, Expected, Object};
-use tiexec_sys::entry::{Argv, is_secure};
+use tiexec_sys::entry::Argv;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::watch::Heirs;
 use tiexec_sys::{Errno, Pid, SysError, process};
 use tiexec_tracee::held::{Arming, Declined, MayTrace, arm, wait_for_exec};
 
-use crate::ctl::attach;
 use crate::exit;
 use crate::follow::companion::{self, Companion};
 use crate::follow::{Follower, Patterns, obstacle, without_watch};
 use crate::hottest;
 use crate::image_file::{Image, Verdict, is_executable, judge, search};
 use crate::memory;
-use crate::options::{Attach, Launch, MemoryOptions};
+use crate::options::MemoryOptions;
 use crate::say::{warn, write_briefly};
 
-/// The kill switch: where this file exists, every launch is a plain exec.
-pub const DISABLED_FILE: &str = "/etc/tiexec/disabled";
-/// Settings for the machine, one `key=value` a line.
-pub const CONFIG_FILE: &str = "/etc/tiexec/config";
+use self::settings::parse;
+pub use self::settings::{CONFIG_FILE, DISABLED_FILE};
+pub(crate) use self::settings::{is_disabled, settings};
+use self::sink::{Sink, open_sink};
 
 /// The capability whose holder may trace a privileged program without costing it its privileges.
 pub(crate) const CAP_SYS_PTRACE: u64 = 1 << 19;
-
-/// Where reports go.
-enum Sink {
-    Stderr,
-    File(File),
-}
-
-impl Sink {
-    fn write(&self, text: &str) {
-        let written = match self {
-            Self::Stderr => write_briefly(std::io::stderr(), text.as_bytes()),
-            Self::File(file) => write_briefly(file, text.as_bytes()),
-        };
-        if let Err(errno) = written {
-            warn(format_args!("cannot write the report: {}", Errno::from(errno)));
-        }
-    }
-}
 
 /// Everything decided before the exec.
 struct Launcher {
@@ -111,92 +93,6 @@ pub fn run(argv: Argv) -> u8 {
     // A bug of ours, or a filter that makes the impossible happen, is no reason not to run it.
     let ended = catch_unwind(AssertUnwindSafe(|| launcher.launch()));
     ended.unwrap_or_else(|_panicked| launcher.exec())
-}
-
-/// Decides by the options, the environment, the configuration file and the kill switch.
-pub(crate) fn settings(options: Layer) -> Settings {
-    let mut settings = Settings::from_layers([options, environment(), configuration()]);
-    // The administrator's kill switch: nothing overrules it.
-    settings.off |= is_disabled();
-    settings
-}
-
-/// Returns whether the kill switch is there, or cannot be ruled out.
-pub(crate) fn is_disabled() -> bool {
-    use std::io::ErrorKind::{NotADirectory, NotFound};
-    match std::fs::symlink_metadata(DISABLED_FILE) {
-        Ok(_) => true,
-        Err(error) => !matches!(error.kind(), NotFound | NotADirectory),
-    }
-}
-
-/// Splits the command line; an error is the exit status, for what clap has already printed or for an
-/// attach.
-fn parse(argv: Argv) -> Result<(usize, Layer, bool), u8> {
-    // The everyday case has no option at all: do not build a parser before every program.
-    let first = argv.get(1).map_or(&b""[..], OsStr::as_encoded_bytes);
-    if !first.is_empty() && first[0] != b'-' {
-        return Ok((1, Layer::default(), false));
-    }
-    match Launch::try_parse_from(argv.collect_from(0)) {
-        Ok(Launch { pid: Some(pid), settings, dry_run, .. }) => {
-            Err(attach::run(&Attach::from_launch(pid, &settings, dry_run)))
-        }
-        Ok(parsed) => {
-            let program = argv.len() - parsed.program.len();
-            Ok((program, parsed.settings.layer(), parsed.dry_run))
-        }
-        Err(error) => {
-            let failed = error.use_stderr();
-            let _broken_pipe = error.print();
-            // As an attach it would have been one for its own statuses.
-            let attach = argv.collect_from(1).iter().any(|arg| arg == "-p" || arg == "--pid");
-            let usage = if attach { exit::USAGE } else { exit::LAUNCH_FAILED };
-            Err(if failed { usage } else { exit::OK })
-        }
-    }
-}
-
-fn environment() -> Layer {
-    // A program that runs with more privilege than its user must not obey its user's environment.
-    let Some(value) = std::env::var_os("TIEXEC").filter(|_| !is_secure()) else {
-        return Layer::default();
-    };
-    layer_from("TIEXEC", Layer::from_environment(&value.to_string_lossy()))
-}
-
-fn configuration() -> Layer {
-    match std::fs::read(CONFIG_FILE) {
-        Ok(text) => layer_from(CONFIG_FILE, Layer::from_file(&String::from_utf8_lossy(&text))),
-        Err(_) => Layer::default(),
-    }
-}
-
-fn layer_from(
-    source: &str,
-    (layer, malformed): (Layer, Vec<tiexec_core::config::Malformed>),
-) -> Layer {
-    if layer.quiet != Some(true) && !malformed.is_empty() {
-        let list: Vec<String> = malformed.iter().map(ToString::to_string).collect();
-        warn(format_args!("{source} ignored in part: {}", list.join("; ")));
-    }
-    layer
-}
-
-/// Opens where the report goes. A file that cannot be opened is no reason not to run the program.
-fn open_sink(file: &str) -> Option<Sink> {
-    if file.is_empty() {
-        return Some(Sink::Stderr);
-    }
-    // Not to wait for the other end of a FIFO.
-    let nonblock = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-    let mut options = File::options();
-    options.write(true).create(true).truncate(true).custom_flags(nonblock);
-    options
-        .open(file)
-        .map(Sink::File)
-        .inspect_err(|error| warn(format_args!("no report: cannot open {file}: {error}")))
-        .ok()
 }
 
 /// Tells a missing `/proc` from a missing descriptor.

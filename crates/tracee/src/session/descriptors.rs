@@ -1,0 +1,104 @@
+//! Descriptors that a call makes in the tracee: each is closed on the way home from the moment it exists.
+
+use tiexec_core::addr::RemoteAddr;
+use tiexec_core::seccomp::Value;
+use tiexec_sys::{Errno, Pid, c};
+
+use super::Session;
+use crate::arch::{self, Call};
+use crate::error::TraceError;
+use crate::foreseen::{CLOSE, Foreseen};
+
+const INT: usize = size_of::<i32>();
+
+fn close(fd: i32) -> Call {
+    Call::new(c::SYS_close, [u64::from(fd.cast_unsigned())])
+}
+
+/// Copies a descriptor's number from one frame of the chain to the next.
+const COPY_NUMBER: Foreseen = Foreseen::optional(
+    "process_vm_readv",
+    c::SYS_process_vm_readv,
+    [Value::Small, Value::Any, Value::Is(1), Value::Any, Value::Is(1), Value::Is(0)],
+);
+
+/// What [`Session::call_for_descriptor`] and [`Session::call_for_descriptors`] have called beside the
+/// call they are given.
+pub const DESCRIPTOR_CALLS: [Foreseen; 2] = [CLOSE, COPY_NUMBER];
+
+impl Session {
+    /// Makes a call that has the kernel write one descriptor (an int) to the address that `call` is
+    /// given, and that leaves the 16 bytes before it to the kernel too, for a control message's header
+    /// (cmsg(3)). It is closed on the way home, from the moment it exists. `None` if none was written.
+    ///
+    /// # Errors
+    /// The tracee is gone, or on its way home.
+    pub fn call_for_descriptor(
+        &mut self,
+        call: impl FnOnce(&Self, RemoteAddr) -> Result<Call, TraceError>,
+    ) -> Result<Result<Option<i32>, Errno>, TraceError> {
+        // The kernel writes the number right into the frame that closes it.
+        self.release_on_the_way_home(close(-1));
+        let at = self.first_argument_of_next_chain(0);
+        let call = call(self, at)?;
+        let answer = self.call(call)?;
+        let mut number = [0; INT];
+        self.read(at, &mut number)?;
+        self.released();
+        let fd = i32::from_ne_bytes(number);
+        if answer.is_ok() && fd >= 0 {
+            self.release_on_the_way_home(close(fd));
+        }
+        Ok(answer.map(|_| (fd >= 0).then_some(fd)))
+    }
+
+    /// Makes a call that has the kernel write two descriptors to the address that `call` is given, as
+    /// pipe(2) and socketpair(2) do. Both are closed on the way home, the second first, from the
+    /// moment they exist; only the first, until this returns, if the second's number may not be copied.
+    /// `pid` is the process's id in its own PID namespace.
+    ///
+    /// # Errors
+    /// The tracee is gone, or on its way home.
+    pub fn call_for_descriptors(
+        &mut self,
+        pid: Pid,
+        call: impl FnOnce(RemoteAddr) -> Call,
+    ) -> Result<Result<[i32; 2], Errno>, TraceError> {
+        let before = self.releases.len();
+        // close(2) takes the lower half of its argument: the first number. The second lies in the
+        // upper half, and is copied to where the other frame has it.
+        self.release_on_the_way_home(close(-1));
+        let copied = self.may(&COPY_NUMBER);
+        let at = self.first_argument_of_next_chain(if copied { 2 } else { 0 });
+        if copied {
+            self.release_on_the_way_home(close(-1));
+            let second = self.first_argument_of_next_chain(1);
+            let words = [second.get(), INT as u64, at.get() + INT as u64, INT as u64];
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            let to = self.keep(&bytes)?.get();
+            let from = to + 2 * size_of::<u64>() as u64;
+            let pid = u64::from(pid.as_raw_nonzero().get().unsigned_abs());
+            let copy = Call::new(c::SYS_process_vm_readv, [pid, to, 1, from, 1, 0]);
+            self.release_on_the_way_home(copy);
+        }
+        let answer = self.call(call(at))?;
+        let mut numbers = [[0; INT]; 2];
+        self.read(at, numbers.as_flattened_mut())?;
+        while self.releases.len() > before {
+            self.released();
+        }
+        let numbers = numbers.map(i32::from_ne_bytes);
+        if answer.is_ok() {
+            for fd in numbers {
+                self.release_on_the_way_home(close(fd));
+            }
+        }
+        Ok(answer.map(|_| numbers))
+    }
+
+    /// Where the chain that is laid next will have the first argument of its `index`-th call.
+    fn first_argument_of_next_chain(&self, index: u64) -> RemoteAddr {
+        let base = self.slots[1 - self.current_slot].get();
+        RemoteAddr::new(base + arch::FRAME_LEN * index + arch::FIRST_ARGUMENT)
+    }
+}

@@ -1,0 +1,197 @@
+//! The way home: the chain of what is released on it, and the ends of a session.
+
+use tiexec_core::addr::RemoteAddr;
+use tiexec_sys::c;
+use tiexec_sys::process::{self, Wait};
+use tiexec_sys::ptrace::{self, Registers, Resume};
+
+use super::{Counts, MAX_RELEASES, Session};
+use crate::arch::{self, Call, Gadgets};
+use crate::error::TraceError;
+use crate::fault;
+use crate::foreseen::LAST;
+use crate::running::Stopped;
+
+impl Session {
+    /// Passes the address to come home to, and those of the gadgets, through `moved`: for a program
+    /// whose text is mapped elsewhere too. In force with the next call, or [`Session::install_chain`].
+    pub fn move_home(&mut self, moved: impl Fn(RemoteAddr) -> RemoteAddr) {
+        let home = moved(arch::program_counter(&self.home));
+        arch::set_program_counter(&mut self.home, home);
+        let Gadgets { call, sigreturn } = self.gadgets;
+        self.gadgets = Gadgets { call: moved(call), sigreturn: moved(sigreturn) };
+        self.chain = None;
+    }
+
+    /// Makes the present releases and the present home those that the tracee would walk if this
+    /// process died now. Otherwise that takes the next call.
+    ///
+    /// # Errors
+    /// The tracee is gone.
+    pub fn install_chain(&mut self) -> Result<(), TraceError> {
+        let chain = self.lay_chain()?;
+        self.install(arch::aim_at_chain(&self.home, self.gadgets, chain))
+    }
+
+    /// Has `release` made on the way home, before those registered earlier.
+    pub fn release_on_the_way_home(&mut self, release: Call) {
+        debug_assert!(self.permission.covers(&release), "{release:?} is not foreseen");
+        debug_assert!(self.releases.len() < MAX_RELEASES, "a chain holds eight steps");
+        self.releases.push(release);
+        self.chain = None;
+    }
+
+    /// Takes the release registered last back: what it would have released is gone.
+    pub fn released(&mut self) {
+        self.releases.pop();
+        self.chain = None;
+    }
+
+    /// Adds a last step after every release: there the program ends with `status`, and never comes
+    /// home to its first instruction.
+    pub fn exit_instead(&mut self, status: u8) {
+        self.releases.insert(0, Call::new(c::SYS_exit_group, [status.into()]));
+        self.chain = None;
+    }
+
+    /// Lets the tracee walk home and detaches from it.
+    ///
+    /// # Errors
+    /// The tracee is gone.
+    pub fn go_home(self) -> Result<Counts, TraceError> {
+        self.walk_home(Resume::Detach)
+    }
+
+    /// Lets the tracee walk home, and on, and stays its tracer. The step that was to be made last of all, for
+    /// [`Session::begin`], is not made: a later session has it.
+    ///
+    /// # Errors
+    /// The tracee is gone.
+    pub fn go_home_traced(mut self, how: Resume) -> Result<Counts, TraceError> {
+        self.releases.remove(0);
+        self.chain = None;
+        self.chain_mask = !0;
+        self.walk_home(how)
+    }
+
+    fn walk_home(mut self, how: Resume) -> Result<Counts, TraceError> {
+        if self.chain.is_none() || !self.masked {
+            self.install_chain()?;
+        }
+        ptrace::resume(self.pid, how, 0)?;
+        Ok(self.counts())
+    }
+
+    /// Makes the release registered last now.
+    ///
+    /// # Errors
+    /// The tracee is gone. What the release itself came to does not matter to anybody.
+    pub fn release_now(&mut self) -> Result<(), TraceError> {
+        // The way home that is laid for this call no longer has it: were this process to die right
+        // after it, the number or the range released could by then be another thread's.
+        if let Some(release) = self.releases.pop() {
+            self.chain = None;
+            let _whatever = self.make(release)?;
+        }
+        Ok(())
+    }
+
+    /// Makes what is left to be released, then has the tracee go on exactly as if it had never been
+    /// `stopped`, and detaches: a system call that was interrupted is restarted by
+    /// the kernel, with its remaining time. (By the chain it would return EINTR.)
+    ///
+    /// With `at_last`, the release registered first is not made by the tracee but by that, while the
+    /// tracee stands still for the last time.
+    ///
+    /// # Errors
+    /// The tracee is gone.
+    pub fn leave(
+        mut self,
+        stopped: &Stopped,
+        at_last: Option<&dyn Fn()>,
+    ) -> Result<Counts, TraceError> {
+        while self.releases.len() > usize::from(at_last.is_some()) {
+            self.release_now()?;
+        }
+        let registers = &stopped.registers;
+        let early = arch::before_the_last_stop(registers, stopped.interruption);
+        let early = early.filter(|_| self.may(&LAST));
+        if let Some(early) = &early {
+            let _whatever =
+                self.make(Call { number: c::SYS_getpid, args: arch::call_arguments(registers) })?;
+            // From here on the kernel would go on with the interrupted call by itself.
+            ptrace::interrupt(self.pid)?;
+            self.set_home(early)?;
+        }
+        // Only where a signal would be taken does the kernel look for a call to restart.
+        let (mut how, mut signal) = (Resume::Run, 0);
+        loop {
+            // Again after each other stop, which uses the interruption up.
+            ptrace::interrupt(self.pid)?;
+            ptrace::resume(self.pid, how, signal)?;
+            let stop = process::wait_polling(self.pid).map_err(TraceError::waiting)?;
+            fault::at(fault::Point::Stop);
+            (how, signal) = match stop {
+                Wait::Interrupted | Wait::GroupStop(_) => break,
+                Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
+                Wait::Signal(signal) => (Resume::Run, signal),
+                Wait::ExecEvent | Wait::Event(_) | Wait::SyscallStop => (Resume::Run, 0),
+            };
+        }
+        if let Some(at_last) = at_last {
+            at_last();
+        }
+        if early.is_none() {
+            self.set_home(registers)?;
+        }
+        ptrace::resume(self.pid, Resume::Detach, 0)?;
+        Ok(self.counts)
+    }
+
+    /// Sets the signal mask and all registers to those of home, the general ones to `registers`.
+    fn set_home(&self, registers: &Registers) -> Result<(), TraceError> {
+        if self.masked {
+            ptrace::set_signal_mask(self.pid, self.home_mask)?;
+        }
+        if arch::LOST_OVER_CALLS {
+            ptrace::set_extended_registers(self.pid, &self.extended)?;
+        }
+        ptrace::set_registers(self.pid, registers)?;
+        fault::at(fault::Point::SetRegisters);
+        Ok(())
+    }
+
+    /// Lays the chain for the present releases, if they have changed, beside the one in use.
+    pub(super) fn lay_chain(&mut self) -> Result<RemoteAddr, TraceError> {
+        if let Some(chain) = self.chain {
+            return Ok(chain);
+        }
+        let slot = 1 - self.current_slot;
+        let base = self.slots[slot].get();
+        let mut bytes = Vec::with_capacity((self.releases.len() + 1) * arch::FRAME_LEN as usize);
+        for (index, release) in self.releases.iter().rev().enumerate() {
+            // After the last release comes the home frame.
+            let next = RemoteAddr::new(base + arch::FRAME_LEN * (index as u64 + 1));
+            bytes.extend(arch::call_frame(
+                &self.home,
+                self.gadgets,
+                release,
+                next,
+                self.chain_mask,
+            ));
+        }
+        let at = RemoteAddr::new(base + bytes.len() as u64);
+        bytes.extend(arch::home_frame(
+            &self.home,
+            self.gadgets,
+            &self.state,
+            self.apart,
+            at,
+            self.home_mask,
+        ));
+        self.write(self.slots[slot], &bytes)?;
+        self.current_slot = slot;
+        self.chain = Some(self.slots[slot]);
+        Ok(self.slots[slot])
+    }
+}
