@@ -193,7 +193,7 @@ fn interrupted_or_failing_it_leaves_the_process_as_it_was() {
     let pid = held.pid().to_string();
     let before = joined(held.pid());
     let args = ["bench", "--attach", &pid, "--counter", "--slice=20s", &cat];
-    for signal in [libc::SIGINT, libc::SIGTERM] {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGQUIT] {
         let bench = started(&[], tiexecctl(), args);
         // It has looked for what there is to switch when it catches signals.
         eventually("it has begun", || {
@@ -206,7 +206,7 @@ fn interrupted_or_failing_it_leaves_the_process_as_it_was() {
         });
         bench.signal(signal);
         let done = bench.finish();
-        done.assert_code(0);
+        done.assert_code(128 + signal);
         assert!(done.err().contains("interrupted"), "{done}");
         assert_eq!(joined(held.pid()), before);
     }
@@ -231,6 +231,34 @@ fn interrupted_or_failing_it_leaves_the_process_as_it_was() {
     assert!(done.err().contains("already") && switched(held.pid()) > 0, "{done}");
 }
 
+/// What it runs ends with it, however long that would take, and whoever is told to end.
+#[test]
+fn told_to_end_it_ends_what_it_runs() {
+    let copy = small("work", Kind::DynamicNoPie);
+    let dir = tempfile::tempdir().expect("a directory");
+    let (held, _cat) = counting(&copy, &dir);
+    let (pid, before) = (held.pid().to_string(), joined(held.pid()));
+    let mark = dir.path().join("began").to_string_lossy().into_owned();
+    let long = format!("echo > {mark}; sleep 1000 & wait");
+    let metric = format!("--metric={long}");
+    let command = ["bench", "--", "sh", "-c", &long];
+    for args in [&command[..], &["bench", "--attach", &pid, &metric][..]] {
+        let bench = started(&[], tiexecctl(), args);
+        eventually("it runs something", || std::fs::exists(&mark).is_ok_and(|it| it));
+        let bench_pid = bench.pid();
+        let shells = support::smaps::children(bench_pid);
+        bench.signal(libc::SIGTERM);
+        let done = bench.finish();
+        done.assert_code(128 + libc::SIGTERM);
+        assert!(done.err().contains("interrupted after 0 whole rounds"), "{done}");
+        assert_eq!(shells.len(), 1);
+        // SAFETY: kill with signal 0 has no effect at all.
+        eventually("its group is gone", || unsafe { libc::kill(-shells[0], 0) } == -1);
+        std::fs::remove_file(&mark).expect("the mark");
+    }
+    assert_eq!(joined(held.pid()), before);
+}
+
 /// Ctrl-C reaches everything in a terminal's foreground, the metric's command too, and is pressed again where nothing seems to
 /// happen.
 #[test]
@@ -251,7 +279,7 @@ fn ctrl_c_again_and_again_leaves_the_process_as_it_was() {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
         let done = bench.finish();
-        done.assert_code(0);
+        done.assert_code(128 + libc::SIGINT);
         assert!(done.err().contains("interrupted after "), "{done}");
         assert_eq!(joined(held.pid()), before, "{again}: {done}");
     }
@@ -287,7 +315,7 @@ fn ctrl_c_ends_the_rounds_of_a_command_and_tells_of_those_that_were() {
     // SAFETY: kill has no memory conditions; the child is not reaped, so the number is still its own.
     unsafe { libc::kill(-bench.pid(), libc::SIGINT) };
     let done = bench.finish();
-    done.assert_code(0);
+    done.assert_code(128 + libc::SIGINT);
     assert!(done.err().contains("interrupted after ") && !done.err().contains("failed"), "{done}");
     let bench: Value =
         serde_json::from_str(&std::fs::read_to_string(&file).expect("the figures")).expect("JSON");

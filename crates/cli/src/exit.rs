@@ -19,3 +19,8 @@ pub const PARTIAL: u8 = 3;
 pub const GONE: u8 = 4;
 /// `tiexecctl`: not permitted.
 pub const NOT_PERMITTED: u8 = 5;
+
+/// `tiexecctl bench`: ended by this signal before it was done, as shells tell it.
+pub fn of_signal(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(FAILED)
+}

@@ -120,10 +120,18 @@ fn order<'a>(target: &'a Target, settings: &Settings, dry_run: bool) -> AttachOr
 }
 
 /// Looks after a program that has just been started: samples it, and takes its hottest huge pages.
-pub(crate) fn look_after(program: Pid, budget: Budget, settings: &Settings, tell: Tell<'_>) {
-    let Ok(hot) = Hot::sample(&[program], budget, settings) else { return };
+///
+/// # Errors
+/// Nothing could be begun; the program is as it was.
+pub(crate) fn look_after(
+    program: Pid,
+    budget: Budget,
+    settings: &Settings,
+    tell: Tell<'_>,
+) -> Result<(), Failure> {
+    let hot = Hot::sample(&[program], budget, settings).map_err(Failure::unreadable)?;
     if crate::launch::is_disabled() {
-        return;
+        return Err(Failure::new(SkipReason::Disabled, "switched off while it was sampled"));
     }
     let end = Instant::now() + PATIENCE;
     loop {
@@ -139,7 +147,8 @@ pub(crate) fn look_after(program: Pid, budget: Budget, settings: &Settings, tell
                     let (process, bytes) = (&target.process, attached.plan.huge_bytes());
                     Record { action: "attach", pid: program, process, bytes, result }.write();
                 }
-                return tell(&target, &attached, &report);
+                tell(&target, &attached, &report);
+                return Ok(());
             }
             Err(failure)
                 if matches!(
@@ -149,7 +158,7 @@ pub(crate) fn look_after(program: Pid, budget: Budget, settings: &Settings, tell
             {
                 std::thread::sleep(AGAIN);
             }
-            Err(_left_as_it_is) => return,
+            Err(failure) => return Err(failure),
         }
     }
 }

@@ -170,8 +170,9 @@ pub(crate) fn miss_time(pages: Pages) -> MissTime {
     if !ProcDir::this_process().is_ok_and(room) {
         return MissTime::USUAL;
     }
-    jumps::measure(pages)
-        .map_or(MissTime::USUAL, |times| MissTime::of_jumps(times.base_ns, times.huge_ns))
+    jumps::measure(pages).map_or(MissTime::USUAL, |times| {
+        MissTime::of_jumps(times.map(|times| (times.base_ns, times.huge_ns)))
+    })
 }
 
 /// Returns a process id as records have it.

@@ -319,12 +319,12 @@ impl fmt::Display for Advice {
         let width = width.unwrap_or(0).max(16);
         writeln!(
             f,
-            "{:<width$}      BASE PAGES THAT HOLD    HUGE PAGES      ON HUGE PAGES     MISS RATIO",
+            "{:<width$}      BASE PAGES THAT HOLD     HUGE PAGES      ON HUGE PAGES     MISS RATIO",
             ""
         )?;
         writeln!(
             f,
-            "{:<width$} TIME   50 %   90 %   99 %   50 90 99 %    NOW  POSSIBLE    NOW    HUGE",
+            "{:<width$} TIME   50 %   90 %   99 %   50  90  99 %    NOW  POSSIBLE    NOW    HUGE",
             "FILE"
         )?;
         for file in shown {
@@ -344,19 +344,24 @@ impl fmt::Display for Advice {
         writeln!(
             f,
             "model {:.2} misses and {:.2} walks in 1000 instructions now, {:.2} and {:.2} on huge pages; a walk \
-             takes {:.0} ns{}",
+             takes {}",
             misses_now.first,
             misses_now.walks,
             misses_then.first,
             misses_then.walks,
-            self.miss_time.walk_ns,
-            if self.miss_time.measured { " (measured)" } else { " (assumed)" }
+            self.miss_time
         )?;
         if let Some(line) = counted(&self.counted) {
             writeln!(f, "PMU   {line}")?;
         }
-        let Judgement { verdict, saving, reasons } = &self.judgement;
-        writeln!(f, "{verdict}: about {:.1} % of its time in user mode", saving * 100.0)?;
+        let Judgement { verdict, saving, saving_range: [least, most], reasons } = &self.judgement;
+        let percent = |share: f64| format!("{:.1}", share * 100.0);
+        let (saving, least, most) = (percent(*saving), percent(*least), percent(*most));
+        write!(f, "{verdict}: about {saving} % of its time in user mode")?;
+        if least != most {
+            write!(f, " ({least} to {most} %, by what a walk takes)")?;
+        }
+        writeln!(f)?;
         reasons.iter().try_for_each(|reason| writeln!(f, "  - {reason}"))
     }
 }
@@ -366,7 +371,7 @@ fn line(f: &mut fmt::Formatter<'_>, width: usize, text: &TextAdvice) -> fmt::Res
     let percent = |share: f64| share * 100.0;
     writeln!(
         f,
-        "{path:<width$} {:>3.0}% {:>6} {:>6} {:>6}  {:>3}{:>3}{:>3}    {:>4.0}%     {:>4.0}% {:>6.4} {:>6.4}",
+        "{path:<width$} {:>3.0}% {:>6} {:>6} {:>6} {:>4}{:>4}{:>4}    {:>4.0}%     {:>4.0}% {:>6.4} {:>6.4}",
         percent(text.share),
         base.p50,
         base.p90,

@@ -4,7 +4,9 @@
 //! is compared is the ratio within the round. Of those the location is the 20 % trimmed mean of their
 //! logarithms (a round in which something else happened counts no more than others), and its interval a
 //! symmetric bootstrap-t (Wilcox, "Introduction to Robust Estimation and Hypothesis Testing", chapter 4):
-//! with few rounds the plain percentile bootstrap claims too much. A difference is claimed only where
+//! with few rounds the plain percentile bootstrap claims too much. With very few the bootstrap-t has no
+//! bounds, since rounds drawn again may be nearly the same round; Tukey's and McLaughlin's interval, by
+//! Student's t with the rounds that are not trimmed, is the limit then. A difference is claimed only where
 //! the interval excludes none.
 
 use std::fmt;
@@ -65,6 +67,8 @@ pub enum Finding {
     More,
     /// No difference was seen.
     NoDifference,
+    /// A figure is not above zero, or nearly all rounds are the same: no interval can be told.
+    CannotTell,
     /// There were too few rounds to tell.
     TooFewRounds,
 }
@@ -80,7 +84,7 @@ pub struct Comparison {
     pub plain: Sample,
     /// By TiExec.
     pub tiexec: Sample,
-    /// The ratio; `None` where a figure is not above zero, with too few rounds, or where it could be any.
+    /// The ratio; `None` where it cannot be told, or with too few rounds.
     pub ratio: Option<Ratio>,
     /// What may be claimed.
     pub finding: Finding,
@@ -95,14 +99,13 @@ impl Comparison {
             .filter(|log| log.is_finite())
             .collect();
         let whole = logs.len() == rounds.len();
-        let ratio = (whole && logs.len() >= ENOUGH_ROUNDS).then(|| interval(&logs));
-        // Rounds of which all but a few are the same say nothing of how the others scatter.
-        let ratio = ratio.filter(|ratio| ratio.low > 0.0 && ratio.high.is_finite());
+        let ratio = (whole && logs.len() >= ENOUGH_ROUNDS).then(|| interval(&logs)).flatten();
         let finding = match ratio {
             None if rounds.len() < ENOUGH_ROUNDS => Finding::TooFewRounds,
+            None => Finding::CannotTell,
             Some(ratio) if ratio.high < 1.0 => Finding::Less,
             Some(ratio) if ratio.low > 1.0 => Finding::More,
-            _ => Finding::NoDifference,
+            Some(_) => Finding::NoDifference,
         };
         Self {
             name: name.to_owned(),
@@ -121,9 +124,17 @@ impl Comparison {
             (Finding::TooFewRounds, _) => {
                 format!("too few rounds to tell: it takes {ENOUGH_ROUNDS}")
             }
-            (Finding::NoDifference, None) => "no difference can be told".to_owned(),
+            (Finding::CannotTell, _) | (_, None) => {
+                "cannot tell: a figure is zero, or nearly all rounds are the same".to_owned()
+            }
             (Finding::NoDifference, Some(Ratio { low, high, .. })) => {
-                format!("no difference seen: between {} and {} times", times(low), times(high))
+                let more =
+                    if high / low > WIDE { "; more rounds (-r) would tell more" } else { "" };
+                format!(
+                    "no difference seen: between {} and {} times{more}",
+                    times(low),
+                    times(high)
+                )
             }
             (finding, Some(Ratio { estimate, low, high })) => {
                 let (word, near, far) = if finding == Finding::Less {
@@ -138,40 +149,72 @@ impl Comparison {
                     percent(far)
                 )
             }
-            (_, None) => String::new(),
         }
     }
 }
 
-/// Returns the ratio that these logarithms of ratios tell of, with its interval.
-fn interval(logs: &[f64]) -> Ratio {
+/// How far apart the ends of an interval are, as a ratio, from which it says little.
+const WIDE: f64 = 1.2;
+
+/// Returns the ratio that these logarithms of ratios tell of, with its interval; `None` where all but a few
+/// are the same, which says nothing of how the others scatter.
+fn interval(logs: &[f64]) -> Option<Ratio> {
     let mut sorted = logs.to_vec();
     let whole = trimmed(&mut sorted);
+    if whole.error == 0.0 && sorted[0] != sorted[sorted.len() - 1] {
+        return None;
+    }
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut again = vec![0.0; logs.len()];
     let mut deviations: Vec<f64> = (0..RESAMPLES)
-        .filter_map(|_| {
+        .map(|_| {
             again.iter_mut().for_each(|value| *value = logs[random.below(logs.len())]);
             let one = trimmed(&mut again);
+            let deviation = (one.mean - whole.mean).abs();
             // Where all are the same there is nothing to divide by.
-            (one.error > 0.0).then(|| ((one.mean - whole.mean) / one.error).abs())
+            if deviation == 0.0 { 0.0 } else { deviation / one.error }
         })
         .collect();
     deviations.sort_unstable_by(f64::total_cmp);
-    let beyond = (deviations.len() as f64 * CONFIDENCE) as usize;
-    let widest = deviations.get(beyond.min(deviations.len().saturating_sub(1))).copied();
-    let reach = widest.unwrap_or(0.0) * whole.error;
-    Ratio {
+    let beyond = (RESAMPLES as f64 * CONFIDENCE) as usize;
+    let widest = deviations[beyond.min(RESAMPLES - 1)].min(student(whole.inner - 1));
+    let reach = widest * whole.error;
+    Some(Ratio {
         estimate: whole.mean.exp(),
         low: (whole.mean - reach).exp(),
         high: (whole.mean + reach).exp(),
-    }
+    })
+}
+
+/// Student's t that [`CONFIDENCE`] of all draws are within, on both sides, by the degrees of freedom (from
+/// any table of the distribution; between its rows that of the row above, which is more).
+fn student(freedom: usize) -> f64 {
+    const WITHIN_99_PERCENT: [(usize, f64); 14] = [
+        (3, 5.841),
+        (4, 4.604),
+        (5, 4.032),
+        (6, 3.707),
+        (7, 3.499),
+        (8, 3.355),
+        (9, 3.250),
+        (10, 3.169),
+        (12, 3.055),
+        (15, 2.947),
+        (20, 2.845),
+        (30, 2.750),
+        (60, 2.660),
+        (120, 2.617),
+    ];
+    let rows = WITHIN_99_PERCENT.iter().rev();
+    rows.into_iter().find(|row| row.0 <= freedom).map_or(f64::INFINITY, |row| row.1)
 }
 
 /// A trimmed mean and its standard error.
 struct Trimmed {
     mean: f64,
     error: f64,
+    /// How many values are not trimmed.
+    inner: usize,
 }
 
 /// Sorts the values, and takes the mean without the outermost; its error is by the winsorized variance.
@@ -187,7 +230,7 @@ fn trimmed(values: &mut [f64]) -> Trimmed {
     let squares = values.iter().map(|value| (pulled_in(value) - centre).powi(2)).sum::<f64>();
     let kept = 1.0 - 2.0 * off as f64 / count as f64;
     let error = (squares / (count - 1) as f64).sqrt() / (kept * (count as f64).sqrt());
-    Trimmed { mean, error }
+    Trimmed { mean, error, inner: inner.len() }
 }
 
 /// Always the same numbers: the same figures give the same interval.
@@ -304,7 +347,11 @@ impl fmt::Display for Bench {
             Unit::Process => "each way in a process of its own, by turns",
             Unit::Slice => "slices of one process, by turns",
         };
-        writeln!(f, "{}   {rounds} rounds, {how}", command.join(" "))?;
+        let rounds = if *rounds == 1 { "1 round".to_owned() } else { format!("{rounds} rounds") };
+        writeln!(f, "{}   {rounds}, {how}; ratios are the rounds' own", command.join(" "))?;
+        if self.metrics.is_empty() {
+            return Ok(());
+        }
         if let (Some(plain), Some(tiexec)) = (self.huge_plain_bytes, self.huge_tiexec_bytes) {
             let mib = crate::addr::mib;
             writeln!(
@@ -313,6 +360,8 @@ impl fmt::Display for Bench {
                 mib(plain),
                 mib(tiexec)
             )?;
+        } else {
+            writeln!(f, "text on huge pages   not looked at: that takes a warm-up round (-w 1)")?;
         }
         let interval = format!("{:.0} % INTERVAL", confidence * 100.0);
         writeln!(
@@ -327,12 +376,17 @@ impl fmt::Display for Bench {
                 format!("{} ({}–{})", of(sample.median), of(sample.lowest), of(sample.highest))
             };
             write!(f, "{name:<14} {:>30} {:>30}", shown(plain), shown(tiexec))?;
+            let word = match finding {
+                Finding::Less => "less",
+                Finding::More => "more",
+                Finding::NoDifference => "no difference seen",
+                Finding::CannotTell => "cannot tell",
+                Finding::TooFewRounds => "too few rounds",
+            };
+            if ratio.is_none() {
+                write!(f, "      –  {word}")?;
+            }
             if let Some(Ratio { estimate, low, high }) = ratio {
-                let word = match finding {
-                    Finding::Less => "less",
-                    Finding::More => "more",
-                    Finding::NoDifference | Finding::TooFewRounds => "no difference seen",
-                };
                 let (estimate, low, high) = (times(*estimate), times(*low), times(*high));
                 write!(f, "  {estimate}  {low}–{high}  {word}")?;
             }
@@ -410,7 +464,7 @@ mod tests {
         let few = Comparison::new("x", "s", &[(1.0, 2.0); ENOUGH_ROUNDS - 1]);
         assert_eq!((few.finding, few.ratio), (Finding::TooFewRounds, None));
         let zeros = Comparison::new("x", "", &[(0.0, 0.0); 10]);
-        assert_eq!((zeros.finding, zeros.ratio), (Finding::NoDifference, None));
+        assert_eq!((zeros.finding, zeros.ratio), (Finding::CannotTell, None));
         assert_eq!(Comparison::new("x", "", &[]).finding, Finding::TooFewRounds);
         // Six figures of a coarse clock.
         let coarse =
@@ -422,6 +476,36 @@ mod tests {
             pairs[3].0 = odd;
             assert_eq!(Comparison::new("x", "", &pairs).ratio, None);
         }
+    }
+
+    #[test]
+    fn few_rounds_have_bounds() {
+        // An interval of everything would be no answer, and none at all would be taken for one.
+        let pairs =
+            [(137.0, 9.0), (150.0, 8.0), (187.0, 15.6), (140.0, 7.9), (151.0, 9.5), (160.0, 8.8)];
+        let apart = Comparison::new("x", "", &pairs);
+        assert_eq!(apart.finding, Finding::Less, "{apart:?}");
+        let counts = [
+            (2161.0, 247.0),
+            (2158.0, 247.0),
+            (2163.0, 247.0),
+            (2161.0, 247.0),
+            (2161.0, 247.0),
+            (2162.0, 247.0),
+        ];
+        assert_eq!(Comparison::new("x", "", &counts).finding, Finding::Less);
+        let noisy = [(1.0, 1.2), (1.0, 0.8), (1.0, 1.0), (1.0, 1.5), (1.0, 1.02), (1.0, 0.99)];
+        let noisy = Comparison::new("x", "", &noisy);
+        let ratio = noisy.ratio.unwrap();
+        assert_eq!(noisy.finding, Finding::NoDifference);
+        assert!(ratio.low > 0.4 && ratio.high < 2.5, "{ratio:?}");
+        assert!(noisy.words().ends_with("more rounds (-r) would tell more"), "{}", noisy.words());
+        // One round unlike five that are the same.
+        let mut pairs = [(100.0, 110.0); 6];
+        pairs[2].1 = 100.0;
+        let one = Comparison::new("x", "", &pairs);
+        assert_eq!((one.finding, one.ratio), (Finding::CannotTell, None));
+        assert!(one.words().starts_with("cannot tell"), "{}", one.words());
     }
 
     #[test]

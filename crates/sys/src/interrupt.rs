@@ -1,22 +1,35 @@
 //! Being asked to end: for work that must be taken back first.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-static ASKED: AtomicBool = AtomicBool::new(false);
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+
+/// The signal that came last; 0 for none.
+static ASKED: AtomicI32 = AtomicI32::new(0);
+/// The process group that it is handed on to; 0 for none.
+static GROUP: AtomicI32 = AtomicI32::new(0);
 /// How often a sleep looks whether it is over.
 const LOOK: Duration = Duration::from_millis(50);
+/// The signals by which a process is asked to end.
+const SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
-extern "C" fn note(_signal: i32) {
-    ASKED.store(true, Ordering::Relaxed);
+extern "C" fn note(signal: i32) {
+    ASKED.store(signal, Ordering::SeqCst);
+    let group = GROUP.load(Ordering::SeqCst);
+    if group > 0 {
+        // SAFETY: kill has no memory conditions, and may be called in a signal handler (signal-safety(7)). It changes errno
+        // only if the group is gone, in a call that is restarted and looks at none.
+        unsafe { libc::kill(-group, signal) };
+    }
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP do not end this process, but are noted. A child gets them as
+/// From now on SIGINT, SIGTERM, SIGHUP and SIGQUIT do not end this process, but are noted. A child gets them as
 /// ever: an exec undoes it. Under nohup(1) SIGHUP stays ignored.
 pub fn catch() {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+    for signal in SIGNALS {
         let handler = note as extern "C" fn(i32) as libc::sighandler_t;
-        // SAFETY: the handler does one atomic store, which is safe in a signal handler, and lives for ever.
+        // SAFETY: the handler does atomic accesses and kill(2) only, and lives for ever.
         let before = unsafe { libc::signal(signal, handler) };
         if signal == libc::SIGHUP && before == libc::SIG_IGN {
             // SAFETY: no handler is run.
@@ -27,7 +40,25 @@ pub fn catch() {
 
 /// Returns whether one of them has come.
 pub fn asked() -> bool {
-    ASKED.load(Ordering::Relaxed)
+    signal().is_some()
+}
+
+/// Returns which of them has come last.
+pub fn signal() -> Option<i32> {
+    Some(ASKED.load(Ordering::SeqCst)).filter(|&signal| signal != 0)
+}
+
+/// Waits until a child ends that leads a process group of its own, and hands that group whatever signal
+/// comes meanwhile, or has come. The child is left to be waited for.
+pub fn wait_handing_on(leader: Pid) {
+    GROUP.store(leader.as_raw_nonzero().get(), Ordering::SeqCst);
+    if let Some(signal) = signal().and_then(Signal::from_named_raw) {
+        let _it_has_ended = kill_process_group(leader, signal);
+    }
+    let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    while waitid(WaitId::Pid(leader), ended).is_err_and(|errno| errno == rustix::io::Errno::INTR) {}
+    // Not reaped yet: until here the number can be nobody else's.
+    GROUP.store(0, Ordering::SeqCst);
 }
 
 /// Sleeps, at most until one of them has come.

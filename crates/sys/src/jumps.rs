@@ -26,32 +26,31 @@ pub struct JumpTimes {
     pub huge_ns: f64,
 }
 
+/// How often it is measured, each time in other memory.
+pub const COPIES: usize = 5;
 /// The memory that [`measure`] takes for its time, in bytes.
-pub const MEMORY: u64 = 3 * LEN as u64;
+pub const MEMORY: u64 = 5 * LEN as u64;
 
 /// How much text the jumps go through: far beyond any instruction TLB on base pages, well within
 /// the second level on huge ones.
 const LEN: usize = 32 << 20;
-/// Both ways by turns, and for a tenth of a second: what shares the core may go on for longer than a few
-/// runs, and what it slows down must not be one of the two alone.
-const ROUNDS: usize = 10;
+/// Both ways by turns: what shares the core and slows down must not be one of the two alone.
+const ROUNDS: usize = 6;
 /// Runs in a round.
 const RUNS: usize = 4;
 
-/// Measures both. Takes about 0.3 s and 96 MiB for that time.
+/// Measures both, several times: the memory may lie on huge pages of the host's or not, and what shares the
+/// core may go on for longer than one measurement takes. Takes about 0.5 s, and 160 MiB for that time.
 ///
 /// # Errors
 /// ENOSYS where one huge page is more than all that is jumped through; ENOMEM and the like.
-pub fn measure(pages: Pages) -> Result<JumpTimes, SysError> {
+pub fn measure(pages: Pages) -> Result<[JumpTimes; COPIES], SysError> {
     if pages.pmd.bytes() > LEN as u64 {
         return Err(SysError { call: "measure", errno: Errno::NOSYS });
     }
     let base = usize::try_from(pages.base.bytes())
         .map_err(|_overflow| SysError { call: "measure", errno: Errno::INVAL })?;
     let (code, count) = chain(base);
-    let on_base = Text::of(&code, pages, false)?;
-    let on_huge = Text::of(&code, pages, true)?;
-    drop(code);
     // The other's code has been through the caches: a first run does not count.
     let time = |text: &Text| {
         text.run();
@@ -62,12 +61,19 @@ pub fn measure(pages: Pages) -> Result<JumpTimes, SysError> {
         });
         times.fold(f64::INFINITY, f64::min)
     };
-    let mut best = JumpTimes { base_ns: f64::INFINITY, huge_ns: f64::INFINITY };
-    for _ in 0..ROUNDS {
-        best.base_ns = best.base_ns.min(time(&on_base));
-        best.huge_ns = best.huge_ns.min(time(&on_huge));
+    let mut all = [JumpTimes { base_ns: f64::INFINITY, huge_ns: f64::INFINITY }; COPIES];
+    // Kept until the next ones are there, which would be given the same memory again.
+    let mut before = None;
+    for best in &mut all {
+        let both = (Text::of(&code, pages, false)?, Text::of(&code, pages, true)?);
+        for _ in 0..ROUNDS {
+            best.base_ns = best.base_ns.min(time(&both.0));
+            best.huge_ns = best.huge_ns.min(time(&both.1));
+        }
+        before = Some(both);
     }
-    Ok(best)
+    drop(before);
+    Ok(all)
 }
 
 /// Generates one jump on every page, each to another page in an order without pattern; the last one

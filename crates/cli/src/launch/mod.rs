@@ -154,7 +154,13 @@ impl Launcher {
                 }
             };
             if let Some(budget) = budget {
-                return hottest::look_after(program, budget, settings, &mut tell);
+                let done = hottest::look_after(program, budget, settings, &mut tell);
+                if let (Err(why), Some(sink)) = (done, &self.sink) {
+                    let mut report = self.report_of_a_plain_exec(why.reason, &why.detail);
+                    report.pid = program.as_raw_nonzero().get().unsigned_abs();
+                    sink.write(&self.render(&report));
+                }
+                return;
             }
             let images = Images::default();
             let follower = Follower::new(settings, &[program], watch, images, &mut tell);

@@ -47,20 +47,43 @@ pub struct MissTime {
     pub second_ns: f64,
     /// For one that takes a walk of the page tables.
     pub walk_ns: f64,
-    /// Whether the latter was measured on this machine.
+    /// The least and the most that it was found to be.
+    pub walk_range_ns: [f64; 2],
+    /// Whether the latter two were measured on this machine.
     pub measured: bool,
 }
 
 impl MissTime {
     /// The second level answers in 7 to 9 cycles on most processors; a walk whose tables are in the
     /// caches takes about 30, and twice that in a virtual machine.
-    pub const USUAL: Self = Self { second_ns: 3.0, walk_ns: 12.0, measured: false };
+    pub const USUAL: Self =
+        Self { second_ns: 3.0, walk_ns: 12.0, walk_range_ns: [12.0; 2], measured: false };
 
     /// Makes it of what a jump to another page takes in text that is beyond both levels on base pages, and
-    /// on huge pages, in nanoseconds.
-    pub fn of_jumps(base_ns: f64, huge_ns: f64) -> Self {
-        let walk_ns = (base_ns - huge_ns).max(0.0);
-        Self { second_ns: walk_ns.min(Self::USUAL.second_ns), walk_ns, measured: true }
+    /// on huge pages, in nanoseconds, measured several times; [what is usual](Self::USUAL) of none.
+    pub fn of_jumps(times: impl IntoIterator<Item = (f64, f64)>) -> Self {
+        let walks = times.into_iter().map(|(base_ns, huge_ns)| (base_ns - huge_ns).max(0.0));
+        let mut walks: Vec<f64> = walks.collect();
+        walks.sort_unstable_by(f64::total_cmp);
+        let (Some(&least), Some(&most)) = (walks.first(), walks.last()) else { return Self::USUAL };
+        Self {
+            walk_range_ns: [least, most],
+            measured: true,
+            ..Self::of_walk(walks[walks.len() / 2])
+        }
+    }
+
+    fn of_walk(walk_ns: f64) -> Self {
+        let second_ns = walk_ns.min(Self::USUAL.second_ns);
+        Self { second_ns, walk_ns, walk_range_ns: [walk_ns; 2], measured: false }
+    }
+
+    /// Returns the same as if a walk took the least, and the most, that it was found to take.
+    fn extremes(&self) -> [Self; 2] {
+        if !self.measured {
+            return [*self; 2];
+        }
+        self.walk_range_ns.map(Self::of_walk)
     }
 
     /// Returns the share of the time that goes to misses.
@@ -70,6 +93,17 @@ impl MissTime {
         let lost = per_kilo_instruction * INSTRUCTIONS_PER_NS / 1000.0;
         // The time that is lost makes the whole longer.
         lost / (1.0 + lost)
+    }
+}
+
+impl fmt::Display for MissTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { walk_ns, walk_range_ns: [least, most], measured, .. } = self;
+        if *measured {
+            write!(f, "{walk_ns:.0} ns (measured: {least:.0} to {most:.0})")
+        } else {
+            write!(f, "{walk_ns:.0} ns (assumed)")
+        }
     }
 }
 
@@ -99,6 +133,9 @@ pub struct Judgement {
     pub verdict: Verdict,
     /// The share of its processor time that the program is expected to save.
     pub saving: f64,
+    /// The least and the most that it may save, by what a walk was found to take; what else the model leaves
+    /// open is not in it.
+    pub saving_range: [f64; 2],
     /// The reasons, a sentence each.
     pub reasons: Vec<String>,
 }
@@ -106,18 +143,26 @@ pub struct Judgement {
 impl Evidence {
     /// Judges.
     pub fn judge(&self) -> Judgement {
-        let lost_then = self.time.share_lost(&self.then);
         // What was counted is better than what is modelled, and lacks the hits of the second level.
-        let lost_now = self.walk_share.unwrap_or(0.0).max(self.time.share_lost(&self.now));
+        let lost = |time: &MissTime| {
+            let now = self.walk_share.unwrap_or(0.0).max(time.share_lost(&self.now));
+            (now, time.share_lost(&self.then))
+        };
+        let (lost_now, lost_then) = lost(&self.time);
         let saving = lost_now - lost_then;
+        let mut saving_range = self.time.extremes().map(|time| {
+            let (now, then) = lost(&time);
+            now - then
+        });
+        saving_range.sort_unstable_by(f64::total_cmp);
         let percent = |share: f64| format!("{:.1} %", share * 100.0);
         let mut reasons = Vec::new();
         let mut verdict = match saving {
-            saving if saving >= WORTH_IT => Verdict::WorthIt,
-            saving if saving < NOT_WORTH_IT => Verdict::NotWorthIt,
+            saving if saving >= WORTH_IT && saving_range[0] >= NOT_WORTH_IT => Verdict::WorthIt,
+            saving if saving < NOT_WORTH_IT && saving_range[1] < WORTH_IT => Verdict::NotWorthIt,
             _ => Verdict::Maybe,
         };
-        if self.time.measured && self.time.walk_ns < 1.0 {
+        if self.time.measured && self.time.walk_range_ns[1] < 1.0 {
             reasons.push(
                 "on this machine a jump over much text is no faster on huge pages: a host that \
                  splits huge pages looks like this"
@@ -152,10 +197,21 @@ impl Evidence {
                 percent(self.huge_now)
             ));
         }
-        if self.reachable < 0.5 {
+        if self.reachable < 0.0005 {
+            reasons.push("nothing of what it executes can be put on huge pages".to_owned());
+        } else if self.reachable < 0.5 {
             reasons.push(format!(
                 "only {} of what it executes can be put on huge pages",
                 percent(self.reachable)
+            ));
+        }
+        let [least, most] = self.time.walk_range_ns;
+        if verdict == Verdict::Maybe
+            && (least * 2.0 < self.time.walk_ns || self.time.walk_ns * 2.0 < most)
+        {
+            reasons.push(format!(
+                "what a walk takes on this machine came out between {least:.0} and {most:.0} ns: look again when \
+                 it is quieter"
             ));
         }
         if self.samples < ENOUGH_SAMPLES {
@@ -165,7 +221,7 @@ impl Evidence {
                 self.samples
             ));
         }
-        Judgement { verdict, saving, reasons }
+        Judgement { verdict, saving, saving_range, reasons }
     }
 }
 
@@ -203,8 +259,25 @@ mod tests {
 
     #[test]
     fn where_huge_pages_gain_nothing() {
-        let time = MissTime::of_jumps(4.0, 4.5);
+        let time = MissTime::of_jumps([(4.0, 4.5), (4.2, 4.1), (4.0, 4.0)]);
         let judgement = Evidence { time, ..evidence(misses(1.5, 0.6), misses(0.0, 0.0)) }.judge();
         assert_eq!(judgement.verdict, Verdict::NotWorthIt);
+        assert!(judgement.reasons[0].contains("splits huge pages"), "{:?}", judgement.reasons);
+    }
+
+    #[test]
+    fn a_walk_that_cannot_be_told() {
+        let judge = |times: [(f64, f64); 3]| {
+            let time = MissTime::of_jumps(times);
+            Evidence { time, ..evidence(misses(1.5, 0.6), misses(0.0, 0.0)) }.judge()
+        };
+        let told = judge([(30.0, 10.0), (28.0, 10.0), (33.0, 10.0)]);
+        assert_eq!(told.verdict, Verdict::WorthIt);
+        let [least, most] = told.saving_range;
+        assert!(0.0 < least && least < told.saving && told.saving < most, "{told:?}");
+        let untold = judge([(30.0, 10.0), (10.0, 10.0), (160.0, 10.0)]);
+        assert_eq!((untold.verdict, untold.saving), (Verdict::Maybe, told.saving));
+        assert!(!untold.reasons.iter().any(|reason| reason.contains("splits")), "{untold:?}");
+        assert!(untold.reasons.iter().any(|reason| reason.contains("0 and 150 ns")), "{untold:?}");
     }
 }

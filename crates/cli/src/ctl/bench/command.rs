@@ -1,15 +1,12 @@
 //! A command, started anew for each run.
 
 use std::fs::File;
-use std::io::{Read, Seek};
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use regex_lite::Regex;
-use rustix::fs::{MemfdFlags, memfd_create};
 use tiexec_core::addr::Pages;
 use tiexec_core::itlb::walk_event;
 use tiexec_sys::counters::Counters;
@@ -17,14 +14,16 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::sampler::Heirs;
 use tiexec_sys::{Pid, interrupt, itlb, mapped, process, thp, usage};
 
+use super::child;
 use super::{Measured, Rounds, Subject, Way, What};
 use crate::exit;
 use crate::follow::tree::Tree;
 use crate::options::Bench;
 use crate::say::warn;
 
-/// Between two looks at what is on huge pages.
-const LOOK: Duration = Duration::from_millis(5);
+/// Between the first two looks at what is on huge pages; then more and more, as they cost time themselves.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// How much of what a command said last is shown, in bytes.
 const LAST_WORDS: usize = 1000;
 
@@ -68,7 +67,9 @@ impl Subject for Runs<'_> {
 
     fn measure(&mut self, way: Way, warmup: bool) -> Result<Measured, u8> {
         if let Some(prepare) = &self.options.prepare {
-            let done = Command::new("sh").args(["-c", prepare]).stdin(Stdio::null()).status();
+            let mut command = Command::new("sh");
+            command.args(["-c", prepare]).stdin(Stdio::null());
+            let done = child::run(&mut command);
             if !done.as_ref().is_ok_and(ExitStatus::success) && !interrupt::asked() {
                 let how = done.map_or_else(|error| error.to_string(), |status| status.to_string());
                 warn(format_args!("--prepare failed: {how}"));
@@ -79,8 +80,8 @@ impl Subject for Runs<'_> {
             warn(format_args!("cannot run the command: {error}"));
             exit::FAILED
         };
-        let output = memory("output").map_err(|error| refuse(&error))?;
-        let errors = memory("errors").map_err(|error| refuse(&error))?;
+        let output = child::memory("output").map_err(|error| refuse(&error))?;
+        let errors = child::memory("errors").map_err(|error| refuse(&error))?;
         let mut command = self.command(way);
         let copy = |file: &File| file.try_clone().map(Stdio::from);
         command.stdin(Stdio::null()).stderr(copy(&errors).map_err(|error| refuse(&error))?);
@@ -95,23 +96,25 @@ impl Subject for Runs<'_> {
             Counters::open(&[process::this()], Heirs::Processes, walk_event(&itlb::read()));
         let before = counters.read();
         let begun = Instant::now();
-        let child = command.spawn().map_err(|error| {
+        let pid = child::start(&mut command).map_err(|error| {
             let program = command.get_program().to_string_lossy();
             warn(format_args!("cannot run {program}: {error}"));
             exit::FAILED
         })?;
-        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| refuse(&"it has no process id"))?;
         let pages = self.pages.filter(|_| warmup);
-        let (ended, lasted, huge) = watched(pid, pages, || (usage::wait(pid), begun.elapsed()));
+        let (ended, lasted, huge) = watched(pid, pages, || {
+            interrupt::wait_handing_on(pid);
+            let lasted = begun.elapsed();
+            (usage::wait(pid), lasted)
+        });
         let (status, used) = ended.map_err(|error| refuse(&error))?;
         let counted = counters.read().since(&before);
         if interrupt::asked() {
-            // Ctrl-C has ended it too: it is not measured.
+            // It has been ended too: it is not measured.
             return Ok(Measured::default());
         }
 
-        let words = text_of(errors);
+        let words = child::text_of(errors);
         self.say(way, &words);
         if !status.success() && !self.options.ignore_failure {
             let tail = words.len().saturating_sub(LAST_WORDS);
@@ -125,7 +128,7 @@ impl Subject for Runs<'_> {
         }
         let mut figures = Vec::new();
         if let Some(metric) = &self.metric {
-            let text = text_of(output) + "\n" + &words;
+            let text = child::text_of(output) + "\n" + &words;
             match figure(metric, &text) {
                 Some(found) => figures.push(("metric", "", found)),
                 None => {
@@ -192,14 +195,15 @@ fn watched<T, U>(
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let looking = scope.spawn(|| {
-            let (mut tree, mut most) = (Tree::of(&[pid]), 0);
+            let (mut tree, mut most, mut pause) = (Tree::of(&[pid]), 0, FIRST_PAUSE);
             while !over.load(Ordering::Relaxed) {
                 let of = |&pid: &Pid| {
                     let huge = ProcDir::of(pid).and_then(|of| mapped::huge_text(&of, pages.pmd));
                     huge.unwrap_or_default().into_iter().map(|range| range.len()).sum::<u64>()
                 };
                 most = tree.walk(true).iter().map(of).max().unwrap_or(0).max(most);
-                std::thread::sleep(LOOK);
+                std::thread::sleep(pause);
+                pause = (pause * 5 / 4).min(LONGEST_PAUSE);
             }
             most
         });
@@ -207,17 +211,6 @@ fn watched<T, U>(
         over.store(true, Ordering::Relaxed);
         (waited, lasted, looking.join().ok())
     })
-}
-
-/// A file in memory: a pipe would have to be read while the command runs.
-fn memory(name: &str) -> Result<File, rustix::io::Errno> {
-    memfd_create(name, MemfdFlags::CLOEXEC).map(|fd: OwnedFd| File::from(fd))
-}
-
-fn text_of(mut file: File) -> String {
-    let mut bytes = Vec::new();
-    let _what_there_is = file.rewind().and_then(|()| file.read_to_end(&mut bytes));
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Finds the figure: where the pattern matches last, its first group, or all of it.

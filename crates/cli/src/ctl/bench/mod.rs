@@ -1,5 +1,6 @@
 //! `tiexecctl bench`: a command, or a running process, with and without huge pages, by turns.
 
+mod child;
 mod command;
 mod slices;
 
@@ -140,11 +141,16 @@ pub(super) fn run(options: &options::Bench) -> u8 {
         Ok(measured) => measured,
         Err(status) => return status,
     };
+    let whole = match rounds.counted.len() {
+        1 => "1 whole round".to_owned(),
+        count => format!("{count} whole rounds"),
+    };
     // Looked at only where it is caught: elsewhere it would have ended this process.
-    if interrupt::asked() {
-        warn(format_args!("interrupted after {} rounds", rounds.counted.len()));
+    let interrupted = interrupt::signal().map(exit::of_signal);
+    if interrupted.is_some() {
+        warn(format_args!("interrupted after {whole}"));
     } else if rounds.failed.is_some() {
-        warn(format_args!("ended after {} whole rounds; they are kept", rounds.counted.len()));
+        warn(format_args!("ended after {whole}, which count"));
     }
     let (pid, command, unit) = match what {
         What::Command(command) => (None, command, Unit::Process),
@@ -164,8 +170,7 @@ pub(super) fn run(options: &options::Bench) -> u8 {
         machine: machine(),
         metrics: rounds.compared(),
     };
-    doubts(&bench);
-    let mut status = rounds.failed.unwrap_or(exit::OK);
+    let mut status = rounds.failed.or(interrupted).unwrap_or(exit::OK).max(doubts(&bench));
     if options.export_json.is_some() {
         status = status.max(write(&(bench.to_json() + "\n"), options.export_json.as_deref()));
     }
@@ -179,25 +184,28 @@ enum What {
     Process(u32, Vec<String>),
 }
 
-/// Says where the two ways were not what they are taken for.
-fn doubts(bench: &Bench) {
+/// Says where the two ways were not what they are taken for; returns the exit status for that.
+fn doubts(bench: &Bench) -> u8 {
     let (Some(plain), Some(tiexec)) = (bench.huge_plain_bytes, bench.huge_tiexec_bytes) else {
-        return;
+        return exit::OK;
     };
     if tiexec == 0 {
         let fix = match &bench.pid {
             Some(_) => "tiexecctl inspect tells why",
-            None => "tiexec --report -- COMMAND tells why",
+            None => "tiexec --report -- COMMAND tells why; what a script starts: --option=--follow",
         };
         warn(format_args!(
             "by tiexec no text was seen on huge pages: there is nothing to compare; {fix}"
         ));
-    } else if plain >= tiexec / 2 {
+        return exit::FAILED;
+    }
+    if plain >= tiexec / 2 {
         warn(
             "plain, too, the text was on huge pages: its page cache is in huge folios, and stays so; fix: \
              compare with a fresh copy of the program, and with --option=--backing=image",
         );
     }
+    exit::OK
 }
 
 /// The processor and the kernel.

@@ -9,6 +9,7 @@ use tiexec_core::proc::stat;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, interrupt, mapped, process, thp};
 
+use super::child;
 use super::{Measured, Rounds, Subject, Way, What};
 use crate::ctl::attach::has_text_of_ours;
 use crate::ctl::failed;
@@ -25,6 +26,8 @@ struct Slices<'a> {
     process: ProcDir,
     tiexecctl: PathBuf,
     metric: &'a str,
+    /// Whether it was ever attached to.
+    switched: bool,
 }
 
 /// Measures the process.
@@ -43,7 +46,7 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, What), u8> {
         exit::FAILED
     })?;
     let metric = options.metric.as_deref().unwrap_or_default();
-    let mut slices = Slices { options, pid, process, tiexecctl, metric };
+    let mut slices = Slices { options, pid, process, tiexecctl, metric, switched: false };
     // What is in huge pages of its page cache anyway is so both ways.
     if has_text_of_ours(&slices.process) {
         warn(format_args!(
@@ -110,7 +113,13 @@ impl Subject for Slices<'_> {
 
 impl Slices<'_> {
     /// Attaches or reverts, as the user would.
-    fn switch(&self, way: Way) -> Result<(), u8> {
+    fn switch(&mut self, way: Way) -> Result<(), u8> {
+        let touched = self.switched || has_text_of_ours(&self.process);
+        if way == Way::Plain && (!touched || self.process.read("stat").is_err()) {
+            // There is nothing to revert, or it has ended.
+            return Ok(());
+        }
+        self.switched = true;
         let mut command = Command::new(&self.tiexecctl);
         command.arg(if way == Way::Plain { "revert" } else { "attach" });
         match way {
@@ -142,20 +151,21 @@ impl Slices<'_> {
     /// Asks the metric's command.
     fn ask(&self) -> Result<f64, u8> {
         let mut command = Command::new("sh");
-        command.args(["-c", self.metric]).stdin(Stdio::null()).stderr(Stdio::inherit());
+        command.args(["-c", self.metric]).stdin(Stdio::null());
         let refuse = |why: &dyn std::fmt::Display| {
-            // Ctrl-C ends it too.
+            // It is ended too.
             if !interrupt::asked() {
                 warn(format_args!("--metric: {}: {why}", self.metric));
             }
             exit::FAILED
         };
-        let done = command.output().map_err(|error| refuse(&error))?;
-        if !done.status.success() {
-            return Err(refuse(&done.status));
+        let output = child::memory("output").map_err(|error| refuse(&error))?;
+        command.stdout(output.try_clone().map_err(|error| refuse(&error))?);
+        let status = child::run(&mut command).map_err(|error| refuse(&error))?;
+        if !status.success() {
+            return Err(refuse(&status));
         }
-        let text = String::from_utf8_lossy(&done.stdout);
-        last_number(&text).ok_or_else(|| refuse(&"it printed no number"))
+        last_number(&child::text_of(output)).ok_or_else(|| refuse(&"it printed no number"))
     }
 
     /// Returns the processor time that the process has used, in clock ticks.

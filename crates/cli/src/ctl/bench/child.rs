@@ -1,0 +1,38 @@
+//! Commands that a benchmark runs: each in a process group of its own, which is asked to end when the benchmark is.
+
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitStatus};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use tiexec_sys::{Pid, interrupt, usage};
+
+/// Starts it, to be waited for by [`interrupt::wait_handing_on`] and [`usage::wait`].
+pub(super) fn start(command: &mut Command) -> io::Result<Pid> {
+    let child = command.process_group(0).spawn()?;
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    pid.ok_or_else(|| io::Error::other("it has no process id"))
+}
+
+/// Runs it to its end.
+pub(super) fn run(command: &mut Command) -> io::Result<ExitStatus> {
+    let pid = start(command)?;
+    interrupt::wait_handing_on(pid);
+    let (status, _) =
+        usage::wait(pid).map_err(|error| io::Error::from_raw_os_error(error.errno.0))?;
+    Ok(status)
+}
+
+/// A file in memory: a pipe would have to be read while the command runs.
+pub(super) fn memory(name: &str) -> Result<File, rustix::io::Errno> {
+    memfd_create(name, MemfdFlags::CLOEXEC).map(|fd: OwnedFd| File::from(fd))
+}
+
+/// Reads all that was written to it.
+pub(super) fn text_of(mut file: File) -> String {
+    let mut bytes = Vec::new();
+    let _what_there_is = file.rewind().and_then(|()| file.read_to_end(&mut bytes));
+    String::from_utf8_lossy(&bytes).into_owned()
+}
