@@ -6,7 +6,7 @@ use support::attaching::{
     attach, attach_run, descriptors, is_switched, joined, left_staged, ok, revert, revert_run,
     switched, wait_call,
 };
-use support::child::{Held, eventually};
+use support::child::{Held, eventually, state};
 use support::smaps::status_field;
 use support::{Kind, Random, Run, program};
 
@@ -45,10 +45,14 @@ fn at_each_place(mut held: Held, say: Option<&str>) {
                 let before = left_staged(pid, &exe);
                 let fault = format!("{point}:{n}");
                 let done = run(pid).env("TIEXEC_FAULT", fault).output();
+                if state(pid) == Some('Z') {
+                    panic!("{when}: it ended: {}; {done}", held.finish());
+                }
                 let_go(pid, &fds, &when);
                 assert!(left_staged(pid, &exe) <= before + 1, "{when}: {:#?}", joined(pid));
                 assert!(!say.is_some_and(|word| held.has_said(word)), "{when}: it woke");
                 if done.end().1 != Some(libc::SIGKILL) {
+                    assert!(n > 1, "{when}: is fault injection built in? {done}");
                     break;
                 }
                 places = n;
@@ -60,10 +64,7 @@ fn at_each_place(mut held: Held, say: Option<&str>) {
                     assert!(switched(pid) == 0, "{when}: {:#?}", joined(pid));
                 }
             }
-            assert!(
-                (4..199).contains(&places),
-                "{name}: {point} struck {places} times: is fault injection built in?"
-            );
+            assert!((4..199).contains(&places), "{name}: {point} struck {places} times");
             // The next fault begins at the same state.
             if name == "attach" {
                 ok(&revert(pid));

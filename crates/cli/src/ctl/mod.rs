@@ -46,7 +46,17 @@ pub fn run() -> u8 {
 
 /// Says that something could not be done to a process, and returns the exit status for it.
 fn failed(doing: impl Display, error: SysError) -> u8 {
-    warn(format_args!("cannot {doing}: {error}"));
+    let of_process = error.call.starts_with("open(/proc/PID");
+    match error.errno {
+        Errno::SRCH => warn(format_args!("cannot {doing}: it has ended, or there is none")),
+        Errno::NOENT if of_process => {
+            warn(format_args!("cannot {doing}: there is no such process"));
+        }
+        Errno::PERM | Errno::ACCES if matches!(error.call, "maps" | "smaps" | "exe") => {
+            warn(format_args!("cannot {doing}: {error}; fix: as root, or as its user"));
+        }
+        _ => warn(format_args!("cannot {doing}: {error}")),
+    }
     failed_status(error.errno)
 }
 

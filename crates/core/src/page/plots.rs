@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::escape;
 use crate::addr::mib;
-use crate::compare::{Bench, figure};
+use crate::compare::{Bench, figure, times};
 use crate::heat::{CELLS, FileHeat, Heat, Point};
 use crate::itlb::Itlb;
 use crate::report::Report;
@@ -217,7 +217,23 @@ pub(super) fn ratios(bench: &Bench) -> Plot {
         plot.text(LEFT - 26.0, y + 11.0, "end", "", name);
         let width = (x(ratio.high) - x(ratio.low)).max(1.0);
         plot.rect(x(ratio.low), y + 3.0, width, 8.0, "fill-one", " fill-opacity=\"0.4\"");
-        plot.rect(x(ratio.estimate) - 2.0, y, 4.0, 14.0, "fill-one", "");
+        if (ratio.estimate - 1.0).abs() <= reach {
+            plot.rect(x(ratio.estimate) - 2.0, y, 4.0, 14.0, "fill-one", "");
+        }
+        // What lies beyond is told in words, and not drawn where it is not.
+        let beyond = |end: f64, anchor, arrow: &str| {
+            let shown = if (ratio.estimate - 1.0) * (end - 1.0).signum() > reach {
+                format!("{arrow} {}", times(ratio.estimate))
+            } else {
+                arrow.to_owned()
+            };
+            (x(end), anchor, shown)
+        };
+        let low = (ratio.low < 1.0 - reach).then(|| beyond(1.0 - reach, "start", "◂"));
+        let high = (ratio.high > 1.0 + reach).then(|| beyond(1.0 + reach, "end", "▸"));
+        for (at, anchor, shown) in [low, high].into_iter().flatten() {
+            plot.text(at, y + 11.0, anchor, "", &shown);
+        }
     }
     plot
 }

@@ -74,9 +74,21 @@ pub(super) fn sample(options: &Advise) -> Result<Advised, u8> {
     let advice = Advice::new(pid, comm, &tally, &circumstances, sampling, counted);
     let mut advice = advice.ok_or_else(|| {
         let seconds = lasted.as_secs_f64();
+        let what = match options.pid {
+            Some(_) => format!("process {pid}"),
+            None => options.command.first().map_or_else(String::new, |it| it.display().to_string()),
+        };
+        let fix = match (options.pid, options.follow) {
+            (None, false) => "with its children (advise --follow), or a run that takes longer",
+            (None, true) => "a run that takes longer",
+            (Some(_), false) => {
+                "while it is busy, for longer (--duration), or with its children (advise --follow)"
+            }
+            (Some(_), true) => "while it is busy, or for longer (--duration)",
+        };
         warn(format_args!(
-            "process {pid}: there was nothing to sample in {seconds:.1} s: it was idle, or in the \
-             kernel; fix: advise while it is busy, for longer (--duration), or with its children (--follow)"
+            "{what}: there was nothing to sample in {seconds:.1} s: it was idle, in the kernel, or had ended; \
+             fix: {fix}"
         ));
         exit::FAILED
     })?;
