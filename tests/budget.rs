@@ -7,7 +7,7 @@ use serde_json::Value;
 use support::attaching::{ctl, joined, json, ok, revert, small, switched};
 use support::child::eventually;
 use support::smaps::vmas;
-use support::{Held, Kind, Report, Run, pmd_size};
+use support::{Held, Kind, Report, Run, pmd_size, program};
 
 /// A process of `hotset`, executing in so many pages all over its text.
 fn spinning(pages: &str) -> (support::Fresh, Held) {
@@ -122,6 +122,21 @@ fn a_launch_begins_on_base_pages_and_takes_the_hottest_later() {
     assert_eq!((taken(&said).len(), &said["budget"]["budget"]), (1, &"1".into()), "{said}");
     // Nobody is left with it.
     eventually("the companion has ended", || support::smaps::children(pid).is_empty());
+}
+
+#[test]
+fn a_program_that_ends_while_it_is_sampled_is_reported_too() {
+    let report = Report::new();
+    let options = ["--max-huge-pages=1", "--settle=500ms"];
+    let run = Run::new(program("exits", Kind::DynamicPie), ["code", "7"]).options(options);
+    report.of(&run).output().assert_code(7);
+    eventually("it is reported", || report.text().ends_with('\n'));
+    let said: Value = report.read();
+    assert_eq!(
+        (&said["outcome"], &said["reason"]),
+        (&"skipped".into(), &"target_gone".into()),
+        "{said}"
+    );
 }
 
 #[test]

@@ -99,6 +99,34 @@ pub(crate) fn huge_folios() -> bool {
     })
 }
 
+/// Whether the kernel makes a huge folio of small ones of a file under the copies (`MADV_COLLAPSE`), found out without TiExec.
+pub(crate) fn collapses_files() -> bool {
+    const MADV_COLLAPSE: libc::c_int = 25;
+    let dir = directory();
+    let path = dir.path().join("probe");
+    let pmd = pmd_size() as usize;
+    std::fs::write(&path, vec![1; pmd]).expect("a file");
+    uncache(&path);
+    assert_eq!(std::fs::read(&path).expect("an own file").len(), pmd);
+    let file = std::fs::File::open(&path).expect("an own file");
+    let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping at an address of the kernel's choice, large enough to hold the file at an aligned one.
+    let area =
+        unsafe { libc::mmap(std::ptr::null_mut(), 2 * pmd, libc::PROT_NONE, anonymous, -1, 0) };
+    assert_ne!(area, libc::MAP_FAILED, "address space");
+    let at = (area as usize).next_multiple_of(pmd) as *mut libc::c_void;
+    let (protection, fixed) =
+        (libc::PROT_READ | libc::PROT_EXEC, libc::MAP_PRIVATE | libc::MAP_FIXED);
+    // SAFETY: the range lies in the area, which nobody else knows.
+    let mapped = unsafe { libc::mmap(at, pmd, protection, fixed, file.as_raw_fd(), 0) };
+    assert_eq!(mapped, at, "{} can be mapped", path.display());
+    // SAFETY: the advice changes no contents, and the range is the mapping's.
+    let collapsed = unsafe { libc::madvise(mapped, pmd, MADV_COLLAPSE) } == 0;
+    // SAFETY: the area is ours alone.
+    unsafe { libc::munmap(area, 2 * pmd) };
+    collapsed
+}
+
 /// What `require!` says where there are none.
 pub(crate) const NO_HUGE_FOLIOS: &str =
     "the file system of the target directory reads nothing in as huge folios";

@@ -109,6 +109,7 @@ const FEATURES: &[(&str, Probe)] = &[
     ("`pagecache`: a file becomes huge", Probe::Doctor("pagecache")),
     ("`pagecache`: shared, and found again", Probe::Tests(&["pagecache_shared"])),
     ("`pagecache`: what nobody has cached", Probe::Tests(&["pagecache_cold"])),
+    ("`pagecache`: small folios collapsed", Probe::Tests(&["pagecache_collapse"])),
     ("`tiexecctl warm`", Probe::Tests(&["warm_makes_huge"])),
     ("`store`", Probe::Tests(&["store_build"])),
     ("`hugetlb`", Probe::Doctor("hugetlb")),
