@@ -23,7 +23,7 @@ use crate::say::warn;
 
 /// Between the first two looks at what is on huge pages; then more and more, as they cost time themselves.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// How much of what a command said last is shown, in bytes.
 const LAST_WORDS: usize = 1000;
 
