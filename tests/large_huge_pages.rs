@@ -6,6 +6,7 @@ use support::attaching::{
     Before, assert_switched, assert_there_and_back, assert_untouched, attach,
 };
 use support::programs::program_big;
+use support::smaps::NO_TEXT_FOR_LARGE;
 use support::{Kind, Run, pmd_size, require};
 
 /// The program with text for two whole huge pages, wherever it is loaded.
@@ -15,7 +16,7 @@ fn large(kind: Kind) -> std::path::PathBuf {
 
 #[test]
 fn at_launch() {
-    require!(pmd_size() <= 32 << 20, "no program has text for huge pages of this size");
+    require!(pmd_size() <= 32 << 20, "{NO_TEXT_FOR_LARGE}");
     for kind in [Kind::DynamicPie, Kind::StaticNoPie] {
         let held = Run::new(large(kind), ["7"]).options(["--backing=image"]).hold();
         assert_switched(held.pid());
@@ -25,7 +26,7 @@ fn at_launch() {
 
 #[test]
 fn when_it_runs() {
-    require!(pmd_size() <= 32 << 20, "no program has text for huge pages of this size");
+    require!(pmd_size() <= 32 << 20, "{NO_TEXT_FOR_LARGE}");
     let held = Run::new(large(Kind::DynamicPie), ["7"]).plain().hold();
     assert_there_and_back(held.pid());
     held.finish().assert_code(7);

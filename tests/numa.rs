@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use support::attaching::{ctl, json, ok, revert, small};
 use support::machine::Machine;
-use support::smaps::vmas;
+use support::smaps::{NO_TEXT_FOR_LARGE, vmas};
 use support::{Held, Kind, Report, Run, is_root, pmd_size, program, require, require_of_machine};
 
 /// A list as the kernel prints it.
@@ -130,6 +130,7 @@ fn a_report_tells_the_nodes() {
 
 #[test]
 fn a_node_that_is_not_there_is_refused() {
+    require!(pmd_size() <= 2 << 20, "{NO_TEXT_FOR_LARGE}");
     let absent = nodes().iter().max().map_or(7, |last| last + 7);
     let numa = format!("--numa=node={absent}");
     let said = format!("node {absent} has no memory");

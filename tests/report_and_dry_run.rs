@@ -4,7 +4,8 @@ mod support;
 
 use serde_json::Value;
 use support::child::said;
-use support::{Kind, Prep, Run, pmd_size, program, program_big};
+use support::smaps::NO_TEXT_FOR_LARGE;
+use support::{Kind, Prep, Run, pmd_size, program, program_big, require};
 
 fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_else(|| panic!("{key} in {value}"))
@@ -18,6 +19,7 @@ fn object(text: &str) -> Value {
 
 #[test]
 fn the_json_report_is_what_smaps_says() {
+    require!(pmd_size() <= 2 << 20, "{NO_TEXT_FOR_LARGE}");
     for kind in support::programs::COMMON {
         let path = program("hold", kind);
         let options = ["--report", "--json", "--backing", "image"];
@@ -77,6 +79,7 @@ fn the_json_report_is_what_smaps_says() {
 
 #[test]
 fn a_report_to_a_file_leaves_the_streams_alone() {
+    require!(pmd_size() <= 2 << 20, "{NO_TEXT_FOR_LARGE}");
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("report");
     let option = format!("--report={}", file.display());
@@ -113,6 +116,7 @@ fn the_report_comes_before_the_program() {
 
 #[test]
 fn the_table_names_the_file_the_backing_and_the_undo() {
+    require!(pmd_size() <= 2 << 20, "{NO_TEXT_FOR_LARGE}");
     let path = program("exits", Kind::DynamicPie);
     let done = Run::new(&path, ["code", "7"]).options(["--report"]).output();
     done.assert_code(7);
@@ -130,6 +134,7 @@ fn the_table_names_the_file_the_backing_and_the_undo() {
 
 #[test]
 fn a_launch_that_gains_nothing_reports_why() {
+    require!(pmd_size() <= 2 << 20, "{NO_TEXT_FOR_LARGE}");
     let report = |run: Run, code: i32| {
         let done = run.options(["--report", "--json"]).output();
         done.assert_code(code);
@@ -163,6 +168,7 @@ fn a_launch_that_gains_nothing_reports_why() {
 
 #[test]
 fn the_cost_is_bounded() {
+    require!(pmd_size() <= 2 << 20, "{NO_TEXT_FOR_LARGE}");
     // 24 MiB: what is copied is what is huge, once, and the calls do not grow with the text.
     let cost = |mib| {
         let done = Run::new(program_big("hold", Kind::StaticNoPie, mib), ["7"])
@@ -182,6 +188,7 @@ fn the_cost_is_bounded() {
 
 #[test]
 fn a_dry_run_prints_the_plan_and_runs_nothing() {
+    require!(pmd_size() <= 2 << 20, "{NO_TEXT_FOR_LARGE}");
     let dir = tempfile::tempdir().expect("a directory");
     let facts = dir.path().join("facts");
     let path = program("identity", Kind::DynamicPie);

@@ -49,6 +49,10 @@ impl Vma {
     }
 }
 
+/// What `require!` says where huge pages are larger than the text of the programs of most tests.
+pub(crate) const NO_TEXT_FOR_LARGE: &str =
+    "the programs of this test have no text for huge pages of this size";
+
 /// Bytes one PMD entry maps on this machine.
 pub(crate) fn pmd_size() -> u64 {
     std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
