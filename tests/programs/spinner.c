@@ -267,7 +267,7 @@ int main(int argc, char **argv)
         do
             blocks();
         while (!epoll_wait(fd, &in, 1, 0));
-    } else if (epoll_wait(fd, &in, 1, 600 * 1000) < 0) {
+    } else if (epoll_wait(fd, &in, 1, 24 * 3600 * 1000) < 0) {
         wrong("the first thread's wait");
     }
     atomic_store(&stop, 1);
