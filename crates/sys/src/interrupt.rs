@@ -18,9 +18,13 @@ extern "C" fn note(signal: i32) {
     ASKED.store(signal, Ordering::SeqCst);
     let group = GROUP.load(Ordering::SeqCst);
     if group > 0 {
-        // SAFETY: kill has no memory conditions, and may be called in a signal handler (signal-safety(7)). It changes errno
-        // only if the group is gone, in a call that is restarted and looks at none.
-        unsafe { libc::kill(-group, signal) };
+        // SAFETY: kill has no memory conditions, and may be called in a signal handler (signal-safety(7)); errno is the
+        // thread's own, and what it was afterwards.
+        unsafe {
+            let errno = *libc::__errno_location();
+            libc::kill(-group, signal);
+            *libc::__errno_location() = errno;
+        }
     }
 }
 
