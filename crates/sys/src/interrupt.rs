@@ -16,15 +16,15 @@ const SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQ
 
 extern "C" fn note(signal: i32) {
     ASKED.store(signal, Ordering::SeqCst);
-    let group = GROUP.load(Ordering::SeqCst);
-    if group > 0 {
-        // SAFETY: kill has no memory conditions, and may be called in a signal handler (signal-safety(7)); errno is the
-        // thread's own, and what it was afterwards.
-        unsafe {
-            let errno = *libc::__errno_location();
-            libc::kill(-group, signal);
-            *libc::__errno_location() = errno;
-        }
+    // A system call by itself: nothing that a signal handler may not do, and errno stays as it is.
+    hand_on(signal);
+}
+
+/// Sends the group the signal, if there is one.
+fn hand_on(signal: i32) {
+    let group = Pid::from_raw(GROUP.load(Ordering::SeqCst));
+    if let (Some(group), Some(signal)) = (group, Signal::from_named_raw(signal)) {
+        let _it_has_ended = kill_process_group(group, signal);
     }
 }
 
@@ -33,7 +33,7 @@ extern "C" fn note(signal: i32) {
 pub fn catch() {
     for signal in SIGNALS {
         let handler = note as extern "C" fn(i32) as libc::sighandler_t;
-        // SAFETY: the handler does atomic accesses and kill(2) only, and lives for ever.
+        // SAFETY: the handler does atomic accesses and one system call, and lives for ever.
         let before = unsafe { libc::signal(signal, handler) };
         if signal == libc::SIGHUP && before == libc::SIG_IGN {
             // SAFETY: no handler is run.
@@ -56,9 +56,7 @@ pub fn signal() -> Option<i32> {
 /// comes meanwhile, or has come. The child is left to be waited for.
 pub fn wait_handing_on(leader: Pid) {
     GROUP.store(leader.as_raw_nonzero().get(), Ordering::SeqCst);
-    if let Some(signal) = signal().and_then(Signal::from_named_raw) {
-        let _it_has_ended = kill_process_group(leader, signal);
-    }
+    signal().into_iter().for_each(hand_on);
     let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     while waitid(WaitId::Pid(leader), ended).is_err_and(|errno| errno == rustix::io::Errno::INTR) {}
     // Not reaped yet: until here the number can be nobody else's.
