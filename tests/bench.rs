@@ -245,8 +245,7 @@ fn told_to_end_it_ends_what_it_runs() {
     for args in [&command[..], &["bench", "--attach", &pid, &metric][..]] {
         let bench = started(&[], tiexecctl(), args);
         eventually("it runs something", || std::fs::exists(&mark).is_ok_and(|it| it));
-        let bench_pid = bench.pid();
-        let shells = support::smaps::children(bench_pid);
+        let shells = support::smaps::children(bench.pid());
         bench.signal(libc::SIGTERM);
         let done = bench.finish();
         done.assert_code(128 + libc::SIGTERM);

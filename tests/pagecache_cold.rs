@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::fresh::{NO_HUGE_FOLIOS, assert_file_pmd_mapped, assert_pagecache, huge_folios};
+use support::fresh::{NO_HUGE_FOLIOS, assert_launched_on_pagecache, assert_pagecache, huge_folios};
 use support::{Fresh, Kind, Report, Run, installed, program, require};
 
 #[test]
@@ -25,14 +25,6 @@ fn node() {
 fn a_program_whose_data_follows_its_text() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     for kind in [Kind::DynamicPie, Kind::StaticNoPie] {
-        let copy = Fresh::cold(&program("hold", kind));
-        let report = Report::new();
-        let run = report.of(&Run::new(copy.path(), ["7"]).options(["--deadline=2m"]));
-        for _ in 0..2 {
-            let held = run.hold();
-            assert_pagecache(&report.read(), kind == Kind::DynamicPie);
-            assert_file_pmd_mapped(held.pid(), copy.path());
-            held.finish().assert_code(7).assert_silent();
-        }
+        assert_launched_on_pagecache(&Fresh::cold(&program("hold", kind)), kind);
     }
 }

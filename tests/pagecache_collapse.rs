@@ -4,8 +4,8 @@
 mod support;
 
 use support::attaching::{ctl, ok, small};
-use support::fresh::{assert_file_pmd_mapped, assert_pagecache, collapses_files};
-use support::{Kind, Report, Run, require_of_machine};
+use support::fresh::{assert_file_pmd_mapped, assert_launched_on_pagecache, collapses_files};
+use support::{Kind, Run, require_of_machine};
 
 const NO_COLLAPSE: &str =
     "the kernel collapses no files of the file system of the target directory";
@@ -14,15 +14,7 @@ const NO_COLLAPSE: &str =
 fn at_launch() {
     require_of_machine!(collapses_files(), NO_COLLAPSE);
     for kind in [Kind::DynamicPie, Kind::DynamicNoPie, Kind::StaticNoPie] {
-        let copy = small("hold", kind);
-        let report = Report::new();
-        let run = report.of(&Run::new(copy.path(), ["7"]).options(["--deadline=2m"]));
-        for _ in 0..2 {
-            let held = run.hold();
-            assert_pagecache(&report.read(), kind == Kind::DynamicPie);
-            assert_file_pmd_mapped(held.pid(), copy.path());
-            held.finish().assert_code(7).assert_silent();
-        }
+        assert_launched_on_pagecache(&small("hold", kind), kind);
     }
 }
 

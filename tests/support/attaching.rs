@@ -16,14 +16,13 @@ pub(crate) fn ctl<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Done {
     ctl_behind(&[], args)
 }
 
-/// The same behind a command that changes something first, and then execs it.
 /// Whether the kernel has `MADV_COLLAPSE` (Linux 6.1).
 pub(crate) fn collapses() -> bool {
-    const MADV_COLLAPSE: libc::c_int = 25;
     // SAFETY: advice on no memory at all; the kernel only looks whether it knows it.
-    unsafe { libc::madvise(std::ptr::null_mut(), 0, MADV_COLLAPSE) == 0 }
+    unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_COLLAPSE) == 0 }
 }
 
+/// The same behind a command that changes something first, and then execs it.
 pub(crate) fn ctl_behind<S: AsRef<OsStr>>(
     front: &[&str],
     args: impl IntoIterator<Item = S>,

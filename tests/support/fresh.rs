@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use serde_json::Value;
 
 use super::launch::Run;
+use super::programs::Kind;
 use super::smaps::{Vma, pmd_size, vmas};
 
 /// A copy of a program; gone with this value.
@@ -57,10 +58,14 @@ pub(crate) fn uncache(path: &Path) {
     assert_eq!(error, 0, "posix_fadvise {}", path.display());
 }
 
-/// Has an uncached file read in as huge folios; returns how many bytes of it are.
-pub(crate) fn bring_in(path: &Path) -> u64 {
+/// Maps the first bytes of a file of our own where a huge page may begin, has `work` done there, and unmaps it again.
+fn mapped_aligned<T>(
+    path: &Path,
+    len: usize,
+    protection: libc::c_int,
+    work: impl FnOnce(*mut libc::c_void) -> T,
+) -> T {
     let file = std::fs::File::open(path).expect("an own file");
-    let len = file.metadata().expect("fstat").len() as usize;
     let pmd = pmd_size() as usize;
     let area_len = len.next_multiple_of(pmd) + pmd;
     let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -71,19 +76,27 @@ pub(crate) fn bring_in(path: &Path) -> u64 {
     let at = (area as usize).next_multiple_of(pmd) as *mut libc::c_void;
     let fixed = libc::MAP_PRIVATE | libc::MAP_FIXED;
     // SAFETY: the range lies in the area, which nobody else knows.
-    let mapped = unsafe { libc::mmap(at, len, libc::PROT_READ, fixed, file.as_raw_fd(), 0) };
+    let mapped = unsafe { libc::mmap(at, len, protection, fixed, file.as_raw_fd(), 0) };
     assert_eq!(mapped, at, "{} can be mapped", path.display());
-    for advice in [libc::MADV_HUGEPAGE, libc::MADV_POPULATE_READ] {
-        // SAFETY: the advice changes no contents, and the range is the mapping's.
-        unsafe { libc::madvise(mapped, len, advice) };
-    }
-    let name = path.to_string_lossy();
-    let all = vmas(std::process::id() as i32);
-    let ours = all.iter().filter(|vma| vma.start == at as u64 && vma.path == name);
-    let huge = ours.map(|vma| vma.counter("FilePmdMapped")).sum();
+    let done = work(mapped);
     // SAFETY: the area is ours alone.
     unsafe { libc::munmap(area, area_len) };
-    huge
+    done
+}
+
+/// Has an uncached file read in as huge folios; returns how many bytes of it are.
+pub(crate) fn bring_in(path: &Path) -> u64 {
+    let len = std::fs::metadata(path).expect("an own file").len() as usize;
+    mapped_aligned(path, len, libc::PROT_READ, |at| {
+        for advice in [libc::MADV_HUGEPAGE, libc::MADV_POPULATE_READ] {
+            // SAFETY: the advice changes no contents, and the range is the mapping's.
+            unsafe { libc::madvise(at, len, advice) };
+        }
+        let name = path.to_string_lossy();
+        let all = vmas(std::process::id() as i32);
+        let ours = all.iter().filter(|vma| vma.start == at as u64 && vma.path == name);
+        ours.map(|vma| vma.counter("FilePmdMapped")).sum()
+    })
 }
 
 /// Whether the file system under the copies reads files in as huge folios, found out without TiExec.
@@ -101,30 +114,16 @@ pub(crate) fn huge_folios() -> bool {
 
 /// Whether the kernel makes a huge folio of small ones of a file under the copies (`MADV_COLLAPSE`), found out without TiExec.
 pub(crate) fn collapses_files() -> bool {
-    const MADV_COLLAPSE: libc::c_int = 25;
     let dir = directory();
     let path = dir.path().join("probe");
     let pmd = pmd_size() as usize;
     std::fs::write(&path, vec![1; pmd]).expect("a file");
     uncache(&path);
     assert_eq!(std::fs::read(&path).expect("an own file").len(), pmd);
-    let file = std::fs::File::open(&path).expect("an own file");
-    let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new mapping at an address of the kernel's choice, large enough to hold the file at an aligned one.
-    let area =
-        unsafe { libc::mmap(std::ptr::null_mut(), 2 * pmd, libc::PROT_NONE, anonymous, -1, 0) };
-    assert_ne!(area, libc::MAP_FAILED, "address space");
-    let at = (area as usize).next_multiple_of(pmd) as *mut libc::c_void;
-    let (protection, fixed) =
-        (libc::PROT_READ | libc::PROT_EXEC, libc::MAP_PRIVATE | libc::MAP_FIXED);
-    // SAFETY: the range lies in the area, which nobody else knows.
-    let mapped = unsafe { libc::mmap(at, pmd, protection, fixed, file.as_raw_fd(), 0) };
-    assert_eq!(mapped, at, "{} can be mapped", path.display());
-    // SAFETY: the advice changes no contents, and the range is the mapping's.
-    let collapsed = unsafe { libc::madvise(mapped, pmd, MADV_COLLAPSE) } == 0;
-    // SAFETY: the area is ours alone.
-    unsafe { libc::munmap(area, 2 * pmd) };
-    collapsed
+    mapped_aligned(&path, pmd, libc::PROT_READ | libc::PROT_EXEC, |at| {
+        // SAFETY: the advice changes no contents, and the range is the mapping's.
+        unsafe { libc::madvise(at, pmd, libc::MADV_COLLAPSE) == 0 }
+    })
 }
 
 /// What `require!` says where there are none.
@@ -178,6 +177,18 @@ pub(crate) fn assert_pagecache(report: &Value, may_move: bool) {
     assert_eq!(launch["bytes_copied"], 0, "{report}");
     let spans = launch["spans"].as_array().expect("spans");
     assert!(!spans.is_empty() && spans.iter().all(|s| s["backing"] == "pagecache"), "{report}");
+}
+
+/// Launches a copy of `hold` twice, and says so of both launches and of what then runs.
+pub(crate) fn assert_launched_on_pagecache(copy: &Fresh, kind: Kind) {
+    let report = Report::new();
+    let run = report.of(&Run::new(copy.path(), ["7"]).options(["--deadline=2m"]));
+    for _ in 0..2 {
+        let held = run.hold();
+        assert_pagecache(&report.read(), kind == Kind::DynamicPie);
+        assert_file_pmd_mapped(held.pid(), copy.path());
+        held.finish().assert_code(7).assert_silent();
+    }
 }
 
 /// Says that what is mapped in the whole huge pages of this file's congruent text is mapped by PMD entries, and that there is some. (What

@@ -205,8 +205,8 @@ fn student(freedom: usize) -> f64 {
         (60, 2.660),
         (120, 2.617),
     ];
-    let rows = WITHIN_99_PERCENT.iter().rev();
-    rows.into_iter().find(|row| row.0 <= freedom).map_or(f64::INFINITY, |row| row.1)
+    let row = WITHIN_99_PERCENT.iter().rev().find(|row| row.0 <= freedom);
+    row.map_or(f64::INFINITY, |row| row.1)
 }
 
 /// A trimmed mean and its standard error.
@@ -383,14 +383,13 @@ impl fmt::Display for Bench {
                 Finding::CannotTell => "cannot tell",
                 Finding::TooFewRounds => "too few rounds",
             };
-            if ratio.is_none() {
-                write!(f, "      –  {word}")?;
+            match ratio {
+                None => writeln!(f, "      –  {word}")?,
+                Some(Ratio { estimate, low, high }) => {
+                    let (estimate, low, high) = (times(*estimate), times(*low), times(*high));
+                    writeln!(f, "  {estimate}  {low}–{high}  {word}")?;
+                }
             }
-            if let Some(Ratio { estimate, low, high }) = ratio {
-                let (estimate, low, high) = (times(*estimate), times(*low), times(*high));
-                write!(f, "  {estimate}  {low}–{high}  {word}")?;
-            }
-            writeln!(f)?;
         }
         if let Some(first) = self.metrics.first() {
             writeln!(f, "{}: {}", first.name, first.words())?;

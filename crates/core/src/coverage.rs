@@ -39,7 +39,7 @@ pub struct OfSize {
 }
 
 /// The text of one file and how much of it is huge.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct FileCoverage {
     /// The path as maps shows it, lossy UTF-8.
     pub path: String,
@@ -168,14 +168,7 @@ pub fn coverage(
         let file = files.entry(run.owner.file).or_insert_with(|| FileCoverage {
             path: run.owner.display_path(),
             deleted: run.owner.name.ends_with(b" (deleted)"),
-            text_bytes: 0,
-            huge_bytes: 0,
-            copied_bytes: 0,
-            widened_bytes: 0,
-            backings: Vec::new(),
-            sizes: Vec::new(),
-            nodes: Vec::new(),
-            rest: Vec::new(),
+            ..FileCoverage::default()
         });
         let len: u64 = run.texts.iter().map(|text| text.len()).sum();
         file.text_bytes += len;

@@ -182,12 +182,11 @@ impl VmTest {
     fn run_on(&self, cache: &Cache, arch: Arch, runs: &mut Vec<Run>) -> Result<()> {
         guest::look_for_qemu(arch)?;
         let root = root::image(cache, arch)?;
-        let built = if self.tests.is_empty() {
-            let wanted: Vec<String> = table::test_files().into_iter().map(str::to_owned).collect();
-            build::tests(cache, arch, &wanted)?
-        } else {
-            build::tests(cache, arch, &self.tests)?
+        let wanted = match &self.tests[..] {
+            [] => table::test_files().into_iter().map(str::to_owned).collect(),
+            some => some.to_vec(),
         };
+        let built = build::tests(cache, arch, &wanted)?;
         let versions: Vec<&str> = match &self.kernel[..] {
             [] => arch.kernels().to_vec(),
             some => some.iter().map(String::as_str).collect(),

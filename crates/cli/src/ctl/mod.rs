@@ -46,17 +46,15 @@ pub fn run() -> u8 {
 
 /// Says that something could not be done to a process, and returns the exit status for it.
 fn failed(doing: impl Display, error: SysError) -> u8 {
-    let of_process = error.call.starts_with("open(/proc/PID");
-    match error.errno {
-        Errno::SRCH => warn(format_args!("cannot {doing}: it has ended, or there is none")),
-        Errno::NOENT if of_process => {
-            warn(format_args!("cannot {doing}: there is no such process"));
+    let why = match (error.errno, error.call) {
+        (Errno::SRCH, _) => "it has ended, or there is none".to_owned(),
+        (Errno::NOENT, "open(/proc/PID)") => "there is no such process".to_owned(),
+        (Errno::PERM | Errno::ACCES, "maps" | "smaps") => {
+            format!("{error}; fix: as root, or as its user")
         }
-        Errno::PERM | Errno::ACCES if matches!(error.call, "maps" | "smaps" | "exe") => {
-            warn(format_args!("cannot {doing}: {error}; fix: as root, or as its user"));
-        }
-        _ => warn(format_args!("cannot {doing}: {error}")),
-    }
+        _ => error.to_string(),
+    };
+    warn(format_args!("cannot {doing}: {why}"));
     failed_status(error.errno)
 }
 

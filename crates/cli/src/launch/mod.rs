@@ -34,6 +34,7 @@ use crate::hottest;
 use crate::image_file::{Image, Verdict, is_executable, judge, search};
 use crate::memory;
 use crate::options::MemoryOptions;
+use crate::sampling::number;
 use crate::say::{warn, write_briefly};
 
 use self::settings::parse;
@@ -156,8 +157,7 @@ impl Launcher {
             if let Some(budget) = budget {
                 let done = hottest::look_after(program, budget, settings, &mut tell);
                 if let (Err(why), Some(sink)) = (done, &self.sink) {
-                    let mut report = self.report_of_a_plain_exec(why.reason, &why.detail);
-                    report.pid = program.as_raw_nonzero().get().unsigned_abs();
+                    let report = self.report_of_a_plain_exec(program, why.reason, &why.detail);
                     sink.write(&self.render(&report));
                 }
                 return;
@@ -435,7 +435,7 @@ impl Launcher {
         }
         let report = self.sink.is_some() || self.dry_run;
         if report {
-            let report = self.report_of_a_plain_exec(reason, detail);
+            let report = self.report_of_a_plain_exec(process::this(), reason, detail);
             let text = self.render(&report);
             match &self.sink {
                 Some(sink) => sink.write(&text),
@@ -455,27 +455,20 @@ impl Launcher {
     }
 
     /// Makes the report of a program that nothing is done to, from its file alone.
-    fn report_of_a_plain_exec(&self, reason: SkipReason, detail: &str) -> Report {
+    fn report_of_a_plain_exec(&self, pid: Pid, reason: SkipReason, detail: &str) -> Report {
         let file = search(self.name()).and_then(|path| match judge(&path) {
             Verdict::Treat(image) => Some(image),
             _ => None,
         });
         let files = file.into_iter().map(|image| FileCoverage {
             path: image.path.to_string_lossy().into_owned(),
-            deleted: false,
             text_bytes: image.facts.text_bytes(),
-            huge_bytes: 0,
-            copied_bytes: 0,
-            widened_bytes: 0,
-            backings: Vec::new(),
-            sizes: Vec::new(),
-            nodes: Vec::new(),
             rest: vec![Rest { reason, bytes: image.facts.text_bytes() }],
+            ..FileCoverage::default()
         });
         let name = Path::new(self.name()).file_name().unwrap_or(self.name());
-        let pid = process::this().as_raw_nonzero().get().unsigned_abs();
         let name = name.to_string_lossy().into_owned();
-        let mut report = Report::new(Kind::Launch, pid, name, files.collect());
+        let mut report = Report::new(Kind::Launch, number(pid), name, files.collect());
         report.reason = Some(reason);
         report.detail = (!detail.is_empty()).then(|| detail.to_owned());
         report

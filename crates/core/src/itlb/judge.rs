@@ -78,14 +78,6 @@ impl MissTime {
         Self { second_ns, walk_ns, walk_range_ns: [walk_ns; 2], measured: false }
     }
 
-    /// Returns the same as if a walk took the least, and the most, that it was found to take.
-    fn extremes(&self) -> [Self; 2] {
-        if !self.measured {
-            return [*self; 2];
-        }
-        self.walk_range_ns.map(Self::of_walk)
-    }
-
     /// Returns the share of the time that goes to misses.
     pub fn share_lost(&self, misses: &Misses) -> f64 {
         let per_kilo_instruction =
@@ -150,8 +142,8 @@ impl Evidence {
         };
         let (lost_now, lost_then) = lost(&self.time);
         let saving = lost_now - lost_then;
-        let mut saving_range = self.time.extremes().map(|time| {
-            let (now, then) = lost(&time);
+        let mut saving_range = self.time.walk_range_ns.map(|walk_ns| {
+            let (now, then) = lost(&MissTime::of_walk(walk_ns));
             now - then
         });
         saving_range.sort_unstable_by(f64::total_cmp);

@@ -7,21 +7,26 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus};
 
 use rustix::fs::{MemfdFlags, memfd_create};
-use tiexec_sys::{Pid, interrupt, usage};
+use tiexec_sys::usage::Usage;
+use tiexec_sys::{Pid, SysError, interrupt, usage};
 
-/// Starts it, to be waited for by [`interrupt::wait_handing_on`] and [`usage::wait`].
+/// Starts it, to be waited for by [`end`].
 pub(super) fn start(command: &mut Command) -> io::Result<Pid> {
     let child = command.process_group(0).spawn()?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     pid.ok_or_else(|| io::Error::other("it has no process id"))
 }
 
+/// Waits for its end.
+pub(super) fn end(pid: Pid) -> Result<(ExitStatus, Usage), SysError> {
+    interrupt::wait_handing_on(pid);
+    usage::wait(pid)
+}
+
 /// Runs it to its end.
 pub(super) fn run(command: &mut Command) -> io::Result<ExitStatus> {
-    let pid = start(command)?;
-    interrupt::wait_handing_on(pid);
-    let (status, _) =
-        usage::wait(pid).map_err(|error| io::Error::from_raw_os_error(error.errno.0))?;
+    let ended = end(start(command)?);
+    let (status, _) = ended.map_err(|error| io::Error::from_raw_os_error(error.errno.0))?;
     Ok(status)
 }
 

@@ -12,7 +12,7 @@ use tiexec_core::itlb::walk_event;
 use tiexec_sys::counters::Counters;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::sampler::Heirs;
-use tiexec_sys::{Pid, interrupt, itlb, mapped, process, thp, usage};
+use tiexec_sys::{Pid, interrupt, itlb, mapped, process, thp};
 
 use super::child;
 use super::{Measured, Rounds, Subject, Way, What};
@@ -102,11 +102,7 @@ impl Subject for Runs<'_> {
             exit::FAILED
         })?;
         let pages = self.pages.filter(|_| warmup);
-        let (ended, lasted, huge) = watched(pid, pages, || {
-            interrupt::wait_handing_on(pid);
-            let lasted = begun.elapsed();
-            (usage::wait(pid), lasted)
-        });
+        let (ended, lasted, huge) = watched(pid, pages, || (child::end(pid), begun.elapsed()));
         let (status, used) = ended.map_err(|error| refuse(&error))?;
         let counted = counters.read().since(&before);
         if interrupt::asked() {
