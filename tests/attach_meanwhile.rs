@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use support::attaching::{
-    Before, assert_switched, assert_untouched, attach, attach_run, ctl, json, ok, revert,
-    revert_run, small, switched,
+    Before, assert_switched, assert_untouched, attach, attach_run, ctl, eventually_untouched, json,
+    ok, revert, revert_run, small, switched,
 };
 use support::child::{eventually, state};
 use support::machine::Machine;
@@ -236,7 +236,6 @@ fn for_a_while_and_the_terminal_is_closed() {
     assert_ne!(session(shell.pid()).1, 0);
     drop(pty);
     shell.finish().assert_signal(libc::SIGHUP);
-    eventually("its own text", || switched(pid) == 0);
-    assert_untouched(pid, &before);
+    eventually_untouched(pid, &before);
     held.finish().assert_code(7);
 }

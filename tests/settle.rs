@@ -5,7 +5,8 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use support::attaching::{started, switched};
-use support::child::eventually;
+use support::child::{eventually, soon};
+use support::smaps::{Vma, vmas};
 use support::{Kind, Run, busy_java, program, require};
 
 /// A library with 6 MiB of text.
@@ -29,7 +30,7 @@ fn a_library_loaded_later_at_a_launch() {
     let dir = tempfile::tempdir().expect("a directory");
     let library = library(dir.path()).to_string_lossy().into_owned();
     let late = program("late", Kind::DynamicPie);
-    let run = Run::new(late, ["later", &library]).options(["--settle=30s", "--backing=image"]);
+    let run = Run::new(late, ["later", &library]).options(["--settle=100s", "--backing=image"]);
     let mut held = run.hold();
     held.wait_line("loaded");
     let (pid, before) = (held.pid(), 4 << 20);
@@ -45,7 +46,7 @@ fn a_library_loaded_later_after_an_attach() {
     let mut held = Run::new(program("late", Kind::DynamicPie), ["wait", &library]).plain().hold();
     let pid = held.pid();
     let word = pid.to_string();
-    let args = ["attach", "--settle=30s", "--backing=image", &word];
+    let args = ["attach", "--settle=100s", "--backing=image", &word];
     let attach = started(&[], support::tiexecctl(), args);
     eventually("its own text is huge", || switched(pid) > 0);
     let before = switched(pid);
@@ -66,9 +67,15 @@ fn java() {
     require!(java.is_some(), "no JDK");
     let (java, dir) = java.expect("just looked");
     let args = ["-cp", &dir.path().to_string_lossy(), "Busy"];
-    let held = Run::new(java, args).options(["--settle=30s", "--backing=image"]).hold();
+    let mut held = Run::new(java, args).options(["--settle=100s", "--backing=image"]).hold();
+    held.wait_line("ready");
     let pid = held.pid();
-    let jvm = |vma: &support::smaps::Vma| vma.path.contains("tiexec:libjvm.so") && vma.huge() > 0;
-    eventually("libjvm is huge", || support::smaps::vmas(pid).iter().any(jvm));
+    let jvm = |vma: &Vma| vma.path.contains("tiexec:libjvm.so") && vma.huge() > 0;
+    let is_huge = soon(|| vmas(pid).iter().any(jvm));
+    assert!(
+        is_huge,
+        "{:#?}",
+        vmas(pid).iter().filter(|vma| vma.path.contains("jvm")).collect::<Vec<_>>()
+    );
     held.finish().assert_code(7).assert_silent();
 }

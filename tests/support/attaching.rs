@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::child::{Done, Held, eventually};
+use super::child::{Done, Held, eventually, soon};
 use super::fresh::Fresh;
 use super::launch::Run;
 use super::programs::{Kind, program};
@@ -151,6 +151,13 @@ pub(crate) fn assert_untouched(pid: i32, before: &Before) {
     assert_eq!(descriptors(pid), before.descriptors, "descriptors");
 }
 
+/// Waits until somebody has reverted the process, to the end: its own text is back a moment before what
+/// the way there took is closed.
+pub(crate) fn eventually_untouched(pid: i32, before: &Before) {
+    let _or_it_panics = soon(|| Before::of(pid) == *before);
+    assert_untouched(pid, before);
+}
+
 /// Attaches and reverts, and panics unless the text is huge between and the process as before afterwards.
 pub(crate) fn assert_there_and_back(pid: i32) {
     let before = Before::of(pid);
@@ -161,6 +168,7 @@ pub(crate) fn assert_there_and_back(pid: i32) {
 }
 
 /// What a process had before.
+#[derive(PartialEq, Eq)]
 pub(crate) struct Before {
     maps: Vec<String>,
     descriptors: Vec<String>,

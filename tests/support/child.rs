@@ -105,7 +105,7 @@ impl Held {
 
     /// Waits until the kernel reports it stopped, as a shell does.
     pub(crate) fn wait_stopped(&self) -> i32 {
-        let until = Instant::now() + patience(Duration::from_secs(10));
+        let until = Instant::now() + patience(SOON);
         loop {
             let mut status = 0;
             // SAFETY: the status is a live integer.
@@ -338,13 +338,26 @@ impl std::fmt::Display for Done {
     }
 }
 
-/// Polls until a condition holds; panics with `what` after ten seconds.
-pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let until = Instant::now() + patience(Duration::from_secs(10));
-    while !condition() {
-        assert!(Instant::now() < until, "{what}: not within 10 s");
+/// How long what must happen may take: a machine shared with others stands still now and then.
+const SOON: Duration = Duration::from_secs(30);
+
+/// Polls until a condition holds; false if it does not in time.
+pub(crate) fn soon(mut condition: impl FnMut() -> bool) -> bool {
+    let until = Instant::now() + patience(SOON);
+    loop {
+        if condition() {
+            return true;
+        }
+        if Instant::now() >= until {
+            return false;
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Polls until a condition holds; panics with `what` if it does not in time.
+pub(crate) fn eventually(what: &str, condition: impl FnMut() -> bool) {
+    assert!(soon(condition), "{what}: not within {:?}", patience(SOON));
 }
 
 /// The state letter in `/proc/PID/stat`.

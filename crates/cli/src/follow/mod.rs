@@ -49,7 +49,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_millis(100);
 /// The first pause where looking again is all there is; each is twice the one before.
 const FIRST_GAP: Duration = Duration::from_millis(100);
-/// The longest pause between two looks through `/proc`.
+/// The longest pause between two looks through `/proc`, and before a program that could not be treated is
+/// tried again.
 const LONGEST_GAP: Duration = Duration::from_secs(1);
 /// For how long it is remembered that a file's mapping had nothing to gain.
 const MEMORY: Duration = Duration::from_secs(10);
@@ -240,6 +241,13 @@ impl<'a> Follower<'a> {
                 Record::Lost => lost = true,
             }
         }
+        if lost {
+            // What was mapped is not known: everybody in the beginning is looked at.
+            let now = Instant::now();
+            for program in self.programs.values_mut().filter(|program| now < program.until) {
+                program.due.get_or_insert((now + QUIET).max(program.seen + AGE));
+            }
+        }
         if lost && self.settings.follow {
             self.tree.take_in(self.programs.keys().copied());
             self.look_around();
@@ -308,6 +316,10 @@ impl<'a> Follower<'a> {
                 // A last look at the end.
                 program.due = Some((now + program.gap).min(program.until));
                 program.gap *= 2;
+                if again {
+                    // What was in the way may be gone at any moment.
+                    program.gap = program.gap.min(LONGEST_GAP);
+                }
             }
         }
     }
