@@ -18,8 +18,9 @@ use tiexec_sys::process::{self, Fork};
 use tiexec_sys::watch::{Heirs, Watch, wait_for_end};
 use tiexec_sys::{Pid, SysError};
 
-/// How long it may take to begin.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long it may take to begin: perf_event_open(2) waits for an RCU grace period, which takes some
+/// milliseconds where processors are to be had, and seconds in a guest that does not get any.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A companion that is at work.
 #[derive(Debug)]

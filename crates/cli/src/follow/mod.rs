@@ -352,10 +352,7 @@ impl<'a> Follower<'a> {
                 false
             }
             Ok(Came::Otherwise) => false,
-            Err(reason) => matches!(
-                reason,
-                SkipReason::Busy | SkipReason::AlreadyTraced | SkipReason::NoThread
-            ),
+            Err(reason) => may_pass(reason),
         }
     }
 
@@ -400,6 +397,7 @@ impl<'a> Follower<'a> {
         }
         let copied = attached.plan.spans_by(Backing::Pagecache).next().is_none();
         Ok(match (&attached.failure, done) {
+            (Some(failure), _) if may_pass(failure.reason) => return Err(failure.reason),
             (Some(_), _) => Came::Otherwise,
             (None, false) => Came::NothingToGain,
             (None, true) if copied => Came::Copied,
@@ -416,6 +414,21 @@ enum Came {
     Copied,
     /// Anything else.
     Otherwise,
+}
+
+/// Whether what stood in the way may be gone a moment later, and asking again takes little: a shortage of
+/// huge pages is none, for each attempt makes the kernel look for some.
+const fn may_pass(reason: SkipReason) -> bool {
+    matches!(
+        reason,
+        SkipReason::Busy
+            | SkipReason::AlreadyTraced
+            | SkipReason::NoThread
+            | SkipReason::SwitchFailed
+            | SkipReason::ProcUnavailable
+            | SkipReason::Deadline
+            | SkipReason::ForkFailed
+    )
 }
 
 /// Whether the process has run long enough to be worth a look.
