@@ -208,10 +208,20 @@ impl Run {
         let mut argv = self.front.clone();
         if let Some(launcher) = &self.launcher {
             argv.push(launcher.binary.clone().into());
+            if self.is_hurried(launcher) {
+                argv.push("--deadline=1m".into());
+            }
             argv.extend(launcher.options.iter().cloned());
         }
         argv.extend(self.program.iter().cloned());
         argv
+    }
+
+    /// Whether the deadline would be that of `tiexec`, which a machine shared with others may sleep through.
+    fn is_hurried(&self, launcher: &Launcher) -> bool {
+        let mut said = launcher.options.iter().chain(self.env.iter().map(|(_, value)| value));
+        !launcher.binary.ends_with("env")
+            && !said.any(|text| text.to_string_lossy().contains("deadline"))
     }
 
     fn command(&self) -> Command {
