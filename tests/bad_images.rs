@@ -2,9 +2,12 @@
 
 mod support;
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use support::{Done, Kind, Run, program, program_big, write_program};
+use support::attaching::{Before, assert_untouched, ctl};
+use support::smaps::vmas;
+use support::{Done, Kind, Run, is_root, pmd_size, program, program_big, require, write_program};
 
 /// What the message says, without the name of who says it.
 fn class(done: &Done) -> Option<&'static str> {
@@ -233,6 +236,73 @@ impl Elf {
             .find(|&at| self.0[at + 4] & 1 != 0)
             .expect("a text segment")
     }
+}
+
+/// `hold` with text that goes on for `more` bytes, in a file of `len` bytes or of its own length.
+fn with_longer_text(files: &Files, more: u64, len: Option<u64>) -> PathBuf {
+    let elf = Elf::read(&program("hold", Kind::DynamicPie));
+    let text = elf.text();
+    let longer = |at| (elf.u64(at) + more).to_le_bytes();
+    let path = files
+        .make(&elf.clone().put(text + 32, longer(text + 32)).put(text + 40, longer(text + 40)).0);
+    if let Some(len) = len {
+        let file = std::fs::File::options().write(true).open(&path).expect("an own file");
+        file.set_len(len).expect("a file system with sparse files");
+    }
+    path
+}
+
+/// Panics unless the copies of a process's text take as much memory as is mapped of them.
+fn assert_no_more_than_is_mapped(pid: i32) {
+    let switched: Vec<_> = vmas(pid).into_iter().filter(|vma| vma.is_switched()).collect();
+    assert!(!switched.is_empty());
+    for vma in switched {
+        let image = format!("/proc/{pid}/map_files/{:x}-{:x}", vma.start, vma.end);
+        let held = std::fs::metadata(image).expect("root").blocks() * 512;
+        assert_eq!(held, vma.end - vma.start, "{vma:?}");
+    }
+}
+
+#[test]
+fn text_beyond_the_end_of_its_file_takes_no_memory() {
+    require!(is_root(), "/proc/PID/map_files");
+    let files = Files::new();
+    let path = with_longer_text(&files, 64 << 20, None);
+    let launched = Run::new(&path, ["7"]).options(["--backing=image"]).hold();
+    assert_no_more_than_is_mapped(launched.pid());
+    launched.finish().assert_code(7);
+    let attached = Run::new(&path, ["7"]).plain().hold();
+    let before = Before::of(attached.pid());
+    let pid = attached.pid().to_string();
+    let done = ctl(["attach", "--backing=image", &pid]);
+    assert!(done.err().contains("read_failed"), "{done}");
+    assert_no_more_than_is_mapped(attached.pid());
+    ctl(["revert", &pid]).assert_code(0);
+    assert_untouched(attached.pid(), &before);
+    attached.finish().assert_code(7);
+}
+
+#[test]
+fn more_text_than_memory() {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").expect("/proc");
+    let total: u64 =
+        meminfo.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("MemTotal");
+    let text = total * 1024 * 2 / pmd_size() * pmd_size();
+    let files = Files::new();
+    let path = with_longer_text(&files, text, Some(text + (64 << 20)));
+    let run = Run::new(&path, ["7"]).options(["--backing=image"]);
+    let done = run.output();
+    done.assert_code(7);
+    assert!(done.err().contains("memory_headroom"), "{done}");
+    let held = run.plain().hold();
+    let before = Before::of(held.pid());
+    let pid = held.pid().to_string();
+    let done = ctl(["attach", "--backing=image", &pid]);
+    assert!(done.err().contains("memory_headroom"), "{done}");
+    // What lies before the data is a mapping of its own, and small enough.
+    ctl(["revert", &pid]).assert_code(0);
+    assert_untouched(held.pid(), &before);
+    held.finish().assert_code(7);
 }
 
 #[test]

@@ -62,6 +62,8 @@ reasons! {
     ThpUnsupported = "thp_unsupported",
     /// The memory cgroup, or one above it, has too little left for the image.
     MemcgHeadroom = "memcg_headroom",
+    /// The machine has too little memory for the image, or text is too large for it.
+    MemoryHeadroom = "memory_headroom",
     /// The hugetlb pool, or the hugetlb cgroup, has too few pages.
     HugetlbPool = "hugetlb_pool",
     /// The nodes that `--numa` names have no memory for this process, or the kernel refused to place pages.

@@ -1,12 +1,14 @@
-//! Whether the memory cgroup has room for an image.
+//! Whether there is room for an image: on the machine, and in the memory cgroup.
 //!
 //! Shared memory is charged to the cgroup of whoever touches it first and cannot be reclaimed
-//! without swap: filling an image up to a limit would have the kernel kill somebody.
+//! without swap: filling an image up to a limit would have the kernel kill somebody. How much there is to
+//! fill is for the program's headers and mappings to say, which may say anything.
 
 use std::path::{Path, PathBuf};
 
 use tiexec_core::addr::mib;
 use tiexec_core::proc::cgroup::{MemoryCgroup, memory_cgroup};
+use tiexec_core::proc::meminfo;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 
@@ -15,12 +17,54 @@ use crate::failure::Failure;
 /// What must be left over beside the image, in bytes: the program has yet to begin.
 const MARGIN: u64 = 64 << 20;
 
-/// Checks that the memory cgroup of the process, and each one above it, has room for `bytes` more
-/// and 64 MiB. What cannot be read is no limit.
+/// Checks that the machine, the memory cgroup of the process, and each one above it, have room for `bytes`
+/// more and 64 MiB. What cannot be read is no limit.
 ///
 /// # Errors
-/// The cgroup that is too full, by its path.
+/// `memory_headroom`; `memcg_headroom`: the cgroup that is too full, by its path.
 pub fn check(process: &ProcDir, bytes: u64) -> Result<(), Failure> {
+    check_machine(bytes)?;
+    check_cgroups(process, bytes)
+}
+
+/// Checks that so many bytes of text in the page cache are not most of what the machine may cache.
+///
+/// # Errors
+/// `memory_headroom`.
+pub(crate) fn check_cache(bytes: u64) -> Result<(), Failure> {
+    let info = rustix::system::sysinfo();
+    let most = info.totalram.saturating_mul(info.mem_unit.into()) / 4;
+    if bytes <= most {
+        return Ok(());
+    }
+    let (text, most) = (mib(bytes), mib(most));
+    let detail = format!("{text} MiB of text are more than a quarter of the memory ({most} MiB)");
+    Err(Failure::new(SkipReason::MemoryHeadroom, detail))
+}
+
+fn check_machine(bytes: u64) -> Result<(), Failure> {
+    let needed = bytes.saturating_add(MARGIN);
+    let info = rustix::system::sysinfo();
+    // Free memory is available, and faster to ask for.
+    if info.freeram.saturating_mul(info.mem_unit.into()) >= needed {
+        return Ok(());
+    }
+    let Ok(text) = std::fs::read("/proc/meminfo") else { return Ok(()) };
+    match meminfo::available(&text) {
+        Some(available) if available < needed => {
+            let detail = format!(
+                "the machine has {} MiB available, the image needs {} MiB and {} MiB to spare",
+                mib(available),
+                mib(bytes),
+                mib(MARGIN)
+            );
+            Err(Failure::new(SkipReason::MemoryHeadroom, detail))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_cgroups(process: &ProcDir, bytes: u64) -> Result<(), Failure> {
     let Ok((cgroup, mounts)) =
         process.read("cgroup").and_then(|cgroup| Ok((cgroup, process.read("mountinfo")?)))
     else {

@@ -94,10 +94,10 @@ pub struct Memory<'a> {
 
 /// Fills `memfd` with `spans`, read from the file, one huge page at a time, until `deadline`; then
 /// seals it. Each huge page is allocated as one before it is filled; one that cannot be had is
-/// left out.
+/// left out, as are those of which the file has nothing.
 ///
 /// # Errors
-/// Nothing could be begun at all: no address space, or sealing failed.
+/// Nothing could be begun at all: no address space, the file has nothing of it, or sealing failed.
 pub fn fill(
     memfd: &File,
     source: Source<'_>,
@@ -116,7 +116,11 @@ pub fn fill(
         hugetlb::can_move(pages.pmd).map_err(stays)?;
     }
     let too_long = |_| Failure::new(SkipReason::AddressSpace, "the text is too long to map");
+    let (spans, beyond) = within_file(source.file, spans, pages);
     let bytes: u64 = spans.iter().map(|span| span.range.len()).sum();
+    if let (0, Some(beyond)) = (bytes, &beyond) {
+        return Err(beyond.clone());
+    }
     let len = usize::try_from(bytes).map_err(too_long)?;
     rustix::fs::ftruncate(memfd, bytes)
         .map_err(|errno| Failure::new(no_page, SysError::of("ftruncate")(errno)))?;
@@ -132,9 +136,9 @@ pub fn fill(
         mapping.advise_huge();
     }
 
-    let mut filled = Filled::default();
+    let mut filled = Filled { shortfall: beyond, ..Filled::default() };
     let mut image_offset = 0;
-    'spans: for span in spans {
+    'spans: for span in &spans {
         let all: Vec<Span> = huge_pages(span, pages.pmd).collect();
         for batch in all.chunks(BATCH) {
             if Instant::now() >= deadline {
@@ -270,6 +274,32 @@ fn copy(
         mapping.write(at + count, &vec![0; missing]).map_err(unread)?;
     }
     Ok(())
+}
+
+/// Cuts from the spans the huge pages of which the file has nothing, or not all: a mapping may be longer than
+/// its file, by any length, and must not be believed. Returns why something is missing, too.
+fn within_file(file: &File, spans: &[Span], pages: Pages) -> (Vec<Span>, Option<Failure>) {
+    // Of what is no regular file the length is not known.
+    let len = file.metadata().ok().filter(std::fs::Metadata::is_file).map(|meta| meta.len());
+    // The page in which the file ends can be touched to its end.
+    let end = len.and_then(|len| len.checked_next_multiple_of(pages.base.bytes()));
+    let (Some(len), Some(end)) = (len, end) else { return (spans.to_vec(), None) };
+    let mut within = Vec::with_capacity(spans.len());
+    let mut beyond = None;
+    for span in spans {
+        let whole = end.saturating_sub(span.file_offset) & !(pages.pmd.bytes() - 1);
+        if span.edge || whole >= span.range.len() {
+            within.push(*span);
+            continue;
+        }
+        beyond.get_or_insert_with(|| {
+            Failure::new(SkipReason::ReadFailed, format_args!("the file ends at {len:#x}"))
+        });
+        if let Some(range) = AddrRange::with_len(span.range.start(), whole).filter(|_| whole > 0) {
+            within.push(Span { range, ..*span });
+        }
+    }
+    (within, beyond)
 }
 
 /// Cuts a span into its huge pages.

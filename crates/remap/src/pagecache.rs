@@ -14,6 +14,7 @@ use tiexec_sys::pagecache::{FileMapping, may_look};
 use tiexec_sys::{Errno, SysError};
 
 use crate::failure::Failure;
+use crate::headroom;
 
 /// What of a file's text is in huge folios now.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -33,7 +34,7 @@ pub struct Prepared {
 ///
 /// # Errors
 /// The file cannot be mapped, or `/proc/self` not be read: nothing is known, and at most something
-/// is cached that was not.
+/// is cached that was not. `memory_headroom`: it is more than a quarter of the machine's memory.
 pub fn prepare(
     file: &File,
     chunks: &[Range<u64>],
@@ -52,6 +53,7 @@ pub(crate) fn bring(
 ) -> Result<Prepared, Failure> {
     let mut prepared = Prepared::default();
     let mut wanted = 0;
+    headroom::check_cache(total(chunks))?;
     for run in runs(chunks) {
         let mapping = map(file, &run, pages)?;
         let _no_thp = mapping.advise_huge();

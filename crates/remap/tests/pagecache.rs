@@ -85,6 +85,20 @@ fn chunks_may_have_gaps() {
 }
 
 #[test]
+fn text_as_large_as_the_memory_is_not_read_in() {
+    let fixture = cold();
+    let pmd = fixture.pages.pmd.bytes();
+    let info = rustix::system::sysinfo();
+    let len = (info.totalram * u64::from(info.mem_unit)).next_multiple_of(pmd);
+    fixture.named.as_file().set_len(len).expect("a file system with sparse files");
+    let (before, all) = (fixture.cached_pages(), 0..len);
+    let deadline = Instant::now() + Duration::from_secs(600);
+    let refused = prepare(&fixture.file, std::slice::from_ref(&all), fixture.pages, deadline);
+    assert_eq!(refused.expect_err("too much").reason, SkipReason::MemoryHeadroom);
+    assert_eq!(fixture.cached_pages(), before);
+}
+
+#[test]
 fn what_is_cached_small_stays_as_it_is() {
     let fixture = cold();
     rustix::fs::fadvise(&fixture.file, 0, None, rustix::fs::Advice::Random).expect("fadvise");

@@ -6,6 +6,7 @@
 pub mod auxv;
 pub mod cgroup;
 pub mod maps;
+pub mod meminfo;
 pub mod numa_maps;
 pub mod pagemap;
 pub mod smaps;

@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use tiexec_core::addr::AddrRange;
 use tiexec_core::proc::maps::Vma;
-use tiexec_core::proc::pagemap::populated_huge_pages;
 use tiexec_core::proc::smaps::SmapsEntry;
 use tiexec_core::report::JitArea;
 use tiexec_core::seccomp::Value;
@@ -79,8 +78,7 @@ impl Area {
         let Some(whole) = range.align_inward(order.pages.pmd).filter(|_| is_jit(&entry.vma)) else {
             return Ok(None);
         };
-        let words = written.words(whole)?;
-        let mut wanted = populated_huge_pages(whole, &words, order.pages);
+        let mut wanted = written.populated(whole)?;
         let populated = wanted.iter().map(|page| page.len()).sum();
         let huge = entry.pmd_mapped();
         if huge >= populated {

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use tiexec_core::addr::{AddrRange, PageSize, Pages};
-use tiexec_core::proc::pagemap::modified_pages;
+use tiexec_core::proc::pagemap::{modified_pages, populated_huge_pages};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 
@@ -58,14 +58,41 @@ impl Written {
     }
 
     fn pages_of(&self, range: AddrRange, page: PageSize) -> Result<Vec<AddrRange>, Failure> {
-        Ok(modified_pages(range, &self.words(range)?, page, self.pages.base))
+        self.in_pieces(range, |piece, words| modified_pages(piece, words, page, self.pages.base))
+    }
+
+    /// Returns the huge pages of `range`, which begins and ends on one, of which at least half is in memory.
+    ///
+    /// # Errors
+    /// As [`huge_pages`](Self::huge_pages).
+    pub(super) fn populated(&self, range: AddrRange) -> Result<Vec<AddrRange>, Failure> {
+        self.in_pieces(range, |piece, words| populated_huge_pages(piece, words, self.pages))
+    }
+
+    /// Has `find` look at the words of `range` a piece at a time, each of whole huge pages: a mapping may be of
+    /// any length, and its words are not held in memory all at once.
+    fn in_pieces(
+        &self,
+        range: AddrRange,
+        find: impl Fn(AddrRange, &[u64]) -> Vec<AddrRange>,
+    ) -> Result<Vec<AddrRange>, Failure> {
+        const PIECE: u64 = 512 << 20;
+        let mut found = Vec::new();
+        let mut rest = Some(range);
+        while let Some(left) = rest.filter(|left| !left.is_empty()) {
+            let len = left.len().min(PIECE.max(self.pages.pmd.bytes()));
+            let Some(piece) = AddrRange::with_len(left.start(), len) else { break };
+            found.extend(find(piece, &self.words(piece)?));
+            rest = AddrRange::new(piece.end(), left.end());
+        }
+        Ok(found)
     }
 
     /// Returns the pagemap's words of `range`, one for each base page.
     ///
     /// # Errors
     /// As [`huge_pages`](Self::huge_pages).
-    pub(super) fn words(&self, range: AddrRange) -> Result<Vec<u64>, Failure> {
+    fn words(&self, range: AddrRange) -> Result<Vec<u64>, Failure> {
         const WORD: u64 = 8;
         let unread =
             |error: &dyn std::fmt::Display| Failure::new(SkipReason::ProcUnavailable, error);
