@@ -67,8 +67,7 @@ fn java() {
     require!(java.is_some(), "no JDK");
     let (java, dir) = java.expect("just looked");
     let args = ["-cp", &dir.path().to_string_lossy(), "Busy"];
-    let mut held = Run::new(java, args).options(["--settle=100s", "--backing=image"]).hold();
-    held.wait_line("ready");
+    let held = Run::new(java, args).options(["--settle=100s", "--backing=image"]).hold();
     let pid = held.pid();
     let jvm = |vma: &Vma| vma.path.contains("tiexec:libjvm.so") && vma.huge() > 0;
     let is_huge = soon(|| vmas(pid).iter().any(jvm));

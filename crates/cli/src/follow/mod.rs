@@ -45,7 +45,8 @@ const QUIET: Duration = Duration::from_millis(10);
 const BEGINNING: Duration = Duration::from_secs(1);
 /// The pause after records were read: the next may gather meanwhile.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long to look for a thread that takes a stop well; later it is tried again.
+/// How long to look for a thread that takes a stop well, at first; later it is tried again, and for longer:
+/// where there are more threads than processors, one may wait for its turn.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// The first pause where looking again is all there is; each is twice the one before.
 const FIRST_GAP: Duration = Duration::from_millis(100);
@@ -337,12 +338,12 @@ impl<'a> Follower<'a> {
         if now < program.seen + BEGINNING && !has_worked(pid) {
             return true;
         }
-        let mapped = program.mapped.clone();
+        let (mapped, patience) = (program.mapped.clone(), program.gap.clamp(PATIENCE, LONGEST_GAP));
         if !self.is_meant(pid, program.seen_ticks) {
             return false;
         }
         let by_copy = told && mapped.iter().all(|mapping| self.copied.contains(mapping));
-        match self.treat(pid, by_copy) {
+        match self.treat(pid, by_copy, patience) {
             Ok(Came::NothingToGain) => {
                 self.nothing_to_gain.extend(mapped.into_iter().map(|mapping| (mapping, now)));
                 false
@@ -379,10 +380,10 @@ impl<'a> Follower<'a> {
 
     /// Treats a process. `by_copy` says that the page cache need not be looked at: its files were not in
     /// huge folios before.
-    fn treat(&mut self, pid: Pid, by_copy: bool) -> Result<Came, SkipReason> {
+    fn treat(&mut self, pid: Pid, by_copy: bool, patience: Duration) -> Result<Came, SkipReason> {
         let target = Target::open(pid).map_err(|failure| failure.reason)?;
         let mut order = target.order(self.settings, false);
-        order.patience = PATIENCE;
+        order.patience = patience;
         order.sources.pagecache &= !by_copy;
         let (attached, report) = carry_out(&order, self.settings.select, &mut self.images)
             .map_err(|failure| failure.reason)?;
