@@ -105,20 +105,17 @@ impl Held {
 
     /// Waits until the kernel reports it stopped, as a shell does.
     pub(crate) fn wait_stopped(&self) -> i32 {
-        let until = Instant::now() + patience(SOON);
-        loop {
-            let mut status = 0;
+        let mut status = 0;
+        let reported = soon(|| {
             // SAFETY: the status is a live integer.
             let pid =
                 unsafe { libc::waitpid(self.pid(), &mut status, libc::WUNTRACED | libc::WNOHANG) };
-            if pid == self.pid() {
-                assert!(libc::WIFSTOPPED(status), "{} ended: {status:#x}", self.command);
-                return libc::WSTOPSIG(status);
-            }
-            assert_eq!(pid, 0, "{}: waitpid", self.command);
-            assert!(Instant::now() < until, "{} does not stop", self.command);
-            std::thread::sleep(Duration::from_millis(1));
-        }
+            assert!(pid == 0 || pid == self.pid(), "{}: waitpid", self.command);
+            pid != 0
+        });
+        assert!(reported, "{} does not stop", self.command);
+        assert!(libc::WIFSTOPPED(status), "{} ended: {status:#x}", self.command);
+        libc::WSTOPSIG(status)
     }
 
     /// Panics with everything known about it unless all its whole huge pages are PMD-mapped.

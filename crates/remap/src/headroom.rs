@@ -32,14 +32,19 @@ pub fn check(process: &ProcDir, bytes: u64) -> Result<(), Failure> {
 /// # Errors
 /// `memory_headroom`.
 pub(crate) fn check_cache(bytes: u64) -> Result<(), Failure> {
-    let info = rustix::system::sysinfo();
-    let most = info.totalram.saturating_mul(info.mem_unit.into()) / 4;
+    let most = total_memory() / 4;
     if bytes <= most {
         return Ok(());
     }
     let (text, most) = (mib(bytes), mib(most));
     let detail = format!("{text} MiB of text are more than a quarter of the memory ({most} MiB)");
     Err(Failure::new(SkipReason::MemoryHeadroom, detail))
+}
+
+/// Returns how much memory the machine has, in bytes.
+pub(crate) fn total_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(info.mem_unit.into())
 }
 
 fn check_machine(bytes: u64) -> Result<(), Failure> {

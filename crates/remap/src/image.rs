@@ -117,10 +117,12 @@ pub fn fill(
     }
     let too_long = |_| Failure::new(SkipReason::AddressSpace, "the text is too long to map");
     let (spans, beyond) = within_file(source.file, spans, pages);
-    let bytes: u64 = spans.iter().map(|span| span.range.len()).sum();
-    if let (0, Some(beyond)) = (bytes, &beyond) {
-        return Err(beyond.clone());
+    if spans.is_empty()
+        && let Some(beyond) = beyond
+    {
+        return Err(beyond);
     }
+    let bytes: u64 = spans.iter().map(|span| span.range.len()).sum();
     let len = usize::try_from(bytes).map_err(too_long)?;
     rustix::fs::ftruncate(memfd, bytes)
         .map_err(|errno| Failure::new(no_page, SysError::of("ftruncate")(errno)))?;
@@ -295,7 +297,9 @@ fn within_file(file: &File, spans: &[Span], pages: Pages) -> (Vec<Span>, Option<
         beyond.get_or_insert_with(|| {
             Failure::new(SkipReason::ReadFailed, format_args!("the file ends at {len:#x}"))
         });
-        if let Some(range) = AddrRange::with_len(span.range.start(), whole).filter(|_| whole > 0) {
+        if whole > 0
+            && let Some(range) = AddrRange::with_len(span.range.start(), whole)
+        {
             within.push(Span { range, ..*span });
         }
     }

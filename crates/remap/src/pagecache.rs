@@ -52,15 +52,14 @@ pub(crate) fn bring(
     deadline: Option<Instant>,
 ) -> Result<Prepared, Failure> {
     let mut prepared = Prepared::default();
-    let mut wanted = 0;
-    headroom::check_cache(total(chunks))?;
+    let wanted = total(chunks);
+    headroom::check_cache(wanted)?;
     for run in runs(chunks) {
         let mapping = map(file, &run, pages)?;
         let _no_thp = mapping.advise_huge();
         // One huge page each touch, and nothing ahead: what is read ahead, once it is beyond the
         // device's read_ahead_kb, comes in small folios (Linux 6.18, xfs and ext4 alike).
         mapping.advise_random().map_err(unmapped)?;
-        wanted += run.end - run.start;
         let mut late = !touch(&mapping, huge_pages(&run, pages), pages, deadline);
         let mut huge = mapping.huge_parts(pages.pmd).map_err(unseen)?;
         if !late && total(&huge) < run.end - run.start {

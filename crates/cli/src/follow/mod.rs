@@ -45,13 +45,12 @@ const QUIET: Duration = Duration::from_millis(10);
 const BEGINNING: Duration = Duration::from_secs(1);
 /// The pause after records were read: the next may gather meanwhile.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long to look for a thread that takes a stop well, at first; later it is tried again, and for longer:
-/// where there are more threads than processors, one may wait for its turn.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// The first pause where looking again is all there is; each is twice the one before.
+/// The first pause where looking again is all there is; each is twice the one before. For as long, too, a
+/// thread is looked for that takes a stop well: where there are more threads than processors, one may wait for
+/// its turn.
 const FIRST_GAP: Duration = Duration::from_millis(100);
 /// The longest pause between two looks through `/proc`, and before a program that could not be treated is
-/// tried again.
+/// tried again; and the longest look for a thread.
 const LONGEST_GAP: Duration = Duration::from_secs(1);
 /// For how long it is remembered that a file's mapping had nothing to gain.
 const MEMORY: Duration = Duration::from_secs(10);
@@ -110,6 +109,13 @@ struct Program {
     gap: Duration,
     /// What it has mapped that could be huge, and was not looked at since.
     mapped: Vec<Mapping>,
+}
+
+impl Program {
+    /// When to look at it if it maps nothing more after `now`.
+    fn quiet_from(&self, now: Instant) -> Instant {
+        (now + QUIET).max(self.seen + AGE)
+    }
 }
 
 /// Who hears of what was done to a process.
@@ -246,12 +252,12 @@ impl<'a> Follower<'a> {
             // What was mapped is not known: everybody in the beginning is looked at.
             let now = Instant::now();
             for program in self.programs.values_mut().filter(|program| now < program.until) {
-                program.due.get_or_insert((now + QUIET).max(program.seen + AGE));
+                program.due.get_or_insert(program.quiet_from(now));
             }
-        }
-        if lost && self.settings.follow {
-            self.tree.take_in(self.programs.keys().copied());
-            self.look_around();
+            if self.settings.follow {
+                self.tree.take_in(self.programs.keys().copied());
+                self.look_around();
+            }
         }
     }
 
@@ -268,7 +274,7 @@ impl<'a> Follower<'a> {
         };
         let into_huge_page = range.start().get() & (huge.bytes() - 1);
         program.mapped.push(Mapping { file, file_offset, len: range.len(), into_huge_page });
-        program.due = Some((now + QUIET).max(program.seen + AGE));
+        program.due = Some(program.quiet_from(now));
     }
 
     /// Looks through `/proc` for programs not seen yet; returns whether there were any, `None` if
@@ -338,7 +344,7 @@ impl<'a> Follower<'a> {
         if now < program.seen + BEGINNING && !has_worked(pid) {
             return true;
         }
-        let (mapped, patience) = (program.mapped.clone(), program.gap.clamp(PATIENCE, LONGEST_GAP));
+        let (mapped, patience) = (program.mapped.clone(), program.gap.min(LONGEST_GAP));
         if !self.is_meant(pid, program.seen_ticks) {
             return false;
         }

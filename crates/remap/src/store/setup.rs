@@ -14,6 +14,7 @@ use tiexec_core::config::parse_bytes;
 use tiexec_sys::{Errno, thp};
 
 use super::directory::{Directory, SYSTEM, is_mount, system_place};
+use crate::headroom::total_memory;
 
 /// How large the store may become.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,11 +38,7 @@ impl Size {
         let page = rustix::param::page_size() as u64;
         let bytes = match self {
             Self::Bytes(bytes) => bytes,
-            Self::Percent(percent) => {
-                let info = rustix::system::sysinfo();
-                let total = info.totalram.saturating_mul(info.mem_unit.into());
-                total / 100 * u64::from(percent)
-            }
+            Self::Percent(percent) => total_memory() / 100 * u64::from(percent),
         };
         bytes.checked_next_multiple_of(page).unwrap_or(bytes)
     }
