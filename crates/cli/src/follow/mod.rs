@@ -249,9 +249,10 @@ impl<'a> Follower<'a> {
             }
         }
         if lost {
-            // What was mapped is not known: everybody in the beginning is looked at.
+            // What was mapped is not known: everybody in the beginning is looked at, whatever is known of it.
             let now = Instant::now();
             for program in self.programs.values_mut().filter(|program| now < program.until) {
+                program.mapped.clear();
                 program.due.get_or_insert(program.quiet_from(now));
             }
             if self.settings.follow {
