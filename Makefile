@@ -40,8 +40,11 @@ demo:
 	$(MAKE) --no-print-directory programs
 	scripts/demo --bin $(DIST)
 
-# One test of each kind, in a guest with an older kernel.
-SMOKE_TESTS := becomes_exit::exit_codes attach::attach_makes_text_huge helper_killed::after_each_register_write
+# One test of each kind, in a guest with an older kernel, and those that change what a whole machine would feel.
+SMOKE_TESTS := launch::becomes_exit::exit_codes attach::manual::attach_makes_text_huge launch::helper_killed::after_each_register_write \
+	attach::limits::no_overcommit fail_open::hardened::thp_never fail_open::hardened::yama fail_open::resources::shmem_deny \
+	fail_open::resources::strict_overcommit fail_open::resources::thp_never \
+	hostile::targets::one_of_a_cgroup hostile::targets::one_that_a_cgroup_v2
 
 # cargo test comes last: its closing lines are the verdict.
 test:

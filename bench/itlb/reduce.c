@@ -1,5 +1,5 @@
 /* Reads valgrind's lackey trace, writes the pages of its instructions for the tests of the iTLB model: see
-   crates/core/tests/itlb/recorded.rs for the form.
+   crates/advise/tests/itlb/recorded.rs for the form.
 
    References are left out where no LRU of KEEP or more entries could tell (Kaplan, Smaragdakis, Wilson: "Trace reduction for virtual
    memory simulations", SIGMETRICS 1999, "safely allowed drop"): of three references to a page, the middle one, if fewer than KEEP

@@ -1,5 +1,6 @@
 """What is made of samples: medians, how much single ones scatter, how well the median is known."""
 
+import math
 import random
 import statistics
 
@@ -17,6 +18,11 @@ def summary(values):
     """Median, quartiles and the median's 95 % interval, of at least two values."""
     low, _, high = statistics.quantiles(values, n=4)
     return {"median": statistics.median(values), "quartiles": [low, high], "interval": list(interval(values))}
+
+
+def percentile(values, percent):
+    """The smallest value that so many percent of the values do not exceed (nearest rank)."""
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
 def spread(values, unit=1, form="{:.1f}"):

@@ -10,8 +10,10 @@ libfuzzer_sys::fuzz_target!(|text: &[u8]| {
         assert!(found.mount.len() <= mounts.len());
         assert!(found.below.len() <= own.len());
     }
-    if let Some(unit) = cgroup::unit(own) {
-        assert!(unit.ends_with(".service") || unit.ends_with(".scope"));
-        assert!(!unit.contains('/'));
+    for init in [&b""[..], own, mounts] {
+        let Some(units) = cgroup::units(own, init) else { continue };
+        let user = units.user.map(|user| user.name).unwrap_or_default();
+        assert!(!units.system.is_empty() && !units.system.contains('/') && !user.contains('/'));
+        assert!(!units.system.ends_with(".slice") && !user.ends_with(".slice"));
     }
 });

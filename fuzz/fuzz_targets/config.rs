@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use tiexec_core::config::{Layer, Settings, parse_duration};
+use tiexec_core::config::{Layer, Settings};
+use tiexec_core::value::parse_duration;
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
     if let Ok(duration) = parse_duration(text) {

@@ -20,7 +20,7 @@ fn vma(record: &[u8; 26], base: u64) -> Option<Vma> {
         perms: Perms { read: bit(0), write: bit(1), exec: bit(2), shared: bit(3) },
         file_offset: word(16),
         file: FileId { inode, ..FileId::default() },
-        name: if inode == 0 { Vec::new() } else { format!("/bin/{inode}").into_bytes() },
+        name: if inode == 0 { Vec::new() } else { format!("/bin/{inode}").into_bytes() }.into(),
         ..Vma::default()
     })
 }

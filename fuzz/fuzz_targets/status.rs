@@ -6,7 +6,7 @@ use tiexec_core::proc::status;
 libfuzzer_sys::fuzz_target!(|text: &[u8]| {
     let status = status::parse(text);
     assert!(status.name.len() <= text.len());
-    // What nobody may add to: lines it does not know change nothing.
+    // Lines that the parser does not know change nothing.
     let more = [text, b"\nNoSuchField:\t1\n"].concat();
     assert_eq!(status::parse(&more), status);
 });

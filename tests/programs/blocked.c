@@ -28,7 +28,7 @@ unsigned char patterns[16 * 32];
 
 long guarded_call(long number, const long arguments[6], long *intact);
 #ifdef __aarch64__
-/* No red zone here. Of a vector a call keeps the lower 16 bytes; x8 is another one's if the kernel goes on with the time that remains. */
+/* No red zone here. A call keeps the lower 16 bytes of a vector; x8 is another call's if the kernel goes on with the time that remains. */
 __asm__(".text\n"
         ".globl guarded_call\n"
         ".type guarded_call, %function\n"
@@ -123,7 +123,7 @@ __asm__(".text\n"
         "ret\n");
 #endif
 
-/* What both processes know. */
+/* Known to both processes. */
 static int *word;
 static int ends[2], sockets[2], listener, semaphore, queue, locked;
 static char big[1 << 20];

@@ -36,7 +36,7 @@ __asm__(".text\n.globl _start\n_start:\n"
         "movq %rax, regs+224(%rip)\n"
         "andq $-16, %rsp\n"
         "call finish\n"
-        /* What a libc brings, and remote calls need: syscall; ret, and a return from a signal. */
+        /* Remote calls need these, and a libc brings them: syscall; ret, and a return from a signal. */
         ".globl gadget_syscall\ngadget_syscall: syscall\nret\n"
         ".globl gadget_sigreturn\ngadget_sigreturn: movq $15, %rax\nsyscall\n"
         ".bss\n.balign 16\nregs: .skip 512\n.text\n");

@@ -1,7 +1,9 @@
 /* Looks after its own image: does what the lines it reads say, and answers each with one line.
    check: every byte of every segment that is not written to is the file's. grow: a heap of 1 GiB more. protect: a page of
    read-only data made writable, written, and put back. trap ADDRESS: jumps there. neighbours FROM TO: from now on two threads map,
-   write, check and unmap pages between these addresses, wherever nothing is; told: how often they could. end: ends with 7. */
+   write, check and unmap pages between these addresses, wherever nothing is; told: how often they could. crowd GIB: maps a page at each
+   multiple of so many GiB, wherever nothing is. place ADDRESS KIND: maps a page there, of a kind that grows down or stays. lock FROM
+   TO: locks these addresses in memory. end: ends with 7. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <link.h>
@@ -11,6 +13,18 @@
 #include "situation.h"
 
 static const char *const fails = "fails";
+
+/* AddressSanitizer would find that objects are compared together with what lies between them. */
+#if defined(__SANITIZE_ADDRESS__)
+__attribute__((no_sanitize_address)) static int differ(const unsigned char *a, const unsigned char *b, unsigned long len)
+{
+    while (len && *a++ == *b++)
+        len--;
+    return len != 0;
+}
+#else
+#define differ memcmp
+#endif
 
 static int compare(struct dl_phdr_info *info, size_t size, void *told)
 {
@@ -29,7 +43,7 @@ static int compare(struct dl_phdr_info *info, size_t size, void *told)
             unsigned long len = load->p_filesz - at;
             if (len > sizeof there)
                 len = sizeof there;
-            if (pread(file, there, len, load->p_offset + at) != (ssize_t)len || memcmp(here + at, there, len))
+            if (pread(file, there, len, load->p_offset + at) != (ssize_t)len || differ(here + at, there, len))
                 return -1;
             at += len;
         }
@@ -115,10 +129,25 @@ static void neighbours(void)
     puts("neighbours 2");
 }
 
+static void crowd(unsigned long gib)
+{
+    unsigned long pages = 0;
+    for (unsigned long at = gib << 30; at < 1UL << 47; at += gib << 30)
+        pages += mmap((void *)at, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != MAP_FAILED;
+    printf("crowd %lu\n", pages);
+}
+
+static void place(unsigned long at, const char *kind)
+{
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | (!strcmp(kind, "grows") ? MAP_GROWSDOWN : 0);
+    void *page = mmap((void *)at, PAGE, PROT_READ | PROT_WRITE, flags, -1, 0);
+    printf("place %s\n", page == (void *)at ? kind : fails);
+}
+
 int main(void)
 {
-    char line[128];
-    unsigned long address;
+    char line[128], kind[8];
+    unsigned long address, end, gib;
     setvbuf(stdout, 0, _IOLBF, 0);
     setvbuf(stdin, 0, _IONBF, 0);
     printf("pid %d\nready\n", getpid());
@@ -131,6 +160,12 @@ int main(void)
             protect();
         else if (sscanf(line, "neighbours %lx %lx", &from, &to) == 2)
             neighbours();
+        else if (sscanf(line, "crowd %lu", &gib) == 1)
+            crowd(gib);
+        else if (sscanf(line, "place %lx %7s", &address, kind) == 2)
+            place(address, kind);
+        else if (sscanf(line, "lock %lx %lx", &address, &end) == 2)
+            printf("lock %s\n", mlock((void *)address, end - address) ? fails : "ok");
         else if (!strcmp(line, "told\n"))
             printf("told %lu\n", atomic_exchange(&mapped, 0));
         else if (sscanf(line, "trap %lx", &address) == 1)

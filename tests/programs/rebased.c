@@ -64,7 +64,7 @@ static int in_text(unsigned long addr)
     return p && p->perms[2] == 'x';
 }
 
-/* What ld.so relocates, what the kernel zeroes, what crt1 runs. */
+/* Data that ld.so relocates, data that the kernel zeroes, functions that crt1 runs. */
 static int data = 12345, constructed;
 static char pattern[10000] = {1, 2, 3, [9999] = 4};
 static char zeroes[300001];

@@ -121,7 +121,7 @@ int main(int argc, char **argv)
         vectors[i] = (unsigned char)(i * 37 + 11 + (i >> 8));
     for (unsigned i = 0; i < sizeof predicates; i++)
         predicates[i] = (unsigned char)(i * 29 + 3);
-    /* What may be written to the first-fault register: a run of ones, then zeros. */
+    /* The first-fault register takes only a run of ones, then zeros. */
     unsigned char *first_fault = predicates + PREDICATES * (vl / 8);
     memset(first_fault, 0, LONGEST / 8);
     memset(first_fault, 0xff, (unsigned)vl / 16);

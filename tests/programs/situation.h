@@ -1,4 +1,4 @@
-/* What the programs share: what smaps says about their own text, and the handshake with the test over stdin and stdout. */
+/* Shared by the programs: the figures of smaps about their own text, and the handshake with the test over stdin and stdout. */
 #ifndef SITUATION_H
 #define SITUATION_H
 

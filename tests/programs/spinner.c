@@ -125,8 +125,8 @@ static void hold(void)
         wrong("registers");
 }
 
-/* Adds one to the counter of the processor it runs on: load, wait a little, store. Whoever is moved or interrupted between must begin
-   again. Returns 1 if it was. */
+/* Adds one to the counter of the processor it runs on: load, wait a little, store. A thread that is moved or interrupted in
+   between must begin again. Returns 1 if it was. */
 static int add_one(struct rseq *area)
 {
     unsigned cpu = area->cpu_id_start;

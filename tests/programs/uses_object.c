@@ -1,5 +1,5 @@
-/* Runs the text of its shared object, and its own, in eight threads all the time, until its input ends; exits with its first argument. What
-   else it does first is said by its second. */
+/* Runs the text of its shared object, and its own, in eight threads all the time, until its input ends; exits with its first argument. Its
+   second argument says what else it does first. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -10,12 +10,15 @@ share() {
 share modules /lib/modules
 share repository "$repository"
 share target "$target"
-mkdir -p /dev/pts /dev/shm /usr/local/bin
+mkdir -p /dev/pts /dev/shm /mnt /usr/local/bin
 mount -t devpts devpts /dev/pts
 mount -t tmpfs -o nosuid,nodev tmpfs /dev/shm
 mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs /run
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
+# As systemd leaves it.
+echo +memory >/sys/fs/cgroup/cgroup.subtree_control
 mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
+modprobe fuse 2>/dev/null
 ln -sf /proc/self/fd /dev/fd
 ln -sf /proc/self/fd/0 /dev/stdin
 echo guest >/proc/sys/kernel/hostname
@@ -28,7 +31,7 @@ pool=/proc/sys/vm/nr_hugepages
 [ ! -e $thp ] || echo madvise >$thp/enabled
 export TIEXEC_TEST_PATIENCE=20 TIEXEC_TEST_THROWAWAY=1
 
-# What the doctor finds, with a page in the pool to be found.
+# The doctor's findings, with a page in the pool to be found.
 mkdir -m 1777 /disk "$files"/doctor
 mount --bind "$files"/doctor /disk
 [ ! -e $pool ] || echo 2 >$pool

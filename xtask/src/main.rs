@@ -2,6 +2,8 @@
 //! from them; the tests on other kernels; and the packages of a release.
 
 mod dist;
+#[cfg(test)]
+mod security;
 mod vm;
 
 use std::fs;

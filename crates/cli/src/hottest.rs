@@ -2,20 +2,21 @@
 
 use std::time::{Duration, Instant};
 
+use tiexec_advise::budget::{Heat, choose};
+use tiexec_advise::itlb::{Itlb, MissTime};
+use tiexec_advise::samples::Tally;
 use tiexec_core::addr::{Pages, RemoteAddr};
-use tiexec_core::budget::{Budget, Choice, Heat, choose};
+use tiexec_core::budget::{Budget, Choice};
 use tiexec_core::config::{BackingChoice, Settings};
-use tiexec_core::itlb::MissTime;
 use tiexec_core::report::Report;
-use tiexec_core::samples::Tally;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{AttachOrder, Attached, Images, attach};
 use tiexec_sys::sampler::Heirs;
-use tiexec_sys::{Pid, SysError, itlb, mapped};
+use tiexec_sys::{Pid, SysError, areas, processor};
 
 use crate::ctl::attach::journal::Record;
-use crate::ctl::attach::{Target, carry_out};
+use crate::ctl::attach::{LONGEST, Target, carry_out};
 use crate::follow::Tell;
 use crate::memory;
 use crate::sampling::{FREQUENCY, Sampling, miss_time, number};
@@ -76,8 +77,8 @@ impl Hot {
             .filter(|page| Some(page.space) == space)
             .map(|page| (page.at, page.samples))
             .collect();
-        let huge = mapped::huge_text(&target.process, self.pages.pmd).unwrap_or_default();
-        let itlb = itlb::read();
+        let huge = areas::huge_text(&target.process, self.pages).unwrap_or_default();
+        let itlb = Itlb::of(&processor::read());
         let (pages, time) = (self.pages, self.time);
         let heat = Heat {
             pages,
@@ -111,12 +112,18 @@ impl Hot {
     }
 }
 
-/// What the huge pages are made of: copies, unless the page cache is named. Once a file's page cache is
-/// huge, the kernel maps all of it so.
+/// Makes the order: the huge pages are copies, unless the user names the page cache. Once a file's page
+/// cache is huge, the kernel maps all of it so.
 fn order<'a>(target: &'a Target, settings: &Settings, dry_run: bool) -> AttachOrder<'a> {
     let mut order = target.order(settings, dry_run);
     order.sources.pagecache = settings.backing == BackingChoice::Pagecache;
     order
+}
+
+/// Returns how long [`look_after`] may take, at most.
+pub(crate) fn longest(settings: &Settings) -> Duration {
+    let sampling = if settings.settle.is_zero() { USUAL } else { settings.settle };
+    sampling.saturating_add(PATIENCE).saturating_add(LONGEST)
 }
 
 /// Looks after a program that has just been started: samples it, and takes its hottest huge pages.

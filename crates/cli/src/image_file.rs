@@ -10,7 +10,7 @@ use tiexec_core::elf::{ElfError, ElfFacts, ElfHeader};
 use tiexec_core::script;
 use tiexec_core::skip::SkipReason;
 
-/// What an exec of a program would run.
+/// The program that an exec would run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// A program whose text we may look after.
@@ -108,7 +108,7 @@ fn judge_elf(path: PathBuf, file: &File, meta: &std::fs::Metadata, prefix: &[u8]
 
 /// Opens a file for reading; does not wait at a FIFO.
 pub(crate) fn open(path: &Path) -> std::io::Result<File> {
-    // Not to wait for the other end of a FIFO.
+    // The open must not wait for the other end of a FIFO.
     OpenOptions::new()
         .read(true)
         .custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed())

@@ -10,7 +10,7 @@ use crate::options::MemoryOptions;
 /// Checks what was said by option. (What the environment says wrongly leaves text on base pages.)
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// The defect, in words.
 pub(crate) fn check(said: MemoryOptions, settings: &Settings) -> Result<(), String> {
     if let Some(size) = said.page_size {
         if settings.backing != BackingChoice::Hugetlb {

@@ -7,12 +7,10 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use tiexec_core::addr::PageSize;
 use tiexec_core::budget::Budget;
-use tiexec_core::config::{
-    BackingChoice, Edges, Layer, parse_bytes, parse_duration, parse_page_size,
-    parse_positive_duration,
-};
+use tiexec_core::config::{BackingChoice, Edges, Layer};
 use tiexec_core::numa::Numa;
 use tiexec_core::select::Select;
+use tiexec_core::value::{parse_bytes, parse_duration, parse_page_size, parse_positive_duration};
 use tiexec_remap::store::setup::Size;
 
 /// `tiexec`: becomes a program, with its text on huge pages.
@@ -33,8 +31,8 @@ pub struct Launch {
     #[command(flatten)]
     pub settings: LaunchSettings,
 
-    /// Print what would become huge, and stop: the program never runs. What --max-huge-pages would take
-    /// is not known then
+    /// Print what would become huge, and stop: the program never runs. The pages that --max-huge-pages
+    /// would take are not known then
     #[arg(long)]
     pub dry_run: bool,
 
@@ -124,9 +122,9 @@ pub struct MemoryOptions {
 /// How the ragged edges of a text are treated.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct EdgeOptions {
-    /// What to do with the head and tail of the text that fill no huge page: conservative (leave them),
-    /// pad (take those with enough text where the rest of the huge page is free or read-only data of the
-    /// same file, which becomes executable), or aggressive (take all such) [default: conservative]
+    /// Take or leave the head and tail of the text that fill no huge page: conservative (leave them), pad
+    /// (take those with enough text where the rest of the huge page is free or read-only data of the same
+    /// file, which becomes executable), or aggressive (take all such) [default: conservative]
     #[arg(long, value_name = "EDGES")]
     pub edges: Option<Edges>,
 
@@ -160,7 +158,7 @@ impl LaunchSettings {
     }
 }
 
-/// What happens after the beginning.
+/// Settings for the time after the beginning.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Later {
     /// Also the programs that the program and its children start, as long as any of them lives
@@ -171,9 +169,9 @@ pub struct Later {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub settle: Option<Duration>,
 
-    /// Take no more than so many huge pages, the hottest first; auto: what a model of the instruction TLB
-    /// expects to pay. Where the program executes is sampled for the time of --settle (5s) before
-    /// anything is taken
+    /// Take at most this number of huge pages, the hottest first; auto: as many as a model of the
+    /// instruction TLB expects to pay. Where the program executes is sampled for the time of --settle (5s)
+    /// before anything is taken
     #[arg(long, value_name = "NUM|auto", conflicts_with = "follow")]
     pub max_huge_pages: Option<Budget>,
 
@@ -211,7 +209,7 @@ impl Later {
     max_term_width = 100
 )]
 pub struct Ctl {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: CtlCommand,
 }
@@ -318,13 +316,17 @@ pub struct Targets {
     #[arg(value_name = "PID", group = "targets")]
     pub pids: Vec<String>,
 
-    /// Every process that runs this program
+    /// Every process that runs this file
     #[arg(long, value_name = "FILE", group = "targets")]
     pub exe: Option<PathBuf>,
 
-    /// Every process of this systemd unit
+    /// Every process of this unit of the system's systemd
     #[arg(long, value_name = "UNIT", group = "targets")]
     pub unit: Option<String>,
+
+    /// Every process of this unit of a user's own systemd (as root: of any user's)
+    #[arg(long, value_name = "UNIT", group = "targets")]
+    pub user: Option<String>,
 }
 
 /// The options of `tiexecctl advise`.
@@ -378,8 +380,8 @@ pub struct Bench {
     #[arg(short, long, conflicts_with = "attach")]
     pub ignore_failure: bool,
 
-    /// What to compare: a figure in the command's output, where this regular expression matches (its
-    /// first group, or all of it). With --attach, a command for the shell that prints one at its end
+    /// The figure to compare: the part of the command's output that this regular expression matches (its
+    /// first group, or all of it). With --attach, a command for the shell that prints a figure at its end
     #[arg(long, value_name = "REGEX|CMD")]
     pub metric: Option<String>,
 
@@ -480,7 +482,7 @@ impl Attach {
     /// Makes them of `tiexec -p PID`.
     pub fn from_launch(pid: String, settings: &LaunchSettings, dry_run: bool) -> Self {
         Self {
-            targets: Targets { pids: vec![pid], exe: None, unit: None },
+            targets: Targets { pids: vec![pid], exe: None, unit: None, user: None },
             backing: settings.backing,
             memory: settings.memory,
             select: settings.select,

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use tiexec_advise::itlb::MissTime;
+use tiexec_advise::samples::Tally;
 use tiexec_core::addr::{PageSize, Pages};
-use tiexec_core::itlb::MissTime;
+use tiexec_core::perf::samples::What;
 use tiexec_core::proc::{maps, status};
-use tiexec_core::samples::{Tally, What};
 use tiexec_remap::headroom;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::sampler::{Clock, Heirs, Sampler, Woken};
@@ -14,10 +15,11 @@ use tiexec_tracee::threads;
 
 /// How often the buffers are emptied.
 const DRAIN: Duration = Duration::from_millis(100);
-/// How often is looked at those who live: a command may end at any time.
+/// The pause between looks at which processes still live: a command may end at any time.
 const LOOK: Duration = Duration::from_millis(500);
-/// Samples in a second of each thread's time, if nothing else is said: no divisor of what programs do
-/// so and so often, and in a guest, where an interrupt takes 25 µs, little more than 1 % of their time.
+/// Samples in a second of each thread's time, unless an option says otherwise. The number divides no
+/// usual frequency of a program's periodic work. In a guest, where an interrupt takes 25 µs, the samples
+/// cost little more than 1 % of the threads' time.
 pub(crate) const FREQUENCY: u32 = 499;
 
 /// A sampling under way.
@@ -65,8 +67,8 @@ impl Sampling {
         Ok(Self { sampler, tally: Tally::new(base), only: None })
     }
 
-    /// Samples until `end`, until all have ended, or until `over`; has `look` look at those who live,
-    /// now and then and at the end.
+    /// Samples until `end`, until all have ended, or until `over`. Calls `look` on the living processes
+    /// at intervals and at the end.
     ///
     /// # Errors
     /// As ppoll(2).

@@ -1,8 +1,8 @@
-//! What the user may set: by option, by `TIEXEC=key=value,…`, or in the configuration file.
+//! The user's settings: by option, by `TIEXEC=key=value,…`, or in the configuration file.
 //!
-//! All three give a [`Layer`]; a layer says only what was said. [`Settings::from_layers`] puts them
-//! together: options beat environment beats configuration beats default; `off` is a kill switch and
-//! beats them all.
+//! Each source gives a [`Layer`], which holds only the settings that the source names.
+//! [`Settings::from_layers`] merges the layers: options beat environment beats configuration beats
+//! default. `off` is a kill switch and beats them all.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,6 +15,7 @@ use crate::addr::PageSize;
 use crate::budget::Budget;
 use crate::numa::Numa;
 use crate::select::Select;
+use crate::value::{ValueError, parse_bytes, parse_duration, parse_page_size};
 
 /// Where the user wants the huge page to live.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
@@ -85,8 +86,9 @@ pub struct EdgePolicy {
 }
 
 impl EdgePolicy {
-    /// What hugetext's documentation recommends for `hugetext_pad_threshold`: every edge there is with
-    /// base pages of 4 KiB. Memory is cheaper than a missing iTLB entry; who thinks otherwise says so.
+    /// The value that hugetext's documentation recommends for `hugetext_pad_threshold`: every edge is
+    /// taken, if base pages have 4 KiB. Memory is cheaper than a missing iTLB entry; a user who thinks
+    /// otherwise sets a larger value.
     pub const DEFAULT_PAD_THRESHOLD: u64 = 4096;
 
     /// Returns the least text, in bytes, that a file must have for its edges to be taken; `None` where
@@ -119,86 +121,7 @@ impl Default for EdgePolicy {
     }
 }
 
-/// Parses a number of bytes as numactl(8) and systemd write it: with nothing, or with `K`, `M`, `G` or
-/// `T`, each 1024 of the one before, also as `KiB` and so on.
-///
-/// # Errors
-/// Anything else, and what 64 bits cannot hold.
-pub fn parse_bytes(text: &str) -> Result<u64, ValueError> {
-    let bad = || ValueError::new("a size such as 65536, 64K or 1MiB", text);
-    let unit_at = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
-    let (digits, unit) = text.split_at(unit_at);
-    let shift = match unit.strip_suffix("iB").unwrap_or(unit) {
-        "" if unit.is_empty() => 0,
-        "k" | "K" => 10,
-        "m" | "M" => 20,
-        "g" | "G" => 30,
-        "t" | "T" => 40,
-        _ => return Err(bad()),
-    };
-    let number = digits.parse::<u64>().map_err(|_malformed| bad())?;
-    number.checked_mul(1 << shift).ok_or_else(bad)
-}
-
-/// Parses the size of a page, as [`parse_bytes`].
-///
-/// # Errors
-/// Also what is no power of two.
-pub fn parse_page_size(text: &str) -> Result<PageSize, ValueError> {
-    let size = PageSize::new(parse_bytes(text)?);
-    size.ok_or_else(|| ValueError::new("the size of a page such as 64K, 2M or 1G", text))
-}
-
-/// A value that a key cannot take.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
-#[error("{found:?} is not {expected}")]
-pub struct ValueError {
-    expected: &'static str,
-    found: String,
-}
-
-impl ValueError {
-    pub(crate) fn new(expected: &'static str, found: &str) -> Self {
-        Self { expected, found: found.to_owned() }
-    }
-}
-
-/// Parses a duration as `timeout(1)` and systemd write it: a number, perhaps with a fraction, and
-/// `us`, `ms`, `s` (the default) or `m`.
-///
-/// # Errors
-/// Anything else, and more than a day.
-pub fn parse_duration(text: &str) -> Result<Duration, ValueError> {
-    let bad = || ValueError::new("a duration such as 250ms or 1.5s", text);
-    let unit_at =
-        text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
-    let (digits, unit) = text.split_at(unit_at);
-    let seconds_per_unit = match unit {
-        "us" => 1e-6,
-        "ms" => 1e-3,
-        "" | "s" => 1.0,
-        "m" => 60.0,
-        _ => return Err(bad()),
-    };
-    let Ok(count) = digits.parse::<f64>() else { return Err(bad()) };
-    match Duration::try_from_secs_f64(count * seconds_per_unit) {
-        Ok(duration) if duration <= Duration::from_secs(86_400) => Ok(duration),
-        _ => Err(bad()),
-    }
-}
-
-/// Parses a duration in which something is to be seen: see [`parse_duration`].
-///
-/// # Errors
-/// Those of [`parse_duration`], and no time at all.
-pub fn parse_positive_duration(text: &str) -> Result<Duration, ValueError> {
-    match parse_duration(text)? {
-        Duration::ZERO => Err(ValueError::new("longer than nothing", text)),
-        duration => Ok(duration),
-    }
-}
-
-/// What one source said; `None` is silence.
+/// The settings of one source; `None` if the source does not name the setting.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Layer {
     /// Switches TiExec off altogether.
@@ -237,7 +160,7 @@ pub struct Layer {
     pub max_huge_pages: Option<Budget>,
     /// Only programs whose path one of these patterns fits.
     pub only: Option<Vec<String>>,
-    /// Not the programs whose path one of these patterns fits.
+    /// Leaves out the programs whose path one of these patterns fits.
     pub except: Option<Vec<String>>,
 }
 
@@ -247,7 +170,7 @@ pub struct Layer {
 pub struct Malformed {
     /// The part, as written.
     pub item: String,
-    /// What is wrong with it.
+    /// The reason.
     pub problem: String,
 }
 
@@ -369,9 +292,9 @@ pub struct Settings {
     pub backing: BackingChoice,
     /// Which ragged edges are taken.
     pub edges: EdgePolicy,
-    /// The size of the hugetlb pool's pages; that of a huge page, if nothing is said.
+    /// The size of the hugetlb pool's pages; by default that of a huge page.
     pub page_size: Option<PageSize>,
-    /// On which nodes copies lie; where the kernel puts them, if nothing is said.
+    /// On which nodes copies lie; by default the kernel decides.
     pub numa: Option<Numa>,
     /// Refuse (exit 125) rather than run on base pages.
     pub strict: bool,
@@ -393,11 +316,11 @@ pub struct Settings {
     pub follow: bool,
     /// For how long to look again for what a program maps later; zero for not at all.
     pub settle: Duration,
-    /// How many huge pages to take, the hottest first; all, if nothing is said.
+    /// How many huge pages to take, the hottest first; by default all.
     pub max_huge_pages: Option<Budget>,
     /// Only programs whose path one of these patterns fits; all, if there are none.
     pub only: Vec<String>,
-    /// Not the programs whose path one of these patterns fits.
+    /// Leaves out the programs whose path one of these patterns fits.
     pub except: Vec<String>,
 }
 
@@ -439,7 +362,7 @@ impl Settings {
 }
 
 impl Settings {
-    /// Returns the size of the pool's pages, where the pool is what huge pages come from and a size is said.
+    /// Returns the size of the pool's pages, if huge pages come from the pool and a setting names a size.
     pub fn pool_page(&self) -> Option<PageSize> {
         self.page_size.filter(|_| self.backing == BackingChoice::Hugetlb)
     }
@@ -499,27 +422,6 @@ mod tests {
     }
 
     #[test]
-    fn sizes() {
-        for (text, bytes) in [
-            ("0", 0),
-            ("4096", 4096),
-            ("64K", 64 << 10),
-            ("64k", 64 << 10),
-            ("64KiB", 64 << 10),
-            ("1M", 1 << 20),
-            ("1MiB", 1 << 20),
-            ("2G", 2 << 30),
-            ("1TiB", 1 << 40),
-        ] {
-            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
-        }
-        for bad in ["", "K", "iB", "4iB", "1KB", "1kb", "1 K", "-1", "1.5M", "99999999999T", "0x10"]
-        {
-            assert!(parse_bytes(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
     fn edges_are_set_like_everything_else() {
         let (layer, none) = Layer::from_environment("edges=pad,pad-threshold=64K");
         assert_eq!(none, []);
@@ -544,15 +446,5 @@ mod tests {
         assert_eq!(of("page-size=64K,backing=hugetlb"), PageSize::new(64 << 10));
         assert_eq!((of("page-size=64K"), of("backing=hugetlb")), (None, None));
         assert_eq!(Layer::from_environment("page-size=65000,page-size=big").1.len(), 2);
-    }
-
-    #[test]
-    fn durations() {
-        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
-        assert_eq!(parse_duration("0"), Ok(Duration::ZERO));
-        assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
-        for bad in ["", "ms", "-1s", "1h", "1e9", "nan", "inf", "9999999999", "1.2.3s"] {
-            assert!(parse_duration(bad).is_err(), "{bad}");
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! How much of each file's text is PMD-mapped: read from smaps, never from what was asked.
+//! How much of each file's text is huge: what the kernel says of its pages, never what was asked for.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::addr::{AddrRange, PageSize, Pages};
+use crate::area::Area;
 use crate::numa::{self, OnNode};
 use crate::plan::Backing;
 use crate::proc::maps::Vma;
-use crate::proc::smaps::SmapsEntry;
 use crate::skip::SkipReason;
 
 /// How the name of every memfd of ours begins in maps.
@@ -54,7 +54,7 @@ pub struct FileCoverage {
     pub copied_bytes: u64,
     /// Bytes that are no text and became executable because they share a huge page with text.
     pub widened_bytes: u64,
-    /// By which backings.
+    /// The backings of its huge text.
     pub backings: Vec<Backing>,
     /// How much of `huge_bytes` lies in pages of which size, the smallest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -67,7 +67,7 @@ pub struct FileCoverage {
     pub rest: Vec<Rest>,
 }
 
-/// A reason known from the launch for text in `range` that smaps alone would call `base_pages`.
+/// A reason known from the launch for text in `range` that would be called `base_pages` by its pages alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Note {
     /// Which text.
@@ -81,13 +81,13 @@ pub fn is_ours(vma: &Vma) -> bool {
     vma.name.starts_with(IMAGE_NAME_PREFIX) || vma.path().ends_with(STORE_NAME_SUFFIX)
 }
 
-/// Adds up, per file, what smaps says of each text VMA; the file with the most text first.
+/// Adds up, per file, what is huge of each text VMA; the file with the most text first.
 ///
 /// A span of ours lies where a file's text was; it is counted to the file whose VMA it touches. Where
 /// `originals` says what text was there, in address order, that is believed, and what else is
 /// executable there is counted apart.
 pub fn coverage(
-    entries: &[SmapsEntry],
+    entries: &[Area],
     pages: Pages,
     notes: &[Note],
     originals: &[Vma],
@@ -124,9 +124,12 @@ pub fn coverage(
         }
         let text: u64 = texts.iter().map(|text| text.len()).sum();
         let widened = vma.range.len().saturating_sub(text);
-        let mapped = entry.pmd_mapped().min(vma.range.len());
-        // Which bytes are mapped so is not said where not all are: at least these.
-        let huge = mapped.saturating_sub(widened);
+        let mapped = entry.huge_in(vma.range);
+        let huge = match entry.huge {
+            Some(_) => texts.iter().map(|&text| entry.huge_in(text)).sum(),
+            // Which bytes are huge is not known: at least these.
+            None => mapped.saturating_sub(widened),
+        };
         let copied = if is_ours(vma) { mapped } else { 0 };
         let backing = backing_of(entry, pages.base).filter(|_| huge > 0);
         let size = (huge > 0).then(|| size_of(entry, pages, huge));
@@ -182,7 +185,7 @@ pub fn coverage(
         let whole: u64 = whole.map(AddrRange::len).sum();
         let left = len - run.huge.min(len);
         let edges = (len - whole).min(left);
-        // Of pieces with reasons of their own, that of the largest.
+        // If several pieces have a reason, the reason of the largest piece counts.
         let of_run = |note: &AddrRange| {
             let (start, end) =
                 (run.range.start().max(note.start()), run.range.end().min(note.end()));
@@ -223,16 +226,14 @@ pub fn coverage(
 /// Finds the file that the text of ours at `index` stands in for: the nearest VMA of a file that
 /// is joined to it without a gap, looking back first; one of its name before any other (libraries lie
 /// side by side).
-fn owner(entries: &[SmapsEntry], index: usize) -> &Vma {
+fn owner(entries: &[Area], index: usize) -> &Vma {
     let ours = &entries[index].vma;
     let back = entries[..=index].windows(2).rev().map(|pair| (&pair[0], &pair[1], &pair[0]));
     let forth = entries[index..].windows(2).map(|pair| (&pair[0], &pair[1], &pair[1]));
-    let joined = |(low, high, _): &(&SmapsEntry, &SmapsEntry, _)| {
-        low.vma.range.end() == high.vma.range.start()
-    };
+    let joined = |(low, high, _): &(&Area, &Area, _)| low.vma.range.end() == high.vma.range.start();
     let neighbours = back.take_while(joined).chain(forth.take_while(joined));
     let files: Vec<&Vma> = neighbours
-        .map(|(_, _, entry): (_, _, &SmapsEntry)| &entry.vma)
+        .map(|(_, _, entry): (_, _, &Area)| &entry.vma)
         .filter(|vma| vma.is_file_backed() && !is_ours(vma))
         .collect();
     let namesake = files.iter().find(|vma| is_image_of(ours, vma));
@@ -257,13 +258,13 @@ fn is_image_of(image: &Vma, file: &Vma) -> bool {
     !name.is_empty() && name.len() <= of.len() && name.iter().zip(of).all(same)
 }
 
-fn backing_of(entry: &SmapsEntry, base: PageSize) -> Option<Backing> {
-    if entry.hugetlb > 0 || entry.kernel_page_size > base.bytes() {
+fn backing_of(entry: &Area, base: PageSize) -> Option<Backing> {
+    if entry.is_hugetlb(base) {
         Some(Backing::Hugetlb)
-    } else if entry.shmem_pmd_mapped > 0 && is_ours(&entry.vma) {
+    } else if entry.file_huge > 0 && is_ours(&entry.vma) {
         let memfd = entry.vma.name.starts_with(IMAGE_NAME_PREFIX);
         Some(if memfd { Backing::Image } else { Backing::Store })
-    } else if entry.file_pmd_mapped > 0 || entry.shmem_pmd_mapped > 0 {
+    } else if entry.file_huge > 0 {
         // A file on a tmpfs has its page cache there too.
         Some(Backing::Pagecache)
     } else if entry.anon_huge > 0 {
@@ -274,9 +275,9 @@ fn backing_of(entry: &SmapsEntry, base: PageSize) -> Option<Backing> {
 }
 
 /// Says in which pages the `huge` bytes of a VMA lie.
-fn size_of(entry: &SmapsEntry, pages: Pages, huge: u64) -> OfSize {
-    let of_pool = entry.kernel_page_size > pages.base.bytes();
-    let page_size = if of_pool { entry.kernel_page_size } else { pages.pmd.bytes() };
+fn size_of(entry: &Area, pages: Pages, huge: u64) -> OfSize {
+    let of_pool = entry.is_hugetlb(pages.base);
+    let page_size = if of_pool { entry.page_size } else { pages.pmd.bytes() };
     OfSize { page_size, pmd_mapped: page_size == pages.pmd.bytes(), bytes: huge }
 }
 
@@ -360,6 +361,7 @@ mod tests {
     fn a_switched_span_finds_its_file_above_it_too() {
         let files = coverage_of(
             "00600000-00800000 r-xp 00000000 00:01 77 /memfd:tiexec:m (deleted)\n\
+             KernelPageSize: 2048 kB\n\
              Private_Hugetlb: 2048 kB\n\
              00800000-00a00000 r-xp 00000000 00:01 78 /memfd:tiexec:m (deleted)\n\
              ShmemPmdMapped: 2048 kB\n\

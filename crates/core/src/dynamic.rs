@@ -1,4 +1,4 @@
-//! What the dynamic section of an ELF file asks of `ld.so`: which libraries, and where to look.
+//! The dynamic section of an ELF file: which libraries `ld.so` loads, and where it searches for them.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ pub fn dynamic_part(header: &ElfHeader, table: &[u8]) -> Option<Range<u64>> {
     Some(start..start.checked_add(dynamic.p_filesz.get(LittleEndian))?)
 }
 
-/// What a file asks for. Its strings are given by where they begin in the file.
+/// The entries that TiExec reads. Each string is given by its offset in the file.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Dynamic {
     /// `DT_NEEDED`: libraries, in order.

@@ -9,6 +9,7 @@ use std::ops::Range;
 use object::elf::{self, FileHeader64, ProgramHeader64};
 use object::endian::LittleEndian;
 use object::pod;
+use object::read::elf::NoteIterator;
 use thiserror::Error;
 
 use crate::addr::{AddrRange, PageSize, RemoteAddr};
@@ -33,7 +34,7 @@ pub const fn native_machine() -> elf::Machine {
     if cfg!(target_arch = "aarch64") { elf::EM_AARCH64 } else { elf::EM_X86_64 }
 }
 
-/// What the first 64 bytes say.
+/// The facts in the first 64 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ElfHeader {
     /// Whether the image is placed by the kernel (ET_DYN: a PIE or a DSO) or fixed (ET_EXEC).
@@ -121,7 +122,7 @@ impl LoadSegment {
     }
 }
 
-/// What the program headers say.
+/// The facts in the program headers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ElfFacts {
     /// As in [`ElfHeader`].
@@ -130,7 +131,7 @@ pub struct ElfFacts {
     pub dynamic: bool,
     /// The LOAD segments, in file order.
     pub loads: Vec<LoadSegment>,
-    /// What `ld.so` makes read-only once it has relocated it (`PT_GNU_RELRO`), as vaddrs.
+    /// The vaddrs that `ld.so` makes read-only after it has relocated them (`PT_GNU_RELRO`).
     pub relro: Option<Range<u64>>,
 }
 
@@ -258,13 +259,35 @@ impl ElfFacts {
 /// Returns where in the file the path of its interpreter (`ld.so`) is, the closing zero byte
 /// included; `None` if it has none, or one whose place makes no sense.
 pub fn interpreter_part(header: &ElfHeader, table: &[u8]) -> Option<Range<u64>> {
+    part_of_type(header, table, elf::PT_INTERP)
+}
+
+/// Returns where in the file its GNU properties are (`PT_GNU_PROPERTY`); `None` if it has none, or at a place that makes
+/// no sense.
+pub fn properties_part(header: &ElfHeader, table: &[u8]) -> Option<Range<u64>> {
+    part_of_type(header, table, elf::PT_GNU_PROPERTY)
+}
+
+fn part_of_type(header: &ElfHeader, table: &[u8], wanted: elf::ProgramType) -> Option<Range<u64>> {
     let table = table.get(..header.table_len)?;
     let count = header.table_len / size_of::<ProgramHeader64<LittleEndian>>();
     let (headers, _) = pod::slice_from_bytes::<ProgramHeader64<LittleEndian>>(table, count).ok()?;
-    let interpreter =
-        headers.iter().find(|header| header.p_type.get(LittleEndian) == elf::PT_INTERP)?;
-    let start = interpreter.p_offset.get(LittleEndian);
-    Some(start..start.checked_add(interpreter.p_filesz.get(LittleEndian))?)
+    let found = headers.iter().find(|header| header.p_type.get(LittleEndian) == wanted)?;
+    let start = found.p_offset.get(LittleEndian);
+    Some(start..start.checked_add(found.p_filesz.get(LittleEndian))?)
+}
+
+/// Whether GNU properties ask for text that is guarded against indirect branches
+/// (`GNU_PROPERTY_AARCH64_FEATURE_1_BTI`): the kernel, or `ld.so`, may have mapped it so.
+pub fn asks_for_guards(properties: &[u8]) -> bool {
+    let notes = NoteIterator::<FileHeader64<LittleEndian>>::new(LittleEndian, 8, properties);
+    let notes = notes.into_iter().flatten().map_while(Result::ok);
+    let properties = notes.filter_map(|note| note.gnu_properties(LittleEndian)).flatten();
+    let features = properties
+        .map_while(Result::ok)
+        .filter(|property| property.pr_type() == elf::GNU_PROPERTY_AARCH64_FEATURE_1_AND)
+        .filter_map(|property| property.data_u32(LittleEndian).ok());
+    { features }.any(|features| features & elf::GNU_PROPERTY_AARCH64_FEATURE_1_BTI != 0)
 }
 
 #[cfg(test)]

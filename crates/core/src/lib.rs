@@ -6,30 +6,32 @@
 //! everything here is tested with captured text and by property.
 
 #![forbid(unsafe_code)]
+#![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::shown only")]
 
 pub mod addr;
-pub mod advice;
+pub mod area;
 pub mod budget;
-pub mod compare;
 pub mod config;
+pub mod counted;
 pub mod coverage;
 pub mod dynamic;
 pub mod elf;
-pub mod heat;
-pub mod itlb;
 pub mod ldcache;
+pub mod marks;
+pub mod notes;
 pub mod numa;
-pub mod page;
 pub mod parts;
 pub mod perf;
 pub mod plan;
 pub mod proc;
+pub mod processor;
 pub mod rebase;
 pub mod relaid;
 pub mod report;
-pub mod samples;
 pub mod script;
 pub mod seccomp;
 pub mod select;
+pub mod shown;
 pub mod skip;
 pub mod snapshot;
+pub mod value;

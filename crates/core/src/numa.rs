@@ -7,10 +7,7 @@ use std::str::FromStr;
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::addr::RemoteAddr;
-use crate::config::ValueError;
-use crate::proc::numa_maps;
-use crate::proc::smaps::SmapsEntry;
+use crate::value::ValueError;
 
 /// Where the huge pages of a copy are to lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,21 +118,9 @@ pub fn sum(parts: impl IntoIterator<Item = OnNode>) -> Vec<OnNode> {
     nodes.into_iter().map(|(node, bytes)| OnNode { node, bytes }).collect()
 }
 
-/// Tells each entry of smaps on which nodes its pages lie, by `/proc/PID/numa_maps`. What was mapped
-/// between the two looks is told nothing, nor is anything where that is not as the kernel writes it.
-pub fn tell(entries: &mut [SmapsEntry], text: &[u8]) {
-    let Ok(lines) = numa_maps::parse(text) else { return };
-    let mut nodes: BTreeMap<RemoteAddr, Vec<OnNode>> =
-        lines.into_iter().map(|line| (line.start, line.nodes)).collect();
-    for entry in entries {
-        entry.nodes = nodes.remove(&entry.vma.range.start()).unwrap_or_default();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proc::smaps;
 
     #[test]
     fn names_are_numactls() {
@@ -171,14 +156,8 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_told_by_its_address() {
-        let smaps = b"400000-600000 r-xp 0 fe:00 1 /a\n800000-a00000 r-xp 0 fe:00 1 /a\n";
-        let mut entries = smaps::parse(smaps).unwrap();
-        let text = b"00800000 prefer:1 file=/a mapped=2 N0=1 N1=1 kernelpagesize_kB=2048\n";
-        tell(&mut entries, text);
-        assert_eq!(entries[0].nodes, []);
-        let on = |node| OnNode { node, bytes: 2 << 20 };
-        assert_eq!(entries[1].nodes, [on(0), on(1)]);
-        assert_eq!(sum([on(1), on(0), on(1)])[1], OnNode { node: 1, bytes: 4 << 20 });
+    fn what_lies_on_one_node_is_summed() {
+        let on = |node, bytes| OnNode { node, bytes };
+        assert_eq!(sum([on(1, 2), on(0, 4), on(1, u64::MAX)]), [on(0, 4), on(1, u64::MAX)]);
     }
 }

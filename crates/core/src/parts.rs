@@ -11,6 +11,7 @@
 //! says which: to planning, to filling an image, and to putting everything back.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use crate::addr::{AddrRange, PageSize, RemoteAddr};
 use crate::elf::LoadSegment;
@@ -67,6 +68,11 @@ pub struct Parts {
 }
 
 impl Parts {
+    /// Takes the parts from a list, ascending and disjoint: what it says of segments is not known then.
+    pub fn listed(parts: Vec<Part>) -> Self {
+        Self { parts, ..Self::default() }
+    }
+
     /// Lays the segments out at a load bias, as the kernel and ld.so do: in whole base pages. `None`
     /// for segments that cannot be mapped.
     pub fn of(loads: &[LoadSegment], load_bias: u64, base: PageSize) -> Option<Self> {
@@ -101,7 +107,7 @@ impl Parts {
         file: FileId,
         stands_in: impl Fn(&Vma) -> bool,
     ) -> Vec<Self> {
-        let mut found: Vec<Self> = Vec::new();
+        let mut found: Vec<(Self, &Vma)> = Vec::new();
         let mut tried: BTreeSet<u64> = BTreeSet::new();
         for vma in vmas.iter().filter(|vma| vma.file == file && !stands_in(vma)) {
             for load in loads {
@@ -125,20 +131,46 @@ impl Parts {
                 };
                 let mut of_file = in_range(vmas, parts.extent())
                     .filter(|vma| vma.file == file && !stands_in(vma));
-                let agrees =
-                    |vma: &Vma| parts.segments().any(|part| part.meets(vma) && part.agrees(vma));
-                // What ld.so leaves of its first mapping between segments speaks neither for nor against.
-                let is_between = |vma: &Vma| {
-                    vma.perms.is_none() && !parts.segments().any(|part| part.meets(vma))
-                };
                 parts.complete = parts.texts().next().is_some()
                     && parts.texts().all(is_there)
-                    && of_file.all(|vma| agrees(vma) || is_between(vma));
-                found.push(parts);
+                    && of_file.all(|vma| parts.agrees(vma) || parts.is_between(vma));
+                found.push((parts, vma));
             }
         }
+        // A page of the file that two segments share makes a second place of each mapping that begins with it. Such a
+        // place is not the file's where a certain place accounts for the mapping.
+        let certain: Vec<Self> = found
+            .iter()
+            .map(|(parts, _)| parts)
+            .filter(|parts| parts.is_certain())
+            .cloned()
+            .collect();
+        let is_told = |vma: &Vma| certain.iter().any(|parts| parts.agrees(vma));
+        found.retain(|(parts, vma)| parts.is_certain() || !is_told(vma));
+        let mut found: Vec<Self> = found.into_iter().map(|(parts, _)| parts).collect();
         found.sort_by_key(|parts| (!parts.is_certain(), parts.load_bias));
         found
+    }
+
+    /// Returns whether the VMA maps bytes of a segment where that has them.
+    fn agrees(&self, vma: &Vma) -> bool {
+        self.segments().any(|part| part.meets(vma) && part.agrees(vma))
+    }
+
+    /// Returns whether the VMA, of this file, lies between segments and speaks neither for this place nor against it: what
+    /// ld.so leaves of its first mapping there; what a widened mapping left of itself.
+    fn is_between(&self, vma: &Vma) -> bool {
+        !self.segments().any(|part| part.meets(vma))
+            && (vma.perms.is_none() || self.continues_text(vma))
+    }
+
+    /// Returns whether the VMA, of this file, is executable and maps what lies in the file beside text as if that text
+    /// went on there.
+    pub fn continues_text(&self, vma: &Vma) -> bool {
+        vma.perms.exec
+            && !vma.perms.write
+            && !vma.perms.shared
+            && self.texts().any(|part| part.agrees(vma))
     }
 
     fn segments(&self) -> impl Iterator<Item = &Part> {
@@ -175,6 +207,14 @@ impl Parts {
         self.parts.iter().filter_map(move |part| part.within(range))
     }
 
+    /// Returns whether a part maps some of these bytes of the file.
+    pub fn has_of_file(&self, bytes: Range<u64>) -> bool {
+        self.parts.iter().any(|part| {
+            let end = part.file_offset.saturating_add(part.range.len());
+            part.file_offset < bytes.end && bytes.start < end
+        })
+    }
+
     /// Returns the addresses in `range` that no part covers, ascending.
     pub fn gaps(&self, range: AddrRange) -> Vec<AddrRange> {
         let mut gaps = Vec::new();
@@ -192,14 +232,16 @@ impl Parts {
         self.closed.iter().any(|closed| closed.range.overlaps(range))
     }
 
-    /// Returns the bytes of text in `range`.
+    /// Returns the bytes of text in `range`, those twice that two segments claim: these may add up to more than any
+    /// address.
     pub fn text_bytes(&self, range: AddrRange) -> u64 {
-        self.within(range).filter(|part| part.text).map(|part| part.range.len()).sum()
+        let texts = self.within(range).filter(|part| part.text);
+        texts.map(|part| part.range.len()).fold(0, u64::saturating_add)
     }
 
     /// Returns the bytes of all text.
     pub fn all_text_bytes(&self) -> u64 {
-        self.texts().map(|part| part.range.len()).sum()
+        self.texts().map(|part| part.range.len()).fold(0, u64::saturating_add)
     }
 
     /// Returns what is added to a vaddr to give the address; modulo 2^64.

@@ -24,7 +24,7 @@ pub const MAX_ALIGNMENT: u64 = 4 << 20;
 pub struct MainImage {
     /// Its LOAD segments.
     pub loads: Vec<LoadSegment>,
-    /// What is added to a vaddr to give the run-time address (modulo 2^64).
+    /// The run-time address minus the vaddr (modulo 2^64).
     pub load_bias: u64,
     /// Whether it may lie elsewhere (ET_DYN).
     pub position_independent: bool,

@@ -1,20 +1,22 @@
-//! What people and programs are told: one value, printed as a table or as JSON.
+//! The reports for people and for programs: one value, printed as a table or as JSON.
 
 use std::fmt;
 
 use serde::Serialize;
 
 use crate::addr::{AddrRange, mib, short};
+use crate::area::SmapsFor;
 use crate::budget::Choice;
 use crate::coverage::FileCoverage;
 use crate::numa;
 use crate::plan::{Backing, Span, start_and_end};
+use crate::shown::{self, AsShown};
 use crate::skip::SkipReason;
 
 /// The version of the JSON form. It grows by fields; it is counted up when one changes meaning.
 pub const SCHEMA: u32 = 1;
 
-/// What a report is about.
+/// The subject of a report.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -38,7 +40,7 @@ pub enum Outcome {
     Skipped,
 }
 
-/// What a launch cost, counted by the helper.
+/// The cost of a launch, counted by the helper.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct LaunchCost {
     /// The backing of most of what was planned.
@@ -57,11 +59,11 @@ pub struct LaunchCost {
     pub setback: Option<String>,
     /// Moments at which our death would not have left the program whole.
     pub unsafe_windows: u32,
-    /// What was planned to be huge.
+    /// The parts that were planned to be huge.
     pub spans: Vec<Span>,
 }
 
-/// What an attach cost, counted by who did it.
+/// The cost of an attach, counted by the process that did it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct AttachCost {
     /// The backing of most of what was planned.
@@ -80,7 +82,7 @@ pub struct AttachCost {
     pub unsafe_windows: u32,
     /// Whether the thread saw that a system call of its own was interrupted.
     pub interrupted: bool,
-    /// What was planned to be huge.
+    /// The parts that were planned to be huge.
     pub spans: Vec<Span>,
 }
 
@@ -92,11 +94,11 @@ pub struct JitArea {
     pub range: AddrRange,
     /// Bytes of the huge pages of it that are populated to at least a half.
     pub populated_bytes: u64,
-    /// Bytes of it that are PMD-mapped, as smaps says.
+    /// Bytes of it that are huge, as the kernel says.
     pub huge_bytes: u64,
     /// Bytes of it that were not before.
     pub made_bytes: u64,
-    /// What the kernel refused first.
+    /// The kernel's first refusal.
     pub refused: Option<String>,
 }
 
@@ -105,7 +107,7 @@ pub struct JitArea {
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// What this report is about.
+    /// The subject of this report.
     pub kind: Kind,
     /// The process.
     pub pid: u32,
@@ -127,9 +129,9 @@ pub struct Report {
     pub widened_bytes: u64,
     /// Each file.
     pub files: Vec<FileCoverage>,
-    /// What the launch cost.
+    /// The cost of the launch.
     pub launch: Option<LaunchCost>,
-    /// What the attach cost.
+    /// The cost of the attach.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attach: Option<AttachCost>,
     /// Which huge pages were taken, and why, where there was a budget.
@@ -138,6 +140,9 @@ pub struct Report {
     /// Code that it makes itself, where that was selected and there is any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub jit: Vec<JitArea>,
+    /// Why TiExec read smaps, if it did. Reading smaps keeps a process from mapping memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub smaps_for: Option<SmapsFor>,
 }
 
 impl Report {
@@ -161,6 +166,7 @@ impl Report {
             attach: None,
             budget: None,
             jit: Vec::new(),
+            smaps_for: None,
         }
     }
 
@@ -175,9 +181,10 @@ impl Report {
             report: &'a Report,
             perf: Option<&'static str>,
             uprobes: Option<&'static str>,
+            maps: Option<&'static str>,
         }
-        let json = Json { report: self, perf: self.perf(), uprobes: self.uprobes() };
-        serde_json::to_string(&json).expect("a report holds only strings, numbers and lists")
+        let (perf, uprobes, maps) = (self.perf(), self.uprobes(), self.maps());
+        shown::json(&Json { report: self, perf, uprobes, maps })
     }
 
     /// Returns the bytes of text by the backing with which they are huge, hugetlb and ours first.
@@ -200,9 +207,9 @@ const SMALL_SHARE_PERCENT: u64 = 2;
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.comm, self.pid)?;
+        write!(f, "{} {}", self.comm.shown(), self.pid)?;
         if let Some(unit) = &self.unit {
-            write!(f, "  {unit}")?;
+            write!(f, "  {}", unit.shown())?;
         }
         writeln!(
             f,
@@ -214,19 +221,17 @@ impl fmt::Display for Report {
         let (shown, small): (Vec<_>, Vec<_>) = self.files.iter().partition(|file| {
             file.huge_bytes > 0 || percent(file.text_bytes, self.text_bytes) >= SMALL_SHARE_PERCENT
         });
-        let width = |file: &&FileCoverage| {
-            file.path.chars().count() + if file.deleted { " (deleted)".len() } else { 0 }
+        let name = |file: &FileCoverage| {
+            format!("{}{}", file.path.shown(), if file.deleted { " (deleted)" } else { "" })
         };
-        let width = shown.iter().map(width).max().unwrap_or(0).max(16);
+        let width = shown.iter().map(|file| name(file).chars().count()).max().unwrap_or(0).max(16);
         writeln!(
             f,
             "{:<width$} {:>7} {:>7} {:>4}  BACKING    REST BECAUSE",
             "FILE", "TEXT", "HUGE", "%"
         )?;
         for file in &shown {
-            let name =
-                if file.deleted { format!("{} (deleted)", file.path) } else { file.path.clone() };
-            line(f, width, &name, std::slice::from_ref(*file))?;
+            line(f, width, &name(file), std::slice::from_ref(*file))?;
         }
         if !small.is_empty() {
             let small: Vec<FileCoverage> = small.into_iter().cloned().collect();
@@ -243,7 +248,15 @@ impl fmt::Display for Report {
             writeln!(f, "budget {}: {choice}", choice.budget)?;
         }
         self.nodes(f)?;
-        self.costs(f)
+        self.costs(f)?;
+        if let Some(why) = self.smaps_for {
+            writeln!(
+                f,
+                "note  smaps was read to tell {why}; meanwhile the process could map no memory, for 20 ms per GiB \
+                 that it has"
+            )?;
+        }
+        Ok(())
     }
 }
 
@@ -264,6 +277,13 @@ impl Report {
     fn uprobes(&self) -> Option<&'static str> {
         self.perf()?;
         Some(if self.copied_bytes() > 0 { "lost" } else { "ok" })
+    }
+
+    /// Returns what the process itself, or whoever else looks for its file by its maps, finds there of the text that is
+    /// huge: a copy has a name and offsets of its own.
+    fn maps(&self) -> Option<&'static str> {
+        self.perf()?;
+        Some(if self.copied_bytes() > 0 { "show the copy" } else { "ok" })
     }
 
     /// Says on which NUMA nodes the text lies, unless all of it lies on the first, as where there is one.
@@ -315,6 +335,7 @@ impl Report {
         }
         parts.extend(self.perf().map(|perf| format!("perf {perf}")));
         parts.extend(self.uprobes().map(|uprobes| format!("uprobes {uprobes}")));
+        parts.extend(self.maps().map(|maps| format!("maps {maps}")));
         if copied > 0 {
             parts.push(format!("undo: tiexecctl revert {}", self.pid));
         }
@@ -354,7 +375,7 @@ fn line(
             None => rest.push((part.reason, part.bytes)),
         }
     }
-    // What would be printed as 0.0 is told by the figures of the line.
+    // A figure that would be printed as 0.0 is left out: the other figures of the line imply it.
     rest.retain(|&(_, bytes)| bytes == text || mib(bytes) != "0.0");
     let rest: Vec<String> = match &rest[..] {
         [] => vec!["-".to_owned()],

@@ -1,12 +1,12 @@
-//! What seccomp filters would answer a system call, before anybody makes it (seccomp(2)).
+//! The answer of seccomp filters to a system call, before any thread makes the call (seccomp(2)).
 //!
-//! A filter is a classic BPF program over `struct seccomp_data`. Of a call that is yet to be made, not
-//! all of that is known: an address, a descriptor. So a filter is evaluated over what is known. Where
-//! it goes by something unknown, it is followed both ways, and the answer is the most severe of all that
-//! can be reached: never better than what the kernel will answer.
+//! A filter is a classic BPF program over `struct seccomp_data`. Before a call is made, not all of
+//! that structure is known: an address and a descriptor are missing. So TiExec evaluates a filter over
+//! the known values. Where the filter branches on an unknown value, TiExec follows both branches. The
+//! result is the most severe answer that any branch reaches; it is never milder than the kernel's.
 //!
-//! Jumps only go forward, so one pass over a filter is enough; where two ways meet, what they do not
-//! agree on becomes unknown.
+//! Jumps only go forward, so one pass over a filter is enough. Where two branches meet, a value on
+//! which they differ becomes unknown.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ const WORD: usize = size_of::<u32>();
 /// `struct sock_filter`: one instruction as the kernel has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Instruction {
-    /// What to do.
+    /// The operation.
     pub code: u16,
     /// `jt`: how many instructions to skip if the test holds.
     pub jump_true: u8,
@@ -57,12 +57,12 @@ pub enum BadFilter {
     NoReturn,
 }
 
-/// What is known of a 64-bit value.
+/// The knowledge of a 64-bit value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Value {
     /// It.
     Is(u64),
-    /// That it is below 2³².
+    /// The value is below 2³².
     Small,
     /// Nothing.
     Any,
@@ -88,7 +88,7 @@ impl Value {
     }
 }
 
-/// What is known of a system call: `struct seccomp_data`.
+/// The knowledge of a system call: `struct seccomp_data`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CallData {
     /// Its number.
@@ -114,8 +114,8 @@ impl CallData {
     }
 }
 
-/// What a filter returns: an action in the upper half, data for it in the lower. The greater one is
-/// the more severe and prevails.
+/// The return value of a filter: an action in the upper half, data for it in the lower. The more severe
+/// value is the greater one, and prevails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Answer(u32);
 
@@ -155,7 +155,7 @@ impl PartialOrd for Answer {
 }
 
 impl fmt::Display for Answer {
-    /// What becomes of the call.
+    /// Says what happens to the call.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 >> 16 {
             0x7fff => f.write_str("allowed"),
@@ -225,7 +225,7 @@ impl Filter {
     /// Checks a filter as the kernel does (`bpf_check_classic`, `seccomp_check_filter`).
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// [`BadFilter`]: the filter's first defect.
     pub fn new(instructions: &[Instruction]) -> Result<Self, BadFilter> {
         let len = instructions.len();
         if len == 0 || len > MAX_LEN {
@@ -322,7 +322,7 @@ pub fn answer(filters: &[Filter], call: &CallData) -> Answer {
     filters.iter().map(|filter| filter.answer(call)).max().unwrap_or(Answer::ALLOW)
 }
 
-/// What is known when an instruction is reached.
+/// The values that are known when an instruction is reached.
 #[derive(Clone, Copy)]
 struct State {
     a: Option<u32>,

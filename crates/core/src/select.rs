@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::config::ValueError;
+use crate::value::ValueError;
 
 /// A set of kinds of executable memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -2,13 +2,13 @@
 //!
 //! The strings are an interface: JSON, messages, metrics labels and the manual use the same ones.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $text:literal),+ $(,)?) => {
         /// Why text was left on base pages: decided, met, or both. A skip is not an error.
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         #[non_exhaustive]
         pub enum SkipReason { $($(#[$doc])* $variant),+ }
@@ -37,7 +37,7 @@ reasons! {
     /// Huge pages of the text lie in more than one mapping each: mprotect(2) has cut it in pieces, and a
     /// huge page lies in one.
     CutInPieces = "cut_in_pieces",
-    /// Not among what was to be looked after (`--select`), or nothing to be done with it.
+    /// `--select` leaves the text out, or nothing can be done with it.
     NotSelected = "not_selected",
     /// Colder than what `--max-huge-pages` took.
     Budget = "budget",
@@ -95,13 +95,20 @@ reasons! {
     NoThread = "no_thread",
     /// The file that is mapped could not be opened any more, or is another one.
     FileGone = "file_gone",
-    /// Another TiExec is at work on the process.
+    /// The file lies on a file system whose answers may never come (FUSE, a network, an overlay of a user's), and the
+    /// process is another user's.
+    ForeignFilesystem = "foreign_filesystem",
+    /// The process executed another program, or its text or its credentials changed, after it was looked at.
+    Changed = "changed",
+    /// The process's `/proc` files are longer than TiExec reads: its mappings are too many, or their names too long.
+    Oversized = "oversized",
+    /// Another TiExec of this user is at work on the process.
     Busy = "busy",
     /// `/proc` is not mounted, or is another PID namespace's.
     ProcUnavailable = "proc_unavailable",
     /// The helper process ended before it was done.
     HelperDied = "helper_died",
-    /// Not staged in time.
+    /// The copy was not staged in time.
     Deadline = "deadline",
     /// The target's address space limit, `RLIMIT_AS`, leaves no room for staging.
     AddressSpace = "address_space",
@@ -111,7 +118,8 @@ reasons! {
     NoGadget = "no_gadget",
     /// No room on the stack for the self-restoring frame.
     StackRoom = "stack_room",
-    /// Extended registers are in use that the frame cannot carry.
+    /// Registers are in use that the frame cannot carry, the thread has a shadow stack, or it runs 32-bit
+    /// code.
     RegisterState = "register_state",
     /// The kernel refused the staging or the switch itself.
     SwitchFailed = "switch_failed",
@@ -145,7 +153,7 @@ reasons! {
     OpenForWriting = "open_for_writing",
     /// The file system keeps files in small folios only.
     NoLargeFolios = "no_large_folios",
-    /// What the page cache holds is told to the file's owner only, and to those who may write to it.
+    /// The kernel tells the state of the page cache only to the file's owner and to those who may write to the file.
     NotOwner = "not_owner",
 }
 

@@ -1,4 +1,4 @@
-//! What was seen of a process before anything is decided.
+//! The state of a process before TiExec decides anything.
 
 use crate::addr::{AddrRange, Pages, RemoteAddr};
 use crate::proc::maps::{FileId, Vma};

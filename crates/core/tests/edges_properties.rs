@@ -1,4 +1,4 @@
-//! What holds of every edge that a plan takes, whatever lies around the text.
+//! The invariants of every edge that a plan takes, whatever lies around the text.
 
 use proptest::prelude::*;
 use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
@@ -25,7 +25,7 @@ fn range(start: u64, end: u64) -> AddrRange {
     AddrRange::new(RemoteAddr::new(start), RemoteAddr::new(end)).unwrap()
 }
 
-/// What lies at some addresses.
+/// The content of some addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
     Nothing,
@@ -109,13 +109,13 @@ fn world() -> impl Strategy<Value = World> {
                 perms,
                 file_offset,
                 file: FILE,
-                name: b"/m".to_vec(),
+                name: b"/m"[..].into(),
                 ..Vma::default()
             };
             let other = |perms, name: &str| Vma {
                 range: place,
                 perms,
-                name: name.into(),
+                name: name.as_bytes().into(),
                 ..Vma::default()
             };
             match what {

@@ -24,7 +24,9 @@ fn an_escaped_root_is_compared_unescaped() {
 #[test]
 fn a_unit_may_have_colons_in_its_name() {
     assert_eq!(
-        cgroup::unit(b"0::/system.slice/dbus-:1.2-org.example@0.service\n").as_deref(),
+        cgroup::units(b"0::/system.slice/dbus-:1.2-org.example@0.service\n", b"")
+            .map(|units| units.system)
+            .as_deref(),
         Some("dbus-:1.2-org.example@0.service")
     );
 }
@@ -35,7 +37,7 @@ fn a_name_keeps_its_blanks() {
 #[test]
 fn absurd_sizes_saturate() {
     let t = b"400000-600000 r-xp 0 fe:00 1 /a\nAnonHugePages: 18014398509481983 kB\nShmemPmdMapped: 18014398509481983 kB\n";
-    assert_eq!(smaps::parse(t).unwrap()[0].pmd_mapped(), u64::MAX);
+    assert_eq!(smaps::parse(t).unwrap()[0].huge_bytes(), u64::MAX);
 }
 #[test]
 fn text_that_goes_backwards_is_refused() {

@@ -1,11 +1,11 @@
-//! What holds for every plan, free area, maps line and coverage, whatever the snapshot.
+//! The invariants of every plan, free area, maps line and coverage, whatever the snapshot.
 
 use proptest::prelude::*;
 use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
+use tiexec_core::area::Area;
 use tiexec_core::coverage::{FileCoverage, Note, coverage};
 use tiexec_core::plan::{Backing, Means, Plan, TextPlan, plan};
 use tiexec_core::proc::maps::{self, FileId, Perms, Vma};
-use tiexec_core::proc::smaps::SmapsEntry;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 
@@ -74,7 +74,7 @@ fn ordered_vmas(pages: Pages) -> impl Strategy<Value = Vec<Vma>> {
                 perms,
                 file_offset: offset & !(base - 1),
                 file,
-                name,
+                name: name.into(),
                 guarded: false,
             });
         }
@@ -83,7 +83,7 @@ fn ordered_vmas(pages: Pages) -> impl Strategy<Value = Vec<Vma>> {
             let range = range(top, top + base);
             let perms = Perms { exec: true, ..Perms::default() };
             let name = b"[vsyscall]".to_vec();
-            vmas.push(Vma { range, perms, name, ..Vma::default() });
+            vmas.push(Vma { range, perms, name: name.into(), ..Vma::default() });
         }
         vmas
     })
@@ -104,7 +104,7 @@ fn odd_vmas() -> impl Strategy<Value = Vec<Vma>> {
         perms,
         file_offset,
         file,
-        name,
+        name: name.into(),
         guarded: false,
     });
     prop::collection::vec(vma, 0..10)
@@ -155,7 +155,7 @@ fn backing() -> impl Strategy<Value = Backing> {
     prop_oneof![Just(Backing::Image), Just(Backing::Hugetlb), Just(Backing::Pagecache)]
 }
 
-/// What holds of each text's plan, also where the snapshot makes no sense.
+/// Checks the invariants of each text's plan, also where the snapshot makes no sense.
 fn check_text(text: &TextPlan, snapshot: &Snapshot) -> Result<(), TestCaseError> {
     let vma = &text.vma;
     prop_assert!(snapshot.vmas.contains(vma), "a text VMA is one of the snapshot's");
@@ -229,31 +229,42 @@ fn any_vma() -> impl Strategy<Value = Vma> {
             perms,
             file_offset,
             file: FileId { major, minor, inode },
-            name,
+            name: name.into(),
             guarded: false,
         },
     )
 }
 
-/// Sizes that smaps may print for a VMA, also wrong ones; never as large as an address space.
-fn entries(vmas: Vec<Vma>) -> impl Strategy<Value = Vec<SmapsEntry>> {
+/// Facts that may be told of a VMA's pages, also wrong ones; never as many bytes as an address space has.
+fn entries(vmas: Vec<Vma>) -> impl Strategy<Value = Vec<Area>> {
     let count = vmas.len();
     let size = || prop_oneof![3 => Just(0u64), 1 => 0..4u64 << 30];
-    let sizes = (size(), size(), size(), size(), prop_oneof![Just(4u64 << 10), Just(2 << 20)]);
-    prop::collection::vec(sizes, count).prop_map(move |sizes| {
-        let entry =
-            |(vma, (anon_huge, shmem_pmd_mapped, file_pmd_mapped, hugetlb, page)): (&Vma, _)| {
-                SmapsEntry {
+    let part = (0..8u64, 1..4u64, any::<bool>());
+    let parts = prop::option::of(prop::collection::vec(part, 0..3));
+    let facts = (size(), size(), parts, prop_oneof![Just(4u64 << 10), Just(2 << 20)]);
+    prop::collection::vec(facts, count).prop_map(move |facts| {
+        let entry = |(vma, (anon_huge, file_huge, parts, page_size)): (&Vma, _)| {
+            let Some(parts): Option<Vec<(u64, u64, bool)>> = parts else {
+                return Area {
                     vma: vma.clone(),
                     anon_huge,
-                    shmem_pmd_mapped,
-                    file_pmd_mapped,
-                    hugetlb,
-                    kernel_page_size: page,
-                    ..SmapsEntry::default()
-                }
+                    file_huge,
+                    page_size,
+                    ..Area::default()
+                };
             };
-        vmas.iter().zip(sizes).map(entry).collect()
+            let mut area = Area { page_size, ..Area::of(vma.clone()) };
+            let mut at = vma.range.start();
+            for (skipped, pages, of_file) in parts {
+                let start = at.checked_add(skipped << 21);
+                let part = start.and_then(|start| AddrRange::with_len(start, pages << 21));
+                let Some(part) = part else { break };
+                area.add_huge(part, of_file);
+                at = part.end();
+            }
+            area
+        };
+        vmas.iter().zip(facts).map(entry).collect()
     })
 }
 

@@ -82,7 +82,7 @@ fn mapped(loads: &[LoadSegment], bias: u64) -> Vec<Vma> {
             perms,
             file_offset,
             file: FILE,
-            name,
+            name: name.into(),
             ..Vma::default()
         });
         if end > file_end {

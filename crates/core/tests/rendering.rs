@@ -1,4 +1,4 @@
-//! What people and programs are shown, as accepted snapshots: a change here is seen by users.
+//! The output for people and for programs, as accepted snapshots: users see a change here.
 
 use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use tiexec_core::coverage::{FileCoverage, Rest};
@@ -127,7 +127,7 @@ fn vma(start: u64, end: u64, perms: &str, file_offset: u64, inode: u64, name: &s
         },
         file_offset,
         file: if inode == 0 { FileId::default() } else { FileId { major: 0xfe, minor: 0, inode } },
-        name: name.as_bytes().to_vec(),
+        name: name.as_bytes().into(),
         guarded: false,
     }
 }

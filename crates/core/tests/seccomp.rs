@@ -46,7 +46,7 @@ fn mmap(protection: Value, fd: Value) -> CallData {
     CallData { number: MMAP, architecture: X86_64, instruction_pointer: Value::Any, args }
 }
 
-/// What systemd's `MemoryDenyWriteExecute=` comes to: no mapping that is both.
+/// The filter of systemd's `MemoryDenyWriteExecute=`: no mapping is both writable and executable.
 fn no_write_and_execute() -> Filter {
     filter(&[
         op(LOAD, 4),
@@ -113,7 +113,7 @@ fn of_several_filters_the_most_severe_prevails() {
         assert_eq!(Answer::new(one).is_allowed(), matches!(one, LOG | ALLOW), "{one:#x}");
     }
     assert_eq!(answer(&[], &call), Answer::ALLOW);
-    // What the kernel does not know it answers by killing.
+    // The kernel answers an unknown action by killing.
     assert!(!answer(&[returns(0x7ffe_0000)], &call).is_allowed());
     assert!(!answer(&[returns(0x0001_0000)], &call).is_allowed());
 }
@@ -161,7 +161,7 @@ fn memory_and_arithmetic() {
     ]);
     let call = mmap(Value::Any, Value::Any);
     assert_eq!(computed.answer(&call), Answer::new(((9 + 5) * 3 - 2) / 8));
-    // By an X of zero: the filter returns 0.
+    // Division by an X of zero: the filter returns 0.
     let zero = filter(&[op(0x3c, 0), op(RETURN, ALLOW)]);
     assert_eq!(zero.answer(&call), Answer::new(KILL_THREAD));
     // The size of the data; nothing that is returned unknown is allowed.
@@ -299,7 +299,7 @@ fn value() -> impl Strategy<Value = u64> {
         .prop_map(|(low, high)| u64::from(high) << 32 | u64::from(low))
 }
 
-/// What may be known of a value.
+/// Returns some knowledge of a value.
 fn known(value: u64, how_much: u8) -> Value {
     match how_much {
         0 => Value::Any,

@@ -1,10 +1,12 @@
-//! What is staged beside the program and switched to: copies, and the page cache at the text's edges.
+//! The mappings that are staged beside the program and switched to: copies, and the page cache at the
+//! text's edges.
 
 use std::os::unix::ffi::OsStrExt;
 use std::time::Instant;
 
 use tiexec_core::addr::{AddrRange, RemoteAddr};
 use tiexec_core::plan::{Backing, Plan, Span};
+use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::{SysError, c};
@@ -21,7 +23,7 @@ use crate::{headroom, numa, protection, rebase, switch};
 /// to what was staged until `deadline`.
 ///
 /// # Errors
-/// What is not switched is where it was.
+/// Text that is not switched is where it was.
 pub(crate) fn by_memfd(
     session: &mut Session,
     order: &Order<'_>,
@@ -60,7 +62,7 @@ pub(crate) fn by_memfd(
 /// Switches the spans that the store's image of the program holds.
 ///
 /// # Errors
-/// `store_refused`: the program cannot open or map it. What is not switched is where it was.
+/// `store_refused`: the program cannot open or map it. Text that is not switched is where it was.
 pub(crate) fn by_store(
     session: &mut Session,
     program: &Program,
@@ -72,11 +74,11 @@ pub(crate) fn by_store(
         return Ok(());
     }
     let refused = |what: String| Failure::new(SkipReason::StoreRefused, what);
-    // By its path: it is the program that may or may not read it.
+    // The program opens the image by its path, because its own rights decide whether it may read it.
     let mut path = stored.path.as_os_str().as_bytes().to_vec();
     path.push(0);
     if path.len() as u64 > SCRATCH_LEN {
-        return Err(refused(format!("{} is too long a path", stored.path.display())));
+        return Err(refused(format!("{} is too long a path", stored.path.shown())));
     }
     let path = session.scratch(&path)?;
     let flags = u64::from((c::O_RDONLY | c::O_CLOEXEC | c::O_NOFOLLOW).unsigned_abs());
@@ -108,7 +110,7 @@ pub(crate) fn by_store(
 /// Widens the mappings of the program's own file over the edges that its page cache holds.
 ///
 /// # Errors
-/// What is not widened is where it was.
+/// A mapping that is not widened is where it was.
 pub(crate) fn edges_by_pagecache(
     session: &mut Session,
     program: &Program,

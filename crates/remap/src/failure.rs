@@ -1,17 +1,19 @@
-//! Why a stage or a switch came to nothing.
+//! Why a stage or a switch failed.
 
 use std::fmt;
 
+use tiexec_core::proc::maps::Vma;
+use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::{Errno, SysError};
-use tiexec_tracee::TraceError;
+use tiexec_tracee::{TraceError, refusal};
 
 /// A reason to leave text where it is, with the detail for the message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
     /// The reason, as reports print it.
     pub reason: SkipReason,
-    /// What exactly happened.
+    /// The exact event.
     pub detail: String,
 }
 
@@ -28,9 +30,30 @@ impl Failure {
         let reason = match error.errno {
             Errno::SRCH | Errno::NOENT => SkipReason::TargetGone,
             Errno::PERM | Errno::ACCES => SkipReason::PtraceDenied,
+            Errno::FBIG => SkipReason::Oversized,
+            Errno::MFILE => SkipReason::FdLimit,
             _ => SkipReason::ProcUnavailable,
         };
         Self::new(reason, error)
+    }
+
+    /// Makes one of an error in opening the memory of a running process. That takes the right to trace the process, so
+    /// both refusals have the same name (`mm_access` in `kernel/fork.c`, `yama_ptrace_access_check`).
+    pub fn untraceable(error: SysError) -> Self {
+        match Self::unreadable(error) {
+            Self { reason: SkipReason::PtraceDenied, .. } => {
+                Self::new(SkipReason::PtraceDenied, refusal(&error))
+            }
+            other => other,
+        }
+    }
+}
+
+impl Failure {
+    /// Makes one of a mapping that is gone, or another one.
+    pub(crate) fn mapped_otherwise(vma: &Vma) -> Self {
+        let what = format!("{} is mapped otherwise than before: {}", vma.range, vma.path().shown());
+        Self::new(SkipReason::Changed, what)
     }
 }
 
@@ -38,11 +61,17 @@ impl From<TraceError> for Failure {
     fn from(error: TraceError) -> Self {
         let reason = match error {
             TraceError::Gone => SkipReason::TargetGone,
+            TraceError::Changed => SkipReason::Changed,
+            TraceError::Late => SkipReason::Deadline,
+            TraceError::Foreign => SkipReason::RegisterState,
+            TraceError::Sys(SysError { errno: Errno::MFILE, .. }) => SkipReason::FdLimit,
             _ => SkipReason::SwitchFailed,
         };
         Self::new(reason, error)
     }
 }
+
+impl std::error::Error for Failure {}
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -9,16 +9,17 @@ use std::path::{Path, PathBuf};
 use tiexec_core::addr::mib;
 use tiexec_core::proc::cgroup::{MemoryCgroup, memory_cgroup};
 use tiexec_core::proc::meminfo;
+use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 
 use crate::failure::Failure;
 
-/// What must be left over beside the image, in bytes: the program has yet to begin.
+/// The memory that must be left over beside the image, in bytes: the program has yet to begin.
 const MARGIN: u64 = 64 << 20;
 
 /// Checks that the machine, the memory cgroup of the process, and each one above it, have room for `bytes`
-/// more and 64 MiB. What cannot be read is no limit.
+/// more and 64 MiB. A limit that cannot be read counts as none.
 ///
 /// # Errors
 /// `memory_headroom`; `memcg_headroom`: the cgroup that is too full, by its path.
@@ -27,7 +28,7 @@ pub fn check(process: &ProcDir, bytes: u64) -> Result<(), Failure> {
     check_cgroups(process, bytes)
 }
 
-/// Checks that so many bytes of text in the page cache are not most of what the machine may cache.
+/// Checks that this many bytes of text in the page cache are not most of what the machine may cache.
 ///
 /// # Errors
 /// `memory_headroom`.
@@ -38,6 +39,19 @@ pub(crate) fn check_cache(bytes: u64) -> Result<(), Failure> {
     }
     let (text, most) = (mib(bytes), mib(most));
     let detail = format!("{text} MiB of text are more than a quarter of the memory ({most} MiB)");
+    Err(Failure::new(SkipReason::MemoryHeadroom, detail))
+}
+
+/// Checks that this many bytes of text are not more than all of the machine's memory.
+///
+/// # Errors
+/// `memory_headroom`.
+pub(crate) fn check_length(bytes: u64) -> Result<(), Failure> {
+    let most = total_memory();
+    if bytes <= most {
+        return Ok(());
+    }
+    let detail = format!("{} MiB of text are more than the memory ({} MiB)", mib(bytes), mib(most));
     Err(Failure::new(SkipReason::MemoryHeadroom, detail))
 }
 
@@ -70,8 +84,9 @@ fn check_machine(bytes: u64) -> Result<(), Failure> {
 }
 
 fn check_cgroups(process: &ProcDir, bytes: u64) -> Result<(), Failure> {
-    let Ok((cgroup, mounts)) =
-        process.read("cgroup").and_then(|cgroup| Ok((cgroup, process.read("mountinfo")?)))
+    // This process's mounts tell where cgroups are mounted: another's may name any path, with anything there.
+    let mounts = ProcDir::this_process().and_then(|this| this.read("mountinfo"));
+    let Ok((cgroup, mounts)) = process.read("cgroup").and_then(|cgroup| Ok((cgroup, mounts?)))
     else {
         return Ok(());
     };
@@ -81,7 +96,7 @@ fn check_cgroups(process: &ProcDir, bytes: u64) -> Result<(), Failure> {
         if left < bytes.saturating_add(MARGIN) {
             let detail = format!(
                 "memory cgroup {} has {} MiB left, the image needs {} MiB and {} MiB to spare",
-                directory.display(),
+                directory.shown(),
                 mib(left),
                 mib(bytes),
                 mib(MARGIN)
@@ -90,6 +105,40 @@ fn check_cgroups(process: &ProcDir, bytes: u64) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Returns the directory of the memory cgroup that pays for `process`, as this process sees it; `None` where that
+/// is this process's own, or there is none.
+///
+/// # Errors
+/// `memcg_headroom`: the kernel would kill all of the cgroup's processes when it is full (`memory.oom.group`).
+/// `no_thread`: the cgroup is frozen, and a process that joins it would be too (cgroup v2).
+pub(crate) fn charged_to(process: &ProcDir) -> Result<Option<PathBuf>, Failure> {
+    let find = || {
+        let this = ProcDir::this_process().ok()?;
+        let mounts = this.read("mountinfo").ok()?;
+        let theirs = memory_cgroup(&process.read("cgroup").ok()?, &mounts)?;
+        let ours = memory_cgroup(&this.read("cgroup").ok()?, &mounts)?;
+        (theirs != ours).then_some(theirs)
+    };
+    let Some(memory) = find() else { return Ok(None) };
+    let Some(directory) = ancestors(&memory).next() else { return Ok(None) };
+    let events = std::fs::read_to_string(directory.join("cgroup.events"));
+    if events.is_ok_and(|events| events.lines().any(|line| line == "frozen 1")) {
+        let what = format!("{} is frozen", directory.shown());
+        return Err(Failure::new(SkipReason::NoThread, what));
+    }
+    for directory in ancestors(&memory) {
+        let group = std::fs::read_to_string(directory.join("memory.oom.group"));
+        if group.is_ok_and(|group| group.trim() == "1") {
+            let what = format!(
+                "{} has memory.oom.group set: were it full, all of its processes would be killed",
+                directory.shown()
+            );
+            return Err(Failure::new(SkipReason::MemcgHeadroom, what));
+        }
+    }
+    Ok(Some(directory))
 }
 
 /// The cgroup's own directory and those above it, up to the mount.

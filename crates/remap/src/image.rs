@@ -13,7 +13,7 @@ use tiexec_core::parts::{Part, Parts};
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::memory::FillMapping;
-use tiexec_sys::{SysError, hugetlb};
+use tiexec_sys::{SysError, holes, hugetlb};
 use tiexec_tracee::arch;
 
 use crate::failure::Failure;
@@ -33,10 +33,10 @@ pub struct Staged {
     pub image_offset: u64,
 }
 
-/// What filling an image came to.
+/// The result of filling an image.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Filled {
-    /// What can be switched.
+    /// The parts that can be switched.
     pub staged: Vec<Staged>,
     /// Why some huge pages are missing from it, the first cause.
     pub shortfall: Option<Failure>,
@@ -49,7 +49,7 @@ pub struct Filled {
 pub struct Source<'a> {
     /// It.
     pub file: &'a File,
-    /// What is where at the edges of its text; `None` where no edge is to be filled.
+    /// The parts of the file at the edges of its text; `None` where no edge is to be filled.
     pub parts: Option<&'a Parts>,
 }
 
@@ -80,7 +80,7 @@ impl Source<'_> {
     }
 }
 
-/// What an image is made of.
+/// The memory that an image is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Memory<'a> {
     /// Whether huge pages are collapsed ones or of the pool.
@@ -142,13 +142,29 @@ pub fn fill(
     let mut image_offset = 0;
     'spans: for span in &spans {
         let all: Vec<Span> = huge_pages(span, pages.pmd).collect();
-        for batch in all.chunks(BATCH) {
+        // A page for which the file has no data holds no text: nothing is allocated for it.
+        let is_hole = |page: &Span| {
+            let has_data = |part: &Part| {
+                let end = part.file_offset.saturating_add(part.range.len());
+                holes::has_data(source.file, &(part.file_offset..end))
+            };
+            !source.content(page).iter().any(has_data)
+        };
+        let alike = all.chunk_by(|one, other| is_hole(one) == is_hole(other));
+        for batch in alike.flat_map(|alike| alike.chunks(BATCH)) {
             if Instant::now() >= deadline {
                 let done = filled.copied >> 20;
                 filled.shortfall.get_or_insert_with(|| {
                     Failure::new(SkipReason::Deadline, format!("{done} MiB were staged in time"))
                 });
                 break 'spans;
+            }
+            if batch.first().is_some_and(is_hole) {
+                filled.shortfall.get_or_insert_with(|| {
+                    Failure::new(SkipReason::ReadFailed, "the file has a hole in place of the text")
+                });
+                image_offset += pages.pmd.bytes() * batch.len() as u64;
+                continue;
             }
             let allocated = allocate(&mapping, memory, image_offset, batch.len());
             for (page, allocated) in batch.iter().zip(allocated) {
@@ -281,7 +297,7 @@ fn copy(
 /// Cuts from the spans the huge pages of which the file has nothing, or not all: a mapping may be longer than
 /// its file, by any length, and must not be believed. Returns why something is missing, too.
 fn within_file(file: &File, spans: &[Span], pages: Pages) -> (Vec<Span>, Option<Failure>) {
-    // Of what is no regular file the length is not known.
+    // The length of a file that is not regular is not known.
     let len = file.metadata().ok().filter(std::fs::Metadata::is_file).map(|meta| meta.len());
     // The page in which the file ends can be touched to its end.
     let end = len.and_then(|len| len.checked_next_multiple_of(pages.base.bytes()));

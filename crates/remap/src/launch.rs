@@ -20,6 +20,7 @@ use tiexec_core::rebase::MainImage;
 use tiexec_core::report::Report;
 use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
+use tiexec_sys::address_space::Memory;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, c, process, ptrace};
 use tiexec_tracee::TraceError;
@@ -30,6 +31,7 @@ use tiexec_tracee::linking::LinkWatch;
 use tiexec_tracee::running;
 use tiexec_tracee::session::{Counts, Refusal, Session};
 
+use crate::credentials;
 use crate::failure::Failure;
 use crate::image::Filled;
 use crate::linked::Linker;
@@ -38,16 +40,18 @@ use crate::program::Program;
 use crate::verify::{self, Cost, Found};
 use crate::{copy, linked, objects, pagecache, rebase, switch};
 
-/// What a launch is to do.
+/// The order for a launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Order<'a> {
     /// The program's directory under `/proc`.
     pub process: &'a ProcDir,
+    /// Whether the process was other programs before this one: it may be another user's by now.
+    pub chain: bool,
     /// The page sizes.
     pub pages: Pages,
-    /// What to make huge pages of.
+    /// The sources of huge pages.
     pub sources: Sources,
-    /// Whose text to look after.
+    /// The files whose text is looked after.
     pub select: Select,
     /// The program's shared objects that have something to gain; `None` to find out when it is known
     /// which program it is.
@@ -58,7 +62,7 @@ pub struct Order<'a> {
     pub numa: Option<Numa>,
     /// How long staging may take.
     pub deadline: Duration,
-    /// Rather end the program with this status, before it has run, than leave text on base pages.
+    /// End the program with this status, before it has run, rather than leave text on base pages.
     pub refuse_with: Option<u8>,
     /// Whether anybody will read the report in full.
     pub wants_report: bool,
@@ -66,10 +70,10 @@ pub struct Order<'a> {
     pub dry_run: bool,
 }
 
-/// From so much to relocate on, in bytes, `ld.so` takes long enough to be caught at it.
+/// With at least this many bytes to relocate, `ld.so` takes long enough for TiExec to catch it by polling.
 const LONG_RELOCATION: u64 = 512 << 10;
 
-/// What a launch may make huge pages of; the page cache first.
+/// The sources from which a launch may make huge pages; the page cache first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sources {
     /// Whether the file's own page cache may be used.
@@ -110,15 +114,15 @@ impl From<BackingChoice> for Sources {
     }
 }
 
-/// What came of it.
+/// The result of a launch.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Launched {
-    /// What is PMD-mapped now, as the kernel says it.
+    /// The PMD-mapped text now, as the kernel says it.
     pub report: Report,
-    /// What was planned; `None` if it did not come so far.
+    /// The plan; `None` if the launch did not come so far.
     pub plan: Option<Plan>,
-    /// Of a dry run: what is planned for shared objects, which are not mapped yet, at the addresses in
-    /// their files.
+    /// The plan of a dry run for shared objects. They are not mapped yet, so it has the addresses in their
+    /// files.
     pub objects: Option<Plan>,
 }
 
@@ -127,7 +131,7 @@ pub struct Launched {
 /// program still has not run.
 pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(&Launched)) {
     if order.refuse_with.is_some() {
-        // From here to the switch there is no moment at which the program should outlive us.
+        // The program must not outlive us at any moment from here to the switch.
         let _gone = ptrace::set_options(stop.pid, ptrace::Options { exit_kill: true });
     }
     let mut work = Work::new(order, stop);
@@ -195,10 +199,17 @@ struct Work<'a> {
     held: Duration,
     /// How long it was held once `ld.so` was done.
     held_linked: Option<Duration>,
-    /// What it was made to do; `None` if it was never made to call.
+    /// Counters of the calls that it made for us; `None` if it was never made to call.
     counted: Option<Counts>,
     /// Why it could not be stopped once `ld.so` was done.
     unwatched: Option<Failure>,
+}
+
+impl Order<'_> {
+    /// Whether the program has other credentials than this process, and is believed to be hostile.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.chain && !credentials::are_ours(self.process)
+    }
 }
 
 impl<'a> Work<'a> {
@@ -223,12 +234,9 @@ impl<'a> Work<'a> {
         let program = Program::read(self.order, self.deadline())?;
         // After the page cache has been seen to: a file not cached yet would get small folios here.
         let interpreter = auxv::get(&program.auxv, auxv::AT_BASE).unwrap_or(0);
-        let gadgets = gadgets::find(
-            self.stop.pid,
-            &program.snapshot,
-            RemoteAddr::new(interpreter),
-            &program.exe,
-        );
+        let memory = Memory::open(self.order.process).map_err(Failure::unreadable)?;
+        let gadgets =
+            gadgets::find(&memory, &program.snapshot, RemoteAddr::new(interpreter), &program.exe);
         let program = self.program.insert(program);
         self.plan = Some(program.plan(true));
         self.use_store();
@@ -237,11 +245,11 @@ impl<'a> Work<'a> {
         let gadgets = gadgets.ok_or_else(|| Failure::new(SkipReason::NoGadget, no_gadget))?;
         let stack = self.stack()?;
         let pid = self.stop.pid;
-        let home = arch::at_exec_stop(&ptrace::registers(pid).map_err(TraceError::from)?);
+        let home = arch::at_exec_stop(&running::registers(pid)?);
         let process = self.order.process;
         let status = process.read("status").map(|text| status::parse(&text));
         let lets_in = status.is_ok_and(|status| lets_child_in(process, pid, &status));
-        Session::begin(pid, gadgets, home, stack, lets_in, reap())?.map_err(refused)
+        Session::begin(pid, &memory, gadgets, home, stack, lets_in, reap())?.map_err(refused)
     }
 
     /// Returns the shared objects for which the program is to stop once more, when `ld.so` is done.
@@ -254,12 +262,20 @@ impl<'a> Work<'a> {
         if refuse_with.is_some() && self.filled.shortfall.is_some() {
             return None;
         }
-        let expected = objects.unwrap_or_else(|| Expected::of(&self.objects()));
+        let expected = match objects {
+            Some(expected) => expected,
+            // What its paths lead to is seen once it is mapped.
+            None if self.order.is_foreign() => Expected { objects: 1, relro: 0 },
+            None => Expected::of(&self.objects()),
+        };
         (expected.objects > 0).then_some(expected)
     }
 
     /// Returns the program's shared objects that have something to gain.
     fn objects(&self) -> Vec<Object> {
+        if self.order.is_foreign() {
+            return Vec::new();
+        }
         let path = self.order.process.exe_path().unwrap_or_default();
         objects::with_text(Path::new(OsStr::from_bytes(&path)), self.order.pages, self.order.edges)
     }
@@ -291,7 +307,8 @@ impl<'a> Work<'a> {
     ) {
         let (order, gadgets) = (self.order, session.gadgets());
         self.held = self.stop.since.elapsed();
-        // Who would rather not run does not run a single instruction of its own.
+        // With `refuse_with` the program must not run a single instruction of its own, so it stops at each
+        // call.
         let by_looks = expected.relro >= LONG_RELOCATION && order.refuse_with.is_none();
         let pid = self.stop.pid;
         let linker = self.program.as_ref().filter(|_| by_looks);
@@ -358,7 +375,7 @@ impl<'a> Work<'a> {
 
     /// Returns the initial stack.
     fn stack(&self) -> Result<AddrRange, Failure> {
-        let registers = ptrace::registers(self.stop.pid).map_err(TraceError::from)?;
+        let registers = running::registers(self.stop.pid)?;
         let at = arch::stack_pointer(&registers);
         let stack = self.program.as_ref().and_then(|program| program.snapshot.vma_at(at));
         let stack = stack.filter(|vma| vma.name == b"[stack]" && vma.perms.write);
@@ -376,7 +393,7 @@ impl<'a> Work<'a> {
     fn stage_and_switch(&mut self, session: &mut Session) -> Result<(), Failure> {
         self.move_program(session)?;
         if let Some(failure) = self.switch_to_store(session)? {
-            // What the store cannot give, a memfd can.
+            // A memfd can hold the text that the store cannot give.
             self.setback = Some(failure);
             if let Some(program) = &mut self.program {
                 program.stored = None;
@@ -490,6 +507,9 @@ pub(crate) fn refused(refusal: Refusal) -> Failure {
             SkipReason::StackRoom,
             "too little of the stack is mapped below the arguments (RLIMIT_STACK, or very many arguments)",
         ),
+        Refusal::ShadowStack => {
+            Failure::new(SkipReason::RegisterState, "it has a shadow stack (CET, GCS)")
+        }
         Refusal::RegisterState | Refusal::InACall => {
             Failure::new(SkipReason::RegisterState, "extended registers the frame cannot carry")
         }

@@ -3,24 +3,35 @@
 //! Only this crate changes an address space, and it takes a plan to do so.
 
 #![forbid(unsafe_code)]
+#![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::shown only")]
 
+mod areas;
 pub mod attach;
+pub mod build_id;
 mod copy;
+mod credentials;
 mod failure;
 pub mod headroom;
 pub mod image;
 pub mod launch;
 mod linked;
+pub mod lock;
 pub mod mapped;
 pub mod numa;
 pub mod objects;
+mod open_mapped;
 pub mod pagecache;
 mod program;
 mod protection;
 mod rebase;
 pub mod store;
 mod switch;
+mod target_file;
+mod trusted;
+pub mod units;
 mod verify;
 pub mod warm;
+pub mod workers;
 
 pub use failure::Failure;
+pub use open_mapped::open_exe;

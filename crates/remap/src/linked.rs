@@ -15,6 +15,7 @@ use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::Pid;
+use tiexec_sys::address_space::AddressSpace;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{self, Call, Gadgets};
 use tiexec_tracee::linking::Progress;
@@ -29,6 +30,7 @@ use crate::objects::Object;
 use crate::pagecache;
 use crate::program::Program;
 use crate::store::Store;
+use crate::workers::{Pool, Workers};
 
 /// Switches the shared objects of a program whose `ld.so` is done, within `left`; returns the
 /// session with which it goes home.
@@ -52,10 +54,20 @@ pub(crate) fn switch(
         let what = "an init function put a filter in force";
         return Err(Failure::new(SkipReason::Seccomp, what));
     }
+    let space = AddressSpace::open(process).map_err(Failure::unreadable)?;
+    // What it has loaded, and what it runs by now, is of its choice.
+    let workers = if order.chain {
+        Pool::default().workers(process, &status.credentials)?
+    } else {
+        Workers::none()
+    };
     let attach = AttachOrder {
         pid: stopped.tid,
         task: stopped.tid,
         process,
+        space: &space,
+        credentials: &status.credentials,
+        workers: &workers,
         pages: order.pages,
         sources: order.sources,
         // The main executable was seen to at the exec stop.
@@ -79,11 +91,16 @@ pub(crate) fn switch(
     })?;
     let home = arch::after_a_signal(&stopped.registers, stopped.interruption);
     let lets_in = lets_child_in(process, stopped.tid, &status);
-    let begun = Session::begin(stopped.tid, gadgets, home, stack.range, lets_in, reap)?;
+    let begun =
+        Session::begin(stopped.tid, space.memory(), gadgets, home, stack.range, lets_in, reap)?;
     let mut session = begun.map_err(refused)?;
+    if let Some(patience) = workers.limit() {
+        session.limit(patience);
+    }
     if let Err(failure) = carry_out(&mut session, &attach, &snapshot, &prepared) {
         prepared.attached.failure.get_or_insert(failure);
     }
+    prepared.give_up();
     Ok((session, prepared.attached))
 }
 
@@ -123,14 +140,14 @@ pub(crate) fn expected(order: &Order<'_>, objects: &[Object], deadline: Instant)
                     .file_offset
                     .wrapping_sub(load.vaddr.wrapping_sub(range.start().get())),
                 file: FileId { inode: meta.ino(), ..FileId::default() },
-                name: object.path.as_os_str().as_bytes().to_vec(),
+                name: object.path.as_os_str().as_bytes().into(),
                 guarded: false,
             };
             let (folios, kept) = (folios.clone(), Vec::new());
             texts.push(RunningText { vma, folios, copy, kept, leave: None, parts: None });
         }
     }
-    // What will be around them is not known: no edges.
+    // The surroundings of the objects are not known yet: no edges.
     let (pages, policy) = (order.pages, EdgePolicy::default());
     let reserved = Reserved::find(&[], None, pages, |_| false);
     plan_running(&Around { pages, policy, vmas: &[], reserved: &reserved }, &texts)
@@ -153,7 +170,7 @@ pub(crate) struct Linker<'a> {
     known: Vec<FileId>,
     /// Where the program's RELRO begins.
     relro: RemoteAddr,
-    /// What was mapped at the last look.
+    /// The maps file at the last look.
     before: Vec<u8>,
     /// Since when it is known to be done.
     done_since: Option<Instant>,
@@ -182,11 +199,18 @@ impl<'a> Linker<'a> {
         });
         let still = std::mem::replace(&mut self.before, text) == self.before;
         // Interrupted, neither would notice.
-        let takes = || threads::takes(self.order.process, self.pid, self.pid);
+        let takes = || {
+            // A copy of a descriptor may be one whose close waits for a server of the program's choice.
+            let has_timeout =
+                |fd| self.order.is_foreign() || Workers::none().has_timeout(self.pid, fd);
+            threads::takes(self.order.process, self.pid, &has_timeout)
+        };
         if protected {
             let since = *self.done_since.get_or_insert_with(Instant::now);
             return match takes() {
-                Takes::Running | Takes::Asleep | Takes::AsleepToRewind => Progress::Done,
+                Takes::Running | Takes::Asleep | Takes::AsleepToRewind | Takes::AsleepOnFutex => {
+                    Progress::Done
+                }
                 _ if since.elapsed() > PATIENCE => Progress::Missed,
                 _ => Progress::Mapping,
             };

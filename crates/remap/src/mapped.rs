@@ -3,86 +3,230 @@
 //! No record is kept of what was switched: the file's own headers say what belongs where, and what is
 //! left of it in maps says which file, and at which place.
 
-use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::collections::HashMap;
+use std::rc::Rc;
 
-use tiexec_core::addr::{AddrRange, Pages};
+use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
+use tiexec_core::area::Area;
 use tiexec_core::coverage::is_ours;
-use tiexec_core::parts::Parts;
-use tiexec_core::proc::maps::Vma;
-use tiexec_core::proc::smaps::SmapsEntry;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::marks::Marks;
+use tiexec_core::parts::{Part, Parts, in_range};
+use tiexec_core::proc::auxv;
+use tiexec_core::proc::maps::{self, FileId, Vma};
+use tiexec_sys::address_space::Memory;
+use tiexec_sys::areas;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_tracee::arch;
 
 use crate::failure::Failure;
+use crate::open_mapped::open_mapped;
 use crate::program::elf_facts;
-
-/// A file's image in a process.
-#[derive(Debug)]
-pub(crate) struct Mapped {
-    /// The file.
-    pub file: File,
-    /// One of its VMAs.
-    pub vma: Vma,
-    /// What of it belongs where.
-    pub parts: Parts,
-}
+use crate::target_file::TargetFile;
+use crate::workers::Workers;
 
 /// Most other files that are looked at on either side of an area of ours: those of its own file are the
 /// nearest, but for what the program mapped between them.
 const FILES_BESIDE: usize = 4;
+/// Most VMAs of other files that are looked at for them on either side: a program may have as many as it likes.
+const VMAS_BESIDE: usize = 256;
+/// How often all files of a process are asked whether they could have something at a place: more than one version of
+/// TiExec can have left there.
+const ASKED_OF_ALL: usize = 64;
 
-/// Returns the images that have a part where `entries[index]` is, or that are around it; the error of
-/// the nearest file that could not be opened if there are none.
-pub(crate) fn around(
-    process: &ProcDir,
-    entries: &[SmapsEntry],
-    index: usize,
+/// A staged mapping lies at least so far from all others, in bytes.
+const APART: u64 = 1 << 30;
+
+/// A file that a process maps.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    /// It.
+    pub file: TargetFile,
+    /// As maps names it.
+    pub id: FileId,
+    /// At each place where it is or could be, those that are certain first; none for what is no ELF file.
+    pub places: Vec<Parts>,
+}
+
+/// The result of opening a file.
+type Opened = Result<Rc<Mapped>, Failure>;
+
+/// The files that a process maps and where their parts are, each opened once, when the first caller needs it.
+pub(crate) struct Layouts<'a> {
+    process: &'a ProcDir,
+    workers: &'a Workers,
     pages: Pages,
-) -> Result<Vec<Mapped>, Failure> {
-    let range = entries[index].vma.range;
-    let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
-    let mut why = None;
-    let mut found = Vec::new();
-    for vma in beside(&vmas, index) {
-        let opened = open_mapped(process, vma).and_then(|file| Ok((elf_facts(&file)?.1, file)));
-        let (facts, file) = match opened {
-            Ok(opened) => opened,
-            Err(failure) => {
-                why.get_or_insert(failure);
-                continue;
-            }
-        };
-        for parts in Parts::find(&facts.loads, pages.base, &vmas, vma.file, is_ours) {
-            if !parts.is_at(range) {
-                continue;
-            }
-            if let Ok(file) = file.try_clone() {
-                found.push(Mapped { file, vma: vma.clone(), parts });
+    /// All VMAs, in address order.
+    vmas: &'a [Vma],
+    /// Those that are of files which could be a program's, ascending.
+    plain: Vec<&'a Vma>,
+    opened: HashMap<FileId, Opened>,
+    asked_of_all: usize,
+}
+
+impl<'a> Layouts<'a> {
+    /// Those of the files among `vmas`, which are all of a process, in address order.
+    pub(crate) fn new(
+        process: &'a ProcDir,
+        workers: &'a Workers,
+        vmas: &'a [Vma],
+        pages: Pages,
+    ) -> Self {
+        let plain = vmas.iter().filter(|vma| is_plain(vma)).collect();
+        Self { process, workers, pages, vmas, plain, opened: HashMap::new(), asked_of_all: 0 }
+    }
+
+    /// Returns the file that a VMA maps.
+    ///
+    /// # Errors
+    /// `file_gone`.
+    pub(crate) fn of(&mut self, vma: &Vma) -> Opened {
+        if let Some(opened) = self.opened.get(&vma.file) {
+            return opened.clone();
+        }
+        let opened = open_mapped(self.process, self.workers, vma).map(|file| {
+            let places = elf_facts(&file).map_or_else(
+                |_no_elf| Vec::new(),
+                |(_, facts)| {
+                    Parts::find(&facts.loads, self.pages.base, self.vmas, vma.file, is_ours)
+                },
+            );
+            Rc::new(Mapped { file, id: vma.file, places })
+        });
+        self.opened.insert(vma.file, opened.clone());
+        opened
+    }
+
+    /// Returns the files that are mapped near `vmas[index]`, or there, the nearest first; and the error of the nearest
+    /// that could not be opened.
+    pub(crate) fn beside(&mut self, index: usize) -> (Vec<Rc<Mapped>>, Option<Failure>) {
+        let (mut files, mut why) = (Vec::new(), None);
+        for vma in beside(&self.plain, &self.vmas[index]) {
+            match self.of(vma) {
+                Ok(file) => files.push(file),
+                Err(failure) => {
+                    why.get_or_insert(failure);
+                }
             }
         }
+        (files, why)
     }
-    match why {
-        Some(failure) if found.is_empty() => Err(failure),
-        _ => Ok(found),
+
+    /// Returns whether the area of ours at `index` lies where nothing belongs: it is filler in a huge page at the edge
+    /// of a text, where that text's file has nothing; or it lies where no file of the process could have anything.
+    /// Returns false if that cannot be told.
+    pub(crate) fn belongs_nowhere(&mut self, memory: &Memory, index: usize) -> bool {
+        let range = self.vmas[index].range;
+        let (files, _) = self.beside(index);
+        let places = files.iter().flat_map(|file| &file.places);
+        let certain: Vec<&Parts> = places.filter(|parts| parts.is_certain()).collect();
+        if certain.iter().any(|parts| parts.is_at(range)) {
+            return false;
+        }
+        let pages = range.align_outward(self.pages.pmd);
+        let beside_text = |parts: &&Parts| pages.is_some_and(|pages| parts.text_bytes(pages) > 0);
+        if certain.iter().any(beside_text)
+            && range.len() < EDGES_IN_A_ROW * self.pages.pmd.bytes()
+            && is_filler(memory, range)
+        {
+            return true;
+        }
+        // Versions before marks staged in the middle of the widest gap.
+        let apart = || {
+            let low = range.start().checked_sub(APART).unwrap_or_default();
+            let high = range.end().checked_add(APART)?;
+            AddrRange::new(low, high)
+        };
+        let beside = |apart: AddrRange| in_range(self.vmas, apart).any(|vma| vma.range != range);
+        if apart().is_none_or(beside) || self.asked_of_all == ASKED_OF_ALL {
+            return false;
+        }
+        self.asked_of_all += 1;
+        let vmas = self.vmas;
+        let mut files = vmas.iter().filter(|vma| vma.is_file_backed() && !is_ours(vma));
+        files.all(|vma| {
+            let could_be_here = |file: Rc<Mapped>| {
+                // A file that is no ELF file has no text, unless it was overwritten since it was mapped.
+                file.places.iter().any(|parts| parts.is_at(range))
+                    || vma.is_text() && file.places.is_empty()
+            };
+            self.of(vma).is_ok_and(|file| !could_be_here(file))
+        })
+    }
+
+    /// Returns the certain place of the VMA's file at which the VMA, a mapping of the file itself, was widened, or is a
+    /// rest of such: its text reaches beyond what is text. The program may have done that itself, unless the mapping is
+    /// [marked](is_marked_widened).
+    pub(crate) fn widened(&mut self, vma: &Vma) -> Option<(Rc<Mapped>, Parts)> {
+        if !has_widened_form(vma, self.pages) {
+            return None;
+        }
+        let file = self.of(vma).ok()?;
+        let pages = vma.range.align_outward(self.pages.pmd)?;
+        let is_wide = |parts: &&Parts| {
+            let text = parts.text_bytes(vma.range);
+            // Text goes back first: there is less of it in what is left of a huge page.
+            let is_rest = pages != vma.range;
+            parts.is_certain()
+                && parts.continues_text(vma)
+                && !parts.is_closed(vma.range)
+                && text < if is_rest { parts.text_bytes(pages) } else { vma.range.len() }
+        };
+        let parts = file.places.iter().find(is_wide)?.clone();
+        Some((file, parts))
+    }
+
+    /// Returns the text that the headers of their files place where text of ours is: each as its own mapping would be.
+    /// Text whose place is in doubt is left out.
+    fn originals(&mut self, entries: &[Area]) -> Vec<Vma> {
+        let mut found: Vec<Vma> = Vec::new();
+        for (index, entry) in entries.iter().enumerate() {
+            let vma = &entry.vma;
+            if found.iter().any(|text| text.range.overlaps(vma.range)) {
+                continue;
+            }
+            let mut places: Vec<(Rc<Mapped>, Parts)> = Vec::new();
+            if vma.is_text() && is_ours(vma) {
+                for file in self.beside(index).0 {
+                    let here = file.places.iter().filter(|parts| parts.is_at(vma.range));
+                    places.extend(here.map(|parts| (Rc::clone(&file), parts.clone())));
+                }
+            } else if let Some(widened) = self.widened(vma)
+                && is_marked_widened(self.process, entry)
+            {
+                places.push(widened);
+            }
+            for (file, parts) in places.iter().filter(|(_, parts)| parts.is_certain()) {
+                let of_file = self.vmas.iter().find(|vma| vma.file == file.id && !is_ours(vma));
+                let text = |part: &Part| {
+                    let (range, file_offset) = (part.range, part.file_offset);
+                    Some(Vma { range, file_offset, ..of_file?.clone() })
+                };
+                found.extend(parts.texts().filter_map(text));
+            }
+        }
+        found
     }
 }
 
-/// Returns a VMA of each file that is mapped near `vmas[index]`, or there, the nearest first.
-fn beside(vmas: &[Vma], index: usize) -> Vec<&Vma> {
-    let plain = |vma: &&Vma| {
-        let special = [&b"/dev/"[..], b"/memfd:", b"/SYSV", b"anon_inode:"];
-        vma.is_file_backed()
-            && !is_ours(vma)
-            && !vma.perms.shared
-            && !special.iter().any(|start| vma.name.starts_with(start))
-    };
-    let below = vmas[..=index].iter().rev().filter(plain);
-    let above = vmas[index + 1..].iter().filter(plain);
-    let sides: [Box<dyn Iterator<Item = &Vma>>; 2] = [Box::new(below), Box::new(above)];
+/// Whether a VMA is of a file that could be a program's, or a library's.
+fn is_plain(vma: &Vma) -> bool {
+    let special = [&b"/dev/"[..], b"/memfd:", b"/SYSV", b"anon_inode:"];
+    vma.is_file_backed()
+        && !is_ours(vma)
+        && !vma.perms.shared
+        && !special.iter().any(|start| vma.name.starts_with(start))
+}
+
+/// Returns a VMA of each file among `plain`, which are in address order, that is mapped near `vma`, or there; the nearest
+/// first.
+fn beside<'a>(plain: &[&'a Vma], vma: &Vma) -> Vec<&'a Vma> {
+    let above = plain.partition_point(|other| other.range.start() <= vma.range.start());
+    let (below, above) = plain.split_at(above);
+    let sides: [Box<dyn Iterator<Item = &&Vma>>; 2] =
+        [Box::new(below.iter().rev()), Box::new(above.iter())];
     let [below, above] = sides.map(|side| {
         let mut files: Vec<&Vma> = Vec::new();
-        for vma in side {
+        for &vma in side.take(VMAS_BESIDE) {
             if files.iter().all(|other| other.file != vma.file) {
                 if files.len() == FILES_BESIDE {
                     break;
@@ -103,68 +247,80 @@ fn beside(vmas: &[Vma], index: usize) -> Vec<&Vma> {
     near
 }
 
-/// Returns whether the entry is text of ours: a copy; or, by its form, page cache that was widened. (A
-/// program's own text may have that form too: [`is_widened`] tells by its headers.)
-pub(crate) fn may_be_ours(entry: &SmapsEntry, pages: Pages) -> bool {
-    let vma = &entry.vma;
-    vma.is_text() && (is_ours(vma) || has_widened_form(vma, pages) && entry.has_flag(*b"hg"))
-}
+/// The most huge pages, all of them edges, that can lie side by side: the tail of one text and the head of the next, each
+/// of which may be little more.
+const EDGES_IN_A_ROW: u64 = 4;
 
-/// Returns whether a mapping has the form of widened page cache, by its line in maps.
-pub fn has_widened_form(vma: &Vma, pages: Pages) -> bool {
+/// Returns whether a mapping has the form of widened page cache, or of what a revert that died left of such, by its line in
+/// maps.
+fn has_widened_form(vma: &Vma, pages: Pages) -> bool {
+    let Vma { range, file_offset, .. } = *vma;
+    let pmd = pages.pmd.bytes();
     vma.is_text()
+        && vma.is_file_backed()
+        && !is_ours(vma)
         && !vma.perms.write
         && !vma.perms.shared
-        && vma.range.align_inward(pages.pmd) == Some(vma.range)
-        && vma.file_offset & (pages.pmd.bytes() - 1) == 0
+        && file_offset.wrapping_sub(range.start().get()) & (pmd - 1) == 0
+        && (range.align_inward(pages.pmd) == Some(range) || range.len() < EDGES_IN_A_ROW * pmd)
 }
 
-/// Returns whether a mapping of the file itself reaches beyond its text.
-pub(crate) fn is_widened(range: AddrRange, parts: &Parts) -> bool {
-    parts.text_bytes(range) < range.len()
+/// Returns whether a mapping that [was widened](Layouts::widened) was by a launch or an attach: those are advised
+/// `MADV_HUGEPAGE`. Only smaps tells, and keeps the process from mapping memory while it is read; so it is read for such
+/// mappings only, and no further than to them: what lies below a text is small.
+pub(crate) fn is_marked_widened(process: &ProcDir, area: &Area) -> bool {
+    const ADVISED: [u8; 2] = *b"hg";
+    if !area.flags.is_empty() {
+        return area.has_flag(ADVISED);
+    }
+    let told = areas::smaps_up_to(process, area.vma.range.end()).unwrap_or_default();
+    let same = told.iter().find(|told| told.vma.range == area.vma.range);
+    same.is_some_and(|same| same.has_flag(ADVISED))
 }
 
 /// Returns the text that the headers of their files place where text of ours is: each as its own mapping
-/// would be. What cannot be told is left out.
-pub fn originals(process: &ProcDir, entries: &[SmapsEntry], pages: Pages) -> Vec<Vma> {
-    let mut found: Vec<Vma> = Vec::new();
-    for (index, entry) in entries.iter().enumerate() {
-        if !may_be_ours(entry, pages)
-            || found.iter().any(|text| text.range.overlaps(entry.vma.range))
-        {
-            continue;
-        }
-        for Mapped { vma, parts, .. } in around(process, entries, index, pages).unwrap_or_default()
-        {
-            let texts = parts.texts().filter(|_| parts.is_certain()).map(|part| Vma {
-                range: part.range,
-                file_offset: part.file_offset,
-                ..vma.clone()
-            });
-            found.extend(texts);
-        }
-    }
-    found
+/// would be. Text whose place is in doubt is left out.
+pub fn originals(process: &ProcDir, entries: &[Area], pages: Pages) -> Vec<Vma> {
+    let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
+    Layouts::new(process, &Workers::none(), &vmas, pages).originals(entries)
 }
 
-/// Opens the file that a VMA maps: by the mapping itself, which takes CAP_CHECKPOINT_RESTORE or more,
-/// otherwise by its path as the process sees it, if that is still the same file.
-///
-/// # Errors
-/// `file_gone`.
-pub(crate) fn open_mapped(process: &ProcDir, vma: &Vma) -> Result<File, Failure> {
-    let range = vma.range;
-    let link = format!("map_files/{:x}-{:x}", range.start().get(), range.end().get());
-    let by_mapping = process.open_file(&link, false);
-    if let Ok(file) = by_mapping {
-        return Ok(file);
+/// Returns the marks of a process's address space.
+pub(crate) fn marks(process: &ProcDir, pages: Pages) -> Option<Marks> {
+    let auxv = process.read("auxv").ok()?;
+    Marks::of(auxv::get(&auxv, auxv::AT_RANDOM)?, pages)
+}
+
+/// Returns whether a process has text of ours, or what a TiExec that died left; not so if that cannot be told.
+pub fn has_text_of_ours(process: &ProcDir, pages: Pages) -> bool {
+    let maps = process.read("maps").ok().and_then(|text| maps::parse(&text).ok());
+    let Some(vmas) = maps else { return false };
+    if vmas.iter().any(|vma| vma.is_text() && is_ours(vma))
+        || marks(process, pages).is_some_and(|marks| !marks.left(&vmas).is_empty())
+    {
+        return true;
     }
-    let gone = |what: &dyn std::fmt::Display| {
-        Failure::new(SkipReason::FileGone, format!("{}: {what}", vma.display_path()))
-    };
-    let path = vma.path().strip_prefix(b"/").ok_or_else(|| gone(&"has no path"))?;
-    let path = std::str::from_utf8(path).map_err(|error| gone(&error))?;
-    let file = process.open_file(&format!("root/{path}"), false).map_err(|error| gone(&error))?;
-    let same = file.metadata().is_ok_and(|meta| meta.ino() == vma.file.inode);
-    if same { Ok(file) } else { Err(gone(&"is another file by now")) }
+    let workers = Workers::none();
+    let mut layouts = Layouts::new(process, &workers, &vmas, pages);
+    let mut texts = vmas.iter().filter(|vma| vma.is_text());
+    texts.any(|vma| {
+        layouts.widened(vma).is_some() && is_marked_widened(process, &Area::of(vma.clone()))
+    })
+}
+
+/// Returns whether nothing but filler lies there.
+fn is_filler(memory: &Memory, range: AddrRange) -> bool {
+    const CHUNK: u64 = 1 << 20;
+    let (mut filler, mut here) = (vec![0; CHUNK as usize], vec![0; CHUNK as usize]);
+    arch::fill_with_traps(&mut filler);
+    let mut at = 0;
+    while at < range.len() {
+        let len = CHUNK.min(range.len() - at) as usize;
+        let from = RemoteAddr::new(range.start().get() + at);
+        if memory.read(from, &mut here[..len]).is_err() || here[..len] != filler[..len] {
+            return false;
+        }
+        at += len as u64;
+    }
+    true
 }

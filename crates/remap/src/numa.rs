@@ -1,10 +1,12 @@
 //! On which NUMA nodes copies are put, and text lies.
 
-use tiexec_core::numa::{self, Numa};
-use tiexec_core::proc::smaps::SmapsEntry;
+use tiexec_core::addr::{Pages, RemoteAddr};
+use tiexec_core::area::Area;
+use tiexec_core::numa::{self, Numa, OnNode};
 use tiexec_core::proc::stat;
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::numa::{node_of_processor, usable_nodes};
+use tiexec_sys::Pid;
+use tiexec_sys::numa::{node_of_processor, nodes_of, usable_nodes};
 use tiexec_sys::procfs::ProcDir;
 
 use crate::failure::Failure;
@@ -21,8 +23,43 @@ pub(crate) fn turns(numa: Option<Numa>, process: &ProcDir) -> Result<Vec<u32>, F
     numa.turns(&usable_nodes(), home).map_err(|error| Failure::new(SkipReason::Numa, error))
 }
 
-/// Tells each entry of a process's smaps on which nodes its pages lie, where the kernel says that.
-pub fn tell(process: &ProcDir, entries: &mut [SmapsEntry]) {
-    let Ok(text) = process.read("numa_maps") else { return };
-    numa::tell(entries, &text);
+/// Most bytes of text whose pages are each looked up. No program has as much, but any may map a file that claims
+/// more than it has.
+const LONGEST: u64 = 4 << 30;
+
+/// Tells each text of a process on which nodes its pages lie, where the kernel says that. `process` is its number.
+pub fn tell(process: Pid, areas: &mut [Area], pages: Pages) {
+    let texts = areas.iter().filter(|area| area.vma.is_text());
+    let bytes = texts.fold(0, |sum: u64, area| sum.saturating_add(area.vma.range.len()));
+    if bytes > LONGEST {
+        return;
+    }
+    for area in areas.iter_mut().filter(|area| area.vma.is_text()) {
+        let Some(nodes) = nodes_of_text(process, area, pages) else { return };
+        area.nodes = nodes;
+    }
+}
+
+/// Asks for each huge page once, and for every other page. `None` where the kernel does not say.
+fn nodes_of_text(process: Pid, area: &Area, pages: Pages) -> Option<Vec<OnNode>> {
+    /// The kernel takes the addresses of one call into its memory.
+    const AT_ONCE: usize = 4096;
+    let huge_page = if area.is_hugetlb(pages.base) { area.page_size } else { pages.pmd.bytes() };
+    let huge = area.huge_parts(pages.pmd);
+    let mut asked: Vec<(RemoteAddr, u64)> = Vec::new();
+    let mut at = area.vma.range.start();
+    while at < area.vma.range.end() {
+        let is_huge = huge.iter().any(|part| part.contains(at));
+        let len = if is_huge { huge_page } else { pages.base.bytes() };
+        asked.push((at, len));
+        at = at.checked_add(len)?;
+    }
+    let mut found = Vec::new();
+    for some in asked.chunks(AT_ONCE) {
+        let addresses: Vec<RemoteAddr> = some.iter().map(|&(at, _)| at).collect();
+        let nodes = nodes_of(process, &addresses).ok()?;
+        let lies = nodes.into_iter().zip(some);
+        found.extend(lies.filter_map(|(node, &(_, bytes))| Some(OnNode { node: node?, bytes })));
+    }
+    Some(numa::sum(found))
 }

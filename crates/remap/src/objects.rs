@@ -1,9 +1,9 @@
 //! Which shared objects with much text `ld.so` is going to map for a program, found by reading a few
 //! headers: so that a program that has none is not held for them.
 //!
-//! An approximation of `ld.so`'s search (ld.so(8)), in microseconds. What it misses stays on base pages,
-//! what it finds too much costs a stop for nothing; neither harms. (`tiexecctl warm --deps` has time, and
-//! asks `ld.so` itself.)
+//! An approximation of `ld.so`'s search (ld.so(8)), in microseconds. An object that it misses stays on
+//! base pages, and one that it finds too much costs a needless stop; neither harms. (`tiexecctl warm --deps`
+//! has time, and asks `ld.so` itself.)
 
 use std::collections::{HashSet, VecDeque};
 use std::ffi::{OsStr, OsString};
@@ -29,7 +29,7 @@ pub struct Object {
     pub facts: ElfFacts,
 }
 
-/// What the objects of a program come to.
+/// The sums over a program's objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Expected {
     /// How many there are.
@@ -87,7 +87,7 @@ struct Elf {
 
 impl Elf {
     fn open(path: &Path) -> Option<Self> {
-        // Not to wait for the other end of a FIFO.
+        // The open must not wait for the other end of a FIFO.
         let nonblock = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
         let file = File::options().read(true).custom_flags(nonblock).open(path).ok()?;
         let meta = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
@@ -239,7 +239,7 @@ impl Search {
     }
 }
 
-/// What the environment has preloaded.
+/// Returns the libraries that the environment preloads.
 fn preloaded() -> Vec<Vec<u8>> {
     let list = std::env::var_os("LD_PRELOAD").unwrap_or_default();
     let names = list.as_bytes().split(|&byte| byte == b':' || byte == b' ');

@@ -11,12 +11,12 @@ use std::time::Instant;
 use tiexec_core::addr::Pages;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::pagecache::{FileMapping, may_look};
-use tiexec_sys::{Errno, SysError};
+use tiexec_sys::{Errno, SysError, holes};
 
 use crate::failure::Failure;
 use crate::headroom;
 
-/// What of a file's text is in huge folios now.
+/// The part of a file's text that is in huge folios now.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Prepared {
     /// File ranges of which each huge page is one folio, mapped by one PMD entry wherever a
@@ -52,20 +52,24 @@ pub(crate) fn bring(
     deadline: Option<Instant>,
 ) -> Result<Prepared, Failure> {
     let mut prepared = Prepared::default();
-    let wanted = total(chunks);
-    headroom::check_cache(wanted)?;
-    for run in runs(chunks) {
+    headroom::check_cache(total(chunks))?;
+    let asked = total(chunks);
+    // A touch of a hole of a tmpfs would allocate memory for it.
+    let with_data = chunks.iter().flat_map(|chunk| huge_pages(chunk, pages));
+    let chunks: Vec<Range<u64>> = with_data.filter(|page| holes::has_data(file, page)).collect();
+    let wanted = total(&chunks);
+    for run in runs(&chunks) {
         let mapping = map(file, &run, pages)?;
         let _no_thp = mapping.advise_huge();
         // One huge page each touch, and nothing ahead: what is read ahead, once it is beyond the
         // device's read_ahead_kb, comes in small folios (Linux 6.18, xfs and ext4 alike).
         mapping.advise_random().map_err(unmapped)?;
         let mut late = !touch(&mapping, huge_pages(&run, pages), pages, deadline);
-        let mut huge = mapping.huge_parts(pages.pmd).map_err(unseen)?;
+        let mut huge = mapping.huge_parts().map_err(unseen)?;
         if !late && total(&huge) < run.end - run.start {
             let small = missing(&run, &huge, pages);
             late = !collapse(&mapping, &small, pages, deadline);
-            huge = mapping.huge_parts(pages.pmd).map_err(unseen)?;
+            huge = mapping.huge_parts().map_err(unseen)?;
         }
         for part in huge {
             push(&mut prepared.huge, part);
@@ -85,6 +89,10 @@ pub(crate) fn bring(
         );
         prepared.shortfall = Some(Failure::new(SkipReason::SmallFolios, detail));
     }
+    if asked > wanted && prepared.shortfall.is_none() {
+        let detail = format!("the file has no data for {} MiB of the text", (asked - wanted) >> 20);
+        prepared.shortfall = Some(Failure::new(SkipReason::ReadFailed, detail));
+    }
     Ok(prepared)
 }
 
@@ -95,7 +103,7 @@ pub enum ChunkState {
     Huge,
     /// All of it, or a part, in smaller folios.
     Small,
-    /// Not at all.
+    /// None of it is cached.
     Absent,
     /// The kernel tells it only to those who own the file or may write to it, and to CAP_FOWNER.
     Untold,
@@ -130,7 +138,7 @@ pub fn state(
             states.push((page, state));
         }
         touch(&mapping, whole.into_iter(), pages, None);
-        let huge = mapping.huge_parts(pages.pmd).map_err(unseen)?;
+        let huge = mapping.huge_parts().map_err(unseen)?;
         for (page, state) in &mut states {
             if huge.iter().any(|part| part.start <= page.start && page.end <= part.end) {
                 *state = ChunkState::Huge;
@@ -156,8 +164,8 @@ pub(crate) fn unseen(error: SysError) -> Failure {
     Failure::new(SkipReason::ProcUnavailable, error)
 }
 
-/// Touches the first base page of each huge page: one in a huge folio is then PMD-mapped. What
-/// cannot be touched (past the end of a truncated file, unreadable) just does not become huge.
+/// Touches the first base page of each huge page: one in a huge folio is then PMD-mapped. A page
+/// that cannot be touched (past the end of a truncated file, unreadable) just does not become huge.
 /// Returns whether all was done in time.
 fn touch(
     mapping: &FileMapping,
@@ -190,7 +198,7 @@ fn collapse(
             Ok(()) => {
                 touch(mapping, std::iter::once(page.clone()), pages, None);
             }
-            // Not for this file on this kernel.
+            // The kernel cannot do it for this file.
             Err(error) if error.errno == Errno::INVAL => break,
             Err(_passing) => {}
         }

@@ -1,10 +1,10 @@
-//! What is known of a program held at its exec stop.
+//! A program held at its exec stop.
 
 use std::ffi::OsStr;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Instant;
 
@@ -22,10 +22,12 @@ use tiexec_tracee::arch;
 
 use crate::failure::Failure;
 use crate::launch::Order;
+use crate::open_mapped::{must_all_be_local, open_exe};
 use crate::pagecache;
 use crate::store::{BuildOrder, Store, StoredImage};
+use crate::target_file::{ReadAt, of_roots_at};
 
-/// What is known of a program held at its exec stop.
+/// The facts about a program held at its exec stop.
 pub(crate) struct Program {
     /// Its image.
     pub exe: File,
@@ -66,10 +68,15 @@ impl Program {
             Failure::new(reason, error)
         };
         let malformed = |error: ParseError| Failure::new(SkipReason::ProcUnavailable, error);
-        let exe = process.open_file("exe", false).map_err(|error| match error.errno {
-            Errno::ACCES | Errno::PERM => Failure::new(SkipReason::UnreadableImage, error),
-            _ => unreadable(error),
-        })?;
+        let foreign = order.is_foreign();
+        let exe = if foreign {
+            open_exe(process)?
+        } else {
+            process.open_file("exe", false).map_err(|error| match error.errno {
+                Errno::ACCES | Errno::PERM => Failure::new(SkipReason::UnreadableImage, error),
+                _ => unreadable(error),
+            })?
+        };
         let (header, facts) = elf_facts(&exe)?;
         let auxv = process.read("auxv").map_err(unreadable)?;
         if auxv::get(&auxv, auxv::AT_SECURE).is_some_and(|secure| secure != 0) {
@@ -82,6 +89,10 @@ impl Program {
         } else {
             maps::parse(&process.read("maps").map_err(unreadable)?).map_err(malformed)?
         };
+        if foreign {
+            // Its dynamic linker is of its choice, too.
+            must_all_be_local(process, &vmas)?;
+        }
         let snapshot = Snapshot { pages: order.pages, vmas, entry };
         let image = MainImage::new(&facts, header.entry, entry);
         let relro = facts.relro;
@@ -166,7 +177,7 @@ impl Program {
         deadline: Instant,
     ) -> Result<bool, Failure> {
         let Some(store) = Store::open_for_this_user(order.pages)? else { return Ok(false) };
-        // What has no name any more will not be started again.
+        // A file that has no name any more will not be started again.
         if self.exe.metadata().is_ok_and(|meta| meta.nlink() == 0) {
             return Ok(false);
         }
@@ -175,7 +186,15 @@ impl Program {
             .exe_path()
             .map_err(|error| Failure::new(SkipReason::ProcUnavailable, error))?;
         let path = Path::new(OsStr::from_bytes(&path));
-        let (original, process) = (&self.exe, order.process);
+        let shared = if order.is_foreign() {
+            let Ok(meta) = self.exe.metadata() else { return Ok(false) };
+            let file = of_roots_at(path.as_os_str().as_bytes(), (meta.dev(), meta.ino()));
+            let Some(file) = file else { return Ok(false) };
+            Some(file)
+        } else {
+            None
+        };
+        let (original, process) = (shared.as_ref().unwrap_or(&self.exe), order.process);
         let found = if order.dry_run {
             store.find(original, path, 0)?
         } else {
@@ -205,7 +224,7 @@ fn folios(exe: &File, image: &MainImage, order: &Order<'_>, deadline: Instant) -
 }
 
 /// Reads the headers of the program's file.
-pub(crate) fn elf_facts(exe: &File) -> Result<(ElfHeader, ElfFacts), Failure> {
+pub(crate) fn elf_facts(exe: &impl ReadAt) -> Result<(ElfHeader, ElfFacts), Failure> {
     let unread = |error| Failure::new(SkipReason::ReadFailed, error);
     let foreign = |error| Failure::new(SkipReason::ForeignImage, error);
     let mut header = [0; ElfHeader::LEN];

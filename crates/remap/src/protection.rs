@@ -1,4 +1,5 @@
-//! What is mapped in the place of text has its protection, guards against indirect branches included.
+//! The protection of the mappings that take the place of text: that of the text, with its guards
+//! against indirect branches.
 
 use tiexec_core::addr::AddrRange;
 use tiexec_core::proc::maps::Vma;
@@ -6,7 +7,7 @@ use tiexec_sys::c;
 
 /// Text's.
 pub(crate) const TEXT: i32 = c::PROT_READ | c::PROT_EXEC;
-/// That of [guarded](Vma::guarded) text.
+/// The protection of [guarded](Vma::guarded) text.
 pub(crate) const GUARDED: i32 = TEXT | c::PROT_BTI;
 
 /// Returns that of the text in `range`, or which `range` is an edge of.

@@ -101,7 +101,8 @@ pub(crate) fn switch(
     let over = raw(c::MREMAP_MAYMOVE | c::MREMAP_FIXED);
     let moved = session.call(Call::new(c::SYS_mremap, [staged.get(), len, len, over, text]))?;
     if let Err(refused) = moved {
-        // The kernel may have unmapped the text before it refused. What is staged is its content.
+        // The kernel may have unmapped the text before it refused. The staged mapping has the text's
+        // content.
         let flags = raw(c::MAP_PRIVATE | c::MAP_FIXED) | flags_of_pool(backing);
         let arguments = [text, len, raw(protection), flags, fd, part.image_offset];
         let _nothing_else_is_left = session.call(Call::new(c::SYS_mmap, arguments))?;
@@ -120,8 +121,8 @@ fn flags_of_pool(backing: Backing) -> u64 {
 /// Has the target map the huge pages that its text lies on already: one fault for all.
 ///
 /// # Errors
-/// The target is gone. That the kernel has no such call (before Linux 5.14) or will not is no error:
-/// they will be mapped when they are first used.
+/// The target is gone. It is no error if the kernel has no such call (before Linux 5.14) or refuses it:
+/// the pages will be mapped when they are first used.
 pub(crate) fn touch(session: &mut Session, range: AddrRange) -> Result<(), Failure> {
     let advice = u64::from(c::MADV_POPULATE_READ.unsigned_abs());
     let _refused =

@@ -2,34 +2,34 @@
 
 use std::time::Duration;
 
-use tiexec_core::addr::AddrRange;
+use tiexec_core::area::Area;
 use tiexec_core::coverage::{Note, coverage, is_ours};
 use tiexec_core::plan::{Backing, Plan};
 use tiexec_core::proc::maps::Vma;
-use tiexec_core::proc::smaps::{self, SmapsEntry};
-use tiexec_core::proc::{cgroup, status};
+use tiexec_core::proc::status;
 use tiexec_core::report::{Kind, LaunchCost, Outcome, Report};
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::thp;
+use tiexec_sys::{areas, thp};
 use tiexec_tracee::held::ExecStop;
 
 use crate::failure::Failure;
 use crate::launch::Order;
 use crate::numa;
+use crate::units;
 
-/// What the phases before came to.
+/// The results of the phases before.
 pub(crate) struct Found {
-    /// What was planned; `None` if it did not come so far.
+    /// The plan; `None` if the launch did not come so far.
     pub plan: Option<Plan>,
-    /// What went wrong.
+    /// The failure.
     pub failure: Option<Failure>,
     /// Why it could not be stopped once `ld.so` was done.
     pub unwatched: Option<Failure>,
-    /// What it cost; `None` if the program was never made to call.
+    /// The cost; `None` if the program was never made to call.
     pub cost: Option<Cost>,
 }
 
-/// What carrying out the plan cost.
+/// The cost of carrying out the plan.
 pub(crate) struct Cost {
     /// How long the program was held at the exec stop.
     pub held: Duration,
@@ -45,17 +45,17 @@ pub(crate) struct Cost {
     pub setback: Option<Failure>,
 }
 
-/// Reads the program's smaps and writes the report.
+/// Looks at the program and writes the report.
 pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Report {
     let process = order.process;
-    let entries = process.read("smaps").ok().and_then(|text| smaps::parse(&text).ok());
-    let mut entries = entries.unwrap_or_default();
+    let seen = areas::look(process, order.pages);
+    let mut entries = seen.map(|seen| seen.areas).unwrap_or_default();
     if order.wants_report {
-        numa::tell(process, &mut entries);
+        numa::tell(stop.pid, &mut entries, order.pages);
     }
     let texts = found.plan.iter().flat_map(|plan| &plan.texts).map(|text| text.vma.clone());
     let originals: Vec<Vma> = texts.filter(|vma| !is_ours(vma)).collect();
-    // What is planned with may be other pages.
+    // The order's pages, with which the plan was made, may have another size.
     let pages = thp::pages().unwrap_or(order.pages);
     let files = coverage(&entries, pages, &notes(found), &originals);
     let pid = stop.pid.as_raw_nonzero().get().unsigned_abs();
@@ -63,7 +63,7 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
     if order.wants_report {
         let comm = status::parse(&process.read("status").unwrap_or_default()).name;
         report.comm = String::from_utf8_lossy(&comm).into_owned();
-        report.unit = process.read("cgroup").ok().and_then(|text| cgroup::unit(&text));
+        report.unit = units::shown(process);
     }
 
     let plan = found.plan.as_ref();
@@ -118,7 +118,7 @@ fn unplanned(rest: &[(SkipReason, u64)]) -> Option<SkipReason> {
     rest.iter().map(|&(reason, _)| reason).find(of_whole_pages)
 }
 
-/// Why the text of the program would not be huge where smaps says so.
+/// Why the text of the program would not be huge where it is not.
 fn notes(found: &Found) -> Vec<Note> {
     let texts = found.plan.iter().flat_map(|plan| &plan.texts);
     texts
@@ -141,13 +141,14 @@ pub(crate) fn outcome(huge: u64, planned: u64) -> Outcome {
     }
 }
 
-/// Returns the bytes of planned spans that are PMD-mapped.
-pub(crate) fn huge_bytes_in_spans(plan: &Plan, entries: &[SmapsEntry]) -> u64 {
-    let in_spans = |entry: &SmapsEntry| {
+/// Returns the bytes of planned spans that are huge.
+pub(crate) fn huge_bytes_in_spans(plan: &Plan, entries: &[Area]) -> u64 {
+    let in_spans = |entry: &Area| -> u64 {
         // Private anonymous huge pages are none of ours.
         let ours = plan.spans().filter(|span| span.backing != Backing::Anon);
-        let shared = ours.filter_map(|span| span.range.intersection(entry.vma.range));
-        entry.pmd_mapped().min(shared.map(AddrRange::len).sum())
+        let huge: u64 = ours.map(|span| entry.huge_in(span.range)).sum();
+        // Where it is known only how much is huge, spans could claim the same pages.
+        huge.min(entry.huge_bytes())
     };
     entries.iter().map(in_spans).sum()
 }

@@ -17,7 +17,7 @@ use tiexec_sys::{Errno, SysError};
 use crate::failure::Failure;
 use crate::pagecache::{ChunkState, bring, huge_pages, map, state, total, unmapped, unseen};
 
-/// What of a file's text is in huge folios that a mapping of the text can map by PMD entries.
+/// How much of a file's text is in huge folios that a mapping of the text can map by PMD entries.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Warmth {
     /// Bytes of text.
@@ -26,7 +26,7 @@ pub struct Warmth {
     pub huge_bytes: u64,
     /// Why the rest is not, adding up to the difference.
     pub rest: Vec<Rest>,
-    /// What ended the evicting.
+    /// The failure that ended the evicting.
     pub obstacle: Option<Failure>,
 }
 
@@ -71,8 +71,8 @@ pub fn warm(
         }
         evictor.seen_huge |= *state == ChunkState::Huge;
     }
-    // What no mapping of the text maps by PMD entries is still read faster in large folios, and
-    // touched with fewer faults.
+    // No mapping of the text maps the edges by PMD entries. In large folios they are still read
+    // faster, and touched with fewer faults.
     for edge in edges(text, pages) {
         let _not_text = bring(file, &[edge], pages, None);
     }
@@ -80,7 +80,7 @@ pub fn warm(
     if untold {
         return Ok(weigh(text, &states, obstacle, pages));
     }
-    // What the kernel shows now counts, not what was done.
+    // The state that the kernel shows now counts, not the steps that were taken.
     Ok(weigh(text, &self::state(file, &interiors, pages)?, obstacle, pages))
 }
 

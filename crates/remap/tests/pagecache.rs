@@ -1,5 +1,6 @@
-//! What `prepare` brings into huge folios, what it leaves alone, and that `state` only looks. On the
-//! file system of the target directory; the file is made anew each time.
+//! Tests which chunks `prepare` brings into huge folios, which chunks it leaves alone, and that
+//! `state` only looks. The file lies on the file system of the target directory and is made anew
+//! each time.
 
 use std::fs::File;
 use std::io::Write;

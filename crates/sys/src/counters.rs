@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 
 use rustix::process::Pid;
-use tiexec_core::advice::Counted;
+use tiexec_core::counted::Counted;
 
 use crate::perf_event::{
     Attributes, EXCLUDE_HV, EXCLUDE_KERNEL, Heirs, PERF_COUNT_HW_CPU_CYCLES, PERF_TYPE_HARDWARE,
@@ -29,7 +29,7 @@ pub struct Counters {
 
 impl Counters {
     /// Begins to count what can be counted. `walks` is the raw event for cycles in which the page tables
-    /// are walked for instructions ([`walk_event`](tiexec_core::itlb::walk_event)).
+    /// are walked for instructions (`walk_event` of the model of the TLB).
     pub fn open(tids: &[Pid], heirs: Heirs, walks: Option<u64>) -> Self {
         let count = |kind, config| {
             let flags = EXCLUDE_KERNEL | EXCLUDE_HV;

@@ -38,8 +38,8 @@ impl Argv {
         self.count == 0
     }
 
-    /// Returns argument `index`.
-    pub fn get(&self, index: usize) -> Option<&'static OsStr> {
+    /// Returns argument `index`, copied: a child overwrites it ([`crate::naming`]).
+    pub fn get(&self, index: usize) -> Option<OsString> {
         if index >= self.count {
             return None;
         }
@@ -48,21 +48,22 @@ impl Argv {
         let argument = unsafe { self.pointers.add(index) };
         // SAFETY: as above: the pointer is inside the vector.
         let argument = unsafe { *argument };
-        // SAFETY: the constructor's caller vouched for strings that end in zero and never change.
+        // SAFETY: the constructor's caller vouched for strings that end in zero, and nobody
+        // writes to them while the copy is made.
         let argument = unsafe { CStr::from_ptr(argument) };
-        Some(OsStr::from_bytes(argument.to_bytes()))
+        Some(OsStr::from_bytes(argument.to_bytes()).to_owned())
     }
 
     /// Returns all arguments from `first` on, copied.
     pub fn collect_from(&self, first: usize) -> Vec<OsString> {
-        (first..self.count).filter_map(|index| self.get(index).map(OsStr::to_owned)).collect()
+        (first..self.count).filter_map(|index| self.get(index)).collect()
     }
 
     /// `execvp(argv[first], &argv[first])` — replaces this process, with the same argument bytes
     /// and the same environment. Returns only on failure.
     ///
     /// # Errors
-    /// What execvp(3) says; ENOENT if there is no argument `first`.
+    /// The error of execvp(3); ENOENT if there is no argument `first`.
     pub fn exec_from(&self, first: usize) -> SysError {
         const CALL: &str = "execvp";
         if first >= self.count {

@@ -33,6 +33,8 @@ impl Errno {
     pub const NOSYS: Self = Self(libc::ENOSYS);
     /// No such child.
     pub const CHILD: Self = Self(libc::ECHILD);
+    /// Input or output failed; of another process's memory: nothing is mapped there.
+    pub const IO: Self = Self(libc::EIO);
     /// Bad address; also a page of a file that is not there (any more).
     pub const FAULT: Self = Self(libc::EFAULT);
     /// The file, the file system or the kernel has no such operation.
@@ -43,6 +45,8 @@ impl Errno {
     pub const NODEV: Self = Self(libc::ENODEV);
     /// In use.
     pub const BUSY: Self = Self(libc::EBUSY);
+    /// Larger than it may be.
+    pub const FBIG: Self = Self(libc::EFBIG);
     /// No descriptor left in the process.
     pub const MFILE: Self = Self(libc::EMFILE);
 
@@ -120,7 +124,7 @@ impl From<rustix::io::Errno> for Errno {
 pub struct SysError {
     /// The call with the argument that tells it apart: `ptrace(PTRACE_SEIZE)`.
     pub call: &'static str,
-    /// What the kernel answered.
+    /// The kernel's answer.
     pub errno: Errno,
 }
 

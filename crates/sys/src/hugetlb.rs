@@ -1,8 +1,9 @@
-//! What the kernel can do with pages of the hugetlb pool.
+//! The kernel's abilities with pages of the hugetlb pool.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use rustix::fs::{MemfdFlags, fstat, memfd_create};
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 use tiexec_core::addr::PageSize;
 
@@ -13,6 +14,26 @@ use crate::reserve::Reservation;
 /// `MAP_HUGE_SHIFT`.
 fn of_pool(size: PageSize) -> MapFlags {
     MapFlags::HUGETLB | MapFlags::from_bits_retain(size.bits() << libc::MAP_HUGE_SHIFT)
+}
+
+/// `memfd_create(MFD_HUGETLB)` — makes a file of pages of the pool of that size; it takes none of them.
+///
+/// # Errors
+/// ENODEV, EINVAL without such pages.
+pub(crate) fn file(size: PageSize) -> Result<File, SysError> {
+    let of_pool =
+        MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(size.bits() << crate::c::MFD_HUGE_SHIFT);
+    memfd_create("tiexec:pages", MemfdFlags::CLOEXEC | of_pool)
+        .map(File::from)
+        .map_err(SysError::of("memfd_create(MFD_HUGETLB)"))
+}
+
+/// Returns the devices of the kernel's own file systems whose pages are the pool's, each with its page size: what
+/// maps shows of a mapping of a memfd, or of an anonymous one, in such pages.
+pub(crate) fn devices() -> Vec<(u64, PageSize)> {
+    let sizes = crate::thp::pool_sizes();
+    let device = |size| fstat(file(size).ok()?).ok().map(|file| (file.st_dev, size));
+    sizes.into_iter().filter_map(device).collect()
 }
 
 /// Tries whether the kernel moves mappings of the pool's pages of this size (`mremap`, since Linux 5.16).

@@ -11,7 +11,7 @@ static ASKED: AtomicI32 = AtomicI32::new(0);
 static GROUP: AtomicI32 = AtomicI32::new(0);
 /// How often a sleep looks whether it is over.
 const LOOK: Duration = Duration::from_millis(50);
-/// The signals by which a process is asked to end.
+/// The signals that tell a process to end.
 const SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 extern "C" fn note(signal: i32) {
@@ -28,8 +28,8 @@ fn hand_on(signal: i32) {
     }
 }
 
-/// From now on SIGINT, SIGTERM, SIGHUP and SIGQUIT do not end this process, but are noted. A child gets them as
-/// ever: an exec undoes it. Under nohup(1) SIGHUP stays ignored.
+/// Makes SIGINT, SIGTERM, SIGHUP and SIGQUIT not end this process from now on; they are noted. A child gets
+/// them as ever, because an exec undoes it. Under nohup(1) SIGHUP stays ignored.
 pub fn catch() {
     for signal in SIGNALS {
         let handler = note as extern "C" fn(i32) as libc::sighandler_t;
@@ -59,7 +59,7 @@ pub fn wait_handing_on(leader: Pid) {
     signal().into_iter().for_each(hand_on);
     let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     while waitid(WaitId::Pid(leader), ended).is_err_and(|errno| errno == rustix::io::Errno::INTR) {}
-    // Not reaped yet: until here the number can be nobody else's.
+    // The child is not reaped yet: until here no other process can have the number.
     GROUP.store(0, Ordering::SeqCst);
 }
 

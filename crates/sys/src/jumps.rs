@@ -1,8 +1,8 @@
-//! What huge text gains on this very machine: jumps through generated code on base pages, and on
+//! The gain of huge text on this very machine: jumps through generated code on base pages, and on
 //! huge pages.
 //!
-//! A guest can be given huge pages that its host maps by small ones; then the TLB gains nothing, and
-//! no setting inside the guest tells. Only a measurement does.
+//! A host can map a guest's huge pages by small ones. Then the TLB gains nothing, and no setting inside
+//! the guest tells; only a measurement does.
 
 use std::fs::File;
 use std::ptr::NonNull;

@@ -12,32 +12,32 @@ use crate::error::{Errno, SysError, check};
 /// `F_SETSIG` (fcntl(2)), which libc lacks.
 const F_SETSIG: i32 = 10;
 
-/// Whom a lease keeps out.
+/// The processes that a lease keeps out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Against {
     /// A write lease (`F_WRLCK`): everybody.
     Openers,
-    /// A read lease (`F_RDLCK`): those who would write.
+    /// A read lease (`F_RDLCK`): processes that would write.
     Writers,
 }
 
-/// A lease: while it lives those whom it is against do not open the file. An open waits, or fails with
-/// EWOULDBLOCK if it was asked not to wait.
+/// A lease: while it lives, the processes that it keeps out do not open the file. An open waits, or
+/// fails with EWOULDBLOCK if it was told not to wait.
 #[derive(Debug)]
 #[must_use = "dropping it lets the openers in"]
 pub struct Lease<'a>(&'a File);
 
 impl<'a> Lease<'a> {
-    /// `fcntl(fd, F_SETLEASE, …)` — takes the lease on a file opened for reading; `None` if somebody
-    /// whom it is against has it open (or, against all openers, mapped).
+    /// `fcntl(fd, F_SETLEASE, …)` — takes the lease on a file opened for reading; `None` if a process
+    /// that it would keep out has the file open (or, against all openers, mapped).
     ///
     /// # Errors
     /// EINVAL where the file system has no leases; EACCES to those who neither own the file nor have
     /// CAP_LEASE.
     pub fn try_take(file: &'a File, against: Against) -> Result<Option<Self>, SysError> {
         const CALL: &str = "fcntl(F_SETLEASE)";
-        // Who waits for the lease makes the kernel signal its holder: by one that is ignored unless
-        // somebody asked for it, not by SIGIO, which kills.
+        // An opener that waits for the lease makes the kernel signal the lease's holder. The signal is
+        // SIGURG, which is ignored unless the program asked for it, and not SIGIO, which kills.
         // SAFETY: fcntl with a live descriptor and numbers touches no memory.
         let signal = unsafe { libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) };
         check(CALL, signal.into())?;

@@ -1,38 +1,48 @@
 //! Typed Linux calls and live `/proc` readers: thin, one system call a function, no policy.
 //!
-//! `rustix` serves wherever it has the call. What it lacks (ptrace, `process_vm_*`, a fork without
-//! SIGCHLD, exec with the very argument pointers of `main`) is here, in the same shape.
+//! `rustix` serves wherever it has the call. The calls that it lacks (ptrace, `process_vm_*`, a fork
+//! without SIGCHLD, exec with the very argument pointers of `main`) are here, in the same shape.
 //!
 //! # Safety
 //!
 //! This is the crate where `unsafe` lives. Each block argues for the callee's conditions with facts
 //! of its own function; nothing unsafe is exported except constructors that say what must hold.
 
+pub mod address_space;
 mod arch;
+pub mod areas;
 pub mod counters;
 pub mod entry;
 mod error;
+pub mod holes;
 pub mod hugetlb;
 pub mod interrupt;
 pub mod jumps;
 pub mod lease;
-pub mod mapped;
 pub mod memory;
+pub mod naming;
 pub mod numa;
+pub mod packets;
 pub mod pagecache;
 mod perf_event;
+pub mod place;
 pub mod process;
 pub mod procfs;
+pub mod procmap;
 pub mod ptrace;
+pub mod random;
 pub mod rehearse;
+pub mod reopen;
 mod reserve;
 pub mod sampler;
+mod scan;
+pub mod schedule;
 pub mod thp;
 pub mod usage;
 pub mod vm;
 pub mod watch;
 
-pub use arch::itlb;
+pub use arch::processor;
 #[cfg(target_arch = "x86_64")]
 pub use arch::xsave;
 pub use error::{Errno, SysError};
@@ -43,22 +53,22 @@ pub mod c {
     pub use libc::{
         __WALL, AF_UNIX, AT_FDCWD, MADV_DONTNEED, MADV_HUGEPAGE, MADV_POPULATE_READ, MAP_ANONYMOUS,
         MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_PRIVATE, MFD_CLOEXEC, MREMAP_FIXED,
-        MREMAP_MAYMOVE, MSG_CMSG_CLOEXEC, MSG_DONTWAIT, MSG_WAITALL, O_CLOEXEC, O_NOFOLLOW,
-        O_RDONLY, PR_SET_MM, PR_SET_MM_MAP, PR_SET_THP_DISABLE, PROT_EXEC, PROT_NONE, PROT_READ,
-        PROT_WRITE, SCHED_OTHER, SIGABRT, SIGBUS, SIGCHLD, SIGFPE, SIGILL, SIGSEGV, SIGSYS,
-        SIGTRAP, SOCK_CLOEXEC, SOCK_DGRAM, SYS_accept, SYS_accept4, SYS_brk, SYS_clock_nanosleep,
-        SYS_close, SYS_epoll_pwait, SYS_epoll_pwait2, SYS_execve, SYS_execveat, SYS_exit_group,
-        SYS_flock, SYS_futex, SYS_getpid, SYS_io_uring_enter, SYS_madvise, SYS_memfd_create,
-        SYS_mlock, SYS_mmap, SYS_mprotect, SYS_mq_timedreceive, SYS_mq_timedsend, SYS_mremap,
-        SYS_msgrcv, SYS_msgsnd, SYS_munmap, SYS_nanosleep, SYS_openat, SYS_ppoll, SYS_prctl,
-        SYS_prlimit64, SYS_process_vm_readv, SYS_process_vm_writev, SYS_pselect6, SYS_read,
-        SYS_readv, SYS_recvfrom, SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigaction,
-        SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_rt_sigsuspend, SYS_rt_sigtimedwait,
-        SYS_sched_setscheduler, SYS_semop, SYS_semtimedop, SYS_sendmsg, SYS_sendto, SYS_socketpair,
-        SYS_wait4, SYS_waitid, SYS_write, SYS_writev,
+        MREMAP_MAYMOVE, MS_INVALIDATE, MSG_CMSG_CLOEXEC, MSG_DONTWAIT, MSG_WAITALL, O_CLOEXEC,
+        O_NOFOLLOW, O_RDONLY, PR_SET_MM, PR_SET_MM_MAP, PR_SET_THP_DISABLE, PROT_EXEC, PROT_NONE,
+        PROT_READ, PROT_WRITE, SCHED_OTHER, SIGABRT, SIGBUS, SIGCHLD, SIGFPE, SIGILL, SIGKILL,
+        SIGSEGV, SIGSYS, SIGTRAP, SOCK_CLOEXEC, SOCK_DGRAM, SYS_accept, SYS_accept4, SYS_brk,
+        SYS_clock_nanosleep, SYS_close, SYS_epoll_pwait, SYS_epoll_pwait2, SYS_execve,
+        SYS_execveat, SYS_exit_group, SYS_flock, SYS_futex, SYS_getpid, SYS_io_uring_enter,
+        SYS_madvise, SYS_memfd_create, SYS_mlock, SYS_mmap, SYS_mprotect, SYS_mq_timedreceive,
+        SYS_mq_timedsend, SYS_mremap, SYS_msgrcv, SYS_msgsnd, SYS_msync, SYS_munmap, SYS_nanosleep,
+        SYS_openat, SYS_ppoll, SYS_prctl, SYS_prlimit64, SYS_process_vm_readv,
+        SYS_process_vm_writev, SYS_pselect6, SYS_read, SYS_readv, SYS_recvfrom, SYS_recvmsg,
+        SYS_restart_syscall, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn,
+        SYS_rt_sigsuspend, SYS_rt_sigtimedwait, SYS_sched_setscheduler, SYS_semop, SYS_semtimedop,
+        SYS_sendmsg, SYS_sendto, SYS_socketpair, SYS_wait4, SYS_waitid, SYS_write, SYS_writev,
     };
 
-    pub use crate::arch::{SYS_epoll_wait, SYS_pause, SYS_poll, SYS_select};
+    pub use crate::arch::{SYS_epoll_wait, SYS_io_pgetevents, SYS_pause, SYS_poll, SYS_select};
 
     /// `MADV_COLLAPSE` (madvise(2)), since Linux 6.1.
     pub const MADV_COLLAPSE: i32 = crate::reserve::MADV_COLLAPSE;

@@ -7,8 +7,8 @@
 //!
 //! # Safety
 //!
-//! This file maps files into this process and calls madvise(2), mincore(2) and ioctl(2) on those
-//! mappings; no reference into them is ever made.
+//! This file maps files into this process and calls madvise(2) and mincore(2) on those mappings; no
+//! reference into them is ever made.
 
 use std::fs::File;
 use std::ops::Range;
@@ -16,13 +16,14 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::mm::{MapFlags, ProtFlags};
-use tiexec_core::addr::{PageSize, Pages};
+use tiexec_core::addr::{PageSize, Pages, RemoteAddr};
 use tiexec_core::proc::smaps;
 
 use crate::error::{Errno, SysError, check};
 use crate::lease::{Against, Lease};
 use crate::procfs::ProcDir;
 use crate::reserve::{MADV_COLLAPSE, Reservation};
+use crate::scan;
 
 /// The same on all architectures that this project builds for.
 const SYS_CACHESTAT: libc::c_long = 451;
@@ -79,6 +80,11 @@ impl FileMapping {
             })
             .map_err(SysError::of(CALL))?;
         Ok(Self { reserved, file_range })
+    }
+
+    /// Returns where it begins in this process.
+    pub fn start(&self) -> RemoteAddr {
+        RemoteAddr::new(self.reserved.start().as_ptr().addr() as u64)
     }
 
     fn advise(
@@ -165,7 +171,7 @@ impl FileMapping {
     /// elsewhere, by this process or another (`/proc/self/pagemap`, bit 56).
     ///
     /// # Errors
-    /// `/proc/self` is not to be had.
+    /// `/proc/self` cannot be read.
     pub fn is_mapped_elsewhere(&self, part: &Range<u64>, base: PageSize) -> Result<bool, SysError> {
         const CALL: &str = "read(/proc/self/pagemap)";
         const PRESENT: u64 = 1 << 63;
@@ -189,28 +195,29 @@ impl FileMapping {
     /// touched, the ones that are huge folios. Ascending, adjoining parts merged.
     ///
     /// # Errors
-    /// `/proc/self` is not to be had.
+    /// `/proc/self` cannot be read.
     ///
     /// # Kernel
     /// `ioctl(PAGEMAP_SCAN)` since Linux 6.7. Before, smaps says it for the whole mapping: all of it
     /// or nothing.
-    pub fn huge_parts(&self, pmd: PageSize) -> Result<Vec<Range<u64>>, SysError> {
-        match self.scan(pmd) {
-            Ok(parts) => Ok(parts),
+    pub fn huge_parts(&self) -> Result<Vec<Range<u64>>, SysError> {
+        match self.huge_by_scan() {
             Err(error) if matches!(error.errno, Errno::NOTTY | Errno::INVAL | Errno::NOSYS) => {
                 self.huge_by_smaps()
             }
-            Err(error) => Err(error),
+            parts => parts,
         }
     }
 
-    fn scan(&self, pmd: PageSize) -> Result<Vec<Range<u64>>, SysError> {
+    fn huge_by_scan(&self) -> Result<Vec<Range<u64>>, SysError> {
         let pagemap = ProcDir::this_process()?.open_file("pagemap", false)?;
         let start = self.reserved.start().as_ptr().addr() as u64;
         let range = start..start + self.reserved.len() as u64;
-        let parts = scan_huge(&pagemap, range, pmd, PAGE_IS_FILE)?;
+        let wanted = scan::PRESENT | scan::HUGE | scan::FILE;
+        let parts = scan::scan(&pagemap, range, wanted, wanted)?;
         let to_file = |addr: u64| addr.saturating_sub(start) + self.file_range.start;
-        Ok(parts.iter().map(|part| to_file(part.start)..to_file(part.end)).collect())
+        let in_file = |part: &scan::Found| to_file(part.range.start)..to_file(part.range.end);
+        Ok(parts.iter().map(in_file).collect())
     }
 
     fn huge_by_smaps(&self) -> Result<Vec<Range<u64>>, SysError> {
@@ -219,83 +226,10 @@ impl FileMapping {
             .map_err(|_unreadable| SysError { call: "smaps", errno: Errno::INVAL })?;
         let start = self.reserved.start().as_ptr().addr() as u64;
         let entry = entries.iter().find(|entry| entry.vma.range.start().get() == start);
-        let huge = entry.map_or(0, |entry| entry.file_pmd_mapped + entry.shmem_pmd_mapped);
+        let huge = entry.map_or(0, |entry| entry.file_huge);
         let all = huge == self.reserved.len() as u64;
         Ok(if all { vec![self.file_range.clone()] } else { Vec::new() })
     }
-}
-
-/// `ioctl(PAGEMAP_SCAN)` — returns the parts of a range of addresses that are PMD-mapped, and of which
-/// `more` holds too. `range` is that of the process whose pagemap it is.
-///
-/// # Errors
-/// ENOTTY before Linux 6.7.
-pub(crate) fn scan_huge(
-    pagemap: &File,
-    range: Range<u64>,
-    pmd: PageSize,
-    more: u64,
-) -> Result<Vec<Range<u64>>, SysError> {
-    // Regions that adjoin come merged, so two neighbours make at most one.
-    let len = range.end.saturating_sub(range.start);
-    let most = usize::try_from(len / pmd.bytes()).unwrap_or(1).div_ceil(2).max(1);
-    let mut regions = vec![PageRegion::default(); most];
-    let wanted = PAGE_IS_PRESENT | PAGE_IS_HUGE | more;
-    let mut arguments = ScanArguments {
-        size: size_of::<ScanArguments>() as u64,
-        start: range.start,
-        end: range.end,
-        vec: regions.as_mut_ptr().addr() as u64,
-        vec_len: regions.len() as u64,
-        category_mask: wanted,
-        return_mask: wanted,
-        ..ScanArguments::default()
-    };
-    // The kernel takes the buffer's address as a number.
-    let _exposed = regions.as_mut_ptr().expose_provenance();
-    // SAFETY: the argument is the structure this ioctl takes, of the size it says; the kernel
-    // writes to it, and at most `vec_len` regions to `vec`, which is that long and outlives the
-    // call. Nothing is changed without a PM_SCAN flag.
-    let returned =
-        unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut arguments) };
-    let count = usize::try_from(check("ioctl(PAGEMAP_SCAN)", returned.into())?).unwrap_or(0);
-    Ok(regions.iter().take(count).map(|part| part.start..part.end).collect())
-}
-
-const PAGE_IS_FILE: u64 = 1 << 2;
-const PAGE_IS_PRESENT: u64 = 1 << 3;
-/// PMD-mapped, by THP or hugetlb.
-const PAGE_IS_HUGE: u64 = 1 << 6;
-
-/// `_IOWR('f', 16, struct pm_scan_arg)` (linux/fs.h).
-const PAGEMAP_SCAN: u32 =
-    (3 << 30) | ((size_of::<ScanArguments>() as u32) << 16) | ((b'f' as u32) << 8) | 16;
-
-/// `struct pm_scan_arg`.
-#[repr(C)]
-#[derive(Default)]
-struct ScanArguments {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    vec: u64,
-    vec_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_anyof_mask: u64,
-    return_mask: u64,
-}
-
-/// `struct page_region`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct PageRegion {
-    start: u64,
-    end: u64,
-    categories: u64,
 }
 
 /// Returns whether the kernel tells this process what is cached of the file: to its owner, to those
@@ -315,7 +249,7 @@ pub fn may_look(file: &File, pages: Pages) -> Result<bool, SysError> {
 }
 
 /// `posix_fadvise(POSIX_FADV_DONTNEED)` — drops what of `part` is cached, clean and mapped by
-/// nobody. What remains is for [`FileMapping::cached_parts`] to say.
+/// nobody. [`FileMapping::cached_parts`] tells what remains.
 ///
 /// # Errors
 /// EINVAL, ESPIPE for what is no file.
@@ -327,7 +261,7 @@ pub fn evict(file: &File, part: &Range<u64>) -> Result<(), SysError> {
         .map_err(SysError::of(CALL))
 }
 
-/// What cachestat(2) counts, in base pages.
+/// The counters of cachestat(2), in base pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct CacheState {
@@ -398,11 +332,11 @@ mod tests {
         let pmd = pages.pmd.bytes();
         evict(&file, &(0..3 * pmd)).expect("an own file");
         let mapping = FileMapping::new(&file, 0..2 * pmd, pages.pmd).expect("an own file");
-        assert_eq!(mapping.huge_parts(pages.pmd), Ok(vec![]));
+        assert_eq!(mapping.huge_parts(), Ok(vec![]));
         assert_eq!(mapping.huge_by_smaps(), Ok(vec![]));
         mapping.advise_huge().expect("a kernel with THP");
         mapping.populate(&(0..2 * pmd)).expect("an own file");
-        let seen = mapping.huge_parts(pages.pmd).expect("/proc");
+        let seen = mapping.huge_parts().expect("/proc");
         if seen == vec![0..2 * pmd; 1] {
             assert_eq!(mapping.huge_by_smaps(), Ok(seen));
         } else {

@@ -113,7 +113,7 @@ pub enum Woken {
     Records,
     /// The time is over.
     Time,
-    /// Everybody who was watched has ended, or has been taken from sight by an exec with privileges.
+    /// Every watched process has ended, or an exec with privileges has hidden it.
     End,
 }
 

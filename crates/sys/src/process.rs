@@ -6,6 +6,7 @@ use std::time::Duration;
 use rustix::process::Pid;
 
 use crate::error::{SysError, check};
+use crate::naming::{self, Role};
 
 /// Which side of a fork this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,14 +18,15 @@ pub enum Fork {
 }
 
 /// `clone(0)` — forks a child whose end sends its parent no signal while the parent has not
-/// exec'ed, and which `wait` without `__WALL` or `__WCLONE` does not see.
+/// exec'ed, and which `wait` without `__WALL` or `__WCLONE` does not see. The child shows its `role` as its name and as its command
+/// line, so that nobody takes it for this process or for the program that this becomes.
 ///
 /// # Errors
 /// As fork(2): EAGAIN at `RLIMIT_NPROC` or the pids cgroup's limit, ENOMEM.
 ///
 /// EPERM-like refusal (EAGAIN) without trying if this process has more than one thread: a lock that
 /// another thread held would stay locked in the child.
-pub fn fork_single_threaded() -> Result<Fork, SysError> {
+pub fn fork_single_threaded(role: Role) -> Result<Fork, SysError> {
     let threads = std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
     if threads != 1 {
         return Err(SysError { call: "clone", errno: crate::Errno::AGAIN });
@@ -35,7 +37,10 @@ pub fn fork_single_threaded() -> Result<Fork, SysError> {
     let id = check("clone", returned)?;
     match i32::try_from(id).ok().and_then(Pid::from_raw) {
         Some(child) => Ok(Fork::Parent(child)),
-        None => Ok(Fork::Child),
+        None => {
+            naming::call_this(role);
+            Ok(Fork::Child)
+        }
     }
 }
 
@@ -48,7 +53,7 @@ pub fn rehearse_wait() {
     };
 }
 
-/// What `wait4` saw of a child or tracee (ptrace(2), wait(2)).
+/// The event of a child or tracee that `wait4` reported (ptrace(2), wait(2)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wait {
     /// Exited with this status.
@@ -310,6 +315,14 @@ pub fn socket_has_timeout(fd: BorrowedFd<'_>) -> bool {
     })
 }
 
+/// Returns whether `fd` is a socket of unix(7) that the process `pid` made as one of a pair, or connected
+/// (`SO_DOMAIN`, `SO_PEERCRED`).
+pub fn is_unix_socket_of(fd: BorrowedFd<'_>, pid: Pid) -> bool {
+    use rustix::net::sockopt::{socket_domain, socket_peercred};
+    socket_domain(fd) == Ok(rustix::net::AddressFamily::UNIX)
+        && socket_peercred(fd).is_ok_and(|peer| peer.pid == pid)
+}
+
 /// Sends `file` over the socket `to`, with one byte (unix(7), `SCM_RIGHTS`).
 ///
 /// # Errors
@@ -344,38 +357,6 @@ pub fn wait_until(pid: Pid, deadline: std::time::Instant) -> Result<Option<Wait>
     }
 }
 
-/// How a thread is scheduled (sched(7)).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Scheduling {
-    /// `SCHED_OTHER`, with its nice value.
-    Normal,
-    /// `SCHED_FIFO` with this priority.
-    First(i32),
-}
-
-/// Returns whether a thread is scheduled by `SCHED_OTHER`; `None` for this one.
-pub fn is_scheduled_normally(tid: Option<Pid>) -> bool {
-    // SAFETY: sched_getscheduler reads no memory.
-    unsafe { libc::sched_getscheduler(Pid::as_raw(tid)) == libc::SCHED_OTHER }
-}
-
-/// `sched_setscheduler(tid, …)`; `None` for this thread. Its nice value stays.
-///
-/// # Errors
-/// EPERM without CAP_SYS_NICE or room in `RLIMIT_RTPRIO`; ESRCH.
-pub fn schedule(tid: Option<Pid>, how: Scheduling) -> Result<(), SysError> {
-    let (policy, sched_priority) = match how {
-        Scheduling::Normal => (libc::SCHED_OTHER, 0),
-        Scheduling::First(priority) => (libc::SCHED_FIFO, priority),
-    };
-    let parameters = libc::sched_param { sched_priority };
-    // SAFETY: the kernel reads the live structure.
-    let returned =
-        unsafe { libc::sched_setscheduler(Pid::as_raw(tid), policy, &raw const parameters) };
-    check("sched_setscheduler", returned.into())?;
-    Ok(())
-}
-
 /// Returns a number of clock ticks, as `/proc/PID/stat` counts.
 pub fn ticks(time: std::time::Duration) -> u64 {
     let per_second = u128::from(rustix::param::clock_ticks_per_second());
@@ -402,6 +383,16 @@ pub fn this() -> Pid {
 pub fn kill(pid: Pid) -> Result<(), SysError> {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL)
         .map_err(SysError::of("kill(SIGKILL)"))
+}
+
+/// `kill(getpid(), SIGSTOP)` — stops this process until SIGCONT. Another thread may take the signal: the calling one may
+/// go on for a moment.
+///
+/// # Errors
+/// None.
+pub fn stop_this() -> Result<(), SysError> {
+    rustix::process::kill_process(this(), rustix::process::Signal::STOP)
+        .map_err(SysError::of("kill(SIGSTOP)"))
 }
 
 /// `prctl(PR_SET_PTRACER, pid)` — lets exactly `pid` trace this process under Yama; `None` takes
@@ -494,4 +485,15 @@ pub fn occupy_standard_descriptors() {
 pub fn exit_now(status: i32) -> ! {
     // SAFETY: _exit has no preconditions.
     unsafe { libc::_exit(status) }
+}
+
+/// `pkey_alloc` — returns whether the processor and the kernel have memory protection keys (pkeys(7)).
+pub fn has_protection_keys() -> bool {
+    // SAFETY: a key that nothing has protects nothing.
+    let key = unsafe { libc::syscall(libc::SYS_pkey_alloc, 0, 0) };
+    if key >= 0 {
+        // SAFETY: the key was made above, and nothing has it.
+        unsafe { libc::syscall(libc::SYS_pkey_free, key) };
+    }
+    key >= 0
 }

@@ -33,8 +33,8 @@ impl ProcDir {
         Self::open(Path::new(&path), "open(/proc/PID)")
     }
 
-    /// Opens the directories of all processes, one after the other, those of the lowest ids first. What
-    /// ends meanwhile is left out; where `/proc` is not mounted there are none.
+    /// Opens the directories of all processes, one after the other, those of the lowest ids first. A process
+    /// that ends meanwhile is left out; where `/proc` is not mounted there are none.
     pub fn every() -> impl Iterator<Item = (Pid, Self)> {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -52,7 +52,8 @@ impl ProcDir {
     /// end, so this reads until there is nothing more.
     ///
     /// # Errors
-    /// `call` names the file; ESRCH or ENOENT if the process is gone; EACCES, EPERM.
+    /// `call` names the file; ESRCH or ENOENT if the process is gone; EACCES, EPERM. EFBIG: it is longer than that of
+    /// any sound process.
     pub fn read(&self, name: &'static str) -> Result<Vec<u8>, SysError> {
         self.read_as(name, name)
     }
@@ -66,27 +67,53 @@ impl ProcDir {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let file =
             rustix::fs::openat(&self.0, name, flags, Mode::empty()).map_err(SysError::of(call))?;
-        let mut text = Vec::with_capacity(16 << 10);
-        File::from(file).read_to_end(&mut text).map_err(|error| SysError {
-            call,
-            errno: crate::Errno(error.raw_os_error().unwrap_or(libc::EIO)),
-        })?;
+        read_to_end(File::from(file), longest(call), call)
+    }
+
+    /// Reads the beginning of a file of the process, such as `cmdline`.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_start(&self, name: &'static str, len: u64) -> Result<Vec<u8>, SysError> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file =
+            rustix::fs::openat(&self.0, name, flags, Mode::empty()).map_err(SysError::of(name))?;
+        let mut text = Vec::new();
+        File::from(file).take(len).read_to_end(&mut text).map_err(io_error(name))?;
         Ok(text)
     }
 
-    /// `flock(LOCK_EX|LOCK_NB)` on the directory — makes this process the only one of its kind at work
-    /// on that one, until the descriptor is closed; `None` while another holds it.
+    /// As [`read`](Self::read), for a file whose length others decide: never more than `most` bytes.
     ///
     /// # Errors
-    /// ESRCH or ENOENT if the process is gone.
-    pub fn lock(&self) -> Result<Option<OwnedFd>, SysError> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = rustix::fs::openat(&self.0, ".", flags, Mode::empty())
-            .map_err(SysError::of("open(/proc/PID)"))?;
-        match rustix::fs::flock(&directory, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(directory)),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(errno) => Err(SysError { call: "flock(/proc/PID)", errno: errno.into() }),
+    /// As [`read`](Self::read); EFBIG if it is longer.
+    pub fn read_limited(&self, name: &'static str, most: usize) -> Result<Vec<u8>, SysError> {
+        let file = self.open_file(name, false).map_err(|error| SysError { call: name, ..error })?;
+        let mut text = Vec::with_capacity(16 << 10);
+        let read = file.take(most as u64 + 1).read_to_end(&mut text);
+        read.map_err(|error| SysError {
+            call: name,
+            errno: crate::Errno(error.raw_os_error().unwrap_or(libc::EIO)),
+        })?;
+        if text.len() > most {
+            return Err(SysError { call: name, errno: crate::Errno(libc::EFBIG) });
+        }
+        Ok(text)
+    }
+
+    /// Returns the inode number of one of the process's namespaces, such as `ns/pid`; 0 where the kernel has no such
+    /// namespaces.
+    ///
+    /// # Errors
+    /// ESRCH if the process is gone; EACCES without the right to read about it (`PTRACE_MODE_READ`).
+    pub fn namespace(&self, name: &'static str) -> Result<u64, SysError> {
+        match rustix::fs::statat(&self.0, name, rustix::fs::AtFlags::empty()) {
+            Ok(stat) => Ok(stat.st_ino),
+            Err(rustix::io::Errno::NOENT) => {
+                // Without the file the process is gone, or the kernel lacks these namespaces.
+                self.read("stat").map(|_there| 0)
+            }
+            Err(errno) => Err(SysError { call: name, errno: errno.into() }),
         }
     }
 
@@ -116,6 +143,16 @@ impl ProcDir {
             .map_err(SysError::of(if write { "open(/proc/PID/fd)" } else { "open(/proc/PID/exe)" }))
     }
 
+    /// Reads a link of the process, such as `fd/4`, without following it.
+    ///
+    /// # Errors
+    /// ENOENT if there is no such link; EACCES.
+    pub fn link(&self, name: &str) -> Result<Vec<u8>, SysError> {
+        rustix::fs::readlinkat(&self.0, name, Vec::new())
+            .map(std::ffi::CString::into_bytes)
+            .map_err(SysError::of("readlink(/proc/PID/fd)"))
+    }
+
     /// Reads the path that the link `exe` shows.
     ///
     /// # Errors
@@ -130,5 +167,42 @@ impl ProcDir {
 impl AsFd for ProcDir {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// Most bytes that are read of a file under `/proc/PID`: the process decides how many there are. A mapping takes 60 bytes of
+/// maps, and up to 4200 with the longest path; the kernel allows 65,530 mappings (`vm.max_map_count`), and some
+/// databases ask for four times that.
+const fn longest(name: &str) -> u64 {
+    match name.as_bytes() {
+        b"maps" => LONGEST_MAPS,
+        b"smaps" => 100 << 20,
+        b"mountinfo" => 16 << 20,
+        _ => 1 << 20,
+    }
+}
+
+/// Most bytes that are read of maps.
+pub(crate) const LONGEST_MAPS: u64 = 32 << 20;
+
+/// Reads until there is nothing more; EFBIG if that is longer than `longest`.
+pub(crate) fn read_to_end(
+    file: impl Read,
+    longest: u64,
+    call: &'static str,
+) -> Result<Vec<u8>, SysError> {
+    let mut text = Vec::with_capacity(16 << 10);
+    file.take(longest + 1).read_to_end(&mut text).map_err(io_error(call))?;
+    if text.len() as u64 > longest {
+        return Err(SysError { call, errno: crate::Errno::FBIG });
+    }
+    Ok(text)
+}
+
+fn io_error(call: &'static str) -> impl Fn(std::io::Error) -> SysError {
+    move |error| {
+        let other =
+            if error.kind() == std::io::ErrorKind::OutOfMemory { libc::ENOMEM } else { libc::EIO };
+        SysError { call, errno: crate::Errno(error.raw_os_error().unwrap_or(other)) }
     }
 }

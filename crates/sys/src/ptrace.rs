@@ -14,6 +14,7 @@
 
 use libc::{c_long, c_uint, c_void};
 use rustix::process::Pid;
+use tiexec_core::addr::RemoteAddr;
 use tiexec_core::seccomp::Instruction;
 
 use crate::arch;
@@ -54,7 +55,7 @@ fn number(value: i32) -> *mut c_void {
 }
 
 /// Returns Yama's `kernel.yama.ptrace_scope`
-/// (`Documentation/admin-guide/LSM/Yama.rst`): whom one may trace. `None` without Yama.
+/// (`Documentation/admin-guide/LSM/Yama.rst`): which processes one may trace. `None` without Yama.
 pub fn yama_scope() -> Option<u32> {
     std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()?.trim().parse().ok()
 }
@@ -124,7 +125,7 @@ pub fn interrupt(pid: Pid) -> Result<(), SysError> {
     Ok(())
 }
 
-/// What a thread has registered by rseq(2).
+/// The area that a thread has registered by rseq(2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rseq {
     /// Address of its `struct rseq`; 0 for none.
@@ -215,6 +216,29 @@ pub fn seccomp_filters(pid: Pid) -> Result<Vec<Vec<Instruction>>, SysError> {
     }
 }
 
+/// `PTRACE_PEEKDATA` — reads the word at `addr` as the stopped tracee sees it, by the address space that it
+/// has now.
+///
+/// # Errors
+/// EIO, EFAULT where nothing is mapped; ESRCH if it is gone or not stopped.
+pub fn peek(tid: Pid, addr: RemoteAddr) -> Result<u64, SysError> {
+    let mut word: u64 = 0;
+    // The system call itself, not the C library's function, which mixes the word with errors.
+    // SAFETY: the kernel writes one word to the live variable; the address is only ever looked up in the
+    // tracee.
+    let returned = unsafe {
+        libc::syscall(
+            libc::SYS_ptrace,
+            libc::PTRACE_PEEKDATA,
+            tid.as_raw_nonzero().get(),
+            addr.get(),
+            &raw mut word,
+        )
+    };
+    check("ptrace(PTRACE_PEEKDATA)", returned)?;
+    Ok(word)
+}
+
 /// The general registers, by the name of their core-dump note (`elf.h`).
 const NT_PRSTATUS: i32 = 1;
 
@@ -225,17 +249,19 @@ fn get_regset(pid: Pid, set: i32, buffer: &mut [u8]) -> Result<usize, SysError> 
     Ok(iov.iov_len)
 }
 
-/// `PTRACE_GETREGSET(NT_PRSTATUS)` — reads the general registers.
+/// `PTRACE_GETREGSET(NT_PRSTATUS)` — reads the general registers. `None` for a thread that runs in
+/// another code segment than 64-bit programs do: the kernel then gives those of a 32-bit thread
+/// (`task_user_regset_view` in `arch/x86/kernel/ptrace.c`).
 ///
 /// # Errors
 /// ESRCH if it is gone or not stopped.
-pub fn registers(pid: Pid) -> Result<Registers, SysError> {
+pub fn registers(pid: Pid) -> Result<Option<Registers>, SysError> {
     // SAFETY: an all-zero user_regs_struct is valid: it is a list of integers.
     let mut regs: Registers = unsafe { std::mem::zeroed() };
     let mut iov = libc::iovec { iov_base: (&raw mut regs).cast(), iov_len: size_of::<Registers>() };
     let call = "ptrace(PTRACE_GETREGSET)";
     request(call, libc::PTRACE_GETREGSET, pid, number(NT_PRSTATUS), (&raw mut iov).cast())?;
-    Ok(regs)
+    Ok((iov.iov_len == size_of::<Registers>()).then_some(regs))
 }
 
 /// `PTRACE_SETREGSET(NT_PRSTATUS)` — writes the general registers.
@@ -369,16 +395,31 @@ pub enum SyscallStop {
     None,
 }
 
-/// `PTRACE_GET_SYSCALL_INFO`, since Linux 5.3.
-///
-/// # Errors
-/// ESRCH; EIO before 5.3.
-pub fn syscall_stop(pid: Pid) -> Result<SyscallStop, SysError> {
+fn syscall_info(pid: Pid) -> Result<libc::ptrace_syscall_info, SysError> {
     // SAFETY: an all-zero ptrace_syscall_info is valid: integers and a union of integers.
     let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
     let call = "ptrace(PTRACE_GET_SYSCALL_INFO)";
     let size = std::ptr::without_provenance_mut(size_of_val(&info));
     request(call, libc::PTRACE_GET_SYSCALL_INFO, pid, size, (&raw mut info).cast())?;
+    Ok(info)
+}
+
+/// `PTRACE_GET_SYSCALL_INFO`, since Linux 5.3, in any stop — returns as which architecture's
+/// (`AUDIT_ARCH_…`, `<linux/audit.h>`) the thread made the system call that it is in: a 64-bit program
+/// can make those of 32-bit programs too (`int $0x80`).
+///
+/// # Errors
+/// ESRCH; EIO before 5.3.
+pub fn syscall_architecture(pid: Pid) -> Result<u32, SysError> {
+    Ok(syscall_info(pid)?.arch)
+}
+
+/// `PTRACE_GET_SYSCALL_INFO`, since Linux 5.3.
+///
+/// # Errors
+/// ESRCH; EIO before 5.3.
+pub fn syscall_stop(pid: Pid) -> Result<SyscallStop, SysError> {
+    let info = syscall_info(pid)?;
     Ok(match info.op {
         libc::PTRACE_SYSCALL_INFO_ENTRY => {
             // SAFETY: `op` says that the kernel filled the `entry` member.

@@ -83,7 +83,7 @@ pub fn mm_map_size() -> Result<u32, SysError> {
     Ok(size)
 }
 
-/// Delivers a signal to this thread and comes back by `rt_sigreturn`, as the frame will.
+/// Delivers a signal to this thread and returns from it by `rt_sigreturn`, as the frame will.
 fn signal_return() {
     extern "C" fn nothing(_signal: libc::c_int) {}
     let handler: extern "C" fn(libc::c_int) = nothing;

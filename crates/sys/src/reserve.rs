@@ -14,7 +14,7 @@ pub(crate) const MADV_COLLAPSE: libc::c_int = 25;
 /// Unmapped when dropped, with all that was mapped over it.
 #[derive(Debug)]
 pub(crate) struct Reservation {
-    /// What was reserved: `len` bytes and the slack that the alignment needed.
+    /// The reserved range: `len` bytes and the slack that the alignment needed.
     all: NonNull<u8>,
     all_len: usize,
     start: NonNull<u8>,

@@ -1,13 +1,13 @@
 //! Sampling where processes execute, by perf_event_open(2).
 //!
-//! By cycles where the processor lets them be counted, by the time that a task runs elsewhere (most
-//! virtual machines). Only what runs in user mode is sampled: so it is allowed up to
+//! Cycles give the samples where the processor lets them be counted; elsewhere (most virtual
+//! machines) the time that a task runs gives them. Only user mode is sampled: so it is allowed up to
 //! `perf_event_paranoid` 2 for processes of one's own. Nobody is stopped.
 
 use std::time::Duration;
 
 use rustix::process::Pid;
-use tiexec_core::samples::{Event, SAMPLE_TYPE, What, parse};
+use tiexec_core::perf::samples::{Event, SAMPLE_TYPE, What, parse};
 
 use crate::error::{Errno, SysError};
 use crate::perf_event::{
@@ -17,7 +17,7 @@ use crate::perf_event::{
 };
 pub use crate::perf_event::{Heirs, Woken};
 
-/// By what samples are taken.
+/// The clock by which samples are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Clock {
     /// Cycles in user mode, counted by the processor.

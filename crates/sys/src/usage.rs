@@ -1,4 +1,4 @@
-//! What a child has used when it has ended.
+//! The resources that a child has used when it has ended.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -8,7 +8,7 @@ use rustix::process::Pid;
 
 use crate::error::{Errno, SysError, check};
 
-/// What a process and those of its children that it waited for have used.
+/// The resources that a process and the children that it waited for have used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
     /// Processor time in user mode.

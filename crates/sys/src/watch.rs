@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::process::Pid;
-use tiexec_core::perf::{Record, parse};
+use tiexec_core::perf::records::{Record, parse};
 
 use crate::error::SysError;
 use crate::perf_event::{
@@ -58,7 +58,7 @@ impl Watch {
 
     /// Hands out all records that have come, those of each processor in order.
     pub fn read(&mut self, mut each: impl FnMut(Record)) {
-        // Of a mapping the path that follows is of no use here.
+        // A mapping's record ends with a path, which is of no use here.
         const MOST: usize = 72;
         self.0.read(MOST, |record| match record {
             None => each(Record::Lost),

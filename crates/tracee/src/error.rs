@@ -6,7 +6,9 @@ use tiexec_sys::{Errno, SysError, ptrace};
 
 /// Puts a refusal to be traced into words, with the knob that may have done it.
 pub fn refusal(error: &SysError) -> String {
-    let scope = ptrace::yama_scope().filter(|&scope| scope > 0 && error.errno == Errno::PERM);
+    // ptrace(2) says EPERM; opening `/proc/PID/mem`, which takes the same right, EACCES.
+    let denied = matches!(error.errno, Errno::PERM | Errno::ACCES);
+    let scope = ptrace::yama_scope().filter(|&scope| scope > 0 && denied);
     let Some(scope) = scope else { return error.to_string() };
     let whom = match scope {
         1 => "descendants, unless with CAP_SYS_PTRACE",
@@ -28,9 +30,16 @@ pub enum TraceError {
     /// A thread that is not traced exec'ed and took the tracee's place.
     #[error("lost sight of it: it exec'ed from another thread than its first")]
     LostSight,
+    /// The thread executed another program, or its address space is another one than the one that was looked
+    /// at. Nothing was written to it; it is let go.
+    #[error("it executed another program meanwhile")]
+    Changed,
     /// The tracee did not come to a stop in time.
     #[error("the thread did not stop in time")]
     Late,
+    /// The thread runs 32-bit code, or is in one of its system calls.
+    #[error("it runs 32-bit code, or makes a system call as such")]
+    Foreign,
     /// Whether the thread is in the middle of a restartable sequence is not known, and it may be.
     #[error(
         "this kernel does not tell whether a thread is inside a restartable sequence (rseq(2)); \

@@ -1,5 +1,6 @@
 //! Dying and failing on purpose, for the tests: `TIEXEC_FAULT=die-after-setregs:N`, `die-after-stop:N`,
-//! `die-after-write:N`, or `fail-call:N`.
+//! `die-after-write:N`, `die-after-setmask:N`, `fail-call:N`, or `stand-after-stop:N`, which stops this process there until
+//! SIGCONT.
 //!
 //! Only in builds with the feature `fault-injection`; in others these functions are empty.
 
@@ -12,6 +13,8 @@ pub(crate) enum Point {
     Stop,
     /// Right after the tracee's memory was written.
     Write,
+    /// Right after the tracee's signal mask was set.
+    SetMask,
 }
 
 #[cfg(feature = "fault-injection")]
@@ -20,7 +23,12 @@ pub(crate) fn at(point: Point) {
         Point::SetRegisters => (0, "die-after-setregs"),
         Point::Stop => (1, "die-after-stop"),
         Point::Write => (2, "die-after-write"),
+        Point::SetMask => (3, "die-after-setmask"),
     };
+    if point == Point::Stop && is_due(5, "stand-after-stop") {
+        let _never_fails = tiexec_sys::process::stop_this();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
     if is_due(index, name) {
         let _never_fails = tiexec_sys::process::kill(tiexec_sys::process::this());
     }
@@ -29,13 +37,13 @@ pub(crate) fn at(point: Point) {
 /// Whether the remote call about to be made is to be one that the kernel refuses, and not made.
 #[cfg(feature = "fault-injection")]
 pub(crate) fn fails_call() -> bool {
-    is_due(3, "fail-call")
+    is_due(4, "fail-call")
 }
 
 #[cfg(feature = "fault-injection")]
 fn is_due(index: usize, name: &str) -> bool {
     use std::sync::atomic::{AtomicU32, Ordering};
-    static SEEN: [AtomicU32; 4] = [const { AtomicU32::new(0) }; 4];
+    static SEEN: [AtomicU32; 6] = [const { AtomicU32::new(0) }; 6];
     let seen = SEEN[index].fetch_add(1, Ordering::Relaxed) + 1;
     let Ok(wish) = std::env::var("TIEXEC_FAULT") else { return false };
     wish.split_once(':').is_some_and(|(at, n)| at == name && n.parse() == Ok(seen))

@@ -1,9 +1,9 @@
 //! The calls that a session will make, told before it begins.
 //!
 //! A seccomp filter may answer a call with an error in the middle of a session, or end the process for
-//! it. So whoever makes calls has a list of them beside the code that does, with what is known of the
-//! arguments beforehand; a session is begun only where the filters allow all that are needed. In
-//! builds with debug assertions a session refuses to make a call that is in no list.
+//! it. So code that makes calls has a list of them beside it, with the arguments that are known
+//! beforehand; a session is begun only where the filters allow all calls that are needed. In builds
+//! with debug assertions a session refuses to make a call that is in no list.
 
 use std::fmt;
 
@@ -44,6 +44,11 @@ impl Foreseen {
         Self { optional: true, ..Self::needed(name, number, args) }
     }
 
+    /// This very call, without which nothing is begun.
+    pub(crate) fn exactly(name: &'static str, call: &Call) -> Self {
+        Self::needed(name, call.number, call.args.map(Value::Is))
+    }
+
     fn covers(&self, call: &Call) -> bool {
         let mut args = self.args.iter().zip(call.args);
         self.number == call.number && args.all(|(known, arg)| known.covers(arg))
@@ -59,24 +64,25 @@ pub const fn constant(value: i32) -> Value {
 const SIGNAL_RETURN: Foreseen =
     Foreseen::needed("rt_sigreturn", c::SYS_rt_sigreturn, [Value::Any; 6]);
 
-/// Where calls are not seen, what is called last: see [`arch::before_the_last_stop`]. It does nothing.
+/// The last call, where the tracer does not see calls: see [`arch::before_the_last_stop`]. It does
+/// nothing.
 pub(crate) const LAST: Foreseen = Foreseen::optional("getpid", c::SYS_getpid, [Value::Any; 6]);
 
-/// What every session calls.
+/// The calls of every session.
 const OF_EVERY_SESSION: &[Foreseen] =
     if arch::CALLS_ARE_SEEN { &[SIGNAL_RETURN] } else { &[SIGNAL_RETURN, LAST] };
 
 /// Closing a descriptor, by name or on the way home.
 pub const CLOSE: Foreseen = Foreseen::needed("close", c::SYS_close, [Value::Small]);
 
-/// What reading a thread's filters takes (`seccomp_get_filter`, `kernel/seccomp.c`).
+/// The rights that reading a thread's filters takes (`seccomp_get_filter`, `kernel/seccomp.c`).
 pub const NEEDS: &str =
     "that takes CAP_SYS_ADMIN in the initial user namespace, and no filter on the reader";
 
 /// The filters of one thread, read while it stands.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Filters {
-    /// What they are; none where the thread has none.
+    /// The thread's filters; none if it has none.
     Known(Vec<Filter>),
     /// There are some, and they could not be read: why.
     Unknown(String),
@@ -98,7 +104,7 @@ impl Filters {
     }
 
     /// Whether they allow a call with these very arguments, made by the instruction before
-    /// `instruction_pointer`. Of unknown ones that is not to be expected.
+    /// `instruction_pointer`. Filters that could not be read allow nothing.
     pub(crate) fn allow(&self, call: &Call, instruction_pointer: u64) -> bool {
         let Self::Known(filters) = self else { return false };
         let args = call.args.map(Value::Is);

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use tiexec_core::addr::RemoteAddr;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::snapshot::Snapshot;
-use tiexec_sys::{Pid, vm};
+use tiexec_sys::address_space::Memory;
 
 use crate::arch::{self, Gadgets};
 
@@ -20,8 +20,13 @@ const LONGEST: u64 = 16;
 
 /// Searches the interpreter mapped at `interpreter` (`AT_BASE`, 0 for none), then the main
 /// executable, whose bytes are read from `exe`. Returns `None` if either gadget is missing.
-pub fn find(pid: Pid, snapshot: &Snapshot, interpreter: RemoteAddr, exe: &File) -> Option<Gadgets> {
-    let (mut call, mut sigreturn) = in_vdso(pid, snapshot);
+pub fn find(
+    memory: &Memory,
+    snapshot: &Snapshot,
+    interpreter: RemoteAddr,
+    exe: &File,
+) -> Option<Gadgets> {
+    let (mut call, mut sigreturn) = in_vdso(memory, snapshot);
     let file_at =
         |addr| snapshot.vma_at(addr).filter(|vma| vma.is_file_backed()).map(|vma| vma.file);
     let linker = file_at(interpreter);
@@ -30,10 +35,10 @@ pub fn find(pid: Pid, snapshot: &Snapshot, interpreter: RemoteAddr, exe: &File) 
         |file| snapshot.vmas.iter().filter(move |vma| vma.is_text() && Some(vma.file) == file);
 
     for vma in texts_of(linker) {
-        search(vma, &mut call, &mut sigreturn, |at, buffer| vm::read(pid, at, buffer).is_ok());
+        search(vma, &mut call, &mut sigreturn, |at, buffer| memory.read(at, buffer).is_ok());
     }
     for vma in texts_of(main) {
-        // From the file: reading the process would fault its whole text in.
+        // The file is searched, because reading the process would fault its whole text in.
         search(vma, &mut call, &mut sigreturn, |at, buffer| {
             let offset = at.get() - vma.range.start().get() + vma.file_offset;
             exe.read_exact_at(buffer, offset).is_ok()
@@ -43,23 +48,23 @@ pub fn find(pid: Pid, snapshot: &Snapshot, interpreter: RemoteAddr, exe: &File) 
 }
 
 /// Searches what the kernel maps into every program.
-fn in_vdso(pid: Pid, snapshot: &Snapshot) -> (Option<RemoteAddr>, Option<RemoteAddr>) {
+fn in_vdso(memory: &Memory, snapshot: &Snapshot) -> (Option<RemoteAddr>, Option<RemoteAddr>) {
     let (mut call, mut sigreturn) = (None, None);
     let serves = |vma: &&Vma| arch::VDSO_RETURNS_FROM_SIGNALS && vma.name == b"[vdso]";
     for vma in snapshot.vmas.iter().filter(serves) {
-        search(vma, &mut call, &mut sigreturn, |at, buffer| vm::read(pid, at, buffer).is_ok());
+        search(vma, &mut call, &mut sigreturn, |at, buffer| memory.read(at, buffer).is_ok());
     }
     (call, sigreturn)
 }
 
 /// As [`find`], in a process that runs: its text may lie in our images, so its memory is read.
 pub fn find_running(
-    pid: Pid,
+    memory: &Memory,
     snapshot: &Snapshot,
     interpreter: RemoteAddr,
     entry: RemoteAddr,
 ) -> Option<Gadgets> {
-    let (mut call, mut sigreturn) = in_vdso(pid, snapshot);
+    let (mut call, mut sigreturn) = in_vdso(memory, snapshot);
     // The dynamic linker has both; so has a static program, somewhere.
     for start in [interpreter, entry] {
         let first = snapshot.vmas.partition_point(|vma| vma.range.end() <= start);
@@ -73,7 +78,7 @@ pub fn find_running(
             joined = vma.range.end();
             if vma.is_text() {
                 search(vma, &mut call, &mut sigreturn, |at, buffer| {
-                    vm::read(pid, at, buffer).is_ok()
+                    memory.read(at, buffer).is_ok()
                 });
             }
         }

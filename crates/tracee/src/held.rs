@@ -26,9 +26,12 @@ use std::time::{Duration, Instant};
 
 use tiexec_core::addr::RemoteAddr;
 use tiexec_core::skip::SkipReason;
+use tiexec_sys::address_space::Memory;
+use tiexec_sys::naming::Role;
 use tiexec_sys::process::{self, Fork, Wait};
+use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::ptrace::{self, Options, Resume, SyscallStop};
-use tiexec_sys::{Errno, Pid, SysError, c, rehearse, vm};
+use tiexec_sys::{Errno, Pid, SysError, c, rehearse};
 
 use crate::error::{TraceError, refusal};
 use crate::fault;
@@ -39,7 +42,7 @@ use crate::session::resume_to_syscall;
 pub struct Declined {
     /// The reason.
     pub reason: SkipReason,
-    /// What exactly happened; empty where the reason says it all.
+    /// The exact event; empty if the reason says everything.
     pub detail: String,
 }
 
@@ -103,7 +106,7 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Declined
     let (mut ours, theirs) =
         UnixStream::pair().map_err(|error| declined(SkipReason::FdLimit, &error))?;
     let target = process::this();
-    match process::fork_single_threaded()
+    match process::fork_single_threaded(Role::Helper)
         .map_err(|error| declined(SkipReason::ForkFailed, &error))?
     {
         Fork::Child => {
@@ -141,7 +144,7 @@ fn scout() -> Result<(), Declined> {
     let refused = |what: &dyn ToString| Declined::new(SkipReason::Seccomp, what.to_string());
     let (mut from_child, mut to_caller) =
         std::io::pipe().map_err(|error| Declined::new(SkipReason::FdLimit, error))?;
-    let forked = process::fork_single_threaded()
+    let forked = process::fork_single_threaded(Role::Scout)
         .map_err(|error| Declined::new(SkipReason::ForkFailed, error))?;
     let Fork::Parent(child) = forked else {
         let _panicked = catch_unwind(AssertUnwindSafe(|| {
@@ -172,7 +175,7 @@ fn scout() -> Result<(), Declined> {
     }
 }
 
-/// What the scout says when `wait4` was allowed, and when all was.
+/// The scout's messages: `wait4` was allowed; all calls were allowed.
 const SCOUT_WAITED: u8 = 1;
 const SCOUT_DONE: u8 = 2;
 
@@ -291,7 +294,7 @@ pub fn wait_for_exec(
                     let since = Instant::now();
                     // Work begins at the syscall-exit-stop of execve: on some kernels the first
                     // resumption from the event stop traps before anything else can be run.
-                    return match resume_to_syscall(pid, false)? {
+                    return match resume_to_syscall(pid, false, None)? {
                         SyscallStop::Exit(_) => Ok(ExecStop { pid, since }),
                         _ => Err(TraceError::Unexpected(Wait::SyscallStop)),
                     };
@@ -327,7 +330,8 @@ fn exec_image(pid: Pid, stop: SyscallStop) -> Option<PathBuf> {
         c::SYS_execveat => (format!("fd/{}", args[0] as i32), args[1]),
         _ => return None,
     };
-    let path = vm::read_string(pid, RemoteAddr::new(path)).ok()?;
+    let memory = Memory::open(&ProcDir::of(pid).ok()?).ok()?;
+    let path = memory.read_string(RemoteAddr::new(path)).ok()?;
     let path = Path::new(OsStr::from_bytes(&path));
     let process = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
     Some(match path.strip_prefix("/") {
@@ -345,9 +349,9 @@ pub fn let_go(stop: ExecStop) {
 /// Seizes a child that waits, and ends it: whether this process could look after a launch.
 ///
 /// # Errors
-/// What stands in the way.
+/// The call that failed.
 pub fn try_seize() -> Result<(), SysError> {
-    match process::fork_single_threaded()? {
+    match process::fork_single_threaded(Role::Probe)? {
         Fork::Child => loop {
             std::thread::park();
         },

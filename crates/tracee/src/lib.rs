@@ -5,6 +5,7 @@
 //! used here is one that a tracer's death ends without harm ([`tiexec_sys::ptrace`]).
 
 #![forbid(unsafe_code)]
+#![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::shown only")]
 
 pub mod arch;
 mod error;
@@ -13,6 +14,7 @@ pub mod foreseen;
 pub mod gadgets;
 pub mod held;
 pub mod linking;
+mod masked;
 pub mod running;
 pub mod session;
 pub mod threads;

@@ -1,4 +1,5 @@
-//! From the exec stop to the moment when `ld.so` is done: it has mapped and relocated all shared objects,
+//! Follows a program from the exec stop until `ld.so` is done: it has mapped and relocated all shared
+//! objects,
 //! and no code of theirs has run.
 //!
 //! It is done when it has made the program's own RELRO read-only, for it relocates the program last
@@ -17,6 +18,7 @@
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_sys::address_space::Memory;
 use tiexec_sys::process::{self, Wait};
 use tiexec_sys::ptrace::{self, Resume, SyscallStop};
 use tiexec_sys::{Errno, Pid, c};
@@ -27,9 +29,10 @@ use crate::fault;
 use crate::running::{self, Stopped};
 use crate::session::{Counts, Session};
 
-/// A program whose `ld.so` makes more calls than this is not waited for any longer.
+/// TiExec stops waiting for a program whose `ld.so` makes more calls than this.
 const MOST_CALLS: u32 = 20_000;
-/// Nor is one of which others make so many, and none behind which it can be stopped.
+/// TiExec also stops waiting if other code makes more calls than this, and the program can be stopped
+/// behind none of them.
 const MOST_BY_OTHERS: u32 = 100;
 
 /// Calls behind which a thread can be stopped: they wait for nothing, and end as they would have.
@@ -64,6 +67,7 @@ pub enum Progress {
 #[derive(Debug)]
 pub struct LinkWatch {
     pid: Pid,
+    memory: Memory,
     gadgets: Gadgets,
     /// `ld.so`'s text.
     linker: AddrRange,
@@ -71,10 +75,10 @@ pub struct LinkWatch {
     relro: Option<RemoteAddr>,
 }
 
-/// What is waited for.
+/// The event that TiExec waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// That it seems to have mapped everything: it runs freely.
+    /// `ld.so` seems to have mapped everything; the program runs freely until then.
     Mapping,
     /// The end of its last call: it stops at each.
     Calls,
@@ -88,7 +92,8 @@ impl LinkWatch {
     /// Watches for it in a program that will go home from `session`; `linker` is where `ld.so` is
     /// mapped, `relro` the first page of the program's own RELRO.
     pub fn new(session: &Session, linker: AddrRange, relro: Option<RemoteAddr>) -> Self {
-        Self { pid: session.pid(), gadgets: session.gadgets(), linker, relro }
+        let memory = session.memory().clone();
+        Self { pid: session.pid(), memory, gadgets: session.gadgets(), linker, relro }
     }
 
     /// Has the program go home and waits until it stops, as long as `ld.so` takes. `None` if the moment
@@ -133,12 +138,15 @@ impl LinkWatch {
             let mut signal = 0;
             match stop {
                 Wait::Interrupted if phase == Phase::Stop => {
-                    return Ok((counts, Some(running::look(pid, false, None)?)));
+                    return Ok((counts, Some(running::look(pid, &self.memory, false, None)?)));
                 }
                 Wait::Interrupted if phase == Phase::Mapping => {
                     match look.as_mut().map_or(Progress::Mapped, |look| look()) {
                         Progress::Done => {
-                            return Ok((counts, Some(running::look(pid, false, asleep_in)?)));
+                            return Ok((
+                                counts,
+                                Some(running::look(pid, &self.memory, false, asleep_in)?),
+                            ));
                         }
                         Progress::Mapped => phase = Phase::Calls,
                         Progress::Mapping | Progress::Missed => {}

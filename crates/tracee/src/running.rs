@@ -4,6 +4,7 @@
 //! leaves it as if there had been none; if this process dies meanwhile, it goes on as after a signal
 //! handler.
 
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
@@ -12,15 +13,17 @@ use tiexec_core::proc::pagemap::is_guard;
 use tiexec_core::proc::status;
 use tiexec_core::proc::syscall::{self, Doing};
 use tiexec_core::snapshot::Snapshot;
+use tiexec_sys::address_space::{AddressSpace, Memory};
 use tiexec_sys::process::{self, Wait};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::ptrace::{self, Options, Registers, Resume, Rseq};
-use tiexec_sys::{Pid, c, vm};
+use tiexec_sys::{Pid, c};
 
 use crate::arch::{self, Call, Gadgets, Interruption, Sight};
 use crate::error::TraceError;
 use crate::fault;
-use crate::foreseen::{Filters, Permission};
+use crate::foreseen::{Filters, Foreseen, Permission};
+use crate::masked;
 use crate::session::{Refusal, Session};
 use crate::threads::waits_forever;
 
@@ -33,9 +36,11 @@ pub struct Stopped {
     pub since: Instant,
     /// Whether the process was stopped by a signal already; it stays so.
     pub group_stopped: bool,
-    /// The registers to leave it with.
+    /// The registers to leave it with once a session has changed them.
     pub registers: Registers,
-    /// What that did to the system call that it was in.
+    /// The registers to let it go with if no session was begun: nothing of the process's memory decides them.
+    untouched: Registers,
+    /// The effect of the stop on the system call that the thread was in.
     pub interruption: Interruption,
     /// Whether the program will see that its system call was interrupted.
     pub shown: bool,
@@ -43,13 +48,32 @@ pub struct Stopped {
     pub dispatches: bool,
 }
 
-/// Seizes the thread and stops it, at the latest at `deadline`.
+impl Stopped {
+    /// Returns the call that leaving the thread makes beyond those of every session.
+    pub fn leaving_calls(&self) -> Option<Foreseen> {
+        let (name, call) = self.refused_call()?;
+        Some(Foreseen::exactly(name, &call))
+    }
+
+    /// If it is in a call that waits under a signal mask of its own, and that the kernel is to make
+    /// again: the same call [as the kernel refuses it](masked).
+    pub(crate) fn refused_call(&self) -> Option<(&'static str, Call)> {
+        if self.interruption != Interruption::Again {
+            return None;
+        }
+        let number = arch::call_number(&self.registers, self.interruption)?;
+        masked::refused(&Call { number, args: arch::call_arguments(&self.registers) })
+    }
+}
+
+/// Seizes the thread and stops it, at the latest at `deadline`. `memory` is that of its process.
 ///
 /// # Errors
-/// EPERM as for `PTRACE_SEIZE`: another tracer, or no leave. [`TraceError::Late`]: it sleeps where
-/// nothing wakes it (state D); it is let go when the calling thread ends, as after
-/// [`TraceError::RseqUntold`]. [`TraceError::Gone`].
-pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
+/// [`TraceError::Changed`] if it executes another program meanwhile; it is let go. EPERM as for
+/// `PTRACE_SEIZE`: another tracer, or no leave. [`TraceError::Late`]: it sleeps where nothing wakes it (state
+/// D); it is let go when the calling thread ends, as after [`TraceError::RseqUntold`].
+/// [`TraceError::Foreign`]: it goes on already. [`TraceError::Gone`].
+pub fn stop(tid: Pid, memory: &Memory, deadline: Instant) -> Result<Stopped, TraceError> {
     let asleep_in = sleeps_in(tid);
     ptrace::seize(tid, Options::default())?;
     ptrace::interrupt(tid)?;
@@ -67,13 +91,37 @@ pub fn stop(tid: Pid, deadline: Instant) -> Result<Stopped, TraceError> {
                 ptrace::interrupt(tid)?;
                 ptrace::resume(tid, Resume::Run, signal)?;
             }
-            Wait::SyscallStop | Wait::ExecEvent | Wait::Event(_) => {
+            // The new program may have privileges that the old one had not: it is not even looked at.
+            Wait::ExecEvent => {
+                ptrace::resume(tid, Resume::Detach, 0)?;
+                return Err(TraceError::Changed);
+            }
+            Wait::SyscallStop | Wait::Event(_) => {
                 ptrace::interrupt(tid)?;
                 ptrace::resume(tid, Resume::Run, 0)?;
             }
         }
     };
-    look(tid, group_stopped, asleep_in)
+    let seen = look(tid, memory, group_stopped, asleep_in);
+    if matches!(seen, Err(TraceError::Foreign)) {
+        // With the registers that it has: of those it cannot be given all back.
+        ptrace::resume(tid, Resume::Detach, 0)?;
+    }
+    seen
+}
+
+/// Reads the general registers of a stopped thread.
+///
+/// # Errors
+/// [`TraceError::Foreign`]; [`TraceError::Gone`].
+pub fn registers(tid: Pid) -> Result<Registers, TraceError> {
+    let registers = ptrace::registers(tid)?.filter(|registers| !arch::is_foreign(registers));
+    let registers = registers.ok_or(TraceError::Foreign)?;
+    // The meaning of number and arguments depends on the ABI by which the call was made.
+    if ptrace::syscall_architecture(tid)? != arch::AUDIT_ARCH {
+        return Err(TraceError::Foreign);
+    }
+    Ok(registers)
 }
 
 /// The system call that a thread sleeps in, as it is seen from outside.
@@ -89,12 +137,13 @@ pub(crate) struct AsleepIn {
 /// registers do not tell.
 pub(crate) fn look(
     tid: Pid,
+    memory: &Memory,
     group_stopped: bool,
     asleep_in: Option<AsleepIn>,
 ) -> Result<Stopped, TraceError> {
     let since = Instant::now();
-    let mut registers = ptrace::registers(tid)?;
-    let sight = if arch::CALLS_ARE_SEEN { None } else { sight(tid, &registers, asleep_in) };
+    let mut registers = registers(tid)?;
+    let sight = if arch::CALLS_ARE_SEEN { None } else { sight(memory, &registers, asleep_in) };
     let mut interruption = arch::interruption(&registers, sight.as_ref());
     let mut shown = interruption == Interruption::Shown;
     if shown && let Some(first) = forever(tid, &registers, interruption, asleep_in) {
@@ -103,9 +152,11 @@ pub(crate) fn look(
         interruption = Interruption::Again;
         shown = false;
     }
-    abort_restartable_sequence(tid, &mut registers)?;
+    let untouched = registers;
+    let home = after_restartable_sequence(tid, memory, registers)?;
     let dispatches = ptrace::syscalls_are_dispatched(tid)?;
-    Ok(Stopped { tid, since, group_stopped, registers, interruption, shown, dispatches })
+    let registers = home;
+    Ok(Stopped { tid, since, group_stopped, registers, untouched, interruption, shown, dispatches })
 }
 
 /// The system call that the thread sleeps in, where its registers will not tell.
@@ -127,11 +178,11 @@ fn times_slept(tid: Pid) -> Option<u64> {
     Some(status::parse(&ProcDir::of(tid).ok()?.read("status").ok()?).slept)
 }
 
-/// What is to be seen of a stopped thread beside its registers.
-fn sight(tid: Pid, registers: &Registers, asleep_in: Option<AsleepIn>) -> Option<Sight> {
+/// Returns the facts about a stopped thread beside its registers.
+fn sight(memory: &Memory, registers: &Registers, asleep_in: Option<AsleepIn>) -> Option<Sight> {
     let mut code = [0; 2 * arch::INSTRUCTION];
     let from = arch::program_counter(registers).checked_sub(arch::INSTRUCTION as u64)?;
-    vm::read(tid, from, &mut code).ok()?;
+    memory.read(from, &mut code).ok()?;
     Some(Sight { code, asleep_in: asleep_in.map(|call| call.number) })
 }
 
@@ -163,14 +214,26 @@ pub fn restart_within(filters: &Filters, stopped: &mut Stopped) {
         _ => return,
     };
     (stopped.registers, stopped.interruption, stopped.shown) = changed;
+    // A thread in a system call is in no restartable sequence: the two are the same.
+    stopped.untouched = stopped.registers;
 }
 
-/// Lets the thread go on as if it had not been stopped.
+/// Lets the thread go on as if it had not been stopped. Its program counter is not touched: the kernel itself
+/// aborts a restartable sequence then.
 ///
 /// # Errors
 /// [`TraceError::Gone`].
 pub fn let_go(stopped: &Stopped) -> Result<(), TraceError> {
-    ptrace::set_registers(stopped.tid, &stopped.registers)?;
+    ptrace::set_registers(stopped.tid, &stopped.untouched)?;
+    ptrace::resume(stopped.tid, Resume::Detach, 0)?;
+    Ok(())
+}
+
+/// Lets a thread go that may be another program's by now: nothing of it is changed.
+///
+/// # Errors
+/// [`TraceError::Gone`].
+pub fn drop_untouched(stopped: &Stopped) -> Result<(), TraceError> {
     ptrace::resume(stopped.tid, Resume::Detach, 0)?;
     Ok(())
 }
@@ -197,34 +260,38 @@ fn forever(
     waits_forever(number, &args).then_some(args[0])
 }
 
-/// If the thread is inside a restartable sequence (rseq(2)), aborts that, as the kernel does when it
-/// takes the processor away: it cannot see it any more once other registers are installed, and the
-/// sequence would be committed although others had run.
-fn abort_restartable_sequence(tid: Pid, registers: &mut Registers) -> Result<(), TraceError> {
+/// Returns the registers to leave the thread with: if it is inside a restartable sequence (rseq(2)), those that
+/// abort the sequence, as the kernel does when it takes the processor away. The kernel cannot see the sequence
+/// any more once other registers are installed, and the sequence would be committed although others had run.
+fn after_restartable_sequence(
+    tid: Pid,
+    memory: &Memory,
+    mut registers: Registers,
+) -> Result<Registers, TraceError> {
     let Rseq { area } = ptrace::rseq(tid)?.ok_or(TraceError::RseqUntold)?;
     if area == 0 {
-        return Ok(());
+        return Ok(registers);
     }
     // struct rseq: cpu_id_start, cpu_id, rseq_cs.
     let mut pointer = [0; 8];
-    if vm::read(tid, RemoteAddr::new(area + 8), &mut pointer).is_err() {
-        return Ok(());
+    if memory.read(RemoteAddr::new(area.wrapping_add(8)), &mut pointer).is_err() {
+        return Ok(registers);
     }
     let sequence = u64::from_ne_bytes(pointer);
     if sequence == 0 {
-        return Ok(());
+        return Ok(registers);
     }
     // struct rseq_cs: version and flags, start_ip, post_commit_offset, abort_ip.
     let mut words = [[0; 8]; 4];
-    if vm::read(tid, RemoteAddr::new(sequence), words.as_flattened_mut()).is_err() {
-        return Ok(());
+    if memory.read(RemoteAddr::new(sequence), words.as_flattened_mut()).is_err() {
+        return Ok(registers);
     }
     let [_, start, len, abort] = words.map(u64::from_ne_bytes);
-    let at = arch::program_counter(registers).get();
+    let at = arch::program_counter(&registers).get();
     if at.wrapping_sub(start) < len {
-        arch::set_program_counter(registers, RemoteAddr::new(abort));
+        arch::set_program_counter(&mut registers, RemoteAddr::new(abort));
     }
-    Ok(())
+    Ok(registers)
 }
 
 /// Where frames may lie for a stopped thread: below its stack pointer, if that is on a stack that the
@@ -232,6 +299,7 @@ fn abort_restartable_sequence(tid: Pid, registers: &mut Registers) -> Result<(),
 /// goroutine's, below which other data may lie.
 pub fn frame_ground(
     snapshot: &Snapshot,
+    space: &AddressSpace,
     leader: Pid,
     stopped: &Stopped,
 ) -> Option<(RemoteAddr, AddrRange)> {
@@ -241,12 +309,17 @@ pub fn frame_ground(
     if stack.name == b"[stack]" && stopped.tid == leader {
         return Some((top, stack.range));
     }
-    Some((top, thread_stack(snapshot, stopped, stack.range)?))
+    Some((top, thread_stack(snapshot, space, stopped, stack.range)?))
 }
 
 /// Returns the part of the mapping `within` that glibc or musl made this thread's stack: the thread's
 /// control block lies at its top, above the stack pointer, and points at itself; a guard lies below.
-fn thread_stack(snapshot: &Snapshot, stopped: &Stopped, within: AddrRange) -> Option<AddrRange> {
+fn thread_stack(
+    snapshot: &Snapshot,
+    space: &AddressSpace,
+    stopped: &Stopped,
+    within: AddrRange,
+) -> Option<AddrRange> {
     let at = arch::stack_pointer(&stopped.registers);
     let control_block = arch::thread_pointer(stopped.tid, &stopped.registers).ok()?;
     if !within.contains(control_block) || control_block <= at {
@@ -256,14 +329,15 @@ fn thread_stack(snapshot: &Snapshot, stopped: &Stopped, within: AddrRange) -> Op
     let lowest = control_block.get().saturating_sub(arch::CONTROL_BLOCK_BELOW);
     let from = lowest.max(within.start().get());
     let mut words = vec![0; (control_block.get() - from) as usize + WORD];
-    vm::read(stopped.tid, RemoteAddr::new(from), &mut words).ok()?;
+    space.memory().read(RemoteAddr::new(from), &mut words).ok()?;
     let mut words = (from..).step_by(WORD).zip(words.chunks_exact(WORD));
     if !words.any(|(at, word)| word == at.to_ne_bytes()) {
         return None;
     }
     let pages = snapshot.pages;
     // Stacks without a mapping for their guard may be joined into one mapping.
-    let guards = guards(stopped.tid, AddrRange::new(within.start(), control_block)?, pages.base)?;
+    let guards =
+        guards(space.pagemap(), AddrRange::new(within.start(), control_block)?, pages.base)?;
     if let Some(&last) = guards.last() {
         let below = last < at;
         return AddrRange::new(last.checked_add(pages.base.bytes())?, within.end())
@@ -276,14 +350,13 @@ fn thread_stack(snapshot: &Snapshot, stopped: &Stopped, within: AddrRange) -> Op
 
 /// Returns the guards inside a mapping (`MADV_GUARD_INSTALL`), ascending; `None` if they cannot be
 /// looked for.
-fn guards(tid: Pid, range: AddrRange, base: PageSize) -> Option<Vec<RemoteAddr>> {
+fn guards(pagemap: &File, range: AddrRange, base: PageSize) -> Option<Vec<RemoteAddr>> {
     /// A stack that is longer, or as many joined ones, is not looked through while a thread stands.
     const LONGEST: u64 = 256 << 20;
     const WORD: u64 = 8;
     let range = range.align_inward(base).filter(|range| range.len() <= LONGEST)?;
-    let file = ProcDir::of(tid).ok()?.open_file("pagemap", false).ok()?;
     let mut bytes = vec![0; usize::try_from(range.len() / base.bytes() * WORD).ok()?];
-    file.read_exact_at(&mut bytes, range.start().get() / base.bytes() * WORD).ok()?;
+    pagemap.read_exact_at(&mut bytes, range.start().get() / base.bytes() * WORD).ok()?;
     let words = bytes.as_chunks().0.iter().map(|&word| u64::from_ne_bytes(word));
     let at = |index: usize| range.start().checked_add(index as u64 * base.bytes());
     Some(words.enumerate().filter(|(_, word)| is_guard(*word)).filter_map(|(i, _)| at(i)).collect())
@@ -293,9 +366,10 @@ fn guards(tid: Pid, range: AddrRange, base: PageSize) -> Option<Vec<RemoteAddr>>
 ///
 /// # Errors
 /// A [`Refusal`], also where the stack is not one for frames; a [`TraceError`]. The thread stands as
-/// it stood.
+/// it stood. [`TraceError::Changed`] if `space` is not the address space of the thread.
 pub fn begin(
     snapshot: &Snapshot,
+    space: &AddressSpace,
     leader: Pid,
     gadgets: Gadgets,
     stopped: &Stopped,
@@ -304,9 +378,9 @@ pub fn begin(
     if stopped.interruption == Interruption::Unknown {
         return Ok(Err(Refusal::InACall));
     }
-    let Some((top, ground)) = frame_ground(snapshot, leader, stopped) else {
+    let Some((top, ground)) = frame_ground(snapshot, space, leader, stopped) else {
         return Ok(Err(Refusal::StackRoom));
     };
     let home = arch::after_a_signal(&stopped.registers, stopped.interruption);
-    Session::lay(stopped.tid, gadgets, permission, home, Some(top), ground)
+    Session::lay(stopped.tid, space.memory(), gadgets, permission, home, Some(top), ground)
 }

@@ -6,12 +6,10 @@
 //! thread is chosen by what it is doing, and where all are doing the wrong thing, the right moment is
 //! waited for.
 
-use std::os::fd::AsFd;
-
 use tiexec_core::proc::status::{self, Status};
 use tiexec_core::proc::syscall::{self, Doing};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, SysError, c, process};
+use tiexec_sys::{Pid, SysError, c};
 
 /// How a thread would take a stop; the best comes first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -23,6 +21,9 @@ pub enum Takes {
     /// Asleep in a call such as `epoll_wait` without a timeout: it would return EINTR, but can be made
     /// again.
     AsleepToRewind,
+    /// Asleep on a futex, and others of the program may have moved it to another one
+    /// (`FUTEX_CMP_REQUEUE`): made again, the call waits on the first one. Nothing tells from outside.
+    AsleepOnFutex,
     /// Asleep in a call such as `epoll_wait` with a timeout, which will return EINTR: only for a thread
     /// that [expects that](expects_eintr).
     AsleepForEintr,
@@ -53,7 +54,7 @@ pub fn has_ended(process: &ProcDir, tid: Pid) -> bool {
 
 /// Whether the thread is frozen by a cgroup (v2; by v1 it is in state D): it can be seized and comes to
 /// a stop, but makes no system call before it is thawed (`do_freezer_trap` in `kernel/signal.c`, which
-/// compilers put into its caller). Not so where the kernel does not tell where it sleeps.
+/// compilers put into its caller). False if the kernel does not tell where the thread sleeps.
 fn is_frozen(process: &ProcDir, tid: Pid) -> bool {
     let file = format!("task/{}/wchan", tid.as_raw_nonzero());
     process.read_as(&file, "wchan").is_ok_and(|place| {
@@ -72,8 +73,12 @@ pub fn may_look(process: &ProcDir, tid: Pid) -> Result<(), SysError> {
     process.read_as(&file, "syscall").map(drop)
 }
 
-/// Says how `tid` would take a stop now.
-pub fn takes(process: &ProcDir, pid: Pid, tid: Pid) -> Takes {
+/// Says of a descriptor of the process, which is a socket, whether calls on it give up after a time; so if that cannot be
+/// told.
+pub type HasTimeout<'a> = &'a dyn Fn(i32) -> bool;
+
+/// Says how `tid` would take a stop now. A socket that it receives from is looked at by `has_timeout`.
+pub fn takes(process: &ProcDir, tid: Pid, has_timeout: HasTimeout<'_>) -> Takes {
     let file = format!("task/{}/syscall", tid.as_raw_nonzero());
     let Ok(text) = process.read_as(&file, "syscall") else { return Takes::Badly };
     if is_frozen(process, tid) {
@@ -81,7 +86,7 @@ pub fn takes(process: &ProcDir, pid: Pid, tid: Pid) -> Takes {
     }
     match syscall::parse(&text) {
         Ok(Doing::Running) => Takes::Running,
-        Ok(Doing::Call { number, args }) => asleep(pid, number, &args),
+        Ok(Doing::Call { number, args }) => asleep(process, number, &args, has_timeout),
         // In a page fault, or stopped by a signal.
         Ok(Doing::Blocked) => Takes::Running,
         Err(_) => Takes::Badly,
@@ -96,9 +101,10 @@ pub fn alive(process: &ProcDir, tid: Pid) -> Option<Status> {
     status.has_mm.then_some(status)
 }
 
-fn asleep(pid: Pid, number: u64, args: &[u64; 6]) -> Takes {
+fn asleep(process: &ProcDir, number: u64, args: &[u64; 6], has_timeout: HasTimeout<'_>) -> Takes {
     let Ok(number) = i64::try_from(number) else { return Takes::Badly };
     match number {
+        c::SYS_futex if may_be_requeued(process, args) => Takes::AsleepOnFutex,
         // Restarted from the beginning, or with the time that remains.
         c::SYS_futex
         | c::SYS_poll
@@ -117,8 +123,8 @@ fn asleep(pid: Pid, number: u64, args: &[u64; 6]) -> Takes {
         | c::SYS_msgsnd
         | c::SYS_mq_timedreceive
         | c::SYS_mq_timedsend => Takes::Asleep,
-        // On a socket with a timeout these show EINTR; else they are restarted. Not so a call that has
-        // got on already: it returns what it has. So no write, and none that waits for all.
+        // On a socket with a timeout these show EINTR; otherwise they are restarted. A call that has got on already
+        // returns what it has. So writes, and calls that wait for all, take it badly.
         c::SYS_recvfrom if waits_for_all(args[3]) => Takes::Badly,
         c::SYS_recvmsg if waits_for_all(args[2]) => Takes::Badly,
         c::SYS_read
@@ -127,12 +133,12 @@ fn asleep(pid: Pid, number: u64, args: &[u64; 6]) -> Takes {
         | c::SYS_recvmsg
         | c::SYS_accept
         | c::SYS_accept4
-            if !has_a_timeout(pid, args[0]) =>
+            if !has_a_timeout(process, args[0], has_timeout) =>
         {
             Takes::Asleep
         }
         _ if waits_forever(number, args) => Takes::AsleepToRewind,
-        // Not sigtimedwait(2): the signals it waits for count as unblocked meanwhile.
+        // sigtimedwait(2) is not listed: the signals it waits for count as unblocked meanwhile.
         c::SYS_epoll_wait | c::SYS_epoll_pwait | c::SYS_epoll_pwait2 | c::SYS_semtimedop => {
             Takes::AsleepForEintr
         }
@@ -163,13 +169,42 @@ pub(crate) fn waits_forever(number: i64, args: &[u64; 6]) -> bool {
     }
 }
 
+/// Whether the program may have moved a thread that waits so on a futex to another futex. It cannot have if the
+/// value that the thread waits to change is the id of a thread that lives, in memory that processes may share: so
+/// pthread_join(3) waits for that thread's end, and the kernel itself tells of the end.
+fn may_be_requeued(process: &ProcDir, args: &[u64; 6]) -> bool {
+    const FUTEX_WAIT: u32 = 0;
+    const FUTEX_WAIT_BITSET: u32 = 9;
+    const FUTEX_WAIT_REQUEUE_PI: u32 = 11;
+    const FUTEX_PRIVATE_FLAG: u32 = 128;
+    const FUTEX_CLOCK_REALTIME: u32 = 256;
+    let operation = args[1] as u32;
+    match operation & !(FUTEX_PRIVATE_FLAG | FUTEX_CLOCK_REALTIME) {
+        FUTEX_WAIT | FUTEX_WAIT_BITSET => {
+            let thread = i32::try_from(args[2] as u32).ok().and_then(Pid::from_raw);
+            let is_join = operation & FUTEX_PRIVATE_FLAG == 0
+                && thread.is_some_and(|thread| alive(process, thread).is_some());
+            !is_join
+        }
+        // For the same on the way to a mutex that inherits priorities, it answers EAGAIN.
+        FUTEX_WAIT_REQUEUE_PI => true,
+        // The kernel never moves a waiter of another operation (`futex_requeue`, `kernel/futex/requeue.c`).
+        _ => false,
+    }
+}
+
 /// Whether the flags of a receiving call are for a whole buffer.
 fn waits_for_all(flags: u64) -> bool {
     flags as u32 & c::MSG_WAITALL.unsigned_abs() != 0
 }
 
-/// Whether the descriptor is a socket on which calls give up after a time; so if that cannot be told.
-fn has_a_timeout(pid: Pid, fd: u64) -> bool {
-    let copy = i32::try_from(fd as u32).ok().and_then(|fd| process::descriptor_of(pid, fd).ok());
-    copy.is_none_or(|copy| process::socket_has_timeout(copy.as_fd()))
+/// Whether the descriptor is a socket on which calls give up after a time; so if that cannot be told. The link
+/// of what is no socket says so: no copy is made of it, for whoever closes a copy of a file may have to wait.
+fn has_a_timeout(process: &ProcDir, fd: u64, has_timeout: HasTimeout<'_>) -> bool {
+    let Ok(fd) = i32::try_from(fd as u32) else { return true };
+    match process.link(&format!("fd/{fd}")) {
+        Ok(link) if !link.starts_with(b"socket:[") => false,
+        Ok(_) => has_timeout(fd),
+        Err(_) => true,
+    }
 }

@@ -1,4 +1,4 @@
-//! What was made is used as its users would: installed into a new root, on this machine or in a guest.
+//! Uses the products as their users would: installed into a new root, on this machine or in a guest.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -81,7 +81,7 @@ fn debian_here(package: &Path) -> Result<()> {
         bail!("debootstrap: {}", String::from_utf8_lossy(&made.stdout));
     }
     fs::copy(package, root.join("tiexec.deb"))?;
-    // What is mounted goes with the mount namespace.
+    // The mounts go with the mount namespace.
     let mut script = Command::new("unshare");
     run(script.arg("--mount").arg("chroot").arg(&root).args(["sh", "-c", PACKAGE]))
 }

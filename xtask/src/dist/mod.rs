@@ -46,7 +46,7 @@ const FILES: [&str; 11] = [
 ];
 const SUMMARY: &str = "Puts the executable text of Linux programs on huge pages";
 
-/// What was made for an architecture.
+/// The products for an architecture.
 struct Made {
     tarball: PathBuf,
     debian: PathBuf,

@@ -117,7 +117,7 @@ impl Apt {
         Ok(String::from_utf8_lossy(&listed.stdout).lines().map(str::to_owned).collect())
     }
 
-    /// What `apt-cache show` says of a package in a field, of its newest version first.
+    /// Returns a field of `apt-cache show` for a package, of its newest version first.
     pub(crate) fn field(&self, package: &str, field: &str) -> Result<String> {
         let shown = self.command("apt-cache").args(["show", package]).output()?;
         let text = String::from_utf8_lossy(&shown.stdout);

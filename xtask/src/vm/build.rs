@@ -1,7 +1,9 @@
 //! The test programs, built here for a guest.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::{fmt, fs};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -10,14 +12,76 @@ use super::apt::{self, Apt};
 use super::cache::Cache;
 use super::{Arch, Lacking};
 
-/// One test program.
+/// One file of tests: `tests/AREA/MODULE.rs`, which is a module of the test program AREA.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct File {
+    area: String,
+    module: String,
+}
+
+impl File {
+    /// Returns the prefix of the names of its tests in the program's output.
+    pub(crate) fn prefix(&self) -> String {
+        format!("{}::", self.module)
+    }
+}
+
+impl fmt::Display for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}::{}", self.area, self.module)
+    }
+}
+
+/// The tests of one file that are to run.
 #[derive(Clone, Debug)]
 pub(crate) struct Test {
-    /// The name of its file in `tests/`.
-    pub(crate) name: String,
+    pub(crate) file: File,
     pub(crate) program: PathBuf,
-    /// Parts of the names of tests; all if there is none.
+    /// The words by which the test program chooses them.
     pub(crate) only: Vec<String>,
+}
+
+/// The tests named (`area`, `area::module` or `area::module::part of a test's name`): by file, what to choose them by.
+fn chosen(wanted: &[String]) -> Result<BTreeMap<File, Vec<String>>> {
+    let mut chosen: BTreeMap<File, Vec<String>> = BTreeMap::new();
+    for test in wanted {
+        let (area, rest) = test.split_once("::").unwrap_or((test, ""));
+        let (module, part) = rest.split_once("::").unwrap_or((rest, ""));
+        let files: Vec<File> = files()?
+            .into_iter()
+            .filter(|file| file.area == area && (module.is_empty() || file.module == module))
+            .collect();
+        if files.is_empty() {
+            bail!("cannot choose {test}: no such file of tests in tests/; fix: AREA::MODULE::PART");
+        }
+        for file in files {
+            let by = format!("{}{part}", file.prefix());
+            chosen.entry(file).or_default().push(by);
+        }
+    }
+    Ok(chosen)
+}
+
+/// All files of tests.
+fn files() -> Result<Vec<File>> {
+    let mut files = Vec::new();
+    for area in fs::read_dir(repository()?.join("tests"))? {
+        let area = area?.path();
+        if !area.join("main.rs").is_file() {
+            continue;
+        }
+        for module in fs::read_dir(&area)? {
+            let module = module?.path();
+            let is_rust = module.extension().is_some_and(|extension| extension == "rs");
+            let name = |path: &Path| {
+                path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+            };
+            if is_rust && name(&module) != "main" {
+                files.push(File { area: name(&area), module: name(&module) });
+            }
+        }
+    }
+    Ok(files)
 }
 
 /// All that was built.
@@ -93,7 +157,7 @@ pub(crate) fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Builds the tests named (`file`, or `file::part of a test's name`).
+/// Builds the tests named (as [`chosen`] reads them).
 pub(crate) fn tests(cache: &Cache, arch: Arch, wanted: &[String]) -> Result<Built> {
     let repository = repository()?;
     let mut build = cargo();
@@ -102,10 +166,10 @@ pub(crate) fn tests(cache: &Cache, arch: Arch, wanted: &[String]) -> Result<Buil
     // The whole workspace, as `make test` builds it: so nothing is built twice.
     let packages = if arch.is_here() { "--workspace" } else { "--package=tiexec" };
     build.args([packages, "--features", "tiexec/fault-injection"]);
-    let wanted: Vec<(&str, &str)> =
-        wanted.iter().map(|test| test.split_once("::").unwrap_or((test, ""))).collect();
-    for (name, _) in &wanted {
-        build.args(["--test", name]);
+    let chosen = chosen(wanted)?;
+    let areas: BTreeSet<&String> = chosen.keys().map(|file| &file.area).collect();
+    for area in areas {
+        build.args(["--test", area]);
     }
     if !arch.is_here() {
         cross(cache, arch, &mut build)?;
@@ -120,16 +184,18 @@ pub(crate) fn tests(cache: &Cache, arch: Arch, wanted: &[String]) -> Result<Buil
         let (Some(program), Some(target)) = (message.executable, message.target) else { continue };
         let is_test = message.profile.is_some_and(|profile| profile.test);
         let source = target.src_path.canonicalize()?;
-        let ours = source.parent() == Some(&repository.join("tests"));
+        let ours = source == repository.join("tests").join(&target.name).join("main.rs");
         if message.reason == "compiler-artifact" && is_test && ours && target.kind == ["test"] {
-            let of_it =
-                wanted.iter().filter(|(name, part)| *name == target.name && !part.is_empty());
-            let only = of_it.map(|(_, part)| (*part).to_owned()).collect();
-            tests.push(Test { name: target.name, program, only });
+            let of_it = chosen.iter().filter(|(file, _)| file.area == target.name);
+            tests.extend(of_it.map(|(file, only)| Test {
+                file: file.clone(),
+                program: program.clone(),
+                only: only.clone(),
+            }));
         }
     }
-    // What it sets holds until the guest's end.
-    tests.sort_by_key(|test| (test.name == "yama_forbids", test.name.clone()));
+    // The setting that it changes holds until the guest's end, so it comes last.
+    tests.sort_by_key(|test| (test.file.module == "yama_forbids", test.file.clone()));
     let cross = |tool: &str| match arch.is_here() {
         true => tool.to_owned(),
         false => format!("{arch}-linux-gnu-{tool}"),
@@ -206,4 +272,35 @@ fn unpacked_rust(cache: &Cache, arch: Arch) -> Result<PathBuf> {
         use std::os::unix::fs::PermissionsExt;
         Ok(std::fs::set_permissions(wrapper, std::fs::Permissions::from_mode(0o755))?)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A test program chooses by any part of a name.
+    #[test]
+    fn no_module_is_chosen_with_another() {
+        let files = files().unwrap();
+        assert!(!files.is_empty());
+        for file in &files {
+            let others = files.iter().filter(|other| other.area == file.area && *other != file);
+            for other in others {
+                assert!(!other.prefix().ends_with(&file.prefix()), "{file} with {other}");
+            }
+        }
+    }
+
+    #[test]
+    fn tests_are_chosen_by_area_by_file_and_by_name() {
+        let of = |wanted: &str| -> Vec<(String, Vec<String>)> {
+            let chosen = chosen(&[wanted.to_owned()]).unwrap();
+            chosen.into_iter().map(|(file, only)| (file.to_string(), only)).collect()
+        };
+        assert_eq!(of("attach::odd"), [("attach::odd".to_owned(), vec!["odd::".to_owned()])]);
+        let by_name = ("attach::odd".to_owned(), vec!["odd::in_order".to_owned()]);
+        assert_eq!(of("attach::odd::in_order"), [by_name]);
+        assert!(of("attach").len() > 10);
+        assert!(chosen(&["attach::nothing".to_owned()]).is_err());
+    }
 }

@@ -29,7 +29,8 @@ impl Cache {
         Ok(dir)
     }
 
-    /// What has that name; made first if it is not there, under another name until it is whole.
+    /// Returns the entry of that name; made first if it is not there, under another name until it is
+    /// whole.
     pub(crate) fn once(
         &self,
         name: &str,

@@ -12,7 +12,8 @@ use anyhow::{Context, Result};
 
 use super::build::{Built, repository};
 
-/// Answers what the guest asks below `shared`, until `done`. What was compiled once lies in `kept`.
+/// Answers the guest's requests below `shared`, until `done`. Results of earlier compilations lie in
+/// `kept`.
 pub(crate) fn serve(shared: &Path, kept: &Path, built: &Built, done: &AtomicBool) {
     while !done.load(Ordering::Relaxed) {
         for entry in fs::read_dir(shared).into_iter().flatten().flatten() {
@@ -95,7 +96,7 @@ fn linkers(kept: &Path) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// What arguments begin with that are files of the guest, given along with the request.
+/// The beginning of arguments that are files of the guest, given along with the request.
 const GIVEN: &str = "given/";
 
 /// A number for the arguments and all that they could compile.
@@ -106,8 +107,11 @@ fn key(compiler: &str, arguments: &[&str], request: &Path) -> Result<u64> {
         fs::read(request.join(given))?.hash(&mut hasher);
     }
     let sources = repository()?.join("tests/programs");
-    let mut files: Vec<PathBuf> =
-        fs::read_dir(sources)?.flatten().map(|file| file.path()).collect();
+    let mut files: Vec<PathBuf> = [sources.clone(), sources.join("hostile")]
+        .iter()
+        .flat_map(fs::read_dir)
+        .flat_map(|dir| dir.flatten().map(|file| file.path()))
+        .collect();
     files.sort();
     for file in files.iter().filter(|file| file.is_file()) {
         fs::read(file)?.hash(&mut hasher);

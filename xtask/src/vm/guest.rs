@@ -52,7 +52,7 @@ pub(crate) fn look_for_qemu(arch: Arch) -> Result<()> {
     need(&format!("qemu-system-{arch}"), package)
 }
 
-/// What a guest is made of.
+/// The parts of a guest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Guest<'a> {
     pub(crate) arch: Arch,
@@ -62,7 +62,7 @@ pub(crate) struct Guest<'a> {
     pub(crate) cpu: Option<&'a str>,
     /// Minutes for a test file.
     pub(crate) limit: u32,
-    /// What to run after them.
+    /// The command to run after them.
     pub(crate) command: &'a str,
 }
 
@@ -108,7 +108,7 @@ impl Guest<'_> {
         let mut orders = String::new();
         for test in &built.tests {
             let only = test.only.join(" ");
-            orders.push_str(&format!("{} {} {only}\n", test.name, test.program.display()));
+            orders.push_str(&format!("{} {} {only}\n", test.file, test.program.display()));
         }
         fs::write(shared.join("tests"), orders)?;
         let compilers: Vec<&str> = built.compilers.iter().map(|(name, _)| *name).collect();
@@ -153,8 +153,9 @@ impl Guest<'_> {
     ) -> Result<Command> {
         let (machine, cpu, console) = match self.arch {
             // The clock jumps where the host stops the guest. A kernel that sees it patches itself in many
-            // places, and some emulators execute what is half patched: it is told not to look. Nor at its
-            // timer at boot (`timer_irq_works`), which fails where the host gives it hardly any time.
+            // places, and some emulators execute half-patched code: the kernel is told not to look. It is
+            // also told not to check its timer at boot (`timer_irq_works`), which fails if the host gives
+            // it hardly any time.
             Arch::X86 => ("q35", "max", "ttyS0 tsc=reliable no_timer_check"),
             // Real pointer authentication codes take most of the time of an emulated program.
             Arch::Arm => ("virt", "max,pauth-impdef=on", "ttyAMA0"),

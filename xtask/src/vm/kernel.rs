@@ -17,7 +17,7 @@ pub(super) const SUITES: [&str; 5] =
     ["bullseye", "bookworm", "bookworm-backports", "trixie", "trixie-backports"];
 /// The kernels that are Ubuntu's, and where they are to be had: the LTS releases' own.
 const UBUNTU: [(&str, &str); 2] = [("5.15", "jammy-updates"), ("6.8", "noble-updates")];
-/// What a guest needs before it has a root, and what tests have loaded then.
+/// The modules that a guest needs before it has a root, and those that tests need loaded then.
 const MODULES: [&str; 7] =
     ["virtio_pci", "virtio_blk", "ext4", "xfs", "9p", "9pnet_virtio", "overlay"];
 
@@ -73,7 +73,7 @@ impl Kernel {
         Ok(Self { release, dir })
     }
 
-    /// What QEMU boots.
+    /// Returns the image that QEMU boots.
     pub(crate) fn image(&self) -> Result<PathBuf> {
         let places = [
             format!("boot/vmlinuz-{}", self.release),

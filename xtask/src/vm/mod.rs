@@ -2,8 +2,8 @@
 //! that QEMU emulates.
 //!
 //! A guest is a Debian kernel, a root file system of packages unpacked but not installed, and the
-//! repository with the test programs at the places where they are here. What it compiles, this machine
-//! compiles for it. All that is fetched or made lies in the [cache].
+//! repository with the test programs at the places where they are here. This machine compiles for the
+//! guest. Everything that is fetched or made lies in the [cache].
 
 pub(crate) mod apt;
 pub(crate) mod build;
@@ -44,7 +44,7 @@ impl Arch {
         }
     }
 
-    /// What Debian calls it.
+    /// Returns Debian's name for it.
     pub(crate) fn debian(self) -> &'static str {
         match self {
             Self::X86 => "amd64",
@@ -97,12 +97,12 @@ pub(crate) struct VmTest {
     /// Keep what is found for docs/KERNELS.md
     #[arg(long)]
     record: bool,
-    /// Test files, each perhaps with a part of the names of its tests: attach, rebase::static (default: those that the
-    /// features in docs/KERNELS.md are told by)
+    /// Tests: a directory of them, a file, or a file and a part of the names of its tests: attach, attach::odd,
+    /// layout::rebase::static (default: those that the features in docs/KERNELS.md are told by)
     tests: Vec<String>,
 }
 
-/// What stands in the way of any guest, and how to have it.
+/// The obstacle to any guest, and how to remove it.
 #[derive(Debug)]
 pub(crate) struct Lacking(pub(crate) String);
 
@@ -149,7 +149,7 @@ impl VmTest {
             command: Some(command),
             record: false,
             // One at least.
-            tests: vec!["becomes_exit::exit_codes".to_owned()],
+            tests: vec!["launch::becomes_exit::exit_codes".to_owned()],
         }
     }
 

@@ -12,7 +12,7 @@ use super::cache::Cache;
 use super::kernel::SUITES;
 use super::{Arch, need, run};
 
-/// What every one of them has.
+/// The configuration that all of them have.
 const COMMON: &str = include_str!("../../guest/kernel.config");
 
 /// The kinds: what stands after the version, and what they have.
@@ -24,7 +24,7 @@ const KINDS: [(&str, &str); 2] = [
          CONFIG_READ_ONLY_THP_FOR_FS=y\nCONFIG_HUGETLBFS=y\n",
     ),
     (
-        // Of aarch64, as RHEL's kernel-64k; Debian has none.
+        // For aarch64, as RHEL's kernel-64k; Debian has none.
         "64k",
         "# CONFIG_ARM64_4K_PAGES is not set\nCONFIG_ARM64_64K_PAGES=y\n\
          CONFIG_TRANSPARENT_HUGEPAGE=y\nCONFIG_TRANSPARENT_HUGEPAGE_MADVISE=y\nCONFIG_HUGETLBFS=y\n",

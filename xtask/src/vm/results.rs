@@ -1,4 +1,4 @@
-//! What the tests of a guest came to, and what `tiexecctl doctor` said there.
+//! The results of the tests in a guest, and the findings of `tiexecctl doctor` there.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use super::build::{Built, repository};
 use super::cache::Cache;
 use super::guest::Guest;
 
-/// What one test came to.
+/// The result of one test.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Outcome {
@@ -35,7 +35,7 @@ struct Doctor {
     findings: Vec<Finding>,
 }
 
-/// What stands for the tests that a file did not come to.
+/// The name that stands for the tests that a file did not come to.
 const UNFINISHED: &str = "(did not come to its end)";
 
 /// Whose answers the doctor gave.
@@ -47,11 +47,11 @@ pub(crate) struct Run {
     pub(crate) arch: String,
     pub(crate) release: String,
     pub(crate) disk: String,
-    /// What the doctor finds, by [user](USERS).
+    /// The doctor's findings, by [user](USERS).
     pub(crate) doctor: BTreeMap<String, Vec<Finding>>,
-    /// By test file, then by test. A file that did not come to its end has a failed test without a name.
+    /// By file of tests, then by test. A file that did not come to its end has a failed test without a name.
     pub(crate) results: BTreeMap<String, BTreeMap<String, Outcome>>,
-    /// What the kernel said of itself that it should not have to.
+    /// The kernel's messages that it should not have to write.
     pub(crate) complaints: Vec<String>,
 }
 
@@ -86,23 +86,23 @@ impl Run {
 pub(crate) fn gather(guest: &Guest<'_>, out: &Path, logs: &Path, built: &Built) -> Result<Run> {
     let mut results = BTreeMap::new();
     for test in &built.tests {
-        let log = fs::read(out.join(format!("{}.log", test.name))).unwrap_or_default();
+        let log = fs::read(out.join(format!("{}.log", test.file))).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
-        fs::write(logs.join(format!("{}.log", test.name)), log.as_bytes())?;
-        let status = fs::read_to_string(out.join(format!("{}.status", test.name)));
-        let mut outcomes = outcomes(&log);
+        fs::write(logs.join(format!("{}.log", test.file)), log.as_bytes())?;
+        let status = fs::read_to_string(out.join(format!("{}.status", test.file)));
+        let mut outcomes = outcomes(&log, &test.file.prefix());
         let failed = outcomes.values().any(|outcome| *outcome == Outcome::Failed);
         let ended = status.is_ok_and(|status| status.trim() == "0");
         if !ended && !failed {
             outcomes.insert(UNFINISHED.to_owned(), Outcome::Failed);
         }
-        results.insert(test.name.clone(), outcomes);
+        results.insert(test.file.to_string(), outcomes);
     }
     let mut doctor = BTreeMap::new();
     for user in USERS {
         let said = fs::read(out.join(format!("doctor.{user}"))).unwrap_or_default();
         if let Ok(Doctor { mut findings }) = serde_json::from_slice(&said) {
-            // Of a guest, times say nothing.
+            // Times in a guest say nothing.
             findings.retain(|finding| finding.thing != "gain");
             doctor.insert(user.to_owned(), findings);
         }
@@ -132,8 +132,9 @@ pub(crate) fn gather(guest: &Guest<'_>, out: &Path, logs: &Path, built: &Built) 
     })
 }
 
-/// Reads the lines of a test program's output: one a test, and one for each that skipped itself.
-fn outcomes(log: &str) -> BTreeMap<String, Outcome> {
+/// Reads the lines of a test program's output: one a test, and one for each that skipped itself. The names are those that
+/// follow `prefix`; the other tests are not this file's.
+fn outcomes(log: &str, prefix: &str) -> BTreeMap<String, Outcome> {
     let mut outcomes = BTreeMap::new();
     let mut skipped = BTreeMap::new();
     for line in log.lines() {
@@ -160,7 +161,9 @@ fn outcomes(log: &str) -> BTreeMap<String, Outcome> {
             *outcome = Outcome::Skipped(why);
         }
     }
-    outcomes
+    let own =
+        |(name, outcome): (String, Outcome)| Some((name.strip_prefix(prefix)?.to_owned(), outcome));
+    outcomes.into_iter().filter_map(own).collect()
 }
 
 /// Where runs are kept: for the document, or only here.
@@ -224,10 +227,10 @@ mod tests {
 
     #[test]
     fn lines_of_tests_are_read() {
-        let log = "running 4 tests\ntest a ... ok\nSKIP b: no musl-gcc\ntest b ... ok\n\
-                   test c ... SKIP d: no go\nFAILED\ntest d ... ok\ntest e ... ignored\n\
-                   test c ... FAILED\ntest result: FAILED. 1 passed\n";
-        let outcomes = outcomes(log);
+        let log = "running 4 tests\ntest m::a ... ok\nSKIP m::b: no musl-gcc\ntest m::b ... ok\n\
+                   test m::c ... SKIP m::d: no go\nFAILED\ntest m::d ... ok\ntest m::e ... ignored\n\
+                   test m::c ... FAILED\ntest n::a ... ok\ntest result: FAILED. 1 passed\n";
+        let outcomes = outcomes(log, "m::");
         assert_eq!(outcomes["a"], Outcome::Ok);
         assert_eq!(outcomes["b"], Outcome::Skipped("no musl-gcc".to_owned()));
         assert_eq!(outcomes["c"], Outcome::Failed);

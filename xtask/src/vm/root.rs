@@ -12,7 +12,7 @@ use super::Arch;
 use super::apt::{self, Apt};
 use super::cache::Cache;
 
-/// What the tests call.
+/// The packages that the tests call.
 const PACKAGES: [&str; 25] = [
     "base-files",
     "base-passwd",
@@ -111,7 +111,7 @@ fn make_merged(dir: &Path) -> Result<()> {
 fn unpack(cache: &Cache, arch: Arch, release: &str, dir: &Path) -> Result<()> {
     make_merged(dir)?;
     Apt::open(cache, arch, &[release])?.unpack_with_dependencies(&PACKAGES, dir)?;
-    // What the packages' own scripts would have made.
+    // The packages' own scripts would have made these files.
     for file in ["passwd", "group"] {
         let master = dir.join(format!("usr/share/base-passwd/{file}.master"));
         fs::copy(master, dir.join("etc").join(file))?;

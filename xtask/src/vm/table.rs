@@ -83,7 +83,8 @@ fn reasons(runs: &[Run]) -> BTreeMap<String, Vec<String>> {
 
 /// The first sentence of a test file.
 fn promise(file: &str) -> String {
-    let path = repository().map(|repository| repository.join(format!("tests/{file}.rs")));
+    let path = repository()
+        .map(|repository| repository.join(format!("tests/{}.rs", file.replace("::", "/"))));
     let text = path.ok().and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
     let lines = text.lines().map_while(|line| line.strip_prefix("//!"));
     let all: Vec<&str> = lines.map(str::trim).take_while(|line| !line.is_empty()).collect();
@@ -91,49 +92,55 @@ fn promise(file: &str) -> String {
     all.split_once(". ").map_or(all.as_str(), |(first, _)| first).trim_end_matches('.').to_owned()
 }
 
-/// What tells whether a kernel has a feature.
+/// The probe that tells whether a kernel has a feature.
 #[derive(Clone, Copy)]
 enum Probe {
     /// A thing that the doctor finds.
     Doctor(&'static str),
-    /// All tests of these files; of `file::part` those with that in their names.
+    /// All tests of these files (`area::module`); of `area::module::part` those with that in their names.
     Tests(&'static [&'static str]),
-    /// What the doctor finds of a thing, and the words that stand before its yes or no.
+    /// The doctor's finding on a thing, and the words that stand before its yes or no.
     Says(&'static str, &'static str),
 }
 
-/// What TiExec does, and how it is told that it does it.
+/// The features of TiExec, and the probe of each.
 const FEATURES: &[(&str, Probe)] = &[
-    ("launch on `image`", Probe::Tests(&["becomes_exit", "report_and_dry_run"])),
+    ("launch on `image`", Probe::Tests(&["launch::becomes_exit", "launch::report_and_dry_run"])),
     ("`image`: a memfd becomes huge", Probe::Doctor("image")),
     ("`pagecache`: a file becomes huge", Probe::Doctor("pagecache")),
-    ("`pagecache`: shared, and found again", Probe::Tests(&["pagecache_shared"])),
-    ("`pagecache`: what nobody has cached", Probe::Tests(&["pagecache_cold"])),
-    ("`pagecache`: small folios collapsed", Probe::Tests(&["pagecache_collapse"])),
-    ("`tiexecctl warm`", Probe::Tests(&["warm_makes_huge"])),
-    ("`store`", Probe::Tests(&["store_build"])),
+    ("`pagecache`: shared, and found again", Probe::Tests(&["pagecache::shared"])),
+    ("`pagecache`: what nobody has cached", Probe::Tests(&["pagecache::cold"])),
+    ("`pagecache`: small folios collapsed", Probe::Tests(&["pagecache::collapse"])),
+    ("`tiexecctl warm`", Probe::Tests(&["pagecache::warm_makes_huge"])),
+    ("`store`", Probe::Tests(&["store::build"])),
     ("`hugetlb`", Probe::Doctor("hugetlb")),
     ("PIE moved", Probe::Doctor("rebase")),
-    ("PIE moved, in every layout", Probe::Tests(&["rebase"])),
-    ("shared libraries at launch", Probe::Tests(&["dso_launch"])),
-    ("launch: the helper killed anywhere", Probe::Tests(&["helper_killed"])),
-    ("attach and revert", Probe::Tests(&["attach"])),
-    ("attach: restartable calls", Probe::Tests(&["attach_blocked"])),
-    ("attach: the tracer killed anywhere", Probe::Tests(&["attach_killed"])),
+    ("PIE moved, in every layout", Probe::Tests(&["layout::rebase"])),
+    ("shared libraries at launch", Probe::Tests(&["dso::launch"])),
+    ("launch: the helper killed anywhere", Probe::Tests(&["launch::helper_killed"])),
+    ("attach and revert", Probe::Tests(&["attach::manual"])),
+    ("attach: restartable calls", Probe::Tests(&["attach::blocked"])),
+    ("attach: the tracer killed anywhere", Probe::Tests(&["attach::killed"])),
     ("a child may be traced", Probe::Doctor("ptrace")),
-    ("fail-open", Probe::Tests(&["fail_open"])),
-    ("fail-open without any huge pages", Probe::Tests(&["without_huge_pages"])),
-    ("THP `never`: copies are huge all the same", Probe::Tests(&["hardened::thp_never"])),
-    ("Yama scopes 0, 1 and 2", Probe::Tests(&["hardened::yama"])),
-    ("Yama scope 3: nothing is done, and said", Probe::Tests(&["yama_forbids"])),
-    ("`PR_SET_MDWE`: launch and attach", Probe::Tests(&["hardened::writing_and_executing"])),
-    ("`vm.memfd_noexec` 0, 1 and 2", Probe::Tests(&["hardened::memory_files"])),
-    ("sealed text (`mseal`) is left alone", Probe::Tests(&["hardened::sealed"])),
-    ("guarded text (BTI) stays guarded", Probe::Tests(&["guarded_text"])),
-    ("attach: scalable vectors and ZA", Probe::Tests(&["attach_vectors"])),
-    ("huge pages however large, by launch and attach", Probe::Tests(&["large_huge_pages"])),
-    ("`--numa`", Probe::Tests(&["numa"])),
-    ("`--page-size`", Probe::Tests(&["page_size"])),
+    ("fail-open", Probe::Tests(&["fail_open::resources"])),
+    ("fail-open without any huge pages", Probe::Tests(&["fail_open::without_huge_pages"])),
+    (
+        "THP `never`: copies are huge all the same",
+        Probe::Tests(&["fail_open::hardened::thp_never"]),
+    ),
+    ("Yama scopes 0, 1 and 2", Probe::Tests(&["fail_open::hardened::yama"])),
+    ("Yama scope 3: nothing is done, and said", Probe::Tests(&["fail_open::yama_forbids"])),
+    (
+        "`PR_SET_MDWE`: launch and attach",
+        Probe::Tests(&["fail_open::hardened::writing_and_executing"]),
+    ),
+    ("`vm.memfd_noexec` 0, 1 and 2", Probe::Tests(&["fail_open::hardened::memory_files"])),
+    ("sealed text (`mseal`) is left alone", Probe::Tests(&["fail_open::hardened::sealed"])),
+    ("guarded text (BTI) stays guarded", Probe::Tests(&["pages::guarded_text"])),
+    ("attach: scalable vectors and ZA", Probe::Tests(&["attach::vectors"])),
+    ("huge pages however large, by launch and attach", Probe::Tests(&["pages::large_huge_pages"])),
+    ("`--numa`", Probe::Tests(&["pages::numa"])),
+    ("`--page-size`", Probe::Tests(&["pages::page_size"])),
     ("breakpoints in hugetlb text", Probe::Says("hugetlb", "breakpoints there: ")),
 ];
 
@@ -143,7 +150,15 @@ pub(super) fn test_files() -> BTreeSet<&'static str> {
         Probe::Tests(files) => Some(*files),
         Probe::Doctor(_) | Probe::Says(..) => None,
     });
-    of_tests.flatten().map(|file| file.split_once("::").map_or(*file, |(file, _)| file)).collect()
+    of_tests.flatten().map(|tests| file_and_part(tests).0).collect()
+}
+
+/// The two words that name a file of tests (`area::module`), and what follows them: a part of a test's name.
+fn file_and_part(tests: &str) -> (&str, &str) {
+    match tests.match_indices("::").nth(1) {
+        Some((at, colons)) => (&tests[..at], &tests[at + colons.len()..]),
+        None => (tests, ""),
+    }
 }
 
 /// The table of features: a row for each with its probe, a column for each run.
@@ -182,7 +197,7 @@ pub(crate) fn features(runs: &[Run]) -> String {
     text
 }
 
-/// What the doctor finds of a thing, as root and as another user.
+/// Returns the doctor's finding on a thing, as root and as another user.
 fn found(run: &Run, thing: &str) -> String {
     let level = |user: &str| {
         let mut all = run.doctor.get(user)?.iter();
@@ -210,7 +225,7 @@ fn passed(run: &Run, files: &[&str]) -> String {
     let outcomes: Vec<&Outcome> = files
         .iter()
         .filter_map(|file| {
-            let (file, part) = file.split_once("::").unwrap_or((file, ""));
+            let (file, part) = file_and_part(file);
             let all = run.results.get(file)?.iter();
             Some(all.filter(move |(name, _)| name.contains(part)).map(|(_, outcome)| outcome))
         })

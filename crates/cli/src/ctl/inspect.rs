@@ -1,22 +1,23 @@
 //! `tiexecctl inspect PID`: how much of a process's text is huge, as the kernel says it.
 
 use tiexec_core::coverage::coverage;
-use tiexec_core::proc::{cgroup, smaps, status};
+use tiexec_core::proc::status;
 use tiexec_core::report::{Kind, Report};
 use tiexec_remap::mapped::originals;
-use tiexec_remap::numa;
+use tiexec_remap::{numa, units};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Errno, Pid, SysError, thp};
+use tiexec_sys::{Errno, Pid, SysError, areas, thp};
 
+use super::attach::{LOOKING, looked_at};
 use super::{failed, print};
 use crate::exit;
 use crate::say::warn;
 
 pub(super) fn run(pid: i32, json: bool) -> u8 {
-    match report(pid) {
+    looked_at("inspect", pid, LOOKING, || match report(pid) {
         Ok(report) => print(&if json { report.to_json() + "\n" } else { report.to_string() }),
         Err(status) => status,
-    }
+    })
 }
 
 /// Looks at a process.
@@ -26,8 +27,8 @@ pub(super) fn run(pid: i32, json: bool) -> u8 {
 pub(super) fn report(pid: i32) -> Result<Report, u8> {
     let doing = || format!("inspect process {pid}");
     let gone = SysError { call: "open(/proc/PID)", errno: Errno::NOENT };
-    let process = Pid::from_raw(pid).ok_or(gone).and_then(ProcDir::of);
-    let process = process.map_err(|error| failed(doing(), error))?;
+    let found = Pid::from_raw(pid).ok_or(gone).and_then(|pid| Ok((pid, ProcDir::of(pid)?)));
+    let (number, process) = found.map_err(|error| failed(doing(), error))?;
     let read = |name| process.read(name).map_err(|error| failed(doing(), error));
     let status = status::parse(&read("status")?);
     if !status.has_mm {
@@ -37,17 +38,17 @@ pub(super) fn report(pid: i32) -> Result<Report, u8> {
         ));
         return Err(exit::FAILED);
     }
-    let malformed = |error: &dyn std::fmt::Display| {
-        warn(format_args!("cannot {}: {error}", doing()));
+    let pages = thp::pages().ok_or_else(|| {
+        warn(format_args!("cannot {}: the kernel has no transparent huge pages", doing()));
         exit::FAILED
-    };
-    let mut entries = smaps::parse(&read("smaps")?).map_err(|error| malformed(&error))?;
-    numa::tell(&process, &mut entries);
-    let pages =
-        thp::pages().ok_or_else(|| malformed(&"the kernel has no transparent huge pages"))?;
+    })?;
+    let seen = areas::look(&process, pages).map_err(|error| failed(doing(), error))?;
+    let mut entries = seen.areas;
+    numa::tell(number, &mut entries, pages);
     let comm = String::from_utf8_lossy(&status.name).into_owned();
     let files = coverage(&entries, pages, &[], &originals(&process, &entries, pages));
     let mut report = Report::new(Kind::Inspect, pid.unsigned_abs(), comm, files);
-    report.unit = process.read("cgroup").ok().and_then(|text| cgroup::unit(&text));
+    report.smaps_for = seen.smaps_for;
+    report.unit = units::shown(&process);
     Ok(report)
 }

@@ -14,10 +14,12 @@ use std::fmt::Display;
 use std::path::Path;
 
 use clap::Parser;
+use tiexec_core::shown::{self, AsShown};
 use tiexec_sys::{Errno, SysError};
 
 use crate::exit;
 use crate::options::{Ctl, CtlCommand};
+use crate::output::{Output, Refusal};
 use crate::say::warn;
 
 /// Runs `tiexecctl`; returns its exit status.
@@ -27,7 +29,7 @@ pub fn run() -> u8 {
         Ok(ctl) => ctl,
         Err(error) => {
             let failed = error.use_stderr();
-            let _broken_pipe = error.print();
+            crate::say::say_usage(error);
             return if failed { exit::USAGE } else { exit::OK };
         }
     };
@@ -73,35 +75,28 @@ fn failed_status(errno: Errno) -> u8 {
 /// The exit status for what has been said on stderr.
 fn can_write(output: Option<&Path>) -> Result<(), u8> {
     let Some(path) = output else { return Ok(()) };
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    // A file that is there, a pipe or a device among them, is written to; another one takes its directory.
-    let place = if path.exists() { path } else { parent.unwrap_or(Path::new(".")) };
-    let refuse = |why: &dyn Display| {
-        warn(format_args!("cannot write {}: {why}", path.display()));
-        exit::FAILED
-    };
-    if path.is_dir() {
-        return Err(refuse(&"it is a directory"));
-    }
-    rustix::fs::access(place, rustix::fs::Access::WRITE_OK).map_err(|error| refuse(&error))
+    Output::at(path).map(drop).map_err(|why| not_written(path, &why))
 }
 
 /// Writes the product to a file, or to stdout.
 fn write(text: &str, output: Option<&Path>) -> u8 {
     let Some(path) = output else { return print(text) };
-    match std::fs::write(path, text) {
+    let text = shown::lines(text);
+    match Output::at(path).and_then(|output| output.write(text.as_bytes())) {
         Ok(()) => exit::OK,
-        Err(error) => {
-            warn(format_args!("cannot write {}: {error}", path.display()));
-            exit::FAILED
-        }
+        Err(why) => not_written(path, &why),
     }
+}
+
+fn not_written(path: &Path, why: &Refusal) -> u8 {
+    warn(format_args!("cannot write {}: {why}", path.shown()));
+    exit::FAILED
 }
 
 /// Writes the product to stdout. A reader that has gone away is success.
 fn print(text: &str) -> u8 {
     use std::io::Write;
-    match std::io::stdout().write_all(text.as_bytes()) {
+    match std::io::stdout().write_all(shown::lines(text).as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             warn(format_args!("cannot write: {error}"));
             exit::FAILED

@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
 
-/// How long nothing is said.
+/// How long no progress is shown.
 const SILENCE: Duration = Duration::from_millis(500);
 /// How often something is, then.
 const PACE: Duration = Duration::from_millis(100);

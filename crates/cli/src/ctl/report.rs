@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use tiexec_core::compare::Bench;
-use tiexec_core::heat::Heat;
-use tiexec_core::page::{Page, Subject};
+use tiexec_advise::compare::Bench;
+use tiexec_advise::heat::Heat;
+use tiexec_advise::page::{Page, Subject};
 
 use super::{advise, can_write, inspect, write};
 use crate::exit;
@@ -17,10 +17,15 @@ pub(super) fn run(options: &ReportPage) -> u8 {
     if let Err(status) = can_write(options.output.as_deref()) {
         return status;
     }
-    let subject = match options.subject.parse::<i32>() {
-        Ok(pid) if pid > 0 => of_process(pid, options.duration),
-        _ => of_bench(&options.subject),
-    };
+    match options.subject.parse::<i32>() {
+        Ok(pid) if pid > 0 => advise::sampled("report on", pid, options.duration, || {
+            show(of_process(pid, options.duration), options)
+        }),
+        _ => show(of_bench(&options.subject), options),
+    }
+}
+
+fn show(subject: Result<Subject, u8>, options: &ReportPage) -> u8 {
     let page = match subject {
         Ok(subject) => Page::new(subject),
         Err(status) => return status,

@@ -2,11 +2,12 @@
 //!
 //! It is an orphan, in a session of its own: no `wait` of the program's sees it, and its end tells the
 //! program nothing. (The helper of the start is a child, and reaped by the program on its way home; but
-//! after the start there is no way home any more that the program would not notice.) Only where orphans
-//! would come back to the program, because it is PID 1 or a subreaper, it is its child with exit signal
-//! 0, and ends after it.
+//! after the start there is no way home any more that the program would not notice.) If orphans would
+//! be reparented to the program, because it is PID 1 or a subreaper, then the companion is the
+//! program's child with exit signal 0, and ends after it.
 //!
-//! It holds no descriptor, directory or terminal of the program's, and ends with whom it follows.
+//! It holds no descriptor, directory or terminal of the program's, and ends with the processes that it
+//! follows.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,6 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use tiexec_sys::naming::Role;
 use tiexec_sys::process::{self, Fork};
 use tiexec_sys::watch::{Heirs, Watch, wait_for_end};
 use tiexec_sys::{Pid, SysError};
@@ -31,8 +33,8 @@ pub(crate) struct Companion {
     pub no_watch: Option<String>,
 }
 
-/// Has `work` done beside this process and what it execs, with a watch on it if there can be one. Of
-/// the descriptors, only those in `keep` stay open there.
+/// Has `work` done beside this process and what it execs, with a watch on it if there can be one. Only
+/// the descriptors in `keep` stay open there.
 ///
 /// # Errors
 /// Why there is no companion; this process is as it was.
@@ -48,11 +50,13 @@ pub(crate) fn start(
     let this = process::this();
     let as_child = process::takes_in_orphans();
     let failed = |error: SysError| error.to_string();
-    match process::fork_single_threaded().map_err(failed)? {
+    match process::fork_single_threaded(Role::Follower).map_err(failed)? {
         Fork::Child => {
             drop(ours);
             let life = || {
-                if !as_child && !matches!(process::fork_single_threaded(), Ok(Fork::Child)) {
+                if !as_child
+                    && !matches!(process::fork_single_threaded(Role::Follower), Ok(Fork::Child))
+                {
                     return;
                 }
                 live(this, theirs, heirs, keep, as_child, work);

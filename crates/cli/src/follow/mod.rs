@@ -4,7 +4,7 @@
 //! ([`tiexec_sys::watch`]), of each program that is begun and of each executable mapping. A mapping too
 //! small to hold a huge page is passed over by its record alone. Otherwise the program is looked at a
 //! little later, when it has stopped mapping, and treated as a running one ([`crate::ctl::attach`]).
-//! Where the kernel gives no records, `/proc` is looked through now and then.
+//! Where the kernel gives no records, the process polls `/proc`.
 
 pub(crate) mod companion;
 mod patterns;
@@ -16,19 +16,20 @@ use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, Pages};
 use tiexec_core::config::Settings;
-use tiexec_core::perf::Record;
+use tiexec_core::perf::records::Record;
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::maps::{self, FileId};
 use tiexec_core::proc::stat;
 use tiexec_core::report::Report;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::attach::{Attached, Images};
+use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::watch::{Watch, Woken, wait_for_end};
 use tiexec_sys::{Pid, process, ptrace};
 
 use crate::ctl::attach::journal::Record as JournalRecord;
-use crate::ctl::attach::{Target, carry_out};
+use crate::ctl::attach::{LONGEST, Target, carry_out};
 use crate::launch::CAP_SYS_PTRACE;
 use crate::memory;
 pub(crate) use patterns::Patterns;
@@ -107,7 +108,7 @@ struct Program {
     due: Option<Instant>,
     /// The pause after the next look, if there is to be another.
     gap: Duration,
-    /// What it has mapped that could be huge, and was not looked at since.
+    /// The mappings that could be huge and that it has made since the last look.
     mapped: Vec<Mapping>,
 }
 
@@ -118,7 +119,7 @@ impl Program {
     }
 }
 
-/// Who hears of what was done to a process.
+/// The callback that hears what was done to a process.
 pub(crate) type Tell<'a> = &'a mut dyn FnMut(&Target, &Attached, &Report);
 
 /// Looks after programs that come, and at what they map.
@@ -129,7 +130,7 @@ pub(crate) struct Follower<'a> {
     images: Images,
     watch: Option<Watch>,
     tree: Tree,
-    /// What runs in each process of the tree, where there is no watch.
+    /// The program that runs in each process of the tree, where there is no watch.
     running: HashMap<Pid, (u64, Vec<u8>)>,
     programs: HashMap<Pid, Program>,
     nothing_to_gain: HashMap<Mapping, Instant>,
@@ -249,7 +250,8 @@ impl<'a> Follower<'a> {
             }
         }
         if lost {
-            // What was mapped is not known: everybody in the beginning is looked at, whatever is known of it.
+            // The mappings in the lost records are not known. So look at every program in its beginning,
+            // whatever is known of it.
             let now = Instant::now();
             for program in self.programs.values_mut().filter(|program| now < program.until) {
                 program.mapped.clear();
@@ -325,7 +327,7 @@ impl<'a> Follower<'a> {
                 program.due = Some((now + program.gap).min(program.until));
                 program.gap *= 2;
                 if again {
-                    // What was in the way may be gone at any moment.
+                    // The obstacle may be gone at any moment.
                     program.gap = program.gap.min(LONGEST_GAP);
                 }
             }
@@ -346,22 +348,34 @@ impl<'a> Follower<'a> {
             return true;
         }
         let (mapped, patience) = (program.mapped.clone(), program.gap.min(LONGEST_GAP));
-        if !self.is_meant(pid, program.seen_ticks) {
-            return false;
-        }
+        let seen_ticks = program.seen_ticks;
         let by_copy = told && mapped.iter().all(|mapping| self.copied.contains(mapping));
-        match self.treat(pid, by_copy, patience) {
-            Ok(Came::NothingToGain) => {
+        let mut one = || {
+            if !self.is_meant(pid, seen_ticks) {
+                return Came::Otherwise;
+            }
+            match self.treat(pid, by_copy, patience) {
+                Ok(came) => came,
+                Err(reason) if may_pass(reason) => Came::MayPass,
+                Err(_) => Came::Otherwise,
+            }
+        };
+        let came = if workers::is_foreign(pid) {
+            let one = |_pid, _: &mut Pool| one() as u8;
+            let gave_up = |_pid, _: &_| Came::Otherwise as u8;
+            let came = workers::each_apart(&[pid], LONGEST, one, gave_up);
+            came.first().map_or(Came::Otherwise, |&came| Came::of(came))
+        } else {
+            one()
+        };
+        match came {
+            Came::NothingToGain => {
                 self.nothing_to_gain.extend(mapped.into_iter().map(|mapping| (mapping, now)));
-                false
             }
-            Ok(Came::Copied) => {
-                self.copied.extend(mapped);
-                false
-            }
-            Ok(Came::Otherwise) => false,
-            Err(reason) => may_pass(reason),
+            Came::Copied => self.copied.extend(mapped),
+            Came::Otherwise | Came::MayPass => {}
         }
+        came == Came::MayPass
     }
 
     /// Whether the process is of the tree, runs a program that the user means, and has text that could
@@ -414,7 +428,8 @@ impl<'a> Follower<'a> {
     }
 }
 
-/// What came of a look.
+/// The result of a look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Came {
     /// There was nothing to be made huge, or it was huge.
     NothingToGain,
@@ -422,6 +437,16 @@ enum Came {
     Copied,
     /// Anything else.
     Otherwise,
+    /// The obstacle may be gone a moment later.
+    MayPass,
+}
+
+impl Came {
+    /// The one whose number that is.
+    fn of(number: u8) -> Self {
+        let all = [Self::NothingToGain, Self::Copied, Self::MayPass];
+        all.into_iter().find(|came| *came as u8 == number).unwrap_or(Self::Otherwise)
+    }
 }
 
 /// Whether what stood in the way may be gone a moment later, and asking again takes little: a shortage of

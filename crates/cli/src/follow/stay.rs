@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use tiexec_core::config::Settings;
 use tiexec_remap::attach::Images;
+use tiexec_remap::workers::Pool;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::watch::{Heirs, Watch};
 use tiexec_sys::{Pid, process};
@@ -21,7 +22,7 @@ use crate::say::warn;
 pub(crate) fn stay(
     pids: &[Pid],
     settings: &Settings,
-    mut first: impl FnMut(Pid, &mut Images) -> u8,
+    mut first: impl FnMut(Pid, &mut Images, &mut Pool) -> u8,
     tell: Tell<'_>,
 ) -> u8 {
     let patterns = match Patterns::new(&settings.only, &settings.except) {
@@ -34,7 +35,7 @@ pub(crate) fn stay(
     let end = (!settings.settle.is_zero()).then(|| Instant::now() + settings.settle);
     // Ended only between two processes, never while one is worked on.
     process::block_signals();
-    // The watch first, so that who begins meanwhile is seen by it.
+    // The watch comes first, so that it sees a process that begins meanwhile.
     let watch = watch(pids, settings.follow);
     let mut all = Tree::of(pids).walk(settings.follow);
     all.retain(|pid| {
@@ -45,7 +46,8 @@ pub(crate) fn stay(
         all.extend(pids);
     }
     let mut images = Images::default();
-    let status = each(&all, false, |pid| first(pid, &mut images));
+    let one = |pid, pool: &mut Pool| first(pid, &mut images, pool);
+    let status = each("attach to", &all, false, one);
     if status != exit::GONE
         && let Some(follower) = Follower::new(settings, &all, watch, images, tell)
     {

@@ -28,8 +28,8 @@ impl Tree {
         self.members.extend(known.members);
     }
 
-    /// Looks through `/proc` for who belongs to it now, with or without descendants not known yet;
-    /// returns them, in the order of their ids.
+    /// Looks through `/proc` for the processes that belong to it now, with or without descendants
+    /// not known yet; returns them, in the order of their ids.
     pub(crate) fn walk(&mut self, descendants: bool) -> Vec<Pid> {
         if !descendants {
             let lives = |pid| ProcDir::of(pid).ok().and_then(|process| start_time(&process));

@@ -4,7 +4,7 @@ mod settings;
 mod sink;
 
 use std::cell::OnceCell;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,10 +17,13 @@ use tiexec_core::coverage::{FileCoverage, Rest};
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::status::{self, Status};
 use tiexec_core::report::{Kind, Report};
+use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
+use tiexec_remap::Failure;
 use tiexec_remap::attach::Images;
 use tiexec_remap::launch::{Launched, Order, Sources, bring_in, bring_in_object, carry_out};
 use tiexec_remap::objects::{self, Expected, Object};
+use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::entry::Argv;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::watch::Heirs;
@@ -50,10 +53,12 @@ struct Launcher {
     argv: Argv,
     /// Which argument is the program.
     program: usize,
+    /// The program's name, as that argument gives it.
+    name: OsString,
     settings: Settings,
     sink: Option<Sink>,
     dry_run: bool,
-    /// Who looks after what comes after the start.
+    /// The process that works on the program after the start.
     companion: OnceCell<Pid>,
 }
 
@@ -62,7 +67,7 @@ enum Way {
     /// Plainly: a plain exec finds its text in huge pages.
     HugeAlready,
     /// Under the eyes of a helper.
-    Held(Caller, Pages, Sources),
+    Held(Box<Caller>, Pages, Sources),
 }
 
 /// This process, before its exec.
@@ -90,7 +95,8 @@ pub fn run(argv: Argv) -> u8 {
     }
     let sink = settings.report.as_deref().and_then(open_sink);
     let companion = OnceCell::new();
-    let launcher = Launcher { argv, program, settings, sink, dry_run, companion };
+    let name = argv.get(program).unwrap_or_default();
+    let launcher = Launcher { argv, program, name, settings, sink, dry_run, companion };
     // A bug of ours, or a filter that makes the impossible happen, is no reason not to run it.
     let ended = catch_unwind(AssertUnwindSafe(|| launcher.launch()));
     ended.unwrap_or_else(|_panicked| launcher.exec())
@@ -124,7 +130,7 @@ impl Launcher {
         }
     }
 
-    /// Starts who looks after what comes after the start, if that is wanted.
+    /// Starts the process that works on the program after the start, if the settings want one.
     fn accompany(&self) {
         let settings = &self.settings;
         let budget = settings.max_huge_pages;
@@ -144,7 +150,7 @@ impl Launcher {
         let stderr = std::io::stderr();
         let keep = match &self.sink {
             Some(Sink::File(file)) => vec![file.as_fd()],
-            // Whoever waits for the end of standard error has asked for what is written there.
+            // A reader that waits for the end of standard error asked for the reports that go there.
             Some(Sink::Stderr) => vec![stderr.as_fd()],
             None => Vec::new(),
         };
@@ -155,11 +161,23 @@ impl Launcher {
                 }
             };
             if let Some(budget) = budget {
-                let done = hottest::look_after(program, budget, settings, &mut tell);
-                if let (Err(why), Some(sink)) = (done, &self.sink) {
+                let fails = |why: &Failure| {
                     let report = self.report_of_a_plain_exec(program, why.reason, &why.detail);
-                    sink.write(&self.render(&report));
-                }
+                    if let Some(sink) = &self.sink {
+                        sink.write(&self.render(&report));
+                    }
+                };
+                // Apart, for by the time it has been sampled the program may have changed its user.
+                let one = |_pid, _: &mut Pool| {
+                    let done = hottest::look_after(program, budget, settings, &mut tell);
+                    done.inspect_err(fails).map_or(exit::FAILED, |()| exit::OK)
+                };
+                let gave_up = |_pid, why: &Failure| {
+                    fails(why);
+                    exit::FAILED
+                };
+                let patience = hottest::longest(settings);
+                let _said = workers::each_apart(&[program], patience, one, gave_up);
                 return;
             }
             let images = Images::default();
@@ -173,13 +191,13 @@ impl Launcher {
                 if let (Some(why), Some(_)) = (&no_watch, budget) {
                     complain(&format_args!(
                         "{}: text stays on base pages: what is hottest cannot be told: {why}",
-                        self.name().to_string_lossy()
+                        self.name().shown()
                     ));
                 } else if let Some(why) = no_watch {
                     complain(&without_watch(&why, settings.follow));
                 }
                 let status = ProcDir::this_process().and_then(|process| process.read("status"));
-                let capabilities = status.map(|text| status::parse(&text).capabilities);
+                let capabilities = status.map(|text| status::parse(&text).credentials.effective());
                 if let Some(why) = obstacle(capabilities.unwrap_or(0)).filter(|_| settings.follow) {
                     complain(&why);
                 }
@@ -199,7 +217,7 @@ impl Launcher {
     }
 
     fn name(&self) -> &OsStr {
-        self.argv.get(self.program).unwrap_or_default()
+        &self.name
     }
 
     /// Looks for any reason to exec plainly, the cheapest to find first.
@@ -266,16 +284,17 @@ impl Launcher {
             return Err(Declined::new(SkipReason::LinkerUnwatched, detail));
         }
         let begun = Instant::now();
-        // A filter may kill who looks at the page cache: then it is left to the helper.
+        // A filter may kill a process that looks at the page cache. Then the helper looks at it.
         let huge = sources.pagecache
             && status.seccomp == 0
             && image.is_some_and(|image| self.bring_in(image, &objects, pages));
-        // Who wants to see it, or would rather not run, gets what the kernel says of the process.
+        // A report, a dry run and `--strict` need the kernel's own figures of the process.
         if huge && self.sink.is_none() && !self.dry_run && !self.settings.strict {
             return Ok(Way::HugeAlready);
         }
         let objects = image.map(|_| Expected::of(&objects));
-        Ok(Way::Held(Caller { process, status, spent: begun.elapsed(), objects }, pages, sources))
+        let caller = Caller { process, status, spent: begun.elapsed(), objects };
+        Ok(Way::Held(Box::new(caller), pages, sources))
     }
 
     /// Whether the program is one that the user means.
@@ -309,6 +328,7 @@ impl Launcher {
         }
         let order = Order {
             process,
+            chain: self.settings.until_exec.is_some(),
             pages,
             sources,
             select: self.settings.select,
@@ -333,7 +353,7 @@ impl Launcher {
             rehearse: status.seccomp != 0,
             keep: &keep,
         };
-        let privileged = status.capabilities & CAP_SYS_PTRACE != 0;
+        let privileged = status.credentials.effective() & CAP_SYS_PTRACE != 0;
         let armed = match arm(arming, |target| self.help(target, &order, privileged)) {
             Ok(armed) => armed,
             Err(why) => return self.plainly(why.reason, &why.detail),
@@ -362,8 +382,8 @@ impl Launcher {
         let stop = match wait_for_exec(target, may_trace, is_the_one) {
             Ok(stop) => stop,
             Err(end) => {
-                // An exec that failed is told by the caller itself; a program that ended is no news,
-                // except that the one waited for never came.
+                // The caller itself reports an exec that failed. A program that ended is no news,
+                // unless the program that was waited for never came.
                 if let Some(name) = wanted.filter(|_| !self.settings.quiet) {
                     warn(format_args!("{name} was not reached: {end}"));
                 }
@@ -403,7 +423,7 @@ impl Launcher {
             }
             None => self.render(&launched.report),
         };
-        let _broken_pipe = write_briefly(std::io::stdout(), text.as_bytes());
+        let _broken_pipe = write_briefly(std::io::stdout(), &text);
     }
 
     /// Says why text stays on base pages: failures always, the rest if asked for.
@@ -412,7 +432,7 @@ impl Launcher {
         if !wanted {
             return;
         }
-        let name = Path::new(self.name()).file_name().unwrap_or(self.name()).to_string_lossy();
+        let name = Path::new(self.name()).file_name().unwrap_or(self.name()).shown();
         let what = if self.settings.strict && reason.is_failure() {
             "refused, its text would stay on base pages"
         } else {
@@ -426,7 +446,7 @@ impl Launcher {
     /// Execs without a helper, after saying so where that is due.
     fn plainly(&self, reason: SkipReason, detail: &str) -> u8 {
         if self.dry_run {
-            // What would not run has no plan.
+            // A program that would not run has no plan.
             match search(self.name()) {
                 Some(path) if is_executable(&path) => {}
                 Some(path) if path.exists() => return self.not_executed(Errno::ACCES),
@@ -440,7 +460,7 @@ impl Launcher {
             match &self.sink {
                 Some(sink) => sink.write(&text),
                 None => {
-                    let _broken_pipe = write_briefly(std::io::stdout(), text.as_bytes());
+                    let _broken_pipe = write_briefly(std::io::stdout(), &text);
                 }
             }
         }
@@ -482,7 +502,7 @@ impl Launcher {
     }
 
     fn not_executed(&self, errno: Errno) -> u8 {
-        warn(format_args!("cannot run {}: {errno}", self.name().to_string_lossy()));
+        warn(format_args!("cannot run {}: {errno}", self.name().shown()));
         if errno == Errno::NOENT { exit::NOT_FOUND } else { exit::CANNOT_EXECUTE }
     }
 }
@@ -494,7 +514,7 @@ fn is_named(process: &ProcDir, name: &str) -> bool {
         let base = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
         path == name.as_bytes() || base == name.as_bytes()
     };
-    let called = process.read("cmdline").unwrap_or_default();
+    let called = process.read_start("cmdline", 4096).unwrap_or_default();
     let called = called.split(|&byte| byte == 0).next().unwrap_or_default();
     process.exe_path().is_ok_and(|path| fits(&path)) || fits(called)
 }

@@ -1,6 +1,5 @@
-//! What a launch is told: by the command line, the environment, the configuration file and the kill switch.
-
-use std::ffi::OsStr;
+//! The settings of a launch: from the command line, the environment, the configuration file and the kill
+//! switch.
 
 use clap::Parser;
 use tiexec_core::config::{Layer, Malformed, Settings};
@@ -37,8 +36,8 @@ pub(crate) fn is_disabled() -> bool {
 /// attach.
 pub(super) fn parse(argv: Argv) -> Result<(usize, Layer, bool), u8> {
     // The everyday case has no option at all: do not build a parser before every program.
-    let first = argv.get(1).map_or(&b""[..], OsStr::as_encoded_bytes);
-    if !first.is_empty() && first[0] != b'-' {
+    let first = argv.get(1).unwrap_or_default();
+    if first.as_encoded_bytes().first().is_some_and(|&byte| byte != b'-') {
         return Ok((1, Layer::default(), false));
     }
     match Launch::try_parse_from(argv.collect_from(0)) {
@@ -51,7 +50,7 @@ pub(super) fn parse(argv: Argv) -> Result<(usize, Layer, bool), u8> {
         }
         Err(error) => {
             let failed = error.use_stderr();
-            let _broken_pipe = error.print();
+            crate::say::say_usage(error);
             // As an attach it would have been one for its own statuses.
             let attach = argv.collect_from(1).iter().any(|arg| arg == "-p" || arg == "--pid");
             let usage = if attach { exit::USAGE } else { exit::LAUNCH_FAILED };

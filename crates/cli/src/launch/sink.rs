@@ -1,10 +1,12 @@
 //! Where a launch's report goes.
 
 use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
+use tiexec_core::shown::AsShown;
 use tiexec_sys::Errno;
 
+use crate::output::Output;
 use crate::say::{warn, write_briefly};
 
 /// Where reports go.
@@ -16,8 +18,8 @@ pub(super) enum Sink {
 impl Sink {
     pub(super) fn write(&self, text: &str) {
         let written = match self {
-            Self::Stderr => write_briefly(std::io::stderr(), text.as_bytes()),
-            Self::File(file) => write_briefly(file, text.as_bytes()),
+            Self::Stderr => write_briefly(std::io::stderr(), text),
+            Self::File(file) => write_briefly(file, text),
         };
         if let Err(errno) = written {
             warn(format_args!("cannot write the report: {}", Errno::from(errno)));
@@ -30,13 +32,9 @@ pub(super) fn open_sink(file: &str) -> Option<Sink> {
     if file.is_empty() {
         return Some(Sink::Stderr);
     }
-    // Not to wait for the other end of a FIFO.
-    let nonblock = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-    let mut options = File::options();
-    options.write(true).create(true).truncate(true).custom_flags(nonblock);
-    options
-        .open(file)
+    Output::at(Path::new(file))
+        .and_then(|output| output.open())
         .map(Sink::File)
-        .inspect_err(|error| warn(format_args!("no report: cannot open {file}: {error}")))
+        .inspect_err(|why| warn(format_args!("no report: cannot open {}: {why}", file.shown())))
         .ok()
 }

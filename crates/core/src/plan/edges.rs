@@ -6,8 +6,8 @@
 //!       head: may be taken                     tail: may be taken   never
 //! ```
 //!
-//! t text, r read-only data of the same file, · nothing, w anything else. What is not text and lies in
-//! a huge page that is taken becomes executable: the file's own bytes, or filler that traps.
+//! t text, r read-only data of the same file, · nothing, w anything else. A taken huge page becomes
+//! executable as a whole: beside text it holds the file's own bytes, or filler that traps.
 
 use std::ops::Range;
 
@@ -63,17 +63,12 @@ impl Reserved {
         Self(found.into_iter().flatten().collect())
     }
 
-    /// Adds a range: also what is mapped there may not be covered.
-    pub fn add(&mut self, range: AddrRange) {
-        self.0.push(range);
-    }
-
     fn overlaps(&self, range: AddrRange) -> bool {
         self.0.iter().any(|reserved| reserved.overlaps(range))
     }
 }
 
-/// What is around a text.
+/// The surroundings of a text.
 #[derive(Clone, Copy, Debug)]
 pub struct Around<'a> {
     /// The page sizes.
@@ -82,7 +77,7 @@ pub struct Around<'a> {
     pub policy: EdgePolicy,
     /// All VMAs, in address order.
     pub vmas: &'a [Vma],
-    /// What may not be covered.
+    /// Ranges that a huge page may not cover.
     pub reserved: &'a Reserved,
 }
 
@@ -159,7 +154,7 @@ fn edge(page: AddrRange, around: &Around<'_>, parts: &Parts) -> Option<Edge> {
     {
         return None;
     }
-    // What is there is the file's, where and as its headers say, and all of it is there.
+    // The mappings there must be the file's, as its headers describe them, and none may be missing.
     let mut here = in_range(around.vmas, page);
     let file = { here.clone() }.next()?.file;
     let as_described = here.all(|vma| vma.file == file && parts.describe(vma, page));
@@ -209,8 +204,10 @@ pub fn edge_chunks(
 
 /// Returns how many bytes of text become huge at best, with nothing of others' in the way.
 pub(super) fn potential(parts: &Parts, policy: EdgePolicy, huge: PageSize) -> u64 {
-    let whole: u64 =
-        parts.texts().filter_map(|part| part.range.align_inward(huge)).map(AddrRange::len).sum();
+    // Segments over each other may add up to more than there are addresses.
+    let sum = u64::saturating_add;
+    let whole = parts.texts().filter_map(|part| part.range.align_inward(huge));
+    let whole = whole.map(AddrRange::len).fold(0, sum);
     if !parts.is_certain() || !policy.is_for(parts.all_text_bytes(), huge) {
         return whole;
     }
@@ -222,8 +219,8 @@ pub(super) fn potential(parts: &Parts, policy: EdgePolicy, huge: PageSize) -> u6
         .filter(|&page| !parts.is_closed(page))
         .map(|page| parts.text_bytes(page))
         .filter(|&text| text >= policy.least_in_page())
-        .sum();
-    whole + edges
+        .fold(0, sum);
+    sum(whole, edges)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! From a snapshot to a plan: which spans of text become huge, and why the rest does not.
+//! Makes a plan from a snapshot: which spans of text become huge, and why the rest does not.
 //!
 //! A plan is a value. It can be printed (`--dry-run`), compared and tested; nothing here touches a
 //! process. These hold for every snapshot whose VMAs are in address order (property tests); the
@@ -12,7 +12,7 @@
 //! - spans and skipped bytes of a text VMA add up to its length.
 //!
 //! With [`Edges`](crate::config::Edges) other than conservative there are also spans of one huge page
-//! each that are not wholly text. What else is in such a one is read-only data of the same file, mapped
+//! each that are not wholly text. Beside text such a page holds read-only data of the same file, mapped
 //! as its headers say, or nothing; and where nothing is, neither the heap nor a stack will grow.
 
 pub mod edges;
@@ -24,7 +24,7 @@ mod cuts;
 use std::fmt;
 use std::ops::Range;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use crate::config::EdgePolicy;
@@ -36,7 +36,7 @@ use crate::snapshot::Snapshot;
 use edges::{Around, Reserved};
 
 /// Where a huge page lives. See the design's table of backings.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backing {
     /// A memfd in transparent huge pages, one copy per program.
@@ -72,11 +72,11 @@ pub struct Span {
     /// Position in the file, in bytes, of the first of its bytes that are the file's; of its very first
     /// one, unless it is an edge and held by a copy.
     pub file_offset: u64,
-    /// By which backing.
+    /// The backing.
     pub backing: Backing,
     /// Bytes of it that are no text, and become executable.
     pub widened_bytes: u64,
-    /// Whether it is a huge page at the edge of a text: what is where in it is told by [`Parts`].
+    /// Whether it is a huge page at the edge of a text: [`Parts`] tells what is where in it.
     #[serde(skip)]
     pub edge: bool,
 }
@@ -88,7 +88,7 @@ impl Span {
     }
 }
 
-/// What huge pages can be made of.
+/// The means by which a plan can make huge pages.
 #[derive(Clone, Debug, Default)]
 pub struct Means<'a> {
     /// Whether the main executable is to be left alone.
@@ -118,14 +118,14 @@ pub(crate) fn start_and_end<S: serde::Serializer>(
     Ends { start: range.start(), end: range.end() }.serialize(to)
 }
 
-/// What is to happen to one text VMA.
+/// The plan for one text VMA.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TextPlan {
     /// The text VMA, as in the snapshot.
     pub vma: Vma,
-    /// What becomes huge.
+    /// The parts that become huge.
     pub spans: Vec<Span>,
-    /// What does not, by reason, in bytes.
+    /// The bytes that do not, by reason.
     pub rest: Vec<(SkipReason, u64)>,
 }
 
@@ -143,7 +143,7 @@ impl TextPlan {
     }
 }
 
-/// What is to happen to a process.
+/// The plan for a process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "a plan does nothing until an executor carries it out"]
 pub struct Plan {
@@ -202,6 +202,20 @@ impl Plan {
         let own = self.texts.clone();
         self.texts.extend(later.texts.into_iter().filter(|text| !covers(&own, text.vma.range)));
         self.texts.sort_by_key(|text| text.vma.range.start());
+    }
+
+    /// Gives up the spans that meet `range`.
+    pub fn give_up(&mut self, range: AddrRange, why: SkipReason) {
+        for text in &mut self.texts {
+            let given_up = |span: &Span| span.range.overlaps(range);
+            let bytes = text.spans.iter().filter(|span| given_up(span)).map(Span::text_bytes).sum();
+            text.spans.retain(|span| !given_up(span));
+            match text.rest.iter_mut().find(|(reason, _)| *reason == why) {
+                Some((_, sum)) => *sum += bytes,
+                None if bytes > 0 => text.rest.push((why, bytes)),
+                None => {}
+            }
+        }
     }
 
     /// Returns the backing that holds most of what becomes huge; `None` where nothing does.

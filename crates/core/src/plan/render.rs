@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::{Backing, Plan, Span, TextPlan, start_and_end};
 use crate::addr::{AddrRange, mib};
+use crate::shown::{self, AsShown};
 use crate::skip::SkipReason;
 
 impl fmt::Display for Plan {
@@ -35,7 +36,7 @@ impl fmt::Display for Plan {
             let rest = text.rest.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
             let huge = text.vma.range.len().saturating_sub(rest);
             let name = text.vma.display_path();
-            let short = name.rsplit('/').next().unwrap_or_default();
+            let short = name.rsplit('/').next().unwrap_or_default().shown();
             let rest: Vec<String> = text
                 .rest
                 .iter()
@@ -135,6 +136,6 @@ impl Plan {
                 texts: objects.texts.iter().map(text).collect(),
             }),
         };
-        serde_json::to_string(&json).expect("a plan holds only strings, numbers and lists")
+        shown::json(&json)
     }
 }

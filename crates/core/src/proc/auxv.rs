@@ -10,6 +10,10 @@ pub const AT_BASE: u64 = 7;
 pub const AT_ENTRY: u64 = 9;
 /// Whether the program runs with more privilege than its user (setuid and the like).
 pub const AT_SECURE: u64 = 23;
+/// Where sixteen random bytes lie, on the initial stack.
+pub const AT_RANDOM: u64 = 25;
+/// The second word of processor features (`AT_HWCAP2`); each architecture defines the bits.
+pub const AT_HWCAP2: u64 = 26;
 
 /// Returns the value of entry `key`, or `None` if the vector has none. Assumes the 64-bit layout.
 pub fn get(auxv: &[u8], key: u64) -> Option<u64> {

@@ -1,4 +1,4 @@
-//! `/proc/PID/cgroup` and `/proc/PID/mountinfo`: where a process's memory cgroup is to be read.
+//! `/proc/PID/cgroup` and `/proc/PID/mountinfo`: where a process's memory cgroup is to be read, and which units it belongs to.
 
 use super::{lines, number};
 
@@ -64,17 +64,77 @@ pub fn memory_cgroup(cgroup: &[u8], mountinfo: &[u8]) -> Option<MemoryCgroup> {
     })
 }
 
-/// Returns the systemd unit that the process belongs to: the last part of its cgroup path that
-/// ends in `.service` or `.scope`.
-pub fn unit(cgroup: &[u8]) -> Option<String> {
+/// The systemd units that a process belongs to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Units {
+    /// The unit of the system's manager.
+    pub system: String,
+    /// The unit of a user's own manager, which runs in `user@UID.service`.
+    pub user: Option<UserUnit>,
+}
+
+/// A unit of a user's manager: the user names it at will, as a unit of the system too.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UserUnit {
+    /// The user's id.
+    pub uid: u32,
+    /// The unit.
+    pub name: String,
+}
+
+impl std::fmt::Display for Units {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.system)?;
+        self.user.as_ref().map_or(Ok(()), |unit| write!(f, "/{}", unit.name))
+    }
+}
+
+/// Returns the units of the process whose `cgroup` this is; `of_init` is that of PID 1.
+///
+/// The place in the tree decides, not the name: below slices, the first cgroup is a unit of the system's manager, and
+/// all below that is the unit's own, to be named by the process to which it was delegated (systemd: `cg_path_get_unit`,
+/// `cg_path_get_user_unit` in `src/basic/cgroup-util.c`).
+pub fn units(cgroup: &[u8], of_init: &[u8]) -> Option<Units> {
+    // systemd's own hierarchy, where there is one that is in use.
+    ["name=systemd", ""].iter().find_map(|hierarchy| {
+        let path = path_in(cgroup, hierarchy.as_bytes())?;
+        let init = path_in(of_init, hierarchy.as_bytes()).unwrap_or_default();
+        // In a container the manager's root may be another than the hierarchy's.
+        let own = [&b"/init.scope"[..], b"/system.slice", b"/system"];
+        let root = own.iter().find_map(|own| init.strip_suffix(*own)).unwrap_or(init);
+        let root = root.strip_suffix(b"/").unwrap_or(root);
+        let below = path.strip_prefix(root).filter(|rest| rest.starts_with(b"/"))?;
+        units_below(below)
+    })
+}
+
+/// Returns the process's path in the hierarchy that has exactly these controllers, as far as they are named.
+fn path_in<'a>(cgroup: &'a [u8], controllers: &[u8]) -> Option<&'a [u8]> {
     lines(cgroup).find_map(|(_, line)| {
         // A unit's name may hold colons: only the first two are the kernel's.
-        let path = line.splitn(3, |&byte| byte == b':').nth(2)?;
-        let part = path
-            .rsplit(|&byte| byte == b'/')
-            .find(|part| part.ends_with(b".service") || part.ends_with(b".scope"))?;
-        Some(String::from_utf8_lossy(part).into_owned())
+        let mut fields = line.splitn(3, |&byte| byte == b':').skip(1);
+        (fields.next()? == controllers).then_some(fields.next()?)
     })
+}
+
+fn units_below(path: &[u8]) -> Option<Units> {
+    let is_slice = |part: &&[u8]| part.ends_with(b".slice");
+    let is_unit = |part: &&[u8]| {
+        let kinds = [&b".service"[..], b".scope", b".socket", b".mount", b".swap"];
+        kinds.iter().any(|kind| part.len() > kind.len() && part.ends_with(kind))
+    };
+    // Names that would be those of the kernel's files have an underscore before them.
+    let name =
+        |part: &[u8]| String::from_utf8_lossy(part.strip_prefix(b"_").unwrap_or(part)).into_owned();
+    let parts = path.split(|&byte| byte == b'/').filter(|part| !part.is_empty());
+    let mut parts = parts.skip_while(is_slice);
+    let system = parts.next().filter(is_unit).map(name)?;
+    let uid = system.strip_prefix("user@").and_then(|rest| rest.strip_suffix(".service"));
+    let user = uid.and_then(|uid| {
+        let name = parts.find(|part| !is_slice(part)).filter(is_unit).map(name)?;
+        Some(UserUnit { uid: uid.parse().ok()?, name })
+    });
+    Some(Units { system, user })
 }
 
 /// Undoes mountinfo's octal escapes (`\040` for a blank).
@@ -129,14 +189,49 @@ mod tests {
         assert_eq!(memory_cgroup(b"\xff::\n4:memory\n", mounts), None);
     }
 
+    fn shown(cgroup: &str, of_init: &str) -> Option<String> {
+        units(cgroup.as_bytes(), of_init.as_bytes()).map(|units| units.to_string())
+    }
+
     #[test]
-    fn unit_is_the_innermost_one() {
-        let user = b"0::/user.slice/user@1000.service/app.slice/run-4.scope/x\n";
-        assert_eq!(unit(user).as_deref(), Some("run-4.scope"));
-        assert_eq!(
-            unit(b"1:name=systemd:/system.slice/mysql.service\n").as_deref(),
-            Some("mysql.service")
-        );
-        assert_eq!(unit(b"0::/\n"), None);
+    fn the_place_tells_whose_unit_it_is() {
+        let of = |path: &str| shown(&format!("0::{path}\n"), "0::/init.scope\n");
+        let is = |path: &str, unit: &str| assert_eq!(of(path).as_deref(), Some(unit), "{path}");
+        is("/system.slice/mysqld.service", "mysqld.service");
+        is("/system.slice/system-pg.slice/pg@a:b.service/inner", "pg@a:b.service");
+        is("/init.scope", "init.scope");
+        is("/system.slice/_memory.service", "memory.service");
+        is("/user.slice/user-7.slice/session-3.scope/mysqld.service", "session-3.scope");
+        let own = "/user.slice/user-7.slice/user@7.service";
+        is(&format!("{own}/app.slice/mysqld.service"), "user@7.service/mysqld.service");
+        is(&format!("{own}/system.slice/mysqld.service/x"), "user@7.service/mysqld.service");
+        is(&format!("{own}/mysqld.service"), "user@7.service/mysqld.service");
+        is(&format!("{own}/x/mysqld.service"), "user@7.service");
+        is("/system.slice/docker-1.scope/system.slice/mysqld.service", "docker-1.scope");
+        is("/system.slice/a.service/user@7.service/mysqld.service", "a.service");
+        for none in ["/", "/x/mysqld.service", "/system.slice", "/.service", "/../mysqld.service"] {
+            assert_eq!(of(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn the_managers_root_is_where_its_own_process_is() {
+        let path = "0::/docker/x/system.slice/mysqld.service\n";
+        assert_eq!(shown(path, "0::/init.scope\n"), None);
+        let inside = Some("mysqld.service".to_owned());
+        assert_eq!(shown(path, "0::/docker/x/init.scope\n"), inside);
+        assert_eq!(shown(path, "0::/docker/x\n"), inside);
+        assert_eq!(shown(path, "0::/docker/xy\n"), None);
+        assert_eq!(shown("0::/docker/xy/a.service\n", "0::/docker/x\n"), None);
+        assert_eq!(shown("0::/a.service\n", ""), Some("a.service".to_owned()));
+    }
+
+    #[test]
+    fn systemds_own_hierarchy_comes_first_where_it_is_in_use() {
+        let of = |text: &str| shown(text, "1:name=systemd:/\n0::/\n");
+        let unit = Some("a.service".to_owned());
+        assert_eq!(of("4:memory:/c.service\n1:name=systemd:/a.service\n0::/b.service\n"), unit);
+        assert_eq!(of("1:name=systemd:/\n0::/a.service\n"), unit);
+        assert_eq!(of("4:memory:/c.service\n"), None);
     }
 }

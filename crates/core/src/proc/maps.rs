@@ -1,11 +1,13 @@
 //! `/proc/PID/maps`: one line per VMA (proc_pid_maps(5), `fs/proc/task_mmu.c` `show_map_vma`).
 
 use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
 
 use super::{ParseError, lines, number};
 use crate::addr::{AddrRange, RemoteAddr};
 
-/// What the `rwxp` column says.
+/// The `rwxp` column.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Perms {
     /// `r`: may be read.
@@ -57,6 +59,48 @@ pub struct FileId {
     pub inode: u64,
 }
 
+/// The name of a mapping in maps. Copies share its bytes, because a process may map a file with a long name many times.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Name(Arc<[u8]>);
+
+impl Deref for Name {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl From<&[u8]> for Name {
+    fn from(bytes: &[u8]) -> Self {
+        Self(bytes.into())
+    }
+}
+
+impl From<Vec<u8>> for Name {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes.into())
+    }
+}
+
+impl PartialEq<[u8]> for Name {
+    fn eq(&self, other: &[u8]) -> bool {
+        **self == *other
+    }
+}
+
+impl<const LEN: usize> PartialEq<&[u8; LEN]> for Name {
+    fn eq(&self, other: &&[u8; LEN]) -> bool {
+        **self == other[..]
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", String::from_utf8_lossy(self))
+    }
+}
+
 /// One kernel area: one line of maps.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Vma {
@@ -70,7 +114,7 @@ pub struct Vma {
     pub file: FileId,
     /// The name column exactly as printed, still escaped (a newline is `\012`) and with any
     /// ` (deleted)`; empty for anonymous memory, `[heap]` and the like for the kernel's own.
-    pub name: Vec<u8>,
+    pub name: Name,
     /// Whether an indirect branch into it must meet an instruction made for that (`PROT_BTI` on
     /// aarch64). Only smaps says so: read from maps, this is false.
     pub guarded: bool,
@@ -92,7 +136,14 @@ impl Vma {
         self.name.strip_suffix(b" (deleted)").unwrap_or(&self.name)
     }
 
-    /// Returns the name for a message or a table: lossy UTF-8, without ` (deleted)`.
+    /// Lets it share the bytes of its name with one that has the same.
+    pub(crate) fn share_name(&mut self, other: &Self) {
+        if self.name == other.name {
+            self.name = other.name.clone();
+        }
+    }
+
+    /// Returns the name as JSON has it: lossy UTF-8, without ` (deleted)`. For people it is [shown](crate::shown).
     pub fn display_path(&self) -> String {
         String::from_utf8_lossy(self.path()).into_owned()
     }
@@ -143,7 +194,7 @@ pub fn parse_vma(line: &[u8], number_of_line: usize) -> Result<Vma, ParseError> 
             minor: device_number(minor).ok_or_else(|| bad("a device"))?,
             inode: number(inode, 10).ok_or_else(|| bad("an inode"))?,
         },
-        name: name.to_vec(),
+        name: name.into(),
         guarded: false,
     })
 }
@@ -155,17 +206,18 @@ pub fn parse_vma(line: &[u8], number_of_line: usize) -> Result<Vma, ParseError> 
 /// target changes its mappings, "the mapped addresses will never go backwards"
 /// (`Documentation/filesystems/proc.rst`), so such text is not the kernel's.
 pub fn parse(text: &[u8]) -> Result<Vec<Vma>, ParseError> {
-    let mut end = RemoteAddr::default();
-    lines(text)
-        .map(|(number, line)| {
-            let vma = parse_vma(line, number)?;
-            if vma.range.start() < end {
+    let mut vmas: Vec<Vma> = Vec::new();
+    for (number, line) in lines(text) {
+        let mut vma = parse_vma(line, number)?;
+        if let Some(last) = vmas.last() {
+            if vma.range.start() < last.range.end() {
                 return Err(ParseError::new("maps", number, "address order", line));
             }
-            end = vma.range.end();
-            Ok(vma)
-        })
-        .collect()
+            vma.share_name(last);
+        }
+        vmas.push(vma);
+    }
+    Ok(vmas)
 }
 
 fn split_once(text: &[u8], at: u8) -> Option<(&[u8], &[u8])> {

@@ -1,4 +1,4 @@
-//! `/proc/meminfo`: what memory there is to be had (proc_meminfo(5)).
+//! `/proc/meminfo`: how much memory is available (proc_meminfo(5)).
 
 use super::{lines, number};
 

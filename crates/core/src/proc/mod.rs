@@ -7,7 +7,7 @@ pub mod auxv;
 pub mod cgroup;
 pub mod maps;
 pub mod meminfo;
-pub mod numa_maps;
+pub mod mountinfo;
 pub mod pagemap;
 pub mod smaps;
 pub mod stat;
@@ -24,7 +24,7 @@ pub struct ParseError {
     pub file: &'static str,
     /// The line, counted from 1.
     pub line: usize,
-    /// What was expected.
+    /// The text that the parser expected.
     pub what: &'static str,
     /// The line itself, shortened, with bytes that are not UTF-8 replaced.
     pub text: String,

@@ -1,5 +1,5 @@
 //! `/proc/PID/stat`: the fields that say where the kernel thinks a program's parts are
-//! (proc_pid_stat(5)). They are zero for who may not trace the process.
+//! (proc_pid_stat(5)). They are zero for a reader that may not trace the process.
 
 use super::{ParseError, number};
 

@@ -3,7 +3,7 @@
 use super::{lines, number};
 use crate::numa::parse_list;
 
-/// What TiExec asks of `/proc/PID/status`. A line that is missing leaves `None` or the default.
+/// The lines of `/proc/PID/status` that TiExec uses. A missing line leaves `None` or the default.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Status {
     /// The command name, at most 15 bytes, as printed (newline and backslash escaped).
@@ -14,14 +14,14 @@ pub struct Status {
     pub tgid: Option<u32>,
     /// Its thread-group id as it counts itself, in its own PID namespace. Since Linux 4.1.
     pub ns_tgid: Option<u32>,
-    /// Who traces it; 0 for nobody.
+    /// The PID of its tracer; 0 if it has none.
     pub tracer_pid: u32,
     /// Real and effective user ids.
     pub uids: Option<(u32, u32)>,
+    /// Its identity and its rights.
+    pub credentials: Credentials,
     /// Seccomp mode: 0 none, 1 strict, 2 filter.
     pub seccomp: u32,
-    /// Effective capabilities, one bit per capability (capabilities(7)).
-    pub capabilities: u64,
     /// Number of threads.
     pub threads: u32,
     /// Whether THP may be used: 0 after `PR_SET_THP_DISABLE`. Since Linux 5.0.
@@ -34,10 +34,53 @@ pub struct Status {
     pub caught: u64,
     /// `VmLck`, bytes locked in memory.
     pub locked: u64,
+    /// `VmStk`, bytes of mappings that grow down: the stack, and what else does (`is_stack_mapping` in
+    /// `mm/vma.h` and `mm/internal.h`). Shadow stacks count too.
+    pub stack: u64,
+    /// `HugetlbPages`, bytes mapped of the hugetlb pool. Since Linux 4.4, where it has that.
+    pub hugetlb: Option<u64>,
     /// How often it has gone to sleep, or otherwise given the processor away by itself.
     pub slept: u64,
+    /// Whether the thread has a shadow stack (`x86_Thread_features`, since Linux 6.6, x86-64).
+    pub shadow_stack: bool,
     /// Whether there is an address space at all (kernel threads and zombies have none).
     pub has_mm: bool,
+}
+
+/// The rights of a thread, but for its user namespace, its filters and its security label (credentials(7)). User and
+/// group ids are as the reader's user namespace counts them, capabilities count in the thread's own.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Credentials {
+    /// Real, effective, saved and file system user id.
+    pub uids: Vec<u32>,
+    /// Real, effective, saved and file system group id.
+    pub gids: Vec<u32>,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+    /// Inheritable, permitted, effective, bounding and ambient capabilities, one bit per capability.
+    pub capabilities: [u64; 5],
+}
+
+/// The lines of the five sets of [`Credentials::capabilities`].
+const CAPABILITY_SETS: [&[u8]; 5] = [b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb"];
+
+impl Credentials {
+    /// Returns the permitted capabilities.
+    pub const fn permitted(&self) -> u64 {
+        self.capabilities[1]
+    }
+
+    /// Returns the effective capabilities.
+    pub const fn effective(&self) -> u64 {
+        self.capabilities[2]
+    }
+
+    /// Returns whether `other` is the same user with the same rights to take: ids, groups and permitted
+    /// capabilities. A thread may raise and drop effective capabilities at any time.
+    pub fn same_rights(&self, other: &Self) -> bool {
+        let all = |of: &Self| (of.uids.clone(), of.gids.clone(), of.groups.clone(), of.permitted());
+        all(self) == all(other)
+    }
 }
 
 /// Parses `/proc/PID/status`. Never fails: lines it does not understand are passed over.
@@ -49,6 +92,7 @@ pub fn parse(text: &[u8]) -> Status {
         let mut words = value.split(|byte| byte.is_ascii_whitespace());
         let first = words.next().unwrap_or_default();
         let small = || number(first, 10).and_then(|value| u32::try_from(value).ok());
+        let kib = || number(first, 10).map(|kib| kib.saturating_mul(1024));
         match &line[..colon] {
             b"Name" => {
                 // A name may begin or end with a blank: only the tab is the kernel's.
@@ -67,21 +111,48 @@ pub fn parse(text: &[u8]) -> Status {
                 let second = words.next().and_then(|word| number(word, 10));
                 let effective = second.and_then(|value| u32::try_from(value).ok());
                 status.uids = small().zip(effective);
+                status.credentials.uids = ids(value);
             }
+            b"Gid" => status.credentials.gids = ids(value),
+            b"Groups" => status.credentials.groups = ids(value),
             b"Seccomp" => status.seccomp = small().unwrap_or_default(),
-            b"CapEff" => status.capabilities = number(first, 16).unwrap_or_default(),
+            key @ (b"CapInh" | b"CapPrm" | b"CapEff" | b"CapBnd" | b"CapAmb") => {
+                let set = number(first, 16).unwrap_or_default();
+                let index = CAPABILITY_SETS.iter().position(|name| *name == key);
+                if let Some(of_kind) = status.credentials.capabilities.get_mut(index.unwrap_or(5)) {
+                    *of_kind = set;
+                }
+            }
             b"Threads" => status.threads = small().unwrap_or_default(),
             b"THP_enabled" => status.thp_enabled = small().map(|value| value != 0),
             b"SigPnd" | b"ShdPnd" => status.pending |= number(first, 16).unwrap_or_default(),
             b"SigBlk" => status.blocked = number(first, 16).unwrap_or_default(),
             b"SigCgt" => status.caught = number(first, 16).unwrap_or_default(),
-            b"VmLck" => status.locked = number(first, 10).unwrap_or_default().saturating_mul(1024),
+            b"VmLck" => status.locked = kib().unwrap_or_default(),
+            b"VmStk" => status.stack = kib().unwrap_or_default(),
+            b"HugetlbPages" => status.hugetlb = kib(),
+            b"x86_Thread_features" => {
+                status.shadow_stack = first == b"shstk" || words.any(|word| word == b"shstk");
+            }
             b"VmSize" => status.has_mm = true,
             b"voluntary_ctxt_switches" => status.slept = number(first, 10).unwrap_or_default(),
             _ => {}
         }
     }
     status
+}
+
+fn ids(value: &[u8]) -> Vec<u32> {
+    let words = value.split(|byte| byte.is_ascii_whitespace());
+    words.filter_map(|word| u32::try_from(number(word, 10)?).ok()).collect()
+}
+
+/// Returns the thread's credentials; `None` if a line is missing.
+pub fn credentials(text: &[u8]) -> Option<Credentials> {
+    let has = |key: &[u8]| lines(text).any(|(_, line)| line.starts_with(key));
+    let keys: [&[u8]; 8] =
+        [b"Uid:", b"Gid:", b"Groups:", b"CapInh:", b"CapPrm:", b"CapEff:", b"CapBnd:", b"CapAmb:"];
+    keys.into_iter().all(has).then(|| parse(text).credentials)
 }
 
 /// Returns the NUMA nodes whose memory the process may have (cpuset(7)); `None` where the kernel does not
@@ -99,17 +170,50 @@ mod tests {
     fn reads_what_decides_and_passes_over_the_rest() {
         let status = parse(
             b"Name:\tmy (odd)\\nname\nState:\tt (tracing stop)\nTgid:\t42\nNStgid:\t42\t9\t1\nTracerPid:\t7\n\
-              Uid:\t1000\t0\t0\t0\nVmSize:\t 100 kB\nVmLck:\t 8 kB\nThreads:\t3\nSigPnd:\t0000000000000001\n\
+              Uid:\t1000\t0\t0\t0\nGid:\t7\t8\t9\t10\nGroups:\t4 24 \nCapPrm:\t00000000000000c0\nVmSize:\t 100 kB\nVmLck:\t 8 kB\nVmStk:\t 132 kB\nHugetlbPages:\t 2048 kB\nThreads:\t3\nSigPnd:\t0000000000000001\n\
               ShdPnd:\t0000000000010000\nSigBlk:\t00000000000000ff\nSigCgt:\t0000000000000200\nSeccomp:\t2\nTHP_enabled:\t0\nvoluntary_ctxt_switches:\t150\nNew:\t??\n",
         );
         assert_eq!(status.slept, 150);
         assert_eq!(status.name, b"my (odd)\\nname");
         assert_eq!((status.state, status.tgid, status.tracer_pid), (b't', Some(42), 7));
+        let Credentials { uids, gids, groups, capabilities } = status.credentials;
+        assert_eq!((uids, gids), (vec![1000, 0, 0, 0], vec![7, 8, 9, 10]));
+        assert_eq!((groups, capabilities), (vec![4, 24], [0, 0xc0, 0, 0, 0]));
         assert_eq!(status.ns_tgid, Some(1));
         assert_eq!(status.uids, Some((1000, 0)));
         assert_eq!((status.seccomp, status.threads), (2, 3));
         assert_eq!((status.pending, status.blocked, status.caught), (0x10001, 0xff, 0x200));
         assert_eq!((status.thp_enabled, status.locked, status.has_mm), (Some(false), 8192, true));
+        assert_eq!((status.stack, status.hugetlb), (132 << 10, Some(2 << 20)));
+    }
+
+    #[test]
+    fn credentials_are_all_ids_and_all_capabilities() {
+        let text =
+            b"Uid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t9 10 \nCapInh:\t01\nCapPrm:\t02\n\
+                     CapEff:\t03\nCapBnd:\t04\nCapAmb:\t05\n";
+        let all = Credentials {
+            uids: vec![1, 2, 3, 4],
+            gids: vec![5, 6, 7, 8],
+            groups: vec![9, 10],
+            capabilities: [1, 2, 3, 4, 5],
+        };
+        assert_eq!(credentials(text), Some(all));
+        let without = |line: &str| String::from_utf8_lossy(text).replace(line, "");
+        assert_eq!(credentials(without("9 10 ").as_bytes()).map(|all| all.groups), Some(vec![]));
+        for line in ["Uid:", "Gid:", "Groups:", "CapAmb:\t05\n"] {
+            assert_eq!(credentials(without(line).as_bytes()), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_shadow_stack_is_a_feature_among_others() {
+        let has = |text: &[u8]| parse(text).shadow_stack;
+        assert!(has(b"x86_Thread_features:\tshstk \nx86_Thread_features_locked:\t\n"));
+        assert!(has(b"x86_Thread_features:\twrss shstk \n"));
+        // Locked: it can only not be turned on or off any more.
+        assert!(!has(b"x86_Thread_features:\t\nx86_Thread_features_locked:\tshstk wrss \n"));
+        assert!(!has(b"x86_Thread_features:\twrss shstks\n"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::{ParseError, number};
 
-/// What a thread is doing.
+/// The activity of a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Doing {
     /// Running, or waiting for a processor.

@@ -12,16 +12,18 @@
 //!
 //! The file and program headers, and the notes that hold the build ID, go to a front of their own.
 //! They are what must differ from the original; so each byte that a LOAD segment maps is the
-//! original's, also where the headers lie inside the text. What no LOAD segment maps (symbols, debug
-//! sections) follows behind, and the section headers come last, so that `readelf`, `nm`, `perf` and
+//! original's, also where the headers lie inside the text. Bytes that no LOAD segment maps (symbols,
+//! debug sections) follow behind, and the section headers come last, so that `readelf`, `nm`, `perf` and
 //! `gdb` read the image as they read the original.
 //!
 //! A huge page of the image that holds text, and nothing that may be written to, can be mapped as a
-//! whole: what no segment maps in it is filler that traps.
+//! whole: filler that traps stands where no segment maps it.
 //!
 //! The result is a description: which ranges to copy, which bytes to write. Nothing in the file is
 //! trusted; every sum is checked.
 
+mod headers;
+mod kind;
 mod notes;
 mod segments;
 mod tail;
@@ -73,19 +75,19 @@ pub struct Copied {
 pub struct Written {
     /// Offset in the image, in bytes.
     pub at: u64,
-    /// What stands there; never empty.
+    /// The bytes; never empty.
     pub bytes: Vec<u8>,
 }
 
 /// How a file's image is made, and where its text lies in it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Layout {
-    /// Length of the image in bytes. What neither [`copies`](Self::copies) nor
+    /// Length of the image in bytes. A range that neither [`copies`](Self::copies) nor
     /// [`writes`](Self::writes) name is a hole.
     pub len: u64,
-    /// What is copied, by ascending image offset; disjoint from one another and from the writes.
+    /// The copied ranges, by ascending image offset; disjoint from one another and from the writes.
     pub copies: Vec<Copied>,
-    /// What is written, by ascending image offset, disjoint.
+    /// The written ranges, by ascending image offset; disjoint.
     pub writes: Vec<Written>,
     /// The original's build ID.
     pub build_id: Option<Vec<u8>>,
@@ -138,7 +140,7 @@ impl Layout {
 
         header.e_phoff.set(LittleEndian, ElfHeader::LEN as u64);
         header.e_shoff.set(LittleEndian, tail.table_offset);
-        let programs = segments.headers(programs, &notes, &tail);
+        let programs = headers::headers(&segments, programs, &notes, &tail);
         let mut head = pod::bytes_of(&header).to_vec();
         head.extend(pod::bytes_of_slice(&programs));
         let mut writes = vec![Written { at: 0, bytes: head }];
@@ -206,7 +208,7 @@ impl Layout {
         let base = self.pages.base.bytes();
         let copied = self.copies.iter().map(|copy| (copy.to, copy.len));
         let written = self.writes.iter().map(|write| (write.at, write.bytes.len() as u64));
-        // Of huge pages, what else is in them.
+        // A huge page counts as a whole, so add its bytes that no segment is copied to.
         let huge = self.huge.iter().map(|huge| huge.end - huge.start).fold(0, u64::saturating_add);
         let beside = huge.saturating_sub(segments::copied_in(&self.copies, &self.huge));
         copied

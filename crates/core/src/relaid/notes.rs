@@ -3,16 +3,13 @@
 //! An image with its original's build ID would give wrong names: `perf` keeps one file a build ID
 //! in its cache, and the two differ in their offsets.
 
-use object::elf::{self, FileHeader64, ProgramHeader64, SectionHeader64};
+use object::elf::{self, ProgramHeader64, SectionHeader64};
 use object::endian::LittleEndian;
 use object::read::ReadRef;
-use object::read::elf::NoteIterator;
 
-use super::segments::is;
+use super::kind::is;
 use super::{LayoutError, VERSION, Written};
-
-/// Most bytes of notes that are looked at, all together. Real ones have a few hundred.
-const MAX_LEN: u64 = 64 << 10;
+use crate::notes::{NoteLimit, build_ids};
 
 /// A range of notes with a build ID in it, in its new place.
 #[derive(Debug)]
@@ -50,13 +47,12 @@ pub(super) fn gather<'data, R: ReadRef<'data>>(
             (header.sh_offset.get(LittleEndian), size, header.sh_addralign.get(LittleEndian))
         });
     let mut notes = Notes { moved: Vec::new(), end: start, build_id: None };
-    let mut looked_at = 0u64;
+    let mut limit = NoteLimit::default();
     for (from, len, align) in segments.chain(sections) {
         if len == 0 || notes.of_file(from, len).is_some() {
             continue;
         }
-        looked_at = looked_at.saturating_add(len);
-        if looked_at > MAX_LEN {
+        if !limit.allows(len) {
             // Notes of another kind, such as probes: the build ID is among the first.
             break;
         }
@@ -64,21 +60,10 @@ pub(super) fn gather<'data, R: ReadRef<'data>>(
         let original = file.read_bytes_at(from, len).map_err(past_end)?;
         let mut bytes = original.to_vec();
         let mut found = false;
-        // Notes of an unknown form are left as they are: nobody can read a build ID from them.
-        let iterator =
-            NoteIterator::<FileHeader64<LittleEndian>>::new(LittleEndian, align, original);
-        for note in iterator.into_iter().flatten().map_while(Result::ok) {
-            if note.name() != b"GNU" || note.n_type(LittleEndian) != elf::NT_GNU_BUILD_ID {
-                continue;
-            }
-            let id = note.desc();
-            let at = id.as_ptr().addr() - original.as_ptr().addr();
-            if let Some(place) = bytes.get_mut(at..at + id.len()).filter(|place| !place.is_empty())
-            {
-                derive(id, place);
-                notes.build_id.get_or_insert_with(|| id.to_vec());
-                found = true;
-            }
+        for id in build_ids(original, align) {
+            derive(&original[id.clone()], &mut bytes[id.clone()]);
+            notes.build_id.get_or_insert_with(|| original[id].to_vec());
+            found = true;
         }
         if found {
             // The alignment that a note may ask for.

@@ -5,14 +5,12 @@ use std::ops::Range;
 use object::elf::{self, ProgramHeader64};
 use object::endian::LittleEndian;
 
-use super::notes::Notes;
-use super::tail::Tail;
+use super::kind::is;
 use super::{Copied, LayoutError};
 use crate::addr::{AddrRange, Pages, RemoteAddr};
-use crate::elf::ElfHeader;
 
 /// How far the segments may reach, in bytes: beyond it lie files whose segments are far apart for a
-/// reason of their own. What is between them is a hole, and yet is hashed.
+/// reason of their own. The range between segments is a hole, and yet is hashed.
 const MAX_LEN: u64 = 4 << 30;
 
 /// One LOAD segment with bytes in the file.
@@ -36,7 +34,7 @@ pub(super) struct Segments {
     pub(super) texts: Vec<AddrRange>,
     /// Image offsets of huge pages that hold text and nothing that may be written to, joined.
     pub(super) huge: Vec<Range<u64>>,
-    pmd: u64,
+    pub(super) pmd: u64,
 }
 
 /// Places the LOAD segments behind the first `front` bytes of the image, for a process where they lie
@@ -242,42 +240,4 @@ impl Segments {
             load.vaddr.wrapping_add(into).wrapping_add(self.shift)
         })
     }
-
-    /// Returns the program headers with their new offsets.
-    pub(super) fn headers(
-        &self,
-        programs: &[ProgramHeader64<LittleEndian>],
-        notes: &Notes,
-        tail: &Tail,
-    ) -> Vec<ProgramHeader64<LittleEndian>> {
-        let mut programs = programs.to_vec();
-        for header in &mut programs {
-            let offset = header.p_offset.get(LittleEndian);
-            let vaddr = header.p_vaddr.get(LittleEndian);
-            let size = header.p_filesz.get(LittleEndian);
-            let new = if is(header, elf::PT_LOAD) {
-                // Without bytes in the file any congruent offset will do.
-                let anywhere = vaddr % self.pmd;
-                Some(if size == 0 { anywhere } else { vaddr.wrapping_add(self.shift) })
-            } else if size == 0 {
-                self.of_both(offset, vaddr, 0)
-            } else {
-                notes
-                    .of_file(offset, size)
-                    .or_else(|| self.of_both(offset, vaddr, size))
-                    // RELRO may reach into memory that no file backs.
-                    .or_else(|| self.of_both(offset, vaddr, 0))
-                    .or_else(|| self.of_file(offset, size))
-                    .or_else(|| tail.of_file(offset, size))
-                    .or_else(|| is(header, elf::PT_PHDR).then_some(ElfHeader::LEN as u64))
-            };
-            // What lies nowhere in the image has no offset in it.
-            header.p_offset.set(LittleEndian, new.unwrap_or(0));
-        }
-        programs
-    }
-}
-
-pub(super) fn is(header: &ProgramHeader64<LittleEndian>, kind: elf::ProgramType) -> bool {
-    header.p_type.get(LittleEndian) == kind
 }

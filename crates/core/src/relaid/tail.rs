@@ -9,14 +9,14 @@ use super::notes::Notes;
 use super::segments::Segments;
 use super::{Copied, LayoutError, object_error};
 
-/// Most section headers that are read. An object file for each function of a large program has
-/// fewer, and those are not executed.
-const MAX_SECTIONS: u32 = 1 << 20;
+/// Most section headers that are read: as many as fit into the file header's own count. An object file
+/// that has a section for each function may have more, and is not executed.
+const MAX_SECTIONS: u32 = 1 << 16;
 
 /// Gaps between sections up to this long, in bytes, are copied with them: alignment padding.
 const PADDING: u64 = 4096;
 
-/// What follows the LOAD segments in the image.
+/// The part of the image that follows the LOAD segments.
 #[derive(Debug)]
 pub(super) struct Tail {
     pub(super) copies: Vec<Copied>,

@@ -1,4 +1,4 @@
-//! What must hold of every layout, whatever the file. Shared with the fuzz target.
+//! The invariants of every layout, whatever the file. Shared with the fuzz target.
 
 use object::LittleEndian;
 use object::elf::{self, FileHeader64, ProgramHeader64, SectionHeader64};

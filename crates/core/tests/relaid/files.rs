@@ -6,7 +6,7 @@ use object::{U32, U64, pod};
 use proptest::prelude::*;
 use tiexec_core::elf::native_machine;
 
-/// What a file looks like.
+/// The shape of a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Sketch {
     /// First vaddr, a multiple of the base page.

@@ -22,13 +22,13 @@ use crate::switch::hugetlb_flags;
 pub(crate) struct Image {
     /// A sealed memfd, or a file of the store.
     pub file: File,
-    /// What of which span is where in it; the addresses are those of the process it was made for.
+    /// The place of each span in it; the addresses are those of the process it was made for.
     pub filled: Filled,
     /// The spans in that process.
     pub spans: Vec<Span>,
 }
 
-/// What an image is of: the file, as it was, and which of its bytes are where in the image.
+/// The content of an image: the file, as it was, and which of its bytes are where in the image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Key {
     device: u64,

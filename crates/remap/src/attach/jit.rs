@@ -1,24 +1,25 @@
 //! Code that the process makes itself: anonymous executable memory, made huge where it lies.
 //!
-//! By `process_madvise(MADV_COLLAPSE)` from outside: nobody stops, no byte changes. Where that is not
-//! permitted, or the process has turned THP off for itself, by the same call in the process.
+//! TiExec calls `process_madvise(MADV_COLLAPSE)` from outside: no thread stops, no byte changes.
+//! Where that is not permitted, or the process has turned THP off for itself, a stopped thread calls
+//! `madvise(MADV_COLLAPSE)`.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
 use tiexec_core::addr::AddrRange;
+use tiexec_core::area::Area;
 use tiexec_core::proc::maps::Vma;
-use tiexec_core::proc::smaps::SmapsEntry;
 use tiexec_core::report::JitArea;
 use tiexec_core::seccomp::Value;
-use tiexec_sys::{Errno, SysError, c, process, vm};
+use tiexec_sys::{Errno, SysError, areas, c, process, vm};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::Session;
 
-use super::same::RunningImage;
+use super::identity;
 use super::written::Written;
-use super::{AttachOrder, Done, ThpOn, in_a_stop, read_smaps, thp_is_off};
+use super::{AttachOrder, Done, Stop, ThpOn, in_a_stop, thp_is_off};
 use crate::failure::Failure;
 
 /// How often a passing obstacle (a page that somebody is using) is tried again.
@@ -31,13 +32,19 @@ const IN_ONE_STOP: usize = 4;
 /// memory than it holds code.
 ///
 /// # Errors
-/// The process could not be looked at; it is as it was. What the kernel refuses is in the areas.
+/// The process could not be looked at; it is as it was. The areas tell what the kernel refuses.
 pub fn collapse_jit(order: &AttachOrder<'_>) -> Result<Vec<JitArea>, Failure> {
-    let written = Written::open(order.process, order.pages)?;
-    let entries = read_smaps(order.process)?;
-    let mut areas: Vec<Area> = entries
+    collapse_as_seen(order).map_err(|failure| identity::cause(order, failure))
+}
+
+fn collapse_as_seen(order: &AttachOrder<'_>) -> Result<Vec<JitArea>, Failure> {
+    let written = Written::of(order.space, order.pages)?;
+    let look =
+        || areas::look_at(order.space, order.process, order.pages).map_err(Failure::unreadable);
+    let entries = look()?.areas;
+    let mut areas: Vec<Jit> = entries
         .iter()
-        .filter_map(|entry| Area::of(order, &written, entry).transpose())
+        .filter_map(|entry| Jit::of(order, &written, entry).transpose())
         .collect::<Result<_, _>>()?;
     if !order.dry_run && areas.iter().any(|area| !area.wanted.is_empty()) {
         let outside = process::open_pidfd(order.pid).map_err(Failure::unreadable)?;
@@ -45,7 +52,7 @@ pub fn collapse_jit(order: &AttachOrder<'_>) -> Result<Vec<JitArea>, Failure> {
             from_inside(order, &entries, &mut areas);
         }
     }
-    let after = if order.dry_run { entries } else { read_smaps(order.process)? };
+    let after = if order.dry_run { entries } else { look()?.areas };
     Ok(areas.into_iter().map(|area| area.seen(&after)).collect())
 }
 
@@ -58,7 +65,7 @@ fn is_jit(vma: &Vma) -> bool {
 }
 
 /// One such area.
-struct Area {
+struct Jit {
     range: AddrRange,
     populated: u64,
     /// Bytes that are huge already.
@@ -68,11 +75,11 @@ struct Area {
     refused: Option<String>,
 }
 
-impl Area {
+impl Jit {
     fn of(
         order: &AttachOrder<'_>,
         written: &Written,
-        entry: &SmapsEntry,
+        entry: &Area,
     ) -> Result<Option<Self>, Failure> {
         let range = entry.vma.range;
         let Some(whole) = range.align_inward(order.pages.pmd).filter(|_| is_jit(&entry.vma)) else {
@@ -80,7 +87,7 @@ impl Area {
         };
         let mut wanted = written.populated(whole)?;
         let populated = wanted.iter().map(|page| page.len()).sum();
-        let huge = entry.pmd_mapped();
+        let huge = entry.huge_bytes();
         if huge >= populated {
             wanted.clear();
         }
@@ -88,10 +95,10 @@ impl Area {
     }
 
     /// Tells what the kernel says of it afterwards.
-    fn seen(self, entries: &[SmapsEntry]) -> JitArea {
+    fn seen(self, entries: &[Area]) -> JitArea {
         // It may have been cut into several meanwhile.
         let now = entries.iter().filter(|entry| self.range.covers(entry.vma.range));
-        let huge_bytes: u64 = now.map(SmapsEntry::pmd_mapped).sum();
+        let huge_bytes: u64 = now.map(Area::huge_bytes).sum();
         JitArea {
             range: self.range,
             populated_bytes: self.populated,
@@ -103,7 +110,7 @@ impl Area {
 }
 
 /// Makes the huge pages from outside; `false` if that is not permitted.
-fn from_outside(process: BorrowedFd<'_>, areas: &mut [Area]) -> bool {
+fn from_outside(process: BorrowedFd<'_>, areas: &mut [Jit]) -> bool {
     for area in areas {
         for &page in &area.wanted {
             let mut attempts = ATTEMPTS;
@@ -131,7 +138,7 @@ fn note(refused: &mut Option<String>, made: Result<(), SysError>) {
 }
 
 /// Has the process make the huge pages, a few in each stop.
-fn from_inside(order: &AttachOrder<'_>, entries: &[SmapsEntry], areas: &mut [Area]) {
+fn from_inside(order: &AttachOrder<'_>, entries: &[Area], areas: &mut [Jit]) {
     let pages: Vec<(usize, AddrRange)> = areas
         .iter()
         .enumerate()
@@ -146,9 +153,9 @@ fn from_inside(order: &AttachOrder<'_>, entries: &[SmapsEntry], areas: &mut [Are
             }
             thp.map_or(Ok(()), |thp| Ok(thp.end(session)?))
         };
-        let image = RunningImage::open(order.process);
         let calls: Vec<&[Foreseen]> = vec![&COLLAPSE_CALLS, &ThpOn::CALLS];
-        let done = in_a_stop(order, image, entries, calls, work).and_then(|(_, done)| done);
+        let stop = Stop { entries, rests_on: &[], calls };
+        let done = in_a_stop(order, stop, work).and_then(|(_, done)| done);
         if let Err(failure) = done {
             for area in areas.iter_mut().filter(|area| !area.wanted.is_empty()) {
                 area.refused.get_or_insert_with(|| failure.to_string());
@@ -158,7 +165,7 @@ fn from_inside(order: &AttachOrder<'_>, entries: &[SmapsEntry], areas: &mut [Are
     }
 }
 
-/// What [`collapse`] has the process call.
+/// The call that [`collapse`] has the process make.
 const COLLAPSE_CALLS: [Foreseen; 1] = [Foreseen::needed(
     "madvise(MADV_COLLAPSE)",
     c::SYS_madvise,

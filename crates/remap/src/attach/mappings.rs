@@ -4,10 +4,12 @@ use tiexec_core::skip::SkipReason;
 
 use crate::failure::Failure;
 
-/// What one switch can add for good: the text is cut into what is below, the part, and what is above.
+/// The mappings that one switch can add for good: it cuts the text into the part, and what lies below
+/// and above.
 const BY_EACH: usize = 2;
-/// What must be free beside that: the staged mapping, and the five by which mremap(2) wants to be below
-/// the limit (`mm/mremap.c`, "pre-compute if the whole operation has high chances to success").
+/// The mappings that must be free beside those: the staged mapping, and the five by which mremap(2)
+/// wants to be below the limit (`mm/mremap.c`, "pre-compute if the whole operation has high chances to
+/// success").
 const BESIDE: usize = 6;
 
 /// Checks that a process that has `now` mappings may have `parts` of its text switched. A limit that

@@ -4,15 +4,18 @@
 //! made to map what was staged; the others never stop. Until the one `mremap` of a span, nothing of
 //! the process has changed; after it, the span's bytes are the same as before.
 
-mod haste;
+mod asking;
+mod boost;
+mod identity;
 mod images;
 mod jit;
+mod left;
 mod mappings;
 mod pass;
 mod place;
+mod pool;
 mod prepared;
 mod revert;
-mod same;
 mod stored;
 mod switching;
 mod texts;
@@ -23,16 +26,18 @@ mod written;
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{Pages, RemoteAddr};
+use tiexec_core::area::{Area, SmapsFor};
 use tiexec_core::config::EdgePolicy;
 use tiexec_core::numa::Numa;
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::auxv;
-use tiexec_core::proc::smaps::{self, SmapsEntry};
-use tiexec_core::proc::status;
+use tiexec_core::proc::maps::Vma;
+use tiexec_core::proc::status::{self, Credentials};
 use tiexec_core::seccomp::Value;
 use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
+use tiexec_sys::address_space::AddressSpace;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, SysError, c};
 use tiexec_tracee::TraceError;
@@ -42,18 +47,20 @@ use tiexec_tracee::gadgets;
 use tiexec_tracee::running::Stopped;
 use tiexec_tracee::session::{Counts, Session};
 
-use haste::Haste;
+use boost::Boost;
+pub use identity::cause_at_first_look;
+pub(crate) use images::Image;
 pub use images::Images;
 pub use jit::collapse_jit;
 pub(crate) use prepared::{Prepared, prepare};
 pub use revert::{Reverted, revert};
-use same::RunningImage;
 pub use verify::report;
 
 use crate::failure::Failure;
 use crate::launch::Sources;
+use crate::workers::Workers;
 
-/// What to do with a running process.
+/// The order to work on a running process.
 #[derive(Clone, Copy, Debug)]
 pub struct AttachOrder<'a> {
     /// The process.
@@ -62,11 +69,17 @@ pub struct AttachOrder<'a> {
     pub task: Pid,
     /// The directory of `task` under `/proc`.
     pub process: &'a ProcDir,
+    /// The address space of `task`: what is looked at, planned for and switched.
+    pub space: &'a AddressSpace,
+    /// The credentials of `task`.
+    pub credentials: &'a Credentials,
+    /// The workers that open its files and copy its descriptors.
+    pub workers: &'a Workers,
     /// The page sizes.
     pub pages: Pages,
-    /// What to make huge pages of.
+    /// The sources of huge pages.
     pub sources: Sources,
-    /// Whose text to look after.
+    /// The files whose text is looked after.
     pub select: Select,
     /// Which ragged edges are taken.
     pub edges: EdgePolicy,
@@ -84,31 +97,33 @@ pub struct AttachOrder<'a> {
     pub dry_run: bool,
 }
 
-/// What came of it.
+/// The result of an attach.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Attached {
-    /// What was planned.
+    /// The plan.
     pub plan: Plan,
     /// Why it was not carried out, or not in full.
     pub failure: Option<Failure>,
     /// Why something was done in a worse way than could be.
     pub setback: Option<Failure>,
-    /// What the stop cost; `None` if no thread was stopped.
+    /// The cost of the stop; `None` if no thread was stopped.
     pub stop: Option<StopCost>,
     /// Bytes of text that became huge without a stop.
     pub from_outside: u64,
     /// Bytes copied from files into images for this process; none where an image was there already.
     pub bytes_copied: u64,
+    /// Why smaps was read, if it was.
+    pub smaps_for: Option<SmapsFor>,
 }
 
-/// What one stop of one thread cost.
+/// The cost of one stop of one thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StopCost {
     /// The thread.
     pub tid: Pid,
     /// For how long it stood.
     pub lasted: Duration,
-    /// What it was made to do.
+    /// Counters of the calls that it made for us.
     pub counts: Counts,
     /// Whether it saw that a system call was interrupted.
     pub shown: bool,
@@ -124,10 +139,20 @@ impl Attached {
 /// Puts the text of a running process onto huge pages, as far as it is not.
 ///
 /// # Errors
-/// Nothing could be begun; the process is as it was. What fails later is in the [`Attached`].
+/// Nothing could be begun; the process is as it was. The [`Attached`] tells of later failures.
 pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, Failure> {
+    let mut attached =
+        attach_as_seen(order, images).map_err(|failure| identity::cause(order, failure))?;
+    attached.failure = attached.failure.map(|failure| identity::cause(order, failure));
+    if attached.failure.is_none() && !attached.touched_it() {
+        // That there is nothing to do is true of what was looked at.
+        identity::still_there(order)?;
+    }
+    Ok(attached)
+}
+
+fn attach_as_seen(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, Failure> {
     let begun = Instant::now();
-    let image = RunningImage::open(order.process);
     let mut prepared = prepare(order, images, begun + order.deadline)?;
     prepared.touch_from_outside(order);
     if prepared.is_empty() {
@@ -135,38 +160,38 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
     }
     let work =
         |session: &mut Session, snapshot: &Snapshot| prepared.switch(session, order, snapshot);
-    let (cost, done) = in_a_stop(order, image, &prepared.entries, prepared.calls(), work)?;
+    let rests_on: Vec<&Vma> = prepared.texts_with_spans().collect();
+    let stop = Stop { entries: &prepared.entries, rests_on: &rests_on, calls: prepared.calls() };
+    let (cost, done) = in_a_stop(order, stop, work)?;
     prepared.attached.stop = Some(cost);
+    prepared.give_up();
     if let Err(failure) = done {
         prepared.attached.failure.get_or_insert(failure);
     }
     Ok(prepared.attached)
 }
 
-/// Reads a process's smaps.
-///
-/// # Errors
-/// `target_gone`, `proc_unavailable`.
-fn read_smaps(process: &ProcDir) -> Result<Vec<SmapsEntry>, Failure> {
-    // It is read piece by piece: what is mapped meanwhile may come out of order.
-    let mut attempts = 8;
-    loop {
-        let text = process.read("smaps").map_err(Failure::unreadable)?;
-        attempts -= 1;
-        match smaps::parse(&text) {
-            Err(_) if attempts > 0 => {}
-            parsed => {
-                return parsed.map_err(|error| Failure::new(SkipReason::ProcUnavailable, error));
-            }
-        }
-    }
+/// One stop of a thread: what was seen of the process before, and what is to be called.
+struct Stop<'a> {
+    /// Its mappings.
+    entries: &'a [Area],
+    /// The mappings that must still be as they were.
+    rests_on: &'a [&'a Vma],
+    /// The calls that will be made.
+    calls: Vec<&'static [Foreseen]>,
 }
 
 /// Whether the process has turned THP off for itself (`PR_SET_THP_DISABLE`; mariadbd does, for its
-/// heap). What is PMD-mapped stays so, but nothing new would be.
+/// heap). PMD-mapped text stays so, but nothing new would become so.
 fn thp_is_off(process: &ProcDir) -> bool {
     let status = process.read("status").map(|text| status::parse(&text)).unwrap_or_default();
     status.thp_enabled == Some(false)
+}
+
+/// Whether the process has locked some of its memory (mlock(2)).
+fn has_locked_memory(process: &ProcDir) -> bool {
+    let status = process.read("status").map(|text| status::parse(&text)).unwrap_or_default();
+    status.locked > 0
 }
 
 /// THP on for a process that has turned it off, for as long as it takes to map what is staged.
@@ -207,7 +232,7 @@ impl ThpOn {
     }
 }
 
-/// What is done in a stop.
+/// The result of the work in a stop.
 type Done = Result<(), Failure>;
 
 /// Stops one thread, has `work` make it call what is in `calls`, and lets it go.
@@ -217,16 +242,14 @@ type Done = Result<(), Failure>;
 /// kernel lets it go when the thread that seized it ends.
 fn in_a_stop(
     order: &AttachOrder<'_>,
-    image: Result<RunningImage, Failure>,
-    entries: &[SmapsEntry],
-    calls: Vec<&[Foreseen]>,
+    stop: Stop<'_>,
     work: impl FnOnce(&mut Session, &Snapshot) -> Done + Send,
 ) -> Result<(StopCost, Done), Failure> {
     std::thread::scope(|scope| {
         // Where memory is short, a stack of the usual size may be what is too much.
-        let thread = std::thread::Builder::new().stack_size(512 << 10);
+        let thread = std::thread::Builder::new().name("tiexec-stop".into()).stack_size(512 << 10);
         let stop = thread
-            .spawn_scoped(scope, || stop_and_work(order, image, entries, calls, work))
+            .spawn_scoped(scope, || stop_and_work(order, stop, work))
             .map_err(|error| Failure::new(SkipReason::ForkFailed, error))?;
         stop.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
@@ -234,35 +257,40 @@ fn in_a_stop(
 
 fn stop_and_work(
     order: &AttachOrder<'_>,
-    image: Result<RunningImage, Failure>,
-    entries: &[SmapsEntry],
-    mut calls: Vec<&[Foreseen]>,
+    stop: Stop<'_>,
     work: impl FnOnce(&mut Session, &Snapshot) -> Done,
 ) -> Result<(StopCost, Done), Failure> {
+    let Stop { entries, rests_on, mut calls } = stop;
     let vmas = entries.iter().map(|entry| entry.vma.clone()).collect();
     let snapshot = Snapshot { pages: order.pages, vmas, entry: RemoteAddr::new(0) };
-    thread::permitted(order, image.as_ref().ok())?;
-    let image = image?;
+    thread::permitted(order)?;
     let gadgets = find_gadgets(order, &snapshot)?;
-    let mut haste = Haste::begin();
-    calls.push(&haste::CALLS);
-    let (stopped, mut session) = thread::begin(order, &image, &snapshot, gadgets, &calls)?;
+    let mut boost = Boost::begin();
+    calls.push(&boost::CALLS);
+    let (stopped, mut session) = thread::begin(order, &snapshot, gadgets, &calls, &boost)?;
+    if let Some(patience) = order.workers.limit() {
+        session.limit(patience);
+    }
     let gone = |error: TraceError| Failure::from(error);
-    haste.take_along(&mut session, stopped.tid).map_err(gone)?;
-    let done = work(&mut session, &snapshot);
-    let counts = haste.leave(session, &stopped).map_err(gone)?;
+    boost.take_along(&mut session, stopped.tid).map_err(gone)?;
+    let done =
+        identity::unchanged(order.space, rests_on).and_then(|()| work(&mut session, &snapshot));
+    let counts = match boost.leave(session, &stopped) {
+        Ok(counts) => counts,
+        // The first thing that went wrong is the cause of the second.
+        Err(error) => return Err(done.err().unwrap_or_else(|| gone(error))),
+    };
     let Stopped { tid, since, shown, .. } = stopped;
     Ok((StopCost { tid, lasted: since.elapsed(), counts, shown }, done))
 }
 
 /// Looks for the instructions to call through, in the dynamic linker or in the program.
 fn find_gadgets(order: &AttachOrder<'_>, snapshot: &Snapshot) -> Result<Gadgets, Failure> {
-    let auxv = order.process.read("auxv").map_err(Failure::unreadable)?;
+    let auxv = order.space.auxv().map_err(Failure::unreadable)?;
     let at = |key| RemoteAddr::new(auxv::get(&auxv, key).unwrap_or(0));
-    gadgets::find_running(order.task, snapshot, at(auxv::AT_BASE), at(auxv::AT_ENTRY)).ok_or_else(
-        || {
+    gadgets::find_running(order.space.memory(), snapshot, at(auxv::AT_BASE), at(auxv::AT_ENTRY))
+        .ok_or_else(|| {
             let what = "the program has no `syscall; ret`, or no signal return, of its own";
             Failure::new(SkipReason::NoGadget, what)
-        },
-    )
+        })
 }

@@ -1,27 +1,28 @@
 //! Handing a file to a running process: over a pair of sockets that it makes (unix(7), `SCM_RIGHTS`).
 //!
-//! So no path need be visible where it lives, and what it may open does not matter.
+//! So no path need be visible to the process, and its right to open files does not matter.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use tiexec_core::addr::RemoteAddr;
 use tiexec_core::proc::status;
 use tiexec_core::seccomp::Value;
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, c, process};
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::Session;
 
+use super::AttachOrder;
 use crate::failure::Failure;
 
 const FAMILY: i32 = c::AF_UNIX;
 const KIND: i32 = c::SOCK_DGRAM | c::SOCK_CLOEXEC;
 const RECEIVING: i32 = c::MSG_CMSG_CLOEXEC | c::MSG_DONTWAIT;
 
-/// What a passage has the process call, beside [`DESCRIPTOR_CALLS`](tiexec_tracee::session::DESCRIPTOR_CALLS).
+/// The calls that a passage has the process make, beside
+/// [`DESCRIPTOR_CALLS`](tiexec_tracee::session::DESCRIPTOR_CALLS).
 pub(super) const CALLS: [Foreseen; 2] = [
     Foreseen::needed(
         "socketpair(AF_UNIX)",
@@ -47,11 +48,8 @@ impl Passage {
     ///
     /// # Errors
     /// `fd_limit`, `seccomp`-like refusals as `switch_failed`; nothing is left in the process.
-    pub(crate) fn open(
-        session: &mut Session,
-        pid: Pid,
-        process: &ProcDir,
-    ) -> Result<Self, Failure> {
+    pub(crate) fn open(session: &mut Session, order: &AttachOrder<'_>) -> Result<Self, Failure> {
+        let AttachOrder { task: pid, process, workers, .. } = *order;
         let own_pid = process.read("status").ok().and_then(|text| status::parse(&text).ns_tgid);
         let own_pid = own_pid.and_then(|id| Pid::from_raw(id.cast_signed())).unwrap_or(pid);
         let refused = |call| {
@@ -71,19 +69,25 @@ impl Passage {
                 Call::new(c::SYS_socketpair, [family, kind, 0, pair.get()])
             })?
             .map_err(refused("socketpair"))?;
-        let copy = process::descriptor_of(pid, ours)
-            .map_err(|error| Failure::new(SkipReason::SwitchFailed, error))?;
+        let copy = match workers.fetcher() {
+            Some(fetcher) => fetcher.socket_of(pid, ours)?,
+            None => process::descriptor_of(pid, ours)
+                .map_err(|error| Failure::new(SkipReason::SwitchFailed, error))?,
+        };
         session.release_now()?;
         Ok(Self { theirs: u64::from(theirs.unsigned_abs()), ours: copy })
     }
 
-    /// Hands `file` over; returns its number there. The session closes it.
+    /// Hands a file over, which `send` sends over the socket; returns its number there. The session closes it.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub(crate) fn hand_over(&self, session: &mut Session, file: &File) -> Result<u64, Failure> {
-        process::send_descriptor(self.ours.as_fd(), file.as_fd())
-            .map_err(|error| Failure::new(SkipReason::SwitchFailed, error))?;
+    pub(crate) fn hand_over(
+        &self,
+        session: &mut Session,
+        send: impl FnOnce(BorrowedFd<'_>) -> Result<(), Failure>,
+    ) -> Result<u64, Failure> {
+        send(self.ours.as_fd())?;
         // struct msghdr, struct iovec, one byte of data; the control message comes where its number is
         // to be written.
         const HEADER: usize = 7 * WORD;
@@ -116,6 +120,15 @@ impl Passage {
         let fd = u64::from(fd.unsigned_abs());
         Ok(fd)
     }
+}
+
+/// Sends a file of this process's own over the socket.
+///
+/// # Errors
+/// `switch_failed`.
+pub(super) fn send(socket: BorrowedFd<'_>, file: &File) -> Result<(), Failure> {
+    process::send_descriptor(socket, file.as_fd())
+        .map_err(|error| Failure::new(SkipReason::SwitchFailed, error))
 }
 
 const WORD: usize = size_of::<u64>();

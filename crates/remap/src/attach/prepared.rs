@@ -1,19 +1,21 @@
 //! All that is done beside a process before one of its threads is stopped: looking, planning, staging;
 //! and what is left to be done in the stop.
 
-use std::fs::File;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use tiexec_core::addr::AddrRange;
+use tiexec_core::addr::{AddrRange, mib};
+use tiexec_core::area::Area;
+use tiexec_core::marks::Marks;
 use tiexec_core::plan::edges::Around;
 use tiexec_core::plan::{Backing, Plan, Span, plan_running};
 use tiexec_core::proc::maps::Vma;
-use tiexec_core::proc::smaps::SmapsEntry;
 use tiexec_core::seccomp::Value;
+use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
+use tiexec_sys::areas::Seen;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{c, process, vm};
 use tiexec_tracee::TraceError;
@@ -22,22 +24,27 @@ use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::{DESCRIPTOR_CALLS, Session};
 
 use super::images::{Image, Images};
+use super::place::Surroundings;
 use super::stored::{self, Stored};
 use super::switching::{Staging, Switching};
 use super::texts::{Looking, Texts, reserved};
 use super::written::Written;
-use super::{AttachOrder, Attached, Done, ThpOn, mappings, pass, place, read_smaps, thp_is_off};
+use super::{
+    AttachOrder, Attached, Done, ThpOn, asking, has_locked_memory, left, mappings, pass, place,
+    thp_is_off,
+};
 use crate::failure::Failure;
 use crate::image::{Memory, Source};
-use crate::{headroom, numa};
+use crate::target_file::TargetFile;
+use crate::{areas, headroom, mapped, numa};
 
 /// All that can be done beside a process.
 pub(crate) struct Prepared {
-    /// What is planned, and what has failed so far.
+    /// The plan, and the failures so far.
     pub attached: Attached,
-    /// Its smaps.
-    pub entries: Vec<SmapsEntry>,
-    /// Texts, their spans that get a copy, and that.
+    /// Its mappings.
+    pub entries: Vec<Area>,
+    /// Each text, its spans that get a copy, and the copy.
     staged: Vec<Staging>,
     /// Edges that the page cache holds.
     edges: Vec<Span>,
@@ -47,12 +54,21 @@ pub(crate) struct Prepared {
     /// Which of it has been written to.
     written: Written,
     thp_off: bool,
+    marks: Option<Marks>,
+    /// The mappings that a dead TiExec left there.
+    left: Vec<Vma>,
+    /// Whether some of its memory is locked.
+    locks: bool,
+    /// Whether its text may have protection keys.
+    keys: bool,
+    /// Text of which only the stop has shown that it must be left alone, and why.
+    alone: Mutex<Vec<(AddrRange, SkipReason)>>,
 }
 
 impl Prepared {
     /// Whether nothing is to be done to the process itself.
     pub(crate) fn is_empty(&self) -> bool {
-        !self.covers() && self.touched.is_empty()
+        !self.covers() && self.touched.is_empty() && self.left.is_empty()
     }
 
     /// Has text that is in huge folios mapped by whole PMD entries from outside, where the kernel does
@@ -70,16 +86,36 @@ impl Prepared {
         });
     }
 
+    /// Gives up what the stop has shown must be left alone.
+    pub(crate) fn give_up(&mut self) {
+        let alone = self.alone.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (range, why) in alone.drain(..) {
+            self.attached.plan.give_up(range, why);
+        }
+    }
+
     /// Whether something is to be mapped over the text.
     fn covers(&self) -> bool {
         !self.staged.is_empty() || !self.edges.is_empty()
     }
 
+    /// The text VMAs in which something is to be switched.
+    pub(super) fn texts_with_spans(&self) -> impl Iterator<Item = &Vma> {
+        let texts = &self.attached.plan.texts;
+        texts.iter().filter(|text| !text.spans.is_empty()).map(|text| &text.vma)
+    }
+
     /// The calls that [`switch`](Self::switch) makes.
     pub(super) fn calls(&self) -> Vec<&'static [Foreseen]> {
         let mut calls: Vec<&[Foreseen]> = Vec::new();
+        if !self.left.is_empty() {
+            calls.push(&[place::UNMAP]);
+        }
         if self.covers() {
             calls.extend(COPY_CALLS);
+        }
+        if self.covers() && self.locks {
+            calls.push(&asking::LOCK_CALLS);
         }
         if self.covers() && self.entries.iter().any(|entry| entry.vma.guarded) {
             calls.push(&place::GUARDED_CALLS);
@@ -100,22 +136,25 @@ impl Prepared {
     /// Switches what is staged.
     ///
     /// # Errors
-    /// What is not switched is where it was.
+    /// Text that is not switched is where it was.
     pub(crate) fn switch(
         &self,
         session: &mut Session,
         order: &AttachOrder<'_>,
         snapshot: &Snapshot,
     ) -> Done {
+        let mut switched: Done = left::take_away(session, order, &self.left).map(|_bytes| ());
         let thp = if self.thp_off { Some(ThpOn::begin(session)?) } else { None };
-        let mut switched = Ok(());
         if self.covers() {
-            let Self { texts, entries, written, .. } = self;
-            let switching = Switching { order, snapshot, texts, entries, written };
-            switched = switching.all(session, &self.staged, &self.edges);
+            let Self { texts, written, marks, locks, keys, .. } = self;
+            let around = Surroundings { space: order.space, snapshot, marks: *marks };
+            let (locks, keys, alone) = (*locks, *keys, &self.alone);
+            let switching = Switching { order, around, texts, written, locks, keys, alone };
+            let done = switching.all(session, &self.staged, &self.edges);
+            switched = switched.and(done);
         }
         for &range in &self.touched {
-            // What was written to would be thrown away.
+            // The refault would throw away text that was written to.
             match self.written.none(range) {
                 Ok(()) => refault(session, range)?,
                 Err(failure) => switched = switched.and(Err(failure)),
@@ -131,14 +170,21 @@ impl Prepared {
 /// Looks at a process, plans, and stages copies, until `deadline`.
 ///
 /// # Errors
-/// Nothing could be begun. What fails later is in the [`Attached`].
+/// Nothing could be begun. The [`Attached`] tells of later failures.
 pub(crate) fn prepare(
     order: &AttachOrder<'_>,
     images: &mut Images,
     deadline: Instant,
 ) -> Result<Prepared, Failure> {
-    let written = Written::open(order.process, order.pages)?;
-    let entries = read_smaps(order.process)?;
+    let written = Written::of(order.space, order.pages)?;
+    let Seen { areas: mut entries, smaps_for } = areas::look(order)?;
+    let marks = mapped::marks(order.process, order.pages);
+    let mut left = left::find(order, marks, &entries);
+    // It is taken away first: what is planned is planned without it.
+    entries.retain(|entry| !left.contains(&entry.vma));
+    if order.dry_run {
+        left.clear();
+    }
     let AttachOrder { process, pages, edges, .. } = *order;
     let mut texts = Texts::read(&Looking { order, written: &written, deadline }, &entries);
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
@@ -153,12 +199,35 @@ pub(crate) fn prepare(
         }
         plan = plan_running(&around, &texts.texts);
     }
-    let attached =
-        Attached { plan, failure: None, setback, stop: None, from_outside: 0, bytes_copied: 0 };
+    let attached = Attached {
+        plan,
+        failure: None,
+        setback,
+        stop: None,
+        from_outside: 0,
+        bytes_copied: 0,
+        smaps_for,
+    };
     let thp_off = thp_is_off(order.process);
+    let locks = has_locked_memory(order.process);
+    // smaps has told which have.
+    let keys = smaps_for.is_none() && process::has_protection_keys();
     let (staged, edges, touched) = (Vec::new(), Vec::new(), Vec::new());
-    let mut prepared =
-        Prepared { attached, entries, staged, edges, touched, texts, written, thp_off };
+    let mut prepared = Prepared {
+        attached,
+        entries,
+        staged,
+        edges,
+        touched,
+        texts,
+        written,
+        thp_off,
+        marks,
+        left,
+        locks,
+        keys,
+        alone: Mutex::default(),
+    };
     let attached = &mut prepared.attached;
     if order.dry_run || attached.plan.huge_bytes() == 0 {
         return Ok(prepared);
@@ -191,7 +260,10 @@ pub(crate) fn prepare(
     Ok(prepared)
 }
 
-/// What handing images over and switching to them has the process call.
+/// The most that is copied for one process of other credentials, in bytes: it may claim text of any length.
+const MOST_FOR_OTHERS: u64 = 1 << 30;
+
+/// The calls that the process makes when images are handed over and switched to.
 pub(super) const COPY_CALLS: [&[Foreseen]; 3] = [&DESCRIPTOR_CALLS, &pass::CALLS, &place::CALLS];
 
 /// Returns, for each text, the spans of it that need a copy.
@@ -219,20 +291,35 @@ fn stage(
     }
     if backing == Backing::Image {
         let bytes = spans.iter().map(|span| span.range.len()).sum();
-        // It is this process's memory cgroup that pays.
-        headroom::check(&ProcDir::this_process().map_err(Failure::unreadable)?, bytes)?;
+        if order.workers.reader().is_some() && bytes > MOST_FOR_OTHERS {
+            let (text, most) = (mib(bytes), mib(MOST_FOR_OTHERS));
+            let what = format!("{text} MiB of text of another user's process ({most} MiB at most)");
+            return Err(Failure::new(SkipReason::MemoryHeadroom, what));
+        }
+        // The reader's memory cgroup pays, which is that of the process; otherwise this process's own.
+        let this = ProcDir::this_process().map_err(Failure::unreadable)?;
+        headroom::check(
+            if order.workers.reader().is_some() { order.process } else { &this },
+            bytes,
+        )?;
     }
-    let gone = || Failure::new(SkipReason::FileGone, vma.display_path());
-    let file: &File = texts.file(vma).ok_or_else(gone)?;
+    let gone = || Failure::new(SkipReason::FileGone, vma.path().shown());
+    let file = texts.file(vma).ok_or_else(gone)?;
     let parts = texts.text(vma).and_then(|text| text.parts.as_ref());
     let path = vma.display_path();
     let name = path.rsplit('/').next().unwrap_or_default();
     let nodes = numa::turns(order.numa, order.process)?;
     let memory = Memory { backing, pages: order.pages, nodes: &nodes };
-    images.get(Source { file, parts }, name, spans, memory, deadline)
+    match file {
+        TargetFile::Here(file) => images.get(Source { file, parts }, name, spans, memory, deadline),
+        TargetFile::Apart(reader, id, _) => {
+            let image = reader.make_image(*id, parts, name, spans, memory, deadline)?;
+            Ok(Arc::new(image))
+        }
+    }
 }
 
-/// What [`refault`] has the process call.
+/// The calls that [`refault`] has the process make.
 const REFAULT_CALLS: [Foreseen; 2] = [
     Foreseen::needed(
         "madvise(MADV_DONTNEED)",
@@ -246,7 +333,7 @@ const REFAULT_CALLS: [Foreseen; 2] = [
     ),
 ];
 
-/// Has text that lies on huge folios already mapped anew, by whole PMD entries. Whoever runs there
+/// Has text that lies on huge folios already mapped anew, by whole PMD entries. A thread that runs there
 /// meanwhile faults it in again.
 fn refault(session: &mut Session, range: AddrRange) -> Result<(), TraceError> {
     let (start, len) = (range.start().get(), range.len());

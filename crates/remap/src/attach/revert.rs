@@ -1,34 +1,42 @@
 //! Back: the file's own ranges over the text of ours.
 //!
-//! Which file, and where in it, is told by the areas that are left of it near ours and by its own
-//! headers; no record is kept, so this works after an upgrade of TiExec and with an emptied store. The
-//! bytes are compared before anything is changed. What no segment of the file covers was empty before.
+//! The areas of the file that are left near ours, and the file's own headers, tell which file belongs there,
+//! and which part of it. No record is kept, so this works after an upgrade of TiExec and with an emptied
+//! store. The bytes are compared before anything is changed. A range that no segment of the file covers
+//! was empty before.
+//!
+//! The steps have an order by which a later revert can tell what is left after each of them. A copy loses its filler
+//! first, so that each piece that remains holds something of the file's. Page cache that was widened loses its text
+//! first, because text alone would look like the file's own. Before that, pages of the hugetlb pool that hold an edge
+//! become base pages.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::rc::Rc;
 
 use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_core::area::Area;
 use tiexec_core::coverage::is_ours;
 use tiexec_core::parts::{Part, Parts};
-use tiexec_core::proc::maps::Vma;
-use tiexec_core::proc::smaps::SmapsEntry;
+use tiexec_core::proc::maps::{FileId, Vma};
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::{Pid, c, vm};
-use tiexec_tracee::arch::Call;
+use tiexec_sys::address_space::Memory;
+use tiexec_sys::c;
 use tiexec_tracee::foreseen::Foreseen;
+use tiexec_tracee::session::Session;
 
+use super::identity;
 use super::pass::Passage;
-use super::place::{self, Place};
+use super::place::{self, Handed, Surroundings, Switch};
+use super::pool::{self, Exchange};
 use super::prepared::COPY_CALLS;
-use super::same::RunningImage;
 use super::written::Written;
-use super::{AttachOrder, StopCost, in_a_stop, mappings, read_smaps};
+use super::{AttachOrder, Stop, StopCost, asking, has_locked_memory, in_a_stop, left, mappings};
+use crate::areas;
 use crate::failure::Failure;
-use crate::mapped::{Mapped, around, is_widened, may_be_ours, open_mapped};
-use crate::program::elf_facts;
+use crate::mapped::{self, Layouts, Mapped, is_marked_widened};
 use crate::protection::{GUARDED, TEXT};
+use crate::target_file::{ReadAt, TargetFile};
 
-/// What came of it.
+/// The result of a revert.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reverted {
     /// Bytes of ours that were found.
@@ -37,102 +45,149 @@ pub struct Reverted {
     pub reverted: u64,
     /// Why not all.
     pub failure: Option<Failure>,
-    /// What the stop cost; `None` if no thread was stopped.
+    /// The cost of the stop; `None` if no thread was stopped.
     pub stop: Option<StopCost>,
 }
 
 /// A range of ours, and the part of the file that belongs there.
 struct Piece {
     part: Part,
-    /// Which of the files.
-    file: usize,
-    locked: bool,
     protection: i32,
 }
 
-/// What belongs in the place of ours.
+/// A file, and what of it belongs in the place of ours.
+struct Original {
+    id: FileId,
+    file: TargetFile,
+    pieces: Vec<Piece>,
+}
+
+/// The mappings that belong in the place of ours.
 #[derive(Default)]
 struct Originals {
-    files: Vec<File>,
-    pieces: Vec<Piece>,
-    /// Where nothing belongs.
-    nothing: Vec<AddrRange>,
+    files: Vec<Original>,
+    /// The mappings that a dead TiExec left, known by their marks.
+    left: Vec<Vma>,
+    /// Ranges where nothing belongs: filler of copies, and other rests of copies.
+    filler: Vec<AddrRange>,
+    /// The same, of page cache that was widened.
+    widened: Vec<AddrRange>,
+    /// Pages of the pool of which no part can be given back, and their protection; and how they are named.
+    of_pool: Vec<(AddrRange, i32)>,
+    of_pool_name: Vec<u8>,
 }
 
 /// Puts the file's own text back in the place of ours.
 ///
 /// # Errors
-/// Nothing could be begun; the process is as it was. What fails later is in the [`Reverted`].
+/// Nothing could be begun; the process is as it was. The [`Reverted`] tells of later failures.
 pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
-    let image = RunningImage::open(order.process);
-    let written = Written::open(order.process, order.pages)?;
-    let entries = read_smaps(order.process)?;
+    let mut reverted = revert_as_seen(order).map_err(|failure| identity::cause(order, failure))?;
+    reverted.failure = reverted.failure.map(|failure| identity::cause(order, failure));
+    if reverted.failure.is_none() && reverted.stop.is_none() {
+        // That there is nothing to revert is true of what was looked at.
+        identity::still_there(order)?;
+    }
+    Ok(reverted)
+}
+
+fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
+    let written = Written::of(order.space, order.pages)?;
+    let entries = areas::look(order)?.areas;
+    let locks = has_locked_memory(order.process);
     let mut reverted = Reverted { found: 0, reverted: 0, failure: None, stop: None };
-    let mut originals = Originals::default();
+    let marks = mapped::marks(order.process, order.pages);
+    let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
+    let mut originals =
+        Originals { left: left::marked(order, marks, &vmas), ..Originals::default() };
+    reverted.found += originals.left.iter().map(|vma| vma.range.len()).sum::<u64>();
+    let entries: Vec<Area> =
+        entries.into_iter().filter(|entry| !originals.left.contains(&entry.vma)).collect();
+    let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
+    let mut layouts = Layouts::new(order.process, order.workers, &vmas, order.pages);
     for (index, entry) in entries.iter().enumerate() {
-        if !may_be_ours(entry, order.pages) {
-            continue;
-        }
-        let len = entry.vma.range.len();
-        match originals.look(order, &entries, index) {
-            Ok(true) => reverted.found += len,
-            Ok(false) => {}
-            Err(failure) => {
-                reverted.found += len;
-                reverted.failure.get_or_insert(failure);
+        let looked = if entry.vma.is_text() && is_ours(&entry.vma) {
+            originals.look_at_copy(order, &mut layouts, entry, index)
+        } else {
+            match layouts.widened(&entry.vma) {
+                Some((file, parts)) if is_marked_widened(order.process, entry) => {
+                    originals.look_at_widened(order.space.memory(), &file, &parts, entry)
+                }
+                _ => continue,
             }
+        };
+        reverted.found += entry.vma.range.len();
+        if let Err(failure) = looked {
+            reverted.failure.get_or_insert(failure);
         }
     }
-    let Originals { files, pieces, nothing } = originals;
-    if (pieces.is_empty() && nothing.is_empty()) || order.dry_run {
+    if originals.is_empty() || order.dry_run {
         return Ok(reverted);
     }
-    mappings::check(entries.len(), pieces.len())?;
-    let mut done = 0;
+    let of_pool = std::mem::take(&mut originals.of_pool);
+    let pieces = || originals.files.iter().flat_map(|original| &original.pieces);
+    mappings::check(entries.len(), pieces().count())?;
     let mut calls: Vec<&[Foreseen]> = vec![&[place::UNMAP]];
-    if !pieces.is_empty() {
+    if pieces().next().is_some() {
         calls.extend(COPY_CALLS);
     }
-    if pieces.iter().any(|piece| piece.protection == GUARDED) {
+    if locks {
+        calls.push(&asking::LOCK_CALLS);
+    }
+    if pieces().any(|piece| piece.protection == GUARDED) {
         calls.push(&place::GUARDED_CALLS);
     }
-    if pieces.iter().any(|piece| !piece.part.text) {
+    if pieces().any(|piece| !piece.part.text) {
         calls.push(&place::DATA_CALLS);
     }
-    let (cost, outcome) = in_a_stop(order, image, &entries, calls, |session, snapshot| {
-        let passage = if pieces.is_empty() {
-            None
-        } else {
-            Some(Passage::open(session, order.task, order.process)?)
-        };
-        for (index, file) in files.iter().enumerate() {
-            let mut of_file = pieces.iter().filter(|piece| piece.file == index).peekable();
-            let Some(passage) = passage.as_ref().filter(|_| of_file.peek().is_some()) else {
-                continue;
+    let name = originals.of_pool_name.strip_prefix(b"/memfd:").unwrap_or_default();
+    let exchange = Exchange::prepare(order, name, of_pool)?;
+    let mut done = 0;
+    let of_ours = |vma: &&Vma| {
+        let taken = |range: &AddrRange| vma.range.overlaps(*range);
+        pieces().any(|piece| taken(&piece.part.range))
+            || originals.filler.iter().chain(&originals.widened).any(taken)
+    };
+    let rests_on: Vec<&Vma> = vmas.iter().filter(of_ours).collect();
+    let stop = Stop { entries: &entries, rests_on: &rests_on, calls };
+    let (cost, outcome) = in_a_stop(order, stop, |session, snapshot| {
+        let taken = left::take_away(session, order, &originals.left);
+        let around = Surroundings { space: order.space, snapshot, marks };
+        let passage =
+            if originals.files.is_empty() { None } else { Some(Passage::open(session, order)?) };
+        if let (Some(exchange), Some(passage)) = (&exchange, &passage) {
+            exchange.make(session, passage, &around, &written)?;
+        }
+        done += unmap_all(session, &originals.filler)?;
+        for Original { id, file, pieces } in &originals.files {
+            let Some(passage) = &passage else { continue };
+            let source = Handed {
+                fd: passage.hand_over(session, |socket| file.send_over(socket))?,
+                file: *id,
             };
-            let fd = passage.hand_over(session, file)?;
-            for Piece { part, locked, protection, .. } in of_file {
+            for Piece { part, protection } in pieces {
                 let (offset, to) = (part.file_offset, part.range);
                 let (gaps, backing) = (Vec::new(), None);
-                let (locked, protection) = (*locked, *protection);
-                let place = Place { fd, offset, to, locked, protection, gaps, backing };
-                // What was written to before was compared with the rest; it may be the same again.
+                let (locked, protection) = (locks && asking::is_locked(session, to)?, *protection);
+                let claim_by = source;
+                let piece =
+                    Switch { source, offset, to, locked, protection, gaps, claim_by, backing };
+                // The first comparison covered the pages that were written to before: their bytes may be the file's
+                // again. Compare those pages once more.
                 let unchanged = || {
                     written.base_pages(to)?.into_iter().try_for_each(|page| {
                         let file_offset = offset + (page.start().get() - to.start().get());
-                        compare(order.task, &Part { range: page, file_offset, ..*part }, file)
+                        let part = Part { range: page, file_offset, ..*part };
+                        compare(order.space.memory(), &part, file)
                     })
                 };
-                place::switch(session, order.process, snapshot, &place, unchanged)?;
+                place::switch(session, &around, &piece, unchanged)?;
                 done += to.len();
             }
             session.release_now()?;
         }
-        for range in &nothing {
-            let (start, len) = (range.start().get(), range.len());
-            let _it_stays = session.call(Call::new(c::SYS_munmap, [start, len]))?;
-            done += len;
-        }
+        done += unmap_all(session, &originals.widened)?;
+        done += taken?;
         Ok(())
     })?;
     reverted.reverted = done;
@@ -143,92 +198,114 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     Ok(reverted)
 }
 
+/// Has the process unmap what nothing belongs in; returns how many bytes that is.
+fn unmap_all(session: &mut Session, ranges: &[AddrRange]) -> Result<u64, Failure> {
+    let mut bytes = 0;
+    for range in ranges {
+        bytes += left::unmap(session, *range)?;
+    }
+    Ok(bytes)
+}
+
 impl Originals {
-    /// Finds what belongs in the place of the area at `index`; returns whether it is ours.
-    fn look(
+    fn is_empty(&self) -> bool {
+        self.files.is_empty()
+            && self.left.is_empty()
+            && self.filler.is_empty()
+            && self.widened.is_empty()
+    }
+
+    /// Finds what belongs in the place of a copy, the area at `index`.
+    fn look_at_copy(
         &mut self,
         order: &AttachOrder<'_>,
-        entries: &[SmapsEntry],
+        layouts: &mut Layouts<'_>,
+        entry: &Area,
         index: usize,
-    ) -> Result<bool, Failure> {
-        let AttachOrder { process, pages, .. } = *order;
-        let entry = &entries[index];
-        let range = entry.vma.range;
-        let copied = is_ours(&entry.vma);
-        let images = around(process, entries, index, pages);
-        let mut why = None;
-        for Mapped { file, parts, vma } in images.unwrap_or_else(|failure| {
-            why = Some(failure);
-            Vec::new()
-        }) {
-            if !copied && (vma.file != entry.vma.file || !is_widened(range, &parts)) {
-                continue;
-            }
+    ) -> Result<(), Failure> {
+        let (memory, range) = (order.space.memory(), entry.vma.range);
+        let (files, mut why) = layouts.beside(index);
+        let places = files.iter().flat_map(|file| file.places.iter().map(move |at| (file, at)));
+        let mut here: Vec<_> = places.filter(|(_, parts)| parts.is_at(range)).collect();
+        here.sort_by_key(|(_, parts)| !parts.is_certain());
+        if !here.is_empty() {
+            why = None;
+        }
+        for (file, parts) in here {
             let content: Vec<Part> = parts.within(range).collect();
-            // Where it is in doubt what is where, text is told by its bytes, and nothing else is.
+            // If the places are in doubt, bytes can identify text, and nothing else.
             let only_text = |part: &Part| part.text && part.range == range;
             if parts.is_closed(range)
                 || !parts.is_certain() && !matches!(&content[..], [part] if only_text(part))
             {
                 continue;
             }
-            let same = content.iter().try_for_each(|part| compare(order.task, part, &file));
-            if let Err(failure) = same {
-                // What went wrong with the nearest is what is told.
-                why.get_or_insert(failure);
-                continue;
+            match content.iter().try_for_each(|part| compare(memory, part, &file.file)) {
+                Ok(()) => {
+                    self.filler.extend(parts.gaps(range));
+                    let mixed = pool::mixed_pages(entry, parts, order.pages.base);
+                    if !mixed.is_empty() {
+                        self.of_pool_name = entry.vma.path().to_vec();
+                    }
+                    let of_text = if entry.vma.guarded { GUARDED } else { TEXT };
+                    self.of_pool.extend(mixed.into_iter().map(|pages| (pages, of_text)));
+                    return self.add(file, content, entry);
+                }
+                // The failure of the nearest file is reported.
+                Err(failure) => {
+                    why.get_or_insert(failure);
+                }
             }
-            self.files.push(file);
-            let (file, locked) = (self.files.len() - 1, entry.has_flag(*b"lo"));
-            let of_text = if entry.vma.guarded { GUARDED } else { TEXT };
-            self.pieces.extend(content.into_iter().map(|part| {
-                let protection = if part.text { of_text } else { c::PROT_READ };
-                Piece { part, file, locked, protection }
-            }));
-            self.nothing.extend(parts.gaps(range));
-            return Ok(true);
         }
-        if !copied {
-            return Ok(false);
+        // A TiExec that died left it, of filler or beside the text.
+        if layouts.belongs_nowhere(memory, index) {
+            self.filler.push(range);
+            return Ok(());
         }
-        match why {
-            Some(failure) => Err(failure),
-            // A TiExec that died left it beside the text.
-            None if nowhere_else(order, entries, index) => {
-                self.nothing.push(range);
-                Ok(true)
-            }
-            None => Err(Failure::new(SkipReason::FileGone, "no area of its file is beside it")),
+        let no_file = || Failure::new(SkipReason::FileGone, "no area of its file is beside it");
+        Err(why.unwrap_or_else(no_file))
+    }
+
+    /// Finds what belongs in the place of page cache that was widened: other protections, and nothing.
+    fn look_at_widened(
+        &mut self,
+        memory: &Memory,
+        file: &Rc<Mapped>,
+        parts: &Parts,
+        entry: &Area,
+    ) -> Result<(), Failure> {
+        let range = entry.vma.range;
+        let mut content: Vec<Part> = parts.within(range).collect();
+        content.iter().try_for_each(|part| compare(memory, part, &file.file))?;
+        content.sort_by_key(|part| !part.text);
+        self.widened.extend(parts.gaps(range));
+        self.add(file, content, entry)
+    }
+
+    /// Adds parts of a file, to be mapped in this order.
+    fn add(&mut self, file: &Rc<Mapped>, content: Vec<Part>, entry: &Area) -> Result<(), Failure> {
+        let of_text = if entry.vma.guarded { GUARDED } else { TEXT };
+        let pieces = content.into_iter().map(|part| {
+            let protection = if part.text { of_text } else { c::PROT_READ };
+            Piece { part, protection }
+        });
+        // Handed over once, its areas can join each other.
+        if let Some(known) = self.files.iter_mut().find(|known| known.id == file.id) {
+            known.pieces.extend(pieces);
+            return Ok(());
         }
+        let (id, pieces) = (file.id, pieces.collect::<Vec<_>>());
+        if !pieces.is_empty() {
+            let copied = file.file.try_clone();
+            let file = copied.map_err(|error| Failure::new(SkipReason::FdLimit, error))?;
+            self.files.push(Original { id, file, pieces });
+        }
+        Ok(())
     }
 }
 
-/// Whether no file of the process has text or data where the area of ours at `index` is. Not so if that
-/// cannot be told.
-fn nowhere_else(order: &AttachOrder<'_>, entries: &[SmapsEntry], index: usize) -> bool {
-    let AttachOrder { process, pages, .. } = *order;
-    let range = entries[index].vma.range;
-    let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
-    let mut seen = Vec::new();
-    let free = |vma: &Vma| {
-        let Ok(file) = open_mapped(process, vma) else { return false };
-        // What is no ELF file has no text that could be ours.
-        let Ok(facts) = elf_facts(&file) else { return true };
-        let images = Parts::find(&facts.1.loads, pages.base, &vmas, vma.file, is_ours);
-        images.iter().all(|parts| !parts.is_at(range))
-    };
-    vmas.iter()
-        .filter(|vma| vma.is_file_backed() && !is_ours(vma))
-        .filter(|vma| {
-            let first = !seen.contains(&vma.file);
-            seen.push(vma.file);
-            first
-        })
-        .all(free)
-}
-
 /// Compares the process's bytes with the file's.
-fn compare(pid: Pid, part: &Part, file: &File) -> Result<(), Failure> {
+fn compare(memory: &Memory, part: &Part, file: &TargetFile) -> Result<(), Failure> {
     let Part { range, file_offset, .. } = *part;
     const CHUNK: u64 = 1 << 20;
     let mut at = 0;
@@ -237,7 +314,7 @@ fn compare(pid: Pid, part: &Part, file: &File) -> Result<(), Failure> {
         let len = CHUNK.min(range.len() - at) as usize;
         let from = RemoteAddr::new(range.start().get() + at);
         let unread = |error: &dyn std::fmt::Display| Failure::new(SkipReason::ReadFailed, error);
-        vm::read(pid, from, &mut here[..len]).map_err(Failure::unreadable)?;
+        memory.read(from, &mut here[..len]).map_err(Failure::unreadable)?;
         read_mapped(file, &mut there[..len], file_offset + at).map_err(|error| unread(&error))?;
         if here[..len] != there[..len] {
             let what = format!("the file's bytes differ from those at {from:?}");
@@ -249,7 +326,7 @@ fn compare(pid: Pid, part: &Part, file: &File) -> Result<(), Failure> {
 }
 
 /// Reads as a mapping of the file shows it: the page in which it ends goes on with zeros.
-fn read_mapped(file: &File, buffer: &mut [u8], at: u64) -> std::io::Result<()> {
+fn read_mapped(file: &TargetFile, buffer: &mut [u8], at: u64) -> std::io::Result<()> {
     let mut done = 0;
     while done < buffer.len() {
         match file.read_at(&mut buffer[done..], at + done as u64)? {

@@ -42,10 +42,10 @@ impl Stored {
     }
 }
 
-/// Finds the images of those texts that a copy is planned for, and has those built, until `deadline`,
-/// that there are none of. Where there is one now, the text's copy is to be that.
+/// Finds the images of those texts that a copy is planned for. Has the missing ones built, until
+/// `deadline`. A text that has an image now gets it as its copy.
 ///
-/// Also returns the first reason why there is none although there is a store.
+/// Also returns the first reason why a text has no image although there is a store.
 pub(super) fn find(
     order: &AttachOrder<'_>,
     images: &Images,
@@ -62,8 +62,10 @@ pub(super) fn find(
     let copied = |span: &&Span| span.backing == Backing::Image;
     for text in &plan.texts {
         let spans: Vec<&Span> = text.spans.iter().filter(copied).collect();
-        let Some(file) = texts.file(&text.vma).filter(|_| !spans.is_empty()) else { continue };
-        match find_one(order, store, &mut found, &text.vma, file, deadline) {
+        let file = texts.file(&text.vma).filter(|_| !spans.is_empty());
+        let file = file.and_then(|file| file.for_the_store(text.vma.path()));
+        let Some(file) = file else { continue };
+        match find_one(order, store, &mut found, &text.vma, &file, deadline) {
             Ok(Some(stored)) if spans.iter().all(|span| stored.offset_of(span).is_some()) => {
                 texts.copy_from(&text.vma, Backing::Store);
             }
@@ -85,7 +87,7 @@ fn find_one<'a>(
     original: &File,
     deadline: Instant,
 ) -> Result<Option<&'a Stored>, Failure> {
-    // What has no name any more will not be started again.
+    // A file that has no name any more will not be started again.
     if original.metadata().is_ok_and(|meta| meta.nlink() == 0) {
         return Ok(None);
     }
@@ -116,7 +118,7 @@ fn find_one<'a>(
 /// Returns the image of these spans of a text.
 ///
 /// # Errors
-/// `store_refused`: there is none of them.
+/// `store_refused`: none of them has an image.
 pub(super) fn image(stored: &[Stored], vma: &Vma, spans: &[Span]) -> Result<Image, Failure> {
     let whole = |stored: &Stored| {
         let part =

@@ -1,26 +1,26 @@
 //! In the stop: each staged part over its text, one after the other.
 
 use std::fs::File;
-use std::sync::Arc;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tiexec_core::addr::AddrRange;
 use tiexec_core::parts::{Parts, covered, in_range};
-use tiexec_core::plan::Span;
-use tiexec_core::proc::maps::{self, Vma};
-use tiexec_core::proc::smaps::SmapsEntry;
+use tiexec_core::plan::{Backing, Span};
+use tiexec_core::proc::maps::{self, FileId, Vma};
 use tiexec_core::skip::SkipReason;
-use tiexec_core::snapshot::Snapshot;
 use tiexec_tracee::session::Session;
 
-use super::AttachOrder;
 use super::images::Image;
-use super::pass::Passage;
-use super::place::{self, Place};
+use super::pass::{Passage, send};
+use super::place::{self, Handed, Surroundings, Switch};
 use super::texts::Texts;
 use super::written::Written;
+use super::{AttachOrder, asking};
 use crate::failure::Failure;
 use crate::image::Staged;
 use crate::protection;
+use crate::target_file::TargetFile;
 
 /// The spans of one text, and the image that holds them.
 #[derive(Debug)]
@@ -33,27 +33,31 @@ pub(super) struct Staging {
     pub image: Arc<Image>,
 }
 
-/// What is known of the process whose text is switched.
+/// The process whose text is switched.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Switching<'a> {
-    /// What is to be done.
+    /// The order.
     pub order: &'a AttachOrder<'a>,
-    /// Its address space, as it was looked at.
-    pub snapshot: &'a Snapshot,
+    /// Its address space.
+    pub around: Surroundings<'a>,
     /// Its texts.
     pub texts: &'a Texts,
-    /// Its smaps.
-    pub entries: &'a [SmapsEntry],
     /// Which of its pages have been written to.
     pub written: &'a Written,
+    /// Whether some of its memory is locked.
+    pub locks: bool,
+    /// Whether its text may have protection keys.
+    pub keys: bool,
+    /// Takes what must be left alone, and why.
+    pub alone: &'a Mutex<Vec<(AddrRange, SkipReason)>>,
 }
 
 impl Switching<'_> {
     /// Switches all that is staged, then the `edges` that the page cache holds.
     ///
     /// # Errors
-    /// The first one. What concerns one part only (`edge_in_use`, `modified_text`) does not keep the
-    /// others.
+    /// The first one. A failure of one part only (`edge_in_use`, `modified_text`) does not keep the others
+    /// from being switched.
     pub(super) fn all(
         &self,
         session: &mut Session,
@@ -64,24 +68,56 @@ impl Switching<'_> {
         let mut first = Ok(());
         for Staging { vma, spans, image } in staged {
             let passage = self.passage(&mut passage, session)?;
-            let fd = passage.hand_over(session, &image.file)?;
+            // The image claims the gaps, in base pages. The hugetlb pool has none.
+            let of_pool = |span: &Span| span.edge && span.backing == Backing::Hugetlb;
+            let original = self.texts.file(vma).filter(|_| spans.iter().any(of_pool));
+            let claim_by = match original {
+                Some(file) => Some(Handed {
+                    fd: passage.hand_over(session, |socket| file.send_over(socket))?,
+                    file: vma.file,
+                }),
+                None => None,
+            };
+            let fd = passage.hand_over(session, |socket| send(socket, &image.file))?;
+            let source = Handed { fd, file: id_of(&image.file) };
+            let claim_by = claim_by.unwrap_or(source);
             for part in &image.filled.staged {
                 // The image may have been made for another process, where the text lies elsewhere.
                 let Some((span, to)) = place_of(part, &image.spans, spans) else { continue };
-                let done = self.one(session, vma, span, to, (fd, part.image_offset));
-                first = keep_first(first, done)?;
+                let done = self.one(session, vma, span, to, (source, part.image_offset), claim_by);
+                first = keep_first(first, self.left_alone(to, done))?;
             }
             session.release_now()?;
+            if original.is_some() {
+                session.release_now()?;
+            }
         }
         for span in edges {
             let Some((vma, file)) = self.text_at(span.range) else { continue };
             let passage = self.passage(&mut passage, session)?;
-            let fd = passage.hand_over(session, file)?;
-            let done = self.one(session, vma, span, span.range, (fd, span.file_offset));
-            first = keep_first(first, done)?;
+            let source = Handed {
+                fd: passage.hand_over(session, |socket| file.send_over(socket))?,
+                file: vma.file,
+            };
+            let from = (source, span.file_offset);
+            let done = self.one(session, vma, span, span.range, from, source);
+            first = keep_first(first, self.left_alone(span.range, done))?;
             session.release_now()?;
         }
         first
+    }
+
+    /// Notes what the kernel, or a key, has shown must be left alone: no failure, it is as if it had been known before.
+    fn left_alone(&self, to: AddrRange, done: Result<(), Failure>) -> Result<(), Failure> {
+        match done {
+            Err(Failure {
+                reason: why @ (SkipReason::Sealed | SkipReason::ProtectionKey), ..
+            }) => {
+                self.alone.lock().unwrap_or_else(PoisonError::into_inner).push((to, why));
+                Ok(())
+            }
+            done => done,
+        }
     }
 
     fn passage<'p>(
@@ -91,30 +127,53 @@ impl Switching<'_> {
     ) -> Result<&'p Passage, Failure> {
         match passage {
             Some(passage) => Ok(passage),
-            None => {
-                Ok(passage.insert(Passage::open(session, self.order.task, self.order.process)?))
-            }
+            None => Ok(passage.insert(Passage::open(session, self.order)?)),
         }
     }
 
-    /// Switches one part of one span: `source` is the descriptor and the offset in it.
+    /// Switches one part of one span: `from` are the file and the offset in it.
     fn one(
         &self,
         session: &mut Session,
         vma: &Vma,
         span: &Span,
         to: AddrRange,
-        source: (u64, u64),
+        from: (Handed, u64),
+        claim_by: Handed,
     ) -> Result<(), Failure> {
-        let locked = |entry: &&SmapsEntry| entry.vma == *vma && entry.has_flag(*b"lo");
-        let locked = self.entries.iter().any(|entry| locked(&entry));
         let gaps = if span.edge { self.gaps_now(vma, to)? } else { Vec::new() };
-        let (fd, offset) = source;
+        if self.keys
+            && let Some(text) = vma.range.intersection(to)
+        {
+            asking::may_read(session, text, self.order.pages.base)?;
+        }
+        let locked = self.locks && self.is_locked(session, vma, span, to)?;
+        let (source, offset) = from;
         let backing = Some(span.backing);
         let protection = protection::of_text(std::slice::from_ref(vma), vma.range);
-        let place = Place { fd, offset, to, locked, protection, gaps, backing };
+        let part = Switch { source, offset, to, locked, protection, gaps, claim_by, backing };
         let unchanged = || self.written.none(to);
-        place::switch(session, self.order.process, self.snapshot, &place, unchanged)
+        place::switch(session, &self.around, &part, unchanged)
+    }
+
+    /// Whether the text at a part of a span is locked in memory.
+    fn is_locked(
+        &self,
+        session: &mut Session,
+        vma: &Vma,
+        span: &Span,
+        to: AddrRange,
+    ) -> Result<bool, Failure> {
+        let Some(text) = vma.range.intersection(to) else { return Ok(false) };
+        let locked = asking::is_locked(session, text)?;
+        let parts = self.texts.text(vma).and_then(|text| text.parts.as_ref());
+        for part in parts.filter(|_| span.edge).into_iter().flat_map(|parts| parts.within(to)) {
+            if asking::is_locked(session, part.range)? != locked {
+                let what = format!("{to} is locked in memory, and not all of it");
+                return Err(Failure::new(SkipReason::EdgeInUse, what));
+            }
+        }
+        Ok(locked)
     }
 
     /// Returns the gaps in an edge, once it is seen that what is mapped there is still what it was.
@@ -131,10 +190,17 @@ impl Switching<'_> {
     }
 
     /// Returns the text VMA that the edge is of, and its file.
-    fn text_at(&self, page: AddrRange) -> Option<(&Vma, &File)> {
+    fn text_at(&self, page: AddrRange) -> Option<(&Vma, &TargetFile)> {
         let text = self.texts.texts.iter().find(|text| text.vma.range.overlaps(page))?;
         Some((&text.vma, self.texts.file(&text.vma)?))
     }
+}
+
+/// Returns how maps names a file of ours: one in memory, whose device stat(2) and maps call the same.
+pub(super) fn id_of(file: &File) -> FileId {
+    let Ok(meta) = file.metadata() else { return FileId::default() };
+    let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+    FileId { major, minor, inode: meta.ino() }
 }
 
 /// Goes on after what concerns one part only.

@@ -1,10 +1,10 @@
-//! What there is to know of a running process's text before anything is decided.
+//! The facts about a running process's text, collected before anything is decided.
 
-use std::fs::File;
 use std::ops::Range;
 use std::time::Instant;
 
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
+use tiexec_core::area::Area;
 use tiexec_core::config::Edges;
 use tiexec_core::coverage::is_ours;
 use tiexec_core::parts::Parts;
@@ -12,17 +12,17 @@ use tiexec_core::plan::edges::{Reserved, edge_chunks};
 use tiexec_core::plan::{Backing, RunningText};
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::{FileId, Vma};
-use tiexec_core::proc::smaps::SmapsEntry;
-use tiexec_core::proc::stat;
+use tiexec_core::proc::{stat, status};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 
 use super::AttachOrder;
 use super::written::Written;
 use crate::failure::Failure;
-use crate::mapped::open_mapped;
-use crate::pagecache;
+use crate::headroom;
+use crate::open_mapped::open_mapped;
 use crate::program::elf_facts;
+use crate::target_file::TargetFile;
 
 /// Text VMAs and the files that they are of, each opened once.
 #[derive(Debug, Default)]
@@ -36,15 +36,15 @@ pub(crate) struct Texts {
 #[derive(Debug)]
 struct Opened {
     id: FileId,
-    file: File,
+    file: TargetFile,
     /// At each place where all of its text is; none for what is no ELF file.
     images: Vec<Parts>,
 }
 
-/// What decides how texts are looked at.
+/// The parameters of a look at texts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Looking<'a> {
-    /// What is to be done.
+    /// The order.
     pub order: &'a AttachOrder<'a>,
     /// Which of the process's pages have been written to.
     pub written: &'a Written,
@@ -66,7 +66,7 @@ impl Looking<'_> {
 
 impl Texts {
     /// Reads the text VMAs among `entries`.
-    pub(super) fn read(looking: &Looking<'_>, entries: &[SmapsEntry]) -> Self {
+    pub(super) fn read(looking: &Looking<'_>, entries: &[Area]) -> Self {
         let mut found = Self::default();
         let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
         let AttachOrder { process, pages, sources, select, .. } = *looking.order;
@@ -97,7 +97,9 @@ impl Texts {
                     Err(failure) => Some(failure.reason),
                 };
             }
-            if let (Some(allowed), Some(extent)) = (looking.order.allowed, extent) {
+            // A text that is left alone may be of any length.
+            if let (None, Some(allowed), Some(extent)) = (text.leave, looking.order.allowed, extent)
+            {
                 text.kept.extend(beyond(&text.kept, extent, allowed, pages));
                 text.kept.sort_by_key(|(range, _)| range.start());
             }
@@ -112,7 +114,7 @@ impl Texts {
     }
 
     /// Returns the file that a text VMA maps.
-    pub(crate) fn file(&self, vma: &Vma) -> Option<&File> {
+    pub(crate) fn file(&self, vma: &Vma) -> Option<&TargetFile> {
         self.opened(vma).map(|opened| &opened.file)
     }
 
@@ -143,10 +145,12 @@ impl Texts {
         extent: AddrRange,
         vmas: &[Vma],
     ) -> Result<(), Failure> {
-        let AttachOrder { process, pages, .. } = *looking.order;
+        let AttachOrder { process, workers, pages, .. } = *looking.order;
         let id = text.vma.file;
+        // A mapping may be of any length, with nothing in it: none of that is looked through.
+        headroom::check_length(extent.len())?;
         if self.opened(&text.vma).is_none() {
-            let file = open_mapped(process, &text.vma)?;
+            let file = open_mapped(process, workers, &text.vma)?;
             let images = elf_facts(&file)
                 .map(|(_, facts)| Parts::find(&facts.loads, pages.base, vmas, id, is_ours));
             self.files.push(Opened { id, file, images: images.unwrap_or_default() });
@@ -181,19 +185,19 @@ impl Texts {
         if let (Some(parts), Some(reach)) =
             (&text.parts, vma.range.align_outward(pages.pmd).and_then(in_file))
         {
-            let len = file.metadata().map_or(0, |meta| meta.len());
+            let len = file.facts().len;
             let near = |chunk: &Range<u64>| reach.start <= chunk.start && chunk.end <= reach.end;
             chunks.extend(edge_chunks(parts, edges, pages, len).into_iter().filter(near));
         }
         chunks.sort_by_key(|chunk| chunk.start);
-        let prepared = pagecache::prepare(file, &chunks, pages, looking.deadline);
+        let prepared = file.prepare_cache(&chunks, pages, looking.deadline);
         prepared.map(|prepared| prepared.huge).unwrap_or_default()
     }
 }
 
 /// Returns the main executable's file: the one that its program headers are mapped of. (The entry
 /// point may lie in an image of ours.)
-fn main_file(process: &ProcDir, entries: &[SmapsEntry]) -> Option<FileId> {
+fn main_file(process: &ProcDir, entries: &[Area]) -> Option<FileId> {
     let auxv = process.read("auxv").ok()?;
     let headers = RemoteAddr::new(auxv::get(&auxv, auxv::AT_PHDR)?);
     let entry = entries.iter().find(|entry| entry.vma.range.contains(headers))?;
@@ -201,9 +205,9 @@ fn main_file(process: &ProcDir, entries: &[SmapsEntry]) -> Option<FileId> {
 }
 
 /// Returns the whole huge pages of a text that are huge already: they are kept as they are.
-fn huge_already(entry: &SmapsEntry, pages: Pages) -> Vec<(AddrRange, SkipReason)> {
+fn huge_already(entry: &Area, pages: Pages) -> Vec<(AddrRange, SkipReason)> {
     let whole = entry.vma.range.align_inward(pages.pmd);
-    let whole = whole.filter(|whole| entry.pmd_mapped() >= whole.len());
+    let whole = whole.filter(|whole| entry.huge_bytes() >= whole.len());
     whole.map(|whole| (whole, SkipReason::AlreadyPmdMapped)).into_iter().collect()
 }
 
@@ -226,23 +230,20 @@ fn beyond(
         .collect()
 }
 
-/// Says why a text is to be left alone, from smaps.
-fn leave(entry: &SmapsEntry, pages: Pages) -> Option<SkipReason> {
+/// Says why a text is to be left alone. A sealed text shows that it is sealed only when it is to be replaced.
+fn leave(entry: &Area, pages: Pages) -> Option<SkipReason> {
     let vma = &entry.vma;
-    if entry.kernel_page_size > pages.base.bytes() {
+    if entry.is_hugetlb(pages.base) {
         return Some(SkipReason::AlreadyPmdMapped);
     }
     if is_ours(vma) {
         let whole = vma.range.align_inward(pages.pmd);
-        let huge = whole.is_some_and(|whole| entry.pmd_mapped() >= whole.len());
-        // Else the kernel has taken huge pages away since.
+        let huge = whole.is_some_and(|whole| entry.huge_bytes() >= whole.len());
+        // Otherwise the kernel has taken huge pages away since.
         return Some(if huge { SkipReason::AlreadyPmdMapped } else { SkipReason::NoHugePage });
     }
-    if entry.has_flag(*b"sl") {
-        return Some(SkipReason::Sealed);
-    }
-    // What has memory tags (aarch64) is reached by tagged addresses, of which a copy has none.
-    if !vma.perms.read || entry.protection_key != 0 || entry.has_flag(*b"mt") {
+    // A program reaches text with memory tags (aarch64) by tagged addresses; a copy has no tags.
+    if !vma.perms.read || entry.keyed {
         return Some(SkipReason::ProtectionKey);
     }
     if vma.perms.write || vma.perms.shared || vma.name.starts_with(b"/memfd:") {
@@ -251,34 +252,26 @@ fn leave(entry: &SmapsEntry, pages: Pages) -> Option<SkipReason> {
     None
 }
 
-/// Returns the addresses that no edge may cover: where the heap and stacks grow, and areas that cannot
-/// be replaced, or are locked in memory where the text beside them is not.
-pub(crate) fn reserved(process: &ProcDir, entries: &[SmapsEntry], pages: Pages) -> Reserved {
+/// Returns the addresses that no edge may cover: where the heap and stacks grow.
+pub(crate) fn reserved(process: &ProcDir, entries: &[Area], pages: Pages) -> Reserved {
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
     let layout = process.read("stat").ok().and_then(|text| stat::layout(&text).ok());
-    // A stack that grows; a shadow stack, which has a guard of its own.
-    let grows = |entry: &&SmapsEntry| entry.has_flag(*b"gd") || entry.has_flag(*b"ss");
-    let growing: Vec<AddrRange> =
-        entries.iter().filter(grows).map(|entry| entry.vma.range).collect();
-    let below_is_used = |vma: &Vma| vma.name == b"[stack]" || growing.contains(&vma.range);
     let start_brk = layout.map(|layout| layout.start_brk);
-    let mut reserved = Reserved::find(&vmas, start_brk, pages, below_is_used);
-    for entry in entries.iter().filter(|entry| entry.has_flag(*b"sl")) {
-        reserved.add(entry.vma.range);
-    }
-    for pair in entries.windows(2) {
-        let [one, other] = pair else { continue };
-        if one.has_flag(*b"lo") != other.has_flag(*b"lo") && one.vma.file == other.vma.file {
-            let data = if one.vma.is_text() { other } else { one };
-            reserved.add(data.vma.range);
-        }
-    }
-    reserved
+    let status = process.read("status").map(|text| status::parse(&text)).unwrap_or_default();
+    // The kernel says how much grows down (MAP_GROWSDOWN) or is a shadow stack, which has a guard of its own below it.
+    // Where that is more than the stack, it could be any memory of a stack's kind.
+    let is_stack = |vma: &&Vma| vma.name == b"[stack]";
+    let stack: u64 = vmas.iter().filter(is_stack).map(|vma| vma.range.len()).sum();
+    let could_be_one = |vma: &Vma| {
+        let like_one = !vma.is_file_backed() && !vma.perms.is_none() && !vma.perms.shared;
+        is_stack(&vma) || status.stack != stack && like_one
+    };
+    Reserved::find(&vmas, start_brk, pages, could_be_one)
 }
 
 /// Leaves alone a text whose file nothing else is mapped of: with all of it in a copy, nobody could
 /// tell any more what belongs there.
-fn only_trace(entry: &SmapsEntry, entries: &[SmapsEntry], pages: Pages) -> Option<SkipReason> {
+fn only_trace(entry: &Area, entries: &[Area], pages: Pages) -> Option<SkipReason> {
     let all_of_it = entry.vma.range.align_inward(pages.pmd) == Some(entry.vma.range);
     let others = entries.iter().filter(|other| other.vma.file == entry.vma.file).count() > 1;
     (all_of_it && !others).then_some(SkipReason::NotSelected)

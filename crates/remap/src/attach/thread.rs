@@ -1,6 +1,7 @@
 //! Finding the thread to stop: one that takes it well, and whose seccomp filters allow what it is to
 //! call.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use tiexec_core::proc::status::{self, Status};
@@ -11,12 +12,12 @@ use tiexec_sys::{Errno, Pid, SysError};
 use tiexec_tracee::arch::Gadgets;
 use tiexec_tracee::foreseen::{Filters, Foreseen, NEEDS, Permission};
 use tiexec_tracee::running::{self, Stopped};
-use tiexec_tracee::session::Session;
+use tiexec_tracee::session::{Refusal, Session};
 use tiexec_tracee::threads::{self, Takes};
 use tiexec_tracee::{TraceError, refusal};
 
 use super::AttachOrder;
-use super::same::RunningImage;
+use super::boost::Boost;
 use crate::failure::Failure;
 
 /// How long only for one that will see nothing of it.
@@ -33,29 +34,38 @@ const FILTERS: u32 = 2;
 /// None was to be had; each goes on as it was.
 pub(super) fn begin(
     order: &AttachOrder<'_>,
-    image: &RunningImage,
     snapshot: &Snapshot,
     gadgets: Gadgets,
     calls: &[&[Foreseen]],
+    boost: &Boost,
 ) -> Result<(Stopped, Session), Failure> {
     let begun = Instant::now();
     let until = begun + order.patience;
     let mut pause = Duration::from_millis(1);
     let readable = may_read_filters();
-    let mut why =
-        Failure::new(SkipReason::NoThread, "every thread sleeps in a call that would return EINTR");
-    // Filters are never taken back: whom they refuse once is not stopped again.
+    let memory = order.space.memory();
+    let what = "every thread sleeps in a call that may show that it was interrupted";
+    let mut why = Failure::new(SkipReason::NoThread, what);
+    // Threads whose refusal lasts, because filters and shadow stacks are never taken back. They are not stopped
+    // again.
     let mut refused: Vec<Pid> = Vec::new();
     let mut refusal = None;
+    let mut attempts = 3;
     loop {
         let alive = alive(order);
         if alive.is_empty() {
             return Err(Failure::new(SkipReason::TargetGone, "it has ended"));
         }
+        let same = |status: &Status| status.credentials.same_rights(order.credentials);
+        if !alive.iter().any(|(_, status)| same(status)) {
+            let what = "its credentials are others than when it was looked at";
+            return Err(Failure::new(SkipReason::Changed, what));
+        }
         let free: Vec<&(Pid, Status)> = alive
             .iter()
             .filter(|(tid, status)| {
                 !refused.contains(tid)
+                    && same(status)
                     && (status.seccomp == 0 || status.seccomp == FILTERS && readable)
             })
             .collect();
@@ -63,35 +73,54 @@ pub(super) fn begin(
             return Err(refusal.unwrap_or_else(|| all_filtered(&alive)));
         }
         let worst = if begun.elapsed() < UNSEEN_FIRST {
-            Takes::AsleepToRewind
+            Takes::AsleepOnFutex
         } else {
             Takes::AsleepForEintr
         };
-        for (tid, _) in candidates(order, &free, worst).into_iter().take(8) {
-            let mut stopped = match running::stop(tid, until) {
+        for tid in candidates(order, &free, worst) {
+            boost.start();
+            let mut stopped = match running::stop(tid, memory, until) {
                 Ok(stopped) => stopped,
                 Err(TraceError::Gone) => continue,
+                Err(error @ TraceError::Changed) => return Err(error.into()),
                 Err(error @ (TraceError::Late | TraceError::RseqUntold)) => {
                     return Err(Failure::new(SkipReason::NoThread, error));
                 }
-                // What has just ended cannot be traced either.
+                Err(error @ TraceError::Foreign) if memory.is_used() => {
+                    refusal.get_or_insert(not_carried(tid, &error));
+                    refused.push(tid);
+                    continue;
+                }
+                // A thread that has just ended cannot be traced either.
                 Err(_) if threads::alive(order.process, tid).is_none() => continue,
-                // By an exec another thread may have taken this one's id, and lives.
-                Err(_) if !image.still_runs() => return Err(another_program()),
-                Err(error) => return Err(not_seized(order, error)),
+                // After an exec another thread may have this one's id; it lives.
+                Err(_) if !memory.is_used() => return Err(TraceError::Changed.into()),
+                // Another tracer that was in the way may have gone since; and while the process executes another
+                // program the kernel refuses, whoever asks.
+                Err(error)
+                    if attempts > 0 && traced_by(order.process, tid) == 0 && is_denied(error) =>
+                {
+                    attempts -= 1;
+                    break;
+                }
+                Err(error) => return Err(not_seized(order, tid, error)),
             };
-            let filters = filters_of(order.process, tid);
-            running::restart_within(&filters, &mut stopped);
-            if !image.still_runs() {
-                running::let_go(&stopped)?;
-                return Err(another_program());
+            // It stands from here on. Nothing is written to it before it is known to be what it was.
+            let now = threads::alive(order.process, tid).unwrap_or_default();
+            if !memory.is_used() || !now.credentials.same_rights(order.credentials) {
+                running::drop_untouched(&stopped)?;
+                return Err(TraceError::Changed.into());
             }
+            let filters = filters_of(&now, tid);
+            running::restart_within(&filters, &mut stopped);
             if stopped.dispatches {
                 running::let_go(&stopped)?;
                 let what = "it has its system calls sent to a handler of its own";
                 return Err(Failure::new(SkipReason::SyscallDispatch, what));
             }
-            let permission = match Permission::ask(&filters, gadgets, calls) {
+            let leaving = stopped.leaving_calls();
+            let calls = [calls, &[leaving.as_slice()]].concat();
+            let permission = match Permission::ask(&filters, gadgets, &calls) {
                 Ok(permission) => permission,
                 Err(what) => {
                     running::let_go(&stopped)?;
@@ -101,19 +130,34 @@ pub(super) fn begin(
                     continue;
                 }
             };
-            match running::begin(snapshot, order.pid, gadgets, &stopped, permission) {
+            let begun =
+                running::begin(snapshot, order.space, order.pid, gadgets, &stopped, permission);
+            match begun {
                 Ok(Ok(session)) => return Ok((stopped, session)),
+                Err(error @ TraceError::Changed) => {
+                    running::drop_untouched(&stopped)?;
+                    return Err(error.into());
+                }
                 Err(error) => {
                     running::let_go(&stopped)?;
                     return Err(error.into());
                 }
-                Ok(Err(refusal)) => {
+                Ok(Err(what)) => {
                     running::let_go(&stopped)?;
-                    why = Failure::new(SkipReason::NoThread, refusal);
+                    if what == Refusal::ShadowStack {
+                        refusal.get_or_insert(not_carried(tid, &what));
+                        refused.push(tid);
+                        continue;
+                    }
+                    why = match what {
+                        Refusal::RegisterState => not_carried(tid, &what),
+                        _ => Failure::new(SkipReason::NoThread, what),
+                    };
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }
         }
+        boost.rest();
         if Instant::now() >= until {
             return Err(why);
         }
@@ -126,20 +170,17 @@ pub(super) fn begin(
 ///
 /// # Errors
 /// `ptrace_denied`.
-pub(super) fn permitted(
-    order: &AttachOrder<'_>,
-    image: Option<&RunningImage>,
-) -> Result<(), Failure> {
-    // That it has ended is for others to find.
+pub(super) fn permitted(order: &AttachOrder<'_>) -> Result<(), Failure> {
+    // Other code reports that the process has ended.
     let Some((tid, _)) = alive(order).into_iter().next() else { return Ok(()) };
     match threads::may_look(order.process, tid) {
         Err(error @ SysError { errno: Errno::PERM | Errno::ACCES, .. })
             if threads::alive(order.process, tid).is_some() =>
         {
-            if image.is_none_or(RunningImage::still_runs) {
-                Err(not_seized(order, error.into()))
+            if order.space.memory().is_used() {
+                Err(not_seized(order, tid, error.into()))
             } else {
-                Err(another_program())
+                Err(TraceError::Changed.into())
             }
         }
         _ => Ok(()),
@@ -154,8 +195,11 @@ fn alive(order: &AttachOrder<'_>) -> Vec<(Pid, Status)> {
         .collect()
 }
 
-/// Those that take a stop at least as well as `worst`, the best first.
-fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) -> Vec<(Pid, Takes)> {
+/// Some that take a stop at least as well as `worst`, the best first, and a few of each kind: all that
+/// run may be on stacks where no frames can lie.
+fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) -> Vec<Pid> {
+    const OF_A_KIND: usize = 4;
+    let has_timeout = |fd| order.workers.has_timeout(order.task, fd);
     let mut candidates: Vec<(Pid, Takes)> = free
         .iter()
         .map(|(tid, status)| {
@@ -164,7 +208,7 @@ fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) ->
                 b'T' => Takes::Asleep,
                 // Nothing wakes it, and once seized it could not be let go.
                 b'D' => Takes::Badly,
-                _ => threads::takes(order.process, order.task, *tid),
+                _ => threads::takes(order.process, *tid, &has_timeout),
             };
             let unready = takes == Takes::AsleepForEintr && !threads::expects_eintr(status);
             (*tid, if unready { Takes::Badly } else { takes })
@@ -173,7 +217,8 @@ fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) ->
         .collect();
     // Stable: the leader, listed first, is the first of its kind.
     candidates.sort_by_key(|(_, takes)| *takes);
-    candidates
+    let kinds = candidates.chunk_by(|(_, one), (_, next)| one == next);
+    kinds.flat_map(|kind| kind.iter().take(OF_A_KIND)).map(|(tid, _)| *tid).collect()
 }
 
 /// Whether this process could read a thread's filters, as far as it knows: if not, none is stopped for
@@ -182,14 +227,14 @@ fn may_read_filters() -> bool {
     const SYS_ADMIN: u64 = 1 << 21;
     let own = ProcDir::this_process().and_then(|this| this.read("status"));
     let own = own.map(|text| status::parse(&text)).unwrap_or_default();
-    own.capabilities & SYS_ADMIN != 0 && own.seccomp == 0
+    own.credentials.effective() & SYS_ADMIN != 0 && own.seccomp == 0
 }
 
 /// The filters of a thread that stands: it may have got some since it was chosen.
-fn filters_of(process: &ProcDir, tid: Pid) -> Filters {
-    match threads::alive(process, tid).map(|status| status.seccomp) {
-        Some(0) => Filters::Known(Vec::new()),
-        Some(FILTERS) => Filters::read(tid),
+fn filters_of(now: &Status, tid: Pid) -> Filters {
+    match now.seccomp {
+        0 => Filters::Known(Vec::new()),
+        FILTERS => Filters::read(tid),
         _ => Filters::Unknown(STRICT.to_owned()),
     }
 }
@@ -204,16 +249,26 @@ fn all_filtered(alive: &[(Pid, Status)]) -> Failure {
     Failure::new(SkipReason::Seccomp, STRICT)
 }
 
-fn another_program() -> Failure {
-    Failure::new(SkipReason::TargetGone, "it has begun another program meanwhile")
+/// A thread whose state no frame can bring back.
+fn not_carried(tid: Pid, what: &dyn fmt::Display) -> Failure {
+    Failure::new(SkipReason::RegisterState, format!("thread {}: {what}", tid.as_raw_nonzero()))
 }
 
-fn not_seized(order: &AttachOrder<'_>, error: TraceError) -> Failure {
-    let TraceError::Sys(denied @ SysError { errno: Errno::PERM | Errno::ACCES, .. }) = error else {
+fn is_denied(error: TraceError) -> bool {
+    matches!(error, TraceError::Sys(SysError { errno: Errno::PERM | Errno::ACCES, .. }))
+}
+
+/// Returns the PID of the thread's tracer; 0 if it has none, or none that this PID namespace shows.
+fn traced_by(process: &ProcDir, tid: Pid) -> u32 {
+    threads::alive(process, tid).map_or(0, |status| status.tracer_pid)
+}
+
+fn not_seized(order: &AttachOrder<'_>, tid: Pid, error: TraceError) -> Failure {
+    let TraceError::Sys(denied) = error else { return error.into() };
+    if !is_denied(error) {
         return error.into();
-    };
-    let status = order.process.read("status").map(|text| status::parse(&text)).unwrap_or_default();
-    match status.tracer_pid {
+    }
+    match traced_by(order.process, tid) {
         0 => Failure::new(SkipReason::PtraceDenied, refusal(&denied)),
         tracer => {
             let what = format!("process {tracer} traces it");

@@ -2,24 +2,28 @@
 
 use tiexec_core::coverage::{Note, coverage};
 use tiexec_core::plan::Plan;
-use tiexec_core::proc::{cgroup, status};
+use tiexec_core::proc::status;
 use tiexec_core::report::{AttachCost, Kind, Report};
 use tiexec_core::skip::SkipReason;
 
-use tiexec_sys::thp;
+use tiexec_sys::areas::Seen;
+use tiexec_sys::{areas, thp};
 
-use super::{AttachOrder, Attached, read_smaps};
+use super::{AttachOrder, Attached};
 use crate::mapped::originals;
 use crate::numa;
+use crate::units;
 use crate::verify::{huge_bytes_in_spans, outcome};
 
-/// Reads the process's smaps and writes the report.
+/// Looks at the process and writes the report.
 pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
     let process = order.process;
-    let mut entries = read_smaps(process).unwrap_or_default();
-    numa::tell(process, &mut entries);
+    let none = |_gone| Seen { areas: Vec::new(), smaps_for: None };
+    let Seen { areas: mut entries, smaps_for } =
+        areas::look_at(order.space, process, order.pages).unwrap_or_else(none);
+    numa::tell(order.pid, &mut entries, order.pages);
     let plan = &attached.plan;
-    // What is planned with may be other pages.
+    // The order's pages, with which the plan was made, may have another size.
     let pages = thp::pages().unwrap_or(order.pages);
     let notes: Vec<Note> = plan
         .texts
@@ -38,7 +42,8 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
     let comm = status::parse(&process.read("status").unwrap_or_default()).name;
     let comm = String::from_utf8_lossy(&comm).into_owned();
     let mut report = Report::new(Kind::Attach, pid, comm, files);
-    report.unit = process.read("cgroup").ok().and_then(|text| cgroup::unit(&text));
+    report.smaps_for = attached.smaps_for.or(smaps_for);
+    report.unit = units::shown(process);
     let planned = plan.span_bytes();
     let huge = huge_bytes_in_spans(plan, &entries);
     if planned > 0 {

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use tiexec_core::addr::{AddrRange, PageSize, Pages};
 use tiexec_core::proc::pagemap::{modified_pages, populated_huge_pages};
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::address_space::AddressSpace;
 
 use crate::failure::Failure;
 
@@ -18,12 +18,13 @@ pub(crate) struct Written {
 }
 
 impl Written {
-    /// Opens it.
+    /// Takes that of `space`.
     ///
     /// # Errors
-    /// `target_gone`; `ptrace_denied`, where it cannot be traced either.
-    pub(crate) fn open(process: &ProcDir, pages: Pages) -> Result<Self, Failure> {
-        let pagemap = process.open_file("pagemap", false).map_err(Failure::unreadable)?;
+    /// `fd_limit`-like: no descriptor is left here.
+    pub(crate) fn of(space: &AddressSpace, pages: Pages) -> Result<Self, Failure> {
+        let copied = space.pagemap().try_clone();
+        let pagemap = copied.map_err(|error| Failure::new(SkipReason::ProcUnavailable, error))?;
         Ok(Self { pagemap, pages })
     }
 

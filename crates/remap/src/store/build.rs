@@ -1,8 +1,8 @@
 //! New images: under a temporary name that is also the lock, then renamed.
 //!
-//! The lock is `flock` on the temporary file, so it ends with its builder, however that ends. What a
-//! dead builder left is taken over. The image has its name only when it is whole, its sidecar stands
-//! beside it and its mode is the final one.
+//! The lock is `flock` on the temporary file, so it ends with its builder, however that ends. The
+//! next builder takes over what a dead one left. The image has its name only when it is whole, its
+//! sidecar stands beside it and its mode is the final one.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,6 +13,7 @@ use blake3::Hash;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use tiexec_core::addr::mib;
 use tiexec_core::relaid::Layout;
+use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::{Errno, SysError};
 
@@ -23,7 +24,7 @@ use super::{BuildOrder, Wanted, lookup, prune};
 use crate::failure::Failure;
 use crate::headroom;
 
-/// How long one who waits for another's image sleeps between looks.
+/// How long a builder that waits for another's image sleeps between looks.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Coarsest step of a file's times: a change within the step of the one before shows no other time.
@@ -55,7 +56,7 @@ pub(super) fn build(
     }
     if order.path.to_str().is_none() {
         // Its sidecar could not name it.
-        let detail = format!("the path {} is no UTF-8", order.path.display());
+        let detail = format!("the path {} is no UTF-8", order.path.shown());
         return Err(Failure::new(SkipReason::OddFile, detail));
     }
     headroom::check(order.process, wanted.layout.memory())?;
@@ -64,7 +65,7 @@ pub(super) fn build(
     let hash = fill_or_make_room(&temporary, wanted, order)?;
     let still = rustix::fs::fstat(order.original);
     if !still.is_ok_and(|stat| wanted.key.is_of(&stat)) {
-        let detail = format!("{} changed while it was copied", order.path.display());
+        let detail = format!("{} changed while it was copied", order.path.shown());
         return Err(Failure::new(SkipReason::ReadFailed, detail));
     }
     temporary.finish(wanted, order.path, &hash)?;
@@ -91,7 +92,7 @@ fn leave_half(directory: &Directory, bytes: u64) -> Result<(), Failure> {
     let detail = format!(
         "an image of {} MiB would take more than half of {}",
         mib(bytes),
-        directory.path.display()
+        directory.path.shown()
     );
     Err(Failure::new(SkipReason::StoreFull, detail))
 }
@@ -124,7 +125,7 @@ fn fill_or_make_room(
                 if made_room || prune::make_room(temporary.directory, layout.memory()) == 0 {
                     let detail = format!(
                         "{} has no room for {} MiB",
-                        temporary.directory.path.display(),
+                        temporary.directory.path.shown(),
                         mib(layout.memory())
                     );
                     return Err(Failure::new(SkipReason::StoreFull, detail));
@@ -255,5 +256,5 @@ fn write_sidecar(directory: &Directory, name: &str, text: &[u8]) -> Result<(), F
 
 fn refused(directory: &Directory, name: &str, what: impl std::fmt::Display) -> Failure {
     let path = directory.path.join(name);
-    Failure::new(SkipReason::StoreRefused, format_args!("{}: {what}", path.display()))
+    Failure::new(SkipReason::StoreRefused, format_args!("{}: {what}", path.shown()))
 }

@@ -1,19 +1,15 @@
 //! Where the stores are, and whether one is to be trusted.
 //!
-//! Each directory from the root down must belong to root (or, in the user's own part, to the user),
-//! be writable by nobody else, and be no symbolic link. So nobody else can have exchanged one. On the
-//! way to a user's own store a sticky directory such as `/tmp` will do: what belongs to the user in
-//! it is exchanged by nobody else.
+//! A store is trusted if nobody else can have exchanged its directory (`crate::trusted`).
 
-use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, StatVfsMountFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatVfsMountFlags};
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::Errno;
 
 use crate::failure::Failure;
+use crate::trusted::{self, Distrust, Rule};
 
 /// Where `tiexecctl store setup` mounts the system's store.
 pub const SYSTEM: &str = "/run/tiexec/images";
@@ -24,7 +20,7 @@ const BELOW_RUNTIME: &str = "tiexec/images";
 /// `TMPFS_MAGIC` (statfs(2)).
 const TMPFS: u32 = 0x0102_1994;
 
-/// Whose store.
+/// The owner of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Root's, for everybody.
@@ -40,12 +36,41 @@ pub struct Directory {
     pub(crate) fd: OwnedFd,
     /// Its path.
     pub path: PathBuf,
-    /// Whose store.
+    /// The owner of the store.
     pub kind: Kind,
     /// Owner of the directory and of every image in it.
     pub(crate) owner: u32,
     /// Device that every image lies on.
     pub(crate) device: u64,
+}
+
+/// The stores there are. A defect of one of them takes nothing from the other.
+#[derive(Debug)]
+pub struct Directories {
+    /// Those that can be used, the system's first.
+    pub usable: Vec<Directory>,
+    /// Why others cannot.
+    pub refused: Vec<Failure>,
+}
+
+impl Directories {
+    /// Tells them apart.
+    ///
+    /// # Errors
+    /// The first refusal, if there is nothing to use.
+    pub(super) fn of(opened: [Result<Option<Directory>, Failure>; 2]) -> Result<Self, Failure> {
+        let (mut usable, mut refused) = (Vec::new(), Vec::new());
+        for one in opened {
+            match one {
+                Ok(directory) => usable.extend(directory),
+                Err(failure) => refused.push(failure),
+            }
+        }
+        match refused.first() {
+            Some(failure) if usable.is_empty() => Err(failure.clone()),
+            _ => Ok(Self { usable, refused }),
+        }
+    }
 }
 
 impl Directory {
@@ -74,7 +99,8 @@ impl Directory {
         if !runtime.is_absolute() {
             return Ok(None);
         }
-        // What is of no use needs no trust, and nothing is made there.
+        // A directory that cannot hold images is of no use: it needs no trust, and nothing is made
+        // there.
         if !rustix::fs::open(&runtime, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
             .is_ok_and(|fd| holds_images(&fd))
         {
@@ -82,11 +108,14 @@ impl Directory {
         }
         let user = rustix::process::geteuid().as_raw();
         let path = runtime.join(BELOW_RUNTIME);
-        let make_from = if create { runtime.components().count() } else { usize::MAX };
-        let rule = Rule { user, sticky: true, make_from };
-        let Some((fd, stat)) = walk(&path, &rule)? else { return Ok(None) };
+        let make: &[u32] = if create { &[0o700, 0o700] } else { &[] };
+        let rule = Rule { user, sticky: true, make };
+        let Some((fd, stat)) = trusted::open(&path, &rule).map_err(refused)? else {
+            return Ok(None);
+        };
         if stat.st_uid != user {
-            return Err(refused(&path, format_args!("belongs to user {}", stat.st_uid)));
+            let what = format!("belongs to user {}", stat.st_uid);
+            return Err(refused(Distrust { path, what }));
         }
         Ok(Self::usable(fd, stat, &path, Kind::User))
     }
@@ -94,9 +123,9 @@ impl Directory {
     /// Opens every store that this user can look at, and makes none.
     ///
     /// # Errors
-    /// As [`system`](Self::system).
-    pub fn all() -> Result<Vec<Self>, Failure> {
-        Ok([Self::system()?, Self::of_user(false)?].into_iter().flatten().collect())
+    /// As [`system`](Self::system), if nothing else is left.
+    pub fn all() -> Result<Directories, Failure> {
+        Directories::of([Self::system(), Self::of_user(false)])
     }
 
     /// Returns whether this user may build and remove images in it.
@@ -121,7 +150,8 @@ impl Directory {
 /// # Errors
 /// As [`Directory::system`].
 pub(super) fn system_place() -> Result<Option<(OwnedFd, Stat)>, Failure> {
-    walk(Path::new(SYSTEM), &Rule { user: 0, sticky: false, make_from: usize::MAX })
+    let rule = Rule { user: 0, sticky: false, make: &[] };
+    trusted::open(Path::new(SYSTEM), &rule).map_err(refused)
 }
 
 /// Returns whether a directory is the root of a file system.
@@ -137,75 +167,6 @@ fn holds_images(fd: &OwnedFd) -> bool {
     tmpfs && flags.is_ok_and(|flags| !flags.contains(StatVfsMountFlags::NOEXEC))
 }
 
-/// What a path to a store must be like.
-struct Rule {
-    /// Who may own its directories besides root.
-    user: u32,
-    /// Whether root's sticky directories may be written to by others, on the way.
-    sticky: bool,
-    /// From which component on a missing one is made, for the user alone.
-    make_from: usize,
-}
-
-/// Opens a directory component by component, each checked; `None` if one is not there.
-fn walk(path: &Path, rule: &Rule) -> Result<Option<(OwnedFd, Stat)>, Failure> {
-    let failed = |at: &Path, call: &str, errno: rustix::io::Errno| {
-        refused(at, format_args!("{call}: {}", Errno::from(errno)))
-    };
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let passing = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut at = PathBuf::from("/");
-    let root = rustix::fs::openat(CWD, "/", passing, Mode::empty());
-    let mut fd = root.map_err(|errno| failed(&at, "open", errno))?;
-    let mut stat = trusted(&fd, &at, rule, false)?;
-    let components: Vec<&OsStr> = path
-        .components()
-        .filter(|component| *component != Component::RootDir)
-        .map(Component::as_os_str)
-        .collect();
-    for (index, name) in components.iter().enumerate() {
-        at.push(name);
-        let last = index + 1 == components.len();
-        if index + 1 >= rule.make_from {
-            match rustix::fs::mkdirat(&fd, *name, Mode::RWXU) {
-                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-                Err(errno) => return Err(failed(&at, "mkdir", errno)),
-            }
-        }
-        let opened =
-            rustix::fs::openat(&fd, *name, if last { flags } else { passing }, Mode::empty());
-        fd = match opened {
-            Ok(next) => next,
-            Err(rustix::io::Errno::NOENT) => return Ok(None),
-            Err(errno) => {
-                let kind = rustix::fs::statat(&fd, *name, AtFlags::SYMLINK_NOFOLLOW)
-                    .map(|stat| FileType::from_raw_mode(stat.st_mode));
-                return Err(match kind {
-                    Ok(FileType::Symlink) => refused(&at, "is a symbolic link"),
-                    Ok(FileType::Directory) | Err(_) => failed(&at, "open", errno),
-                    Ok(_) => refused(&at, "is no directory"),
-                });
-            }
-        };
-        stat = trusted(&fd, &at, rule, last)?;
-    }
-    Ok(Some((fd, stat)))
-}
-
-fn trusted(fd: &OwnedFd, at: &Path, rule: &Rule, last: bool) -> Result<Stat, Failure> {
-    let stat = rustix::fs::fstat(fd)
-        .map_err(|errno| refused(at, format_args!("fstat: {}", Errno::from(errno))))?;
-    if stat.st_uid != 0 && stat.st_uid != rule.user {
-        return Err(refused(at, format_args!("belongs to user {}", stat.st_uid)));
-    }
-    let mode = stat.st_mode & 0o7777;
-    let sticky = rule.sticky && !last && stat.st_uid == 0 && mode & 0o1000 != 0;
-    if mode & 0o022 != 0 && !sticky {
-        return Err(refused(at, format_args!("is writable by others (mode {mode:04o})")));
-    }
-    Ok(stat)
-}
-
-fn refused(at: &Path, what: impl std::fmt::Display) -> Failure {
-    Failure::new(SkipReason::StoreRefused, format_args!("{} {what}", at.display()))
+fn refused(distrust: Distrust) -> Failure {
+    Failure::new(SkipReason::StoreRefused, distrust)
 }

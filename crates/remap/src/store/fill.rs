@@ -3,7 +3,7 @@
 //! Each part of PMD size that holds text, and nothing that may be written to, is made one huge page
 //! before anything is written to it; the rest stays on base pages. Several threads take parts in turn.
 //!
-//! All memory is asked for by calls that can say no. A touch of a full tmpfs would die of SIGBUS.
+//! All memory is requested by calls that can fail. A touch of a full tmpfs would die of SIGBUS.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -212,7 +212,7 @@ fn stopped(call: &'static str) -> impl FnOnce(rustix::io::Errno) -> Stop {
     move |errno| Stop::Failed(Failure::new(SkipReason::StoreFull, SysError::of(call)(errno)))
 }
 
-/// What of the image lies in one part.
+/// The content of the image in one part.
 enum Piece<'a> {
     Copied(Copied),
     Written { at: u64, bytes: &'a [u8] },
@@ -295,7 +295,7 @@ fn left_of(count: usize) -> usize {
 /// Reads a whole image and returns its hash.
 ///
 /// # Errors
-/// What read(2) says.
+/// The error of read(2).
 pub(super) fn hash_again(image: &File) -> std::io::Result<Hash> {
     let len = image.metadata()?.len();
     let mut buffer = vec![0; BLOCK];

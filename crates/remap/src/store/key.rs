@@ -12,7 +12,8 @@ use super::SUFFIX;
 /// Version of the sidecar's form.
 pub const SCHEMA: u32 = 1;
 
-/// What an image was made from. A file that differs in any of it has another image.
+/// The state of the file that an image was made from. A file that differs in any field has another
+/// image.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Key {
     /// Device the original lies on.
@@ -107,14 +108,14 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// What stands beside an image, in `NAME.json`.
+/// The sidecar of an image, in `NAME.json`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Sidecar {
     /// [`SCHEMA`].
     pub schema: u32,
     /// Path of the original when the image was built; lossy where it is no UTF-8.
     pub original: String,
-    /// What it was made from.
+    /// The state of the file that it was made from.
     pub key: Key,
     /// Length of the image in bytes.
     pub image_size: u64,

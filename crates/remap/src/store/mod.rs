@@ -2,8 +2,8 @@
 //! machine.
 //!
 //! An image is its original laid out anew ([`tiexec_core::relaid`]), so that its text can be mapped
-//! over the original's. Whoever maps it runs it: so nothing is used whose owner, mode, place and name
-//! are not what only this user, or root, could have made them.
+//! over the original's. A process that maps it runs it. So no image is used unless its owner, mode, place
+//! and name are such as only this user, or root, could have made.
 //!
 //! - `directory`: where the stores are, and whether one is to be trusted.
 //! - `key`: which file, and which state of it, an image is of; its name; its sidecar.
@@ -32,11 +32,12 @@ use std::time::Instant;
 use object::read::ReadCache;
 use tiexec_core::addr::{AddrRange, Pages};
 use tiexec_core::relaid::{Layout, LayoutError};
+use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 
 use crate::failure::Failure;
-use directory::{Directory, Kind};
+use directory::{Directories, Directory, Kind};
 use key::Key;
 
 /// The end of every image's file name, by which TiExec knows one in `/proc/PID/maps`.
@@ -45,8 +46,7 @@ pub const SUFFIX: &str = ".tiexec";
 /// The stores that this user can use.
 #[derive(Debug)]
 pub struct Store {
-    /// The system's first.
-    directories: Vec<Directory>,
+    directories: Directories,
     pages: Pages,
 }
 
@@ -57,7 +57,7 @@ pub struct StoredImage {
     pub path: PathBuf,
     /// It, open for reading.
     pub file: File,
-    /// What of the original lies where in it.
+    /// The layout: which bytes of the original lie where in it.
     pub layout: Layout,
 }
 
@@ -70,7 +70,7 @@ impl StoredImage {
     }
 }
 
-/// What to build an image for, and within which bounds.
+/// The order to build an image, and its limits.
 #[derive(Clone, Copy, Debug)]
 pub struct BuildOrder<'a> {
     /// The original, open for reading.
@@ -91,11 +91,16 @@ impl Store {
     /// a place for it; `None` without any. Makes the user's own directory.
     ///
     /// # Errors
-    /// `store_refused`: a directory that others could have put there or could write to.
+    /// `store_refused`: the only stores are in directories that others could have put there or could write
+    /// to.
     pub fn open_for_this_user(pages: Pages) -> Result<Option<Self>, Failure> {
-        let directories: Vec<Directory> =
-            [Directory::system()?, Directory::of_user(true)?].into_iter().flatten().collect();
-        Ok((!directories.is_empty()).then_some(Self { directories, pages }))
+        let directories = Directories::of([Directory::system(), Directory::of_user(true)])?;
+        Ok((!directories.usable.is_empty()).then_some(Self { directories, pages }))
+    }
+
+    /// Returns why a store cannot be used, of those that cannot.
+    pub fn refused(&self) -> &[Failure] {
+        &self.directories.refused
     }
 
     /// Returns the image of the original's present state for processes with the load bias `bias`, if
@@ -115,19 +120,22 @@ impl Store {
     }
 
     fn find_wanted(&self, wanted: Wanted) -> Result<Result<StoredImage, Wanted>, Failure> {
-        for directory in &self.directories {
-            if let Some(file) = lookup::open(directory, &wanted.name, wanted.layout.len)? {
-                return Ok(Ok(wanted.found(directory, file)));
+        let mut refused = None;
+        for directory in &self.directories.usable {
+            match lookup::open(directory, &wanted.name, wanted.layout.len) {
+                Ok(Some(file)) => return Ok(Ok(wanted.found(directory, file))),
+                Ok(None) => {}
+                Err(failure) => refused = refused.or(Some(failure)),
             }
         }
-        Ok(Err(wanted))
+        refused.map_or(Ok(Err(wanted)), Err)
     }
 
     /// Returns the image of the original's present state, building it where there is none and this
     /// user may.
     ///
-    /// Of several that want the same image one builds, and the others wait for it until their own
-    /// deadlines. Whenever the builder dies, no half image is in use, and the next one takes over.
+    /// If several processes want the same image, one builds it, and the others wait for it until their own
+    /// deadlines. If the builder dies, no half image is in use, and the next process takes over.
     ///
     /// # Errors
     /// As [`find`](Self::find); besides `not_shareable` and `no_store` (no store for such an
@@ -149,9 +157,11 @@ impl Store {
 
     /// Chooses where an image of `original` may be built by this user.
     fn place_for(&self, original: &File, path: &Path) -> Result<&Directory, Failure> {
-        let find = |kind| self.directories.iter().find(|directory| directory.kind == kind);
-        let mut why =
-            Failure::new(SkipReason::NoStore, "this user has no image store of their own");
+        let Directories { usable, refused } = &self.directories;
+        let find = |kind| usable.iter().find(|directory| directory.kind == kind);
+        let none =
+            || Failure::new(SkipReason::NoStore, "this user has no image store of their own");
+        let mut why = refused.first().cloned().unwrap_or_else(none);
         if let Some(system) = find(Kind::System).filter(|system| system.is_ours()) {
             match share::check(original, path) {
                 Ok(()) => return Ok(system),
@@ -163,7 +173,7 @@ impl Store {
 
     /// Returns the directory where images that everybody may read are built by this user.
     pub fn path(&self) -> Option<&Path> {
-        let ours = self.directories.iter().find(|directory| directory.is_ours());
+        let ours = self.directories.usable.iter().find(|directory| directory.is_ours());
         ours.map(|directory| directory.path.as_path())
     }
 }
@@ -180,7 +190,7 @@ impl Wanted {
     fn read(original: &File, path: &Path, pages: Pages, bias: u64) -> Result<Self, Failure> {
         let bias = bias & (pages.pmd.bytes() - 1);
         let stat = rustix::fs::fstat(original).map_err(|errno| {
-            let detail = format!("fstat({}): {}", path.display(), tiexec_sys::Errno::from(errno));
+            let detail = format!("fstat({}): {}", path.shown(), tiexec_sys::Errno::from(errno));
             Failure::new(SkipReason::ReadFailed, detail)
         })?;
         let headers = ReadCache::new(Headers { file: original, at: 0 });
@@ -189,7 +199,7 @@ impl Wanted {
                 LayoutError::Elf(_) => SkipReason::ForeignImage,
                 LayoutError::Malformed(_) | LayoutError::Odd(_) => SkipReason::OddFile,
             };
-            Failure::new(reason, format!("{}: {error}", path.display()))
+            Failure::new(reason, format!("{}: {error}", path.shown()))
         })?;
         let key = Key::new(&stat, &layout, bias);
         let name = key.image_name(path);

@@ -1,5 +1,5 @@
-//! What a store can do without: images whose originals are gone, images nobody uses, and what dead
-//! builders left.
+//! Removal of the files that a store can do without: images whose originals are gone, images nobody
+//! uses, and leftovers of dead builders.
 
 use std::cmp::Reverse;
 use std::fs::File;
@@ -50,7 +50,7 @@ pub struct Removed {
 /// An image in use that is neither outdated nor damaged stays.
 ///
 /// # Errors
-/// `store_refused`: the directory cannot be read. What cannot be removed stays.
+/// `store_refused`: the directory cannot be read. A file that cannot be removed stays.
 pub fn prune(directory: &Directory, all_unused: bool) -> Result<Vec<Removed>, Failure> {
     let mut removed = Vec::new();
     for entry in state::entries(directory, &Users::default())? {
@@ -80,7 +80,7 @@ pub(super) fn make_room(directory: &Directory, bytes: u64) -> u64 {
         if freed > 0 && free() >= bytes {
             break;
         }
-        // Of one that is mapped nothing would become free.
+        // An image that is mapped stays: to remove it would free nothing.
         freed += remove_unused(directory, entry).map_or(0, |removed| removed.bytes);
     }
     freed

@@ -1,7 +1,8 @@
 //! Where the system's images live: a tmpfs of their own.
 //!
-//! With `huge=advise`, not `always`: the builder says which parts shall be huge, and symbols, data
-//! and sidecars do not take a huge page each. Not below `/run` itself, which is often `noexec`.
+//! The tmpfs has `huge=advise`, not `always`: the builder says which parts shall be huge, and
+//! symbols, data and sidecars do not take a huge page each. It is not `/run` itself, which is often
+//! `noexec`.
 
 use std::ffi::CString;
 use std::fmt;
@@ -10,7 +11,8 @@ use std::path::Path;
 use std::str::FromStr;
 
 use rustix::mount::{MountFlags, mount, mount_remount};
-use tiexec_core::config::parse_bytes;
+use tiexec_core::shown::AsShown;
+use tiexec_core::value::parse_bytes;
 use tiexec_sys::{Errno, thp};
 
 use super::directory::{Directory, SYSTEM, is_mount, system_place};
@@ -72,7 +74,7 @@ impl fmt::Display for Size {
     }
 }
 
-/// What setting the store up came to.
+/// The result of setting the store up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Done {
     /// It was mounted.
@@ -86,9 +88,9 @@ pub enum Done {
 /// Why the store could not be set up.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SetupError {
-    /// What was being done, to what.
+    /// The action and its object.
     pub doing: String,
-    /// What the kernel answered, or what stands in the way.
+    /// The kernel's answer, or another obstacle.
     pub why: String,
     /// Whether root could do it.
     pub denied: bool,
@@ -119,7 +121,7 @@ fn flags() -> MountFlags {
 /// and any for one that is there.
 ///
 /// # Errors
-/// What stood in the way; the store is as it was.
+/// [`SetupError`]; the store is as it was.
 ///
 /// # Kernel
 /// Needs CAP_SYS_ADMIN. Without `huge=` (CONFIG_TRANSPARENT_HUGEPAGE) it is mounted all the same.
@@ -157,7 +159,7 @@ pub fn setup(size: Option<Size>) -> Result<Done, SetupError> {
 
 /// Makes a directory that only root can write to.
 fn make(path: &Path) -> Result<(), SetupError> {
-    let doing = format!("make the directory {}", path.display());
+    let doing = format!("make the directory {}", path.shown());
     match std::fs::DirBuilder::new().mode(0o755).create(path) {
         // Whatever the umask was.
         Ok(()) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::path::{Component, Path};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
+use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::Errno;
 
@@ -65,7 +66,7 @@ fn open_to_all(fd: &impl AsFd, at: &Path, mode: u32) -> Result<Stat, Failure> {
 }
 
 fn closed(at: &Path, what: impl std::fmt::Display) -> Failure {
-    let detail = format!("not everybody may read {}: it {what}", at.display());
+    let detail = format!("not everybody may read {}: it {what}", at.shown());
     Failure::new(SkipReason::NotShareable, detail)
 }
 

@@ -1,4 +1,4 @@
-//! What is in a store.
+//! The content of a store.
 
 use std::fmt;
 use std::fs::File;
@@ -7,6 +7,7 @@ use std::io::Read;
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags};
 use serde::Serialize;
 use tiexec_core::relaid;
+use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::{Errno, thp};
 
@@ -51,7 +52,7 @@ impl fmt::Display for State {
 pub struct Entry {
     /// Its file name.
     pub name: String,
-    /// What stands beside it; `None` if that is missing or not to be read.
+    /// Its sidecar; `None` if that is missing or cannot be read.
     pub sidecar: Option<Sidecar>,
     /// Memory it takes, in bytes.
     pub bytes: u64,
@@ -77,7 +78,7 @@ pub(super) struct Names {
 /// `store_refused`: it cannot be read.
 pub(super) fn names(directory: &Directory) -> Result<Names, Failure> {
     let failed = |errno: rustix::io::Errno| {
-        let detail = format!("reading {}: {}", directory.path.display(), Errno::from(errno));
+        let detail = format!("reading {}: {}", directory.path.shown(), Errno::from(errno));
         Failure::new(SkipReason::StoreRefused, detail)
     };
     let mut names = Names::default();

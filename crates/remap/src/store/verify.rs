@@ -9,14 +9,14 @@ use super::directory::Directory;
 use super::{fill, lookup, state};
 use crate::failure::Failure;
 
-/// What was found of one image.
+/// The findings about one image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Verdict {
     /// Its file name.
     pub name: String,
     /// The original's path, as far as it is known.
     pub original: Option<String>,
-    /// What is wrong with it; empty if nothing is.
+    /// Its defects; empty if it has none.
     pub problems: Vec<String>,
 }
 
@@ -36,7 +36,7 @@ fn one(directory: &Directory, name: String) -> Option<Verdict> {
     let sidecar = state::read_sidecar(directory, &name);
     let original = sidecar.as_ref().map(|sidecar| sidecar.original.clone());
     match &sidecar {
-        // What is no regular file is not opened.
+        // A file that is not regular is not opened.
         _ if !problems.is_empty() => {}
         None => problems.push("has no sidecar that can be read".into()),
         Some(sidecar) => {
@@ -58,7 +58,7 @@ fn one(directory: &Directory, name: String) -> Option<Verdict> {
 }
 
 fn hash(directory: &Directory, name: &str) -> Result<String, String> {
-    // Not to count as a use: verifying shall not keep images from being pruned.
+    // The read does not count as a use: verifying must not keep images from being pruned.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let open = |flags| rustix::fs::openat(&directory.fd, name, flags, Mode::empty());
     let file = open(flags | OFlags::NOATIME).or_else(|_not_the_owner| open(flags));

@@ -12,6 +12,8 @@ pub const SYS_pause: libc::c_long = -2;
 pub const SYS_poll: libc::c_long = -3;
 /// `select(2)`: not here.
 pub const SYS_select: libc::c_long = -4;
+/// `io_pgetevents` (`include/uapi/asm-generic/unistd.h`).
+pub const SYS_io_pgetevents: libc::c_long = 292;
 
 /// The sets of extended registers, by the name of their core-dump note (`elf.h`), the first that a
 /// kernel has being the one to read: `NT_ARM_SVE`, which holds the other where no more is in use, and
@@ -39,17 +41,17 @@ pub(crate) fn jump_distance(code: &[u8]) -> Option<i32> {
     (instruction >> 26 == 5).then_some((instruction << 6).cast_signed() >> 4)
 }
 
-/// What the processor under this thread says of its instruction TLB, and what is known of its kind.
-pub mod itlb {
-    use tiexec_core::itlb::Itlb;
+/// The instruction TLB of the processor that runs this thread, as the processor describes it.
+pub mod processor {
+    use tiexec_core::processor::Processor;
 
-    /// Reads it.
-    pub fn read() -> Itlb {
+    /// Asks it.
+    pub fn read() -> Processor {
         // The kernel shows the register of each processor (Documentation/arch/arm64/cpu-feature-registers.rst).
         let path = "/sys/devices/system/cpu/cpu0/regs/identification/midr_el1";
         let text = std::fs::read_to_string(path).ok();
         let midr = text
             .and_then(|text| u64::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok());
-        midr.map_or(Itlb::USUAL, tiexec_core::itlb::from_midr)
+        Processor::Midr(midr)
     }
 }

@@ -1,5 +1,5 @@
-//! What differs between architectures: system calls, register sets, machine code. Each file offers the
-//! same items; one is compiled in.
+//! The differences between architectures: system calls, register sets, machine code. Each file offers
+//! the same items; one is compiled in.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

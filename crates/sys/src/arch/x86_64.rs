@@ -1,6 +1,11 @@
 //! x86-64.
 
+#![allow(non_upper_case_globals, reason = "named as the C headers name them")]
+
 pub use libc::{SYS_epoll_wait, SYS_pause, SYS_poll, SYS_select};
+
+/// `io_pgetevents` (`arch/x86/entry/syscalls/syscall_64.tbl`).
+pub const SYS_io_pgetevents: libc::c_long = 333;
 
 /// The sets of extended registers, by the name of their core-dump note (`elf.h`), the first that a
 /// kernel has being the one to read: `NT_X86_XSTATE`.
@@ -47,15 +52,14 @@ pub mod xsave {
     }
 }
 
-/// What the processor under this thread says of its instruction TLB, and what is known of its kind.
-pub mod itlb {
-    use tiexec_core::itlb::Itlb;
+/// The instruction TLB of the processor that runs this thread, as the processor describes it.
+pub mod processor {
+    use std::arch::x86_64::{__cpuid_count, CpuidResult};
 
-    /// Reads it.
-    pub fn read() -> Itlb {
-        use std::arch::x86_64::{__cpuid_count, CpuidResult};
-        use tiexec_core::itlb::{CpuidLeaves, Registers, from_cpuid};
+    use tiexec_core::processor::{CpuidLeaves, Processor, Registers};
 
+    /// Asks it.
+    pub fn read() -> Processor {
         const EXTENDED: u32 = 0x8000_0000;
         let at = |leaf: u32, subleaf: u32| {
             let CpuidResult { eax, ebx, ecx, edx } = __cpuid_count(leaf, subleaf);
@@ -74,7 +78,7 @@ pub mod itlb {
         } else {
             Vec::new()
         };
-        from_cpuid(&CpuidLeaves {
+        Processor::Cpuid(CpuidLeaves {
             vendor: leaf(0),
             version: leaf(1),
             descriptors: leaf(2),

@@ -71,9 +71,9 @@ const SVE_FLAG_IN_USE: u16 = 1;
 const VECTORS: usize = 32;
 const PREDICATES: usize = 16;
 
-/// Whether the registers of a stopped thread tell which system call was interrupted, and how.
-/// They do not: `do_signal` has wound the call back, forgotten its number and kept to itself what it
-/// came to, and so whether a handler that runs now must make it return EINTR.
+/// Whether the registers of a stopped thread tell which system call was interrupted, and how. They do not:
+/// `do_signal` has wound the call back and forgotten its number. It also keeps the call's result to itself,
+/// and so whether a handler that runs now must make it return EINTR.
 pub const CALLS_ARE_SEEN: bool = false;
 
 /// Whether the vDSO has the code that returns from a signal.
@@ -87,13 +87,39 @@ pub const LOST_OVER_CALLS: bool = true;
 /// of one without interpreter, `arch_elf_adjust_prot`, `arch/arm64/kernel/process.c`).
 pub const GUARDS_TEXT: bool = true;
 
-/// The sets whose use stands in the way, and how it is told.
+/// Whether text can be guarded against indirect branches: `HWCAP2_BTI` of
+/// [`AT_HWCAP2`](tiexec_core::proc::auxv::AT_HWCAP2).
+pub const fn has_guards(hwcap2: u64) -> bool {
+    hwcap2 >> 17 & 1 == 1
+}
+
+/// Whether memory can have tags: `HWCAP2_MTE`.
+pub const fn has_tags(hwcap2: u64) -> bool {
+    hwcap2 >> 18 & 1 == 1
+}
+
+/// The sets whose use stands in the way, and the check for it.
 pub const OBSTACLES: &[Obstacle] = &[
     // NT_ARM_SSVE: registers are in use, so the thread is in streaming mode.
     (0x40b, |set| flags(set).is_some_and(|flags| flags & SVE_FLAG_IN_USE != 0)),
-    // NT_ARM_GCS: struct user_gcs, features_enabled.
-    (0x410, |set| set.first().is_some_and(|features| features & 1 != 0)),
 ];
+
+/// Whether the thread has a shadow stack, here called guarded control stack: it would see a return that
+/// no call belongs to.
+///
+/// # Errors
+/// ESRCH if it is gone or not stopped.
+pub fn has_shadow_stack(tid: Pid) -> Result<bool, SysError> {
+    // NT_ARM_GCS: struct user_gcs, features_enabled.
+    let set = ptrace::register_set(tid, 0x410)?;
+    Ok(set.is_some_and(|set| set.first().is_some_and(|features| features & 1 != 0)))
+}
+
+/// Whether these registers belong to code of another kind than 64-bit programs': a thread here runs in
+/// one mode from its exec to its end.
+pub fn is_foreign(_registers: &Registers) -> bool {
+    false
+}
 
 fn word16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
@@ -186,7 +212,8 @@ fn number(registers: &Registers) -> i64 {
     registers.regs[8].cast_signed()
 }
 
-/// What a call that is wound back had answered (`include/linux/errno.h`), by its number and arguments.
+/// Returns the error that a wound-back call had answered (`include/linux/errno.h`), by its number and
+/// arguments.
 fn answer(registers: &Registers) -> i64 {
     const TIMER_ABSTIME: u64 = 1;
     const FUTEX_WAIT: u64 = 0;
@@ -229,6 +256,14 @@ pub fn mark_restartable(registers: &mut Registers, first_argument: u64) {
 /// Returns the registers that make an interrupted call again, from its beginning: they are wound back.
 pub fn call_again(registers: &Registers) -> Registers {
     *registers
+}
+
+/// Returns the registers to set at a syscall-entry-stop of an interrupted call, wound back, so that the
+/// kernel makes it from there as the program itself had made it.
+pub fn at_entry(registers: &Registers) -> Registers {
+    let mut registers = *registers;
+    registers.pc = registers.pc.wrapping_add(INSTRUCTION as u64);
+    registers
 }
 
 /// Returns the registers that a signal handler's return would leave a thread with that was
@@ -314,7 +349,7 @@ pub fn extended_state(extended: &Extended) -> Option<ExtendedState> {
     Some(ExtendedState { apart: Vec::new(), within: records })
 }
 
-/// What a floating-point record holds.
+/// The content of a floating-point record.
 struct Floats {
     vectors: Vec<u8>,
     /// fpsr, fpcr.
@@ -322,7 +357,7 @@ struct Floats {
 }
 
 impl Floats {
-    /// From `struct user_fpsimd_state`: the vectors, then the two.
+    /// Takes the vectors from `struct user_fpsimd_state`, then the two.
     fn from_set(set: &[u8]) -> Option<Self> {
         let vectors = set.get(..VECTORS * 16)?.to_vec();
         let control = set.get(VECTORS * 16..VECTORS * 16 + 8)?.to_vec();
@@ -385,12 +420,14 @@ pub fn aim_at_chain(home: &Registers, gadgets: Gadgets, chain: RemoteAddr) -> Re
     registers
 }
 
-/// Builds a frame that makes `call` and goes on to the frame at `next`, with `mask` blocked.
+/// Builds a frame that makes `call` and goes on to the frame at `next`, with `mask` blocked. The home
+/// frame brings the extended registers back.
 pub fn call_frame(
     home: &Registers,
     gadgets: Gadgets,
     call: &Call,
     next: RemoteAddr,
+    _apart: RemoteAddr,
     mask: u64,
 ) -> Vec<u8> {
     let registers = aim_at_call(home, gadgets, call, next);

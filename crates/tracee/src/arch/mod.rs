@@ -1,4 +1,4 @@
-//! What differs between architectures: registers, instructions, the signal frame.
+//! The differences between architectures: registers, instructions, the signal frame.
 //!
 //! Each file offers the same items; only one is compiled in.
 
@@ -58,9 +58,9 @@ pub struct Gadgets {
 /// The extended registers as frames hold them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExtendedState {
-    /// What lies elsewhere on the stack, aligned to 64 bytes.
+    /// The part that lies elsewhere on the stack, aligned to 64 bytes.
     pub apart: Vec<u8>,
-    /// What lies in the home frame itself.
+    /// The part that lies in the home frame itself.
     pub within: Vec<u8>,
 }
 
@@ -68,8 +68,8 @@ pub struct ExtendedState {
 /// frames.
 pub type Obstacle = (i32, fn(&[u8]) -> bool);
 
-/// What is known of a thread that was stopped beside its registers, where these do not tell of the system
-/// call that it was in.
+/// The facts about a stopped thread beside its registers. They are needed where the registers do not tell
+/// which system call the thread was in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sight {
     /// The two instructions in whose middle its program counter is.
@@ -78,7 +78,7 @@ pub struct Sight {
     pub asleep_in: Option<i64>,
 }
 
-/// What an interruption did to the system call that a thread was in.
+/// The effect of an interruption on the system call that a thread was in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interruption {
     /// Nothing: it was in none, or that had come to its end.

@@ -15,6 +15,8 @@
 
 use memchr::memmem;
 use tiexec_core::addr::RemoteAddr;
+use tiexec_core::proc::status;
+use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::ptrace::{Extended, Registers};
 use tiexec_sys::{Pid, SysError, xsave};
 
@@ -62,8 +64,41 @@ pub const LOST_OVER_CALLS: bool = false;
 /// Whether the kernel may have mapped a program's text with more than smaps' first lines tell. It has not.
 pub const GUARDS_TEXT: bool = false;
 
-/// The sets of registers whose use stands in the way, and how it is told: none; see [`extended_state`].
+/// Whether text can be guarded against indirect branches. It cannot, in user mode.
+pub const fn has_guards(_hwcap2: u64) -> bool {
+    false
+}
+
+/// Whether memory can have tags. It cannot.
+pub const fn has_tags(_hwcap2: u64) -> bool {
+    false
+}
+
+/// The sets of registers whose use stands in the way, and the check for it: none; see [`extended_state`].
 pub const OBSTACLES: &[Obstacle] = &[];
+
+/// Whether the thread has a shadow stack: it would see a return that no call belongs to, and a signal
+/// return for which no signal came (`arch/x86/kernel/shstk.c`).
+///
+/// `/proc/TID/status` says so, in every kernel that has shadow stacks. `NT_X86_SHSTK` is not looked at:
+/// without a shadow stack to show, Linux 6.6 to 6.12 warn about that (`ssp_get` in
+/// `arch/x86/kernel/fpu/regset.c`), and a machine may be told to stop for a warning.
+///
+/// # Errors
+/// It is gone.
+pub fn has_shadow_stack(tid: Pid) -> Result<bool, SysError> {
+    Ok(status::parse(&ProcDir::of(tid)?.read("status")?).shadow_stack)
+}
+
+/// Whether these registers belong to code, or to a system call, of another kind than 64-bit programs'.
+pub fn is_foreign(registers: &Registers) -> bool {
+    /// `__USER_CS` (`arch/x86/include/asm/segment.h`).
+    const USER_CS: u64 = 0x33;
+    /// `__X32_SYSCALL_BIT` (`arch/x86/include/uapi/asm/unistd.h`).
+    const X32: i64 = 0x4000_0000;
+    let call = registers.orig_rax.cast_signed();
+    registers.cs != USER_CS || call >= 0 && call & X32 != 0
+}
 
 /// Finds `syscall; ret` in `code`.
 pub fn find_call(code: &[u8]) -> Option<usize> {
@@ -150,6 +185,14 @@ pub fn call_again(registers: &Registers) -> Registers {
     registers
 }
 
+/// Returns the registers to set at a syscall-entry-stop of an interrupted call, so that the kernel makes
+/// it from there as the program itself had made it.
+pub fn at_entry(registers: &Registers) -> Registers {
+    // The kernel puts -ENOSYS into rax on the way in.
+    const ENOSYS: i64 = 38;
+    Registers { rax: (-ENOSYS).cast_unsigned(), ..*registers }
+}
+
 /// Returns the registers that a signal handler's return would leave a thread with that was
 /// interrupted so: without a call that the kernel would restart.
 pub fn after_a_signal(registers: &Registers, interruption: Interruption) -> Registers {
@@ -169,8 +212,8 @@ pub fn call_ended(registers: &Registers) -> Registers {
 }
 
 /// Returns the registers to set at a syscall-exit-stop, before the stop where a signal would be taken, so
-/// that the kernel goes on from there with the interrupted call by itself. Not needed here: it goes by what
-/// is set at the later stop.
+/// that the kernel goes on from there with the interrupted call by itself. x86-64 does not need them: there the
+/// kernel goes by the registers that are set at the later stop.
 pub fn before_the_last_stop(
     _registers: &Registers,
     _interruption: Interruption,
@@ -248,17 +291,20 @@ pub fn aim_at_chain(home: &Registers, gadgets: Gadgets, chain: RemoteAddr) -> Re
     registers
 }
 
-/// Builds a frame that makes `call` and goes on to the frame at `next`, with `mask` blocked.
+/// Builds a frame that makes `call` and goes on to the frame at `next`, with `mask` blocked and the
+/// extended state that lies at `apart`: without one the kernel resets it, the protection keys' rights
+/// (PKRU) too, and a stack that has a key could not be read for the next frame (`fpu__clear_user_states`,
+/// `arch/x86/kernel/fpu/core.c`).
 pub fn call_frame(
     home: &Registers,
     gadgets: Gadgets,
     call: &Call,
     next: RemoteAddr,
+    apart: RemoteAddr,
     mask: u64,
 ) -> Vec<u8> {
     let registers = aim_at_call(home, gadgets, call, next);
-    // Without an extended state the kernel resets it; the home frame brings it back.
-    frame(&registers, gadgets, 0, 0, mask)
+    frame(&registers, gadgets, apart, mask)
 }
 
 /// How long the frame is that [`home_frame`] builds, in bytes.
@@ -276,14 +322,14 @@ pub fn home_frame(
     _at: RemoteAddr,
     mask: u64,
 ) -> Vec<u8> {
-    frame(home, gadgets, UC_FP_XSTATE, apart.get(), mask)
+    frame(home, gadgets, apart, mask)
 }
 
-fn frame(r: &Registers, gadgets: Gadgets, flags: u64, xstate: u64, mask: u64) -> Vec<u8> {
+fn frame(r: &Registers, gadgets: Gadgets, xstate: RemoteAddr, mask: u64) -> Vec<u8> {
     let segments = r.cs & 0xffff | (r.ss & 0xffff) << 48;
     let words = [
         gadgets.sigreturn.get(),
-        flags | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS,
+        UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS,
         0,
         0,
         INVALID_SS_FLAGS,
@@ -311,7 +357,7 @@ fn frame(r: &Registers, gadgets: Gadgets, flags: u64, xstate: u64, mask: u64) ->
         0,
         0,
         0,
-        xstate,
+        xstate.get(),
         0,
         0,
         0,

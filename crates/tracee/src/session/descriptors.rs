@@ -22,7 +22,7 @@ const COPY_NUMBER: Foreseen = Foreseen::optional(
     [Value::Small, Value::Any, Value::Is(1), Value::Any, Value::Is(1), Value::Is(0)],
 );
 
-/// What [`Session::call_for_descriptor`] and [`Session::call_for_descriptors`] have called beside the
+/// The calls that [`Session::call_for_descriptor`] and [`Session::call_for_descriptors`] make beside the
 /// call they are given.
 pub const DESCRIPTOR_CALLS: [Foreseen; 2] = [CLOSE, COPY_NUMBER];
 

@@ -2,10 +2,10 @@
 
 use tiexec_core::addr::RemoteAddr;
 use tiexec_sys::c;
-use tiexec_sys::process::{self, Wait};
+use tiexec_sys::process::Wait;
 use tiexec_sys::ptrace::{self, Registers, Resume};
 
-use super::{Counts, MAX_RELEASES, Session};
+use super::{Counts, MAX_RELEASES, Session, next_stop};
 use crate::arch::{self, Call, Gadgets};
 use crate::error::TraceError;
 use crate::fault;
@@ -75,6 +75,7 @@ impl Session {
     }
 
     fn walk_home(mut self, how: Resume) -> Result<Counts, TraceError> {
+        self.stands()?;
         if self.chain.is_none() || !self.masked {
             self.install_chain()?;
         }
@@ -85,7 +86,7 @@ impl Session {
     /// Makes the release registered last now.
     ///
     /// # Errors
-    /// The tracee is gone. What the release itself came to does not matter to anybody.
+    /// The tracee is gone. The release's own result does not matter to anybody.
     pub fn release_now(&mut self) -> Result<(), TraceError> {
         // The way home that is laid for this call no longer has it: were this process to die right
         // after it, the number or the range released could by then be another thread's.
@@ -110,8 +111,12 @@ impl Session {
         stopped: &Stopped,
         at_last: Option<&dyn Fn()>,
     ) -> Result<Counts, TraceError> {
+        self.stands()?;
         while self.releases.len() > usize::from(at_last.is_some()) {
             self.release_now()?;
+        }
+        if let Some((_, call)) = stopped.refused_call() {
+            return self.leave_at_entry(stopped, &call, at_last);
         }
         let registers = &stopped.registers;
         let early = arch::before_the_last_stop(registers, stopped.interruption);
@@ -129,13 +134,17 @@ impl Session {
             // Again after each other stop, which uses the interruption up.
             ptrace::interrupt(self.pid)?;
             ptrace::resume(self.pid, how, signal)?;
-            let stop = process::wait_polling(self.pid).map_err(TraceError::waiting)?;
+            let stop = next_stop(self.pid, self.until)?;
             fault::at(fault::Point::Stop);
             (how, signal) = match stop {
                 Wait::Interrupted | Wait::GroupStop(_) => break,
                 Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
                 Wait::Signal(signal) => (Resume::Run, signal),
-                Wait::ExecEvent | Wait::Event(_) | Wait::SyscallStop => (Resume::Run, 0),
+                Wait::ExecEvent => {
+                    ptrace::resume(self.pid, Resume::Detach, 0)?;
+                    return Err(TraceError::Changed);
+                }
+                Wait::Event(_) | Wait::SyscallStop => (Resume::Run, 0),
             };
         }
         if let Some(at_last) = at_last {
@@ -148,10 +157,38 @@ impl Session {
         Ok(self.counts)
     }
 
+    /// Lets the tracee go at the entry of the call that it was `stopped` in, which waits under a signal
+    /// mask of its own: the kernel then makes the call, keeps the mask that it finds, and puts the
+    /// call's in force, as it did at first. `refused` is the same call with arguments that the kernel
+    /// refuses.
+    ///
+    /// No signal can be taken between the entry and the waiting. At each step before the last one,
+    /// which sets all registers at once, the tracee would find the call refused and follow the chain,
+    /// whose end makes the call again with the mask of home: as after SIGSTOP and SIGCONT.
+    fn leave_at_entry(
+        mut self,
+        stopped: &Stopped,
+        refused: &Call,
+        at_last: Option<&dyn Fn()>,
+    ) -> Result<Counts, TraceError> {
+        debug_assert!(self.permission.covers(refused), "{refused:?} is not foreseen");
+        let chain = self.lay_chain()?;
+        self.install(arch::aim_at_call(&self.home, self.gadgets, refused, chain))?;
+        self.run_to(self.entry_of(refused))?;
+        if let Some(at_last) = at_last {
+            at_last();
+        }
+        self.set_home(&arch::at_entry(&stopped.registers))?;
+        ptrace::resume(self.pid, Resume::Detach, 0)?;
+        self.counts.calls += 1;
+        Ok(self.counts)
+    }
+
     /// Sets the signal mask and all registers to those of home, the general ones to `registers`.
     fn set_home(&self, registers: &Registers) -> Result<(), TraceError> {
         if self.masked {
             ptrace::set_signal_mask(self.pid, self.home_mask)?;
+            fault::at(fault::Point::SetMask);
         }
         if arch::LOST_OVER_CALLS {
             ptrace::set_extended_registers(self.pid, &self.extended)?;
@@ -177,6 +214,7 @@ impl Session {
                 self.gadgets,
                 release,
                 next,
+                self.apart,
                 self.chain_mask,
             ));
         }

@@ -22,13 +22,16 @@
 
 mod descriptors;
 mod home;
+mod identity;
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_sys::address_space::Memory;
 use tiexec_sys::process::{self, Wait};
 use tiexec_sys::ptrace::{self, Extended, Registers, Resume, SyscallStop};
-use tiexec_sys::{Errno, Pid, c, vm};
+use tiexec_sys::{Errno, Pid, c};
 
 use crate::arch::{self, Call, ExtendedState, Gadgets};
 use crate::error::TraceError;
@@ -53,7 +56,9 @@ pub enum Refusal {
     StackRoom,
     /// Extended registers in use that a frame cannot carry.
     RegisterState,
-    /// The thread may be in a system call, on an architecture where it is not to be seen in which.
+    /// A shadow stack, which would not let it go home.
+    ShadowStack,
+    /// The thread may be in a system call, on an architecture where the registers do not tell in which.
     InACall,
 }
 
@@ -63,15 +68,14 @@ impl fmt::Display for Refusal {
             Self::StackRoom => {
                 "a thread that could be stopped was on a stack that is not known, or full"
             }
-            Self::RegisterState => {
-                "a thread that could be stopped used registers that no frame can carry"
-            }
+            Self::RegisterState => "it uses registers that no frame can carry",
+            Self::ShadowStack => "it has a shadow stack",
             Self::InACall => "a thread that could be stopped was in a system call",
         })
     }
 }
 
-/// What the remote calls of a session came to.
+/// Counters of a session's remote calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
     /// Remote system calls, those on the way home included.
@@ -83,6 +87,12 @@ pub struct Counts {
 #[must_use = "a session ends by going home"]
 pub struct Session {
     pid: Pid,
+    memory: Memory,
+    /// Whether the tracee did something else than it was made to do: it was detached from then, and nothing more
+    /// is written to it.
+    lost: bool,
+    /// When the tracee is given up if it has not come to the next stop; never, without.
+    until: Option<Instant>,
     gadgets: Gadgets,
     permission: Permission,
     home: Registers,
@@ -120,12 +130,13 @@ impl Session {
     ///
     /// `lets_child_in` says whether SIGCHLD may come on the way home, whatever is blocked there. The
     /// blocked signals are unchanged until the first call. `last_release` is the step made last before
-    /// home: reaping this process.
+    /// home: reaping this process. `memory` is that of the tracee since its exec.
     ///
     /// # Errors
     /// A [`Refusal`] or a [`TraceError`]; the tracee's registers and mask are as they were.
     pub fn begin(
         pid: Pid,
+        memory: &Memory,
         gadgets: Gadgets,
         home: Registers,
         stack: AddrRange,
@@ -133,7 +144,7 @@ impl Session {
         last_release: Call,
     ) -> Result<Result<Self, Refusal>, TraceError> {
         let top = arch::below_red_zone(&home);
-        let begun = Self::lay(pid, gadgets, Permission::all(), home, top, stack)?;
+        let begun = Self::lay(pid, memory, gadgets, Permission::all(), home, top, stack)?;
         Ok(begun.map(|mut session| {
             if lets_child_in {
                 session.chain_mask = !CHILD;
@@ -147,12 +158,14 @@ impl Session {
     /// Lays the frames below `top`, in the writable VMA `within`, of a tracee stopped anywhere.
     /// `home` are the registers with which it shall go on if this process dies: those that a signal
     /// handler's return would leave it with. There is nothing to be released yet. `permission` has all
-    /// calls that the session will make.
+    /// calls that the session will make. Everything is read and written through `memory`.
     ///
     /// # Errors
     /// A [`Refusal`] or a [`TraceError`]; the tracee's registers and mask are as they were.
+    /// [`TraceError::Changed`] if `memory` is not that of the tracee.
     pub fn lay(
         pid: Pid,
+        memory: &Memory,
         gadgets: Gadgets,
         permission: Permission,
         home: Registers,
@@ -160,6 +173,9 @@ impl Session {
         within: AddrRange,
     ) -> Result<Result<Self, Refusal>, TraceError> {
         let mask = ptrace::signal_mask(pid)?;
+        if arch::has_shadow_stack(pid)? {
+            return Ok(Err(Refusal::ShadowStack));
+        }
         for (set, in_use) in arch::OBSTACLES {
             if ptrace::register_set(pid, *set)?.is_some_and(|registers| in_use(&registers)) {
                 return Ok(Err(Refusal::RegisterState));
@@ -175,7 +191,7 @@ impl Session {
         let zeroes = xstate.len() as u64;
         xstate.extend([0; 8]);
 
-        // From high to low: extended state (64-byte aligned, as XRSTOR wants), two slots for the
+        // The layout, from high to low: extended state (64-byte aligned, as XRSTOR wants), two slots for the
         // chain with its home frame, what releases point at, scratch.
         let slot_len = arch::FRAME_LEN * MAX_RELEASES as u64 + arch::home_frame_len(&state);
         let layout = || {
@@ -191,9 +207,13 @@ impl Session {
         let Some((xstate_at, slots, kept, scratch)) = layout() else {
             return Ok(Err(Refusal::StackRoom));
         };
-        vm::write(pid, xstate_at, &xstate)?;
+        identity::check(pid, memory, scratch)?;
+        memory.write(xstate_at, &xstate)?;
         Ok(Ok(Self {
             pid,
+            memory: memory.clone(),
+            lost: false,
+            until: None,
             gadgets,
             permission,
             home,
@@ -233,8 +253,8 @@ impl Session {
         let chain = self.lay_chain()?;
         self.install(arch::aim_at_call(&self.home, self.gadgets, &call, chain))?;
         self.counts.calls += 1;
-        self.to_stop(|stop| matches!(stop, SyscallStop::Entry { .. }).then_some(()))?;
-        let returned = self.to_stop(|stop| match stop {
+        self.run_to(self.entry_of(&call))?;
+        let returned = self.run_to(|stop| match stop {
             SyscallStop::Exit(value) => Some(value),
             _ => None,
         })?;
@@ -272,15 +292,15 @@ impl Session {
     /// # Errors
     /// EFAULT; the tracee is gone.
     pub fn read(&self, addr: RemoteAddr, buffer: &mut [u8]) -> Result<(), TraceError> {
-        Ok(vm::read(self.pid, addr, buffer)?)
+        Ok(self.memory.read(addr, buffer)?)
     }
 
-    /// Writes all of `bytes` to `addr` of the tracee, with its page protections.
+    /// Writes all of `bytes` to `addr` of the tracee, where the tracee itself may write.
     ///
     /// # Errors
     /// EFAULT; the tracee is gone.
     pub fn write(&self, addr: RemoteAddr, bytes: &[u8]) -> Result<(), TraceError> {
-        vm::write(self.pid, addr, bytes)?;
+        self.memory.write(addr, bytes)?;
         fault::at(fault::Point::Write);
         Ok(())
     }
@@ -298,6 +318,11 @@ impl Session {
     /// Whether an optional call may be made.
     pub fn may(&self, call: &Foreseen) -> bool {
         self.permission.has(call)
+    }
+
+    /// Returns the tracee's memory.
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
     }
 
     /// Returns the process.
@@ -322,29 +347,81 @@ impl Session {
     }
 
     fn install(&mut self, registers: Registers) -> Result<(), TraceError> {
+        self.stands()?;
         ptrace::set_registers(self.pid, &registers)?;
         fault::at(fault::Point::SetRegisters);
         if !self.masked {
             // From here on the installed registers lead home, and home puts the mask back.
             ptrace::set_signal_mask(self.pid, !0)?;
+            fault::at(fault::Point::SetMask);
             self.masked = true;
         }
         Ok(())
     }
 
-    /// Resumes the tracee until its next syscall-stop, which must be the one `wanted` accepts.
-    fn to_stop<T>(&self, wanted: impl FnOnce(SyscallStop) -> Option<T>) -> Result<T, TraceError> {
-        let stop = resume_to_syscall(self.pid, self.while_stopped)?;
-        wanted(stop).ok_or(TraceError::Unexpected(Wait::SyscallStop))
+    /// Accepts the entry of that very call, made through the gadget. Another thread may have rewritten the gadget or
+    /// the frames: the answer of another call says nothing.
+    fn entry_of(&self, call: &Call) -> impl FnOnce(SyscallStop) -> Option<()> + use<> {
+        let (call, after) = (*call, arch::after_call(self.gadgets).get());
+        move |stop| match stop {
+            SyscallStop::Entry { number, args, next } => {
+                let same = i64::try_from(number) == Ok(call.number) && args == call.args;
+                (same && next == after).then_some(())
+            }
+            _ => None,
+        }
+    }
+
+    /// Gives the tracee up if the session does not end within `patience`: another thread of a hostile process may
+    /// have it run anything. It is let go when the calling thread ends, and goes home by itself if it still can.
+    pub fn limit(&mut self, patience: Duration) {
+        self.until = Some(Instant::now() + patience);
+    }
+
+    /// Makes sure that the tracee stands where the session left it.
+    fn stands(&self) -> Result<(), TraceError> {
+        if self.lost { Err(TraceError::Changed) } else { Ok(()) }
+    }
+
+    /// Resumes the tracee until its next syscall-stop, which must be the one `wanted` accepts. At any other stop
+    /// the tracee is detached from: it runs code that the session did not lay, perhaps of another program.
+    fn run_to<T>(
+        &mut self,
+        wanted: impl FnOnce(SyscallStop) -> Option<T>,
+    ) -> Result<T, TraceError> {
+        self.stands()?;
+        let stop = resume_to_syscall(self.pid, self.while_stopped, self.until)
+            .and_then(|stop| wanted(stop).ok_or(TraceError::Unexpected(Wait::SyscallStop)));
+        if stop.is_err() {
+            self.lost = true;
+            let _gone = ptrace::resume(self.pid, Resume::Detach, 0);
+        }
+        stop
     }
 }
 
+/// Waits for the tracee's next stop.
+///
+/// # Errors
+/// [`TraceError::Late`] after `until`.
+fn next_stop(pid: Pid, until: Option<Instant>) -> Result<Wait, TraceError> {
+    let stop = match until {
+        Some(until) => process::wait_until(pid, until).map_err(TraceError::waiting)?,
+        None => Some(process::wait_polling(pid).map_err(TraceError::waiting)?),
+    };
+    stop.ok_or(TraceError::Late)
+}
+
 /// Resumes the tracee until its next syscall-stop, letting signals and group-stops take effect.
-pub(crate) fn resume_to_syscall(pid: Pid, while_stopped: bool) -> Result<SyscallStop, TraceError> {
+pub(crate) fn resume_to_syscall(
+    pid: Pid,
+    while_stopped: bool,
+    until: Option<Instant>,
+) -> Result<SyscallStop, TraceError> {
     let (mut how, mut signal) = (Resume::ToSyscall, 0);
     loop {
         ptrace::resume(pid, how, signal)?;
-        let stop = process::wait_polling(pid).map_err(TraceError::waiting)?;
+        let stop = next_stop(pid, until)?;
         fault::at(fault::Point::Stop);
         (how, signal) = match stop {
             Wait::SyscallStop => return Ok(ptrace::syscall_stop(pid)?),
@@ -355,6 +432,7 @@ pub(crate) fn resume_to_syscall(pid: Pid, while_stopped: bool) -> Result<Syscall
             Wait::GroupStop(_) if while_stopped => (Resume::ToSyscall, 0),
             Wait::GroupStop(_) => (Resume::Listen, 0),
             Wait::Interrupted => (Resume::ToSyscall, 0),
+            Wait::ExecEvent => return Err(TraceError::Changed),
             other => return Err(TraceError::Unexpected(other)),
         };
     }

@@ -5,19 +5,19 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use tiexec_advise::itlb::{Itlb, walk_event};
+use tiexec_advise::samples::Tally;
 use tiexec_core::addr::{AddrRange, Pages};
-use tiexec_core::advice::Counted;
 use tiexec_core::config::Settings;
-use tiexec_core::itlb::walk_event;
+use tiexec_core::counted::Counted;
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::status;
-use tiexec_core::samples::Tally;
 use tiexec_remap::attach::{Images, attach};
 use tiexec_remap::launch::Sources;
 use tiexec_sys::counters::Counters;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::sampler::{Clock, Heirs};
-use tiexec_sys::{Errno, Pid, SysError, interrupt, itlb, mapped, process};
+use tiexec_sys::{Errno, Pid, SysError, areas, interrupt, process, processor};
 use tiexec_tracee::threads;
 
 use super::super::attach::Target;
@@ -28,17 +28,17 @@ use crate::options::Advise;
 use crate::sampling::{Sampling, number, refusal};
 use crate::say::warn;
 
-/// How long a running process is sampled if nothing else is said.
-const USUAL: Duration = Duration::from_secs(5);
+/// How long a running process is sampled unless an option says otherwise.
+pub(super) const USUAL: Duration = Duration::from_secs(5);
 
-/// What came of the sampling.
+/// The result of the sampling.
 pub(super) struct Gathered {
     pub(super) pid: u32,
     pub(super) comm: String,
     pub(super) tally: Tally,
-    /// What is PMD-mapped, by the tally's spaces.
+    /// The PMD-mapped ranges, by the tally's spaces.
     pub(super) huge: HashMap<usize, Vec<AddrRange>>,
-    /// What an attach would put onto huge pages, likewise.
+    /// The ranges that an attach would put onto huge pages, likewise.
     pub(super) planned: HashMap<usize, Vec<AddrRange>>,
     pub(super) counted: Counted,
     pub(super) clock: Clock,
@@ -72,7 +72,7 @@ fn running(pid: Pid, options: &Advise, pages: Pages) -> Result<Gathered, u8> {
         warn(format_args!("{shown} is a thread of process {process}; fix: advise on the process"));
         return Err(exit::USAGE);
     }
-    // Of those beside the one that was named some may have ended, or be others'.
+    // The named process must be readable. Other processes may have ended, or belong to other users.
     named.read("maps").map_err(refuse)?;
     let (heirs, members) = if options.follow {
         (Heirs::Processes, Tree::of(&[pid]).walk(true))
@@ -84,11 +84,11 @@ fn running(pid: Pid, options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     sampling.only = (!options.follow).then(|| number(pid));
     let living = members.iter().filter_map(|&pid| Some((pid, ProcDir::of(pid).ok()?)));
     let tids: Vec<Pid> = living.flat_map(|(pid, process)| threads::list(&process, pid)).collect();
-    let counters = Counters::open(&tids, heirs, walk_event(&itlb::read()));
+    let counters = Counters::open(&tids, heirs, walk_event(&Itlb::of(&processor::read())));
     let mut huge = HashMap::new();
     let (begun, only) = (Instant::now(), sampling.only);
     let end = begun.checked_add(options.duration.unwrap_or(USUAL));
-    // Ctrl-C ends it early; what was seen until then is told.
+    // Ctrl-C ends it early; the report has the samples until then.
     interrupt::catch();
     let look = |tally: &Tally| look(tally, only, pages, &mut huge);
     sampling.until(end, interrupt::asked, look).map_err(refuse)?;
@@ -108,7 +108,8 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     let this = process::this();
     let mut sampling = Sampling::of_children(options.frequency, pages.base)
         .map_err(|error| refused(number(this), error))?;
-    let counters = Counters::open(&[this], Heirs::Processes, walk_event(&itlb::read()));
+    let counters =
+        Counters::open(&[this], Heirs::Processes, walk_event(&Itlb::of(&processor::read())));
     let before = counters.read();
     let mut child = match Command::new(program).args(arguments).spawn() {
         Ok(child) => child,
@@ -117,7 +118,7 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
             return Err(exit::FAILED);
         }
     };
-    // Ctrl-C is the command's; what it did until then is told.
+    // Ctrl-C is the command's; the report has the samples until then.
     process::ignore_interrupts();
     sampling.only = (!options.follow).then_some(child.id());
     let begun = Instant::now();
@@ -164,7 +165,7 @@ fn look(
     for (space, of) in tally.spaces().iter().enumerate() {
         let wanted = of.current && only.is_none_or(|only| only == of.pid);
         let Some(pid) = i32::try_from(of.pid).ok().and_then(Pid::from_raw) else { continue };
-        let huge = || mapped::huge_text(&ProcDir::of(pid)?, pages.pmd);
+        let huge = || areas::huge_text(&ProcDir::of(pid)?, pages);
         if wanted && let Ok(huge) = huge() {
             found.insert(space, huge);
         }

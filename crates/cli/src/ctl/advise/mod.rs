@@ -6,14 +6,18 @@
 mod gather;
 
 use std::collections::HashSet;
+use std::time::Duration;
 
-use tiexec_core::advice::{Advice, Circumstances, Sampling, TextAdvice};
-use tiexec_core::itlb::Verdict;
-use tiexec_core::samples::Tally;
+use tiexec_advise::advice::{Advice, Circumstances, Sampling, TextAdvice};
+use tiexec_advise::itlb::{Itlb, Verdict};
+use tiexec_advise::samples::Tally;
+use tiexec_core::shown::AsShown;
 use tiexec_remap::store::directory::Directory;
+use tiexec_remap::workers;
 use tiexec_sys::sampler::Clock;
-use tiexec_sys::{itlb, thp};
+use tiexec_sys::{Pid, process, processor, thp};
 
+use super::attach::{LONGEST, looked_at};
 use super::{can_write, write};
 use crate::exit;
 use crate::options::Advise;
@@ -34,13 +38,32 @@ pub(super) fn run(options: &Advise) -> u8 {
     if let Err(status) = can_write(options.output.as_deref()) {
         return status;
     }
-    match sample(options) {
+    let advise = || match sample(options) {
         Ok(Advised { advice, .. }) => {
             let text = if options.json { advice.to_json() + "\n" } else { advice.to_string() };
             write(&text, options.output.as_deref())
         }
         Err(status) => status,
+    };
+    match options.pid {
+        Some(pid) => sampled("advise on", pid, options.duration, advise),
+        None => advise(),
     }
+}
+
+/// Does `work`, which samples the process for `duration` and looks at it: apart if the process has other credentials.
+pub(super) fn sampled(
+    doing: &str,
+    pid: i32,
+    duration: Option<Duration>,
+    work: impl FnOnce() -> u8,
+) -> u8 {
+    let patience = duration.unwrap_or(gather::USUAL).saturating_add(LONGEST);
+    if Pid::from_raw(pid).is_some_and(workers::is_foreign) {
+        // Ctrl-C ends the sampling, and what was seen until then is told.
+        process::ignore_interrupts();
+    }
+    looked_at(doing, pid, patience, work)
 }
 
 /// Samples, and puts together what is to be told.
@@ -67,8 +90,8 @@ pub(super) fn sample(options: &Advise) -> Result<Advised, u8> {
         lost: tally.lost(),
         processes: processes.len(),
     };
-    let itlb = itlb::read();
-    // Afterwards, so that it disturbs nobody who is sampled.
+    let itlb = Itlb::of(&processor::read());
+    // This comes after the sampling, so that it disturbs no process that is sampled.
     let time = miss_time(pages);
     let circumstances = Circumstances { pages, huge, planned, itlb, time };
     let advice = Advice::new(pid, comm, &tally, &circumstances, sampling, counted);
@@ -76,7 +99,7 @@ pub(super) fn sample(options: &Advise) -> Result<Advised, u8> {
         let seconds = lasted.as_secs_f64();
         let what = match options.pid {
             Some(_) => format!("process {pid}"),
-            None => options.command.first().map_or_else(String::new, |it| it.display().to_string()),
+            None => options.command.first().map_or_else(String::new, |it| it.shown().to_string()),
         };
         let fix = match (options.pid, options.follow) {
             (None, false) => "with its children (advise --follow), or a run that takes longer",
@@ -92,7 +115,7 @@ pub(super) fn sample(options: &Advise) -> Result<Advised, u8> {
         ));
         exit::FAILED
     })?;
-    if is_for_a_store(&advice) && Directory::all().is_ok_and(|stores| stores.is_empty()) {
+    if is_for_a_store(&advice) && Directory::all().is_ok_and(|stores| stores.usable.is_empty()) {
         let reason = "most of that is in shared libraries; a program that is launched gets them onto huge pages \
                       where their page cache can be huge, else by an image store (tiexecctl store setup) or \
                       with --backing image only";

@@ -2,8 +2,9 @@
 
 use std::os::unix::net::UnixDatagram;
 
-use object::Object;
-use object::read::ReadCache;
+use tiexec_core::shown::AsShown;
+use tiexec_remap::build_id::build_id;
+use tiexec_remap::open_exe;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 
@@ -14,7 +15,7 @@ const SYSLOG: &str = "/dev/log";
 /// `LOG_DAEMON | LOG_INFO`.
 const PRIORITY: u8 = 3 << 3 | 6;
 
-/// What happened to a process.
+/// A switch of one process.
 pub(crate) struct Record<'a> {
     /// `attach` or `revert`.
     pub action: &'static str,
@@ -29,14 +30,15 @@ pub(crate) struct Record<'a> {
 }
 
 impl Record<'_> {
-    /// Writes the record. Where nobody listens there is none.
+    /// Writes the record, if somebody listens.
     pub(crate) fn write(&self) {
         let Ok(socket) = UnixDatagram::unbound() else { return };
         // A full log must not hold anything up.
         let _stays_blocking = socket.set_nonblocking(true);
         let exe = self.process.exe_path().unwrap_or_default();
-        let exe = String::from_utf8_lossy(&exe).replace('\n', "?");
-        let build_id = build_id(self.process).unwrap_or_else(|| "-".to_owned());
+        let exe = exe.shown();
+        let build_id = open_exe(self.process).ok().and_then(|exe| build_id(&exe));
+        let build_id = build_id.unwrap_or_else(|| "-".to_owned());
         let uid = rustix::process::getuid().as_raw();
         let Self { action, bytes, result, .. } = self;
         let pid = self.pid.as_raw_nonzero();
@@ -54,13 +56,4 @@ impl Record<'_> {
             let _nobody_listens = socket.send_to(line.as_bytes(), SYSLOG);
         }
     }
-}
-
-/// Reads the build ID of the process's program.
-fn build_id(process: &ProcDir) -> Option<String> {
-    let exe = process.open_file("exe", false).ok()?;
-    let cache = ReadCache::new(exe);
-    let file = object::File::parse(&cache).ok()?;
-    let id = file.build_id().ok()??;
-    Some(id.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -13,7 +13,7 @@ use crate::say::warn;
 /// of systemd's, or by a process that waits.
 ///
 /// # Errors
-/// What could not be started; nothing will be reverted.
+/// The error of starting the process that waits; nothing will be reverted.
 pub(super) fn revert_after(pid: Pid, start_time: u64, time: Duration) -> std::io::Result<()> {
     let own = std::env::current_exe()?;
     let own = own.with_file_name("tiexecctl");

@@ -8,16 +8,21 @@ use std::time::Duration;
 
 use tiexec_core::addr::{Pages, mib};
 use tiexec_core::config::{Layer, Settings};
-use tiexec_core::coverage::is_ours;
 use tiexec_core::plan::Plan;
-use tiexec_core::proc::{maps, smaps, status};
+use tiexec_core::proc::status::{self, Credentials};
 use tiexec_core::report::{JitArea, Outcome, Report, percent};
 use tiexec_core::select::Select;
+use tiexec_core::shown::{self, AsShown};
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
-use tiexec_remap::attach::{AttachOrder, Attached, Images, Reverted, attach, collapse_jit, revert};
+use tiexec_remap::attach::{
+    AttachOrder, Attached, Images, Reverted, attach, cause_at_first_look, collapse_jit, revert,
+};
 use tiexec_remap::launch::Sources;
-use tiexec_remap::mapped::{has_widened_form, originals};
+use tiexec_remap::lock::Lock;
+use tiexec_remap::mapped;
+use tiexec_remap::workers::{self, Pool, Workers};
+use tiexec_sys::address_space::AddressSpace;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, thp};
 use tiexec_tracee::threads;
@@ -44,7 +49,7 @@ pub(crate) fn run(options: &Attach) -> u8 {
         Ok(pids) => pids,
         Err(status) => return status,
     };
-    // What comes later is asked for by option only: an attach that nobody asked to stay returns.
+    // Only options can ask for later work: an attach that nobody asked to stay returns.
     let later = options.later.clone().layer();
     let layer = Layer {
         backing: options.backing,
@@ -77,11 +82,15 @@ pub(crate) fn run(options: &Attach) -> u8 {
                 return super::failed_status(error.errno);
             }
         };
-        let one = |pid| attach_one(pid, options, &settings, Some(&hot), &mut images);
-        return each(&pids, named(&options.targets), one);
+        let one = |pid, pool: &mut Pool| {
+            attach_one(pid, options, &settings, Some(&hot), &mut images, pool)
+        };
+        return each("attach to", &pids, named(&options.targets), one);
     }
     if !options.dry_run && (settings.follow || !settings.settle.is_zero()) {
-        let first = |pid, images: &mut Images| attach_one(pid, options, &settings, None, images);
+        let first = |pid, images: &mut Images, pool: &mut Pool| {
+            attach_one(pid, options, &settings, None, images, pool)
+        };
         let mut tell = |target: &Target, attached: &Attached, report: &Report| {
             if options.json {
                 print(&(report.to_json() + "\n"));
@@ -91,8 +100,8 @@ pub(crate) fn run(options: &Attach) -> u8 {
         };
         return follow::stay::stay(&pids, &settings, first, &mut tell);
     }
-    let one = |pid| attach_one(pid, options, &settings, None, &mut images);
-    each(&pids, named(&options.targets), one)
+    let one = |pid, pool: &mut Pool| attach_one(pid, options, &settings, None, &mut images, pool);
+    each("attach to", &pids, named(&options.targets), one)
 }
 
 /// Runs `revert`; returns the exit status.
@@ -108,13 +117,16 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
             Err(status) => return status,
         }
     };
-    each(&pids, named(&options.targets) && !options.all, |pid| revert_one(pid, options))
+    let one = |pid, pool: &mut Pool| revert_one(pid, options, pool);
+    each("revert", &pids, named(&options.targets) && !options.all, one)
 }
 
 fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
     let found = if let Some(exe) = &targets.exe {
-        let exe = select::real(exe);
-        select::every(|process| select::runs(process, &exe))
+        let program = select::Program::at(exe);
+        select::every(|process| program.is_run_by(process))
+    } else if let Some(unit) = &targets.user {
+        select::every(|process| select::is_of_user_unit(process, unit))
     } else if let Some(unit) = &targets.unit {
         select::every(|process| select::is_of_unit(process, unit))
     } else {
@@ -132,13 +144,36 @@ fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
 
 /// Whether the processes were named by their ids.
 fn named(targets: &Targets) -> bool {
-    targets.exe.is_none() && targets.unit.is_none()
+    !targets.pids.is_empty()
 }
 
-/// Does `one` to each process; returns the exit status of all together. What has ended meanwhile counts
-/// only if the user `named` it.
-pub(crate) fn each(pids: &[Pid], named: bool, mut one: impl FnMut(Pid) -> u8) -> u8 {
-    let mut statuses: Vec<u8> = pids.iter().map(|&pid| one(pid)).collect();
+/// How long one process of other credentials may take, to the end.
+pub(crate) const LONGEST: Duration = Duration::from_secs(60);
+/// How long it may take to look at one process of other credentials: looking waits for the lock of its memory, which it
+/// may keep for ever (a page of a file of FUSE that another process of its user reads there).
+pub(crate) const LOOKING: Duration = Duration::from_secs(30);
+
+/// Does `one` to each process, apart where it has other credentials; returns the exit status of all together. A process
+/// that has ended meanwhile counts only if the user `named` it.
+pub(crate) fn each(
+    doing: &str,
+    pids: &[Pid],
+    named: bool,
+    mut one: impl FnMut(Pid, &mut Pool) -> u8,
+) -> u8 {
+    let mut statuses: Vec<u8> = Vec::new();
+    let foreign: Vec<(Pid, bool)> =
+        pids.iter().map(|&pid| (pid, workers::is_foreign(pid))).collect();
+    for some in foreign.chunk_by(|one, other| one.1 == other.1) {
+        let pids: Vec<Pid> = some.iter().map(|&(pid, _)| pid).collect();
+        if some.first().is_some_and(|&(_, foreign)| foreign) {
+            let gave_up = |pid, failure: &Failure| failed(doing, pid, failure);
+            statuses.extend(workers::each_apart(&pids, LONGEST, &mut one, gave_up));
+        } else {
+            let mut pool = Pool::default();
+            statuses.extend(pids.iter().map(|&pid| one(pid, &mut pool)));
+        }
+    }
     if !named && statuses.iter().any(|&status| status != exit::GONE) {
         statuses.retain(|&status| status != exit::GONE);
     }
@@ -155,14 +190,27 @@ pub(crate) struct Target {
     /// A thread of it that has its address space.
     task: Pid,
     pub process: ProcDir,
+    space: AddressSpace,
+    credentials: Credentials,
+    workers: Workers,
     pages: Pages,
-    pub comm: String,
-    /// Held as long as somebody works on it.
-    _lock: std::os::fd::OwnedFd,
+    /// Its name, for people.
+    comm: String,
+    /// Held as long as this TiExec works on it.
+    pub lock: Lock,
 }
 
 impl Target {
     pub(crate) fn open(pid: Pid) -> Result<Self, Failure> {
+        Self::open_with(pid, &mut Pool::default())
+    }
+
+    /// As [`open`](Self::open), with workers of the pool if its credentials are others.
+    pub(crate) fn open_with(pid: Pid, pool: &mut Pool) -> Result<Self, Failure> {
+        Self::open_as_seen(pid, pool).map_err(|failure| cause_at_first_look(pid, failure))
+    }
+
+    fn open_as_seen(pid: Pid, pool: &mut Pool) -> Result<Self, Failure> {
         let named = ProcDir::of(pid).map_err(Failure::unreadable)?;
         let status = status::parse(&named.read("status").map_err(Failure::unreadable)?);
         let task = threads::list(&named, pid)
@@ -175,23 +223,27 @@ impl Target {
         let pages = thp::pages().ok_or_else(|| {
             Failure::new(SkipReason::ThpUnsupported, "the kernel has no transparent huge pages")
         })?;
-        let lock = named
-            .lock()
-            .map_err(Failure::unreadable)?
-            .ok_or_else(|| Failure::new(SkipReason::Busy, "another tiexec is at work on it"))?;
         let process =
             if task == pid { named } else { ProcDir::of(task).map_err(Failure::unreadable)? };
-        let comm = String::from_utf8_lossy(&status.name).into_owned();
-        Ok(Self { pid, task, process, pages, comm, _lock: lock })
+        let lock = Lock::take(&process)?;
+        let comm = status.name.shown().to_string();
+        let space = AddressSpace::open(&process).map_err(Failure::untraceable)?;
+        let alive = threads::alive(&process, task).unwrap_or_default();
+        let credentials = alive.credentials;
+        let workers = pool.workers(&process, &credentials)?;
+        Ok(Self { pid, task, process, space, credentials, workers, pages, comm, lock })
     }
 
     pub(crate) fn order(&self, settings: &Settings, dry_run: bool) -> AttachOrder<'_> {
-        let Self { pid, task, process, pages, .. } = self;
+        let Self { pid, task, process, space, credentials, workers, pages, .. } = self;
         let Settings { backing, numa, select, edges, .. } = *settings;
         AttachOrder {
             pid: *pid,
             task: *task,
             process,
+            space,
+            credentials,
+            workers,
             pages: memory::pages(settings).unwrap_or(*pages),
             sources: Sources::asked_for(backing, numa),
             select,
@@ -203,6 +255,18 @@ impl Target {
             patience: PATIENCE,
             dry_run,
         }
+    }
+
+    /// Warns that other TiExecs are not kept out, if so.
+    fn say_if_unlocked(&self, quiet: bool) {
+        let Some(why) = self.lock.missing().filter(|_| !quiet) else { return };
+        let pid = self.pid.as_raw_nonzero();
+        let fix = if rustix::process::geteuid().is_root() {
+            "give root a /run that only root may write to"
+        } else {
+            "set XDG_RUNTIME_DIR to a directory of your own with mode 0700"
+        };
+        warn(format_args!("cannot lock process {pid} against other TiExecs: {why}; fix: {fix}"));
     }
 
     fn start_time(&self) -> Option<u64> {
@@ -230,6 +294,7 @@ pub(crate) fn carry_out(
             stop: None,
             from_outside: 0,
             bytes_copied: 0,
+            smaps_for: None,
         }
     };
     let jit = if select.jit { collapse_jit(order)? } else { Vec::new() };
@@ -244,14 +309,16 @@ fn attach_one(
     settings: &Settings,
     hot: Option<&Hot>,
     images: &mut Images,
+    pool: &mut Pool,
 ) -> u8 {
     if settings.off && !options.dry_run {
         return failed("attach to", pid, &Failure::new(SkipReason::Disabled, "it is switched off"));
     }
-    let target = match Target::open(pid) {
+    let target = match Target::open_with(pid, pool) {
         Ok(target) => target,
         Err(failure) => return failed("attach to", pid, &failure),
     };
+    target.say_if_unlocked(options.quiet);
     let done = match hot {
         Some(hot) => hot.carry_out(&target, settings, options.dry_run, images),
         None => {
@@ -325,18 +392,25 @@ pub(crate) fn line(target: &Target, attached: &Attached, report: &Report) -> Str
     );
     match &attached.stop {
         Some(stop) => {
-            let backing = Plan::main_backing(&attached.plan).map(|backing| backing.to_string());
             let micros = stop.lasted.as_micros();
-            line += &format!(
-                " by {}, one thread stopped for {}.{:02} ms; undo: tiexecctl revert {}",
-                backing.unwrap_or_default(),
-                micros / 1000,
-                micros % 1000 / 10,
-                target.pid.as_raw_nonzero()
-            );
+            let stopped =
+                format!("one thread stopped for {}.{:02} ms", micros / 1000, micros % 1000 / 10);
+            line += &match Plan::main_backing(&attached.plan) {
+                Some(backing) => {
+                    let pid = target.pid.as_raw_nonzero();
+                    format!(" by {backing}, {stopped}; undo: tiexecctl revert {pid}")
+                }
+                None => format!("; removed what a killed TiExec had left, {stopped}"),
+            };
         }
         None if attached.from_outside > 0 => line += " by pagecache, no thread stopped",
-        None if attached.failure.is_none() && report.jit.is_empty() => line += "; nothing to do",
+        None if attached.failure.is_none() && report.jit.is_empty() => {
+            line += "; nothing to do";
+            let parts = report.files.iter().flat_map(|file| &file.rest);
+            if let (0, Some(largest)) = (huge_bytes, parts.max_by_key(|part| part.bytes)) {
+                line += &format!(": {}", largest.reason);
+            }
+        }
         None => {}
     }
     let of_jit = |bytes: fn(&JitArea) -> u64| report.jit.iter().map(bytes).sum::<u64>();
@@ -357,14 +431,15 @@ pub(crate) fn line(target: &Target, attached: &Attached, report: &Report) -> Str
     line
 }
 
-fn revert_one(pid: Pid, options: &Revert) -> u8 {
-    let target = match Target::open(pid) {
+fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
+    let target = match Target::open_with(pid, pool) {
         Ok(target) => target,
         Err(failure) => return failed("revert", pid, &failure),
     };
     if options.started_at.is_some_and(|wanted| target.start_time() != Some(wanted)) {
         return exit::GONE;
     }
+    target.say_if_unlocked(options.quiet);
     let mut order = target.order(&Settings::from_layers([]), options.dry_run);
     order.select = Select::ALL;
     let reverted = match revert(&order) {
@@ -387,7 +462,7 @@ fn revert_one(pid: Pid, options: &Revert) -> u8 {
             "detail": failure.as_ref().map(|failure| &failure.detail),
             "stop_us": stop.map(|stop| stop.lasted.as_micros() as u64),
         });
-        print(&format!("{json}\n"));
+        print(&(shown::json(&json) + "\n"));
     } else if !options.quiet {
         let what = if found == 0 {
             "nothing to revert".to_owned()
@@ -414,21 +489,32 @@ fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
     match failure.reason {
         SkipReason::TargetGone => exit::GONE,
         SkipReason::PtraceDenied => exit::NOT_PERMITTED,
+        SkipReason::Changed => exit::PARTIAL,
         _ => exit::FAILED,
     }
 }
 
+/// Whether the process has text of ours; not so if it cannot be looked at.
 pub(crate) fn has_text_of_ours(process: &ProcDir) -> bool {
-    let maps = process.read("maps").ok().and_then(|text| maps::parse(&text).ok());
-    let Some(vmas) = maps else { return false };
-    if vmas.iter().any(|vma| vma.is_text() && is_ours(vma)) {
-        return true;
+    let has = || thp::pages().is_some_and(|pages| mapped::has_text_of_ours(process, pages));
+    if !workers::is_of_others(process) {
+        return has();
     }
-    // Page cache that was widened: only smaps tells it from a text that just begins and ends so.
-    let Some(pages) = thp::pages() else { return false };
-    if !vmas.iter().any(|vma| has_widened_form(vma, pages)) {
-        return false;
-    }
-    let entries = process.read("smaps").ok().and_then(|text| smaps::parse(&text).ok());
-    entries.is_some_and(|entries| !originals(process, &entries, pages).is_empty())
+    workers::told_apart(LOOKING, || vec![u8::from(has())]).is_ok_and(|told| told == [1])
+}
+
+/// Does `work`, which looks at the process, and returns its exit status: apart if the process has other credentials, for
+/// at most `patience`.
+pub(crate) fn looked_at(
+    doing: &str,
+    pid: i32,
+    patience: Duration,
+    work: impl FnOnce() -> u8,
+) -> u8 {
+    let foreign = Pid::from_raw(pid).filter(|&pid| workers::is_foreign(pid));
+    let Some(pid) = foreign else { return work() };
+    let mut work = Some(work);
+    let one = |_pid, _: &mut Pool| work.take().map_or(exit::FAILED, |work| work());
+    let gave_up = |pid, failure: &Failure| failed(doing, pid, failure);
+    workers::each_apart(&[pid], patience, one, gave_up).first().copied().unwrap_or(exit::FAILED)
 }

@@ -1,10 +1,13 @@
 //! Which processes are meant.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use tiexec_core::proc::cgroup;
+use tiexec_core::proc::mountinfo;
+use tiexec_remap::units;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::reopen::{Holding, Identity, PathFile};
 
 /// Splits a list of process ids at commas and blanks, as `pidof` and `pgrep -d,` print them.
 ///
@@ -30,23 +33,70 @@ pub(crate) fn every(wanted: impl Fn(&ProcDir) -> bool) -> Vec<Pid> {
     others.filter(|(_, process)| wanted(process)).map(|(pid, _)| pid).collect()
 }
 
-/// Whether the process runs the program at `path`, replaced meanwhile or not.
-pub(crate) fn runs(process: &ProcDir, path: &Path) -> bool {
-    use std::os::unix::ffi::OsStrExt;
-    process.exe_path().is_ok_and(|exe| {
-        let exe = exe.strip_suffix(b" (deleted)").unwrap_or(&exe);
-        exe == path.as_os_str().as_bytes()
-    })
+/// A program, by its file as this process finds it: another mount namespace can have another file at the same path.
+pub(crate) struct Program {
+    /// Where it is, without links.
+    path: PathBuf,
+    /// Which file it is, and whose; `None` if there is none.
+    file: Option<(Identity, u32)>,
+    /// The mounts of this process's own mount namespace.
+    mounts: Vec<u64>,
 }
 
-/// Whether the process belongs to the systemd unit.
+impl Program {
+    pub(crate) fn at(path: &Path) -> Self {
+        let file =
+            PathFile::at(path).and_then(|file| Ok((file.identity()?, file.holding()?.owner)));
+        let mounts = ProcDir::this_process().and_then(|this| this.read("mountinfo"));
+        let mounts = mounts.unwrap_or_default();
+        Self {
+            path: real(path),
+            file: file.ok(),
+            mounts: mountinfo::parse(&mounts).iter().map(|mount| mount.id).collect(),
+        }
+    }
+
+    /// Whether the process runs it, or the file that was at its path until that was replaced or removed.
+    pub(crate) fn is_run_by(&self, process: &ProcDir) -> bool {
+        let Ok(exe) = PathFile::of_process(process, "exe") else { return false };
+        let Ok(identity) = exe.identity() else { return false };
+        self.file.is_some_and(|(file, _)| file == identity) || self.was(process, &exe)
+    }
+
+    /// Whether `exe` is what was at the path: a file that has no name any more. Nobody else can have put it there than
+    /// root, this user, or the owner of the file that is there now. It is on a mount of this mount namespace, because
+    /// paths on others say nothing.
+    fn was(&self, process: &ProcDir, exe: &PathFile) -> bool {
+        let Ok(Holding { owner, links: 0 }) = exe.holding() else { return false };
+        let own = rustix::process::geteuid().as_raw();
+        let trusted = [Some(0), Some(own), self.file.map(|(_, owner)| owner)];
+        trusted.contains(&Some(owner))
+            && exe.mount_id().is_some_and(|id| self.mounts.contains(&id))
+            && process.exe_path().is_ok_and(|path| {
+                path.strip_suffix(b" (deleted)") == Some(self.path.as_os_str().as_bytes())
+            })
+    }
+}
+
+/// Returns the path without links, as `/proc/PID/exe` shows it; the file itself may be missing.
+fn real(path: &Path) -> PathBuf {
+    let of_directory = || {
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        Some(directory.unwrap_or(Path::new(".")).canonicalize().ok()?.join(path.file_name()?))
+    };
+    path.canonicalize().ok().or_else(of_directory).unwrap_or_else(|| path.to_owned())
+}
+
+/// Whether the process belongs to this unit of the system's manager.
 pub(crate) fn is_of_unit(process: &ProcDir, unit: &str) -> bool {
-    process.read("cgroup").ok().and_then(|text| cgroup::unit(&text)).is_some_and(|of| of == unit)
+    units::of(process).is_some_and(|units| units.system == unit)
 }
 
-/// Returns the path as `/proc/PID/exe` shows it.
-pub(crate) fn real(path: &Path) -> PathBuf {
-    std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
+/// Whether the process belongs to this unit of a user's own manager: of any user's for root, else of this user's.
+pub(crate) fn is_of_user_unit(process: &ProcDir, unit: &str) -> bool {
+    let own = rustix::process::geteuid();
+    let of_user = units::of(process).and_then(|units| units.user);
+    of_user.is_some_and(|of| of.name == unit && (own.is_root() || of.uid == own.as_raw()))
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Commands that a benchmark runs: each in a process group of its own, which is asked to end when the benchmark is.
+//! Commands that a benchmark runs: each in a process group of its own, which ends when the benchmark is told to
+//! end.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};

@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use regex_lite::Regex;
+use tiexec_advise::itlb::{Itlb, walk_event};
 use tiexec_core::addr::Pages;
-use tiexec_core::itlb::walk_event;
+use tiexec_core::shown::AsShown;
 use tiexec_sys::counters::Counters;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::sampler::Heirs;
-use tiexec_sys::{Pid, interrupt, itlb, mapped, process, thp};
+use tiexec_sys::{Pid, areas, interrupt, process, processor, thp};
 
 use super::child;
 use super::{Measured, Rounds, Subject, Way, What};
@@ -32,7 +33,7 @@ struct Runs<'a> {
     tiexec: PathBuf,
     metric: Option<Regex>,
     pages: Option<Pages>,
-    /// What tiexec says in every run is said once.
+    /// Whether tiexec's message has been shown: tiexec repeats it in every run.
     said: bool,
 }
 
@@ -92,12 +93,15 @@ impl Subject for Runs<'_> {
         };
         command.stdout(stdout);
 
-        let counters =
-            Counters::open(&[process::this()], Heirs::Processes, walk_event(&itlb::read()));
+        let counters = Counters::open(
+            &[process::this()],
+            Heirs::Processes,
+            walk_event(&Itlb::of(&processor::read())),
+        );
         let before = counters.read();
         let begun = Instant::now();
         let pid = child::start(&mut command).map_err(|error| {
-            let program = command.get_program().to_string_lossy();
+            let program = command.get_program().shown();
             warn(format_args!("cannot run {program}: {error}"));
             exit::FAILED
         })?;
@@ -194,7 +198,7 @@ fn watched<T, U>(
             let (mut tree, mut most, mut pause) = (Tree::of(&[pid]), 0, FIRST_PAUSE);
             while !over.load(Ordering::Relaxed) {
                 let of = |&pid: &Pid| {
-                    let huge = ProcDir::of(pid).and_then(|of| mapped::huge_text(&of, pages.pmd));
+                    let huge = ProcDir::of(pid).and_then(|of| areas::huge_text(&of, pages));
                     huge.unwrap_or_default().into_iter().map(|range| range.len()).sum::<u64>()
                 };
                 most = tree.walk(true).iter().map(of).max().unwrap_or(0).max(most);

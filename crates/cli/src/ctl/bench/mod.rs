@@ -6,7 +6,7 @@ mod slices;
 
 use std::time::Instant;
 
-use tiexec_core::compare::{Bench, CONFIDENCE, Comparison, Unit};
+use tiexec_advise::compare::{Bench, CONFIDENCE, Comparison, Unit};
 use tiexec_core::report::SCHEMA;
 use tiexec_sys::interrupt;
 
@@ -24,7 +24,7 @@ enum Way {
 }
 
 impl Way {
-    /// In which order a round takes them: by turns, so that neither is always the second.
+    /// Returns the order in which a round takes them: by turns, so that neither is always the second.
     fn order(round: u32) -> [Self; 2] {
         if round.is_multiple_of(2) {
             [Self::Plain, Self::Tiexec]
@@ -34,7 +34,7 @@ impl Way {
     }
 }
 
-/// What was measured in one run or slice.
+/// The figures of one run or slice.
 #[derive(Clone, PartialEq, Debug, Default)]
 struct Measured {
     /// Name, unit and figure; the first is what the benchmark is about.
@@ -84,7 +84,7 @@ impl Rounds {
                 match measured {
                     Ok(measured) => both[way as usize] = measured,
                     Err(status) if rounds.counted.is_empty() => return Err(status),
-                    // What hours have measured is not thrown away.
+                    // Rounds that took hours to measure are not thrown away.
                     Err(status) => return Ok(Self { failed: Some(status), ..rounds }),
                 }
             }
@@ -178,7 +178,7 @@ pub(super) fn run(options: &options::Bench) -> u8 {
     status.max(print(&text))
 }
 
-/// What was measured.
+/// The subject of the measurement.
 enum What {
     Command(Vec<String>),
     Process(u32, Vec<String>),

@@ -6,18 +6,20 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tiexec_core::proc::stat;
+use tiexec_core::shown::AsShown;
+use tiexec_remap::workers;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, interrupt, mapped, process, thp};
+use tiexec_sys::{Pid, areas, interrupt, process, thp};
 
 use super::child;
 use super::{Measured, Rounds, Subject, Way, What};
-use crate::ctl::attach::has_text_of_ours;
+use crate::ctl::attach::{LOOKING, has_text_of_ours};
 use crate::ctl::failed;
 use crate::exit;
 use crate::options::Bench;
 use crate::say::warn;
 
-/// How long a slice of a counter lasts if nothing else is said.
+/// How long a slice of a counter lasts unless an option says otherwise.
 const USUAL: Duration = Duration::from_secs(5);
 
 struct Slices<'a> {
@@ -38,7 +40,12 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, What), u8> {
     let pid = Pid::from_raw(pid).ok_or(exit::USAGE)?;
     let refuse = |error| failed(format_args!("measure process {}", pid.as_raw_nonzero()), error);
     let process = ProcDir::of(pid).map_err(refuse)?;
-    let cmdline = process.read("cmdline").map_err(refuse)?;
+    let cmdline = if workers::is_of_others(&process) {
+        let read = || process.read_start("cmdline", 4096).unwrap_or_default();
+        workers::told_apart(LOOKING, read).unwrap_or_default()
+    } else {
+        process.read_start("cmdline", 4096).map_err(refuse)?
+    };
     let words = cmdline.split(|&byte| byte == 0).filter(|word| !word.is_empty());
     let words = words.map(|word| String::from_utf8_lossy(word).into_owned()).collect();
     let tiexecctl = std::env::current_exe().map_err(|error| {
@@ -47,7 +54,7 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, What), u8> {
     })?;
     let metric = options.metric.as_deref().unwrap_or_default();
     let mut slices = Slices { options, pid, process, tiexecctl, metric, switched: false };
-    // What is in huge pages of its page cache anyway is so both ways.
+    // Huge pages of the file's page cache are there both ways, so they do not count.
     if has_text_of_ours(&slices.process) {
         warn(format_args!(
             "process {} has text on huge pages by tiexec already; fix: tiexecctl revert {0}",
@@ -58,7 +65,7 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, What), u8> {
     // It is left as it was found.
     interrupt::catch();
     let measured = Rounds::measure(&mut slices, options);
-    // Nor does Ctrl-C, pressed once more, end what does that: it inherits this.
+    // A second Ctrl-C must not end the revert: its process inherits this.
     process::ignore_interrupts();
     let reverted = slices.switch(Way::Plain);
     if reverted.is_err() && has_text_of_ours(&slices.process) {
@@ -134,7 +141,7 @@ impl Slices<'_> {
             }
         };
         command.args(["--quiet", &self.pid.as_raw_nonzero().to_string()]).stdin(Stdio::null());
-        // Of another group: Ctrl-C is not for it.
+        // The process gets a group of its own, so that Ctrl-C does not reach it.
         command.process_group(0);
         match command.status() {
             Ok(status) if status.success() => Ok(()),
@@ -142,7 +149,7 @@ impl Slices<'_> {
                 Err(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(exit::FAILED))
             }
             Err(error) => {
-                warn(format_args!("cannot run {}: {error}", self.tiexecctl.display()));
+                warn(format_args!("cannot run {}: {error}", self.tiexecctl.shown()));
                 Err(exit::FAILED)
             }
         }
@@ -177,8 +184,15 @@ impl Slices<'_> {
     }
 
     fn huge(&self) -> u64 {
-        let huge = thp::pages().and_then(|pages| mapped::huge_text(&self.process, pages.pmd).ok());
-        huge.unwrap_or_default().into_iter().map(|range| range.len()).sum()
+        let huge = || {
+            let huge = thp::pages().and_then(|pages| areas::huge_text(&self.process, pages).ok());
+            huge.unwrap_or_default().into_iter().map(|range| range.len()).sum::<u64>()
+        };
+        if !workers::is_of_others(&self.process) {
+            return huge();
+        }
+        let told = workers::told_apart(LOOKING, || huge().to_ne_bytes().to_vec());
+        told.ok().and_then(|told| told.try_into().ok()).map_or(0, u64::from_ne_bytes)
     }
 }
 

@@ -11,13 +11,14 @@ use tiexec_core::addr::{Pages, mib};
 use tiexec_core::config::Layer;
 use tiexec_core::proc::status;
 use tiexec_core::rebase::MAX_ALIGNMENT;
+use tiexec_core::shown::AsShown;
 use tiexec_remap::store::directory::Directory;
 use tiexec_remap::{headroom, pagecache};
 use tiexec_sys::jumps;
 use tiexec_sys::memory::FillMapping;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::rehearse::mm_map_size;
-use tiexec_sys::{SysError, hugetlb, process, ptrace, thp};
+use tiexec_sys::{SysError, areas, hugetlb, process, ptrace, thp};
 use tiexec_tracee::held;
 
 use super::{Finding, Level};
@@ -53,6 +54,7 @@ pub(super) fn examine() -> Vec<Finding> {
     findings.push(store());
     findings.push(pool(pages));
     findings.push(automatic(&findings));
+    findings.push(looking(pages));
     findings.push(tracing());
     findings.push(attaching());
     findings.push(seccomp());
@@ -65,6 +67,20 @@ fn kernel() -> Finding {
     let name = rustix::system::uname();
     let text = format!("{} {}", name.release().to_string_lossy(), std::env::consts::ARCH);
     Finding::new(Level::Ok, "kernel", text)
+}
+
+/// Whether a process can be looked at without keeping it from anything.
+fn looking(pages: Pages) -> Finding {
+    match ProcDir::this_process().and_then(|this| areas::look(&this, pages)) {
+        Err(error) => Finding::new(Level::Fail, "look", error).fix("mount /proc"),
+        Ok(seen) if seen.smaps_for.is_some() => Finding::new(
+            Level::Warn,
+            "look",
+            "no PAGEMAP_SCAN: while a process is looked at, it can map no memory, for 20 ms per GiB that it has",
+        )
+        .fix("boot Linux 6.7 or newer"),
+        Ok(_) => Finding::new(Level::Ok, "look", "PAGEMAP_SCAN: a process need not wait to be looked at"),
+    }
 }
 
 fn switches() -> Vec<Finding> {
@@ -115,7 +131,7 @@ const LARGEST_TRY: u64 = 32 << 20;
 /// Writes a file of one huge page into the directory for temporary files, and has it read in again.
 fn page_cache(pages: Pages) -> Finding {
     let place = std::env::temp_dir();
-    let shown = place.display();
+    let shown = place.shown();
     if pages.pmd.bytes() > LARGEST_TRY {
         let finding = "not tried: the huge page is too large for text";
         return Finding::new(Level::No, "pagecache", finding);
@@ -196,14 +212,16 @@ fn image(pages: Pages) -> Finding {
 /// Looks for an image store.
 fn store() -> Finding {
     match Directory::all() {
-        Ok(stores) if stores.is_empty() => {
+        Ok(stores) if stores.usable.is_empty() => {
             Finding::new(Level::No, "store", "no image store: each program gets a copy of its own")
                 .fix("tiexecctl store setup")
         }
         Ok(stores) => {
-            let paths: Vec<String> =
-                stores.iter().map(|store| store.path.display().to_string()).collect();
-            Finding::new(Level::Ok, "store", paths.join(", "))
+            let paths = stores.usable.iter().map(|store| store.path.shown().to_string());
+            let refused = stores.refused.iter().map(|failure| format!("left out: {failure}"));
+            let all: Vec<String> = paths.chain(refused).collect();
+            let level = if stores.refused.is_empty() { Level::Ok } else { Level::Warn };
+            Finding::new(level, "store", all.join("; "))
         }
         Err(failure) => Finding::new(Level::Warn, "store", failure),
     }
@@ -242,7 +260,7 @@ fn pool(pages: Pages) -> Finding {
     }
 }
 
-/// Sums up what `--backing auto` comes to, of what was found about each backing: this machine's row of the table in
+/// Sums up what `--backing auto` would do, from the findings on each backing: this machine's row of the table in
 /// docs/KERNELS.md.
 fn automatic(found: &[Finding]) -> Finding {
     let has = |thing: &str| found.iter().any(|one| one.thing == thing && one.level == Level::Ok);
@@ -274,10 +292,10 @@ fn distribution() -> String {
     format!("{name} with Linux {version}")
 }
 
-/// Says whom this process may attach to.
+/// Says to which processes this process may attach.
 fn attaching() -> Finding {
     let own = ProcDir::this_process().and_then(|this| this.read("status")).unwrap_or_default();
-    let capable = status::parse(&own).capabilities & CAP_SYS_PTRACE != 0;
+    let capable = status::parse(&own).credentials.effective() & CAP_SYS_PTRACE != 0;
     match (ptrace::yama_scope().unwrap_or(0), capable) {
         (3.., _) => Finding::new(Level::No, "attach", "kernel.yama.ptrace_scope is 3: to nobody"),
         (_, true) => {

@@ -10,8 +10,10 @@ use std::fmt::{self, Write};
 
 use serde::Serialize;
 
+use super::attach::{LOOKING, looked_at};
 use super::print;
 use crate::exit;
+use tiexec_core::shown;
 
 /// How good a finding is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -62,6 +64,13 @@ impl Finding {
 }
 
 pub(super) fn run(pid: Option<i32>, json: bool) -> u8 {
+    match pid {
+        Some(pid) => looked_at("examine", pid, LOOKING, || examine(Some(pid), json)),
+        None => examine(None, json),
+    }
+}
+
+fn examine(pid: Option<i32>, json: bool) -> u8 {
     let findings = match pid {
         None => machine::examine(),
         Some(pid) => match target::examine(pid) {
@@ -92,7 +101,7 @@ fn as_json(pid: Option<i32>, findings: &[Finding]) -> String {
         findings: &'a [Finding],
     }
     let json = Json { schema: tiexec_core::report::SCHEMA, kind: "doctor", pid, findings };
-    serde_json::to_string(&json).expect("findings hold only strings and numbers") + "\n"
+    shown::json(&json) + "\n"
 }
 
 #[cfg(test)]

@@ -3,13 +3,14 @@
 use tiexec_core::addr::{Pages, mib};
 use tiexec_core::coverage::coverage;
 use tiexec_core::elf::{ElfError, ElfHeader};
-use tiexec_core::proc::{smaps, status};
+use tiexec_core::proc::status;
 use tiexec_core::report::percent;
+use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::headroom;
 use tiexec_remap::mapped::originals;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Errno, Pid, SysError, thp};
+use tiexec_sys::{Errno, Pid, SysError, areas, thp};
 
 use super::super::failed;
 use super::{Finding, Level};
@@ -19,7 +20,7 @@ pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
     let refuse = |error| failed(format_args!("examine process {pid}"), error);
     let process = Pid::from_raw(pid).ok_or(gone).and_then(ProcDir::of).map_err(refuse)?;
     let status = status::parse(&process.read("status").map_err(refuse)?);
-    let name = String::from_utf8_lossy(&status.name).into_owned();
+    let name = status.name.shown().to_string();
     if !status.has_mm {
         let what = "no address space: a kernel thread, or a process that has ended";
         return Ok(vec![Finding::new(
@@ -66,7 +67,7 @@ pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
 fn image(process: &ProcDir) -> Finding {
     use std::os::unix::fs::FileExt;
     let mut header = [0; ElfHeader::LEN];
-    let read = process.open_file("exe", false).map(|exe| exe.read_exact_at(&mut header, 0));
+    let read = tiexec_remap::open_exe(process).map(|exe| exe.read_exact_at(&mut header, 0));
     match read {
         Err(error) => Finding::new(Level::Warn, "image", error),
         Ok(Err(error)) => Finding::new(Level::Warn, "image", error),
@@ -83,10 +84,9 @@ fn image(process: &ProcDir) -> Finding {
     }
 }
 
-/// What of its text is huge, and what a launch could add.
+/// How much of its text is huge, and how much a launch could add.
 fn text(process: &ProcDir, pages: Pages, name: &str) -> Result<Vec<Finding>, SysError> {
-    let malformed = SysError { call: "smaps", errno: Errno::INVAL };
-    let Ok(entries) = smaps::parse(&process.read("smaps")?) else { return Err(malformed) };
+    let entries = areas::look(process, pages)?.areas;
     let files = coverage(&entries, pages, &[], &originals(process, &entries, pages));
     let sum = |field: fn(&tiexec_core::coverage::FileCoverage) -> u64| {
         files.iter().map(field).sum::<u64>()
@@ -116,6 +116,21 @@ fn text(process: &ProcDir, pages: Pages, name: &str) -> Result<Vec<Finding>, Sys
         .fix(format_args!(
             "start it as `tiexec {name} …` (this version treats the main executable)"
         ))
+    });
+    let copied = sum(|file| file.copied_bytes);
+    findings.push(if copied == 0 {
+        Finding::new(Level::Ok, "maps", "its maps name the files that its text is of")
+    } else {
+        let mib = mib(copied);
+        Finding::new(
+            Level::Warn,
+            "maps",
+            format_args!(
+                "{mib} MiB of its text are copies: in its maps they have a name and offsets of their own, which misleads a \
+                 program that looks for its own file there"
+            ),
+        )
+        .fix(format_args!("tiexecctl revert; `tiexecctl warm` of the file, and --backing pagecache from then on"))
     });
     findings.push(match headroom::check(process, on_base_pages) {
         Ok(()) => Finding::new(Level::Ok, "memory", "its memory cgroup has room for an image"),

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
 use tiexec_remap::store::{BuildOrder, Store};
@@ -17,7 +18,7 @@ use crate::exit;
 /// How long one image may take. Nobody waits for it to start a program.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What became of one file.
+/// The result for one file.
 #[derive(Serialize)]
 struct Added<'a> {
     original: &'a Path,
@@ -40,14 +41,14 @@ pub(super) fn run(files: &[PathBuf], json: bool) -> u8 {
     for path in files {
         let result = add(&store, &process, path);
         if let Err(failure) = &result {
-            failed(&format!("build an image of {}", path.display()), failure);
+            failed(&format!("build an image of {}", path.shown()), failure);
         }
         let (image, failure) = match result {
             Ok(image) => (Some(image), None),
             Err(failure) => (None, Some(failure)),
         };
         if let (Some(image), false) = (&image, json) {
-            print(&format!("{}\n", image.display()));
+            print(&format!("{}\n", image.shown()));
         }
         let reason = failure.as_ref().map(|failure| failure.reason);
         let detail = failure.map(|failure| failure.detail);

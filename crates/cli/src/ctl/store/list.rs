@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tiexec_core::addr::mib;
+use tiexec_core::shown::{self, AsShown};
 use tiexec_remap::store::directory::Directory;
 use tiexec_remap::store::state::{Entry, State, entries};
 use tiexec_remap::store::users::Users;
@@ -63,7 +64,7 @@ pub(super) fn run(json: bool) -> u8 {
 }
 
 fn as_text(listed: &[Listed<'_>], now: i64) -> String {
-    let original = |image: &Listed<'_>| image.original.unwrap_or(image.name).to_owned();
+    let original = |image: &Listed<'_>| image.original.unwrap_or(image.name).shown().to_string();
     let width = listed.iter().map(|image| original(image).chars().count()).max().unwrap_or(0);
     let width = width.max("ORIGINAL".len());
     let mut text = format!(
@@ -103,7 +104,7 @@ pub(super) fn as_json<T: Serialize>(kind: &str, members: &[(&str, &Vec<T>)]) -> 
         let value = serde_json::to_value(member).unwrap_or(Value::Null);
         object.insert((*name).into(), value);
     }
-    Value::Object(object).to_string() + "\n"
+    shown::json(&Value::Object(object)) + "\n"
 }
 
 #[cfg(test)]

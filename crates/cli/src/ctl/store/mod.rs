@@ -7,6 +7,7 @@ mod setup;
 mod verify;
 
 use tiexec_core::addr::Pages;
+use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
 use tiexec_remap::store::Store;
@@ -44,14 +45,25 @@ fn hint(reason: SkipReason) {
 
 /// Returns every store that can be looked at.
 fn all(doing: &str) -> Result<Vec<Directory>, u8> {
-    Directory::all().map_err(|failure| failed(doing, &failure))
+    let found = Directory::all().map_err(|failure| failed(doing, &failure))?;
+    left_out(&found.refused);
+    Ok(found.usable)
+}
+
+/// Says which stores are not looked at while others are.
+fn left_out(refused: &[Failure]) {
+    for failure in refused {
+        warn(format_args!("one image store is left out: {failure}"));
+    }
 }
 
 /// Opens the stores in which this user can have images built.
 fn own(doing: &str) -> Result<Store, u8> {
     let pages = pages(doing)?;
     let store = Store::open_for_this_user(pages).map_err(|failure| failed(doing, &failure))?;
-    store.ok_or_else(|| none(doing))
+    let store = store.ok_or_else(|| none(doing))?;
+    left_out(store.refused());
+    Ok(store)
 }
 
 fn none(doing: &str) -> u8 {
@@ -71,7 +83,7 @@ fn path() -> u8 {
     let doing = "name a store";
     match own(doing) {
         Ok(store) => match store.path() {
-            Some(path) => print(&format!("{}\n", path.display())),
+            Some(path) => print(&format!("{}\n", path.shown())),
             None => none(doing),
         },
         Err(status) => status,

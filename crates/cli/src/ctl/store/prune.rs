@@ -1,6 +1,7 @@
 //! `tiexecctl store prune`: removes what nobody needs.
 
 use tiexec_core::addr::mib;
+use tiexec_core::shown::AsShown;
 use tiexec_remap::store::directory::{Directory, SYSTEM};
 use tiexec_remap::store::prune::{Removed, Why, prune};
 
@@ -40,6 +41,6 @@ fn line(removed: &Removed) -> String {
         Why::Unused => "unused",
         Why::LeftOver => "left by a dead builder",
     };
-    let name = removed.original.as_deref().unwrap_or(&removed.name);
+    let name = removed.original.as_deref().unwrap_or(&removed.name).shown();
     format!("removed {name} ({} MiB): {why}\n", mib(removed.bytes))
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use serde::Serialize;
+use tiexec_core::shown::AsShown;
 use tiexec_remap::store::verify::verify;
 
 use super::{all, failed, print};
@@ -26,7 +27,7 @@ pub(super) fn run(json: bool) -> u8 {
     for directory in &directories {
         match verify(directory) {
             Ok(verdicts) => verified.extend(verdicts.into_iter().map(|verdict| Verified {
-                path: directory.path.join(&verdict.name).display().to_string(),
+                path: directory.path.join(&verdict.name).to_string_lossy().into_owned(),
                 original: verdict.original,
                 problems: verdict.problems,
             })),
@@ -44,6 +45,7 @@ pub(super) fn run(json: bool) -> u8 {
 
 fn as_text(verified: &[Verified]) -> String {
     verified.iter().fold(String::new(), |mut text, Verified { path, problems, .. }| {
+        let path = path.shown();
         let _infallible = match &problems[..] {
             [] => writeln!(text, "ok    {path}"),
             problems => writeln!(text, "FAIL  {path} {}", problems.join("; ")),

@@ -1,7 +1,7 @@
-//! Which shared libraries a file needs: what its own `ld.so` lists, by its own rules.
+//! Which shared libraries a file needs: those that its own `ld.so` lists, by its own rules.
 //!
 //! `ld.so --list FILE` maps the file and its libraries and prints where they are; nothing of the
-//! file runs. What runs is `ld.so` itself, so it must be one that only root can have put there.
+//! file runs. Only `ld.so` itself runs, so it must be one that only root can have put there.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -13,6 +13,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::elf_file::ElfFile;
+use tiexec_core::shown::AsShown;
 
 /// How long `ld.so` may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -30,7 +31,7 @@ const DEFAULTS: &[&str] = if cfg!(target_arch = "aarch64") {
 /// program needs nothing.
 ///
 /// # Errors
-/// In words: an interpreter that is not to be trusted, a library that is not found, no list.
+/// In words: an interpreter that must not be trusted, a library that was not found, no list.
 pub(super) fn of(path: &Path, file: &ElfFile) -> Result<Vec<PathBuf>, String> {
     let interpreter = match &file.interpreter {
         Some(interpreter) => interpreter.clone(),
@@ -42,7 +43,7 @@ pub(super) fn of(path: &Path, file: &ElfFile) -> Result<Vec<PathBuf>, String> {
             .ok_or_else(|| format!("no interpreter here: neither of {}", DEFAULTS.join(", ")))?,
     };
     trust(&interpreter)?;
-    let name = interpreter.display();
+    let name = interpreter.shown();
     // With a slash, or ld.so would look for it as for a library.
     let path = std::path::absolute(path).map_err(|error| error.to_string())?;
     let output = list(&interpreter, &path).map_err(|error| format!("{name} --list: {error}"))?;
@@ -53,13 +54,13 @@ pub(super) fn of(path: &Path, file: &ElfFile) -> Result<Vec<PathBuf>, String> {
 
 /// Checks that only root can have made the interpreter what it is.
 fn trust(interpreter: &Path) -> Result<(), String> {
-    let bad = |path: &Path, what: &str| Err(format!("will not run {}: {what}", path.display()));
+    let bad = |path: &Path, what: &str| Err(format!("will not run {}: {what}", path.shown()));
     if !interpreter.is_absolute() {
         return bad(interpreter, "not an absolute path");
     }
     let real = interpreter
         .canonicalize()
-        .map_err(|error| format!("no interpreter {}: {error}", interpreter.display()))?;
+        .map_err(|error| format!("no interpreter {}: {error}", interpreter.shown()))?;
     let mut names = real.components().filter_map(|component| match component {
         Component::Normal(name) => Some(name.as_bytes()),
         _ => None,
@@ -72,7 +73,7 @@ fn trust(interpreter: &Path) -> Result<(), String> {
         return bad(&real, "not in a system directory");
     }
     for path in real.ancestors() {
-        let metadata = path.metadata().map_err(|error| format!("{}: {error}", path.display()))?;
+        let metadata = path.metadata().map_err(|error| format!("{}: {error}", path.shown()))?;
         if metadata.uid() != 0 || metadata.mode() & 0o022 != 0 {
             return bad(path, "others than root may write to it");
         }
@@ -126,14 +127,14 @@ fn parse(output: &[u8]) -> Result<Vec<PathBuf>, String> {
         if line.is_empty() || line == b"statically linked" {
             continue;
         }
-        let strange = || format!("not understood: {}", String::from_utf8_lossy(line));
+        let strange = || format!("not understood: {}", line.shown());
         let arrow = b" => ";
         let (found, arrow) = match line.windows(arrow.len()).position(|window| window == arrow) {
             Some(at) => (&line[at + arrow.len()..], true),
             None => (line, false),
         };
         if arrow && found.starts_with(b"not found") {
-            return Err(format!("{}", String::from_utf8_lossy(line)));
+            return Err(line.shown().to_string());
         }
         let end = found.windows(4).rposition(|window| window == b" (0x").ok_or_else(strange)?;
         if !found.ends_with(b")") {
@@ -191,7 +192,7 @@ mod tests {
         for path in
             [own.path(), Path::new("ld.so"), Path::new("/etc/passwd"), Path::new("/usr/lib")]
         {
-            assert!(trust(path).is_err(), "{}", path.display());
+            assert!(trust(path).is_err(), "{}", path.shown());
         }
         assert!(DEFAULTS.iter().any(|path| trust(Path::new(path)).is_ok()));
     }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Advice;
 use tiexec_core::elf::{ElfFacts, ElfHeader, interpreter_part};
 use tiexec_core::script;
+use tiexec_core::shown::AsShown;
 
 use crate::exit;
 use crate::image_file::{PREFIX, open, program_headers, read_up_to};
@@ -21,7 +22,7 @@ const PATH_MAX: u64 = 4096;
 pub(super) struct ElfFile {
     pub(super) file: File,
     pub(super) facts: ElfFacts,
-    /// What starts it: `PT_INTERP`.
+    /// Its interpreter: `PT_INTERP`.
     pub(super) interpreter: Option<PathBuf>,
     /// Device and inode.
     pub(super) identity: (u64, u64),
@@ -51,14 +52,14 @@ impl ElfFile {
         if !metadata.is_file() {
             return Err(wrong("not a regular file"));
         }
-        // Of a file that is not cached, only the page with the headers is to be read: what is read
-        // ahead comes in small folios, and `--check` should not read at all.
+        // If the file is not cached, only the page with the headers is to be read. Read-ahead
+        // brings pages in as small folios, and `--check` should not read at all.
         let _best_effort = rustix::fs::fadvise(&file, 0, None, Advice::Random);
         let mut prefix = vec![0; PREFIX];
         let len = read_up_to(&file, &mut prefix, 0).map_err(io)?;
         prefix.truncate(len);
         if let Some(interpreter) = script::interpreter(&prefix) {
-            let interpreter = Path::new(std::ffi::OsStr::from_bytes(interpreter)).display();
+            let interpreter = interpreter.shown();
             return Err(wrong(&format!("a script; what runs is its interpreter, {interpreter}")));
         }
         let elf = |error: tiexec_core::elf::ElfError| (error.to_string(), exit::FAILED);

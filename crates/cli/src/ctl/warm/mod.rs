@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use tiexec_core::addr::{Pages, mib};
+use tiexec_core::shown::AsShown;
 use tiexec_remap::warm as remap;
 use tiexec_sys::thp;
 
@@ -81,7 +82,7 @@ impl Run<'_> {
     }
 
     fn failed(&mut self, path: &Path, error: &str, status: u8) {
-        warn(format_args!("cannot {} {}: {error}", self.doing(), path.display()));
+        warn(format_args!("cannot {} {}: {error}", self.doing(), path.shown()));
         self.rows.failed(path, error, status);
     }
 
@@ -96,7 +97,7 @@ impl Run<'_> {
             let total = text.iter().map(|part| part.end - part.start).sum();
             let mut progress = Progress::default();
             remap::warm(&file.file, &text, self.pages, |bytes| {
-                progress.at(|| format!("{}: {} of {} MiB", path.display(), mib(bytes), mib(total)));
+                progress.at(|| format!("{}: {} of {} MiB", path.shown(), mib(bytes), mib(total)));
             })
         };
         match done {
@@ -118,7 +119,7 @@ impl Run<'_> {
         let pmd = self.pages.pmd.bytes();
         warn(format_args!(
             "{}: {} of {} huge pages left as they are: {}",
-            path.display(),
+            path.shown(),
             missing / pmd,
             (missing + warmth.huge_bytes) / pmd,
             obstacle.detail,

@@ -1,4 +1,4 @@
-//! What `warm` came to, as a table or as JSON.
+//! The result of `warm`, as a table or as JSON.
 
 use std::fmt;
 use std::path::Path;
@@ -7,6 +7,7 @@ use serde::Serialize;
 use tiexec_core::addr::mib;
 use tiexec_core::coverage::Rest;
 use tiexec_core::report::{SCHEMA, percent};
+use tiexec_core::shown::{self, AsShown};
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::warm::Warmth;
 
@@ -19,7 +20,7 @@ pub(super) struct Row {
     text_bytes: u64,
     huge_bytes: u64,
     rest: Vec<Rest>,
-    /// What kept the rest from becoming huge.
+    /// The reason for which the rest did not become huge.
     reason: Option<SkipReason>,
     detail: Option<String>,
     #[serde(skip)]
@@ -31,7 +32,7 @@ impl Row {
         let missing_bytes = warmth.missing();
         let obstacle = warmth.obstacle.filter(|_| missing_bytes > 0);
         Self {
-            path: path.display().to_string(),
+            path: path.to_string_lossy().into_owned(),
             text_bytes: warmth.text_bytes,
             huge_bytes: warmth.huge_bytes,
             rest: warmth.rest,
@@ -97,7 +98,7 @@ impl Rows {
     }
 
     pub(super) fn failed(&mut self, path: &Path, error: &str, status: u8) {
-        let path = path.display().to_string();
+        let path = path.to_string_lossy().into_owned();
         self.failed.push(Failed { path, error: error.to_owned(), status });
     }
 
@@ -110,13 +111,14 @@ impl Rows {
     }
 
     pub(super) fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("rows hold only strings and numbers") + "\n"
+        shown::json(self) + "\n"
     }
 }
 
 impl fmt::Display for Rows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Of the many libraries that a program needs most have too little text to speak of.
+        // Most of the many libraries that a program needs have too little text for a row of their
+        // own.
         let small = |row: &&Row| row.missing_bytes == 0 && row.huge_bytes == 0;
         let summed = self.files.iter().filter(small).count() > 2;
         let (small, shown): (Vec<&Row>, Vec<&Row>) =
@@ -124,14 +126,15 @@ impl fmt::Display for Rows {
         if self.files.is_empty() {
             return Ok(());
         }
-        let width = shown.iter().map(|row| row.path.chars().count()).max().unwrap_or(0).max(16);
+        let name = |row: &Row| row.path.shown().to_string();
+        let width = shown.iter().map(|row| name(row).chars().count()).max().unwrap_or(0).max(16);
         writeln!(f, "{:<width$} {:>7} {:>7} {:>4}  REST BECAUSE", "FILE", "TEXT", "HUGE", "%")?;
         let mut line = |name: &str, text: u64, huge: u64, state: &str| {
             let percent = percent(huge, text);
             writeln!(f, "{name:<width$} {:>7} {:>7} {percent:>4}  {state}", mib(text), mib(huge))
         };
         for row in shown {
-            line(&row.path, row.text_bytes, row.huge_bytes, &row.state())?;
+            line(&name(row), row.text_bytes, row.huge_bytes, &row.state())?;
         }
         if !small.is_empty() {
             let text = small.iter().map(|row| row.text_bytes).sum();

@@ -1,0 +1,496 @@
+//! `tiexecctl advise`: from samples to its findings, one value, printed as a table or as JSON.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use serde::Serialize;
+use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
+use tiexec_core::budget::Misses;
+use tiexec_core::counted::Counted;
+use tiexec_core::report::SCHEMA;
+use tiexec_core::shown::{self, AsShown};
+
+use crate::itlb::{
+    Evidence, Footprint, Itlb, Judgement, Level, MissTime, Model, Popularity, Shares, Source,
+    footprint,
+};
+use crate::samples::{SampledPage, Tally};
+
+/// The facts beside the samples.
+#[derive(Clone, Debug)]
+pub struct Circumstances {
+    /// The page sizes.
+    pub pages: Pages,
+    /// The ranges that are PMD-mapped now, in some of the tally's spaces.
+    pub huge: HashMap<usize, Vec<AddrRange>>,
+    /// The ranges that an attach would put onto huge pages, in some of them. In others these are taken to be the whole
+    /// huge pages of each file's text.
+    pub planned: HashMap<usize, Vec<AddrRange>>,
+    /// The processor's instruction TLB.
+    pub itlb: Itlb,
+    /// The cost of a miss.
+    pub time: MissTime,
+}
+
+/// How the samples were taken.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Sampling {
+    /// `cycles` or `cpu_clock`.
+    pub clock: &'static str,
+    /// Samples in a second of a thread's time.
+    pub frequency: u32,
+    /// For how long, in milliseconds.
+    pub duration_ms: u64,
+    /// Samples taken in user mode.
+    pub samples: u64,
+    /// Records that were lost, samples or others.
+    pub lost: u64,
+    /// Processes that were seen executing.
+    pub processes: usize,
+}
+
+/// The model's figures for some text: as it is now, and with everything on huge pages that can be.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Modelled {
+    /// Where references find their translation, as shares.
+    pub now: Shares,
+    /// The same on huge pages.
+    pub then: Shares,
+    /// Misses in a thousand instructions.
+    pub misses_now: Misses,
+    /// The same on huge pages.
+    pub misses_then: Misses,
+}
+
+/// One file's text, or all of it.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct TextAdvice {
+    /// The path as maps shows it, lossy UTF-8; `(anonymous)` for code that is in no file.
+    pub path: String,
+    /// Samples in it.
+    pub samples: u64,
+    /// Its share of all samples.
+    pub share: f64,
+    /// Base pages that hold them.
+    pub base_pages: Footprint,
+    /// Huge pages that would hold them.
+    pub huge_pages: Footprint,
+    /// The share of them that is on huge pages now.
+    pub on_huge_now: f64,
+    /// The share of them that would be.
+    pub on_huge_then: f64,
+    /// The figures of the model.
+    pub model: Modelled,
+}
+
+/// The advice, as a value.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Advice {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// `advise`.
+    pub kind: &'static str,
+    /// The process, or the first of the command's.
+    pub pid: u32,
+    /// Its command name, or the command.
+    pub comm: String,
+    /// How the samples were taken.
+    pub sampling: Sampling,
+    /// The processor's instruction TLB.
+    pub itlb: Itlb,
+    /// The cost of a miss.
+    pub miss_time: MissTime,
+    /// All text together.
+    pub text: TextAdvice,
+    /// Each file, the one with the most samples first.
+    pub files: Vec<TextAdvice>,
+    /// The counts of the processor.
+    pub counted: Counted,
+    /// The judgement.
+    pub judgement: Judgement,
+}
+
+impl Advice {
+    /// Makes it; `None` without any sample.
+    pub fn new(
+        pid: u32,
+        comm: String,
+        tally: &Tally,
+        circumstances: &Circumstances,
+        sampling: Sampling,
+        counted: Counted,
+    ) -> Option<Self> {
+        let Circumstances { pages, itlb, time, .. } = circumstances;
+        let placed = Placed::all(tally, circumstances);
+        if placed.is_empty() {
+            return None;
+        }
+        let whole = |then: bool| {
+            let (base, huge) = units(&placed, pages.pmd, then);
+            let popularity = Popularity::of_samples(base, huge);
+            let model = Model::new(&popularity, itlb);
+            (popularity, model)
+        };
+        let (now, then) = (whole(false), whole(true));
+        let samples: u64 = placed.iter().map(|placed| placed.page.samples).sum();
+        let advise = |path: String, part: &[Placed]| {
+            let shares = |of: &(Popularity, Model), on_huge: bool| {
+                let (base, huge) = units(part, pages.pmd, on_huge);
+                of.1.shares(&of.0.part(base, huge))
+            };
+            let (shares_now, shares_then) = (shares(&now, false), shares(&then, true));
+            TextAdvice::new(
+                path,
+                part,
+                samples,
+                *pages,
+                Modelled {
+                    now: shares_now,
+                    then: shares_then,
+                    misses_now: shares_now.per_kilo_instruction(itlb),
+                    misses_then: shares_then.per_kilo_instruction(itlb),
+                },
+            )
+        };
+        let mut by_name: HashMap<usize, Vec<Placed>> = HashMap::new();
+        for placed in &placed {
+            by_name.entry(placed.page.name).or_default().push(*placed);
+        }
+        let name = |name: usize| String::from_utf8_lossy(&tally.names()[name]).into_owned();
+        let mut files: Vec<TextAdvice> =
+            by_name.into_iter().map(|(of, part)| advise(name(of), &part)).collect();
+        files.sort_by(|one, other| {
+            other.samples.cmp(&one.samples).then_with(|| one.path.cmp(&other.path))
+        });
+        let text = advise("all".to_owned(), &placed);
+        let evidence = Evidence {
+            samples,
+            huge_now: text.on_huge_now,
+            reachable: text.on_huge_then,
+            now: text.model.misses_now,
+            then: text.model.misses_then,
+            walk_share: counted.walk_share(),
+            time: *time,
+        };
+        Some(Self {
+            schema: SCHEMA,
+            kind: "advise",
+            pid,
+            comm,
+            sampling,
+            itlb: itlb.clone(),
+            miss_time: *time,
+            text,
+            files,
+            counted,
+            judgement: evidence.judge(),
+        })
+    }
+
+    /// Returns it as one line of JSON.
+    ///
+    /// # Panics
+    /// Never: it holds nothing that JSON cannot.
+    pub fn to_json(&self) -> String {
+        shown::json(self)
+    }
+}
+
+/// A page with samples, and on what it lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placed {
+    pub(crate) page: SampledPage,
+    pub(crate) huge_now: bool,
+    pub(crate) huge_then: bool,
+}
+
+impl Placed {
+    pub(crate) fn all(tally: &Tally, circumstances: &Circumstances) -> Vec<Self> {
+        let Circumstances { pages, huge, planned, .. } = circumstances;
+        let covers =
+            |ranges: &[AddrRange], at: RemoteAddr| ranges.iter().any(|range| range.contains(at));
+        let interiors: Vec<Vec<AddrRange>> = tally
+            .spaces()
+            .iter()
+            .map(|space| {
+                let files = space.mappings().filter(|&(_, name)| is_file(tally, name));
+                files.filter_map(|(range, _)| range.align_inward(pages.pmd)).collect()
+            })
+            .collect();
+        tally
+            .pages()
+            .map(|page| {
+                let huge_now = huge.get(&page.space).is_some_and(|huge| covers(huge, page.at));
+                let spans = planned.get(&page.space).unwrap_or(&interiors[page.space]);
+                Self { page, huge_now, huge_then: huge_now || covers(spans, page.at) }
+            })
+            .collect()
+    }
+}
+
+fn is_file(tally: &Tally, name: usize) -> bool {
+    tally.names()[name].starts_with(b"/")
+}
+
+/// Adds samples up by what one TLB entry serves: those of base pages, and those of huge pages.
+fn units(part: &[Placed], pmd: PageSize, then: bool) -> (Vec<u64>, Vec<u64>) {
+    let on_huge = |placed: &&Placed| if then { placed.huge_then } else { placed.huge_now };
+    let base = part.iter().filter(|placed| !on_huge(placed)).map(|placed| placed.page.samples);
+    (base.collect(), by_huge_page(part.iter().filter(on_huge), pmd))
+}
+
+fn by_huge_page<'a>(part: impl Iterator<Item = &'a Placed>, pmd: PageSize) -> Vec<u64> {
+    let mut huge: HashMap<(usize, RemoteAddr), u64> = HashMap::new();
+    for Placed { page, .. } in part {
+        *huge.entry((page.space, page.at.align_down(pmd))).or_default() += page.samples;
+    }
+    huge.into_values().collect()
+}
+
+impl TextAdvice {
+    fn new(path: String, part: &[Placed], all: u64, pages: Pages, model: Modelled) -> Self {
+        let sum = |which: fn(&Placed) -> bool| -> u64 {
+            part.iter().filter(|placed| which(placed)).map(|placed| placed.page.samples).sum()
+        };
+        let samples = sum(|_| true);
+        let share =
+            |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
+        Self {
+            path,
+            samples,
+            share: share(samples, all),
+            base_pages: footprint(part.iter().map(|placed| placed.page.samples)),
+            huge_pages: footprint(by_huge_page(part.iter(), pages.pmd)),
+            on_huge_now: share(sum(|placed| placed.huge_now), samples),
+            on_huge_then: share(sum(|placed| placed.huge_then), samples),
+            model,
+        }
+    }
+}
+
+/// Files with fewer of the samples are summed up in one line of the table.
+const SMALL_SHARE: f64 = 0.01;
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Sampling { clock, frequency, duration_ms, samples, lost, processes } = &self.sampling;
+        let (seconds, tenths) = (duration_ms / 1000, duration_ms % 1000 / 100);
+        write!(
+            f,
+            "{} {}   {samples} samples in {seconds}.{tenths} s",
+            self.comm.shown(),
+            self.pid
+        )?;
+        write!(f, " ({clock}, {frequency} Hz)")?;
+        if *processes > 1 {
+            write!(f, "   {processes} processes")?;
+        }
+        writeln!(f)?;
+        if *lost > 0 {
+            writeln!(f, "lost  {lost} records: the shares may be off")?;
+        }
+        let shown = self.files.iter().filter(|file| file.share >= SMALL_SHARE);
+        let width = shown.clone().map(|file| file.path.shown().to_string().chars().count()).max();
+        let width = width.unwrap_or(0).max(16);
+        writeln!(
+            f,
+            "{:<width$}      BASE PAGES THAT HOLD     HUGE PAGES      ON HUGE PAGES     MISS RATIO",
+            ""
+        )?;
+        writeln!(
+            f,
+            "{:<width$} TIME   50 %   90 %   99 %   50  90  99 %    NOW  POSSIBLE    NOW    HUGE",
+            "FILE"
+        )?;
+        for file in shown {
+            line(f, width, file)?;
+        }
+        let small = self.files.iter().filter(|file| file.share < SMALL_SHARE);
+        let (count, rest) =
+            small.fold((0, 0.0), |(count, sum), file| (count + 1, sum + file.share));
+        if count > 0 {
+            writeln!(f, "{:<width$} {:>3.0}%", format!("({count} more)"), rest * 100.0)?;
+        }
+        if self.files.len() > 1 {
+            line(f, width, &self.text)?;
+        }
+        writeln!(f, "iTLB  {}", describe(&self.itlb))?;
+        let Modelled { misses_now, misses_then, .. } = self.text.model;
+        writeln!(
+            f,
+            "model {:.2} misses and {:.2} walks in 1000 instructions now, {:.2} and {:.2} on huge pages; a walk \
+             takes {}",
+            misses_now.first,
+            misses_now.walks,
+            misses_then.first,
+            misses_then.walks,
+            self.miss_time
+        )?;
+        if let Some(line) = counted(&self.counted) {
+            writeln!(f, "PMU   {line}")?;
+        }
+        let Judgement { verdict, saving, saving_range: [least, most], reasons } = &self.judgement;
+        let percent = |share: f64| format!("{:.1}", share * 100.0);
+        let (saving, least, most) = (percent(*saving), percent(*least), percent(*most));
+        write!(f, "{verdict}: about {saving} % of its time in user mode")?;
+        if least != most {
+            write!(f, " ({least} to {most} %, by what a walk takes)")?;
+        }
+        writeln!(f)?;
+        reasons.iter().try_for_each(|reason| writeln!(f, "  - {reason}"))
+    }
+}
+
+fn line(f: &mut fmt::Formatter<'_>, width: usize, text: &TextAdvice) -> fmt::Result {
+    let TextAdvice { path, base_pages: base, huge_pages: huge, model, .. } = text;
+    let percent = |share: f64| share * 100.0;
+    writeln!(
+        f,
+        "{:<width$} {:>3.0}% {:>6} {:>6} {:>6} {:>4}{:>4}{:>4}    {:>4.0}%     {:>4.0}% {:>6.4} {:>6.4}",
+        path.shown(),
+        percent(text.share),
+        base.p50,
+        base.p90,
+        base.p99,
+        huge.p50,
+        huge.p90,
+        huge.p99,
+        percent(text.on_huge_now),
+        percent(text.on_huge_then),
+        model.now.misses(),
+        model.then.misses()
+    )
+}
+
+/// Puts a TLB in words.
+fn describe(itlb: &Itlb) -> String {
+    let level = |level: &Level| match level {
+        Level::Split { base, huge } => format!("{base} base + {huge} huge"),
+        Level::Shared(entries) => format!("{entries}"),
+    };
+    let mut text = format!("{} entries", level(&itlb.first));
+    if let Some(second) = &itlb.second {
+        text += &format!("; second level {}", level(second));
+        if itlb.second_holds_data {
+            text += ", data too";
+        }
+    }
+    let source = match itlb.source {
+        Source::Cpuid => "as the processor says",
+        Source::Table => "by its model",
+        Source::Assumed => "assumed",
+    };
+    text +=
+        &itlb.name.map_or_else(|| format!(" ({source})"), |name| format!(" ({name}, {source})"));
+    text + &itlb.hidden.map_or(String::new(), |hidden| format!("; {hidden}"))
+}
+
+fn counted(counted: &Counted) -> Option<String> {
+    let per_kilo = |misses: u64| {
+        let instructions = counted.instructions.filter(|&count| count > 0)?;
+        Some(format!(
+            "{:.2} misses in 1000 instructions",
+            misses as f64 * 1000.0 / instructions as f64
+        ))
+    };
+    let misses = counted.itlb_misses.and_then(per_kilo);
+    let walks =
+        counted.walk_share().map(|share| format!("walks take {:.1} % of cycles", share * 100.0));
+    let parts: Vec<String> = misses.into_iter().chain(walks).collect();
+    (!parts.is_empty()).then(|| parts.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tiexec_core::perf::samples::What;
+
+    const PAGES: Pages =
+        Pages { base: PageSize::new(4096).unwrap(), pmd: PageSize::new(2 << 20).unwrap() };
+
+    fn circumstances() -> Circumstances {
+        Circumstances {
+            pages: PAGES,
+            huge: HashMap::new(),
+            planned: HashMap::new(),
+            itlb: Itlb::USUAL,
+            time: MissTime::USUAL,
+        }
+    }
+
+    fn sampling() -> Sampling {
+        Sampling {
+            clock: "cpu_clock",
+            frequency: 997,
+            duration_ms: 5000,
+            samples: 0,
+            lost: 0,
+            processes: 1,
+        }
+    }
+
+    /// One process that executes all over 8 MiB of a file, and in one page of anonymous memory.
+    fn tally(each: u64) -> Tally {
+        let mut tally = Tally::new(PAGES.base);
+        let at = |offset: u64| RemoteAddr::new(0x40_0000 + offset);
+        let range = AddrRange::with_len(at(0), 8 << 20).unwrap();
+        tally.add(What::Mapped { pid: 7, range, name: b"/big".to_vec() });
+        for offset in (0..8 << 20).step_by(4096) {
+            for _ in 0..each {
+                tally.add(What::Sample { pid: 7, at: at(offset) });
+            }
+        }
+        tally.add(What::Sample { pid: 7, at: RemoteAddr::new(0x7000_0000) });
+        tally
+    }
+
+    fn advise(tally: &Tally, circumstances: &Circumstances) -> Advice {
+        let none = Counted::default();
+        Advice::new(7, "big".to_owned(), tally, circumstances, sampling(), none).unwrap()
+    }
+
+    #[test]
+    fn text_all_over_8_mib_is_worth_it() {
+        let advice = advise(&tally(5), &circumstances());
+        let big = &advice.files[0];
+        assert_eq!((big.path.as_str(), big.samples), ("/big", 5 * 2048));
+        assert_eq!(big.base_pages, Footprint { p50: 1024, p90: 1844, p99: 2028, all: 2048 });
+        assert_eq!(big.huge_pages.all, 4);
+        assert_eq!((big.on_huge_now, big.on_huge_then), (0.0, 1.0));
+        assert!(big.model.now.misses() > 0.9 && big.model.then.misses() < 0.01, "{big:?}");
+        assert_eq!(advice.files[1].path, "(anonymous)");
+        assert_eq!(advice.files[1].on_huge_then, 0.0);
+        assert_eq!(advice.judgement.verdict, crate::itlb::Verdict::WorthIt, "{advice}");
+    }
+
+    #[test]
+    fn what_is_huge_already_is_not_worth_it_again() {
+        let mut circumstances = circumstances();
+        let range = AddrRange::with_len(RemoteAddr::new(0x40_0000), 8 << 20).unwrap();
+        circumstances.huge.insert(0, vec![range]);
+        let advice = advise(&tally(5), &circumstances);
+        assert_eq!(advice.files[0].on_huge_now, 1.0);
+        assert_eq!(advice.text.model.now, advice.text.model.then);
+        assert_eq!(advice.judgement.verdict, crate::itlb::Verdict::NotWorthIt, "{advice}");
+        assert!(advice.to_string().contains("already"), "{advice}");
+    }
+
+    #[test]
+    fn only_what_is_planned_is_possible() {
+        let mut circumstances = circumstances();
+        circumstances.planned.insert(0, Vec::new());
+        let advice = advise(&tally(1), &circumstances);
+        assert_eq!(advice.text.on_huge_then, 0.0);
+        let json: serde_json::Value = serde_json::from_str(&advice.to_json()).unwrap();
+        assert_eq!(json["kind"], "advise");
+        assert_eq!(json["files"][0]["base_pages"]["all"], 2048);
+    }
+
+    #[test]
+    fn nothing_sampled_is_nothing_told() {
+        let none = Tally::new(PAGES.base);
+        let counted = Counted::default();
+        let made = Advice::new(1, String::new(), &none, &circumstances(), sampling(), counted);
+        assert_eq!(made, None);
+    }
+}

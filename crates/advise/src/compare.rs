@@ -1,0 +1,553 @@
+//! Plain against TiExec: from the measurements of each way, round by round, to a claim.
+//!
+//! One round measures each way once, so that slow changes of the machine are the same for both; the
+//! comparison takes the ratio within the round. The location of the ratios is the 20 % trimmed mean of
+//! their logarithms (a round in which something else happened counts no more than others). Its interval
+//! is a symmetric bootstrap-t (Wilcox, "Introduction to Robust Estimation and Hypothesis Testing",
+//! chapter 4): with few rounds the plain percentile bootstrap claims too much. With very few rounds the
+//! bootstrap-t has no bounds, since rounds drawn again may be nearly the same round; then the limit is
+//! Tukey's and McLaughlin's interval, by Student's t with the rounds that are not trimmed. A difference
+//! is claimed only where the interval excludes none.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use tiexec_core::report::SCHEMA;
+use tiexec_core::shown::{self, AsShown};
+
+/// How sure an interval is. Several figures are compared at once, and benchmarks are repeated.
+pub const CONFIDENCE: f64 = 0.99;
+/// With fewer rounds nothing is claimed.
+pub const ENOUGH_ROUNDS: usize = 6;
+const RESAMPLES: usize = 4000;
+const TRIMMED: f64 = 0.2;
+
+/// The measurements of one way of running.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Sample {
+    /// Each round's figure.
+    pub values: Vec<f64>,
+    /// The middle one.
+    pub median: f64,
+    /// The smallest.
+    pub lowest: f64,
+    /// The largest.
+    pub highest: f64,
+}
+
+impl Sample {
+    fn new(values: Vec<f64>) -> Self {
+        let mut sorted = values.clone();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let at = |index: usize| sorted.get(index).copied().unwrap_or(0.0);
+        let (low, high) = (sorted.len().saturating_sub(1) / 2, sorted.len() / 2);
+        let median = f64::midpoint(at(low), at(high));
+        Self { values, median, lowest: at(0), highest: at(sorted.len().saturating_sub(1)) }
+    }
+}
+
+/// TiExec's figure over the plain one.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Ratio {
+    /// The estimate.
+    pub estimate: f64,
+    /// Where its interval begins.
+    pub low: f64,
+    /// Where it ends.
+    pub high: f64,
+}
+
+/// The claim that the measurements allow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finding {
+    /// It is less by TiExec.
+    Less,
+    /// It is more by TiExec.
+    More,
+    /// No difference was seen.
+    NoDifference,
+    /// A figure is not above zero, or nearly all rounds are the same: no interval can be told.
+    CannotTell,
+    /// There were too few rounds to tell.
+    TooFewRounds,
+}
+
+/// One figure, compared.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Comparison {
+    /// The name of the figure.
+    pub name: String,
+    /// The unit; empty for none.
+    pub unit: String,
+    /// Plain.
+    pub plain: Sample,
+    /// With TiExec.
+    pub tiexec: Sample,
+    /// The ratio; `None` where it cannot be told, or with too few rounds.
+    pub ratio: Option<Ratio>,
+    /// The claim that the measurements allow.
+    pub finding: Finding,
+}
+
+impl Comparison {
+    /// Compares what was measured in each round, plain and by TiExec.
+    pub fn new(name: &str, unit: &str, rounds: &[(f64, f64)]) -> Self {
+        let logs: Vec<f64> = rounds
+            .iter()
+            .map(|(plain, tiexec)| (tiexec / plain).ln())
+            .filter(|log| log.is_finite())
+            .collect();
+        let whole = logs.len() == rounds.len();
+        let ratio = (whole && logs.len() >= ENOUGH_ROUNDS).then(|| interval(&logs)).flatten();
+        let finding = match ratio {
+            None if rounds.len() < ENOUGH_ROUNDS => Finding::TooFewRounds,
+            None => Finding::CannotTell,
+            Some(ratio) if ratio.high < 1.0 => Finding::Less,
+            Some(ratio) if ratio.low > 1.0 => Finding::More,
+            Some(_) => Finding::NoDifference,
+        };
+        Self {
+            name: name.to_owned(),
+            unit: unit.to_owned(),
+            plain: Sample::new(rounds.iter().map(|round| round.0).collect()),
+            tiexec: Sample::new(rounds.iter().map(|round| round.1).collect()),
+            ratio,
+            finding,
+        }
+    }
+
+    /// Puts what may be claimed into words.
+    pub fn words(&self) -> String {
+        let percent = |share: f64| format!("{:.1} %", share.abs() * 100.0);
+        match (self.finding, self.ratio) {
+            (Finding::TooFewRounds, _) => {
+                format!("too few rounds to tell: it takes {ENOUGH_ROUNDS}")
+            }
+            (Finding::CannotTell, _) | (_, None) => {
+                "cannot tell: a figure is zero, or nearly all rounds are the same".to_owned()
+            }
+            (Finding::NoDifference, Some(Ratio { low, high, .. })) => {
+                let more =
+                    if high / low > WIDE { "; more rounds (-r) would tell more" } else { "" };
+                format!(
+                    "no difference seen: between {} and {} times{more}",
+                    times(low),
+                    times(high)
+                )
+            }
+            (finding, Some(Ratio { estimate, low, high })) => {
+                let (word, near, far) = if finding == Finding::Less {
+                    ("less", 1.0 - high, 1.0 - low)
+                } else {
+                    ("more", low - 1.0, high - 1.0)
+                };
+                format!(
+                    "{} {word} by tiexec (between {} and {})",
+                    percent(estimate - 1.0),
+                    percent(near),
+                    percent(far)
+                )
+            }
+        }
+    }
+}
+
+/// How far apart the ends of an interval are, as a ratio, from which it says little.
+const WIDE: f64 = 1.2;
+
+/// Returns the ratio that these logarithms of ratios tell of, with its interval; `None` where all but a few
+/// are the same, which says nothing of how the others scatter.
+fn interval(logs: &[f64]) -> Option<Ratio> {
+    let mut sorted = logs.to_vec();
+    let whole = trimmed(&mut sorted);
+    if whole.error == 0.0 && sorted[0] != sorted[sorted.len() - 1] {
+        return None;
+    }
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut again = vec![0.0; logs.len()];
+    let mut deviations: Vec<f64> = (0..RESAMPLES)
+        .map(|_| {
+            again.iter_mut().for_each(|value| *value = logs[random.below(logs.len())]);
+            let one = trimmed(&mut again);
+            let deviation = (one.mean - whole.mean).abs();
+            // Where all are the same there is nothing to divide by.
+            if deviation == 0.0 { 0.0 } else { deviation / one.error }
+        })
+        .collect();
+    deviations.sort_unstable_by(f64::total_cmp);
+    let beyond = (RESAMPLES as f64 * CONFIDENCE) as usize;
+    let widest = deviations[beyond.min(RESAMPLES - 1)].min(student(whole.inner - 1));
+    let reach = widest * whole.error;
+    Some(Ratio {
+        estimate: whole.mean.exp(),
+        low: (whole.mean - reach).exp(),
+        high: (whole.mean + reach).exp(),
+    })
+}
+
+/// Student's t that [`CONFIDENCE`] of all draws are within, on both sides, by the degrees of freedom (from
+/// any table of the distribution; between its rows that of the row above, which is more).
+fn student(freedom: usize) -> f64 {
+    const WITHIN_99_PERCENT: [(usize, f64); 14] = [
+        (3, 5.841),
+        (4, 4.604),
+        (5, 4.032),
+        (6, 3.707),
+        (7, 3.499),
+        (8, 3.355),
+        (9, 3.250),
+        (10, 3.169),
+        (12, 3.055),
+        (15, 2.947),
+        (20, 2.845),
+        (30, 2.750),
+        (60, 2.660),
+        (120, 2.617),
+    ];
+    let row = WITHIN_99_PERCENT.iter().rev().find(|row| row.0 <= freedom);
+    row.map_or(f64::INFINITY, |row| row.1)
+}
+
+/// A trimmed mean and its standard error.
+struct Trimmed {
+    mean: f64,
+    error: f64,
+    /// How many values are not trimmed.
+    inner: usize,
+}
+
+/// Sorts the values, and takes the mean without the outermost; its error is by the winsorized variance.
+fn trimmed(values: &mut [f64]) -> Trimmed {
+    values.sort_unstable_by(f64::total_cmp);
+    let count = values.len();
+    let off = (count as f64 * TRIMMED) as usize;
+    let inner = &values[off..count - off];
+    let mean = inner.iter().sum::<f64>() / inner.len() as f64;
+    let (first, last) = (inner[0], inner[inner.len() - 1]);
+    let pulled_in = |value: &f64| value.clamp(first, last);
+    let centre = values.iter().map(pulled_in).sum::<f64>() / count as f64;
+    let squares = values.iter().map(|value| (pulled_in(value) - centre).powi(2)).sum::<f64>();
+    let kept = 1.0 - 2.0 * off as f64 / count as f64;
+    let error = (squares / (count - 1) as f64).sqrt() / (kept * (count as f64).sqrt());
+    Trimmed { mean, error, inner: inner.len() }
+}
+
+/// Always the same numbers: the same figures give the same interval.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        // The upper bits are the better ones.
+        let drawn = u128::from(self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)) * limit as u128;
+        (drawn >> 64) as usize
+    }
+}
+
+/// How the two ways were measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// Each time by a process of its own.
+    Process,
+    /// Slices of the time of one process: a finding is true of that process only.
+    Slice,
+}
+
+/// A benchmark's result.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Bench {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// `bench`.
+    pub kind: String,
+    /// The command, or that of the process.
+    pub command: Vec<String>,
+    /// The process that was attached to.
+    pub pid: Option<u32>,
+    /// The options for tiexec.
+    pub options: Vec<String>,
+    /// How the two ways were measured.
+    pub unit: Unit,
+    /// Rounds that count.
+    pub rounds: usize,
+    /// How sure the intervals are.
+    pub confidence: f64,
+    /// Bytes of text that were seen on huge pages, plain; `None` where nobody looked.
+    pub huge_plain_bytes: Option<u64>,
+    /// The same by TiExec.
+    pub huge_tiexec_bytes: Option<u64>,
+    /// The processor and the kernel.
+    pub machine: String,
+    /// The figures that were compared; the first is the subject of the bench.
+    pub metrics: Vec<Comparison>,
+}
+
+impl Bench {
+    /// The value of `kind` in JSON.
+    pub const KIND: &'static str = "bench";
+
+    /// Reads it from JSON.
+    ///
+    /// # Errors
+    /// It is no bench of this schema: the reason, in words.
+    pub fn from_json(text: &str) -> Result<Self, String> {
+        let bench: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        if bench.kind != Self::KIND || bench.schema != SCHEMA {
+            return Err(format!("{} of schema {} is not known", bench.kind, bench.schema));
+        }
+        Ok(bench)
+    }
+
+    /// Returns it as one line of JSON.
+    ///
+    /// # Panics
+    /// Never: it holds nothing that JSON cannot.
+    pub fn to_json(&self) -> String {
+        shown::json(self)
+    }
+}
+
+/// Puts a ratio in few digits. With few rounds that scatter, an interval may end anywhere.
+pub fn times(ratio: f64) -> String {
+    if ratio < 1000.0 { format!("{ratio:.3}") } else { ">1000".to_owned() }
+}
+
+/// Puts a figure in few digits, with its unit.
+pub fn figure(value: f64, unit: &str) -> String {
+    let (value, unit) = match unit {
+        "s" if value < 1.0 => (value * 1e3, "ms"),
+        "" if value >= 1e9 => (value / 1e9, "G"),
+        "" if value >= 1e6 => (value / 1e6, "M"),
+        unit => (value, unit),
+    };
+    if value.abs() >= 1e9 || value != 0.0 && value.abs() < 0.0005 {
+        return format!("{value:.3e} {unit}").trim_end().to_owned();
+    }
+    let digits = if value >= 1000.0 || value.fract() == 0.0 {
+        0
+    } else if value >= 100.0 {
+        1
+    } else if value >= 10.0 {
+        2
+    } else {
+        3
+    };
+    let text = format!("{value:.digits$} {unit}");
+    text.trim_end().to_owned()
+}
+
+impl fmt::Display for Bench {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { command, rounds, unit, confidence, .. } = self;
+        let how = match unit {
+            Unit::Process => "each way in a process of its own, by turns",
+            Unit::Slice => "slices of one process, by turns",
+        };
+        let rounds = if *rounds == 1 { "1 round".to_owned() } else { format!("{rounds} rounds") };
+        writeln!(f, "{}   {rounds}, {how}; ratios are the rounds' own", command.join(" ").shown())?;
+        if self.metrics.is_empty() {
+            return Ok(());
+        }
+        if let (Some(plain), Some(tiexec)) = (self.huge_plain_bytes, self.huge_tiexec_bytes) {
+            let mib = tiexec_core::addr::mib;
+            writeln!(
+                f,
+                "text on huge pages   plain {} MiB, tiexec {} MiB",
+                mib(plain),
+                mib(tiexec)
+            )?;
+        } else {
+            writeln!(f, "text on huge pages   not looked at: that takes a warm-up round (-w 1)")?;
+        }
+        let interval = format!("{:.0} % INTERVAL", confidence * 100.0);
+        writeln!(
+            f,
+            "{:<14} {:>30} {:>30}  RATIO  {interval}",
+            "MEDIAN (RANGE)", "PLAIN", "TIEXEC"
+        )?;
+        for metric in &self.metrics {
+            let Comparison { name, unit, plain, tiexec, ratio, finding } = metric;
+            let shown = |sample: &Sample| {
+                let of = |value| figure(value, unit);
+                format!("{} ({}–{})", of(sample.median), of(sample.lowest), of(sample.highest))
+            };
+            write!(f, "{name:<14} {:>30} {:>30}", shown(plain), shown(tiexec))?;
+            let word = match finding {
+                Finding::Less => "less",
+                Finding::More => "more",
+                Finding::NoDifference => "no difference seen",
+                Finding::CannotTell => "cannot tell",
+                Finding::TooFewRounds => "too few rounds",
+            };
+            match ratio {
+                None => writeln!(f, "      –  {word}")?,
+                Some(Ratio { estimate, low, high }) => {
+                    let (estimate, low, high) = (times(*estimate), times(*low), times(*high));
+                    writeln!(f, "  {estimate}  {low}–{high}  {word}")?;
+                }
+            }
+        }
+        if let Some(first) = self.metrics.first() {
+            writeln!(f, "{}: {}", first.name, first.words())?;
+        }
+        if *unit == Unit::Slice {
+            writeln!(f, "It is of this one process: another start of the program may differ.")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Draws that scatter as run times do: most a little, some a lot, upwards.
+    struct Scatter(Random);
+
+    impl Scatter {
+        fn uniform(&mut self) -> f64 {
+            self.0.below(1 << 30) as f64 / f64::from(1 << 30)
+        }
+
+        fn time(&mut self) -> f64 {
+            let spike = if self.uniform() < 0.1 { 0.4 * self.uniform() } else { 0.0 };
+            // One process is faster or slower than another of the same program for its whole life.
+            let layout = 0.08 * (self.uniform() - 0.5);
+            1.0 + layout + 0.01 * -(1.0 - self.uniform()).ln() + spike
+        }
+    }
+
+    fn claims(rounds: usize, factor: f64, often: usize) -> usize {
+        let mut scatter = Scatter(Random(42));
+        (0..often)
+            .filter(|_| {
+                let pairs: Vec<(f64, f64)> =
+                    (0..rounds).map(|_| (scatter.time(), factor * scatter.time())).collect();
+                let finding = Comparison::new("wall", "s", &pairs).finding;
+                finding == Finding::Less || finding == Finding::More
+            })
+            .count()
+    }
+
+    #[test]
+    fn differences_are_rarely_invented() {
+        for rounds in [6, 10, 30] {
+            let invented = claims(rounds, 1.0, 200);
+            println!("{rounds} rounds: {invented} of 200 invented");
+            assert!(invented <= 6, "{rounds} rounds: {invented} of 200");
+        }
+    }
+
+    #[test]
+    fn a_difference_of_five_percent_is_seen() {
+        let seen = claims(30, 0.95, 100);
+        assert!(seen >= 90, "{seen} of 100");
+    }
+
+    #[test]
+    fn what_is_exact_is_exact() {
+        let pairs = [(100.0, 95.0); 10];
+        let Comparison { ratio, finding, plain, .. } = Comparison::new("x", "", &pairs);
+        let ratio = ratio.unwrap();
+        assert!((ratio.low - 0.95).abs() < 1e-9 && (ratio.high - 0.95).abs() < 1e-9, "{ratio:?}");
+        assert_eq!((finding, plain.median), (Finding::Less, 100.0));
+        assert_eq!(Comparison::new("x", "", &[(5.0, 5.0); 10]).finding, Finding::NoDifference);
+    }
+
+    #[test]
+    fn what_cannot_be_told_is_not() {
+        let few = Comparison::new("x", "s", &[(1.0, 2.0); ENOUGH_ROUNDS - 1]);
+        assert_eq!((few.finding, few.ratio), (Finding::TooFewRounds, None));
+        let zeros = Comparison::new("x", "", &[(0.0, 0.0); 10]);
+        assert_eq!((zeros.finding, zeros.ratio), (Finding::CannotTell, None));
+        assert_eq!(Comparison::new("x", "", &[]).finding, Finding::TooFewRounds);
+        // Six figures of a coarse clock.
+        let coarse =
+            [(1.0, 1.0), (1e-6, 1.0), (1.0, 1.0), (1.0, 1e-6), (1.0, 1.0), (1.0, 1.0 + 1e-12)];
+        let ratio = Comparison::new("x", "s", &coarse).ratio;
+        assert!(ratio.is_none_or(|ratio| ratio.low > 0.0 && ratio.high.is_finite()), "{ratio:?}");
+        for odd in [f64::NAN, f64::INFINITY, -1.0] {
+            let mut pairs = vec![(1.0, 1.0); 10];
+            pairs[3].0 = odd;
+            assert_eq!(Comparison::new("x", "", &pairs).ratio, None);
+        }
+    }
+
+    #[test]
+    fn few_rounds_have_bounds() {
+        // An interval of everything would be no answer, and none at all would be taken for one.
+        let pairs =
+            [(137.0, 9.0), (150.0, 8.0), (187.0, 15.6), (140.0, 7.9), (151.0, 9.5), (160.0, 8.8)];
+        let apart = Comparison::new("x", "", &pairs);
+        assert_eq!(apart.finding, Finding::Less, "{apart:?}");
+        let counts = [
+            (2161.0, 247.0),
+            (2158.0, 247.0),
+            (2163.0, 247.0),
+            (2161.0, 247.0),
+            (2161.0, 247.0),
+            (2162.0, 247.0),
+        ];
+        assert_eq!(Comparison::new("x", "", &counts).finding, Finding::Less);
+        let noisy = [(1.0, 1.2), (1.0, 0.8), (1.0, 1.0), (1.0, 1.5), (1.0, 1.02), (1.0, 0.99)];
+        let noisy = Comparison::new("x", "", &noisy);
+        let ratio = noisy.ratio.unwrap();
+        assert_eq!(noisy.finding, Finding::NoDifference);
+        assert!(ratio.low > 0.4 && ratio.high < 2.5, "{ratio:?}");
+        assert!(noisy.words().ends_with("more rounds (-r) would tell more"), "{}", noisy.words());
+        // One round unlike five that are the same.
+        let mut pairs = [(100.0, 110.0); 6];
+        pairs[2].1 = 100.0;
+        let one = Comparison::new("x", "", &pairs);
+        assert_eq!((one.finding, one.ratio), (Finding::CannotTell, None));
+        assert!(one.words().starts_with("cannot tell"), "{}", one.words());
+    }
+
+    #[test]
+    fn it_comes_back_from_json() {
+        let pairs: Vec<(f64, f64)> = (1..10).map(|i| (f64::from(i), 0.9 * f64::from(i))).collect();
+        let bench = Bench {
+            schema: SCHEMA,
+            kind: Bench::KIND.to_owned(),
+            command: vec!["true".to_owned()],
+            pid: None,
+            options: Vec::new(),
+            unit: Unit::Process,
+            rounds: 9,
+            confidence: CONFIDENCE,
+            huge_plain_bytes: Some(0),
+            huge_tiexec_bytes: None,
+            machine: "m".to_owned(),
+            metrics: vec![Comparison::new("wall", "s", &pairs)],
+        };
+        assert_eq!(Bench::from_json(&bench.to_json()), Ok(bench.clone()));
+        let other = bench.to_json().replace("\"kind\":\"bench\"", "\"kind\":\"advise\"");
+        assert!(Bench::from_json(&other).is_err());
+        assert!(Bench::from_json("{}").is_err());
+        assert!(bench.to_string().contains("wall: 10.0 % less by tiexec"), "{bench}");
+    }
+
+    #[test]
+    fn figures_are_short() {
+        for (value, unit, text) in [
+            (0.0123, "s", "12.30 ms"),
+            (2.5, "s", "2.500 s"),
+            (123.45, "MiB", "123.5 MiB"),
+            (42.0, "", "42"),
+            (2_500_000.0, "", "2.500 M"),
+            (12_345.6, "", "12346"),
+            (1e308, "", "1.000e299 G"),
+            (0.000_012, "", "1.200e-5"),
+            (0.0, "", "0"),
+        ] {
+            assert_eq!(figure(value, unit), text);
+        }
+        for (ratio, text) in [(1.05, "1.050"), (0.0, "0.000"), (4.8e7, ">1000")] {
+            assert_eq!(times(ratio), text);
+        }
+    }
+}

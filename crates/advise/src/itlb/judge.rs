@@ -1,0 +1,272 @@
+//! A verdict in words, with its reasons.
+
+use std::fmt;
+
+use serde::Serialize;
+use tiexec_core::budget::{ENOUGH_SAMPLES, Misses};
+
+/// Whether huge text is worth it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// At least a hundredth of the time is expected to be saved.
+    WorthIt,
+    /// Less, or it cannot be told.
+    Maybe,
+    /// Less than three thousandths.
+    NotWorthIt,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::WorthIt => "worth it",
+            Self::Maybe => "maybe",
+            Self::NotWorthIt => "not worth it",
+        })
+    }
+}
+
+/// Share of the time from which a saving is called worth it.
+const WORTH_IT: f64 = 0.01;
+/// Share of the time below which it is called not worth it.
+pub const NOT_WORTH_IT: f64 = 0.003;
+/// Instructions in a nanosecond: about one a cycle, as large programs run.
+const INSTRUCTIONS_PER_NS: f64 = 2.5;
+
+/// Misses in a thousand instructions below which the text fits.
+const FITS: f64 = 0.05;
+
+/// The cost of a miss, in nanoseconds.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct MissTime {
+    /// For a translation that the second level has.
+    pub second_ns: f64,
+    /// For one that takes a walk of the page tables.
+    pub walk_ns: f64,
+    /// The least and the most that it was found to be.
+    pub walk_range_ns: [f64; 2],
+    /// Whether the latter two were measured on this machine.
+    pub measured: bool,
+}
+
+impl MissTime {
+    /// The second level answers in 7 to 9 cycles on most processors; a walk whose tables are in the
+    /// caches takes about 30, and twice that in a virtual machine.
+    pub const USUAL: Self =
+        Self { second_ns: 3.0, walk_ns: 12.0, walk_range_ns: [12.0; 2], measured: false };
+
+    /// Makes it of what a jump to another page takes in text that is beyond both levels on base pages, and
+    /// on huge pages, in nanoseconds, measured several times; [what is usual](Self::USUAL) of none.
+    pub fn of_jumps(times: impl IntoIterator<Item = (f64, f64)>) -> Self {
+        let walks = times.into_iter().map(|(base_ns, huge_ns)| (base_ns - huge_ns).max(0.0));
+        let mut walks: Vec<f64> = walks.collect();
+        walks.sort_unstable_by(f64::total_cmp);
+        let (Some(&least), Some(&most)) = (walks.first(), walks.last()) else { return Self::USUAL };
+        Self {
+            walk_range_ns: [least, most],
+            measured: true,
+            ..Self::of_walk(walks[walks.len() / 2])
+        }
+    }
+
+    fn of_walk(walk_ns: f64) -> Self {
+        let second_ns = walk_ns.min(Self::USUAL.second_ns);
+        Self { second_ns, walk_ns, walk_range_ns: [walk_ns; 2], measured: false }
+    }
+
+    /// Returns the share of the time that goes to misses.
+    pub fn share_lost(&self, misses: &Misses) -> f64 {
+        let per_kilo_instruction =
+            (misses.first - misses.walks) * self.second_ns + misses.walks * self.walk_ns;
+        let lost = per_kilo_instruction * INSTRUCTIONS_PER_NS / 1000.0;
+        // The time that is lost makes the whole longer.
+        lost / (1.0 + lost)
+    }
+}
+
+impl fmt::Display for MissTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { walk_ns, walk_range_ns: [least, most], measured, .. } = self;
+        if *measured {
+            write!(f, "{walk_ns:.0} ns (measured: {least:.0} to {most:.0})")
+        } else {
+            write!(f, "{walk_ns:.0} ns (assumed)")
+        }
+    }
+}
+
+/// The evidence for a judgement.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Evidence {
+    /// Samples in the program's text.
+    pub samples: u64,
+    /// The share of them that lies on huge pages now.
+    pub huge_now: f64,
+    /// The share of them that would lie on huge pages.
+    pub reachable: f64,
+    /// The modelled misses, as the text is now.
+    pub now: Misses,
+    /// The same with all on huge pages that can be.
+    pub then: Misses,
+    /// The share of its cycles that the processor counted as walks for instructions.
+    pub walk_share: Option<f64>,
+    /// The cost of a miss.
+    pub time: MissTime,
+}
+
+/// A verdict and why.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Judgement {
+    /// In a word.
+    pub verdict: Verdict,
+    /// The share of its processor time that the program is expected to save.
+    pub saving: f64,
+    /// The least and the most that it may save, by what a walk was found to take; what else the model leaves
+    /// open is not in it.
+    pub saving_range: [f64; 2],
+    /// The reasons, a sentence each.
+    pub reasons: Vec<String>,
+}
+
+impl Evidence {
+    /// Judges.
+    pub fn judge(&self) -> Judgement {
+        // A count is better than a model, but it lacks the hits of the second level.
+        let lost = |time: &MissTime| {
+            let now = self.walk_share.unwrap_or(0.0).max(time.share_lost(&self.now));
+            (now, time.share_lost(&self.then))
+        };
+        let (lost_now, lost_then) = lost(&self.time);
+        let saving = lost_now - lost_then;
+        let mut saving_range = self.time.walk_range_ns.map(|walk_ns| {
+            let (now, then) = lost(&MissTime::of_walk(walk_ns));
+            now - then
+        });
+        saving_range.sort_unstable_by(f64::total_cmp);
+        let percent = |share: f64| format!("{:.1} %", share * 100.0);
+        let mut reasons = Vec::new();
+        let mut verdict = match saving {
+            saving if saving >= WORTH_IT && saving_range[0] >= NOT_WORTH_IT => Verdict::WorthIt,
+            saving if saving < NOT_WORTH_IT && saving_range[1] < WORTH_IT => Verdict::NotWorthIt,
+            _ => Verdict::Maybe,
+        };
+        if self.time.measured && self.time.walk_range_ns[1] < 1.0 {
+            reasons.push(
+                "on this machine a jump over much text is no faster on huge pages: a host that \
+                 splits huge pages looks like this"
+                    .to_owned(),
+            );
+        }
+        if self.now.first < FITS {
+            reasons.push("the pages in use fit the instruction TLB as they are".to_owned());
+        } else {
+            reasons.push(format!(
+                "misses are estimated to take {} of its time now, {} on huge pages",
+                percent(lost_now),
+                percent(lost_then)
+            ));
+        }
+        if self.then.first > self.now.first * 1.05 + FITS {
+            reasons.push(
+                "there are more hot huge pages than first-level entries for them: fewer huge pages \
+                 may be better than all"
+                    .to_owned(),
+            );
+        }
+        if let Some(share) = self.walk_share {
+            reasons.push(format!(
+                "the processor counts {} of its cycles as walks for instructions",
+                percent(share)
+            ));
+        }
+        if self.huge_now > 0.5 {
+            reasons.push(format!(
+                "{} of what it executes is on huge pages already",
+                percent(self.huge_now)
+            ));
+        }
+        if self.reachable < 0.0005 {
+            reasons.push("nothing of what it executes can be put on huge pages".to_owned());
+        } else if self.reachable < 0.5 {
+            reasons.push(format!(
+                "only {} of what it executes can be put on huge pages",
+                percent(self.reachable)
+            ));
+        }
+        let [least, most] = self.time.walk_range_ns;
+        if verdict == Verdict::Maybe
+            && (least * 2.0 < self.time.walk_ns || self.time.walk_ns * 2.0 < most)
+        {
+            reasons.push(format!(
+                "what a walk takes on this machine came out between {least:.0} and {most:.0} ns: look again when \
+                 it is quieter"
+            ));
+        }
+        if self.samples < ENOUGH_SAMPLES {
+            verdict = Verdict::Maybe;
+            reasons.push(format!(
+                "{} samples are few: sample for longer, or while it is busy",
+                self.samples
+            ));
+        }
+        Judgement { verdict, saving, saving_range, reasons }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn misses(first: f64, walks: f64) -> Misses {
+        Misses { first, walks }
+    }
+
+    fn evidence(now: Misses, then: Misses) -> Evidence {
+        let time = MissTime::USUAL;
+        Evidence { samples: 5000, huge_now: 0.0, reachable: 1.0, now, then, walk_share: None, time }
+    }
+
+    #[test]
+    fn verdicts() {
+        let of = |now, then| evidence(now, then).judge().verdict;
+        assert_eq!(of(misses(1.5, 0.6), misses(0.02, 0.0)), Verdict::WorthIt);
+        assert_eq!(of(misses(0.01, 0.0), misses(0.0, 0.0)), Verdict::NotWorthIt);
+        assert_eq!(of(misses(0.8, 0.0), misses(0.0, 0.0)), Verdict::Maybe);
+        // Worse than before.
+        let worse = evidence(misses(0.2, 0.0), misses(1.0, 0.0)).judge();
+        assert_eq!(worse.verdict, Verdict::NotWorthIt);
+        assert!(worse.saving < 0.0);
+        assert!(worse.reasons.iter().any(|reason| reason.contains("fewer huge pages")));
+    }
+
+    #[test]
+    fn few_samples_are_not_certain() {
+        let few = Evidence { samples: 10, ..evidence(misses(1.5, 0.6), misses(0.0, 0.0)) };
+        assert_eq!(few.judge().verdict, Verdict::Maybe);
+    }
+
+    #[test]
+    fn where_huge_pages_gain_nothing() {
+        let time = MissTime::of_jumps([(4.0, 4.5), (4.2, 4.1), (4.0, 4.0)]);
+        let judgement = Evidence { time, ..evidence(misses(1.5, 0.6), misses(0.0, 0.0)) }.judge();
+        assert_eq!(judgement.verdict, Verdict::NotWorthIt);
+        assert!(judgement.reasons[0].contains("splits huge pages"), "{:?}", judgement.reasons);
+    }
+
+    #[test]
+    fn a_walk_that_cannot_be_told() {
+        let judge = |times: [(f64, f64); 3]| {
+            let time = MissTime::of_jumps(times);
+            Evidence { time, ..evidence(misses(1.5, 0.6), misses(0.0, 0.0)) }.judge()
+        };
+        let told = judge([(30.0, 10.0), (28.0, 10.0), (33.0, 10.0)]);
+        assert_eq!(told.verdict, Verdict::WorthIt);
+        let [least, most] = told.saving_range;
+        assert!(0.0 < least && least < told.saving && told.saving < most, "{told:?}");
+        let untold = judge([(30.0, 10.0), (10.0, 10.0), (160.0, 10.0)]);
+        assert_eq!((untold.verdict, untold.saving), (Verdict::Maybe, told.saving));
+        assert!(!untold.reasons.iter().any(|reason| reason.contains("splits")), "{untold:?}");
+        assert!(untold.reasons.iter().any(|reason| reason.contains("0 and 150 ns")), "{untold:?}");
+    }
+}

@@ -1,0 +1,78 @@
+//! The levels of a processor's instruction TLB.
+
+use serde::Serialize;
+
+/// The entries of one level. Their organisation in sets is left out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// Each page size has entries of its own.
+    Split {
+        /// For base pages.
+        base: u32,
+        /// For huge pages.
+        huge: u32,
+    },
+    /// Pages of both sizes compete for the same entries.
+    Shared(u32),
+}
+
+impl Level {
+    /// Returns the entries that base and huge pages may use.
+    pub const fn entries(self) -> (u32, u32) {
+        match self {
+            Self::Split { base, huge } => (base, huge),
+            Self::Shared(entries) => (entries, entries),
+        }
+    }
+}
+
+/// The source of the figures.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// The processor says so itself.
+    Cpuid,
+    /// The processor says what it is, and a table has the rest.
+    Table,
+    /// Usual figures: neither source has any.
+    Assumed,
+}
+
+/// The TLB levels that an instruction fetch goes through.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Itlb {
+    /// The name of the design, where it is known.
+    pub name: Option<&'static str>,
+    /// The source of the figures.
+    pub source: Source,
+    /// The facts that the processor hides, and why.
+    pub hidden: Option<&'static str>,
+    /// The first level.
+    pub first: Level,
+    /// The second level.
+    pub second: Option<Level>,
+    /// Whether translations of data compete for the second level.
+    pub second_holds_data: bool,
+}
+
+impl Itlb {
+    /// The least that most processors of the last ten years have: it stands for an unknown one.
+    pub const USUAL: Self = Self {
+        name: None,
+        source: Source::Assumed,
+        hidden: None,
+        first: Level::Split { base: 64, huge: 8 },
+        second: Some(Level::Shared(1024)),
+        second_holds_data: true,
+    };
+
+    /// Returns the second level as far as instructions have it: half of one that holds data too.
+    pub fn second_for_text(&self) -> Option<Level> {
+        let part = |entries: u32| if self.second_holds_data { entries / 2 } else { entries };
+        self.second.map(|level| match level {
+            Level::Split { base, huge } => Level::Split { base: part(base), huge: part(huge) },
+            Level::Shared(entries) => Level::Shared(part(entries)),
+        })
+    }
+}

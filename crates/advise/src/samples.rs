@@ -1,0 +1,180 @@
+//! Counts how often each page was executed, from the kernel's samples: whose page it is, and of
+//! which file.
+
+use std::collections::HashMap;
+
+use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
+use tiexec_core::perf::samples::What;
+use tiexec_core::proc::maps::Vma;
+
+/// A program in an address space: a process from one exec to the next.
+#[derive(Clone, Debug)]
+pub struct Space {
+    /// The process.
+    pub pid: u32,
+    /// The ranges that it has mapped executable, the latest last, each with the index of its name.
+    mappings: Vec<(AddrRange, usize)>,
+    /// Whether the process is still at it.
+    pub current: bool,
+}
+
+impl Space {
+    /// Returns the ranges that are mapped executable, and which of [`Tally::names`] they are of.
+    pub fn mappings(&self) -> impl Iterator<Item = (AddrRange, usize)> + '_ {
+        self.mappings.iter().copied()
+    }
+
+    fn name_at(&self, at: RemoteAddr) -> Option<usize> {
+        let found = self.mappings.iter().rev().find(|(range, _)| range.contains(at));
+        found.map(|&(_, name)| name)
+    }
+}
+
+/// The samples of one base page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SampledPage {
+    /// Which of [`Tally::spaces`] it lies in.
+    pub space: usize,
+    /// Its address.
+    pub at: RemoteAddr,
+    /// Which of [`Tally::names`] it is of.
+    pub name: usize,
+    /// How many samples.
+    pub samples: u64,
+}
+
+/// Counts samples by page.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    base: PageSize,
+    names: Vec<Vec<u8>>,
+    spaces: Vec<Space>,
+    current: HashMap<u32, usize>,
+    counts: HashMap<(usize, RemoteAddr), (usize, u64)>,
+    lost: u64,
+}
+
+impl Tally {
+    /// Which of the names is of code in no file: what a compiler made as the program ran.
+    pub const ANONYMOUS: usize = 0;
+
+    /// Begins to count, by base pages of this size.
+    pub fn new(base: PageSize) -> Self {
+        Self {
+            base,
+            names: vec![b"(anonymous)".to_vec()],
+            spaces: Vec::new(),
+            current: HashMap::new(),
+            counts: HashMap::new(),
+            lost: 0,
+        }
+    }
+
+    /// Takes note of what a process has mapped already.
+    pub fn add_process(&mut self, pid: u32, vmas: &[Vma]) {
+        for vma in vmas.iter().filter(|vma| vma.perms.exec) {
+            self.map(pid, vma.range, vma.path());
+        }
+    }
+
+    /// Takes note of what happened. Events must come in the order of time.
+    pub fn add(&mut self, what: What) {
+        match what {
+            What::Sample { pid, at } => {
+                let space = self.space(pid);
+                let name = self.spaces[space].name_at(at).unwrap_or(Self::ANONYMOUS);
+                let page = at.align_down(self.base);
+                self.counts.entry((space, page)).or_insert((name, 0)).1 += 1;
+            }
+            What::Mapped { pid, range, name } => self.map(pid, range, &name),
+            What::Exec { pid } => {
+                if let Some(old) = self.current.remove(&pid) {
+                    self.spaces[old].current = false;
+                }
+            }
+            What::Fork { pid, parent } => {
+                let mappings =
+                    self.current.get(&parent).map(|&of| self.spaces[of].mappings.clone());
+                let child = self.space(pid);
+                self.spaces[child].mappings = mappings.unwrap_or_default();
+            }
+            What::Lost(records) => self.lost += records,
+        }
+    }
+
+    /// Returns the pages with samples, in no order.
+    pub fn pages(&self) -> impl Iterator<Item = SampledPage> + '_ {
+        self.counts.iter().map(|(&(space, at), &(name, samples))| SampledPage {
+            space,
+            at,
+            name,
+            samples,
+        })
+    }
+
+    /// Returns the names of what was executed; their positions are in the pages.
+    pub fn names(&self) -> &[Vec<u8>] {
+        &self.names
+    }
+
+    /// Returns the address spaces.
+    pub fn spaces(&self) -> &[Space] {
+        &self.spaces
+    }
+
+    /// Returns how many records were lost.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    fn space(&mut self, pid: u32) -> usize {
+        *self.current.entry(pid).or_insert_with(|| {
+            self.spaces.push(Space { pid, mappings: Vec::new(), current: true });
+            self.spaces.len() - 1
+        })
+    }
+
+    fn map(&mut self, pid: u32, range: AddrRange, name: &[u8]) {
+        let is_file = name.starts_with(b"/") && !name.starts_with(b"//anon");
+        let name = match name {
+            b"[vdso]" | b"[vsyscall]" => name,
+            name if is_file => name,
+            _ => &self.names[Self::ANONYMOUS].clone(),
+        };
+        let name = self.names.iter().position(|known| known == name).unwrap_or_else(|| {
+            self.names.push(name.to_vec());
+            self.names.len() - 1
+        });
+        let space = self.space(pid);
+        self.spaces[space].mappings.push((range, name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE: PageSize = PageSize::new(4096).unwrap();
+
+    #[test]
+    fn an_exec_begins_anew_and_a_fork_inherits() {
+        let at = RemoteAddr::new(0x1008);
+        let range = AddrRange::with_len(RemoteAddr::new(0x1000), 0x1000).unwrap();
+        let mut tally = Tally::new(BASE);
+        tally.add(What::Mapped { pid: 1, range, name: b"/a".to_vec() });
+        tally.add(What::Sample { pid: 1, at });
+        tally.add(What::Fork { pid: 2, parent: 1 });
+        tally.add(What::Sample { pid: 2, at });
+        tally.add(What::Exec { pid: 1 });
+        tally.add(What::Sample { pid: 1, at });
+        let mut of: Vec<(u32, &[u8], u64)> = tally
+            .pages()
+            .map(|page| {
+                let name = &tally.names()[page.name][..];
+                (tally.spaces()[page.space].pid, name, page.samples)
+            })
+            .collect();
+        of.sort_unstable();
+        assert_eq!(of, [(1, &b"(anonymous)"[..], 1), (1, &b"/a"[..], 1), (2, &b"/a"[..], 1)]);
+    }
+}

@@ -1,0 +1,223 @@
+//! Files that are written for the user: reports, pages, figures.
+//!
+//! Root may be told to write where others make names too, such as `/tmp`. So a file is written beside its name, as a new one, and put
+//! there whole by rename(2): nobody finds a half of it, and a link that somebody has put there leads nowhere.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno as RawErrno;
+use tiexec_sys::{Errno, random};
+
+/// Why nothing can be written there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Refusal(String);
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<RawErrno> for Refusal {
+    fn from(errno: RawErrno) -> Self {
+        Self(Errno::from(errno).to_string())
+    }
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+fn refused<T>(what: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal(what.into()))
+}
+
+/// Where the product goes.
+pub(crate) struct Output {
+    directory: OwnedFd,
+    name: OsString,
+    what: What,
+}
+
+/// The kind of file that is there now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum What {
+    /// Nothing, or a file, which a new one takes the place of.
+    File,
+    /// A file in a directory where this user may make none: it is written to as it is.
+    FixedFile,
+    /// A pipe or a device: it is written to.
+    Special,
+    /// A descriptor of this process's own, by its name.
+    Descriptor,
+}
+
+impl Output {
+    /// Looks whether the product can be written there, which may take a while to make; nothing is touched.
+    ///
+    /// # Errors
+    /// The obstacle.
+    pub(crate) fn at(path: &Path) -> Result<Self, Refusal> {
+        let is_descriptor = is_descriptor(path);
+        let name = path.file_name().filter(|_| !path.as_os_str().as_bytes().ends_with(b"/"));
+        let Some(name) = name else { return refused("it is a directory") };
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new("."));
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::openat(CWD, parent, flags, Mode::empty())?;
+        let what = if is_descriptor { What::Descriptor } else { what(&directory, name)? };
+        Ok(Self { directory, name: name.to_owned(), what })
+    }
+
+    /// Writes the product, all of it or, but for pipes and devices, nothing.
+    ///
+    /// # Errors
+    /// The write's failure.
+    pub(crate) fn write(&self, product: &[u8]) -> Result<(), Refusal> {
+        match self.what {
+            What::File => {
+                let (mut file, new) = self.make()?;
+                let written = file.write_all(product).map_err(Refusal::from);
+                self.settle(&new, written.and_then(|()| self.put(&new)))
+            }
+            _ => Ok(self.open_there(OFlags::empty())?.write_all(product)?),
+        }
+    }
+
+    /// Opens it for what comes bit by bit; a file is there, and empty, from now on. Does not wait for a reader of a pipe.
+    ///
+    /// # Errors
+    /// The failure to make or open the file.
+    pub(crate) fn open(&self) -> Result<File, Refusal> {
+        match self.what {
+            What::File => {
+                let (file, new) = self.make()?;
+                self.settle(&new, self.put(&new))?;
+                Ok(file)
+            }
+            _ => self.open_there(OFlags::NONBLOCK),
+        }
+    }
+
+    /// Makes a new file beside the name.
+    fn make(&self) -> Result<(File, OsString), Refusal> {
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        loop {
+            let new = new_name(&self.name)?;
+            match rustix::fs::openat(&self.directory, &new, flags, Mode::from_raw_mode(0o666)) {
+                Ok(file) => return Ok((file.into(), new)),
+                Err(RawErrno::EXIST) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Puts the new file where it belongs, in place of what is there, be that a link by now.
+    fn put(&self, new: &OsStr) -> Result<(), Refusal> {
+        Ok(rustix::fs::renameat(&self.directory, new, &self.directory, &self.name)?)
+    }
+
+    /// Removes the new file if it could not be put there.
+    fn settle<T>(&self, new: &OsStr, done: Result<T, Refusal>) -> Result<T, Refusal> {
+        if done.is_err() {
+            let _stays = rustix::fs::unlinkat(&self.directory, new, AtFlags::empty());
+        }
+        done
+    }
+
+    /// Opens what is there already.
+    fn open_there(&self, more: OFlags) -> Result<File, Refusal> {
+        let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC | more;
+        if self.what == What::Descriptor {
+            return Ok(match self.name.as_bytes() {
+                b"stdout" | b"1" => rustix::io::dup(io::stdout())?,
+                b"stderr" | b"2" => rustix::io::dup(io::stderr())?,
+                _ => rustix::fs::openat(&self.directory, &self.name, flags, Mode::empty())?,
+            }
+            .into());
+        }
+        let flags = flags | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(&self.directory, &self.name, flags, Mode::empty())?;
+        let stat = rustix::fs::fstat(&file)?;
+        // Between the look and now it may have become another.
+        if kind(&stat, false) != Ok(self.what) {
+            return refused("it has changed meanwhile");
+        }
+        if self.what == What::FixedFile {
+            rustix::fs::ftruncate(&file, 0)?;
+        }
+        Ok(file.into())
+    }
+}
+
+/// Whether the path names a descriptor of this process's own: a link, but one that nobody else has put there.
+fn is_descriptor(path: &Path) -> bool {
+    let number = |rest: &Path| {
+        rest.to_str()
+            .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    path == Path::new("/dev/stdout")
+        || path == Path::new("/dev/stderr")
+        || ["/dev/fd", "/proc/self/fd"].iter().any(|at| path.strip_prefix(at).is_ok_and(number))
+}
+
+/// Tells what is at the name.
+fn what(directory: &OwnedFd, name: &OsStr) -> Result<What, Refusal> {
+    let may_make = || rustix::fs::accessat(directory, ".", Access::WRITE_OK, AtFlags::empty());
+    let stat = match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => stat,
+        Err(RawErrno::NOENT) => {
+            may_make()?;
+            return Ok(What::File);
+        }
+        Err(errno) => return Err(errno.into()),
+    };
+    let what = kind(&stat, may_make().is_ok())?;
+    if what != What::File {
+        rustix::fs::accessat(directory, name, Access::WRITE_OK, AtFlags::empty())?;
+    }
+    Ok(what)
+}
+
+/// Tells what to do with what is there; `may_make` says whether files may be made beside it.
+fn kind(stat: &Stat, may_make: bool) -> Result<What, Refusal> {
+    let own = rustix::process::geteuid().as_raw();
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Symlink => {
+            refused("it is a symbolic link; fix: name what it leads to, or remove it")
+        }
+        FileType::Directory => refused("it is a directory"),
+        FileType::RegularFile if may_make => Ok(What::File),
+        FileType::RegularFile if stat.st_nlink > 1 => refused("it has another name besides"),
+        FileType::RegularFile => Ok(What::FixedFile),
+        FileType::Fifo | FileType::CharacterDevice => {
+            if stat.st_uid == own || stat.st_uid == 0 {
+                Ok(What::Special)
+            } else {
+                refused(format!("it is a pipe or a device of user {}", stat.st_uid))
+            }
+        }
+        _ => refused("it is neither a file, nor a pipe, nor a terminal"),
+    }
+}
+
+/// Returns a name for the new file that nobody has guessed: nobody makes that file first again and again.
+fn new_name(name: &OsStr) -> Result<OsString, Refusal> {
+    let random = random::word().map_err(|error| Refusal(error.to_string()))?;
+    // A name of the greatest length leaves no room.
+    let name = &name.as_bytes()[..name.len().min(200)];
+    let mut new = OsString::from(".");
+    new.push(OsStr::from_bytes(name));
+    new.push(format!(".{random:016x}"));
+    Ok(new)
+}

@@ -1,0 +1,157 @@
+//! One VMA, and how much of it lies in huge pages.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::addr::{AddrRange, PageSize};
+use crate::numa::OnNode;
+use crate::proc::maps::Vma;
+
+/// Why TiExec reads the smaps of a running process. The process can map no memory meanwhile.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SmapsFor {
+    /// To find the huge parts: the kernel has no `PAGEMAP_SCAN`.
+    Huge,
+    /// Whether text is guarded or has memory tags (aarch64).
+    Guards,
+}
+
+impl fmt::Display for SmapsFor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Huge => "what is huge, because this kernel has no PAGEMAP_SCAN (Linux 6.7)",
+            Self::Guards => "whether text is guarded or tagged",
+        })
+    }
+}
+
+/// A VMA and what the kernel tells of its pages. All sizes are in bytes.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Area {
+    /// The VMA.
+    pub vma: Vma,
+    /// The size of its pages: larger than the base page only in the hugetlb pool; 0 where the kernel was not
+    /// asked.
+    pub page_size: u64,
+    /// Bytes of anonymous memory that huge pages map.
+    pub anon_huge: u64,
+    /// Bytes of files that huge pages map: page cache, tmpfs, memfds, the hugetlb pool.
+    pub file_huge: u64,
+    /// Where the huge pages are: ascending, disjoint, within the VMA. `None` where it is known only how much
+    /// they map.
+    pub huge: Option<Vec<AddrRange>>,
+    /// Whether the text has a memory protection key (pkeys(7)) or memory tags (aarch64). Only smaps tells: of
+    /// what was read otherwise, this is false.
+    pub keyed: bool,
+    /// The two-letter flags of smaps; none where that was not read.
+    pub flags: Vec<[u8; 2]>,
+    /// On which NUMA nodes its pages lie, as far as the kernel was asked.
+    pub nodes: Vec<OnNode>,
+}
+
+impl Area {
+    /// Makes one of which nothing but its line in maps is known.
+    pub fn of(vma: Vma) -> Self {
+        Self { vma, huge: Some(Vec::new()), ..Self::default() }
+    }
+
+    /// Adds a huge part of it, or one of which all pages are huge; parts come in ascending order.
+    pub fn add_huge(&mut self, part: AddrRange, of_file: bool) {
+        let Some(part) = part.intersection(self.vma.range).filter(|part| !part.is_empty()) else {
+            return;
+        };
+        let bytes = if of_file { &mut self.file_huge } else { &mut self.anon_huge };
+        *bytes = bytes.saturating_add(part.len());
+        let Some(parts) = &mut self.huge else { return };
+        match parts.last_mut() {
+            Some(last) if last.end() == part.start() => {
+                *last = AddrRange::new(last.start(), part.end()).unwrap_or(*last);
+            }
+            _ => parts.push(part),
+        }
+    }
+
+    /// Returns how many bytes of it one TLB entry of PMD size, or a page of the hugetlb pool, serves.
+    pub fn huge_bytes(&self) -> u64 {
+        self.anon_huge.saturating_add(self.file_huge)
+    }
+
+    /// Returns how many bytes of `range` are huge. Where it is known only how much is, as many as can be.
+    pub fn huge_in(&self, range: AddrRange) -> u64 {
+        let Some(shared) = self.vma.range.intersection(range) else { return 0 };
+        match &self.huge {
+            Some(parts) => {
+                let within = |part: &AddrRange| part.intersection(shared).map_or(0, AddrRange::len);
+                parts.iter().map(within).sum()
+            }
+            None => self.huge_bytes().min(shared.len()),
+        }
+    }
+
+    /// Returns its huge parts. Where it is known only how much is huge: all of its whole huge pages, if all of
+    /// them are, else none.
+    pub fn huge_parts(&self, pmd: PageSize) -> Vec<AddrRange> {
+        match &self.huge {
+            Some(parts) => parts.clone(),
+            None => {
+                let whole = self.vma.range.align_inward(pmd);
+                whole.filter(|whole| whole.len() == self.huge_bytes()).into_iter().collect()
+            }
+        }
+    }
+
+    /// Returns whether the flag, such as `*b"lo"` for locked, is set.
+    pub fn has_flag(&self, flag: [u8; 2]) -> bool {
+        self.flags.contains(&flag)
+    }
+
+    /// Whether its pages are of the hugetlb pool.
+    pub fn is_hugetlb(&self, base: PageSize) -> bool {
+        self.page_size > base.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::RemoteAddr;
+
+    const PMD: PageSize = PageSize::new(2 << 20).unwrap();
+
+    fn range(start: u64, end: u64) -> AddrRange {
+        AddrRange::new(RemoteAddr::new(start), RemoteAddr::new(end)).unwrap()
+    }
+
+    fn area(start: u64, end: u64) -> Area {
+        Area::of(Vma { range: range(start, end), ..Vma::default() })
+    }
+
+    #[test]
+    fn parts_are_joined_counted_by_kind_and_cut_to_the_area() {
+        let mut area = area(0x40_0000, 0x100_0000);
+        area.add_huge(range(0x20_0000, 0x60_0000), true);
+        area.add_huge(range(0x60_0000, 0x80_0000), false);
+        area.add_huge(range(0xa0_0000, 0xc0_0000), true);
+        area.add_huge(range(0x100_0000, 0x120_0000), true);
+        assert_eq!((area.file_huge, area.anon_huge), (4 << 20, 2 << 20));
+        let parts = [range(0x40_0000, 0x80_0000), range(0xa0_0000, 0xc0_0000)];
+        assert_eq!(area.huge_parts(PMD), parts);
+        assert_eq!(area.huge_in(range(0x70_0000, 0xb0_0000)), 2 << 20);
+        assert_eq!(area.huge_in(range(0, 0x40_0000)), 0);
+    }
+
+    #[test]
+    fn where_only_the_sum_is_known_all_that_can_be_huge_is() {
+        let mut area = Area { huge: None, file_huge: 4 << 20, ..area(0x40_0000, 0xa0_0000) };
+        assert_eq!(area.huge_in(range(0x60_0000, 0xa0_0000)), 4 << 20);
+        assert_eq!(area.huge_in(range(0x50_0000, 0x60_0000)), 1 << 20);
+        assert_eq!(area.huge_parts(PMD), []);
+        area.file_huge = 6 << 20;
+        assert_eq!(area.huge_parts(PMD), [area.vma.range]);
+        // No more than the whole area can be huge, whatever the kernel reports.
+        area.anon_huge = u64::MAX;
+        assert_eq!(area.huge_in(area.vma.range), 6 << 20);
+    }
+}

@@ -1,0 +1,122 @@
+//! Values of options and keys, as people write them: sizes and durations; and the error for what is none.
+
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::addr::PageSize;
+
+/// A value that a key cannot take.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("{found:?} is not {expected}")]
+pub struct ValueError {
+    expected: &'static str,
+    found: String,
+}
+
+impl ValueError {
+    pub(crate) fn new(expected: &'static str, found: &str) -> Self {
+        Self { expected, found: found.to_owned() }
+    }
+}
+
+/// Parses a number of bytes as numactl(8) and systemd write it: with nothing, or with `K`, `M`, `G` or
+/// `T`, each 1024 of the one before, also as `KiB` and so on.
+///
+/// # Errors
+/// Anything else, and what 64 bits cannot hold.
+pub fn parse_bytes(text: &str) -> Result<u64, ValueError> {
+    let bad = || ValueError::new("a size such as 65536, 64K or 1MiB", text);
+    let unit_at = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(unit_at);
+    let shift = match unit.strip_suffix("iB").unwrap_or(unit) {
+        "" if unit.is_empty() => 0,
+        "k" | "K" => 10,
+        "m" | "M" => 20,
+        "g" | "G" => 30,
+        "t" | "T" => 40,
+        _ => return Err(bad()),
+    };
+    let number = digits.parse::<u64>().map_err(|_malformed| bad())?;
+    number.checked_mul(1 << shift).ok_or_else(bad)
+}
+
+/// Parses the size of a page, as [`parse_bytes`].
+///
+/// # Errors
+/// Also what is no power of two.
+pub fn parse_page_size(text: &str) -> Result<PageSize, ValueError> {
+    let size = PageSize::new(parse_bytes(text)?);
+    size.ok_or_else(|| ValueError::new("the size of a page such as 64K, 2M or 1G", text))
+}
+
+/// Parses a duration as `timeout(1)` and systemd write it: a number, perhaps with a fraction, and
+/// `us`, `ms`, `s` (the default) or `m`.
+///
+/// # Errors
+/// Anything else, and more than a day.
+pub fn parse_duration(text: &str) -> Result<Duration, ValueError> {
+    let bad = || ValueError::new("a duration such as 250ms or 1.5s", text);
+    let unit_at =
+        text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
+    let (digits, unit) = text.split_at(unit_at);
+    let seconds_per_unit = match unit {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        _ => return Err(bad()),
+    };
+    let Ok(count) = digits.parse::<f64>() else { return Err(bad()) };
+    match Duration::try_from_secs_f64(count * seconds_per_unit) {
+        Ok(duration) if duration <= Duration::from_secs(86_400) => Ok(duration),
+        _ => Err(bad()),
+    }
+}
+
+/// Parses a duration that must not be zero: see [`parse_duration`].
+///
+/// # Errors
+/// Those of [`parse_duration`], and no time at all.
+pub fn parse_positive_duration(text: &str) -> Result<Duration, ValueError> {
+    match parse_duration(text)? {
+        Duration::ZERO => Err(ValueError::new("longer than nothing", text)),
+        duration => Ok(duration),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("64K", 64 << 10),
+            ("64k", 64 << 10),
+            ("64KiB", 64 << 10),
+            ("1M", 1 << 20),
+            ("1MiB", 1 << 20),
+            ("2G", 2 << 30),
+            ("1TiB", 1 << 40),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+        for bad in ["", "K", "iB", "4iB", "1KB", "1kb", "1 K", "-1", "1.5M", "99999999999T", "0x10"]
+        {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_duration("0"), Ok(Duration::ZERO));
+        assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+        for bad in ["", "ms", "-1s", "1h", "1e9", "nan", "inf", "9999999999", "1.2.3s"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Looking at a process whose text is to be changed: what it has mapped, what of it is huge, and what text is
+//! mapped with beside its permissions.
+
+use tiexec_core::area::{Area, SmapsFor};
+use tiexec_core::coverage::is_ours;
+use tiexec_core::elf::{ElfHeader, asks_for_guards, properties_part};
+use tiexec_core::proc::auxv;
+use tiexec_core::proc::maps::Vma;
+use tiexec_sys::areas::{self, Seen};
+use tiexec_sys::procfs::ProcDir;
+use tiexec_tracee::arch;
+
+use crate::attach::AttachOrder;
+use crate::failure::Failure;
+use crate::open_mapped::open_mapped;
+use crate::target_file::ReadAt;
+use crate::workers::Workers;
+
+/// Looks at a process. Where its text may be guarded or tagged, smaps is read too: no other file tells.
+///
+/// # Errors
+/// `target_gone`, `ptrace_denied`, `proc_unavailable`.
+pub(crate) fn look(order: &AttachOrder<'_>) -> Result<Seen, Failure> {
+    let AttachOrder { space, process, workers, pages, .. } = *order;
+    let mut seen = areas::look_at(space, process, pages).map_err(Failure::unreadable)?;
+    if seen.smaps_for.is_none() && may_be_guarded(process, workers, &seen.areas) {
+        let told = areas::by_smaps(process).map_err(Failure::unreadable)?;
+        for area in &mut seen.areas {
+            // A mapping that changed between the two looks counts as unguarded here; the switch detects the change.
+            let same = told.iter().find(|told| told.vma.range == area.vma.range);
+            area.vma.guarded = same.is_some_and(|same| same.vma.guarded);
+            area.keyed = same.is_some_and(|same| same.keyed);
+        }
+        seen.smaps_for = Some(SmapsFor::Guards);
+    }
+    Ok(seen)
+}
+
+/// Whether the processor has guarded text, and a file of the process asks for that; or memory tags, which a program can
+/// give to what it maps of a tmpfs. (Copies of ours are guarded if what was there before was.)
+fn may_be_guarded(process: &ProcDir, workers: &Workers, areas: &[Area]) -> bool {
+    let Some(auxv) = process.read("auxv").ok().filter(|_| arch::GUARDS_TEXT) else { return false };
+    let has = auxv::get(&auxv, auxv::AT_HWCAP2).unwrap_or(0);
+    let texts = areas.iter().map(|area| &area.vma).filter(|vma| vma.is_text());
+    if arch::has_tags(has) {
+        // A tmpfs, or another file system without a device, has the major number 0.
+        let taggable = |vma: &Vma| vma.file.major == 0 && !vma.name.starts_with(b"/memfd:");
+        if { texts.clone() }.any(taggable) {
+            return true;
+        }
+    }
+    let mut known = Vec::new();
+    arch::has_guards(has) && { texts }.any(|vma| {
+        let first = !known.contains(&vma.file);
+        known.push(vma.file);
+        first && (is_ours(vma) || asks(process, workers, vma).unwrap_or(true))
+    })
+}
+
+/// Whether the file that a VMA maps asks for guards; `None` where it cannot be read.
+fn asks(process: &ProcDir, workers: &Workers, vma: &Vma) -> Option<bool> {
+    /// Real ones have a few words.
+    const MOST: u64 = 4096;
+    let file = open_mapped(process, workers, vma).ok()?;
+    let mut header = [0; ElfHeader::LEN];
+    file.read_exact_at(&mut header, 0).ok()?;
+    let Ok(header) = ElfHeader::parse(&header) else { return Some(false) };
+    let mut table = vec![0; header.table_len];
+    file.read_exact_at(&mut table, header.table_offset).ok()?;
+    let Some(part) = properties_part(&header, &table) else { return Some(false) };
+    let len = (part.end - part.start).min(MOST);
+    let mut properties = vec![0; usize::try_from(len).ok()?];
+    file.read_exact_at(&mut properties, part.start).ok()?;
+    Some(asks_for_guards(&properties))
+}

@@ -1,0 +1,254 @@
+//! A boost: on a busy machine each of a stop's steps would wait for a processor.
+//!
+//! For the time of a stop the tracer's thread is scheduled before all normal ones (`SCHED_FIFO`), where that is
+//! allowed. The stopped thread is scheduled so too, but only if its credentials are the tracer's: a thread of another
+//! user could keep the priority, by changing its registers' way back in its own memory, or give it to children.
+//!
+//! - A boost ends with the stop. It ends before when the stopped thread has had it for ten milliseconds, or when the tracer's
+//!   thread has run for so long with it (waiting for a tracee takes nobody's processor). A warden sees to that, whatever the
+//!   tracer and its tracee do: a thread beside the tracer's, of the next higher priority.
+//! - Children do not inherit it (`SCHED_RESET_ON_FORK`).
+//! - If TiExec dies, the thread takes its own boost back on its way home.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+use tiexec_core::seccomp::Value;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::schedule::{self, Unboosted};
+use tiexec_sys::{Pid, c};
+use tiexec_tracee::TraceError;
+use tiexec_tracee::arch::Call;
+use tiexec_tracee::foreseen::{Foreseen, constant};
+use tiexec_tracee::running::Stopped;
+use tiexec_tracee::session::{Counts, Session};
+
+use crate::credentials;
+
+/// The lowest real-time priority: before every normal thread, behind every other real-time one.
+const PRIORITY: i32 = 1;
+/// How long the stopped thread has it at most, and the tracer's runs with it, in one attach.
+const LONGEST: Duration = Duration::from_millis(10);
+/// The least `RLIMIT_RTTIME` with which a thread is boosted: the kernel counts in ticks, and kills.
+const LEAST_LIMIT: Duration = Duration::from_millis(100);
+
+/// The thread's way back, which it makes itself if this process dies.
+const BACK: Foreseen = Foreseen::optional(
+    "sched_setscheduler(SCHED_OTHER)",
+    c::SYS_sched_setscheduler,
+    [Value::Is(0), constant(c::SCHED_OTHER), Value::Any],
+);
+
+/// The calls that a boosted thread may make for us.
+pub(super) const CALLS: [Foreseen; 1] = [BACK];
+
+/// The boosts of one attach; they end with this value.
+#[derive(Debug)]
+pub(super) struct Boost {
+    /// `None` where this thread may not be boosted, or is something else than normal.
+    shared: Option<Arc<Shared>>,
+    /// Ends the boosts that last too long.
+    warden: Option<JoinHandle<()>>,
+    /// Whether a boost can be taken back without a trace.
+    traceless: bool,
+    with_thread: bool,
+}
+
+/// The state that the tracer's thread and the warden share.
+#[derive(Debug)]
+struct Shared {
+    tracer: Pid,
+    /// Wakes the warden.
+    timer: OwnedFd,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// How long the tracer's thread had run when it was boosted, while it is.
+    since: Option<Duration>,
+    /// For how long it may still run boosted.
+    left: Duration,
+    /// The stopped thread and when its boost ends, while it has one.
+    thread: Option<(Pid, Instant)>,
+    /// Whether there will be no more boosts.
+    over: bool,
+}
+
+impl Boost {
+    /// Finds out whether this thread may be boosted; it is not yet.
+    pub(super) fn begin() -> Self {
+        let none = Self { shared: None, warden: None, traceless: false, with_thread: false };
+        if !schedule::is_normal(None)
+            || schedule::longest_boost(None) < LEAST_LIMIT
+            || schedule::boost(None, PRIORITY).is_err()
+        {
+            return none;
+        }
+        let traceless = schedule::unboost(None) == Ok(Unboosted::Wholly);
+        let flags = TimerfdFlags::CLOEXEC;
+        let Ok(timer) = timerfd_create(TimerfdClockId::Monotonic, flags) else { return none };
+        let state = State { since: None, left: LONGEST, thread: None, over: false };
+        let tracer = schedule::this_thread();
+        let shared = Arc::new(Shared { tracer, timer, state: Mutex::new(state) });
+        let watched = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().stack_size(64 << 10).name("tiexec-boost".into());
+        match thread.spawn(move || watched.keep_time()) {
+            Ok(warden) => {
+                Self { shared: Some(shared), warden: Some(warden), traceless, with_thread: false }
+            }
+            Err(_) => none,
+        }
+    }
+
+    /// Boosts this thread, if there is time left: a thread is about to be stopped.
+    pub(super) fn start(&self) {
+        let Some(shared) = &self.shared else { return };
+        let mut state = shared.state();
+        if state.since.is_none()
+            && !state.left.is_zero()
+            && let Some(now) = schedule::cpu_time(shared.tracer)
+        {
+            // First what ends it.
+            shared.wake_after(state.left);
+            state.since = schedule::boost(None, PRIORITY).is_ok().then_some(now);
+        }
+    }
+
+    /// Schedules this thread normally again: no thread is stopped.
+    pub(super) fn rest(&self) {
+        if let Some(shared) = &self.shared {
+            shared.state().end(shared.tracer);
+        }
+    }
+
+    /// Boosts the stopped thread too, if it is this user's, is scheduled normally and could get back.
+    ///
+    /// # Errors
+    /// The thread is gone.
+    pub(super) fn take_along(&mut self, session: &mut Session, tid: Pid) -> Result<(), TraceError> {
+        let Some(shared) = &self.shared else { return Ok(()) };
+        let is_ours = || {
+            ProcDir::of(tid).is_ok_and(|thread| credentials::are_ours(&thread))
+                && schedule::longest_boost(Some(tid)) >= LEAST_LIMIT
+        };
+        if !self.traceless || !session.may(&BACK) || !schedule::is_normal(Some(tid)) || !is_ours() {
+            return Ok(());
+        }
+        // In force before the thread has anything to give back; the parameter is a priority of 0.
+        let policy = u64::from(c::SCHED_OTHER.unsigned_abs());
+        let back = Call::new(c::SYS_sched_setscheduler, [0, policy, session.zeroes().get()]);
+        session.release_on_the_way_home(back);
+        session.install_chain()?;
+        self.with_thread = true;
+        let mut state = shared.state();
+        if state.since.is_some() {
+            shared.wake_after(state.left.min(LONGEST));
+            let boosted = schedule::boost(Some(tid), PRIORITY).is_ok();
+            state.thread = boosted.then(|| (tid, Instant::now() + LONGEST));
+        }
+        Ok(())
+    }
+
+    /// Lets the thread go on, scheduled normally again.
+    ///
+    /// # Errors
+    /// The thread is gone.
+    pub(super) fn leave(self, session: Session, stopped: &Stopped) -> Result<Counts, TraceError> {
+        let normally = || {
+            if let Some(shared) = &self.shared {
+                shared.state().end_of_thread();
+            }
+        };
+        session.leave(stopped, if self.with_thread { Some(&normally) } else { None })
+    }
+}
+
+impl Drop for Boost {
+    fn drop(&mut self) {
+        let Some(shared) = &self.shared else { return };
+        let mut state = shared.state();
+        state.end(shared.tracer);
+        state.over = true;
+        drop(state);
+        shared.wake_after(Duration::from_nanos(1));
+        // A later fork must find this process with one thread.
+        let _ended = self.warden.take().map(JoinHandle::join);
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // It is right between any two statements.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the warden after so long, less than a second, and not at the time set before.
+    fn wake_after(&self, time: Duration) {
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let it_value = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
+        let once = Itimerspec { it_interval: none, it_value };
+        let _never_fails = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once);
+    }
+
+    /// The warden's loop: waits, and ends the boosts that last too long.
+    fn keep_time(&self) {
+        // Once woken, the warden comes before both threads that it watches.
+        let _waits_for_a_processor_then = schedule::boost(None, PRIORITY + 1);
+        loop {
+            let _woken = rustix::io::read(&self.timer, &mut [0; 8]);
+            let mut state = self.state();
+            if state.over {
+                return;
+            }
+            if let Some(next) = state.end_what_lasts_too_long(self.tracer) {
+                self.wake_after(next);
+            }
+        }
+    }
+}
+
+impl State {
+    /// Returns after how long to look again, if at all.
+    fn end_what_lasts_too_long(&mut self, tracer: Pid) -> Option<Duration> {
+        let now = Instant::now();
+        let of_thread = self.thread.map(|(_, end)| end.saturating_duration_since(now));
+        if of_thread.is_some_and(|left| left.is_zero()) {
+            self.end_of_thread();
+        }
+        let of_tracer = self.since.map(|since| self.left.saturating_sub(ran(tracer, since)));
+        if of_tracer.is_some_and(|left| left.is_zero()) {
+            self.end(tracer);
+        }
+        of_thread.into_iter().chain(of_tracer).filter(|left| !left.is_zero()).min()
+    }
+
+    /// Ends the boost of the tracer's thread and that of the stopped one.
+    fn end(&mut self, tracer: Pid) {
+        self.end_of_thread();
+        if let Some(since) = self.since.take() {
+            self.left = self.left.saturating_sub(ran(tracer, since));
+            let _always_allowed = schedule::unboost(Some(tracer));
+        }
+    }
+
+    fn end_of_thread(&mut self) {
+        // If the thread has ended, its id may be another's, and that one is not ours to change.
+        if let Some((tid, _)) = self.thread.take()
+            && schedule::is_boosted(Some(tid))
+        {
+            let _gone = schedule::unboost(Some(tid));
+        }
+    }
+}
+
+/// How long the thread has run since.
+fn ran(tid: Pid, since: Duration) -> Duration {
+    schedule::cpu_time(tid).map_or(Duration::MAX, |now| now.saturating_sub(since))
+}

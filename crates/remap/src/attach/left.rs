@@ -1,0 +1,111 @@
+//! Mappings that a dead TiExec left in a process. The next attach or revert finds them, and removes them before it does
+//! anything else there.
+//!
+//! The program runs none of them as text. Each is a mapping that was staged and never moved, a claim of a gap that was
+//! never covered, or filler that a revert had yet to unmap.
+
+use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_core::area::Area;
+use tiexec_core::coverage::is_ours;
+use tiexec_core::marks::Marks;
+use tiexec_core::parts::Parts;
+use tiexec_core::proc::maps::{self, Vma};
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::c;
+use tiexec_tracee::arch::Call;
+use tiexec_tracee::session::Session;
+use tiexec_tracee::threads;
+
+use super::AttachOrder;
+use crate::failure::Failure;
+use crate::mapped::{Layouts, is_marked_widened};
+
+/// The most that is taken away at once: more than a death leaves. A program may put marks on as much as it likes.
+const MOST: usize = 64;
+/// The most text VMAs that are looked at. A program may have as many as it likes too.
+const MOST_TEXTS: usize = 4096;
+
+/// Returns what was left among all mappings of the process.
+pub(super) fn find(order: &AttachOrder<'_>, marks: Option<Marks>, entries: &[Area]) -> Vec<Vma> {
+    let all: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
+    let mut left = marked(order, marks, &all);
+    // A text that is mapped a second time, for it is staged, is not there.
+    let here: Vec<&Area> = entries.iter().filter(|entry| !left.contains(&entry.vma)).collect();
+    let vmas: Vec<Vma> = here.iter().map(|entry| entry.vma.clone()).collect();
+    let mut layouts = Layouts::new(order.process, order.workers, &vmas, order.pages);
+    let texts = here.into_iter().enumerate().filter(|(_, entry)| entry.vma.is_text());
+    for (index, entry) in texts.take(MOST_TEXTS) {
+        let vma = &entry.vma;
+        if left.len() >= MOST {
+            break;
+        }
+        let is_left = if is_ours(vma) {
+            layouts.belongs_nowhere(order.space.memory(), index)
+        } else {
+            // Page cache of which all that is the file's was given back.
+            let is_gap = |(_, parts): (_, Parts)| parts.within(vma.range).next().is_none();
+            layouts.widened(vma).is_some_and(is_gap) && is_marked_widened(order.process, entry)
+        };
+        if is_left {
+            left.push(vma.clone());
+        }
+    }
+    left
+}
+
+/// Returns what carries a mark among all mappings of the process, as far as it is taken away at once.
+pub(super) fn marked(order: &AttachOrder<'_>, marks: Option<Marks>, vmas: &[Vma]) -> Vec<Vma> {
+    let marked = marks.map(|marks| marks.left(vmas)).unwrap_or_default();
+    let mut layouts = Layouts::new(order.process, order.workers, vmas, order.pages);
+    // Only copies, and what a file has in a segment that is not written to, are ever staged.
+    let mut could_be_staged = |vma: &Vma| {
+        let Ok(file) = layouts.of(vma) else { return false };
+        let end = vma.file_offset.saturating_add(vma.range.len());
+        file.places.iter().any(|parts| parts.has_of_file(vma.file_offset..end))
+    };
+    let is_left = |vma: &&Vma| vma.perms.is_none() || is_ours(vma) || could_be_staged(vma);
+    marked.into_iter().take(MOST).filter(is_left).cloned().collect()
+}
+
+/// Has the process unmap what was left, as far as it is still there; returns how many bytes that was.
+///
+/// # Errors
+/// `already_traced`: somebody else traces a thread of the process, and it may be theirs.
+pub(super) fn take_away(
+    session: &mut Session,
+    order: &AttachOrder<'_>,
+    left: &[Vma],
+) -> Result<u64, Failure> {
+    if left.is_empty() {
+        return Ok(0);
+    }
+    // TiExecs of different users do not exclude each other, and staging goes with tracing.
+    let others = threads::list(order.process, order.pid);
+    let traced = others
+        .into_iter()
+        .filter(|&tid| tid != session.pid())
+        .filter_map(|tid| threads::alive(order.process, tid))
+        .find(|status| status.tracer_pid != 0);
+    if let Some(status) = traced {
+        let what = format!(
+            "process {} traces a thread of it, and may be at work there",
+            status.tracer_pid
+        );
+        return Err(Failure::new(SkipReason::AlreadyTraced, what));
+    }
+    let text = order.space.maps().map_err(Failure::unreadable)?;
+    let now = maps::parse(&text).map_err(|torn| Failure::new(SkipReason::ProcUnavailable, torn))?;
+    let mut bytes = 0;
+    for vma in left.iter().filter(|vma| now.contains(vma)) {
+        bytes += unmap(session, vma.range)?;
+    }
+    Ok(bytes)
+}
+
+/// Has the process unmap a range; returns how many bytes that was.
+pub(super) fn unmap(session: &mut Session, range: AddrRange) -> Result<u64, Failure> {
+    let (start, len): (RemoteAddr, u64) = (range.start(), range.len());
+    let unmapped = session.call(Call::new(c::SYS_munmap, [start.get(), len]))?;
+    // The kernel unmaps no part of a page of the hugetlb pool: such a page stays.
+    Ok(if unmapped.is_ok() { len } else { 0 })
+}

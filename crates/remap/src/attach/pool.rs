@@ -1,0 +1,137 @@
+//! The exchange of pages of the hugetlb pool that hold more than text of one part, before the file's own parts come
+//! back.
+//!
+//! The kernel splits no mapping of the pool within a page (`hugetlb_vm_op_split`, `mm/hugetlb.c`), so no part of such a
+//! page can be unmapped or covered. A copy of the page in base pages takes its place first; each part of the copy can
+//! be.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use tiexec_core::addr::{AddrRange, PageSize, mib};
+use tiexec_core::area::Area;
+use tiexec_core::parts::Parts;
+use tiexec_core::plan::Backing;
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::SysError;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_tracee::session::Session;
+
+use super::AttachOrder;
+use super::pass::{Passage, send};
+use super::place::{self, Handed, Surroundings, Switch};
+use super::switching::id_of;
+use super::written::Written;
+use crate::failure::Failure;
+use crate::headroom;
+
+/// The most that is copied of a process of other credentials, in bytes: this process pays for it until the file's own
+/// ranges are back, and longer if the process keeps it.
+const MOST_FOR_OTHERS: u64 = 16 << 20;
+
+/// Pages of the pool, and the copy that takes their place.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    pages: Vec<(AddrRange, i32)>,
+    copy: File,
+}
+
+/// Returns the pages of the pool among an area's within which a part begins or ends, joined where they adjoin.
+pub(super) fn mixed_pages(area: &Area, parts: &Parts, base: PageSize) -> Vec<AddrRange> {
+    let mut mixed: Vec<AddrRange> = Vec::new();
+    let Some(size) = PageSize::new(area.page_size).filter(|_| area.is_hugetlb(base)) else {
+        return mixed;
+    };
+    let ends = parts.within(area.vma.range).flat_map(|part| [part.range.start(), part.range.end()]);
+    let mut pages: Vec<AddrRange> = ends
+        .filter(|at| !at.is_aligned(size))
+        .filter_map(|at| AddrRange::with_len(at.align_down(size), size.bytes()))
+        .filter(|page| area.vma.range.covers(*page))
+        .collect();
+    pages.sort_by_key(|page| page.start());
+    for page in pages {
+        match mixed.last_mut() {
+            Some(last) if page.start() <= last.end() => {
+                let end = page.end().max(last.end());
+                *last = AddrRange::new(last.start(), end).unwrap_or(*last);
+            }
+            _ => mixed.push(page),
+        }
+    }
+    mixed
+}
+
+impl Exchange {
+    /// Copies what the process has at these pages, each to be mapped with its protection; `name` is that of what lies there.
+    ///
+    /// # Errors
+    /// No memory, no descriptor.
+    pub(super) fn prepare(
+        order: &AttachOrder<'_>,
+        name: &[u8],
+        pages: Vec<(AddrRange, i32)>,
+    ) -> Result<Option<Self>, Failure> {
+        if pages.is_empty() {
+            return Ok(None);
+        }
+        let len: u64 = pages.iter().map(|(range, _)| range.len()).sum();
+        if order.workers.reader().is_some() && len > MOST_FOR_OTHERS {
+            let (edges, most) = (mib(len), mib(MOST_FOR_OTHERS));
+            let what =
+                format!("edges of {edges} MiB of another user's process ({most} MiB at most)");
+            return Err(Failure::new(SkipReason::MemoryHeadroom, what));
+        }
+        headroom::check(&ProcDir::this_process().map_err(Failure::unreadable)?, len)?;
+        let flags = MemfdFlags::CLOEXEC;
+        // Before Linux 6.3 there is no MFD_NOEXEC_SEAL.
+        let made = memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
+            .or_else(|_| memfd_create(name, flags))
+            .map_err(|errno| {
+                Failure::new(SkipReason::NoMemfd, SysError::of("memfd_create")(errno))
+            })?;
+        let copy = File::from(made);
+        let mut offset = 0;
+        for (range, _) in &pages {
+            const CHUNK: u64 = 1 << 20;
+            let mut at = 0;
+            while at < range.len() {
+                let mut bytes = vec![0; CHUNK.min(range.len() - at) as usize];
+                let from = range.start().checked_add(at).unwrap_or_default();
+                order.space.memory().read(from, &mut bytes).map_err(Failure::unreadable)?;
+                copy.write_all_at(&bytes, offset)
+                    .map_err(|error| Failure::new(SkipReason::NoMemfd, error))?;
+                at += bytes.len() as u64;
+                offset += bytes.len() as u64;
+            }
+        }
+        Ok(Some(Self { pages, copy }))
+    }
+
+    /// Has the process map the copy in the place of the pages.
+    ///
+    /// # Errors
+    /// Pages that were not exchanged are as they were.
+    pub(super) fn make(
+        &self,
+        session: &mut Session,
+        passage: &Passage,
+        around: &Surroundings<'_>,
+        written: &Written,
+    ) -> Result<(), Failure> {
+        let source = Handed {
+            fd: passage.hand_over(session, |socket| send(socket, &self.copy))?,
+            file: id_of(&self.copy),
+        };
+        let mut offset = 0;
+        for &(to, protection) in &self.pages {
+            let (gaps, backing) = (Vec::new(), Some(Backing::Image));
+            let (claim_by, locked) = (source, false);
+            let piece = Switch { source, offset, to, locked, protection, gaps, claim_by, backing };
+            place::switch(session, around, &piece, || written.none(to))?;
+            offset += to.len();
+        }
+        session.release_now()?;
+        Ok(())
+    }
+}

@@ -1,0 +1,18 @@
+//! Whether a process may do what this one may.
+//!
+//! A process of other credentials is believed to be hostile: it must gain nothing by what TiExec does to it, and must
+//! not be able to keep TiExec from its work.
+
+use tiexec_core::proc::status;
+use tiexec_sys::procfs::ProcDir;
+
+/// Returns whether a thread has this process's credentials: all its user and group ids, its groups, its capabilities,
+/// and the user namespace in which these count. A thread that cannot be read about has not.
+pub(crate) fn are_ours(thread: &ProcDir) -> bool {
+    let read = |directory: &ProcDir| {
+        let credentials = status::credentials(&directory.read("status").ok()?)?;
+        Some((credentials, directory.namespace("ns/user").ok()?))
+    };
+    let ours = ProcDir::this_process().ok().and_then(|this| read(&this));
+    ours.is_some() && ours == read(thread)
+}

@@ -1,0 +1,252 @@
+//! Opening the file behind a mapping of a process that may be hostile.
+//!
+//! The process decides what it maps, where its files lie, what its paths lead to, and when that changes. So
+//!
+//! - the file is taken from the mapping itself (`map_files`), and the mapping must still be the one that was
+//!   looked at; only where the kernel refuses that, by its path;
+//! - nothing is opened before it is known to be a regular file, and, for a process of other credentials, to lie
+//!   on a file system that answers by itself: a server of FUSE may never answer, and the wait for it cannot
+//!   even be killed;
+//! - a path is followed in the process's own root, through no link, and only in this process's own mount
+//!   namespace: the same path may lead elsewhere in another one.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use tiexec_core::proc::maps::{FileId, Vma};
+use tiexec_core::proc::mountinfo::{self, Mount};
+use tiexec_core::proc::status;
+use tiexec_core::shown::AsShown;
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::pagecache::FileMapping;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::reopen::{self, Identity, PathFile};
+use tiexec_sys::{Errno, SysError, procmap, thp};
+
+use crate::credentials;
+use crate::failure::Failure;
+use crate::target_file::TargetFile;
+use crate::workers::Workers;
+
+/// File systems whose pages come from this kernel and a local device, or from memory.
+const LOCAL: [&[u8]; 18] = [
+    b"bcachefs",
+    b"btrfs",
+    b"erofs",
+    b"exfat",
+    b"ext2",
+    b"ext3",
+    b"ext4",
+    b"f2fs",
+    b"hugetlbfs",
+    b"iso9660",
+    b"ramfs",
+    b"rootfs",
+    b"squashfs",
+    b"tmpfs",
+    b"udf",
+    b"vfat",
+    b"xfs",
+    b"zfs",
+];
+
+/// The most bytes of mountinfo that are looked through.
+const MOST_MOUNTS: usize = 4 << 20;
+
+/// Opens the file that `vma` of `process` maps: in the reader, if there is one among `workers`.
+///
+/// # Errors
+/// `changed`: the mapping is gone, or another one. `foreign_filesystem`: the process is another user's, and reading
+/// the file may never end. `file_gone`: the path leads to another file, or to none, or the file is not a regular one.
+pub(crate) fn open_mapped(
+    process: &ProcDir,
+    workers: &Workers,
+    vma: &Vma,
+) -> Result<TargetFile, Failure> {
+    let trusted = credentials::are_ours(process);
+    let file = match by_mapping(process, vma)? {
+        Some(file) => {
+            if !trusted {
+                must_be_local_by(process, Some(&file), vma)?;
+            }
+            must_be_regular(&file, vma)?;
+            file
+        }
+        None => by_path(process, vma, trusted)?,
+    };
+    match workers.reader() {
+        Some(reader) => {
+            let (id, facts) = reader.open(&file)?;
+            Ok(TargetFile::Apart(Arc::clone(reader), id, facts))
+        }
+        None => file.open().map(TargetFile::Here).map_err(|error| gone(vma, &error)),
+    }
+}
+
+/// Opens the program that a process executes, as `open_mapped` opens what it maps.
+///
+/// # Errors
+/// `foreign_filesystem`; `target_gone`; `ptrace_denied`; `file_gone`.
+pub fn open_exe(process: &ProcDir) -> Result<File, Failure> {
+    let file = PathFile::of_process(process, "exe").map_err(Failure::unreadable)?;
+    let not = |what: &dyn std::fmt::Display| Failure::new(SkipReason::FileGone, what);
+    if !credentials::are_ours(process) {
+        let id = file.mount_id();
+        must_be_local(process, |mount| Some(mount.id) == id, "its program")?;
+    }
+    if !file.identity().is_ok_and(|identity| identity.regular) {
+        return Err(not(&"its program is not a regular file"));
+    }
+    file.open().map_err(|error| not(&error))
+}
+
+/// Takes hold of the file by the mapping; `None` where the kernel does not let this process.
+fn by_mapping(process: &ProcDir, vma: &Vma) -> Result<Option<PathFile>, Failure> {
+    let (start, end) = (vma.range.start().get(), vma.range.end().get());
+    let link = format!("map_files/{start:x}-{end:x}");
+    let file = PathFile::of_process(process, &link);
+    if let Err(SysError { errno: Errno::PERM | Errno::ACCES, .. }) = file {
+        return Ok(None);
+    }
+    // The mapping may have become another since it was looked at, and the link one to another file.
+    let maps = process.open_file("maps", false).map_err(Failure::unreadable)?;
+    match procmap::first_changed(&maps, &[vma]).map_err(Failure::unreadable)? {
+        None => file.map(Some).map_err(|error| gone(vma, &error)),
+        Some(_) => Err(Failure::mapped_otherwise(vma)),
+    }
+}
+
+fn by_path(process: &ProcDir, vma: &Vma, trusted: bool) -> Result<PathFile, Failure> {
+    let refused = |what: &str| {
+        let what = format!("{}: {what}", vma.path().shown());
+        Failure::new(SkipReason::FileGone, what)
+    };
+    let mounts = |process: &ProcDir| process.namespace("ns/mnt").ok();
+    let ours = ProcDir::this_process().ok();
+    if ours.as_ref().and_then(mounts).is_none_or(|ours| mounts(process) != Some(ours)) {
+        return Err(refused(
+            "the process is in another mount namespace, and only root of the machine may take a file from its mapping",
+        ));
+    }
+    if !trusted {
+        let status = process.read("status").map(|text| status::parse(&text)).unwrap_or_default();
+        if status.credentials.uids.contains(&0) {
+            return Err(refused("a process of uid 0 may have any file of root's at this path"));
+        }
+        must_be_local_by(process, None, vma)?;
+    }
+    let path = vma.path();
+    let file = PathFile::in_root_of(process, path).map_err(|error| gone(vma, &error))?;
+    let now = must_be_regular(&file, vma)?;
+    if now.inode != vma.file.inode {
+        return Err(refused("is another file by now"));
+    }
+    if now.device != (vma.file.major, vma.file.minor) && !is_mapped_as(&file, vma.file) {
+        return Err(refused("is a file of another device by now"));
+    }
+    Ok(file)
+}
+
+/// Whether maps shows a mapping of the file with this identity: statx tells other device numbers for btrfs and
+/// overlayfs than maps does.
+fn is_mapped_as(file: &PathFile, id: FileId) -> bool {
+    let Some(pages) = thp::pages() else { return false };
+    let Ok(opened) = file.open() else { return false };
+    let Ok(mapping) = FileMapping::new(&opened, 0..pages.pmd.bytes(), pages.pmd) else {
+        return false;
+    };
+    let maps = ProcDir::this_process().and_then(|this| this.open_file("maps", false));
+    let shown = maps.and_then(|maps| procmap::mapping_at(&maps, mapping.start()));
+    shown.is_ok_and(|shown| shown.is_some_and(|shown| shown.file == id))
+}
+
+fn must_be_regular(file: &PathFile, vma: &Vma) -> Result<Identity, Failure> {
+    let identity = file.identity().map_err(|error| gone(vma, &error))?;
+    if identity.regular { Ok(identity) } else { Err(gone(vma, &"is not a regular file")) }
+}
+
+/// Makes sure of all files that a process of other credentials maps, as [`open_mapped`] does of one: that reading its memory waits for
+/// nobody.
+///
+/// # Errors
+/// `foreign_filesystem`; `changed`.
+pub(crate) fn must_all_be_local(process: &ProcDir, vmas: &[Vma]) -> Result<(), Failure> {
+    let mut seen: Vec<FileId> = Vec::new();
+    for vma in vmas.iter().filter(|vma| vma.is_file_backed()) {
+        if !seen.contains(&vma.file) {
+            seen.push(vma.file);
+            must_be_local_by(process, by_mapping(process, vma)?.as_ref(), vma)?;
+        }
+    }
+    Ok(())
+}
+
+/// As [`must_be_local`], by the mount that the file was found on, or else by the device that maps shows.
+fn must_be_local_by(process: &ProcDir, file: Option<&PathFile>, vma: &Vma) -> Result<(), Failure> {
+    let name = vma.path().shown().to_string();
+    match file {
+        Some(file) => {
+            let id = file.mount_id();
+            must_be_local(process, |mount| Some(mount.id) == id, &name)
+        }
+        None => {
+            let device = (vma.file.major, vma.file.minor);
+            must_be_local(process, |mount| mount.device == device, &name)
+        }
+    }
+}
+
+/// Makes sure that reading the file waits for nobody whom the process could have chosen: its file system is one
+/// of [`LOCAL`], or an overlay of such that no user mounted.
+fn must_be_local(
+    process: &ProcDir,
+    is_its: impl Fn(&Mount<'_>) -> bool,
+    name: &str,
+) -> Result<(), Failure> {
+    let own = ProcDir::this_process().and_then(|this| this.read_limited("mountinfo", MOST_MOUNTS));
+    let own = own.unwrap_or_default();
+    let own_mounts = mountinfo::parse(&own);
+    let must = |is_local: bool, kind| if is_local { Ok(()) } else { Err(foreign(name, kind)) };
+    if let Some(mount) = own_mounts.iter().find(|mount| is_its(mount)) {
+        return must(is_local(mount, &own_mounts), mount.kind);
+    }
+    let theirs = process.read_limited("mountinfo", MOST_MOUNTS).map_err(Failure::unreadable)?;
+    let their_mounts = mountinfo::parse(&theirs);
+    let Some(mount) = their_mounts.iter().find(|mount| is_its(mount)) else {
+        return Err(foreign(name, b"a file system that is not mounted where the process sees it"));
+    };
+    // A user can mount an overlay in namespaces of its own, over a file system of its own.
+    let by_user = mount.kind == b"overlay" && !mounted_by_us(process);
+    must(!by_user && is_local(mount, &own_mounts), mount.kind)
+}
+
+/// Whether the pages of a mounted file system come from this kernel alone.
+fn is_local(mount: &Mount<'_>, own_mounts: &[Mount<'_>]) -> bool {
+    if mount.kind != b"overlay" {
+        return LOCAL.contains(&mount.kind);
+    }
+    // The mount options name the layers by their paths where the overlay was mounted. In this mount namespace those
+    // paths lead to the same layers, or to none.
+    mountinfo::overlay_layers(mount.options).is_some_and(|layers| {
+        layers.iter().all(|layer| {
+            let mount = mountinfo::of_path(own_mounts, layer);
+            mount.is_some_and(|mount| LOCAL.contains(&mount.kind))
+        })
+    })
+}
+
+/// Whether nobody without rights in this process's own user namespace can have mounted what the process sees.
+fn mounted_by_us(process: &ProcDir) -> bool {
+    let own = ProcDir::this_process().and_then(|this| this.namespace("ns/user")).ok();
+    own.is_some() && reopen::owner_of_mounts(process).ok().flatten() == own
+}
+
+fn gone(vma: &Vma, what: &dyn std::fmt::Display) -> Failure {
+    Failure::new(SkipReason::FileGone, format!("{}: {what}", vma.path().shown()))
+}
+
+fn foreign(name: &str, kind: &[u8]) -> Failure {
+    let kind = String::from_utf8_lossy(kind);
+    let what = format!("{name} lies on {kind}, and the process is another user's");
+    Failure::new(SkipReason::ForeignFilesystem, what)
+}

@@ -1,0 +1,167 @@
+//! A file that a process maps, open for reading: here, or in a reader with the process's own credentials.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use serde::{Deserialize, Serialize};
+use tiexec_core::addr::Pages;
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::process;
+use tiexec_sys::reopen::PathFile;
+
+use crate::failure::Failure;
+use crate::pagecache;
+use crate::workers::Reader;
+
+/// Bytes of a file at a place in it.
+pub(crate) trait ReadAt {
+    /// As pread(2): fewer bytes than wanted only at the end of the file.
+    ///
+    /// # Errors
+    /// As pread(2).
+    fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<usize>;
+
+    /// Fills all of `buffer`.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` where the file ends before; as pread(2).
+    fn read_exact_at(&self, buffer: &mut [u8], at: u64) -> io::Result<()> {
+        let mut done = 0;
+        while done < buffer.len() {
+            match self.read_at(&mut buffer[done..], at + done as u64)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => done += count,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ReadAt for File {
+    fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<usize> {
+        FileExt::read_at(self, buffer, at)
+    }
+}
+
+/// The fields of fstat(2) that decide something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct FileFacts {
+    /// The device.
+    pub device: u64,
+    /// The inode number.
+    pub inode: u64,
+    /// Its length in bytes.
+    pub len: u64,
+    /// Links to it; 0 once it is deleted.
+    pub links: u64,
+}
+
+impl FileFacts {
+    /// Asks the kernel.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub(crate) fn of(file: &File) -> io::Result<Self> {
+        let meta = file.metadata()?;
+        let (device, inode, len, links) = (meta.dev(), meta.ino(), meta.len(), meta.nlink());
+        Ok(Self { device, inode, len, links })
+    }
+}
+
+/// A file that a process maps.
+#[derive(Debug)]
+pub(crate) enum TargetFile {
+    /// Open in this process: the process's credentials are its own.
+    Here(File),
+    /// Open in a reader, under this number.
+    Apart(Arc<Reader>, u32, FileFacts),
+}
+
+impl TargetFile {
+    /// Returns what the kernel says of it; zeros where it says nothing.
+    pub(crate) fn facts(&self) -> FileFacts {
+        match self {
+            Self::Here(file) => {
+                FileFacts::of(file).unwrap_or(FileFacts { device: 0, inode: 0, len: 0, links: 0 })
+            }
+            Self::Apart(_, _, facts) => *facts,
+        }
+    }
+
+    /// Has its page cache made huge, as [`pagecache::prepare`].
+    ///
+    /// # Errors
+    /// As [`pagecache::prepare`].
+    pub(crate) fn prepare_cache(
+        &self,
+        chunks: &[Range<u64>],
+        pages: Pages,
+        deadline: Instant,
+    ) -> Result<pagecache::Prepared, Failure> {
+        match self {
+            Self::Here(file) => pagecache::prepare(file, chunks, pages, deadline),
+            Self::Apart(reader, id, _) => reader.prepare_cache(*id, chunks, pages, deadline),
+        }
+    }
+
+    /// Sends the open file over a socket.
+    ///
+    /// # Errors
+    /// `switch_failed`; `helper_died`.
+    pub(crate) fn send_over(&self, socket: BorrowedFd<'_>) -> Result<(), Failure> {
+        match self {
+            Self::Here(file) => process::send_descriptor(socket, file.as_fd())
+                .map_err(|error| Failure::new(SkipReason::SwitchFailed, error)),
+            Self::Apart(reader, id, _) => reader.send_over(*id, socket),
+        }
+    }
+
+    /// Returns another handle of the same file.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Here(file) => Self::Here(file.try_clone()?),
+            Self::Apart(reader, id, facts) => Self::Apart(Arc::clone(reader), *id, *facts),
+        })
+    }
+
+    /// Returns the file as this process may open it for the image store, which everybody uses: any file here; of a
+    /// reader's file the same one found by its path in this process's own mount namespace, through no link, if it belongs
+    /// to root and only root may change it.
+    pub(crate) fn for_the_store(&self, path: &[u8]) -> Option<File> {
+        let Self::Apart(_, _, facts) = self else {
+            let Self::Here(file) = self else { return None };
+            return file.try_clone().ok();
+        };
+        of_roots_at(path, (facts.device, facts.inode))
+    }
+}
+
+/// Opens the file at `path`, found in this process's own mount namespace and through no link, if it is that of this device and inode,
+/// belongs to root, and only root may change it.
+pub(crate) fn of_roots_at(path: &[u8], is: (u64, u64)) -> Option<File> {
+    let strictly = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), strictly);
+    let file = PathFile::from(found.ok()?).open().ok()?;
+    let meta = file.metadata().ok()?;
+    let of_root = meta.is_file() && meta.uid() == 0 && meta.mode() & 0o022 == 0;
+    ((meta.dev(), meta.ino()) == is && of_root).then_some(file)
+}
+
+impl ReadAt for TargetFile {
+    fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<usize> {
+        match self {
+            Self::Here(file) => FileExt::read_at(file, buffer, at),
+            Self::Apart(reader, id, _) => reader.read_at(*id, buffer, at),
+        }
+    }
+}

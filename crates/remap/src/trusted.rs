@@ -1,0 +1,115 @@
+//! Directories that nobody else can have exchanged.
+//!
+//! Each directory from the root down must belong to root (or, in the user's own part, to the user), be writable by
+//! nobody else, and be no symbolic link. In a sticky directory of root's, such as `/tmp`, others may make names, but
+//! cannot exchange what belongs to the user: it will do on the way, where the caller says so.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use tiexec_core::shown::AsShown;
+use tiexec_sys::Errno;
+
+/// The requirements on a path.
+pub(crate) struct Rule<'a> {
+    /// The user who may own its directories besides root.
+    pub user: u32,
+    /// Whether root's sticky directories may be written to by others, on the way.
+    pub sticky: bool,
+    /// The modes with which the last components are made where they are missing; the last mode is the last component's.
+    pub make: &'a [u32],
+}
+
+/// The defect of a directory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Distrust {
+    /// The directory.
+    pub path: PathBuf,
+    /// Reads on after the path: `is a symbolic link`.
+    pub what: String,
+}
+
+impl fmt::Display for Distrust {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.path.shown(), self.what)
+    }
+}
+
+/// Opens a directory component by component, each checked; `None` if one is not there and not to be made.
+///
+/// # Errors
+/// The first directory that somebody else could have put there, or that cannot be opened or made.
+pub(crate) fn open(path: &Path, rule: &Rule<'_>) -> Result<Option<(OwnedFd, Stat)>, Distrust> {
+    let failed = |at: &Path, call: &str, errno: rustix::io::Errno| {
+        distrust(at, format_args!("{call}: {}", Errno::from(errno)))
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let passing = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut at = PathBuf::from("/");
+    let root = rustix::fs::openat(CWD, "/", passing, Mode::empty());
+    let mut fd = root.map_err(|errno| failed(&at, "open", errno))?;
+    let mut stat = checked(&fd, &at, rule, false)?;
+    let components: Vec<&OsStr> = path
+        .components()
+        .filter(|component| *component != Component::RootDir)
+        .map(Component::as_os_str)
+        .collect();
+    for (index, name) in components.iter().enumerate() {
+        at.push(name);
+        let behind = components.len() - index - 1;
+        if let Some(&mode) = rule.make.iter().rev().nth(behind) {
+            let mode = Mode::from_raw_mode(mode);
+            match rustix::fs::mkdirat(&fd, *name, mode) {
+                // Whatever the umask is.
+                Ok(()) => rustix::fs::chmodat(&fd, *name, mode, AtFlags::empty())
+                    .map_err(|errno| failed(&at, "chmod", errno))?,
+                Err(rustix::io::Errno::EXIST) => {}
+                // One that is there need not be made where none may be made.
+                Err(_) if rustix::fs::statat(&fd, *name, AtFlags::SYMLINK_NOFOLLOW).is_ok() => {}
+                Err(errno) => return Err(failed(&at, "mkdir", errno)),
+            }
+        }
+        let opened = rustix::fs::openat(
+            &fd,
+            *name,
+            if behind == 0 { flags } else { passing },
+            Mode::empty(),
+        );
+        fd = match opened {
+            Ok(next) => next,
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(errno) => {
+                let kind = rustix::fs::statat(&fd, *name, AtFlags::SYMLINK_NOFOLLOW)
+                    .map(|stat| FileType::from_raw_mode(stat.st_mode));
+                return Err(match kind {
+                    Ok(FileType::Symlink) => distrust(&at, "is a symbolic link"),
+                    Ok(FileType::Directory) | Err(_) => failed(&at, "open", errno),
+                    Ok(_) => distrust(&at, "is no directory"),
+                });
+            }
+        };
+        stat = checked(&fd, &at, rule, behind == 0)?;
+    }
+    Ok(Some((fd, stat)))
+}
+
+fn checked(fd: &OwnedFd, at: &Path, rule: &Rule<'_>, last: bool) -> Result<Stat, Distrust> {
+    let stat = rustix::fs::fstat(fd)
+        .map_err(|errno| distrust(at, format_args!("fstat: {}", Errno::from(errno))))?;
+    if stat.st_uid != 0 && stat.st_uid != rule.user {
+        return Err(distrust(at, format_args!("belongs to user {}", stat.st_uid)));
+    }
+    let mode = stat.st_mode & 0o7777;
+    let sticky = rule.sticky && !last && stat.st_uid == 0 && mode & 0o1000 != 0;
+    if mode & 0o022 != 0 && !sticky {
+        return Err(distrust(at, format_args!("is writable by others (mode {mode:04o})")));
+    }
+    Ok(stat)
+}
+
+fn distrust(path: &Path, what: impl fmt::Display) -> Distrust {
+    Distrust { path: path.to_owned(), what: what.to_string() }
+}

@@ -1,0 +1,126 @@
+//! The fetcher: copies a descriptor out of the process (pidfd_getfd(2)) and passes it on if it is the socket that the
+//! process was made to make.
+//!
+//! The number was read from the process's memory: it may be that of any file by now. Closing a copy of a file of FUSE
+//! waits for its server, so this process alone ever holds one.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::naming::Role;
+use tiexec_sys::packets::{self, Packet, Packets};
+use tiexec_sys::{Pid, SysError, place, process};
+
+use super::{IN_A_STOP, Worker};
+use crate::failure::Failure;
+
+/// The fetcher, as the tracer sees it.
+#[derive(Debug)]
+pub(crate) struct Fetcher {
+    packets: Packets,
+    /// Whether it left a request unanswered: it gets no further ones.
+    lost: AtomicBool,
+    _worker: Worker,
+}
+
+impl Fetcher {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// `fork_failed`.
+    pub(super) fn start() -> Result<Self, Failure> {
+        let failed = |error: SysError| Failure::new(SkipReason::ForkFailed, error);
+        let (packets, theirs) = packets::pair().map_err(failed)?;
+        let worker = Worker::fork(Role::Fetcher, || serve(&theirs)).map_err(failed)?;
+        Ok(Self { packets, lost: AtomicBool::new(false), _worker: worker })
+    }
+
+    /// Returns a copy of the process's descriptor `number`, which must be a socket of unix(7).
+    ///
+    /// # Errors
+    /// `switch_failed`: it is none, or not the process's own; `helper_died`: there was no answer.
+    pub(crate) fn socket_of(&self, pid: Pid, number: i32) -> Result<OwnedFd, Failure> {
+        match self.ask(Wanted::Copy, pid, number)? {
+            (_, Some(socket)) => Ok(socket),
+            (why, None) => {
+                Err(Failure::new(SkipReason::SwitchFailed, String::from_utf8_lossy(&why)))
+            }
+        }
+    }
+
+    /// Returns whether calls on the process's socket `number` give up after a time; so if that cannot be told.
+    pub(super) fn has_timeout(&self, pid: Pid, number: i32) -> bool {
+        !self.ask(Wanted::Timeout, pid, number).is_ok_and(|(answer, _)| answer == NO_TIMEOUT)
+    }
+
+    /// Whether it has answered all that it was asked.
+    pub(super) fn answers(&self) -> bool {
+        !self.lost.load(Ordering::Relaxed)
+    }
+
+    fn ask(&self, wanted: Wanted, pid: Pid, number: i32) -> Result<Packet, Failure> {
+        let died = |what: &dyn std::fmt::Display| {
+            self.lost.store(true, Ordering::Relaxed);
+            let what = format!("the copy of a descriptor of the process: {what}");
+            Failure::new(SkipReason::HelperDied, what)
+        };
+        if self.lost.load(Ordering::Relaxed) {
+            return Err(died(&"there was no answer before"));
+        }
+        let words = [pid.as_raw_nonzero().get(), number, wanted as i32];
+        let request: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        self.packets.send(&request, None).map_err(|error| died(&error))?;
+        match self.packets.receive_within(IN_A_STOP).map_err(|error| died(&error))? {
+            Some(answer) => Ok(answer),
+            None => Err(died(&"no answer in time")),
+        }
+    }
+}
+
+/// The fetcher's task with a copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wanted {
+    /// Pass it on.
+    Copy = 0,
+    /// Say whether calls on it give up after a time.
+    Timeout = 1,
+}
+
+/// The answer for a socket without a timeout.
+const NO_TIMEOUT: &[u8] = b"none";
+
+fn serve(packets: &Packets) {
+    process::close_all_except(&[packets.as_fd()]);
+    let _unchanged = place::end_with_parent();
+    while let Ok(Some((request, _))) = packets.receive(None) {
+        let (words, _) = request.as_chunks::<4>();
+        let &[pid, number, wanted] = words else { return };
+        let Some(pid) = Pid::from_raw(i32::from_ne_bytes(pid)) else { return };
+        let timeout_wanted = i32::from_ne_bytes(wanted) == Wanted::Timeout as i32;
+        let answer = match fetch(pid, i32::from_ne_bytes(number)) {
+            Ok(socket) if timeout_wanted => {
+                let has_one = process::socket_has_timeout(socket.as_fd());
+                packets.send(if has_one { b"some" } else { NO_TIMEOUT }, None)
+            }
+            Ok(socket) if process::is_unix_socket_of(socket.as_fd(), pid) => {
+                packets.send(b"socket", Some(socket.as_fd()))
+            }
+            Ok(_) => packets.send(b"the socket is not one that the process made", None),
+            Err(why) => packets.send(why.as_bytes(), None),
+        };
+        if answer.is_err() {
+            return;
+        }
+    }
+}
+
+fn fetch(pid: Pid, number: i32) -> Result<OwnedFd, String> {
+    let copy = process::descriptor_of(pid, number).map_err(|error| error.to_string())?;
+    // The link tells the type without asking the file: fstat(2) would ask its file system.
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", copy.as_raw_fd()));
+    if !link.is_ok_and(|link| link.as_os_str().as_encoded_bytes().starts_with(b"socket:[")) {
+        return Err("the descriptor is not that of the socket".to_owned());
+    }
+    Ok(copy)
+}

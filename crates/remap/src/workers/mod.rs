@@ -1,0 +1,186 @@
+//! Attaching to a process of other credentials, by processes of TiExec's own that each do one thing.
+//!
+//! ```text
+//!   tiexecctl            keeps a deadline, and never touches the process
+//!   └─ tracer            looks, plans, stops a thread, switches; opens no file that the process chose
+//!      ├─ reader         takes the process's user, groups and memory cgroup; opens its files, fills images
+//!      └─ fetcher        copies a descriptor out of the process, and looks whether it is the socket
+//! ```
+//!
+//! Reading a file may never end, if its server (FUSE) so decides, and the wait cannot be killed; the same holds for
+//! closing a copy of one. So the tracer, whose death lets a stopped thread go, does neither. The reader can open only
+//! files that the process's user may open, and the memory that it fills is charged to the process's memory cgroup.
+//!
+//! A list of processes shows them as `tiexec-tracer`, `tiexec-reader` and `tiexec-fetcher`.
+//!
+//! A process of this process's own credentials needs none of this: the same code runs in one process.
+
+mod batch;
+mod fetcher;
+mod output;
+mod reader;
+
+pub use batch::{GaveUp, each_apart, told_apart};
+pub(crate) use fetcher::Fetcher;
+pub(crate) use reader::Reader;
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tiexec_core::proc::status::{self, Credentials};
+use tiexec_sys::naming::Role;
+use tiexec_sys::process::{self, Fork};
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, SysError};
+
+use crate::credentials;
+use crate::failure::Failure;
+
+/// How long an answer of a worker is waited for while a thread of the process stands.
+const IN_A_STOP: Duration = Duration::from_secs(1);
+/// How long a thread of the process may stand, or not come to where it is made to go.
+const LONGEST_SESSION: Duration = Duration::from_secs(10);
+
+/// The workers for one process after the other, as long as these have the same credentials and memory cgroup.
+#[derive(Clone, Debug, Default)]
+pub struct Workers {
+    reader: Option<Arc<Reader>>,
+    fetcher: Option<Arc<Fetcher>>,
+}
+
+impl Workers {
+    /// None: for processes of this process's own credentials.
+    pub const fn none() -> Self {
+        Self { reader: None, fetcher: None }
+    }
+
+    /// Whether none of them has left a question unanswered.
+    fn answer(&self) -> bool {
+        self.reader.as_ref().is_none_or(|reader| reader.answers())
+            && self.fetcher.as_ref().is_none_or(|fetcher| fetcher.answers())
+    }
+
+    /// Whether the process may do its worst: nothing that it does is waited for without end.
+    pub(crate) fn limit(&self) -> Option<Duration> {
+        self.fetcher.as_ref().map(|_| LONGEST_SESSION)
+    }
+
+    /// Returns the reader, if files are opened there.
+    pub(crate) fn reader(&self) -> Option<&Arc<Reader>> {
+        self.reader.as_ref()
+    }
+
+    /// Returns whether calls on the process's socket `number` give up after a time; so if that cannot be told.
+    pub(crate) fn has_timeout(&self, pid: Pid, number: i32) -> bool {
+        match &self.fetcher {
+            Some(fetcher) => fetcher.has_timeout(pid, number),
+            None => process::descriptor_of(pid, number)
+                .map_or(true, |copy| process::socket_has_timeout(copy.as_fd())),
+        }
+    }
+
+    /// Returns the fetcher, if descriptors are copied there.
+    pub(crate) fn fetcher(&self) -> Option<&Fetcher> {
+        self.fetcher.as_deref()
+    }
+}
+
+/// Workers that are kept from one process to the next of the same credentials and memory cgroup: these share what the
+/// reader has made.
+#[derive(Debug, Default)]
+pub struct Pool {
+    last: Option<(Kin, Workers)>,
+}
+
+/// The properties in which processes must agree to share an image.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Kin {
+    credentials: Credentials,
+    user_namespace: Option<u64>,
+    cgroup: Option<Vec<u8>>,
+}
+
+impl Pool {
+    /// Returns the workers for `process`: none if its credentials are this process's own. This process must have one thread.
+    ///
+    /// # Errors
+    /// `fork_failed`; `memcg_headroom` where the process's memory cgroup cannot be joined.
+    pub fn workers(
+        &mut self,
+        process: &ProcDir,
+        credentials: &Credentials,
+    ) -> Result<Workers, Failure> {
+        if credentials::are_ours(process) {
+            return Ok(Workers::none());
+        }
+        let kin = Kin {
+            credentials: credentials.clone(),
+            user_namespace: process.namespace("ns/user").ok(),
+            cgroup: process.read("cgroup").ok(),
+        };
+        if let Some((known, workers)) = &self.last
+            && *known == kin
+            && workers.answer()
+        {
+            return Ok(workers.clone());
+        }
+        let fetcher = Some(Arc::new(Fetcher::start()?));
+        // Without these rights this process's user is all that it could be robbed of.
+        let reader = if may_take_places() {
+            Some(Arc::new(Reader::start(process, credentials)?))
+        } else {
+            None
+        };
+        let workers = Workers { reader, fetcher };
+        self.last = Some((kin, workers.clone()));
+        Ok(workers)
+    }
+}
+
+/// Whether this process may take the place of any other: CAP_SETGID and CAP_SETUID.
+fn may_take_places() -> bool {
+    const BOTH: u64 = 1 << 6 | 1 << 7;
+    let own = ProcDir::this_process().and_then(|this| this.read("status"));
+    let own = own.map(|text| status::parse(&text)).unwrap_or_default();
+    own.credentials.effective() & BOTH == BOTH
+}
+
+/// Whether a process has other credentials than this one, so that it is to be worked on apart.
+pub fn is_foreign(pid: Pid) -> bool {
+    ProcDir::of(pid).is_ok_and(|process| is_of_others(&process))
+}
+
+/// As [`is_foreign`], of its directory.
+pub fn is_of_others(process: &ProcDir) -> bool {
+    !credentials::are_ours(process)
+}
+
+/// A worker's process, ended when this is dropped.
+#[derive(Debug)]
+struct Worker(Pid);
+
+impl Worker {
+    /// Forks it.
+    ///
+    /// # Errors
+    /// As fork(2); EAGAIN if this process has more than one thread.
+    fn fork(role: Role, work: impl FnOnce()) -> Result<Self, SysError> {
+        match process::fork_single_threaded(role)? {
+            Fork::Parent(pid) => Ok(Self(pid)),
+            Fork::Child => {
+                let _ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+                std::process::exit(0)
+            }
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _gone = process::kill(self.0);
+        // One that waits for a file cannot be killed: its end is not waited for.
+        let soon = std::time::Instant::now() + Duration::from_millis(100);
+        let _stuck = process::wait_until(self.0, soon);
+    }
+}

@@ -1,0 +1,474 @@
+//! The reader: opens the files that a process maps with the rights of the process's user, makes their page cache huge
+//! and fills images, all of it charged to the process's memory cgroup.
+//!
+//! It answers one request at a time, in packets of JSON; the bytes of a file come as they are, behind a zero byte.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
+use tiexec_core::parts::{Part, Parts};
+use tiexec_core::plan::{Backing, Span};
+use tiexec_core::proc::status::Credentials;
+use tiexec_core::shown::AsShown;
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::naming::Role;
+use tiexec_sys::packets::{self, LONGEST, Packet, Packets};
+use tiexec_sys::place::{self, Place};
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::reopen::PathFile;
+use tiexec_sys::{SysError, process};
+
+use super::{IN_A_STOP, Worker};
+use crate::attach::{Image, Images};
+use crate::failure::Failure;
+use crate::image::{Filled, Memory, Source, Staged};
+use crate::target_file::FileFacts;
+use crate::{headroom, pagecache};
+
+/// How long it may take to open a file of a local file system.
+const OPENING: Duration = Duration::from_secs(5);
+/// How much longer than its own deadline work may take.
+const GRACE: Duration = Duration::from_secs(2);
+
+#[derive(Serialize, Deserialize)]
+enum Request {
+    /// The file that comes with it, under this number.
+    Open {
+        id: u32,
+    },
+    Read {
+        id: u32,
+        at: u64,
+        len: usize,
+    },
+    Cache {
+        id: u32,
+        chunks: Vec<(u64, u64)>,
+        pages: (u64, u64),
+        millis: u64,
+    },
+    Make(Box<Make>),
+    /// Sends the file over the socket that comes with it.
+    Send {
+        id: u32,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+struct Make {
+    id: u32,
+    name: String,
+    spans: Vec<WireSpan>,
+    /// The parts in the huge pages at the edges: address, length, offset, whether it is text.
+    parts: Option<Vec<(u64, u64, u64, bool)>>,
+    backing: Backing,
+    pages: (u64, u64),
+    nodes: Vec<u32>,
+    millis: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Reply {
+    Done,
+    Opened(FileFacts),
+    Cached {
+        huge: Vec<(u64, u64)>,
+        shortfall: Option<WireFailure>,
+    },
+    /// The image comes with it.
+    Made(Box<Made>),
+    Failed(WireFailure),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Made {
+    staged: Vec<(WireSpan, u64)>,
+    spans: Vec<WireSpan>,
+    shortfall: Option<WireFailure>,
+    copied: u64,
+}
+
+/// A failure by its two fields.
+type WireFailure = (SkipReason, String);
+
+/// A span: address, length, offset in the file, backing, widened bytes, whether it is an edge.
+type WireSpan = (u64, u64, u64, Backing, u64, bool);
+
+fn wire(span: &Span) -> WireSpan {
+    let Span { range, file_offset, backing, widened_bytes, edge } = *span;
+    (range.start().get(), range.len(), file_offset, backing, widened_bytes, edge)
+}
+
+fn unwire(&(start, len, file_offset, backing, widened_bytes, edge): &WireSpan) -> Option<Span> {
+    let range = AddrRange::with_len(RemoteAddr::new(start), len)?;
+    Some(Span { range, file_offset, backing, widened_bytes, edge })
+}
+
+fn wire_failure(failure: &Failure) -> WireFailure {
+    (failure.reason, failure.detail.clone())
+}
+
+fn unwire_failure((reason, detail): WireFailure) -> Failure {
+    Failure { reason, detail }
+}
+
+const fn wire_pages(pages: Pages) -> (u64, u64) {
+    (pages.base.bytes(), pages.pmd.bytes())
+}
+
+fn unwire_pages((base, pmd): (u64, u64)) -> Option<Pages> {
+    Some(Pages { base: PageSize::new(base)?, pmd: PageSize::new(pmd)? })
+}
+
+fn millis_until(deadline: Instant) -> u64 {
+    let left = deadline.saturating_duration_since(Instant::now()).as_millis();
+    u64::try_from(left).unwrap_or(u64::MAX)
+}
+
+/// The reader, as the tracer sees it.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    packets: Packets,
+    _worker: Worker,
+    next: AtomicU32,
+    /// Whether it left a request unanswered: it gets no further ones.
+    lost: AtomicBool,
+    /// Why the process's memory cgroup cannot pay: nothing is made that it would have to pay for.
+    nobody_pays: Option<Failure>,
+}
+
+impl Reader {
+    /// Starts it in the place of `process`.
+    ///
+    /// # Errors
+    /// `fork_failed`; `memcg_headroom`: the process's memory cgroup cannot be joined.
+    pub(super) fn start(process: &ProcDir, credentials: &Credentials) -> Result<Self, Failure> {
+        let failed = |error: SysError| Failure::new(SkipReason::ForkFailed, error);
+        let id = |ids: &[u32]| ids.get(1).copied();
+        let (uid, gid) = (id(&credentials.uids), id(&credentials.gids));
+        let (Some(uid), Some(gid)) = (uid, gid) else {
+            let what = "/proc shows no credentials of the process";
+            return Err(Failure::new(SkipReason::ProcUnavailable, what));
+        };
+        let place = Place { uid, gid, groups: credentials.groups.clone() };
+        let (cgroup, nobody_pays) = match headroom::charged_to(process) {
+            Ok(cgroup) => (cgroup, None),
+            Err(failure) => (None, Some(failure)),
+        };
+        let (packets, theirs) = packets::pair().map_err(failed)?;
+        let worker = Worker::fork(Role::Reader, || serve(&theirs, &place, cgroup.as_deref()))
+            .map_err(failed)?;
+        let reader = Self {
+            packets,
+            _worker: worker,
+            next: AtomicU32::new(0),
+            lost: AtomicBool::new(false),
+            nobody_pays,
+        };
+        // It says whether it has come so far.
+        match reader.answer(OPENING)? {
+            (Reply::Done, _) => Ok(reader),
+            (reply, _) => Err(unexpected(reply)),
+        }
+    }
+
+    /// Whether it has answered all that it was asked.
+    pub(super) fn answers(&self) -> bool {
+        !self.lost.load(Ordering::Relaxed)
+    }
+
+    fn answer(&self, patience: Duration) -> Result<(Reply, Option<OwnedFd>), Failure> {
+        let (bytes, file) = self.packet(patience)?;
+        let reply = serde_json::from_slice(&bytes);
+        Ok((reply.map_err(|error| Failure::new(SkipReason::HelperDied, error))?, file))
+    }
+
+    fn packet(&self, patience: Duration) -> Result<Packet, Failure> {
+        let lost = |what: &dyn std::fmt::Display| {
+            self.lost.store(true, Ordering::Relaxed);
+            Failure::new(
+                SkipReason::HelperDied,
+                format!("the reader of the process's files: {what}"),
+            )
+        };
+        match self.packets.receive_within(patience) {
+            Ok(Some(packet)) => Ok(packet),
+            Ok(None) => Err(lost(&"no answer in time")),
+            Err(error) => Err(lost(&error)),
+        }
+    }
+
+    fn ask(&self, request: &Request, file: Option<BorrowedFd<'_>>) -> Result<(), Failure> {
+        let died = |what: &dyn std::fmt::Display| Failure::new(SkipReason::HelperDied, what);
+        if self.lost.load(Ordering::Relaxed) {
+            return Err(died(&"the reader of the process's files did not answer before"));
+        }
+        let bytes = serde_json::to_vec(request).map_err(|error| died(&error))?;
+        self.packets.send(&bytes, file).map_err(|error| died(&error))
+    }
+
+    fn must_be_paid(&self) -> Result<(), Failure> {
+        self.nobody_pays.clone().map_or(Ok(()), Err)
+    }
+
+    /// Opens a file there.
+    ///
+    /// # Errors
+    /// `file_gone`: the process's user may not read it; `helper_died`.
+    pub(crate) fn open(&self, file: &PathFile) -> Result<(u32, FileFacts), Failure> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        self.ask(&Request::Open { id }, Some(file.as_fd()))?;
+        match self.answer(OPENING)? {
+            (Reply::Opened(facts), _) => Ok((id, facts)),
+            (reply, _) => Err(unexpected(reply)),
+        }
+    }
+
+    /// As pread(2).
+    ///
+    /// # Errors
+    /// As pread(2); `Other` if there was no answer.
+    pub(crate) fn read_at(&self, id: u32, buffer: &mut [u8], at: u64) -> io::Result<usize> {
+        let len = buffer.len().min(LONGEST / 2);
+        self.ask(&Request::Read { id, at, len }, None).map_err(io::Error::other)?;
+        let (bytes, _) = self.packet(OPENING).map_err(io::Error::other)?;
+        match bytes.split_first() {
+            Some((0, data)) => {
+                let count = data.len().min(len);
+                buffer[..count].copy_from_slice(&data[..count]);
+                Ok(count)
+            }
+            _ => Err(io::Error::other("the reader could not read the file")),
+        }
+    }
+
+    /// As [`pagecache::prepare`].
+    ///
+    /// # Errors
+    /// As [`pagecache::prepare`] and [`headroom::charged_to`]; `helper_died`.
+    pub(crate) fn prepare_cache(
+        &self,
+        id: u32,
+        chunks: &[Range<u64>],
+        pages: Pages,
+        deadline: Instant,
+    ) -> Result<pagecache::Prepared, Failure> {
+        self.must_be_paid()?;
+        let millis = millis_until(deadline);
+        let chunks = chunks.iter().map(|chunk| (chunk.start, chunk.end)).collect();
+        self.ask(&Request::Cache { id, chunks, pages: wire_pages(pages), millis }, None)?;
+        match self.answer(Duration::from_millis(millis) + GRACE)? {
+            (Reply::Cached { huge, shortfall }, _) => Ok(pagecache::Prepared {
+                huge: huge.into_iter().map(|(start, end)| start..end).collect(),
+                shortfall: shortfall.map(unwire_failure),
+            }),
+            (reply, _) => Err(unexpected(reply)),
+        }
+    }
+
+    /// Has an image of `spans` made, or found among those made before.
+    ///
+    /// # Errors
+    /// As [`Images::get`] and [`headroom::charged_to`]; `helper_died`.
+    pub(crate) fn make_image(
+        &self,
+        id: u32,
+        parts: Option<&Parts>,
+        name: &str,
+        spans: &[Span],
+        memory: Memory<'_>,
+        deadline: Instant,
+    ) -> Result<Image, Failure> {
+        self.must_be_paid()?;
+        let edges = || spans.iter().filter(|span| span.edge);
+        let parts = parts.map(|parts| {
+            let of_edges = edges().flat_map(|span| parts.within(span.range));
+            of_edges
+                .map(|part| {
+                    (part.range.start().get(), part.range.len(), part.file_offset, part.text)
+                })
+                .collect()
+        });
+        let millis = millis_until(deadline);
+        let make = Make {
+            id,
+            name: name.to_owned(),
+            spans: spans.iter().map(wire).collect(),
+            parts,
+            backing: memory.backing,
+            pages: wire_pages(memory.pages),
+            nodes: memory.nodes.to_vec(),
+            millis,
+        };
+        self.ask(&Request::Make(Box::new(make)), None)?;
+        match self.answer(Duration::from_millis(millis) + GRACE)? {
+            (Reply::Made(made), Some(file)) => {
+                let odd = || Failure::new(SkipReason::HelperDied, "an image of an odd form");
+                let spans = made.spans.iter().map(unwire).collect::<Option<Vec<_>>>();
+                let staged = made.staged.iter().map(|(span, image_offset)| {
+                    Some(Staged { span: unwire(span)?, image_offset: *image_offset })
+                });
+                let filled = Filled {
+                    staged: staged.collect::<Option<Vec<_>>>().ok_or_else(odd)?,
+                    shortfall: made.shortfall.map(unwire_failure),
+                    copied: made.copied,
+                };
+                Ok(Image { file: File::from(file), filled, spans: spans.ok_or_else(odd)? })
+            }
+            (reply, _) => Err(unexpected(reply)),
+        }
+    }
+
+    /// Has an open file sent over `socket`.
+    ///
+    /// # Errors
+    /// `switch_failed`; `helper_died`.
+    pub(crate) fn send_over(&self, id: u32, socket: BorrowedFd<'_>) -> Result<(), Failure> {
+        self.ask(&Request::Send { id }, Some(socket))?;
+        match self.answer(IN_A_STOP)? {
+            (Reply::Done, _) => Ok(()),
+            (reply, _) => Err(unexpected(reply)),
+        }
+    }
+}
+
+fn unexpected(reply: Reply) -> Failure {
+    match reply {
+        Reply::Failed(failure) => unwire_failure(failure),
+        _ => Failure::new(SkipReason::HelperDied, "an answer to another question"),
+    }
+}
+
+/// The reader's own side.
+fn serve(packets: &Packets, place: &Place, cgroup: Option<&Path>) {
+    process::close_all_except(&[packets.as_fd()]);
+    let reply = |reply: &Reply, file: Option<BorrowedFd<'_>>| {
+        serde_json::to_vec(reply).is_ok_and(|bytes| packets.send(&bytes, file).is_ok())
+    };
+    let refused = |reason, error: &dyn std::fmt::Display| {
+        reply(&Reply::Failed((reason, error.to_string())), None);
+    };
+    // It is the first to go where memory is short.
+    let _as_it_was = std::fs::write("/proc/self/oom_score_adj", "1000");
+    if let Some(cgroup) = cgroup
+        && let Err(error) = std::fs::write(cgroup.join("cgroup.procs"), "0")
+    {
+        let what = format!("joining {}: {error}", cgroup.shown());
+        return refused(SkipReason::MemcgHeadroom, &what);
+    }
+    if let Err(error) = place::take(place) {
+        return refused(SkipReason::ForkFailed, &error);
+    }
+    if !reply(&Reply::Done, None) {
+        return;
+    }
+    let mut serving = Serving { files: HashMap::new(), images: Images::default() };
+    while let Ok(Some((bytes, file))) = packets.receive(None) {
+        let Ok(request) = serde_json::from_slice(&bytes) else { return };
+        if let Request::Read { id, at, len } = request {
+            let mut data = vec![0; 1 + len.min(LONGEST / 2)];
+            let count =
+                serving.files.get(&id).and_then(|file| file.read_at(&mut data[1..], at).ok());
+            data.truncate(1 + count.unwrap_or(0));
+            data[0] = u8::from(count.is_none());
+            if packets.send(&data, None).is_err() {
+                return;
+            }
+            continue;
+        }
+        let (answer, image) = match serving.answer(request, file) {
+            Ok(answer) => answer,
+            Err(failure) => (Reply::Failed(wire_failure(&failure)), None),
+        };
+        if !reply(&answer, image.as_ref().map(|image| image.file.as_fd())) {
+            return;
+        }
+    }
+}
+
+struct Serving {
+    files: HashMap<u32, File>,
+    images: Images,
+}
+
+impl Serving {
+    fn file(&self, id: u32) -> Result<&File, Failure> {
+        let none = || Failure::new(SkipReason::FileGone, "no such file is open");
+        self.files.get(&id).ok_or_else(none)
+    }
+
+    fn answer(
+        &mut self,
+        request: Request,
+        file: Option<OwnedFd>,
+    ) -> Result<(Reply, Option<Arc<Image>>), Failure> {
+        let odd = || Failure::new(SkipReason::HelperDied, "a request of an odd form");
+        let gone = |error: &dyn std::fmt::Display| Failure::new(SkipReason::FileGone, error);
+        let until = |millis| Instant::now() + Duration::from_millis(millis);
+        Ok(match request {
+            Request::Open { id } => {
+                let file = PathFile::from(file.ok_or_else(odd)?).open();
+                let file = file.map_err(|error| gone(&error))?;
+                let facts = FileFacts::of(&file).map_err(|error| gone(&error))?;
+                self.files.insert(id, file);
+                (Reply::Opened(facts), None)
+            }
+            Request::Read { .. } => return Err(odd()),
+            Request::Cache { id, chunks, pages, millis } => {
+                let pages = unwire_pages(pages).ok_or_else(odd)?;
+                let chunks: Vec<_> = chunks.into_iter().map(|(start, end)| start..end).collect();
+                let done = pagecache::prepare(self.file(id)?, &chunks, pages, until(millis))?;
+                let huge = done.huge.iter().map(|part| (part.start, part.end)).collect();
+                (Reply::Cached { huge, shortfall: done.shortfall.as_ref().map(wire_failure) }, None)
+            }
+            Request::Make(make) => {
+                let Make { id, name, spans, parts, backing, pages, nodes, millis } = *make;
+                let spans = spans.iter().map(unwire).collect::<Option<Vec<_>>>();
+                let spans = spans.ok_or_else(odd)?;
+                let parts = parts.map(|parts| {
+                    let part = |(start, len, file_offset, text)| {
+                        let range = AddrRange::with_len(RemoteAddr::new(start), len)?;
+                        Some(Part { range, file_offset, text })
+                    };
+                    parts.into_iter().map(part).collect::<Option<Vec<_>>>().map(Parts::listed)
+                });
+                let parts = match parts {
+                    Some(parts) => Some(parts.ok_or_else(odd)?),
+                    None => None,
+                };
+                let memory =
+                    Memory { backing, pages: unwire_pages(pages).ok_or_else(odd)?, nodes: &nodes };
+                let no_such = || Failure::new(SkipReason::FileGone, "no such file is open");
+                let file = self.files.get(&id).ok_or_else(no_such)?;
+                let source = Source { file, parts: parts.as_ref() };
+                let before = self.images.bytes_copied();
+                let image = self.images.get(source, &name, &spans, memory, until(millis))?;
+                let staged = image.filled.staged.iter();
+                let made = Made {
+                    staged: staged.map(|part| (wire(&part.span), part.image_offset)).collect(),
+                    spans: image.spans.iter().map(wire).collect(),
+                    shortfall: image.filled.shortfall.as_ref().map(wire_failure),
+                    // Bytes copied before count for another process.
+                    copied: self.images.bytes_copied() - before,
+                };
+                (Reply::Made(Box::new(made)), Some(image))
+            }
+            Request::Send { id } => {
+                let socket = file.ok_or_else(odd)?;
+                process::send_descriptor(socket.as_fd(), self.file(id)?.as_fd())
+                    .map_err(|error| Failure::new(SkipReason::SwitchFailed, error))?;
+                (Reply::Done, None)
+            }
+        })
+    }
+}

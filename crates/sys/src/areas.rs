@@ -1,0 +1,310 @@
+//! The mappings of a running process, and the huge parts of its executable memory.
+//!
+//! smaps would tell all of this. But reading smaps holds the process's mmap lock while the kernel counts every page
+//! that the process has (`m_start` and `show_smap` in `fs/proc/task_mmu.c`): 20 ms for each GiB of base pages. No
+//! thread of the process can map or unmap anything meanwhile. A reader cannot read only a part of smaps: after a seek
+//! the kernel shows all that comes before, to count it (`traverse` in `fs/seq_file.c`). Reading maps looks at no page,
+//! and `PAGEMAP_SCAN` looks only at the pages that it is asked about.
+
+use std::fs::File;
+use std::io::Read;
+
+use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
+use tiexec_core::area::{Area, SmapsFor};
+use tiexec_core::proc::maps::{self, Vma};
+use tiexec_core::proc::{ParseError, smaps, status};
+
+use crate::address_space::AddressSpace;
+use crate::error::{Errno, SysError};
+use crate::hugetlb;
+use crate::procfs::ProcDir;
+use crate::procmap;
+use crate::scan::{self, scan};
+
+/// The result of a look at a process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Seen {
+    /// Its VMAs, in address order.
+    pub areas: Vec<Area>,
+    /// Why smaps was read, if it was. Reading it kept the process from mapping memory.
+    pub smaps_for: Option<SmapsFor>,
+}
+
+/// Looks at a process: which VMAs it has, and which parts of those that are executable are huge.
+///
+/// # Errors
+/// ESRCH, ENOENT if it is gone; EACCES, EPERM without leave to trace it; EINVAL where the kernel's text makes no
+/// sense.
+///
+/// # Kernel
+/// `PAGEMAP_SCAN` since Linux 6.7. Before, smaps is read, and says how much is huge and not where.
+pub fn look(process: &ProcDir, pages: Pages) -> Result<Seen, SysError> {
+    let open = |call| process.open_file(call, false).map_err(|error| SysError { call, ..error });
+    let (maps, pagemap) = (open("maps")?, open("pagemap")?);
+    look_through(process, &maps, &pagemap, pages)
+}
+
+/// As [`look`], at an address space that was opened before. `process` is the directory of a process that has it.
+///
+/// # Errors
+/// As [`look`].
+pub fn look_at(space: &AddressSpace, process: &ProcDir, pages: Pages) -> Result<Seen, SysError> {
+    look_through(process, space.maps_file(), space.pagemap(), pages)
+}
+
+fn look_through(
+    process: &ProcDir,
+    maps: &File,
+    pagemap: &File,
+    pages: Pages,
+) -> Result<Seen, SysError> {
+    match by_scan(process, maps, pagemap, pages) {
+        Err(SysError { errno: Errno::NOTTY | Errno::INVAL | Errno::NOSYS, call: SCAN }) => {
+            Ok(Seen { areas: by_smaps(process)?, smaps_for: Some(SmapsFor::Huge) })
+        }
+        areas => Ok(Seen { areas: areas?, smaps_for: None }),
+    }
+}
+
+/// Reads the whole of smaps: of a process that nobody waits for, or for what no other file tells.
+///
+/// # Errors
+/// As [`look`].
+pub fn by_smaps(process: &ProcDir) -> Result<Vec<Area>, SysError> {
+    consistent("smaps", || process.read("smaps"), smaps::parse)
+}
+
+/// Reads smaps from its beginning up to the VMA that ends at `end` or beyond, and no further. The kernel counts the pages
+/// of one VMA for each read that asks for more than it has written already, so what lies above is not counted; the text of
+/// a program lies below its memory.
+///
+/// # Errors
+/// As [`look`].
+pub fn smaps_up_to(process: &ProcDir, end: RemoteAddr) -> Result<Vec<Area>, SysError> {
+    consistent("smaps", || read_smaps_up_to(process, end), smaps::parse)
+}
+
+fn read_smaps_up_to(process: &ProcDir, end: RemoteAddr) -> Result<Vec<u8>, SysError> {
+    /// Less than the last line of an executable VMA has: `VmFlags: rd ex mr mw me`.
+    const STEP: usize = 16;
+    const LONGEST_SMAPS: u64 = crate::procfs::LONGEST_MAPS;
+    const LAST_FIELD: &[u8] = b"VmFlags:";
+    let call = "smaps";
+    let mut file = process.open_file(call, false).map_err(|error| SysError { call, ..error })?;
+    let (mut text, mut line) = (Vec::new(), 0);
+    let mut is_last = false;
+    loop {
+        // A read that reached beyond the end of the last line would have the next VMA counted.
+        let in_last_line = is_last && text[line..].starts_with(LAST_FIELD);
+        let mut buffer = [0; STEP];
+        let wanted = if in_last_line { 1 } else { STEP };
+        let count = file.read(&mut buffer[..wanted]).map_err(|error| SysError {
+            call,
+            errno: Errno(error.raw_os_error().unwrap_or(libc::EIO)),
+        })?;
+        text.extend(&buffer[..count]);
+        while let Some(len) = text[line..].iter().position(|&byte| byte == b'\n') {
+            let whole = &text[line..line + len];
+            if whole.starts_with(LAST_FIELD) && is_last {
+                text.truncate(line + len + 1);
+                return Ok(text);
+            }
+            // The first line of a VMA is a line of maps.
+            let found = maps::parse_vma(whole, 0).is_ok_and(|vma| vma.range.end() >= end);
+            is_last = is_last || found;
+            line += len + 1;
+        }
+        if count == 0 {
+            return Ok(text);
+        }
+        if text.len() as u64 > LONGEST_SMAPS {
+            return Err(SysError { call, errno: Errno(libc::EFBIG) });
+        }
+    }
+}
+
+/// Returns the parts of a process's executable memory that are huge, in address order.
+///
+/// # Errors
+/// As [`look`].
+pub fn huge_text(process: &ProcDir, pages: Pages) -> Result<Vec<AddrRange>, SysError> {
+    let seen = look(process, pages)?;
+    let executable = seen.areas.iter().filter(|area| area.vma.perms.exec);
+    Ok(executable.flat_map(|area| area.huge_parts(pages.pmd)).collect())
+}
+
+const SCAN: &str = scan::CALL;
+
+/// Reads and parses a file of VMAs. The kernel writes it piece by piece: what is mapped meanwhile may come out
+/// of order.
+fn consistent<T>(
+    call: &'static str,
+    read: impl Fn() -> Result<Vec<u8>, SysError>,
+    parse: impl Fn(&[u8]) -> Result<Vec<T>, ParseError>,
+) -> Result<Vec<T>, SysError> {
+    const ATTEMPTS: u32 = 8;
+    for _ in 0..ATTEMPTS {
+        if let Ok(parsed) = parse(&read()?) {
+            return Ok(parsed);
+        }
+    }
+    Err(SysError { call, errno: Errno::INVAL })
+}
+
+fn by_scan(
+    process: &ProcDir,
+    maps: &File,
+    pagemap: &File,
+    pages: Pages,
+) -> Result<Vec<Area>, SysError> {
+    let vmas = consistent("maps", || procmap::read_maps(maps), maps::parse)?;
+    let page_sizes = PageSizes::of(process, maps)?;
+    vmas.into_iter()
+        .map(|vma| {
+            // The kernel's own area at the top of the address space is no user's memory.
+            if !vma.perms.exec || vma.range.start().get() >= 1 << 63 {
+                return Ok(Area::of(vma));
+            }
+            let range = vma.range.start().get()..vma.range.end().get();
+            let page_size = page_sizes.of_vma(&vma, pages);
+            let mut area = Area { page_size, ..Area::of(vma) };
+            let wanted = scan::PRESENT | scan::HUGE;
+            for found in scan(pagemap, range, wanted, wanted | scan::FILE)? {
+                let ends = (RemoteAddr::new(found.range.start), RemoteAddr::new(found.range.end));
+                if let Some(part) = AddrRange::new(ends.0, ends.1) {
+                    area.add_huge(part, found.kinds & scan::FILE != 0);
+                }
+            }
+            Ok(area)
+        })
+        .collect()
+}
+
+/// The ways to learn the page size of a mapping.
+enum PageSizes<'a> {
+    /// `ioctl(PROCMAP_QUERY)`, since Linux 6.11.
+    Asked(&'a File),
+    /// It has no page of the hugetlb pool.
+    Base,
+    /// Before 6.11: the pool's pages lie in the kernel's own file systems, one for each size. (A hugetlbfs that
+    /// was mounted is not known then.)
+    ByDevice(Vec<(u64, PageSize)>),
+}
+
+impl<'a> PageSizes<'a> {
+    fn of(process: &ProcDir, maps: &'a File) -> Result<Self, SysError> {
+        match procmap::mapping_at(maps, RemoteAddr::new(0)) {
+            Err(error) if error.errno == Errno::NOTTY => {}
+            _ => return Ok(Self::Asked(maps)),
+        }
+        match status::parse(&process.read("status")?).hugetlb {
+            Some(0) => Ok(Self::Base),
+            _ => Ok(Self::ByDevice(hugetlb::devices())),
+        }
+    }
+
+    fn of_vma(&self, vma: &Vma, pages: Pages) -> u64 {
+        let base = pages.base.bytes();
+        match self {
+            Self::Asked(maps) => {
+                let asked = procmap::mapping_at(maps, vma.range.start()).ok().flatten();
+                asked.map_or(base, |mapping| mapping.page_size)
+            }
+            Self::Base => base,
+            Self::ByDevice(devices) => {
+                let device = rustix::fs::makedev(vma.file.major, vma.file.minor);
+                let found = devices.iter().find(|&&(of_pool, _)| of_pool == device);
+                found.map_or(base, |&(_, size)| size.bytes())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::mm::{MapFlags, ProtFlags};
+
+    use super::*;
+    use crate::reserve::Reservation;
+
+    fn here() -> ProcDir {
+        ProcDir::this_process().expect("/proc")
+    }
+
+    #[test]
+    fn what_the_scan_tells_is_what_smaps_tells() {
+        let pages = crate::thp::pages().expect("a kernel with THP");
+        let len = usize::try_from(4 * pages.pmd.bytes()).expect("an address");
+        let reserved = Reservation::new(len, pages.pmd).expect("address space");
+        let at = reserved.start().as_ptr();
+        let all = ProtFlags::READ | ProtFlags::WRITE | ProtFlags::EXEC;
+        // SAFETY: the `len` bytes lie in the reservation made above, which nobody else knows of.
+        unsafe {
+            let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+            rustix::mm::mmap_anonymous(at.cast(), len, all, flags)
+        }
+        .expect("memory");
+        reserved.advise("madvise", 0, len / 2, libc::MADV_HUGEPAGE).expect("a kernel with THP");
+        reserved.advise("madvise", len / 2, len / 2, libc::MADV_NOHUGEPAGE).expect("the same");
+        // SAFETY: the writable mapping made above, nobody else's, and no reference into it.
+        unsafe { at.write_bytes(1, len) };
+        let seen = look(&here(), pages).expect("/proc");
+        let told = by_smaps(&here()).expect("/proc");
+        let of = |areas: &[Area], start: usize| {
+            let start = start as u64;
+            areas.iter().find(|area| area.vma.range.start().get() == start).cloned()
+        };
+        for at in [at.addr(), at.addr() + len / 2] {
+            let (seen, told) = (of(&seen.areas, at).expect("seen"), of(&told, at).expect("told"));
+            assert_eq!(seen.vma, told.vma);
+            assert_eq!((seen.anon_huge, seen.file_huge), (told.anon_huge, told.file_huge));
+            assert_eq!(seen.page_size, told.page_size);
+            let huge: u64 = seen.huge_parts(pages.pmd).iter().map(|part| part.len()).sum();
+            assert_eq!(huge, told.huge_bytes());
+        }
+    }
+
+    #[test]
+    fn the_beginning_of_smaps_is_as_all_of_it() {
+        let code = RemoteAddr::new(here as fn() -> ProcDir as usize as u64);
+        let all = by_smaps(&here()).expect("/proc");
+        let at = all.iter().position(|area| area.vma.range.contains(code)).expect("it runs");
+        let some = smaps_up_to(&here(), all[at].vma.range.end()).expect("/proc");
+        assert_eq!(some.len(), at + 1);
+        let told = |areas: &[Area]| -> Vec<_> {
+            areas.iter().map(|area| (area.vma.clone(), area.flags.clone())).collect()
+        };
+        assert_eq!(told(&some[at..]), told(&all[at..=at]));
+        let beyond = smaps_up_to(&here(), RemoteAddr::new(u64::MAX)).expect("/proc");
+        assert!(beyond.len() > some.len());
+    }
+
+    #[test]
+    fn both_ways_to_tell_pages_of_the_pool_agree() {
+        let pages = crate::thp::pages().expect("a kernel with THP");
+        for (device, size) in hugetlb::devices() {
+            let file = hugetlb::file(size).expect("it was there just now");
+            let len = usize::try_from(size.bytes()).expect("an address");
+            // SAFETY: a new mapping at an address of the kernel's choice; it is never touched.
+            let at = unsafe {
+                let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+                let protection = ProtFlags::READ | ProtFlags::EXEC;
+                rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, file.as_fd(), 0)
+            };
+            let at = at.expect("address space");
+            let maps = here().open_file("maps", false).expect("/proc");
+            let vmas = consistent("maps", || here().read("maps"), maps::parse).expect("/proc");
+            let vma = vmas.iter().find(|vma| vma.range.start().get() == at.addr() as u64);
+            let vma = vma.expect("it is mapped");
+            assert_eq!(PageSizes::ByDevice(vec![(device, size)]).of_vma(vma, pages), size.bytes());
+            assert_eq!(
+                PageSizes::of(&here(), &maps).expect("/proc").of_vma(vma, pages),
+                size.bytes()
+            );
+            // SAFETY: the mapping made above, of which there is no reference.
+            unsafe { rustix::mm::munmap(at, len) }.expect("it is mapped");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The names of a process in `ps`, by which `pgrep` finds it: its name, and its command line.
+
+use std::ffi::CStr;
+
+use tiexec_core::proc::stat::{self, Layout};
+
+use crate::procfs::ProcDir;
+
+/// The names of TiExec's own processes: at most 15 bytes, to which the kernel cuts a name (`TASK_COMM_LEN`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// Looks after a launch until the program runs.
+    Helper,
+    /// Tries what a launch will do, where a seccomp filter may kill for it.
+    Scout,
+    /// Waits to be traced, to see whether it can be.
+    Probe,
+    /// Lives beside a program for what comes after its start.
+    Follower,
+    /// Works on processes of other users.
+    Tracer,
+    /// Reads the files of such a process.
+    Reader,
+    /// Copies a descriptor out of such a process.
+    Fetcher,
+}
+
+impl Role {
+    const fn name(self) -> &'static CStr {
+        match self {
+            Self::Helper => c"tiexec-helper",
+            Self::Scout => c"tiexec-scout",
+            Self::Probe => c"tiexec-probe",
+            Self::Follower => c"tiexec-follower",
+            Self::Tracer => c"tiexec-tracer",
+            Self::Reader => c"tiexec-reader",
+            Self::Fetcher => c"tiexec-fetcher",
+        }
+    }
+}
+
+/// Has this process, just forked and with one thread, show its role as its name and as its whole command line, where it has shown
+/// those of its parent. After that the arguments of `main` hold nothing of use.
+///
+/// The command line is overwritten where it lies: `PR_SET_MM_ARG_START` takes CAP_SYS_RESOURCE. Where `/proc` does not say where that
+/// is, only the name changes.
+pub(crate) fn call_this(role: Role) {
+    let name = role.name();
+    let _only_a_name = rustix::thread::set_name(name);
+    let stat = ProcDir::this_process().and_then(|this| this.read("stat"));
+    let layout = stat.ok().and_then(|text| stat::layout(&text).ok());
+    if let Some(title) = layout.and_then(|layout| Title::of(&layout)) {
+        title.write(name);
+    }
+}
+
+/// The place of a command line. The kernel shows the arguments whole while their last byte is zero; else what stands there as one
+/// string, which may reach into the environment behind (setproctitle(3); `get_mm_cmdline` in `fs/proc/base.c`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Title {
+    start: u64,
+    arguments: usize,
+    environment: usize,
+}
+
+impl Title {
+    fn of(layout: &Layout) -> Option<Self> {
+        let Layout { arg_start, arg_end, env_start, env_end, .. } = *layout;
+        let len = |start: u64, end: u64| usize::try_from(end.checked_sub(start)?).ok();
+        let arguments = len(arg_start, arg_end).filter(|&len| arg_start > 0 && len > 0)?;
+        let behind = if env_start == arg_end { len(env_start, env_end) } else { None };
+        Some(Self { start: arg_start, arguments, environment: behind.unwrap_or(0) })
+    }
+
+    fn write(self, name: &CStr) {
+        let name = name.to_bytes();
+        // The last byte of all stays zero.
+        let len = name.len().min(self.arguments + self.environment - 1);
+        let name = &name[..len];
+        if len + 1 > self.arguments {
+            copy_environment();
+        }
+        self.put(0, name);
+        self.put(len, b"\0");
+        if len + 1 < self.arguments {
+            self.put(self.arguments - 1, b"\x01");
+        }
+    }
+
+    /// Writes into the arguments, or into the environment.
+    fn put(self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.arguments + self.environment, "behind the environment");
+        let to = (self.start as *mut u8).wrapping_add(at);
+        // SAFETY: the kernel has put the arguments onto the stack of this process, and the environment right behind them: what lies
+        // inside, as just seen, is mapped and writable. No thread reads it meanwhile, for there is but this one, and no reference
+        // points there: `Argv` and `std::env` give copies. Strings there go on to end in a zero byte: the last of the environment,
+        // or behind it that of the program's path.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+}
+
+/// Gives each variable of the environment a place of its own, wherever it is now.
+fn copy_environment() {
+    for (key, value) in std::env::vars_os().collect::<Vec<_>>() {
+        // SAFETY: this process has no other thread.
+        unsafe { std::env::set_var(key, value) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_not_cut_by_the_kernel() {
+        use Role::{Fetcher, Follower, Helper, Probe, Reader, Scout, Tracer};
+        for role in [Helper, Scout, Probe, Follower, Tracer, Reader, Fetcher] {
+            assert!(role.name().to_bytes().len() <= 15, "{role:?}");
+        }
+    }
+
+    #[test]
+    fn a_place_is_what_the_kernel_says_in_one_piece() {
+        let layout = |arg_end, env_start, env_end| Layout {
+            arg_start: 100,
+            arg_end,
+            env_start,
+            env_end,
+            ..Layout::default()
+        };
+        let of = |arg_end, env_start, env_end| Title::of(&layout(arg_end, env_start, env_end));
+        let title = |arguments, environment| Some(Title { start: 100, arguments, environment });
+        assert_eq!(of(110, 110, 150), title(10, 40));
+        assert_eq!(of(110, 120, 150), title(10, 0));
+        assert_eq!(of(110, 110, 90), title(10, 0));
+        assert_eq!(of(100, 100, 150), None);
+        assert_eq!(of(90, 90, 150), None);
+        assert_eq!(Title::of(&Layout::default()), None);
+    }
+}

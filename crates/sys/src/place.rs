@@ -1,0 +1,98 @@
+//! Taking another process's place: its user, its groups, none of its rights or ours.
+//!
+//! A process of TiExec's own takes the place to do what only the other's user should be able to do. That user must gain
+//! nothing by it: no descriptor, no memory, no limit of it may be changed.
+
+use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior};
+use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
+
+use crate::error::SysError;
+
+/// The process whose place is taken.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// The effective user id.
+    pub uid: u32,
+    /// The effective group id.
+    pub gid: u32,
+    /// The supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+/// The group that is nobody's.
+const NOBODY: u32 = 65534;
+
+/// Returns a group for the saved group id of a process of group `gid`: another one. The ids of a process of the same
+/// user then never all equal this process's, so that process may not change its limits (`check_prlimit_permission` in
+/// `kernel/sys.c`). It is [`NOBODY`] unless that is `gid` itself or has no meaning in this user namespace, as
+/// `gid_map` (user_namespaces(7)) tells.
+fn other_group(gid: u32, gid_map: &str) -> u32 {
+    let ranges = || {
+        gid_map.lines().filter_map(|line| {
+            let mut numbers = line.split_ascii_whitespace().map(|word| word.parse::<u32>().ok());
+            let (first, _outside, count) = (numbers.next()??, numbers.next()??, numbers.next()??);
+            Some(first..first.checked_add(count)?)
+        })
+    };
+    // A map that cannot be read is taken for that of all groups.
+    let known = gid_map.is_empty() || ranges().any(|range| range.contains(&NOBODY));
+    if known && gid != NOBODY {
+        return NOBODY;
+    }
+    let ends = ranges().flat_map(|range| [range.start, range.end.saturating_sub(1)]);
+    ends.filter(|&id| id != gid).max().unwrap_or(NOBODY)
+}
+
+/// Gives up all rights and takes the place of another process, for good. This process must have one thread.
+///
+/// Afterwards it has no capability and can gain none (`PR_SET_NO_NEW_PRIVS`), nobody without CAP_SYS_PTRACE can trace it or
+/// read its memory (`PR_SET_DUMPABLE` 0), and it ends with its parent.
+///
+/// # Errors
+/// EPERM without CAP_SETUID, CAP_SETGID; the process must end then: it may be half of each.
+pub fn take(place: &Place) -> Result<(), SysError> {
+    let groups: Vec<Gid> = place.groups.iter().map(|&id| Gid::from_raw(id)).collect();
+    rustix::thread::set_thread_groups(&groups).map_err(SysError::of("setgroups"))?;
+    let gid = Gid::from_raw(place.gid);
+    let map = std::fs::read_to_string("/proc/self/gid_map").unwrap_or_default();
+    let saved = Gid::from_raw(other_group(place.gid, &map));
+    rustix::thread::set_thread_res_gid(gid, gid, saved).map_err(SysError::of("setresgid"))?;
+    let uid = Uid::from_raw(place.uid);
+    rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(SysError::of("setresuid"))?;
+    let none = CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        inheritable: CapabilitySet::empty(),
+    };
+    rustix::thread::set_capabilities(None, none).map_err(SysError::of("capset"))?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(SysError::of("prctl(PR_SET_DUMPABLE)"))?;
+    rustix::thread::set_no_new_privs(true).map_err(SysError::of("prctl(PR_SET_NO_NEW_PRIVS)"))?;
+    end_with_parent()
+}
+
+/// `prctl(PR_SET_PDEATHSIG, SIGKILL)` — ends this process when its parent ends. A change of user takes it back.
+///
+/// # Errors
+/// None that is known.
+pub fn end_with_parent() -> Result<(), SysError> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(SysError::of("prctl(PR_SET_PDEATHSIG)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_saved_group_is_another_that_the_namespace_has() {
+        let all = "         0          0 4294967295\n";
+        assert_eq!(other_group(2001, all), NOBODY);
+        assert_eq!(other_group(NOBODY, all), 4_294_967_294);
+        assert_eq!(other_group(2001, ""), NOBODY);
+        let few = "0 2001 1\n1 100000 2000\n";
+        assert_eq!(other_group(1000, few), 2000);
+        assert_eq!(other_group(0, few), 2000);
+        assert_eq!(other_group(2000, few), 1);
+    }
+}

@@ -1,0 +1,161 @@
+//! Files that somebody else chose, taken hold of without being opened.
+//!
+//! Opening a file may wait for its server (FUSE), for a lease, or for the other end of a FIFO, and the wait may
+//! not be killable. `O_PATH` does none of that: neither taking hold of a file that is mapped, nor looking at what it is,
+//! nor closing it asks its file system anything.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
+
+use crate::error::SysError;
+use crate::procfs::ProcDir;
+
+/// A file that is held and not open.
+#[derive(Debug)]
+pub struct PathFile(OwnedFd);
+
+impl From<OwnedFd> for PathFile {
+    /// One that was opened with `O_PATH`.
+    fn from(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+}
+
+impl AsFd for PathFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The type and the identity of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Identity {
+    /// Whether it is a regular file.
+    pub regular: bool,
+    /// The device, by its two numbers.
+    pub device: (u32, u32),
+    /// The inode number.
+    pub inode: u64,
+}
+
+/// The owner of a file, and how many names it has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Holding {
+    /// The user.
+    pub owner: u32,
+    /// In how many directories it is: in none once it is deleted.
+    pub links: u32,
+}
+
+impl PathFile {
+    /// `openat(O_PATH)` — takes hold of what a file or magic link of a process leads to, such as
+    /// `map_files/START-END`.
+    ///
+    /// # Errors
+    /// As open(2). For `map_files`: EPERM without `CAP_CHECKPOINT_RESTORE` in the initial user namespace, ENOENT if
+    /// no mapping has just these addresses.
+    pub fn of_process(process: &ProcDir, name: &str) -> Result<Self, SysError> {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        rustix::fs::openat(process, name, flags, Mode::empty())
+            .map(Self)
+            .map_err(SysError::of("open(O_PATH)"))
+    }
+
+    /// `open(O_PATH)` — takes hold of the file at `path` as this process finds it, through links.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub fn at(path: &Path) -> Result<Self, SysError> {
+        rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+            .map(Self)
+            .map_err(SysError::of("open(O_PATH)"))
+    }
+
+    /// `openat2(RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)` — takes hold of the file at `path` as
+    /// the process would find it, without following any link. Since Linux 5.6.
+    ///
+    /// # Errors
+    /// ELOOP for a link on the way; as open(2).
+    pub fn in_root_of(process: &ProcDir, path: &[u8]) -> Result<Self, SysError> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::openat(process, "root", flags, Mode::empty())
+            .map_err(SysError::of("open(/proc/PID/root)"))?;
+        let strictly =
+            ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat2(&root, path, flags, Mode::empty(), strictly)
+            .map(Self)
+            .map_err(SysError::of("openat2(RESOLVE_IN_ROOT)"))
+    }
+
+    /// `statx(AT_STATX_DONT_SYNC)` — tells what the kernel knows of the file already.
+    ///
+    /// # Errors
+    /// EACCES for a file of FUSE that was mounted by somebody else.
+    pub fn identity(&self) -> Result<Identity, SysError> {
+        let facts = self.facts(StatxFlags::TYPE | StatxFlags::INO)?;
+        Ok(Identity {
+            regular: FileType::from_raw_mode(facts.stx_mode.into()) == FileType::RegularFile,
+            device: (facts.stx_dev_major, facts.stx_dev_minor),
+            inode: facts.stx_ino,
+        })
+    }
+
+    /// As [`identity`](Self::identity): tells whose it is, and whether it is deleted.
+    ///
+    /// # Errors
+    /// As [`identity`](Self::identity).
+    pub fn holding(&self) -> Result<Holding, SysError> {
+        let facts = self.facts(StatxFlags::UID | StatxFlags::NLINK)?;
+        Ok(Holding { owner: facts.stx_uid, links: facts.stx_nlink })
+    }
+
+    fn facts(&self, wanted: StatxFlags) -> Result<rustix::fs::Statx, SysError> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        rustix::fs::statx(&self.0, c"", flags, wanted)
+            .map_err(SysError::of("statx(AT_STATX_DONT_SYNC)"))
+    }
+
+    /// Returns the number of the mount that it was found on, from `/proc/self/fdinfo`; `None` where `/proc` is not
+    /// mounted.
+    pub fn mount_id(&self) -> Option<u64> {
+        let path = format!("/proc/self/fdinfo/{}", self.0.as_fd().as_raw_fd());
+        let text = std::fs::read_to_string(path).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok())
+    }
+
+    /// `open(/proc/self/fd/N, O_RDONLY | O_NONBLOCK)` — opens the very file for reading, with the credentials of this
+    /// process.
+    ///
+    /// # Errors
+    /// EACCES; EWOULDBLOCK while somebody holds a lease on it; ENOENT where `/proc` is not mounted.
+    pub fn open(&self) -> Result<File, SysError> {
+        let link = format!("/proc/self/fd/{}", self.0.as_fd().as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        rustix::fs::openat(CWD, Path::new(&link), flags, Mode::empty())
+            .map(File::from)
+            .map_err(SysError::of("open(/proc/self/fd)"))
+    }
+}
+
+/// Returns the user namespace that a process's mount namespace belongs to (ioctl_ns(2), `NS_GET_USERNS`), by its
+/// inode number; `None` if it is not this process's own, nor one below it.
+///
+/// # Errors
+/// EACCES without the right to look at the process; ESRCH.
+pub fn owner_of_mounts(process: &ProcDir) -> Result<Option<u64>, SysError> {
+    const NS_GET_USERNS: libc::Ioctl = 0xb701;
+    let namespace = process.open_file("ns/mnt", false)?;
+    // SAFETY: the request takes no argument; it returns a new descriptor or -1.
+    let owner = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS) };
+    if owner < 0 {
+        return Ok(None);
+    }
+    // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
+    let owner = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(owner) };
+    let stat = rustix::fs::fstat(&owner).map_err(SysError::of("fstat(ns/user)"))?;
+    Ok(Some(stat.st_ino))
+}

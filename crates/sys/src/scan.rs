@@ -1,0 +1,176 @@
+//! `ioctl(PAGEMAP_SCAN)`: which pages of an address range are huge (`Documentation/admin-guide/mm/pagemap.rst`).
+//!
+//! The kernel holds the address space's lock for reading while it walks one range, and longer the more base
+//! pages the range has. So no call is asked for more than [`PIECE`]: a thread that waits for the lock to map
+//! memory gets it in between.
+//!
+//! # Safety
+//!
+//! This file hands the kernel the address of a buffer as a number, inside a structure.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+
+use crate::error::{SysError, check};
+
+/// A page of a file: page cache, tmpfs, memfd, hugetlb pool; not one that was copied when it was written to.
+pub(crate) const FILE: u64 = 1 << 2;
+/// In memory.
+pub(crate) const PRESENT: u64 = 1 << 3;
+/// Mapped by an entry above the page table's lowest level: a huge page, or a page of the hugetlb pool.
+pub(crate) const HUGE: u64 = 1 << 6;
+
+/// How errors name it.
+pub(crate) const CALL: &str = "ioctl(PAGEMAP_SCAN)";
+
+/// How much is walked in one call: 16384 base pages of 4 KiB take 0.2 ms.
+const PIECE: u64 = 64 << 20;
+
+/// Neighbouring pages of the same kind.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Found {
+    /// Their addresses.
+    pub range: Range<u64>,
+    /// The kinds that the pages are of, among those that were asked for.
+    pub kinds: u64,
+}
+
+/// Returns the pages of `range` that are of all the kinds in `wanted`, with which of `told` they are of. They
+/// come in ascending order. `range` is one of the process whose pagemap it is.
+///
+/// # Errors
+/// ENOTTY before Linux 6.7; ESRCH when the process has ended.
+pub(crate) fn scan(
+    pagemap: &File,
+    range: Range<u64>,
+    wanted: u64,
+    told: u64,
+) -> Result<Vec<Found>, SysError> {
+    let mut found: Vec<Found> = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        let end = range.end.min(at.saturating_add(PIECE));
+        let (regions, walked) = scan_once(pagemap, at..end, wanted, told)?;
+        for PageRegion { start, end, categories } in regions {
+            match found.last_mut() {
+                Some(last) if last.range.end == start && last.kinds == categories => {
+                    last.range.end = end;
+                }
+                _ => found.push(Found { range: start..end, kinds: categories }),
+            }
+        }
+        // A walk that stops where it began would never end.
+        at = if walked > at { walked } else { end };
+    }
+    Ok(found)
+}
+
+/// One call; also returns up to where it came, which is the end unless there was more than fits.
+fn scan_once(
+    pagemap: &File,
+    range: Range<u64>,
+    wanted: u64,
+    told: u64,
+) -> Result<(Vec<PageRegion>, u64), SysError> {
+    let mut regions = vec![PageRegion::default(); 512];
+    let mut arguments = ScanArguments {
+        size: size_of::<ScanArguments>() as u64,
+        start: range.start,
+        end: range.end,
+        vec: regions.as_mut_ptr().addr() as u64,
+        vec_len: regions.len() as u64,
+        category_mask: wanted,
+        return_mask: told,
+        ..ScanArguments::default()
+    };
+    // The kernel takes the buffer's address as a number.
+    let _exposed = regions.as_mut_ptr().expose_provenance();
+    // SAFETY: the argument is the structure this ioctl takes, of the size it says; the kernel
+    // writes to it, and at most `vec_len` regions to `vec`, which is that long and outlives the
+    // call. Nothing is changed without a PM_SCAN flag.
+    let returned =
+        unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut arguments) };
+    let count = check(CALL, returned.into())?;
+    regions.truncate(usize::try_from(count).unwrap_or(0));
+    Ok((regions, arguments.walk_end))
+}
+
+/// `_IOWR('f', 16, struct pm_scan_arg)` (linux/fs.h).
+const PAGEMAP_SCAN: u32 =
+    (3 << 30) | ((size_of::<ScanArguments>() as u32) << 16) | ((b'f' as u32) << 8) | 16;
+
+/// `struct pm_scan_arg`.
+#[repr(C)]
+#[derive(Default)]
+struct ScanArguments {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// `struct page_region`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct PageRegion {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::mm::{MapFlags, ProtFlags};
+
+    use super::*;
+    use crate::error::Errno;
+    use crate::procfs::ProcDir;
+    use crate::reserve::Reservation;
+
+    #[test]
+    fn more_than_one_buffer_and_more_than_one_piece_come_whole() {
+        let pages = crate::thp::pages().expect("a kernel with THP");
+        let len = usize::try_from(2 * PIECE).expect("an address");
+        let reserved = Reservation::new(len, pages.pmd).expect("address space");
+        let at = reserved.start();
+        // SAFETY: the `len` bytes lie in the reservation made above, which nobody else knows of.
+        unsafe {
+            let both = ProtFlags::READ | ProtFlags::WRITE;
+            let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+            rustix::mm::mmap_anonymous(at.as_ptr().cast(), len, both, flags)
+        }
+        .expect("memory");
+        reserved.advise("madvise", 0, len, libc::MADV_NOHUGEPAGE).expect("a kernel with THP");
+        let base = usize::try_from(pages.base.bytes()).expect("a page fits");
+        // Every other page: each a region of its own.
+        let touched: Vec<usize> = (0..len / base / 2).map(|page| 2 * page * base).collect();
+        for &byte in &touched {
+            // SAFETY: the byte lies in the mapping made above.
+            let byte = unsafe { at.add(byte) };
+            // SAFETY: that mapping is writable and nobody else's.
+            unsafe { byte.write_volatile(1) };
+        }
+        let start = at.as_ptr().addr() as u64;
+        let pagemap = ProcDir::this_process().and_then(|of| of.open_file("pagemap", false));
+        let pagemap = pagemap.expect("/proc");
+        let found = match scan(&pagemap, start..start + len as u64, PRESENT, PRESENT | FILE | HUGE)
+        {
+            Err(error) if error.errno == Errno::NOTTY => return,
+            found => found.expect("an own mapping"),
+        };
+        let expected = touched.iter().map(|&at| {
+            let at = start + at as u64;
+            Found { range: at..at + base as u64, kinds: PRESENT }
+        });
+        assert!(found.iter().cloned().eq(expected), "{} of {}", found.len(), touched.len());
+    }
+}

@@ -1,0 +1,9 @@
+//! Any bytes as a process whose facts lie about each other.
+#![no_main]
+
+#[path = "../../crates/core/tests/world/check.rs"]
+mod check;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    let _had = check::check(input);
+});

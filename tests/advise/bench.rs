@@ -1,0 +1,337 @@
+//! `tiexecctl bench` finds a difference that is there and invents none; the process that it attaches to is left as it was.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde_json::Value;
+
+use support::attaching::{attach, ctl, joined, json, small, started, switched};
+use support::child::eventually;
+use support::fresh::{NO_HUGE_FOLIOS, huge_folios};
+use support::{Done, Fresh, Held, Kind, Run, program, require, tiexecctl};
+
+const TOOK: &str = "--metric=took ([0-9.]+) us";
+/// The metric that does not depend on how busy the machine is.
+const COST: &str = "--metric=cost ([0-9.]+)";
+
+/// Tests that measure are not disturbed by each other.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn work() -> String {
+    program("work", Kind::DynamicNoPie).to_string_lossy().into_owned()
+}
+
+fn metric(done: &Done) -> Value {
+    done.assert_code(0);
+    json(done)["metrics"][0].clone()
+}
+
+fn claims_a_difference(metric: &Value) -> bool {
+    metric["finding"] == "less" || metric["finding"] == "more"
+}
+
+/// Both ways are the same, but for the launch, which the program does not count.
+#[test]
+fn no_difference_is_invented() {
+    let _alone = alone();
+    let work = work();
+    let invented: Vec<Value> = (0..20)
+        .map(|_| {
+            let args = ["bench", "--json", "-r", "10", "-w", "0", "--option=--backing=off", TOOK];
+            metric(&ctl([&args[..], &["--", &work, "60000", "0"]].concat()))
+        })
+        .filter(claims_a_difference)
+        .collect();
+    assert!(invented.len() <= 2, "{} of 20: {invented:?}", invented.len());
+}
+
+#[test]
+fn five_percent_are_found() {
+    let args = ["bench", "--json", "-r", "60", "-w", "1", "--option=--backing=image", COST];
+    let done = ctl([&args[..], &["--", &work(), "600000", "5"]].concat());
+    let bench = json(&done);
+    let found = metric(&done);
+    assert_eq!(found["finding"], "less", "{bench}");
+    let of = |key: &str| found["ratio"][key].as_f64().expect("a ratio");
+    assert!(of("low") < 0.96 && of("high") > 0.93, "{found}");
+    assert!(bench["huge_tiexec_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{bench}");
+}
+
+#[test]
+fn the_json_has_what_the_manual_says() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("bench.json");
+    let export = format!("--export-json={}", file.display());
+    let done = ctl(["bench", "-r", "6", "-w", "0", &export, TOOK, "--", &work(), "2000", "0"]);
+    done.assert_code(0).assert_silent();
+    let text = std::fs::read_to_string(&file).expect("the figures");
+    let bench: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(
+        (&bench["schema"], &bench["kind"], &bench["unit"]),
+        (&1.into(), &"bench".into(), &"process".into())
+    );
+    assert_eq!((&bench["rounds"], &bench["pid"]), (&6.into(), &Value::Null));
+    let metrics = bench["metrics"].as_array().expect("metrics");
+    let names: Vec<&str> = metrics.iter().filter_map(|metric| metric["name"].as_str()).collect();
+    assert_eq!(names[..5], ["metric", "wall time", "user time", "system time", "page faults"]);
+    for metric in metrics {
+        for way in ["plain", "tiexec"] {
+            let values = metric[way]["values"].as_array().expect("values");
+            assert_eq!(values.len(), 6, "{metric}");
+        }
+    }
+    for words in ["6 rounds", "PLAIN", "TIEXEC", "wall time", "page faults"] {
+        assert!(done.out().contains(words), "{words}: {done}");
+    }
+    let done = ctl(["bench", "-r", "2", "-w", "0", "--", "true"]);
+    done.assert_code(0);
+    assert!(done.out().contains("too few rounds"), "{done}");
+}
+
+#[test]
+fn commands_that_fail() {
+    let failing = ["--", "sh", "-c", "echo its last words >&2; exit 3"];
+    let done = ctl([&["bench", "-r", "2"][..], &failing].concat());
+    done.assert_code(1);
+    for words in ["exit status: 3", "its last words", "--ignore-failure"] {
+        assert!(done.err().contains(words), "{words}: {done}");
+    }
+    ctl([&["bench", "-r", "2", "-w", "0", "-i"][..], &failing].concat()).assert_code(0);
+    let done = ctl(["bench", "-r", "2", "--", "/nonexistent/program"]);
+    done.assert_code(1);
+    assert!(done.err().contains("cannot run /nonexistent/program: "), "{done}");
+    ctl(["bench", "-r", "2", "--prepare", "exit 1", "--", "true"]).assert_code(1);
+    let done = ctl(["bench", "-r", "2", "--metric=no such", "--", "echo", "42"]);
+    done.assert_code(1);
+    assert!(done.err().contains("no number"), "{done}");
+}
+
+#[test]
+fn a_failure_loses_no_round_that_was_measured() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (file, count) = (dir.path().join("bench.json"), dir.path().join("count"));
+    let export = format!("--export-json={}", file.display());
+    let script = "echo >> $0; test $(wc -l < $0) -lt 6";
+    let args = ["bench", "-r", "10", "-w", "0", &export, "--", "sh", "-c", script];
+    let done = ctl([&args[..], &[&count.to_string_lossy()]].concat());
+    done.assert_code(1);
+    assert!(done.err().contains("ended after 2 whole rounds"), "{done}");
+    let bench: Value =
+        serde_json::from_str(&std::fs::read_to_string(&file).expect("the figures")).expect("JSON");
+    assert_eq!(bench["rounds"], 2, "{bench}");
+    // Where nothing could be kept, nothing is begun.
+    let nowhere = format!("--export-json={}", dir.path().join("missing/bench.json").display());
+    let done =
+        ctl(["bench", &nowhere, "--", "touch", &file.with_extension("run").to_string_lossy()]);
+    done.assert_code(1);
+    assert!(done.err().contains("missing/bench.json: no such file"), "{done}");
+    assert!(!file.with_extension("run").exists());
+}
+
+#[test]
+fn bad_usage() {
+    for args in [
+        &["bench"][..],
+        &["bench", "-r", "0", "--", "true"],
+        &["bench", "--metric=(", "--", "true"],
+        &["bench", "--attach", "1"],
+        &["bench", "--attach", "0", "--metric=x"],
+        &["bench", "--attach", "1", "--metric=x", "--", "true"],
+        &["bench", "--counter", "--metric=x", "--", "true"],
+    ] {
+        ctl(args).assert_code(2);
+    }
+    let ended = Run::new("/bin/true", [""; 0]).plain().start();
+    let pid = ended.pid().to_string();
+    ended.finish();
+    ctl(["bench", "--attach", &pid, "--metric=echo 1"]).assert_code(4);
+}
+
+/// `work` that never ends, and the file in which it counts.
+fn counting(copy: &Fresh, dir: &tempfile::TempDir) -> (Held, String) {
+    let file = dir.path().join("count").to_string_lossy().into_owned();
+    let held = Run::new(copy.path(), ["20000", "60", &file]).plain().start();
+    let counts = || std::fs::read_to_string(&file).is_ok_and(|text| text.ends_with('\n'));
+    eventually("it counts", counts);
+    (held, format!("--metric=cat {file}"))
+}
+
+/// A metric that prints the count, and makes each slice as long as the program takes to use 0.3 s of a processor, which
+/// on a busy machine it gets late. Asked first, it notes what has been used; asked again, it waits.
+const ENOUGH: &str = "
+    used() { set -- $(cat /proc/$pid/stat); echo $((${14} + ${15})); }
+    pid=$1
+    if [ -e $3 ]; then
+        until [ $(used) -ge $(($(cat $3) + 30)) ]; do sleep 0.02; done
+        rm $3
+    else
+        used >$3
+    fi
+    cat $2";
+
+#[test]
+fn slices_of_a_running_process() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().expect("a directory");
+    let copy = small("work", Kind::DynamicNoPie);
+    let (held, _cat) = counting(&copy, &dir);
+    let pid = held.pid().to_string();
+    let before = joined(held.pid());
+    let [script, count, mark] = ["enough", "count", "mark"].map(|name| dir.path().join(name));
+    std::fs::write(&script, ENOUGH).expect("a file");
+    let metric =
+        format!("--metric=sh {} {pid} {} {}", script.display(), count.display(), mark.display());
+    let args =
+        ["bench", "--json", "-r", "16", "--attach", &pid, "--counter", "--slice=20ms", &metric];
+    let done = Run::new(tiexecctl(), args).plain().limit(600).output();
+    done.assert_code(0);
+    let bench = json(&done);
+    assert_eq!((&bench["unit"], &bench["pid"]), (&"slice".into(), &held.pid().into()));
+    let metrics = bench["metrics"].as_array().expect("metrics");
+    let named = |name: &str| metrics.iter().find(|metric| metric["name"] == name);
+    let found = named("metric per CPU s").unwrap_or_else(|| panic!("{bench}"));
+    assert_eq!(found["finding"], "more", "{bench}");
+    assert!(named("metric per s").is_some() && named("CPU s per s").is_some(), "{bench}");
+    assert_eq!(bench["huge_plain_bytes"], 0, "{bench}");
+    assert!(bench["huge_tiexec_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{bench}");
+    assert_eq!(joined(held.pid()), before);
+}
+
+#[test]
+fn interrupted_or_failing_it_leaves_the_process_as_it_was() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let copy = small("work", Kind::DynamicNoPie);
+    let (held, cat) = counting(&copy, &dir);
+    let pid = held.pid().to_string();
+    let before = joined(held.pid());
+    let args = ["bench", "--attach", &pid, "--counter", "--slice=20s", &cat];
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGQUIT] {
+        let bench = started(&[], tiexecctl(), args);
+        // It has looked for what there is to switch when it catches signals.
+        eventually("it has begun", || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", bench.pid()));
+            let caught = status.unwrap_or_default();
+            let caught = caught
+                .lines()
+                .find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:\t")?, 16).ok());
+            caught.is_some_and(|caught| caught >> (signal - 1) & 1 == 1)
+        });
+        bench.signal(signal);
+        let done = bench.finish();
+        done.assert_code(128 + signal);
+        assert!(done.err().contains("interrupted"), "{done}");
+        assert_eq!(joined(held.pid()), before);
+    }
+    // It fails when the process has been switched.
+    let image =
+        format!("--metric=if grep -q tiexec /proc/{pid}/maps; then exit 1; else echo 1; fi");
+    let done = ctl(["bench", "-r", "2", "--attach", &pid, &image]);
+    done.assert_code(1);
+    assert!(done.err().contains("exit status: 1"), "{done}");
+    assert_eq!(joined(held.pid()), before);
+    // The benchmark also fails when somebody else switches the process under way.
+    let ctl_path = tiexecctl().display();
+    let attached = format!("--metric={ctl_path} attach -q --backing=image {pid}; echo 1");
+    let done = ctl(["bench", "-r", "2", "--attach", &pid, &attached]);
+    done.assert_code(1);
+    assert!(done.err().contains("somebody else"), "{done}");
+    assert_eq!(joined(held.pid()), before);
+    // The benchmark does not take text that somebody else has switched for plain.
+    attach(held.pid()).assert_code(0);
+    let done = ctl(["bench", "-r", "2", "--attach", &pid, "--metric=echo 1"]);
+    done.assert_code(1);
+    assert!(done.err().contains("already") && switched(held.pid()) > 0, "{done}");
+}
+
+/// A benchmark that is told to end also ends its commands, however long they would take.
+#[test]
+fn told_to_end_it_ends_what_it_runs() {
+    let copy = small("work", Kind::DynamicNoPie);
+    let dir = tempfile::tempdir().expect("a directory");
+    let (held, _cat) = counting(&copy, &dir);
+    let (pid, before) = (held.pid().to_string(), joined(held.pid()));
+    let mark = dir.path().join("began").to_string_lossy().into_owned();
+    let long = format!("echo > {mark}; sleep 1000 & wait");
+    let metric = format!("--metric={long}");
+    let command = ["bench", "--", "sh", "-c", &long];
+    for args in [&command[..], &["bench", "--attach", &pid, &metric][..]] {
+        let bench = started(&[], tiexecctl(), args);
+        eventually("it runs something", || std::fs::exists(&mark).is_ok_and(|it| it));
+        let shells = support::smaps::children(bench.pid());
+        bench.signal(libc::SIGTERM);
+        let done = bench.finish();
+        done.assert_code(128 + libc::SIGTERM);
+        assert!(done.err().contains("interrupted after 0 whole rounds"), "{done}");
+        assert_eq!(shells.len(), 1);
+        // SAFETY: kill with signal 0 has no effect at all.
+        eventually("its group is gone", || unsafe { libc::kill(-shells[0], 0) } == -1);
+        std::fs::remove_file(&mark).expect("the mark");
+    }
+    assert_eq!(joined(held.pid()), before);
+}
+
+/// Ctrl-C reaches everything in a terminal's foreground, the metric's command too, and is pressed again where nothing seems to
+/// happen.
+#[test]
+fn ctrl_c_again_and_again_leaves_the_process_as_it_was() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let copy = small("work", Kind::DynamicNoPie);
+    let (held, cat) = counting(&copy, &dir);
+    let pid = held.pid().to_string();
+    let before = joined(held.pid());
+    let slow = format!("{cat}; sleep 0.3; echo 1");
+    let args = ["bench", "-r", "100", "-w", "0", "--attach", &pid, &slow];
+    for again in [1, 40] {
+        let bench = started(&[], tiexecctl(), args);
+        eventually("it is switched", || switched(held.pid()) > 0);
+        for _ in 0..again {
+            // SAFETY: kill has no memory conditions; the child is not reaped, so the number is still its own.
+            unsafe { libc::kill(-bench.pid(), libc::SIGINT) };
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let done = bench.finish();
+        done.assert_code(128 + libc::SIGINT);
+        assert!(done.err().contains("interrupted after "), "{done}");
+        assert_eq!(joined(held.pid()), before, "{again}: {done}");
+    }
+}
+
+/// Such text is huge both ways, which no revert changes: what an attach adds is compared.
+#[test]
+fn a_process_whose_page_cache_is_huge_can_be_measured() {
+    require!(huge_folios(), "{NO_HUGE_FOLIOS}");
+    let dir = tempfile::tempdir().expect("a directory");
+    let copy = small("work", Kind::DynamicNoPie);
+    ctl(["warm", &copy.path().to_string_lossy()]).assert_code(0);
+    let (held, _cat) = counting(&copy, &dir);
+    let before = joined(held.pid());
+    let args = ["bench", "--json", "-r", "2", "-w", "0", "--metric=echo 1", "--attach"];
+    let done = ctl([&args[..], &[&held.pid().to_string()]].concat());
+    done.assert_code(0);
+    assert!(done.err().contains("plain, too"), "{done}");
+    assert!(json(&done)["huge_plain_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{done}");
+    assert_eq!(joined(held.pid()), before);
+}
+
+#[test]
+fn ctrl_c_ends_the_rounds_of_a_command_and_tells_of_those_that_were() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("bench.json");
+    let export = format!("--export-json={}", file.display());
+    let (count, runs) = (dir.path().join("runs"), "echo >> $0; sleep 0.1");
+    let count = count.to_string_lossy().into_owned();
+    let args = ["bench", "-r", "1000", "-w", "0", &export, "--", "sh", "-c", runs, &count];
+    let bench = started(&[], tiexecctl(), args);
+    eventually("two rounds are done", || std::fs::read(&count).is_ok_and(|lines| lines.len() >= 5));
+    // SAFETY: kill has no memory conditions; the child is not reaped, so the number is still its own.
+    unsafe { libc::kill(-bench.pid(), libc::SIGINT) };
+    let done = bench.finish();
+    done.assert_code(128 + libc::SIGINT);
+    assert!(done.err().contains("interrupted after ") && !done.err().contains("failed"), "{done}");
+    let bench: Value =
+        serde_json::from_str(&std::fs::read_to_string(&file).expect("the figures")).expect("JSON");
+    assert!(bench["rounds"].as_u64().is_some_and(|rounds| rounds >= 2), "{bench}");
+}

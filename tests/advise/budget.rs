@@ -1,0 +1,154 @@
+//! `--max-huge-pages` takes the hottest huge pages of a program, no more than it is told, and says which.
+
+use serde_json::Value;
+
+use support::attaching::{ctl, joined, json, ok, revert, small, switched};
+use support::child::eventually;
+use support::smaps::vmas;
+use support::{Held, Kind, Report, Run, pmd_size, program};
+
+/// A process of `hotset`, executing in so many pages all over its text.
+fn spinning(pages: &str) -> (support::Fresh, Held) {
+    let copy = small("hotset", Kind::DynamicNoPie);
+    let mut held = Run::new(copy.path(), [pages, "600"]).plain().start();
+    held.wait_line("spinning");
+    (copy, held)
+}
+
+fn attach(pid: i32, budget: &str) -> Value {
+    let args = ["attach", "--json", "--settle=1s", "--max-huge-pages", budget, &pid.to_string()];
+    let done = ctl(args);
+    ok(&done);
+    json(&done)
+}
+
+fn taken(report: &Value) -> Vec<(u64, u64)> {
+    let pages = report["budget"]["pages"].as_array().unwrap_or_else(|| panic!("{report}"));
+    let page = |page: &Value| {
+        let start = page["start"].as_str().and_then(|hex| u64::from_str_radix(hex, 16).ok());
+        start.zip(page["samples"].as_u64()).unwrap_or_else(|| panic!("{page}"))
+    };
+    pages.iter().map(page).collect()
+}
+
+#[test]
+fn no_more_than_it_is_told_and_the_hottest() {
+    // The first of the three hot pages may lie at the text's ragged head.
+    let (_copy, held) = spinning("3");
+    let pid = held.pid();
+    let before = joined(pid);
+    let report = attach(pid, "1");
+    let pages = taken(&report);
+    assert_eq!(switched(pid), pmd_size(), "{report}");
+    assert_eq!(report["budget"]["budget"], "1");
+    let ours = vmas(pid).into_iter().find(|vma| vma.is_switched()).expect("an image");
+    assert_eq!((pages.len(), pages[0].0), (1, ours.start), "{report}");
+    assert!(pages[0].1 > 10, "it was seen executing there: {report}");
+    assert_eq!(ours.counter("ShmemPmdMapped"), pmd_size());
+    let files = report["files"].as_array().expect("files");
+    let rest = files.iter().flat_map(|file| file["rest"].as_array().expect("the rest"));
+    assert!(rest.clone().any(|rest| rest["reason"] == "budget"), "{report}");
+    // The huge pages that it has already count.
+    let again = attach(pid, "1");
+    assert_eq!((taken(&again).len(), switched(pid)), (0, pmd_size()), "{again}");
+    assert_eq!(again["budget"]["already"], 1, "{again}");
+    // More is taken by a larger budget, and all of it goes back.
+    ok(&revert(pid));
+    assert_eq!(joined(pid), before);
+    assert!(taken(&attach(pid, "100")).len() <= 2, "what nobody executes is not taken");
+    ok(&revert(pid));
+    attach(pid, "0");
+    assert_eq!(switched(pid), 0);
+    assert_eq!(joined(pid), before);
+}
+
+#[test]
+fn auto_takes_all_of_what_is_used_all_over_and_nothing_of_what_fits() {
+    let (_copy, wide) = spinning("1500");
+    let report = attach(wide.pid(), "auto");
+    let budget = &report["budget"];
+    let misses = |when: &str| budget[when]["first"].as_f64().expect("misses");
+    // Whether it pays depends on the machine: but what is said is what is done.
+    assert_eq!(switched(wide.pid()), taken(&report).len() as u64 * pmd_size(), "{report}");
+    if taken(&report).is_empty() {
+        assert_eq!(misses("misses_now"), misses("misses_then"), "{report}");
+    } else {
+        assert!(misses("misses_then") < misses("misses_now"), "{report}");
+        assert!(budget["share"].as_f64().is_some_and(|share| share > 0.3), "{report}");
+    }
+    let (_copy, narrow) = spinning("5");
+    let report = attach(narrow.pid(), "auto");
+    assert_eq!((taken(&report).len(), switched(narrow.pid())), (0, 0), "{report}");
+}
+
+#[test]
+fn an_idle_process_gives_its_first_or_nothing() {
+    let copy = small("hold", Kind::DynamicNoPie);
+    let held = support::attaching::held(&copy);
+    let pid = held.pid();
+    attach(pid, "auto");
+    assert_eq!(switched(pid), 0);
+    let report = attach(pid, "1");
+    assert_eq!(switched(pid), pmd_size(), "{report}");
+    held.finish().assert_code(7);
+}
+
+#[test]
+fn a_dry_run_only_tells() {
+    let (_copy, held) = spinning("1500");
+    let pid = held.pid();
+    let before = joined(pid);
+    let done = ctl(["attach", "--dry-run", "--max-huge-pages=1", "--json", &pid.to_string()]);
+    ok(&done);
+    let plan = json(&done);
+    assert_eq!(plan["huge_bytes"].as_u64(), Some(pmd_size()), "{plan}");
+    assert_eq!(joined(pid), before);
+}
+
+#[test]
+fn a_launch_begins_on_base_pages_and_takes_the_hottest_later() {
+    let copy = small("hotset", Kind::DynamicPie);
+    let report = Report::new();
+    let run = Run::new(copy.path(), ["3", "600"]).options(["--max-huge-pages=1", "--settle=1s"]);
+    let mut held = report.of(&run).start();
+    held.wait_line("spinning");
+    let pid = held.pid();
+    eventually("it is switched", || switched(pid) > 0);
+    assert_eq!(switched(pid), pmd_size());
+    eventually("it is reported", || report.text().ends_with('\n'));
+    let said: Value = report.read();
+    assert_eq!((taken(&said).len(), &said["budget"]["budget"]), (1, &"1".into()), "{said}");
+    // Nobody is left with it.
+    eventually("the companion has ended", || support::smaps::children(pid).is_empty());
+}
+
+#[test]
+fn a_program_that_ends_while_it_is_sampled_is_reported_too() {
+    let report = Report::new();
+    let options = ["--max-huge-pages=1", "--settle=500ms"];
+    let run = Run::new(program("exits", Kind::DynamicPie), ["code", "7"]).options(options);
+    report.of(&run).output().assert_code(7);
+    eventually("it is reported", || report.text().ends_with('\n'));
+    let said: Value = report.read();
+    assert_eq!(
+        (&said["outcome"], &said["reason"]),
+        (&"skipped".into(), &"target_gone".into()),
+        "{said}"
+    );
+}
+
+#[test]
+fn what_cannot_be_meant() {
+    for args in [
+        &["attach", "--max-huge-pages=some", "1"][..],
+        &["attach", "--max-huge-pages=-1", "1"],
+        &["attach", "--max-huge-pages=auto", "--follow", "1"],
+    ] {
+        ctl(args).assert_code(2);
+    }
+    Run::new("true", [""; 0]).options(["--max-huge-pages=1", "--strict"]).output().assert_code(125);
+    // In the environment it is ignored like any other that means nothing.
+    let done = Run::new("true", [""; 0]).env("TIEXEC", "max-huge-pages=many").output();
+    done.assert_code(0);
+    assert!(done.err().contains("max-huge-pages=many"), "{done}");
+}

@@ -1,0 +1,135 @@
+//! A thread that sleeps in a system call sees nothing of an attach and of a revert: not what it returns, not how long it takes, not in its
+//! registers. Where it would see something, attach refuses and changes nothing.
+
+use support::attaching::{
+    attach, descriptors, is_switched, joined, ok, revert, switched, wait_call,
+};
+use support::child::Held;
+use support::{Kind, Run, program};
+
+/// Starts it, asleep in its call.
+fn asleep(situation: &str) -> Held {
+    let mut held =
+        Run::new(program("blocked", Kind::DynamicPie), [situation]).plain().limit(60).start();
+    held.wait_line("ready");
+    wait_call(held.pid(), &held.said("call").expect("the call's number"));
+    held
+}
+
+/// Has it woken, and says what it saw; it ends well.
+fn woken(mut held: Held) -> String {
+    if held.said("saw").is_none() {
+        held.write(b"\n");
+    }
+    while held.said("saw").is_none() {
+        held.wait_more();
+    }
+    let saw = held.said("saw").expect("it was waited for");
+    held.finish().assert_code(7);
+    assert!(saw.contains("intact 1"), "registers: {saw}");
+    saw
+}
+
+/// Returns the program's view of its call without an attach.
+fn undisturbed(situation: &str) -> String {
+    woken(asleep(situation))
+}
+
+/// Attached to and reverted in its sleep, again and again; it sees nothing, and sleeps on.
+fn sees_nothing(situation: &str) {
+    let mut held = asleep(situation);
+    let pid = held.pid();
+    let (maps, fds) = (joined(pid), descriptors(pid));
+    for round in 0..3 {
+        ok(&attach(pid));
+        assert!(is_switched(pid), "{situation} {round}: {:?}", held.coverage());
+        ok(&revert(pid));
+        assert!(switched(pid) == 0, "{situation} {round}");
+        assert_eq!(joined(pid), maps, "{situation} {round}");
+        assert_eq!(descriptors(pid), fds, "{situation} {round}");
+    }
+    assert!(!held.has_said("saw"), "{situation}: still asleep");
+    wait_call(pid, &held.said("call").expect("the call's number"));
+    ok(&attach(pid));
+    assert_eq!(woken(held), undisturbed(situation), "{situation}");
+}
+
+/// Asleep for a time, and never left in peace: it still wakes.
+fn wakes_in_time(situation: &str) {
+    let mut held = asleep(situation);
+    let pid = held.pid();
+    let mut rounds = 0;
+    while !held.has_said("saw") {
+        ok(&attach(pid));
+        ok(&revert(pid));
+        rounds += 1;
+    }
+    assert!(rounds > 0, "{situation}: it was never interrupted");
+    assert_eq!(woken(held), undisturbed(situation), "{situation}");
+}
+
+/// Would see that it was interrupted: so it is not.
+fn refused(situation: &str) {
+    let mut held = asleep(situation);
+    let pid = held.pid();
+    let (maps, fds) = (joined(pid), descriptors(pid));
+    let done = attach(pid);
+    // In the time that attach waits for a better moment, the call may have come to its end.
+    if !held.has_said("saw") {
+        done.assert_code(1);
+        assert!(done.err().contains("no_thread"), "{situation}: {done}");
+        assert_eq!((joined(pid), descriptors(pid)), (maps, fds), "{situation}");
+    }
+    assert_eq!(woken(held), undisturbed(situation), "{situation}");
+}
+
+macro_rules! situations {
+    ($check:ident: $($name:ident)+) => {$(
+        #[test]
+        fn $name() {
+            $check(stringify!($name));
+        }
+    )+};
+}
+
+situations!(sees_nothing: futex poll ppoll_signal select pselect_signal read read_eventfd recv accept wait4 waitid sigsuspend msgrcv flock);
+// Attach makes a call again that shows EINTR and waits without end.
+situations!(sees_nothing: epoll_wait epoll_pwait epoll_wait_signal epoll_pwait_signal io_uring_enter semop sigwait);
+situations!(wakes_in_time: futex_timeout nanosleep clock_nanosleep poll_timeout ppoll_timeout select_timeout read_timerfd pause_itimer);
+situations!(refused: epoll_wait_timeout write recv_all recv_timeout accept_timeout semtimedop sigtimedwait);
+
+/// Asleep for a time in a call that shows each signal, and ready for signals: it sees one that was none, and nothing else.
+#[test]
+fn who_catches_signals_sees_at_most_eintr() {
+    let mut held = asleep("epoll_wait_catching");
+    let pid = held.pid();
+    let (maps, fds) = (joined(pid), descriptors(pid));
+    let done = attach(pid);
+    ok(&done);
+    assert!(done.out().contains("\"interrupted\":true"), "{done}");
+    assert!(is_switched(pid), "{:?}", held.coverage());
+    while held.said("saw").is_none() {
+        held.wait_more();
+    }
+    let saw = held.said("saw").expect("it was waited for");
+    assert!(saw.starts_with("-4 handled 0 blocked 0 pending 0 intact 1"), "{saw}");
+    // The waker is its child, and the descriptors of its streams are as before.
+    ok(&revert(pid));
+    assert_eq!((joined(pid), descriptors(pid)), (maps, fds));
+    held.finish().assert_code(7);
+}
+
+#[test]
+fn restart_syscall() {
+    let mut held = asleep("nanosleep");
+    let pid = held.pid();
+    held.signal(libc::SIGSTOP);
+    assert_eq!(held.wait_stopped(), libc::SIGSTOP);
+    held.signal(libc::SIGCONT);
+    // No wait for it here: the sleep is short, and what counts is what it comes to.
+    while !held.has_said("saw") {
+        ok(&attach(pid));
+        ok(&revert(pid));
+    }
+    assert_eq!(woken(held), undisturbed("nanosleep"));
+}

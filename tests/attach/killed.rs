@@ -1,0 +1,135 @@
+//! TiExec may die at any instant of an attach or a revert: the program goes on as if nothing had been, and a later one does its work.
+
+use support::attaching::{
+    attach, attach_run, descriptors, is_switched, joined, ok, revert, revert_run, staged, switched,
+    wait_call,
+};
+use support::child::{Held, eventually, state};
+use support::smaps::status_field;
+use support::{Kind, Random, Run, program};
+
+const POINTS: [&str; 4] =
+    ["die-after-setregs", "die-after-stop", "die-after-write", "die-after-setmask"];
+
+fn spinner(first_thread: &str) -> Held {
+    Run::new(program("spinner", Kind::DynamicPie), [first_thread, "2"]).plain().limit(600).hold()
+}
+
+fn sleeper(situation: &str) -> Held {
+    let mut held =
+        Run::new(program("blocked", Kind::DynamicPie), [situation]).plain().limit(600).start();
+    held.wait_line("ready");
+    wait_call(held.pid(), &held.said("call").expect("the call's number"));
+    held
+}
+
+/// Nobody traces it, and no descriptor of ours is left in it.
+fn let_go(pid: i32, fds: &[String], when: &str) {
+    assert_eq!(status_field(pid, "TracerPid").as_deref(), Some("0"), "{when}");
+    eventually(&format!("{when}: no descriptor of ours: {:?}, {fds:?}", descriptors(pid)), || {
+        descriptors(pid) == fds
+    });
+}
+
+/// Kills it at each place of an attach and then of a revert, in one process.
+fn at_each_place(mut held: Held, say: Option<&str>) {
+    let pid = held.pid();
+    let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("an own child's program");
+    let (maps, fds) = (joined(pid), descriptors(pid));
+    for (run, name) in [(attach_run as fn(i32) -> Run, "attach"), (revert_run, "revert")] {
+        for point in POINTS {
+            let mut places = 0;
+            for n in 1..200 {
+                let when = format!("{name}, {point}:{n}");
+                let fault = format!("{point}:{n}");
+                let done = run(pid).env("TIEXEC_FAULT", fault).output();
+                if state(pid) == Some('Z') {
+                    panic!("{when}: it ended: {}; {done}", held.finish());
+                }
+                let_go(pid, &fds, &when);
+                let left = || format!("{when}: {:#?}", staged(pid, &exe));
+                eventually(&left(), || staged(pid, &exe).is_empty());
+                assert!(!say.is_some_and(|word| held.has_said(word)), "{when}: it woke");
+                if done.end().1 != Some(libc::SIGKILL) {
+                    assert!(n > 1, "{when}: is fault injection built in? {done}");
+                    break;
+                }
+                places = n;
+                // Whatever was half done is brought to where it began.
+                if name == "revert" {
+                    ok(&attach(pid));
+                } else {
+                    ok(&revert(pid));
+                    assert!(switched(pid) == 0, "{when}: {:#?}", joined(pid));
+                }
+            }
+            // The mask is set twice, whatever is done.
+            let least = if point == POINTS[3] { 2 } else { 4 };
+            assert!((least..199).contains(&places), "{name}: {point} struck {places} times");
+            // The next fault begins at the same state.
+            if name == "attach" {
+                ok(&revert(pid));
+            } else {
+                ok(&attach(pid));
+                assert!(is_switched(pid));
+            }
+        }
+        if name == "attach" {
+            ok(&attach(pid));
+        }
+    }
+    ok(&revert(pid));
+    assert_eq!(joined(pid), maps);
+    if say.is_some() {
+        held.write(b"\n");
+        while !held.has_said("saw") {
+            held.wait_more();
+        }
+        let saw = held.said("saw").expect("it was waited for");
+        assert!(saw.contains("intact 1"), "{saw}");
+    }
+    held.finish().assert_code(7).assert_silent();
+}
+
+#[test]
+fn while_the_thread_sleeps() {
+    at_each_place(sleeper("futex"), Some("saw"));
+}
+
+#[test]
+fn while_the_thread_waits_for_a_signal_under_another_mask() {
+    at_each_place(sleeper("sigsuspend"), Some("saw"));
+}
+
+#[test]
+fn while_all_threads_run() {
+    at_each_place(spinner("spin"), None);
+}
+
+#[test]
+fn in_a_thread_of_its_own() {
+    at_each_place(spinner("wait"), None);
+}
+
+#[test]
+fn at_100_random_moments() {
+    let mut random = Random::new();
+    let held = spinner("spin");
+    let pid = held.pid();
+    let fds = descriptors(pid);
+    let mut killed = 0;
+    for round in 0..100 {
+        let run = if switched(pid) == 0 { attach_run(pid) } else { revert_run(pid) };
+        let tool = run.start();
+        random.spin(20_000);
+        tool.signal(libc::SIGKILL);
+        killed += usize::from(tool.finish().end().1 == Some(libc::SIGKILL));
+        let_go(pid, &fds, &format!("round {round}"));
+    }
+    assert!(killed >= 30, "killed {killed}");
+    ok(&revert(pid));
+    assert!(switched(pid) == 0, "{:#?}", joined(pid));
+    ok(&attach(pid));
+    assert!(is_switched(pid));
+    held.finish().assert_code(7).assert_silent();
+}

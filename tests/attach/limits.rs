@@ -1,0 +1,136 @@
+//! Limits that are met while text is staged: it is TiExec that pays and that meets them, and the program runs on unchanged.
+
+use std::path::{Path, PathBuf};
+
+use support::attaching::{
+    Before, assert_switched, assert_untouched, attach, attach_run, is_switched, json, ok, revert,
+    small, started, switched,
+};
+use support::machine::{FELT, Machine, is_throwaway, memory_controller};
+use support::{
+    Done, Kind, Public, Run, installed, is_root, pmd_size, program_big, require, require_of_machine,
+};
+
+const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+
+/// Runs it as a member of the cgroup.
+fn inside(group: &Path, run: Run) -> Run {
+    run.behind_sh(&format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display()))
+}
+
+/// Two memory cgroups and the name of the limit's file.
+fn groups(machine: &mut Machine) -> Option<([PathBuf; 2], &'static str)> {
+    let (parent, limit) = memory_controller()?;
+    Some(([machine.group(&parent)?, machine.group(&parent)?], limit))
+}
+
+/// Bytes of shared memory that the cgroup has been charged for.
+fn shared_memory(group: &Path) -> u64 {
+    let stat = std::fs::read_to_string(group.join("memory.stat")).expect("its counters");
+    let shmem = stat.lines().find_map(|line| line.strip_prefix("shmem ")?.trim().parse().ok());
+    shmem.expect("the kernel counts shared memory")
+}
+
+#[test]
+fn memory_cgroups() {
+    require!(is_root(), "cgroups need root");
+    let mut machine = Machine::lock();
+    let groups = groups(&mut machine);
+    require!(groups.is_some(), "no memory controller");
+    let ([own, theirs], limit) = groups.expect("just looked");
+    let copy = small("hold", Kind::DynamicNoPie);
+    let held = inside(&theirs, Run::new(copy.path(), ["7"]).plain()).hold();
+    let pid = held.pid();
+    let before = Before::of(pid);
+
+    // Our own is too full.
+    std::fs::write(own.join(limit), (48_u64 << 20).to_string()).expect("a limit");
+    let done = inside(&own, attach_run(pid)).output();
+    done.assert_code(1);
+    for part in ["memcg_headroom", &own.to_string_lossy(), "memory.max"] {
+        assert!(done.err().contains(part), "{part}: {done}");
+    }
+    assert_untouched(pid, &before);
+    assert_eq!((shared_memory(&own), shared_memory(&theirs)), (0, 0));
+
+    // The program's own is full: it does not pay.
+    std::fs::write(own.join(limit), (400_u64 << 20).to_string()).expect("a limit");
+    let used = if limit == "memory.max" { "memory.current" } else { "memory.usage_in_bytes" };
+    let used: u64 = std::fs::read_to_string(theirs.join(used))
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .expect("its use");
+    std::fs::write(theirs.join(limit), (used + (1 << 20)).to_string()).expect("a limit");
+    ok(&inside(&own, attach_run(pid)).output());
+    assert_switched(pid);
+    assert_eq!((shared_memory(&own), shared_memory(&theirs)), (2 * pmd_size(), 0));
+    ok(&inside(&own, Run::new(support::tiexecctl(), ["revert", &pid.to_string()]).plain())
+        .output());
+    assert_untouched(pid, &before);
+    assert_eq!((shared_memory(&own), shared_memory(&theirs)), (0, 0), "it is given back");
+    held.finish().assert_code(7);
+}
+
+fn in_a_strict_machine(left: u64, judge: impl FnOnce(&Done, i32, &Before)) {
+    let public = Public::new();
+    let binary = public.add(support::tiexecctl(), "tiexecctl", 0o755);
+    let program = public.add(&program_big("hold", Kind::DynamicNoPie, 64), "hold", 0o755);
+    support::warm::cache_small(&program);
+    let mut machine = Machine::lock();
+    let held = Run::new(&program, ["7"]).plain().behind(NOBODY).hold();
+    let pid = held.pid();
+    let before = Before::of(pid);
+    let args = ["attach", "--backing=image", "--json", &pid.to_string()];
+    // Memory that other processes of the machine give back meanwhile is room, too: then the test tries again.
+    let mut attempts = 8;
+    let done = loop {
+        if !machine.no_overcommit(left) {
+            return support::skip("the kernel does not let vm.overcommit_memory be set");
+        }
+        let done = started(&NOBODY, &binary, args).finish();
+        attempts -= 1;
+        if left >= 64 || done.status.code() != Some(0) || attempts == 0 {
+            break done;
+        }
+        ok(&revert(pid));
+    };
+    drop(machine);
+    judge(&done, pid, &before);
+    ok(&revert(pid));
+    assert_untouched(pid, &before);
+    held.finish().assert_code(7);
+}
+
+#[test]
+fn no_overcommit_and_room() {
+    require_of_machine!(is_throwaway(), FELT);
+    require!(is_root() && installed("setpriv").is_some(), "sysctls need root");
+    in_a_strict_machine(1 << 10, |done, pid, _| {
+        ok(done);
+        assert_switched(pid);
+    });
+}
+
+#[test]
+fn no_overcommit_and_no_room() {
+    require_of_machine!(is_throwaway(), FELT);
+    require!(is_root() && installed("setpriv").is_some(), "sysctls need root");
+    in_a_strict_machine(32, |done, pid, before| {
+        assert!(
+            ["no_huge_page", "fork_failed"].iter().any(|why| done.err().contains(why)),
+            "{done}"
+        );
+        // Attach uses the memory that there was, if that is enough to begin with.
+        if switched(pid) > 0 {
+            done.assert_code(3);
+            assert_eq!(json(done)["outcome"], "partial", "{done}");
+            assert!(switched(pid) < 64 << 20, "{done}");
+        } else {
+            done.assert_code(1);
+            assert_untouched(pid, before);
+        }
+        // With the limit gone, all is as ever.
+        attach(pid).assert_code(0);
+        assert!(is_switched(pid));
+    });
+}

@@ -1,0 +1,23 @@
+//! Programs that already run: attach puts their text on huge pages, revert takes it back, and neither harms them.
+
+mod blocked;
+mod fails;
+mod killed;
+mod limits;
+mod looking;
+mod manual;
+mod masks;
+mod meanwhile;
+mod odd;
+mod real_programs;
+mod registers;
+mod requeue;
+mod residue;
+mod seccomp;
+mod segment32;
+mod servers;
+mod spinning;
+mod store;
+mod target_leaves;
+mod uprobes;
+mod vectors;

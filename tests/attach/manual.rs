@@ -1,0 +1,476 @@
+//! `tiexec -p`, `tiexecctl attach` and `tiexecctl revert` do what the manual says, and nothing else: seen on programs that already run.
+
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::time::Duration;
+
+use support::attaching::{
+    Before, assert_switched, assert_untouched, attach, collapses, ctl, ctl_behind,
+    eventually_untouched, held, joined, json, revert, small, started, switched,
+};
+use support::child::eventually;
+use support::machine::Machine;
+use support::smaps::vmas;
+use support::{Done, Held, Kind, Public, Run, installed, is_root, pmd_size, program, require};
+
+const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+const PRIVATELY: [&str; 3] = ["unshare", "--mount", "--"];
+
+fn text(pid: i32) -> String {
+    pid.to_string()
+}
+
+/// A process id that was in use a moment ago.
+fn gone() -> i32 {
+    let held = Run::new("/bin/true", [""; 0]).plain().start();
+    let pid = held.pid();
+    held.finish();
+    pid
+}
+
+fn assert_ends_well(held: Held) {
+    held.finish().assert_code(7);
+}
+
+#[test]
+fn attach_makes_text_huge_and_revert_leaves_no_trace() {
+    for kind in [
+        Kind::DynamicPie,
+        Kind::DynamicNoPie,
+        Kind::StaticPie,
+        Kind::StaticNoPie,
+        Kind::OneSegmentNoPie,
+    ] {
+        let copy = small("hold", kind);
+        let held = held(&copy);
+        let pid = held.pid();
+        let before = Before::of(pid);
+        let done = attach(pid);
+        done.assert_code(0).assert_silent();
+        assert_switched(pid);
+        let report = json(&done);
+        assert_eq!(report["kind"], "attach", "{report}");
+        assert_eq!(report["outcome"], "switched", "{report}");
+        assert_eq!(report["pid"], pid, "{report}");
+        assert_eq!(report["attach"]["backing"], "image", "{report}");
+        assert_eq!(report["attach"]["thread"], pid, "{report}");
+        assert_eq!(report["attach"]["interrupted"], false, "{report}");
+        assert_eq!(report["attach"]["bytes_copied"], switched(pid), "{report}");
+        assert!(report["attach"]["stop_us"].as_u64().is_some_and(|us| us > 0), "{report}");
+        assert!(report["attach"]["remote_syscalls"].as_u64().is_some_and(|n| n > 0), "{report}");
+
+        let done = revert(pid);
+        done.assert_code(0).assert_silent();
+        assert_eq!(json(&done)["reverted_bytes"], json(&done)["found_bytes"], "{done}");
+        assert_untouched(pid, &before);
+        assert_ends_well(held);
+    }
+}
+
+#[test]
+fn the_second_time_nothing_is_done() {
+    let copy = small("hold", Kind::DynamicNoPie);
+    let held = held(&copy);
+    let pid = held.pid();
+    let before = Before::of(pid);
+    let done = ctl(["revert", &text(pid)]);
+    done.assert_code(0).assert_silent();
+    assert_eq!(done.out(), format!("hold-dynamicnop {pid}: nothing to revert\n"));
+    assert_untouched(pid, &before);
+
+    attach(pid).assert_code(0);
+    let after = joined(pid);
+    let inodes = |pid| vmas(pid).into_iter().map(|vma| vma.path).collect::<Vec<_>>();
+    let images = inodes(pid);
+    let again = attach(pid);
+    again.assert_code(0).assert_silent();
+    let report = json(&again);
+    assert_eq!(report["attach"], serde_json::Value::Null, "no thread is stopped: {report}");
+    assert_eq!((joined(pid), inodes(pid)), (after, images));
+    revert(pid).assert_code(0);
+    let again = revert(pid);
+    again.assert_code(0);
+    assert_eq!(json(&again)["stop_us"], serde_json::Value::Null, "{again}");
+    assert_untouched(pid, &before);
+    assert_ends_well(held);
+}
+
+#[test]
+fn lists_of_processes_as_other_tools_print_them() {
+    let copy = small("hold", Kind::DynamicNoPie);
+    let all: Vec<Held> = (0..4).map(|_| held(&copy)).collect();
+    let pids: Vec<i32> = all.iter().map(Held::pid).collect();
+    let list = format!("{},{} {}\n{}", pids[0], pids[1], pids[2], pids[3]);
+    started(&[], support::tiexec(), ["--backing=image", "-p", &list]).finish().assert_code(0);
+    pids.iter().for_each(|&pid| assert_switched(pid));
+    let words: Vec<String> = pids.iter().map(|&pid| text(pid)).collect();
+    let mut args = vec!["revert".to_owned()];
+    args.extend(words);
+    ctl(args).assert_code(0);
+    assert!(pids.iter().all(|&pid| switched(pid) == 0));
+    all.into_iter().for_each(assert_ends_well);
+}
+
+#[test]
+fn every_process_of_a_program_and_of_a_unit() {
+    let copy = small("hold", Kind::DynamicNoPie);
+    let path = copy.path().to_string_lossy().into_owned();
+    let all: Vec<Held> = (0..3).map(|_| held(&copy)).collect();
+    let other = held(&small("hold", Kind::DynamicPie));
+    ctl(["attach", "-q", "--backing=image", "--exe", &path]).assert_code(0).assert_silent();
+    all.iter().for_each(|held| assert_switched(held.pid()));
+    assert_eq!(switched(other.pid()), 0, "another program");
+    // All of one attach share one image.
+    let inodes: Vec<String> = all.iter().flat_map(|held| image_inodes(held.pid())).collect();
+    assert!(inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
+    ctl(["revert", "--exe", &path]).assert_code(0);
+    assert!(all.iter().all(|held| switched(held.pid()) == 0));
+    ctl(["attach", "--exe", "/nonexistent"]).assert_code(4);
+    ctl(["attach", "--unit", "tiexec-none.service"]).assert_code(4);
+    all.into_iter().for_each(assert_ends_well);
+    assert_ends_well(other);
+}
+
+/// As systemd has it: the unit is in the name of the cgroup, or of one above it.
+#[test]
+fn every_process_of_a_unit() {
+    require!(is_root(), "cgroups need root");
+    let parents = ["/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+    let parent = parents.iter().map(Path::new).find(|at| at.join("cgroup.procs").exists());
+    require!(parent.is_some(), "no cgroup hierarchy that names are taken from");
+    let mut machine = Machine::lock();
+    let slice = machine.slice(parent.expect("just looked"));
+    require!(slice.is_some(), "no cgroup can be made");
+    let slice = slice.expect("just looked");
+    let unit = "tiexec-test@a:b.service";
+    let groups = [slice.join(unit).join("inner"), slice.join("tiexec-other.service")];
+    groups.iter().for_each(|group| std::fs::create_dir_all(group).expect("a cgroup"));
+    let copy = small("brood", Kind::DynamicNoPie);
+    let run = Run::new(copy.path(), ["3"]).plain();
+    let [ours, other] = groups.each_ref().map(|group| {
+        run.clone()
+            .behind_sh(&format!("echo $$ >'{}'/cgroup.procs; exec \"$@\"", group.display()))
+            .hold()
+    });
+    let done = ctl(["attach", "--backing=image", "--json", "--unit", unit]);
+    done.assert_code(0).assert_silent();
+    assert_eq!(done.out().matches(&format!("\"unit\":\"{unit}\"")).count(), 4, "{done}");
+    let mut all = children(&ours);
+    all.push(ours.pid());
+    assert_eq!(all.len(), 4);
+    all.iter().for_each(|&pid| assert_switched(pid));
+    assert_eq!(switched(other.pid()), 0, "another unit");
+    ctl(["revert", "--unit", unit]).assert_code(0);
+    assert!(all.iter().all(|&pid| switched(pid) == 0));
+    assert_ends_well(ours);
+    assert_ends_well(other);
+    for group in [&groups[0], &slice.join(unit), &groups[1]] {
+        eventually("it is empty", || std::fs::remove_dir(group).is_ok());
+    }
+}
+
+/// The inode numbers of images of ours, one for each mapping.
+fn image_inodes(pid: i32) -> Vec<String> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("a live process");
+    let ours = maps.lines().filter(|line| line.contains("/memfd:tiexec:"));
+    ours.map(|line| line.split_ascii_whitespace().nth(4).expect("an inode").to_owned()).collect()
+}
+
+#[test]
+fn a_family_shares_one_image_and_its_new_children_have_it() {
+    let copy = small("brood", Kind::DynamicNoPie);
+    let mut parent = Run::new(copy.path(), ["3"]).plain().hold();
+    let path = copy.path().to_string_lossy().into_owned();
+    let done = ctl(["attach", "--backing=image", "--json", "--exe", &path]);
+    done.assert_code(0);
+    let copied = |report: &str| {
+        let report: serde_json::Value = serde_json::from_str(report).expect("a report a line");
+        report["attach"]["bytes_copied"].as_u64().expect("a number")
+    };
+    let copied: Vec<u64> = done.out().lines().map(copied).collect();
+    assert_eq!(copied, [switched(parent.pid()), 0, 0, 0], "the first one's copy is all of theirs");
+    parent.write(b"\n");
+    while children(&parent).len() < 4 {
+        parent.wait_more();
+    }
+    let mut all = children(&parent);
+    all.push(parent.pid());
+    let inodes: Vec<String> = all.iter().flat_map(|&pid| image_inodes(pid)).collect();
+    assert!(inodes.len() >= 5 && inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
+    let born = children(&parent)[3];
+    for &pid in all.iter().filter(|&&pid| pid != born) {
+        assert_switched(pid);
+    }
+    let words: Vec<String> = all.iter().map(|&pid| text(pid)).collect();
+    ctl(["revert", &words.join(",")]).assert_code(0);
+    assert!(all.iter().all(|&pid| switched(pid) == 0));
+    assert_ends_well(parent);
+}
+
+fn children(parent: &Held) -> Vec<i32> {
+    let said = parent.out_text();
+    said.lines().filter_map(|line| line.strip_prefix("child ")?.parse().ok()).collect()
+}
+
+#[test]
+fn a_dry_run_changes_nothing() {
+    let copy = small("hold", Kind::DynamicNoPie);
+    let held = held(&copy);
+    let pid = held.pid();
+    let before = Before::of(pid);
+    let done = ctl(["attach", "--dry-run", "--json", "--backing=image", &text(pid)]);
+    done.assert_code(0).assert_silent();
+    let plan = json(&done);
+    assert_eq!(plan["kind"], "plan", "{plan}");
+    assert_eq!(plan["huge_bytes"], 2 * pmd_size(), "{plan}");
+    assert_untouched(pid, &before);
+    attach(pid).assert_code(0);
+    let again = json(&ctl(["attach", "--dry-run", "--json", "--backing=image", &text(pid)]));
+    assert_eq!(again["huge_bytes"], 0, "{again}");
+    let huge = serde_json::json!({"reason": "already_pmd_mapped", "bytes": 2 * pmd_size()});
+    let texts = again["texts"].as_array().expect("texts");
+    assert!(texts.iter().any(|text| text["rest"][0] == huge), "{again}");
+    let during = joined(pid);
+    ctl(["revert", "--dry-run", &text(pid)]).assert_code(0);
+    assert_eq!(joined(pid), during);
+    assert_switched(pid);
+    assert_ends_well(held);
+}
+
+/// On a tmpfs the kernel collapses text from outside.
+#[test]
+fn where_the_kernel_can_nobody_is_stopped() {
+    require!(is_root(), "a mount needs root");
+    require!(collapses(), "no MADV_COLLAPSE here");
+    support::store::own_run();
+    let place = tempfile::tempdir_in("/run").expect("a directory");
+    let copy = place.path().join("hold");
+    support::install(&program("hold", Kind::DynamicNoPie), &copy, 0o755);
+    let held = Run::new(&copy, ["7"]).plain().hold();
+    let pid = held.pid();
+    let done = ctl(["attach", "--backing=pagecache", "--json", &text(pid)]);
+    done.assert_code(0).assert_silent();
+    let report = json(&done);
+    assert_eq!(report["outcome"], "switched", "{report}");
+    assert_eq!(report["attach"], serde_json::Value::Null, "{report}");
+    assert!(support::coverage(pid).is_full(), "{report}");
+    let done = ctl(["attach", "--backing=pagecache", &text(pid)]);
+    assert!(done.out().contains("nothing to do"), "{done}");
+    assert_ends_well(held);
+}
+
+#[test]
+fn after_a_while_by_itself() {
+    let copy = small("hold", Kind::DynamicNoPie);
+    let held = held(&copy);
+    let pid = held.pid();
+    let before = Before::of(pid);
+    ctl(["attach", "--backing=image", "--for", "1s", &text(pid)]).assert_code(0);
+    assert_switched(pid);
+    eventually_untouched(pid, &before);
+    // The one that reverted may not have ended yet.
+    eventually("another attach", || attach(pid).status.code() == Some(0));
+    // The id of a process that began at another time is another process's.
+    ctl(["revert", "--started-at", "1", &text(pid)]).assert_code(4);
+    assert_switched(pid);
+    assert_ends_well(held);
+}
+
+#[test]
+fn exit_statuses() {
+    let copy = small("hold", Kind::DynamicNoPie);
+    let held = held(&copy);
+    let pid = text(held.pid());
+    let before = Before::of(held.pid());
+    let gone = text(gone());
+    let tiexec = |args: &[&str]| started(&[], support::tiexec(), args).finish();
+    for args in [
+        &["attach"][..],
+        &["revert"],
+        &["attach", "x"],
+        &["attach", "-1"],
+        &["attach", "0"],
+        &["attach", ","],
+        &["attach", "--for", "1s", "--dry-run", &pid],
+        &["attach", "--for", "soon", &pid],
+        &["attach", "--exe", "/bin/true", &pid],
+        &["attach", "--backing", "nonsense", &pid],
+    ] {
+        let done = ctl(args);
+        done.assert_code(2);
+        assert!(done.stdout.is_empty() && !done.stderr.is_empty(), "{done}");
+    }
+    if is_root() {
+        // Where there is nobody to be reverted, should it begin to.
+        let alone = ["unshare", "--pid", "--fork", "--mount-proc"];
+        ctl_behind(&alone, ["revert", "--all", "1"]).assert_code(2);
+    }
+    for args in [&["-p", &pid, "true"][..], &["-p", "x"], &["-p", ""], &["-p", &pid, "--strict"]] {
+        tiexec(args).assert_code(2);
+    }
+    ctl(["attach", &gone]).assert_code(4);
+    ctl(["revert", &gone]).assert_code(4);
+    tiexec(&["-p", &gone]).assert_code(4);
+    assert_untouched(held.pid(), &before);
+    ctl(["attach", "--backing=image", &pid, &gone]).assert_code(3);
+    assert_switched(held.pid());
+    ctl(["revert", &pid, &gone]).assert_code(3);
+    assert_untouched(held.pid(), &before);
+    assert_ends_well(held);
+}
+
+#[test]
+fn another_users_process_is_refused() {
+    require!(is_root() && installed("setpriv").is_some(), "another user needs root and setpriv");
+    let copy = small("hold", Kind::DynamicNoPie);
+    let held = held(&copy);
+    let before = Before::of(held.pid());
+    let public = Public::new();
+    let binary = public.add(support::tiexecctl(), "tiexecctl", 0o755);
+    for command in ["attach", "revert"] {
+        let done = started(&NOBODY, &binary, [command, &text(held.pid())]).finish();
+        done.assert_code(5);
+        assert!(done.err().contains("ptrace_denied"), "{done}");
+    }
+    assert_untouched(held.pid(), &before);
+    assert_ends_well(held);
+}
+
+#[test]
+fn an_own_process_needs_no_privilege() {
+    require!(is_root() && installed("setpriv").is_some(), "another user needs root and setpriv");
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    require!(matches!(scope.trim(), "" | "0"), "Yama lets nobody trace what is not a child");
+    let public = Public::new();
+    let binary = public.add(support::tiexecctl(), "tiexecctl", 0o755);
+    let program = public.add(&support::program("hold", Kind::DynamicNoPie), "hold", 0o755);
+    let held = Run::new(&program, ["7"]).plain().behind(NOBODY).hold();
+    let before = Before::of(held.pid());
+    let pid = text(held.pid());
+    started(&NOBODY, &binary, ["attach", "--backing=image", &pid]).finish().assert_code(0);
+    assert_switched(held.pid());
+    started(&NOBODY, &binary, ["revert", &pid]).finish().assert_code(0);
+    assert_untouched(held.pid(), &before);
+    assert_ends_well(held);
+}
+
+#[test]
+fn two_at_once_do_not_meet_in_one_process() {
+    let copy = small("hold", Kind::DynamicNoPie);
+    let held = held(&copy);
+    let pid = text(held.pid());
+    let before = Before::of(held.pid());
+    let args = ["attach", "--backing=image", "-q", &pid];
+    let all: Vec<Held> = (0..8).map(|_| started(&[], support::tiexecctl(), args)).collect();
+    let all: Vec<Done> = all.into_iter().map(Held::finish).collect();
+    assert!(all.iter().any(|done| done.status.success()), "{all:?}");
+    for done in all.iter().filter(|done| !done.status.success()) {
+        done.assert_code(1);
+        assert!(done.err().contains("busy"), "{done}");
+    }
+    assert_switched(held.pid());
+    revert(held.pid()).assert_code(0);
+    assert_untouched(held.pid(), &before);
+    assert_ends_well(held);
+}
+
+#[test]
+fn switched_off_it_touches_nothing() {
+    require!(is_root() && installed("unshare").is_some(), "another /etc needs root");
+    let copy = small("hold", Kind::DynamicNoPie);
+    let held = held(&copy);
+    let pid = text(held.pid());
+    let before = Before::of(held.pid());
+    let script =
+        "mount -t tmpfs none /etc; mkdir /etc/tiexec; : >/etc/tiexec/disabled; exec \"$@\"";
+    let mut front = PRIVATELY.to_vec();
+    front.extend(["sh", "-ec", script, "sh"]);
+    for binary in [support::tiexec(), support::tiexecctl()] {
+        let is_ctl = binary == support::tiexecctl();
+        let args: &[&str] = if is_ctl { &["attach", &pid] } else { &["-p", &pid] };
+        let done = started(&front, binary, args).finish();
+        done.assert_code(1);
+        assert!(done.err().contains("disabled"), "{done}");
+        let done = started(&["env", "TIEXEC=off"], binary, args).finish();
+        done.assert_code(1);
+        assert!(done.err().contains("disabled"), "{done}");
+    }
+    assert_untouched(held.pid(), &before);
+    // Off means no new ones. The way back stays open.
+    attach(held.pid()).assert_code(0);
+    started(&front, support::tiexecctl(), ["revert", &pid]).finish().assert_code(0);
+    assert_untouched(held.pid(), &before);
+    assert_ends_well(held);
+}
+
+#[test]
+fn each_switch_is_recorded_once() {
+    require!(is_root() && installed("unshare").is_some(), "another /dev/log needs root");
+    let copy = small("hold", Kind::DynamicNoPie);
+    let held = held(&copy);
+    let pid = text(held.pid());
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("log");
+    let log = UnixDatagram::bind(&path).expect("a socket");
+    log.set_read_timeout(Some(support::child::patience(Duration::from_secs(10))))
+        .expect("a time limit");
+    let read = || {
+        let mut buffer = [0; 4096];
+        let len = log.recv(&mut buffer).expect("a record");
+        String::from_utf8_lossy(&buffer[..len]).into_owned()
+    };
+    let at = path.display();
+    let syslog = format!(
+        "mount -t tmpfs none /run; mount -t tmpfs none /dev; ln -s {at} /dev/log; exec \"$@\""
+    );
+    let journal = format!(
+        "mount -t tmpfs none /run; mkdir -p /run/systemd/journal; ln -s {at} /run/systemd/journal/socket; exec \"$@\""
+    );
+    for (script, begin) in [(syslog, "<30>tiexec["), (journal, "MESSAGE=")] {
+        let mut front = PRIVATELY.to_vec();
+        front.extend(["sh", "-ec", &script, "sh"]);
+        for (action, args) in
+            [("attach", &["attach", "--backing=image", &pid][..]), ("revert", &["revert", &pid])]
+        {
+            // Twice: what was not done is not recorded.
+            for _ in 0..2 {
+                ctl_behind(&front, args).assert_code(0);
+            }
+            let record = read();
+            assert!(record.starts_with(begin), "{record:?}");
+            let bytes = 2 * pmd_size();
+            for part in [
+                format!("{action} by uid 0: pid {pid} {} ", copy.path().display()),
+                format!("{bytes} bytes, ok"),
+                "build-id ".to_owned(),
+            ] {
+                assert!(record.contains(&part), "{part:?}: {record:?}");
+            }
+            if begin == "MESSAGE=" {
+                assert!(record.contains(&format!("\nTIEXEC_PID={pid}\n")), "{record:?}");
+                assert!(record.contains(&format!("\nTIEXEC_ACTION={action}\n")), "{record:?}");
+            }
+        }
+    }
+    log.set_nonblocking(true).expect("fcntl");
+    assert!(log.recv(&mut [0]).is_err(), "one record more");
+    assert_ends_well(held);
+}
+
+#[test]
+fn text_that_is_huge_in_the_page_cache_is_only_mapped_anew() {
+    require!(support::fresh::huge_folios(), "{}", support::fresh::NO_HUGE_FOLIOS);
+    let copy = small("hold", Kind::OneSegmentNoPie);
+    let held_small = held(&copy);
+    let copy = support::Fresh::copy(&support::program("hold", Kind::OneSegmentNoPie));
+    let held = held(&copy);
+    let done = ctl(["attach", "--json", &text(held.pid())]);
+    done.assert_code(0).assert_silent();
+    assert_eq!(json(&done)["outcome"], "switched", "{done}");
+    support::fresh::assert_file_pmd_mapped(held.pid(), copy.path());
+    let done = ctl(["attach", "--backing=pagecache", "--json", &text(held_small.pid())]);
+    done.assert_code(0);
+    assert_eq!(switched(held_small.pid()), 0, "no copy when only the page cache is asked for");
+    assert_ends_well(held);
+    assert_ends_well(held_small);
+}

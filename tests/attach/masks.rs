@@ -1,0 +1,256 @@
+//! A thread that waits under a signal mask of its call's own, such as ppoll's, goes on waiting under it, whatever signal is pending, and
+//! has its own mask back afterwards.
+
+use std::time::Duration;
+
+use support::attaching::{
+    Before, assert_untouched, attach, attach_run, descriptors, is_switched, ok, revert, revert_run,
+    switched, wait_call,
+};
+use support::child::{Held, eventually, patience, said, state};
+use support::smaps::status_field;
+use support::{Kind, Random, Run, is_root, program, require};
+
+/// Calls with masks. The calls that have always answered EINTR to SIGSTOP come last.
+const CALLS: [&str; 6] =
+    ["sigsuspend", "ppoll", "pselect", "epoll_pwait", "epoll_pwait2", "io_uring_enter"];
+const UNSEEN_STOPS: usize = 3;
+
+fn masked(args: &[&str]) -> Run {
+    Run::new(program("masked", Kind::DynamicPie), args).plain().limit(110)
+}
+
+/// Starts it, asleep in its call.
+fn waiting(run: Run) -> Held {
+    let mut held = run.start();
+    held.wait_line("ready");
+    sleeps(&held);
+    held
+}
+
+fn sleeps(held: &Held) {
+    wait_call(held.pid(), &held.said("call").expect("the call's number"));
+}
+
+/// Ends its call, and waits until it says so for the `count`th time.
+fn wake(held: &mut Held, count: u32) {
+    held.signal(libc::SIGUSR1);
+    held.wait_line(&format!("woke {count}"));
+}
+
+/// Ends it, and returns what it counted.
+fn end(held: Held) -> String {
+    held.signal(libc::SIGTERM);
+    let done = held.finish();
+    done.assert_code(7).assert_silent();
+    said(&done.out(), "end").unwrap_or_else(|| panic!("{done}"))
+}
+
+/// A signal that the call blocks, and the thread does not, is pending.
+#[test]
+fn what_the_call_blocks_stays_pending() {
+    for call in CALLS {
+        let mut held = waiting(masked(&[call]));
+        let pid = held.pid();
+        for round in 1..4 {
+            held.signal(libc::SIGUSR2);
+            ok(&attach(pid));
+            assert!(is_switched(pid), "{call} {round}: {:?}", held.coverage());
+            sleeps(&held);
+            ok(&revert(pid));
+            assert!(switched(pid) == 0, "{call} {round}");
+            sleeps(&held);
+            assert!(!held.has_said(&format!("woke {round}")), "{call} {round}");
+            wake(&mut held, round);
+            sleeps(&held);
+        }
+        assert_eq!(end(held), "ones 3 early 0 spurious 0 masks 0", "{call}");
+    }
+}
+
+/// Never left in peace, the call still ends in time.
+#[test]
+fn the_remaining_time_is_kept() {
+    for call in ["ppoll", "pselect"] {
+        let limit = patience(Duration::from_millis(1500)).as_millis();
+        let mut held = waiting(masked(&[call, &limit.to_string()]));
+        let pid = held.pid();
+        held.signal(libc::SIGUSR2);
+        let mut rounds = 0;
+        while !held.has_said("over") {
+            ok(&attach(pid));
+            ok(&revert(pid));
+            rounds += 1;
+        }
+        assert!(rounds > 1, "{call}: it was hardly interrupted");
+        assert_eq!(held.said("over").as_deref(), Some("0 early 0 long 1"), "{call}");
+        held.finish().assert_code(7).assert_silent();
+    }
+}
+
+/// The signal that ends the call comes at any moment of an attach or a revert: it does, once.
+#[test]
+fn a_signal_at_any_moment() {
+    let mut random = Random::new();
+    for call in CALLS {
+        let mut held = waiting(masked(&[call]));
+        let pid = held.pid();
+        let rounds = 60;
+        for round in 1..=rounds {
+            held.signal(libc::SIGUSR2);
+            let run = if switched(pid) == 0 { attach_run(pid) } else { revert_run(pid) };
+            let tool = run.start();
+            random.spin(30_000);
+            wake(&mut held, round);
+            ok(&tool.finish());
+        }
+        let expected = format!("ones {rounds} early 0 spurious 0 masks 0");
+        assert_eq!(end(held), expected, "{call}");
+    }
+}
+
+/// Stopped by a signal at any moment, and continued afterwards. SIGSTOP may make a signal that the call blocks be
+/// handled early.
+#[test]
+fn sigstop_at_any_moment() {
+    let mut random = Random::new();
+    for call in &CALLS[..UNSEEN_STOPS] {
+        let mut held = waiting(masked(&[call]));
+        let pid = held.pid();
+        let rounds = 30;
+        for round in 1..=rounds {
+            held.signal(libc::SIGUSR2);
+            let run = if switched(pid) == 0 { attach_run(pid) } else { revert_run(pid) };
+            let tool = run.start();
+            random.spin(30_000);
+            held.signal(libc::SIGSTOP);
+            ok(&tool.finish());
+            assert_eq!(held.wait_stopped(), libc::SIGSTOP);
+            held.signal(libc::SIGCONT);
+            wake(&mut held, round);
+        }
+        let saw = end(held);
+        assert!(saw.starts_with(&format!("ones {rounds} early ")), "{call}: {saw}");
+        assert!(saw.ends_with(" spurious 0 masks 0"), "{call}: {saw}");
+    }
+}
+
+/// Stopped by a signal before, it stays so, and waits on once it is continued.
+#[test]
+fn stopped_before() {
+    for call in &CALLS[..UNSEEN_STOPS] {
+        let mut held = waiting(masked(&[call]));
+        let pid = held.pid();
+        held.signal(libc::SIGSTOP);
+        assert_eq!(held.wait_stopped(), libc::SIGSTOP);
+        held.signal(libc::SIGUSR2);
+        ok(&attach(pid));
+        eventually("it is stopped again", || state(pid) == Some('T'));
+        ok(&revert(pid));
+        eventually("it is stopped again", || state(pid) == Some('T'));
+        held.signal(libc::SIGCONT);
+        sleeps(&held);
+        wake(&mut held, 1);
+        let saw = end(held);
+        assert!(saw.starts_with("ones 1 early "), "{call}: {saw}");
+        assert!(saw.ends_with(" spurious 0 masks 0"), "{call}: {saw}");
+    }
+}
+
+/// The attacher dies at each place: the thread waits on, as after SIGSTOP and SIGCONT.
+fn killed_at_each_place(call: &str) {
+    let mut held = waiting(masked(&[call]));
+    let pid = held.pid();
+    let fds = descriptors(pid);
+    let (mut woken, mut shown) = (0, 0);
+    for (run, name) in [(attach_run as fn(i32) -> Run, "attach"), (revert_run, "revert")] {
+        for point in ["setregs", "stop", "write", "setmask"] {
+            let mut places = 0;
+            for n in 1..200 {
+                let when = format!("{call}: {name} {point}:{n}");
+                if name == "revert" {
+                    ok(&attach(pid));
+                }
+                held.signal(libc::SIGUSR2);
+                let done = run(pid).env("TIEXEC_FAULT", format!("die-after-{point}:{n}")).output();
+                assert!(state(pid) != Some('Z'), "{when}: it ended; {done}");
+                eventually(&when, || status_field(pid, "TracerPid").as_deref() == Some("0"));
+                sleeps(&held);
+                woken += 1;
+                wake(&mut held, woken);
+                let died = done.end().1 == Some(libc::SIGKILL);
+                if !died {
+                    ok(&done);
+                }
+                ok(&revert(pid));
+                assert_eq!((switched(pid), descriptors(pid)), (0, fds.clone()), "{when}");
+                if !died {
+                    break;
+                }
+                places = n;
+                // Stopped, and nothing done yet: epoll_pwait has answered EINTR by then, as to SIGSTOP.
+                shown += u32::from(
+                    call == "epoll_pwait" && ["stop", "write"].contains(&point) && n == 1,
+                );
+            }
+            let least = if point == "setmask" { 2 } else { 4 };
+            assert!(
+                (least..199).contains(&places),
+                "{call}: {name}, {point} struck {places} times"
+            );
+        }
+    }
+    let saw = end(held);
+    assert!(saw.starts_with(&format!("ones {woken} early ")), "{call}: {saw}");
+    assert!(saw.ends_with(&format!(" spurious {shown} masks 0")), "{call}: {saw}");
+}
+
+#[test]
+fn killed_in_sigsuspend() {
+    killed_at_each_place("sigsuspend");
+}
+
+#[test]
+fn killed_in_ppoll() {
+    killed_at_each_place("ppoll");
+}
+
+#[test]
+fn killed_in_pselect() {
+    killed_at_each_place("pselect");
+}
+
+#[test]
+fn killed_in_epoll_pwait() {
+    killed_at_each_place("epoll_pwait");
+}
+
+/// A thread is let go at the entry of its call made with an argument that the kernel refuses. Where a filter might take offence at that,
+/// another is looked for, and there is none.
+#[test]
+fn filters_that_look_at_the_arguments() {
+    require!(is_root(), "only root may read filters");
+    let filter = program("seccomp_exec", Kind::StaticNoPie);
+    let behind = |words: [&str; 2]| {
+        let front = [filter.as_os_str(), words[0].as_ref(), words[1].as_ref()];
+        waiting(masked(&["ppoll"]).behind(front))
+    };
+    let mut held = behind(["kill", "ppoll/4=0"]);
+    let pid = held.pid();
+    let before = Before::of(pid);
+    for round in 1..3 {
+        let done = attach(pid);
+        done.assert_code(1);
+        assert!(done.err().contains(": seccomp: ") && done.err().contains("ppoll"), "{done}");
+        assert_untouched(pid, &before);
+        sleeps(&held);
+        wake(&mut held, round);
+    }
+    assert_eq!(end(held), "ones 2 early 0 spurious 0 masks 0");
+
+    let mut held = behind(["log", "ppoll"]);
+    held.signal(libc::SIGUSR2);
+    ok(&attach(held.pid()));
+    wake(&mut held, 1);
+    assert_eq!(end(held), "ones 1 early 0 spurious 0 masks 0");
+}

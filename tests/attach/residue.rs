@@ -1,0 +1,472 @@
+//! TiExec dies at any moment of an attach or a revert, with every kind of copy and of edges: the next revert restores the
+//! program's mappings exactly and leaves nothing of TiExec's mapped, and the next attach works. So it is in address spaces
+//! where little is free, and where the thread that TiExec had stopped is killed with it while another process goes on.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use support::attaching::{descriptors, joined, small, staged};
+use support::child::{Done, Held, eventually, soon, state};
+use support::edges::{ask, finish, hold};
+use support::fresh::{NO_HUGE_FOLIOS, huge_folios};
+use support::smaps::{Vma, status_field};
+use support::store::{own_run, set_up};
+use support::{Fresh, Kind, Public, Random, Run, installed, is_root, program, require};
+
+const NONE: [&str; 0] = [];
+const POINTS: [&str; 3] = ["die-after-setregs", "die-after-stop", "die-after-write"];
+
+/// Where a program's file lies; gone with this value.
+enum Place {
+    Fresh(Fresh),
+    Public { _dir: Public, path: PathBuf },
+}
+
+impl Place {
+    fn path(&self) -> &Path {
+        match self {
+            Place::Fresh(fresh) => fresh.path(),
+            Place::Public { path, .. } => path,
+        }
+    }
+}
+
+/// A program to be attached to over and over, and what came of it.
+struct Target {
+    place: Place,
+    backing: &'static str,
+    edges: &'static str,
+    /// The commands through which the program starts.
+    front: &'static [&'static str],
+    held: Held,
+    /// Each how many GiB of its address space have a page in use (0: another number), and whether what a revert has staged
+    /// may stay then.
+    crowd: Option<(u32, bool)>,
+    maps: Vec<String>,
+    fds: Vec<String>,
+    trials: usize,
+    failures: Vec<String>,
+}
+
+impl Target {
+    /// Starts `own_image`, so that its text can be taken in this way.
+    fn new(kind: Kind, backing: &'static str, edges: &'static str) -> Target {
+        Target::crowded(kind, backing, edges, None)
+    }
+
+    /// The same in an address space with a page at each multiple of so many GiB.
+    fn crowded(
+        kind: Kind,
+        backing: &'static str,
+        edges: &'static str,
+        crowd: Option<(u32, bool)>,
+    ) -> Target {
+        let place = match backing {
+            "image" | "hugetlb" => Place::Fresh(small("own_image", kind)),
+            "pagecache" => Place::Fresh(Fresh::copy(&program("own_image", kind))),
+            _ => {
+                own_run();
+                set_up("128M");
+                let public = Public::new();
+                let path = public.add(&program("own_image", kind), "own_image", 0o755);
+                support::warm::cache_small(&path);
+                Place::Public { _dir: public, path }
+            }
+        };
+        Self::at(place, backing, edges, &[], crowd)
+    }
+
+    /// The same with a file that is there.
+    fn at(
+        place: Place,
+        backing: &'static str,
+        edges: &'static str,
+        front: &'static [&'static str],
+        crowd: Option<(u32, bool)>,
+    ) -> Target {
+        let held = Self::start(&place, front);
+        let mut target = Target {
+            place,
+            backing: if backing == "store" { "image" } else { backing },
+            edges,
+            front,
+            held,
+            crowd,
+            maps: Vec::new(),
+            fds: Vec::new(),
+            trials: 0,
+            failures: Vec::new(),
+        };
+        target.look();
+        target
+    }
+
+    fn start(place: &Place, front: &[&str]) -> Held {
+        hold(&Run::new(place.path(), NONE).plain().behind(front).limit(600))
+    }
+
+    /// Sees what the program is like untouched.
+    fn look(&mut self) {
+        assert_eq!(ask(&mut self.held, "protect"), "ok");
+        if let Some((gib @ 1.., _)) = self.crowd {
+            let pages: u32 = ask(&mut self.held, &format!("crowd {gib}")).parse().expect("a count");
+            assert!(pages > (1 << 17) / gib / 2, "{pages}");
+        }
+        (self.maps, self.fds) = (joined(self.pid()), descriptors(self.pid()));
+    }
+
+    fn pid(&self) -> i32 {
+        self.held.pid()
+    }
+
+    fn attach(&self) -> Run {
+        let (backing, edges) =
+            (format!("--backing={}", self.backing), format!("--edges={}", self.edges));
+        let args = ["attach", "--json", &backing, &edges, &self.pid().to_string()];
+        Run::new(support::tiexecctl(), args).plain()
+    }
+
+    fn revert(&self) -> Run {
+        Run::new(support::tiexecctl(), ["revert", "--json", &self.pid().to_string()]).plain()
+    }
+
+    fn staged(&self) -> Vec<Vma> {
+        staged(self.pid(), self.place.path())
+    }
+
+    /// Whether nothing is left of what was staged, by the time the thread is home.
+    fn is_home(&self, when: &str) {
+        if self.crowd.is_none() {
+            eventually(&format!("{when}: nothing staged is left"), || self.staged().is_empty());
+        }
+    }
+
+    /// Attaches; it must work.
+    fn attached(&mut self, when: &str) {
+        let done = self.attach().output();
+        let changed = joined(self.pid()) != self.maps;
+        if done.end().0 != Some(0) || !changed {
+            self.failed(format!("{when}: the attach after it: {done}"));
+        }
+    }
+
+    /// Reverts and says whether everything is as it was. If not, the next trial has a new program.
+    fn reverted(&mut self, when: &str) {
+        self.trials += 1;
+        let pid = self.pid();
+        assert_eq!(status_field(pid, "TracerPid").as_deref(), Some("0"), "{when}");
+        self.is_home(when);
+        let done = self.revert().output();
+        let mut maps = joined(pid);
+        if let Some((_, true)) = self.crowd {
+            let own = self.place.path().to_string_lossy();
+            let staged: Vec<String> = (self.staged().iter())
+                .filter(|vma| vma.path == own)
+                .map(|vma| format!("{:x}-{:x} ", vma.start, vma.end))
+                .collect();
+            maps.retain(|line| !staged.iter().any(|range| line.starts_with(range)));
+        }
+        let more: Vec<&String> = maps.iter().filter(|line| !self.maps.contains(line)).collect();
+        if done.end().0 != Some(0) || maps != self.maps {
+            self.failed(format!("{when}: {done}\n{more:#?}"));
+        } else {
+            assert_eq!(descriptors(pid), self.fds, "{when}");
+        }
+    }
+
+    fn failed(&mut self, what: String) {
+        self.failures.push(what);
+        self.held = Self::start(&self.place, self.front);
+        self.look();
+    }
+
+    /// Ends the program, which has to be right to its end; panics if anything ever was left.
+    fn end(mut self, name: &str) {
+        assert!(ask(&mut self.held, "check").parse::<u64>().is_ok(), "{name}");
+        finish(self.held);
+        let (trials, count) = (self.trials, self.failures.len());
+        println!("{name}: {count} of {trials} trials left something");
+        assert!(
+            count == 0,
+            "{count} of {trials} trials left something; the first: {}",
+            self.failures[0]
+        );
+    }
+}
+
+/// Whether it died; of a process of another user only the one that traces does.
+fn struck(run: &Run, point: &str, n: u32) -> bool {
+    let done = run.clone().env("TIEXEC_FAULT", format!("{point}:{n}")).output();
+    done.end() != (Some(0), None)
+}
+
+/// Kills it at each of these places of an attach, of a revert, and of a revert after a killed revert.
+fn at_each_place(kind: Kind, backing: &'static str, edges: &'static str) {
+    let name = format!("{kind:?}, {backing}, {edges}");
+    at_each_place_of(Target::new(kind, backing, edges), &POINTS, &name);
+}
+
+fn at_each_place_of(mut target: Target, points: &[&str], name: &str) {
+    let mut random = Random::new();
+    for point in points {
+        let mut places = [0u32; 3];
+        for (index, what) in ["attach", "revert", "second revert"].into_iter().enumerate() {
+            for n in 1..300 {
+                let when = format!("{name}: {what}, {point}:{n}");
+                let hit = match index {
+                    0 => struck(&target.attach(), point, n),
+                    _ => {
+                        target.attached(&when);
+                        if index == 2 {
+                            let first = 1 + random.below(places[1].into()) as u32;
+                            struck(&target.revert(), point, first);
+                        }
+                        struck(&target.revert(), point, n)
+                    }
+                };
+                // An attach may come first.
+                if n % 2 == 0 && hit {
+                    target.attached(&when);
+                }
+                target.reverted(&when);
+                places[index] += u32::from(hit);
+                // The second revert's work depends on where the first one died.
+                if !hit && (index < 2 || n >= places[1]) {
+                    break;
+                }
+            }
+        }
+        assert!(places[..2].iter().all(|places| (3..299).contains(places)), "{point}: {places:?}");
+        assert!(places[2] > 0, "{point}: {places:?}");
+    }
+    target.end(name);
+}
+
+/// Rounds at random moments; more with `TIEXEC_TEST_ROUNDS`.
+fn rounds() -> usize {
+    std::env::var("TIEXEC_TEST_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(30)
+}
+
+/// Runs it and kills it at a random moment: of its whole run, or of the time in which it traces the program.
+fn killed_at_random(target: &Target, run: &Run, random: &mut Random, lasts: Duration) -> bool {
+    let tool = run.start();
+    if random.below(4) == 0 {
+        random.spin_within(lasts);
+    } else {
+        let until = Instant::now() + lasts * 3;
+        let traced = || status_field(target.pid(), "TracerPid").is_some_and(|tracer| tracer != "0");
+        while !traced() && Instant::now() < until {
+            std::hint::spin_loop();
+        }
+        random.spin_within(Duration::from_millis(3));
+    }
+    tool.signal(libc::SIGKILL);
+    tool.finish().end().1 == Some(libc::SIGKILL)
+}
+
+fn at_random_moments(kind: Kind, backing: &'static str, edges: &'static str) {
+    let mut target = Target::new(kind, backing, edges);
+    let mut random = Random::new();
+    let timed = |run: &Run| {
+        let since = Instant::now();
+        let done: Done = run.output();
+        done.assert_code(0);
+        since.elapsed()
+    };
+    let lasts = [timed(&target.attach()), timed(&target.revert())];
+    let mut killed = 0;
+    for round in 0..rounds() {
+        let what = ["attach", "revert", "second revert"][round % 3];
+        let when = format!("{kind:?}, {backing}, {edges}: {what}, round {round}");
+        if round % 3 != 0 {
+            target.attached(&when);
+        }
+        if round % 3 == 2 {
+            killed +=
+                usize::from(killed_at_random(&target, &target.revert(), &mut random, lasts[1]));
+        }
+        let (run, lasts) =
+            if round % 3 == 0 { (target.attach(), lasts[0]) } else { (target.revert(), lasts[1]) };
+        killed += usize::from(killed_at_random(&target, &run, &mut random, lasts));
+        target.reverted(&when);
+    }
+    assert!(killed > rounds() / 8, "killed {killed} of {}", rounds());
+    target.end(&format!("{kind:?}, {backing}, {edges}, {killed} killed at random"));
+}
+
+macro_rules! combinations {
+    ($($name:ident: $kind:ident, $backing:literal, $edges:literal;)*) => {
+        mod each_place {
+            use super::*;
+            $(#[test]
+            fn $name() {
+                require!($backing != "pagecache" || huge_folios(), "{NO_HUGE_FOLIOS}");
+                require!($backing != "store" || is_root(), "a mount namespace needs root");
+                at_each_place(Kind::$kind, $backing, $edges);
+            })*
+        }
+        mod random_moments {
+            use super::*;
+            $(#[test]
+            fn $name() {
+                require!($backing != "pagecache" || huge_folios(), "{NO_HUGE_FOLIOS}");
+                require!($backing != "store" || is_root(), "a mount namespace needs root");
+                at_random_moments(Kind::$kind, $backing, $edges);
+            })*
+        }
+    };
+}
+
+combinations! {
+    conservative_image: DynamicPie, "image", "conservative";
+    pad_image: SeedNoPie, "image", "pad";
+    aggressive_image: SpreadPie, "image", "aggressive";
+    conservative_store: DynamicNoPie, "store", "conservative";
+    pad_store: DynamicPie, "store", "pad";
+    aggressive_store: SeedNoPie, "store", "aggressive";
+    pad_pagecache: StaticNoPie, "pagecache", "pad";
+    aggressive_pagecache: StaticNoPie, "pagecache", "aggressive";
+    pad_image_lld: SpreadLldPie, "image", "pad";
+}
+
+/// No place is far from all mappings: what the thread cannot unmap, the next revert does.
+#[test]
+fn where_no_place_is_far() {
+    for (kind, edges, gib) in [
+        (Kind::SeedNoPie, "pad", 1024),
+        (Kind::SpreadPie, "conservative", 512),
+        (Kind::DynamicPie, "pad", 64),
+    ] {
+        let target = Target::crowded(kind, "image", edges, Some((gib, false)));
+        let name = format!("{kind:?}, {edges}, a page in each {gib} GiB");
+        at_each_place_of(target, &POINTS[1..2], &name);
+    }
+}
+
+/// A sanitizer has reserved nearly all of the address space.
+#[test]
+fn under_sanitizers() {
+    for kind in [Kind::ThreadSanitizer, Kind::AddressSanitizer] {
+        if !kind.can_build() {
+            support::skip(&format!("{kind:?} cannot be built here"));
+            continue;
+        }
+        let mut target = Target::new(kind, "image", "pad");
+        // Far places are not to be had: so staged mappings may be left.
+        target.crowd = Some((0, false));
+        at_each_place_of(target, &POINTS[1..2], &format!("{kind:?}"));
+    }
+}
+
+/// No gap is wide enough for a mark: what a revert had staged is the file's, and may stay.
+#[test]
+fn where_no_gap_is_wide() {
+    let mut target = Target::crowded(Kind::SeedNoPie, "image", "pad", Some((8, true)));
+    for n in 8..20 {
+        let when = format!("a page in each 8 GiB: revert, stop {n}");
+        target.attached(&when);
+        assert!(struck(&target.revert(), POINTS[1], n), "{when}");
+        target.reverted(&when);
+    }
+    target.end("a page in each 8 GiB");
+}
+
+/// The process is another user's: what traces it is a process of its own, and only that dies.
+#[test]
+fn of_another_user() {
+    require!(is_root() && installed("setpriv").is_some(), "another user needs root and setpriv");
+    const FRONT: [&str; 4] = ["setpriv", "--reuid=2001", "--regid=2001", "--clear-groups"];
+    let public = Public::new();
+    let path = public.add(&program("own_image", Kind::SeedNoPie), "own_image", 0o755);
+    support::warm::cache_small(&path);
+    let place = Place::Public { _dir: public, path };
+    let target = Target::at(place, "image", "pad", &FRONT, None);
+    at_each_place_of(target, &POINTS, "another user's, image, pad");
+}
+
+/// Pages of the hugetlb pool, of which no part can be given back.
+#[test]
+fn pages_of_the_pool() {
+    let mut machine = support::machine::Machine::lock();
+    require!(machine.pool(16), "16 huge pages cannot be reserved");
+    for (kind, edges) in [(Kind::SeedNoPie, "aggressive"), (Kind::DynamicPie, "pad")] {
+        let target = Target::new(kind, "hugetlb", edges);
+        at_each_place_of(target, &POINTS[1..2], &format!("{kind:?}, hugetlb, {edges}"));
+    }
+}
+
+/// Two processes with one address space; the first is stopped by TiExec and killed.
+fn killed_while_it_stands(backing: &str, edges: &str, kind: Kind) {
+    let path = match backing {
+        "pagecache" => Fresh::copy(&program("twin", kind)),
+        _ => small("twin", kind),
+    };
+    let options = [format!("--backing={backing}"), format!("--edges={edges}")];
+    let attach = |pid: i32| {
+        let [backing, edges] = &options;
+        Run::new(support::tiexecctl(), ["attach", "--json", backing, edges, &pid.to_string()])
+            .plain()
+    };
+    let revert =
+        |pid: i32| Run::new(support::tiexecctl(), ["revert", "--json", &pid.to_string()]).plain();
+    let mut left = 0;
+    for what in ["attach", "revert"] {
+        let mut stops = 0;
+        for n in 1..200 {
+            let when = format!("{backing}, {edges}: {what}, stop {n}");
+            let mut held = Run::new(path.path(), NONE).plain().start();
+            held.wait_line("ready");
+            let (first, second) =
+                (held.pid(), held.said("twin").expect("its pid").parse().expect("a number"));
+            let before = joined(first);
+            let run = if what == "attach" {
+                attach(first)
+            } else {
+                attach(first).output().assert_code(0);
+                revert(first)
+            };
+            let tool = run.env("TIEXEC_FAULT", format!("stand-after-stop:{n}")).start();
+            let _or_it_ends = soon(|| matches!(state(tool.pid()), Some('T' | 'Z')));
+            let stood = state(tool.pid()) == Some('T');
+            if stood {
+                held.signal(libc::SIGKILL);
+                eventually(&when, || state(first) == Some('Z'));
+                tool.signal(libc::SIGCONT);
+            }
+            let done = tool.finish();
+            assert_eq!(done.end().0 == Some(0), !stood, "{when}: {done}");
+            left += usize::from(joined(second).iter().any(|line| !before.contains(line)));
+            revert(second).output().assert_code(0);
+            assert_eq!(joined(second), before, "{when}: {done}");
+            if n % 3 == 0 {
+                attach(second).output().assert_code(0);
+                assert_ne!(joined(second), before, "{when}");
+            }
+            held.write(b"\n");
+            held.wait_line("right");
+            held.write(b"\n");
+            if !stood {
+                held.signal(libc::SIGKILL);
+            }
+            held.finish().assert_signal(libc::SIGKILL);
+            if !stood {
+                break;
+            }
+            stops = n;
+        }
+        assert!((8..199).contains(&stops), "{what}: {stops}");
+    }
+    assert!(left > 8, "{left}");
+}
+
+#[test]
+fn the_stopped_thread_is_killed_too() {
+    killed_while_it_stands("image", "pad", Kind::SeedNoPie);
+    killed_while_it_stands("image", "conservative", Kind::DynamicPie);
+}
+
+#[test]
+fn the_stopped_thread_is_killed_too_with_edges_of_the_page_cache() {
+    require!(huge_folios(), "{NO_HUGE_FOLIOS}");
+    killed_while_it_stands("pagecache", "pad", Kind::StaticNoPie);
+}

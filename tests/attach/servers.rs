@@ -1,0 +1,228 @@
+//! Servers under load by clients, attached to and reverted again and again: no request fails, no connection is lost.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use support::attaching::{ctl, joined, json, ok, switched};
+use support::child::eventually;
+use support::smaps::children;
+use support::{Held, Run, installed, is_root, require, write_program};
+
+const CYCLES: usize = 20;
+
+/// A program of the machine with these arguments, started; it lives for two minutes at most.
+fn start(name: &str, args: &[&str]) -> Held {
+    let path = installed(name).unwrap_or_else(|| panic!("no {name}"));
+    Run::new(path, args).plain().limit(120).start()
+}
+
+fn have(names: &[&str]) -> bool {
+    names.iter().all(|name| installed(name).is_some())
+}
+
+fn at(dir: &tempfile::TempDir, name: &str) -> String {
+    dir.path().join(name).to_string_lossy().into_owned()
+}
+
+/// Attaches to it and reverts, again and again. Returns how often there was something to switch.
+fn cycles(pid: i32) -> usize {
+    let mut all = 0;
+    for cycle in 0..CYCLES {
+        let before = text(pid);
+        let done = ctl(["attach", "--backing=image", "--json", &pid.to_string()]);
+        ok(&done);
+        let report = json(&done);
+        let is_switched = switched(pid) > 0;
+        assert_eq!(report["outcome"] == "switched", is_switched, "{cycle}: {report}");
+        assert_eq!(report["attach"].is_object(), is_switched, "{cycle}: {report}");
+        if !is_switched {
+            assert_eq!(text(pid), before, "{cycle}");
+        }
+        all += usize::from(is_switched);
+        ok(&ctl(["revert", "--json", &pid.to_string()]));
+        assert_eq!(switched(pid), 0, "{cycle}");
+        assert_eq!(text(pid), before, "{cycle}");
+    }
+    all
+}
+
+/// Its files' text. The rest of a server's mappings comes and goes, compiled code too.
+fn text(pid: i32) -> Vec<String> {
+    let mut all = joined(pid);
+    all.retain(|line| {
+        line.split(' ').nth(1).is_some_and(|perms| perms.contains('x')) && line.contains(" /")
+    });
+    all
+}
+
+/// Asks the server for a page on a connection of its own; panics unless it is all there.
+fn get(socket: &Path) {
+    let mut stream = UnixStream::connect(socket).expect("it accepts");
+    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a time limit");
+    stream.write_all(b"GET / HTTP/1.0\r\n\r\n").expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    assert!(answer.contains(" 200 OK") && answer.ends_with("all is well\n"), "{answer:?}");
+}
+
+/// Does `work` while clients ask for a page without a pause; returns what it returns.
+fn under_requests<T>(socket: &Path, work: impl FnOnce() -> T) -> T {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let ask = || {
+            let mut asked = 0;
+            while !over.load(Ordering::Relaxed) {
+                get(socket);
+                asked += 1;
+            }
+            asked
+        };
+        let clients = [scope.spawn(ask), scope.spawn(ask)];
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        over.store(true, Ordering::Relaxed);
+        for client in clients {
+            let asked: usize = client.join().expect("no request failed");
+            assert!(asked > 0, "the load was one");
+        }
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Its text, its libraries' too, fills no huge page: nothing to do, and nothing is done.
+#[test]
+fn nginx() {
+    require!(is_root() && have(&["nginx"]), "no nginx, or not root");
+    let dir = tempfile::tempdir().expect("a directory");
+    let socket = at(&dir, "socket");
+    write_program(&dir.path().join("index.html"), b"all is well\n", 0o644);
+    let conf = format!(
+        "daemon off; user root; worker_processes 1; pid {pid}; error_log {log};
+         events {{}}
+         http {{ access_log off; server {{ listen unix:{socket}; root {root}; }} }}\n",
+        pid = at(&dir, "pid"),
+        log = at(&dir, "log"),
+        root = dir.path().display(),
+    );
+    write_program(&dir.path().join("conf"), conf.as_bytes(), 0o644);
+    let server = start("nginx", &["-c", &at(&dir, "conf")]);
+    let socket = Path::new(&socket);
+    eventually("it listens", || UnixStream::connect(socket).is_ok());
+    // Once a request is answered, all is set up.
+    get(socket);
+    let worker = children(server.pid())[0];
+    under_requests(socket, || {
+        cycles(worker);
+        cycles(server.pid());
+    });
+    server.signal(libc::SIGTERM);
+    server.finish().assert_code(0);
+    let log = std::fs::read_to_string(dir.path().join("log")).unwrap_or_default();
+    assert!(!log.contains("[alert]") && !log.contains("[emerg]"), "{log}");
+}
+
+#[test]
+fn redis() {
+    require!(have(&["redis-server", "redis-benchmark"]), "no redis");
+    let dir = tempfile::tempdir().expect("a directory");
+    let socket = at(&dir, "socket");
+    let dir_path = dir.path().display().to_string();
+    let args = ["--port", "0", "--unixsocket", &socket, "--dir", &dir_path, "--save", ""];
+    let server = start("redis-server", &args);
+    eventually("it listens", || UnixStream::connect(&socket).is_ok());
+    let args = ["-s", &socket, "-n", "150000", "-c", "20", "-q", "-t", "set,get"];
+    let load = start("redis-benchmark", &args);
+    cycles(server.pid());
+    let done = load.finish();
+    done.assert_code(0);
+    assert_eq!(done.out().matches("requests per second").count(), 2, "{done}");
+    server.signal(libc::SIGTERM);
+    server.finish().assert_code(0);
+}
+
+/// One with much text: node answers requests.
+#[test]
+fn node() {
+    require!(have(&["node"]), "no node");
+    let dir = tempfile::tempdir().expect("a directory");
+    let socket = at(&dir, "socket");
+    let script = format!(
+        "require('http').createServer((q, a) => a.end('all is well\\n')).listen('{socket}');
+         process.on('SIGTERM', () => process.exit(7));"
+    );
+    write_program(&dir.path().join("server.js"), script.as_bytes(), 0o644);
+    let server = start("node", &[&at(&dir, "server.js")]);
+    let socket = Path::new(&socket);
+    eventually("it listens", || UnixStream::connect(socket).is_ok());
+    let pid = server.pid();
+    let switched = under_requests(socket, || cycles(pid));
+    assert_eq!(switched, CYCLES);
+    server.signal(libc::SIGTERM);
+    server.finish().assert_code(7).assert_silent();
+}
+
+#[test]
+fn mariadbd_under_sysbench() {
+    require!(
+        is_root() && have(&["mariadbd", "mariadb-install-db", "mariadb-admin", "sysbench"]),
+        "no mariadbd or no sysbench, or not root"
+    );
+    let dir = tempfile::tempdir().expect("a directory");
+    let (data, socket, log) = (at(&dir, "data"), at(&dir, "socket"), at(&dir, "log.err"));
+    let datadir = format!("--datadir={data}");
+    let install = ["--no-defaults", "--user=root", "--skip-test-db", &datadir];
+    start("mariadb-install-db", &install).finish().assert_code(0);
+    let to = format!("--socket={socket}");
+    let server = start(
+        "mariadbd",
+        &[
+            "--no-defaults",
+            "--user=root",
+            "--skip-networking",
+            "--skip-log-bin",
+            &datadir,
+            &to,
+            &format!("--log-error={log}"),
+            &format!("--pid-file={}", at(&dir, "pid")),
+        ],
+    );
+    let admin = |what: &[&str]| {
+        start("mariadb-admin", &[&["--no-defaults", "-uroot", &to][..], what].concat()).finish()
+    };
+    eventually("it answers", || admin(&["ping"]).status.success());
+    admin(&["create", "sbtest"]).assert_code(0);
+    let sysbench = |test: &str, threads: &str, what: &str| {
+        let socket = format!("--mysql-socket={socket}");
+        let args = [test, "--db-driver=mysql", &socket, "--mysql-user=root", "--tables=2"];
+        let more = ["--table-size=2000", "--mysql-ignore-errors=none", "--time=12", threads, what];
+        start("sysbench", &[&args[..], &more].concat())
+    };
+    sysbench("oltp_read_only", "--threads=1", "prepare").finish().assert_code(0);
+    // One row in each: such transactions cannot deadlock.
+    let loads = [
+        sysbench("oltp_read_only", "--threads=4", "run"),
+        sysbench("oltp_update_non_index", "--threads=2", "run"),
+    ];
+    assert_eq!(cycles(server.pid()), CYCLES);
+    for load in loads {
+        let done = load.finish();
+        done.assert_code(0);
+        let out = done.out();
+        let of = |what: &str| {
+            let line =
+                out.lines().find_map(|line| line.trim().strip_prefix(what)?.strip_prefix(':'));
+            let number = line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok());
+            number.unwrap_or_else(|| panic!("no {what}: {done}"))
+        };
+        let numbers: [u64; 3] = ["transactions", "ignored errors", "reconnects"].map(of);
+        assert!(numbers[0] > 0 && numbers[1..] == [0, 0], "{done}");
+    }
+    admin(&["shutdown"]).assert_code(0);
+    server.finish().assert_code(0);
+    let log = std::fs::read_to_string(log).expect("its log");
+    for word in ["[ERROR]", "Aborted connection", "signal"] {
+        assert!(!log.contains(word), "{log}");
+    }
+}

@@ -1,0 +1,60 @@
+//! Threads that run in the very text that is switched, take signals there and count what they do, go on exactly, attach after attach.
+
+use support::attaching::{attach, ctl, descriptors, is_switched, joined, ok, revert, switched};
+use support::{Kind, Run, program, program_big};
+
+const CYCLES: usize = 50;
+
+/// Attaches to and reverts a program with four busy threads, `cycles` times.
+fn goes_on(first_thread: &str, first_kind: &str, kind: Kind, cycles: usize) {
+    let held =
+        Run::new(program("spinner", kind), [first_thread, first_kind]).plain().limit(110).hold();
+    let pid = held.pid();
+    let (maps, fds) = (joined(pid), descriptors(pid));
+    for cycle in 0..cycles {
+        ok(&attach(pid));
+        assert!(is_switched(pid), "{cycle}: {:?}", held.coverage());
+        ok(&revert(pid));
+        assert!(switched(pid) == 0, "{cycle}");
+    }
+    assert_eq!(joined(pid), maps);
+    assert_eq!(descriptors(pid), fds);
+    held.finish().assert_code(7).assert_silent();
+}
+
+#[test]
+fn with_all_threads_busy() {
+    goes_on("spin", "0", Kind::DynamicPie, CYCLES);
+}
+
+/// The first thread cannot be stopped unseen, so that one of the busy ones is.
+#[test]
+fn through_each_kind_of_thread() {
+    for kind in ["0", "1", "2", "3"] {
+        goes_on("wait", kind, Kind::DynamicPie, CYCLES / 5);
+    }
+}
+
+#[test]
+fn in_a_static_program() {
+    goes_on("wait", "2", Kind::StaticNoPie, CYCLES / 5);
+}
+
+/// Much text, and the page cache's own where it is huge.
+#[test]
+fn with_every_backing_and_more_text() {
+    let held = Run::new(program_big("spinner", Kind::DynamicNoPie, 32), ["spin", "1"])
+        .plain()
+        .limit(110)
+        .hold();
+    let pid = held.pid();
+    for backing in ["auto", "image", "pagecache"] {
+        let pid = pid.to_string();
+        for _ in 0..5 {
+            ok(&ctl(["attach", "--backing", backing, &pid]));
+            ok(&revert(held.pid()));
+        }
+    }
+    assert!(switched(pid) == 0);
+    held.finish().assert_code(7).assert_silent();
+}

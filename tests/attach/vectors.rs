@@ -1,0 +1,63 @@
+//! A thread keeps its scalable vectors, its predicates and ZA: after an attach and a revert, and after the attacher's
+//! death.
+#![cfg(target_arch = "aarch64")]
+
+use support::attaching::{
+    attach, attach_run, is_switched, ok, revert, revert_run, small, switched,
+};
+use support::{Held, Kind, Run, pmd_size, require, require_of_machine};
+
+/// The program, holding vectors of up to so many bytes; none where the processor has no such registers.
+fn holds(args: &[&str]) -> Option<Held> {
+    let copy = small("scalable", Kind::DynamicNoPie);
+    let held = Run::new(copy.path(), args).plain().limit(110).hold();
+    held.said("no").is_none().then_some(held)
+}
+
+fn goes_on(args: &[&str]) {
+    require!(pmd_size() <= 2 << 20, "huge pages too large for the program");
+    let held = holds(args);
+    require_of_machine!(held.is_some(), "the processor has no such registers");
+    let held = held.expect("just looked");
+    let pid = held.pid();
+    for cycle in 0..5 {
+        ok(&attach(pid));
+        assert!(is_switched(pid), "{cycle}");
+        ok(&revert(pid));
+        assert!(switched(pid) == 0, "{cycle}");
+    }
+    let done = held.finish();
+    assert!(!done.out().contains("wrong"), "{done}");
+    done.assert_code(7).assert_silent();
+}
+
+#[test]
+fn of_every_length() {
+    for length in ["16", "32", "64", "128", "256"] {
+        goes_on(&[length]);
+    }
+}
+
+#[test]
+fn with_an_array_beside() {
+    goes_on(&["256", "za"]);
+}
+
+#[test]
+fn when_the_tracer_dies() {
+    require!(pmd_size() <= 2 << 20, "huge pages too large for the program");
+    let held = holds(&["256", "za"]);
+    require_of_machine!(held.is_some(), "the processor has no such registers");
+    let held = held.expect("just looked");
+    let pid = held.pid();
+    for n in 1..12 {
+        let run = if switched(pid) == 0 { attach_run(pid) } else { revert_run(pid) };
+        let fault = format!("die-after-setregs:{n}");
+        let done = run.env("TIEXEC_FAULT", fault).output();
+        assert_eq!(done.end().1, Some(libc::SIGKILL), "{done}");
+        ok(&revert(pid));
+    }
+    let done = held.finish();
+    assert!(!done.out().contains("wrong"), "{done}");
+    done.assert_code(7).assert_silent();
+}

@@ -1,0 +1,7 @@
+//! Shared objects: their text becomes huge as the program's own does.
+
+mod attach;
+mod killed;
+mod launch;
+mod linking;
+mod real_programs;

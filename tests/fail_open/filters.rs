@@ -1,0 +1,168 @@
+//! Fail open under seccomp filters that refuse, kill or trap what TiExec calls, and where tracing is refused.
+
+use support::{Done, Kind, Run, program};
+
+const EPERM: &str = "errno=1";
+const ENOSYS: &str = "errno=38";
+
+/// A launch of a program that itself makes none of the calls, under a filter that answers them so.
+fn filtered(action: &str, calls: &str) -> Run {
+    let filter = program("seccomp_exec", Kind::DynamicPie);
+    let run = Run::new(program("exits", Kind::StaticNoPie), ["code", "7"]).behind([
+        filter.as_os_str(),
+        action.as_ref(),
+        calls.as_ref(),
+    ]);
+    let plain = run.plain().output();
+    assert_eq!(
+        plain.end(),
+        (Some(7), None),
+        "the program alone must live under the filter: {plain}"
+    );
+    run
+}
+
+fn assert_runs(run: &Run) -> Done {
+    let done = run.output();
+    done.assert_code(7);
+    assert_eq!(done.out(), "ran\n", "{done}");
+    done
+}
+
+#[test]
+fn calls_that_are_refused() {
+    for (calls, reasons) in [
+        ("memfd_create", &["no_memfd", "seccomp"][..]),
+        ("ftruncate", &["seccomp", "no_memfd"]),
+        ("mremap", &["seccomp", "switch_failed"]),
+        ("madvise", &["seccomp", "no_huge_page"]),
+        ("ptrace", &["ptrace_denied", "seccomp"]),
+        ("process_vm_writev", &["seccomp", "ptrace_denied", "switch_failed"]),
+        ("clone,clone3,fork,vfork", &["fork_failed", "seccomp"]),
+        ("setsid", &["seccomp", "fork_failed"]),
+        (
+            "memfd_create,madvise,mremap,ptrace,clone,clone3,fork,vfork",
+            &["seccomp", "no_memfd", "ptrace_denied", "fork_failed"],
+        ),
+    ] {
+        for errno in [EPERM, ENOSYS, "errno=12"] {
+            let done = assert_runs(&filtered(errno, calls));
+            // Another way round the call is as good as a reason.
+            if let Some(reason) = done.fail_open_reason() {
+                assert!(
+                    reasons.contains(&reason.as_str()),
+                    "{errno} {calls}: {reason} is not one of {reasons:?}: {done}"
+                );
+            } else {
+                assert!(
+                    !["memfd_create", "mremap", "ptrace"].contains(&calls),
+                    "{errno} {calls}: there is no way round this: {done}"
+                );
+            }
+        }
+    }
+}
+
+/// Each of the calls alone: the program must live, whatever TiExec makes of it.
+const CALLS: [&str; 27] = [
+    "memfd_create",
+    "ftruncate",
+    "fallocate",
+    "madvise",
+    "mremap",
+    "munmap",
+    "wait4",
+    "waitid",
+    "fcntl",
+    "ptrace",
+    "process_vm_readv",
+    "process_vm_writev",
+    "setsid",
+    "pidfd_open",
+    "pidfd_getfd",
+    "pipe2",
+    "socketpair",
+    "sendmsg",
+    "recvmsg",
+    "kill",
+    "eventfd2",
+    "pwrite64",
+    "copy_file_range",
+    "sendfile",
+    "splice",
+    "close_range",
+    "statfs",
+];
+
+#[test]
+fn any_call_may_be_refused() {
+    for calls in CALLS.into_iter().chain([
+        "rt_sigreturn",
+        "clone",
+        "clone3",
+        "prctl",
+        "tgkill",
+        "poll",
+        "ppoll",
+        "rt_sigprocmask",
+        "sigaltstack",
+    ]) {
+        for errno in [EPERM, ENOSYS] {
+            let done = assert_runs(&filtered(errno, calls));
+            // At most the one line.
+            done.fail_open_reason();
+        }
+    }
+}
+
+/// A launch cannot survive a filter that kills TiExec before it has begun. So these are only calls that it can do
+/// without, or can rehearse in a child.
+fn assert_rehearsed(action: &str) {
+    let mut dead = Vec::new();
+    for calls in [
+        "memfd_create",
+        "ftruncate",
+        "madvise",
+        "mremap",
+        "wait4",
+        "ptrace",
+        "process_vm_readv",
+        "process_vm_writev",
+        "setsid",
+    ] {
+        let run = filtered(action, calls);
+        let done = run.output();
+        if done.end() != (Some(7), None) || done.out() != "ran\n" {
+            dead.push(format!("{calls}: {done}"));
+        } else if let Some(reason) = done.fail_open_reason() {
+            assert!(
+                ["seccomp", "ptrace_denied", "no_memfd", "helper_died"].contains(&reason.as_str()),
+                "{calls}: {done}"
+            );
+        }
+    }
+    assert!(dead.is_empty(), "the launch did not survive {action} of {}", dead.join("\n"));
+}
+
+#[test]
+fn calls_that_kill() {
+    assert_rehearsed("kill");
+}
+
+#[test]
+fn calls_that_trap() {
+    assert_rehearsed("trap");
+}
+
+#[test]
+fn a_filter_that_refuses_nothing_of_ours_does_not_matter() {
+    let filter = program("seccomp_exec", Kind::DynamicPie);
+    let run = Run::new(program("hold", Kind::DynamicPie), ["7"]).behind([
+        filter.as_os_str(),
+        EPERM.as_ref(),
+        "sendfile,splice".as_ref(),
+    ]);
+    let held = run.hold();
+    assert!(held.coverage().is_full(), "{:?}", held.coverage());
+    held.finish().assert_code(7).assert_silent();
+}

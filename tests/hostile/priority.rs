@@ -1,0 +1,194 @@
+//! A stop gives no priority away: a thread of another user is never scheduled before others, and one of the tracer's own user
+//! neither keeps that nor hands it to children.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use support::attaching::{ctl, started};
+use support::child::eventually;
+use support::{Held, Kind, Public, Run, installed, is_root, program, require};
+
+use super::ATTACKER;
+
+/// How often each program is attached to: its threads race with the stop.
+const ROUNDS: u32 = 200;
+
+fn can() -> bool {
+    is_root()
+        && installed("setpriv").is_some()
+        && support::child::tool(&["chrt", "--fifo", "1", "true"]).status.success()
+}
+
+const CANNOT: &str = "needs root, setpriv, and real-time scheduling";
+
+/// The program, where anybody can run it.
+fn attacker() -> (Public, PathBuf) {
+    let public = Public::new();
+    let file = program("hostile/priority", Kind::DynamicNoPie);
+    let path = public.add(&file, "priority", 0o755);
+    (public, path)
+}
+
+fn started_as(front: &[&str], path: &PathBuf, mode: &str) -> Held {
+    Run::new(path, [mode]).plain().behind(front).limit(600).hold()
+}
+
+/// Attaches and reverts; each may fail, for the program sees to that.
+fn rounds(pid: i32) {
+    for _ in 0..ROUNDS / 2 {
+        for command in ["attach", "revert"] {
+            let pid = pid.to_string();
+            let args = [command, "-q", &pid];
+            started(&[], support::tiexecctl(), args).finish();
+        }
+    }
+}
+
+/// The program's observations, once it has been told to end.
+struct Seen {
+    stops: u64,
+    children: u64,
+    thread: u64,
+    child: u64,
+}
+
+fn end(mut held: Held) -> Seen {
+    held.write(b"\n");
+    let done = held.finish();
+    done.assert_code(7);
+    let number = |word| {
+        let text = support::child::said(&done.out(), word);
+        text.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{word}: {done}"))
+    };
+    println!("{}", done.out());
+    assert_eq!(number("policy"), 0, "it is not scheduled normally: {done}");
+    Seen {
+        stops: number("stops"),
+        children: number("children"),
+        thread: number("thread"),
+        child: number("child"),
+    }
+}
+
+fn assert_nothing_gained(seen: &Seen) {
+    let Seen { stops, children, thread, child } = *seen;
+    assert!(stops > 0, "it was never seen stopped");
+    assert!(children > 0 || !cfg!(target_arch = "x86_64"), "it never made its own call");
+    assert_eq!((thread, child), (0, 0), "scheduled before others");
+}
+
+#[test]
+fn another_users_thread_is_never_scheduled_first() {
+    require!(can(), "{CANNOT}");
+    let (_public, path) = attacker();
+    let held = started_as(&ATTACKER, &path, "fork");
+    rounds(held.pid());
+    assert_nothing_gained(&end(held));
+}
+
+/// A program that has given up a part of its rights, or run a file of another user's that says so, is somebody else.
+#[test]
+fn a_thread_with_fewer_rights_is_never_scheduled_first() {
+    require!(can(), "{CANNOT}");
+    let (public, path) = attacker();
+    let owned = public.add(&path, "owned", 0o755);
+    std::os::unix::fs::chown(&owned, Some(2001), Some(2001)).expect("chown");
+    support::chmod(&owned, 0o6755);
+    let fronts: [&[&str]; 5] = [
+        &["setpriv", "--bounding-set=-sys_nice"],
+        &["setpriv", "--groups=2001"],
+        &["setpriv", "--egid=2001", "--keep-groups"],
+        &["unshare", "--user", "--map-root-user"],
+        &["env"],
+    ];
+    for front in fronts {
+        let path = if front == ["env"] { &owned } else { &path };
+        let held = started_as(front, path, "fork");
+        for _ in 0..10 {
+            ctl(["attach", "-q", &held.pid().to_string()]);
+            ctl(["revert", "-q", &held.pid().to_string()]);
+        }
+        let seen = end(held);
+        assert!(seen.stops > 0, "{front:?}: it was never seen stopped");
+        assert_eq!((seen.thread, seen.child), (0, 0), "{front:?}");
+    }
+}
+
+/// A thread of the tracer's own user may be boosted, but the boost does not last and is not inherited.
+#[test]
+fn an_own_threads_priority_is_neither_kept_nor_inherited() {
+    require!(can(), "{CANNOT}");
+    let (_public, path) = attacker();
+    let held = started_as(&[], &path, "fork");
+    rounds(held.pid());
+    let seen = end(held);
+    assert!(seen.stops > 0 && seen.thread > 0, "it was never seen scheduled first");
+    assert_eq!(seen.child, 0, "children inherited it");
+}
+
+/// A thread that never ends its call keeps nobody from the processors, and neither does its tracer.
+#[test]
+fn priority_ends_while_the_stop_lasts() {
+    require!(can(), "{CANNOT}");
+    require!(cfg!(target_arch = "x86_64"), "the program has no code for this architecture");
+    let (_public, path) = attacker();
+    for front in [&[][..], &ATTACKER] {
+        let mut held = started_as(front, &path, "spin");
+        let pid = held.pid().to_string();
+        // It may miss a stop.
+        let mut commands = ["attach", "revert"].iter().cycle().take(ROUNDS as usize);
+        let tool = loop {
+            let command = commands.next().expect("it never made its own call");
+            let mut tool = started(&[], support::tiexecctl(), [command, "-q", pid.as_str()]);
+            let mut spins = false;
+            eventually("it spins, or the command ends", || {
+                spins = held.has_said("spins");
+                spins || tool.has_ended()
+            });
+            if spins {
+                break tool;
+            }
+            tool.finish();
+        };
+        for pid in [held.pid(), tool.pid()] {
+            eventually("all threads are scheduled normally", || all_normal(pid));
+        }
+        held.write(b"\n");
+        drop(tool);
+        let done = held.finish();
+        done.assert_code(7);
+        assert!(done.out().contains("\npolicy 0\n"), "{done}");
+    }
+}
+
+/// Whether no thread of the process is scheduled before normal ones, but such as only end that.
+fn all_normal(pid: i32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).all(|tid: i32| {
+        let comm = std::fs::read_to_string(format!("/proc/{tid}/comm")).unwrap_or_default();
+        // SAFETY: the call takes a thread id.
+        comm.trim() == "tiexec-boost"
+            || unsafe { libc::sched_getscheduler(tid) } == libc::SCHED_OTHER
+    })
+}
+
+/// `--follow` goes on as root beside programs that have given up their rights.
+#[test]
+fn what_a_followed_program_becomes_is_not_scheduled_first() {
+    require!(can(), "{CANNOT}");
+    let (_public, path) = attacker();
+    let script = format!("{} {} fork; exit $?", ATTACKER.join(" "), path.display());
+    let run = Run::new("sh", ["-c", &script]).options(["--follow", "--backing=image"]);
+    // Each program is stopped once or twice, and may miss that.
+    let forked = (0..ROUNDS).any(|_| {
+        let mut held = run.hold();
+        let until = Instant::now() + support::child::patience(Duration::from_secs(2));
+        while !held.has_said("forked") && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let seen = end(held);
+        assert_eq!((seen.thread, seen.child), (0, 0));
+        seen.children > 0
+    });
+    assert!(forked || !cfg!(target_arch = "x86_64"), "it never made its own call");
+}

@@ -1,0 +1,210 @@
+//! `--exe` and `--unit` name what root means by them: no user makes a program of its own pass for root's by its path, nor a unit of
+//! its own by its name.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use support::attaching::{assert_switched, ctl, ok, switched};
+use support::child::{eventually, tool};
+use support::machine::Machine;
+use support::{Held, Kind, Public, Run, installed, is_root, program, require};
+
+use super::ATTACKER;
+
+/// Namespaces in which the attacker may mount.
+const OWN_MOUNTS: [&str; 5] = ["unshare", "--user", "--map-root-user", "--mount", "--"];
+
+fn needs() -> bool {
+    is_root() && installed("setpriv").is_some() && installed("unshare").is_some()
+}
+
+/// Whether users may have mounts of their own here.
+fn may_mount() -> bool {
+    let front: Vec<&str> = ATTACKER.iter().chain(&OWN_MOUNTS).copied().collect();
+    tool(&[&front[..], &["mount", "-t", "tmpfs", "none", "/mnt"]].concat()).status.success()
+}
+
+/// `hold` at a path of root's, and another copy of it with which the attacker would pass for that.
+struct Place {
+    _public: Public,
+    /// The directory that is root's.
+    system: PathBuf,
+    /// The program in it.
+    program: PathBuf,
+    /// The attacker's directory, with a file of the same name.
+    own: PathBuf,
+}
+
+fn place() -> Place {
+    let public = Public::new();
+    let hold = program("hold", Kind::DynamicNoPie);
+    let [system, own] = ["system", "own"].map(|name| public.path().join(name));
+    for directory in [&system, &own] {
+        std::fs::create_dir(directory).expect("an own directory");
+        support::chmod(directory, 0o755);
+        support::install(&hold, &directory.join("server"), 0o755);
+    }
+    for path in [&own, &own.join("server")] {
+        std::os::unix::fs::chown(path, Some(2001), Some(2001)).expect("chown");
+    }
+    Place { _public: public, program: system.join("server"), system, own }
+}
+
+fn attach_exe(path: &Path) -> support::Done {
+    let options = ["attach", "-q", "--backing=image", "--exe"].map(AsRef::as_ref);
+    ctl(options.into_iter().chain([path.as_os_str()]))
+}
+
+fn exe(pid: i32) -> String {
+    let link = std::fs::read_link(format!("/proc/{pid}/exe")).expect("a live process");
+    link.to_string_lossy().into_owned()
+}
+
+/// The attacker's process, by a script as the attacker; it says when it runs the program.
+fn attacker(front: &[&str], script: &str) -> Held {
+    let front = ATTACKER.iter().chain(front).copied();
+    Run::new("sh", ["-c", script]).plain().behind(front).hold()
+}
+
+/// Root's attach takes its own process, and not the attacker's, which has the same path.
+fn assert_left_out(place: &Place, attacker: Held, link: &str) {
+    let pid = attacker.said_pid();
+    assert_eq!(exe(pid), link);
+    attach_exe(&place.program).assert_code(4);
+    assert_eq!(switched(pid), 0, "the attacker's program passes for {}", place.program.display());
+    attacker.finish().assert_code(7);
+}
+
+#[test]
+fn a_program_at_the_same_path_in_other_mounts() {
+    require!(needs() && may_mount(), "users may have no mounts of their own");
+    let place = place();
+    let (own, system) = (place.own.display(), place.system.display());
+    let path = place.program.display().to_string();
+    let script = format!("mount --bind {own} {system} && exec {path} 7");
+    let same = || attacker(&OWN_MOUNTS, &script);
+    assert_left_out(&place, same(), &path);
+    // Root's own process is found beside it.
+    let (root, other) = (Run::new(&place.program, ["7"]).plain().hold(), same());
+    ok(&attach_exe(&place.program));
+    assert_switched(root.pid());
+    assert_eq!(switched(other.pid()), 0);
+    root.finish().assert_code(7);
+    other.finish().assert_code(7);
+}
+
+/// A file that was deleted shows the path that it had, in whichever mounts that was.
+#[test]
+fn a_deleted_program_of_other_mounts() {
+    require!(needs() && may_mount(), "users may have no mounts of their own");
+    let place = place();
+    let (own, system) = (place.own.display(), place.system.display());
+    let path = place.program.display().to_string();
+    let script = format!("mount -t tmpfs none {system} && cp {own}/server {path} && exec {path} 7");
+    let inside = attacker(&OWN_MOUNTS, &script);
+    let pid = inside.said_pid();
+    // In root's mount namespace, by a file from the attacker's own.
+    let outside = attacker(&[], &format!("exec /proc/{pid}/root{path} 7"));
+    assert_eq!(exe(outside.said_pid()), path);
+    attach_exe(&place.program).assert_code(4);
+    let removed = tool(&["nsenter", "--target", &pid.to_string(), "--mount", "rm", &path]);
+    assert!(removed.status.success(), "{removed:?}");
+    // The mounts end with the first.
+    for held in [outside, inside] {
+        assert_left_out(&place, held, &format!("{path} (deleted)"));
+    }
+}
+
+/// In a directory where everybody makes files, names may end as the kernel's mark for a deleted file.
+#[test]
+fn names_that_end_as_those_of_deleted_programs() {
+    require!(needs(), "another user needs root");
+    let place = place();
+    std::fs::set_permissions(&place.system, PermissionsExt::from_mode(0o1777)).expect("chmod");
+    let own = place.own.join("server").display().to_string();
+    let path = place.program.display().to_string();
+    let literal = format!("{path} (deleted)");
+    let copy = format!("cp {own} '{literal}'");
+    let held = attacker(&[], &format!("{copy}; exec '{literal}' 7"));
+    assert_left_out(&place, held, &literal);
+    std::fs::remove_file(&literal).expect("root may");
+    // Another user's file, at root's path before root's.
+    std::fs::rename(&path, place.own.join("kept")).expect("an own file");
+    let held = attacker(&[], &format!("cp {own} {path}; exec {path} 7"));
+    std::fs::remove_file(&path).expect("root may");
+    std::fs::rename(place.own.join("kept"), &path).expect("an own file");
+    assert_left_out(&place, held, &literal);
+}
+
+/// An upgrade replaces the file: processes that run the old one are found by the path that they were started by.
+#[test]
+fn programs_that_were_replaced_or_removed() {
+    require!(needs(), "another user needs root");
+    let place = place();
+    let start = || Run::new(&place.program, ["7"]).plain().behind(ATTACKER).hold();
+    let old = start();
+    support::install(&place.own.join("server"), &place.system.join("server.new"), 0o755);
+    std::fs::rename(place.system.join("server.new"), &place.program).expect("an own file");
+    let new = start();
+    ok(&attach_exe(&place.program));
+    for held in [&old, &new] {
+        assert_switched(held.pid());
+    }
+    std::fs::remove_file(&place.program).expect("an own file");
+    let done = ctl(["revert", "-q", "--exe", &place.program.to_string_lossy()]);
+    ok(&done);
+    for held in [old, new] {
+        assert_eq!(switched(held.pid()), 0);
+        held.finish().assert_code(7);
+    }
+}
+
+/// The unit's name alone says nothing: its place says whose it is.
+#[test]
+fn a_unit_of_the_same_name_of_a_users_own() {
+    require!(needs(), "cgroups need root");
+    let parents = ["/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+    let parent = parents.iter().map(Path::new).find(|at| at.join("cgroup.procs").exists());
+    require!(parent.is_some(), "no cgroup hierarchy that names are taken from");
+    let mut machine = Machine::lock();
+    let top = machine.slice(parent.expect("just looked"));
+    require!(top.is_some(), "no cgroup can be made");
+    let top = top.expect("just looked");
+    let unit = format!("tiexec-test-{}.service", std::process::id());
+    let user = "user-2001.slice/user@2001.service/app.slice";
+    let places = [
+        unit.clone(),
+        format!("{user}/{unit}"),
+        format!("docker-1.scope/system.slice/{unit}"),
+        format!("session-1.scope/{unit}"),
+    ];
+    let start = |place: &String| {
+        let group = top.join(place);
+        std::fs::create_dir_all(&group).expect("a cgroup");
+        let script = format!("echo $$ >'{}'/cgroup.procs; exec \"$@\"", group.display());
+        Run::new(program("hold", Kind::DynamicNoPie), ["7"]).plain().behind_sh(&script).hold()
+    };
+    let all = places.each_ref().map(start);
+    let switched = || all.each_ref().map(|held| switched(held.pid()) > 0);
+
+    let done = ctl(["attach", "--json", "--backing=image", "--unit", &unit]);
+    ok(&done);
+    assert_eq!(switched(), [true, false, false, false], "{done}");
+    assert!(done.out().contains(&format!("\"unit\":\"{unit}\"")), "{done}");
+    ok(&ctl(["revert", "-q", "--unit", &unit]));
+    let done = ctl(["attach", "--json", "--backing=image", "--user", &unit]);
+    ok(&done);
+    assert_eq!(switched(), [false, true, false, false], "{done}");
+    assert!(done.out().contains(&format!("\"unit\":\"user@2001.service/{unit}\"")), "{done}");
+    ok(&ctl(["revert", "-q", "--user", &unit]));
+    assert_eq!(switched(), [false; 4]);
+
+    all.into_iter().for_each(|held| {
+        held.finish().assert_code(7);
+    });
+    for place in places {
+        for group in top.join(place).ancestors().take_while(|group| **group != *top) {
+            eventually("it is empty", || !group.exists() || std::fs::remove_dir(group).is_ok());
+        }
+    }
+}

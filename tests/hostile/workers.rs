@@ -1,0 +1,181 @@
+//! Another user's process is worked on by processes of TiExec's own: none of them can be held, robbed or made to pay, and
+//! their end harms nobody.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use support::attaching::{attach, attach_run, ctl, ok, revert, switched};
+use support::child::state;
+use support::machine::{Machine, memory_controller};
+use support::smaps::children;
+use support::{Kind, Public, Run, installed, is_root, program, require};
+
+use super::ATTACKER;
+use super::files::silent;
+
+/// Users of their own: they would rob other tests' processes.
+const ROBBER: [&str; 4] = ["setpriv", "--reuid=2003", "--regid=2003", "--clear-groups"];
+const KILLER: [&str; 4] = ["setpriv", "--reuid=2004", "--regid=2004", "--clear-groups"];
+/// A user of the group that is otherwise nobody's.
+const OF_NOBODY: [&str; 4] = ["setpriv", "--reuid=2005", "--regid=65534", "--clear-groups"];
+
+fn needs() -> bool {
+    is_root() && installed("setpriv").is_some()
+}
+
+/// A copy of a descriptor that is a file of a silent file system is closed by nobody whom a thread waits for.
+#[test]
+fn a_descriptor_whose_copy_is_never_closed() {
+    require!(needs() && Path::new("/dev/fuse").exists(), "FUSE and another user need root");
+    let held = silent("descriptor");
+    ok(&attach(held.said_pid()));
+    held.finish().assert_code(7);
+}
+
+/// How the descendants of a process are called, by name and by command line, as far as they have said so yet.
+fn called_below(pid: i32) -> Vec<String> {
+    let mut names = Vec::new();
+    for child in children(pid) {
+        let text = |file| std::fs::read_to_string(format!("/proc/{child}/{file}"));
+        let (name, line) = (text("comm").unwrap_or_default(), text("cmdline").unwrap_or_default());
+        if !line.is_empty() && line.trim_end_matches('\0') == name.trim_end() {
+            names.push(name.trim_end().to_owned());
+        }
+        names.extend(called_below(child));
+    }
+    names
+}
+
+#[test]
+fn code_that_never_ends() {
+    require!(needs(), "another user needs root");
+    let public = Public::new();
+    let copy = public.add(&program("hostile/spins", Kind::DynamicPie), "spins", 0o755);
+    for round in 0..5 {
+        let held = Run::new(&copy, [""; 0]).plain().behind(ATTACKER).limit(120).hold();
+        let mut attaching = attach_run(held.pid()).limit(60).start();
+        let mut names = BTreeSet::new();
+        while !attaching.has_ended() {
+            names.extend(called_below(attaching.pid()));
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        // It ends, and the thread stands no longer.
+        let done = attaching.finish();
+        assert!(matches!(done.status.code(), Some(0 | 1)), "{done}");
+        assert_ne!(state(held.pid()), Some('t'));
+        held.finish().assert_code(7);
+        if done.err().contains(": deadline: ") {
+            let of_ours = ["tiexec-fetcher", "tiexec-reader", "tiexec-tracer"];
+            assert!(names.iter().map(String::as_str).eq(of_ours), "{names:?}");
+            return;
+        }
+        println!("round {round}: the attach was faster than the attack");
+    }
+    panic!("the attack never came in time");
+}
+
+fn with_robbers(user: [&str; 4], how: &str, work: impl Fn(i32)) -> String {
+    let public = Public::new();
+    let copy = public.add(&program("hold", Kind::DynamicNoPie), "hold", 0o755);
+    let robs = public.add(&program("hostile/robs", Kind::DynamicPie), "robs", 0o755);
+    let held = Run::new(&copy, ["7"]).plain().behind(user).hold();
+    let pid = held.pid();
+    let spared = pid.to_string();
+    let robber = Run::new(&robs, [how, &*spared]).plain();
+    let robber = robber.behind(user).hold();
+    for _ in 0..30 {
+        work(pid);
+        assert_ne!(state(pid), Some('t'), "it was left standing");
+    }
+    let said = robber.finish();
+    said.assert_code(7);
+    held.finish().assert_code(7);
+    said.out()
+}
+
+#[test]
+fn nothing_of_theirs_is_to_be_had() {
+    require!(needs(), "another user needs root");
+    for user in [ROBBER, OF_NOBODY] {
+        let said = with_robbers(user, "robs", |pid| {
+            ok(&attach(pid));
+            assert!(switched(pid) > 0);
+            ok(&revert(pid));
+        });
+        assert!(!said.contains("robbed"), "{said}");
+        assert!(!said.contains("others 0\n"), "the robber saw nobody to rob");
+    }
+}
+
+#[test]
+fn the_user_kills_what_works_for_it() {
+    require!(needs(), "another user needs root");
+    with_robbers(KILLER, "kill", |pid| {
+        for done in [attach(pid), revert(pid)] {
+            assert!(matches!(done.status.code(), Some(0 | 1 | 3)), "{done}");
+        }
+    });
+}
+
+/// Runs it as a member of the cgroup.
+fn inside(group: &Path, run: Run) -> Run {
+    run.behind_sh(&format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display()))
+}
+
+fn shared_memory(group: &Path) -> u64 {
+    let stat = std::fs::read_to_string(group.join("memory.stat")).expect("its counters");
+    let shmem = stat.lines().find_map(|line| line.strip_prefix("shmem ")?.trim().parse().ok());
+    shmem.expect("the kernel counts shared memory")
+}
+
+#[test]
+fn copies_are_charged_to_the_process_and_bounded_by_its_limit() {
+    require!(needs(), "cgroups need root");
+    let mut machine = Machine::lock();
+    let controller = memory_controller();
+    require!(controller.is_some(), "no memory controller");
+    let (parent, limit) = controller.expect("just looked");
+    let group = machine.group(&parent).expect("a cgroup");
+    let public = Public::new();
+    let copy = public.add(&program("hold", Kind::DynamicNoPie), "hold", 0o755);
+    let held = inside(&group, Run::new(&copy, ["7"]).plain()).behind(ATTACKER).hold();
+    let before = shared_memory(&group);
+    ok(&attach(held.pid()));
+    let bytes = switched(held.pid());
+    assert!(bytes > 0);
+    assert!(shared_memory(&group) >= before + bytes, "its cgroup pays");
+    ok(&revert(held.pid()));
+
+    // Nearly full: it is left alone, and nobody is killed.
+    std::fs::write(group.join(limit), (48_u64 << 20).to_string()).expect("a limit");
+    let done = attach(held.pid());
+    done.assert_code(1);
+    assert!(done.err().contains("memcg_headroom"), "{done}");
+    held.finish().assert_code(7);
+}
+
+#[test]
+fn a_sparse_file_costs_nothing() {
+    require!(needs(), "another user needs root");
+    let public = Public::new();
+    let copy = public.add(&program("hostile/sparse", Kind::DynamicPie), "sparse", 0o755);
+    let file = tempfile::tempdir_in("/dev/shm").expect("a tmpfs");
+    std::fs::set_permissions(file.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777))
+        .expect("an own directory");
+    let path = file.path().join("sparse");
+    let held = Run::new(&copy, [&path]).plain().behind(ATTACKER).hold();
+    let used = || {
+        let text = std::fs::read_to_string("/proc/meminfo").expect("/proc");
+        let line = text.lines().find_map(|line| line.strip_prefix("Shmem:"));
+        let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+        kib.expect("a number") << 10
+    };
+    let before = used();
+    for backing in ["--backing=image", "--backing=pagecache", "--backing=auto"] {
+        let done = ctl(["attach", backing, &held.pid().to_string()]);
+        assert!(matches!(done.status.code(), Some(0 | 1 | 3)), "{done}");
+        // Others use some, too.
+        assert!(used() < before + (1 << 30), "{backing}: {} MiB", (used() - before) >> 20);
+    }
+    held.finish().assert_code(7);
+}

@@ -1,0 +1,123 @@
+//! The helper may die at any instruction: the program always runs. At each of its register writes, at each stop it sees, and at random.
+
+use std::path::Path;
+
+use support::child::eventually;
+use support::smaps::{children, first_child, status_field};
+use support::{Kind, Random, Run, program, require};
+
+/// Launches with a fault; true if the fault came, which is so as long as no report is written.
+fn struck(kind: Kind, fault: &str, report: &Path) -> bool {
+    let _none_yet = std::fs::remove_file(report);
+    let option = format!("--report={}", report.display());
+    let run = Run::new(program("identity", kind), [""; 0])
+        .options([option.as_str(), "--json", "--backing", "image"])
+        .env("TIEXEC_FAULT", fault);
+    let held = run.hold();
+    let complete = std::fs::read_to_string(report).is_ok_and(|r| r.contains("\"launch\":{"));
+    assert_eq!(status_field(held.pid(), "TracerPid").as_deref(), Some("0"), "{fault}");
+    assert_eq!(
+        held.said("wait_plain").as_deref(),
+        Some("No child processes"),
+        "{fault}: an ordinary wait finds nobody"
+    );
+    if complete {
+        assert!(held.coverage().is_full(), "{fault}: {:?}", held.coverage());
+    }
+    let done = held.finish();
+    done.assert_code(0);
+    if complete {
+        done.assert_silent();
+    } else if !done.stderr.is_empty() {
+        done.assert_failed_open(&["helper_died"]);
+    }
+    !complete
+}
+
+/// Every place at which the fault can strike, until it strikes no more.
+fn at_every_place(fault: &str) {
+    let dir = tempfile::tempdir().expect("a directory");
+    for kind in [Kind::DynamicPie, Kind::DynamicNoPie, Kind::StaticPie, Kind::StaticNoPie] {
+        let report = dir.path().join("report");
+        let last = (1..200).take_while(|n| struck(kind, &format!("{fault}:{n}"), &report)).last();
+        let last = last.unwrap_or(0);
+        assert!(
+            last >= 4,
+            "{kind:?}: {fault} struck {last} times only: is fault injection built in?"
+        );
+        assert!(last < 199, "{kind:?}: no launch was ever complete");
+    }
+}
+
+#[test]
+fn after_each_register_write() {
+    at_every_place("die-after-setregs");
+}
+
+#[test]
+fn after_each_stop_it_sees() {
+    at_every_place("die-after-stop");
+}
+
+#[test]
+fn the_registers_at_the_first_instruction_survive_each_death() {
+    require!(cfg!(target_arch = "x86_64"), "the program is machine code of x86-64");
+    let run = Run::new(program("entry_state", Kind::Bare), [""; 0]);
+    let plain = run.plain().output();
+    plain.assert_code(0);
+    for n in 1..12 {
+        let done = run.clone().env("TIEXEC_FAULT", format!("die-after-setregs:{n}")).output();
+        done.assert_code(0);
+        assert_eq!(done.out(), plain.out(), "after register write {n}");
+    }
+}
+
+#[test]
+fn no_stray_process_comes_up_when_it_dies() {
+    let subreaper = program("subreaper", Kind::DynamicPie);
+    for n in 1..12 {
+        let run = Run::new(program("exits", Kind::DynamicPie), ["code", "7"]).behind([&subreaper]);
+        let done = run.env("TIEXEC_FAULT", format!("die-after-setregs:{n}")).output();
+        done.assert_code(0);
+        assert!(done.out().starts_with("ran\nexited 7\n"), "{n}: {done}");
+        // A zombie that the program did not reap goes to the subreaper; a living process must not.
+    }
+}
+
+#[test]
+fn at_random_moments_in_200_launches() {
+    let mut random = Random::new();
+    let programs = [Kind::DynamicPie, Kind::StaticNoPie].map(|kind| program("hold", kind));
+    let (mut killed, mut too_late, mut never_seen) = (0, 0, 0);
+    let usual = Run::new(&programs[0], ["7"]).usual_start(7);
+    for round in 0..200 {
+        let mut held = Run::new(&programs[round % 2], ["7"]).start();
+        let pid = held.pid();
+        match first_child(pid, usual) {
+            None => never_seen += 1,
+            Some(helper) => {
+                random.spin_within(usual / 4);
+                // SAFETY: kill has no memory conditions. The number can be another process's only if 4 million were made meanwhile.
+                if unsafe { libc::kill(helper, libc::SIGKILL) } == 0 {
+                    killed += 1;
+                } else {
+                    too_late += 1;
+                }
+            }
+        }
+        held.wait_line("ready");
+        assert_eq!(status_field(pid, "TracerPid").as_deref(), Some("0"), "round {round}");
+        for child in children(pid) {
+            eventually("nobody lives on beside the program", || {
+                status_field(child, "State").is_none_or(|s| s.starts_with('Z'))
+            });
+        }
+        let done = held.finish();
+        done.assert_code(7);
+        if !done.stderr.is_empty() {
+            done.assert_failed_open(&["helper_died"]);
+        }
+    }
+    println!("killed {killed}, too late {too_late}, never seen {never_seen}");
+    assert!(killed >= 40, "killed {killed}, too late {too_late}, never seen {never_seen}");
+}

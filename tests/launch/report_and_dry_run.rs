@@ -1,0 +1,236 @@
+//! `--report` says what is true, where it was asked to, before the program's first instruction; `--dry-run` never runs the program.
+
+use serde_json::Value;
+use support::child::said;
+use support::smaps::NO_TEXT_FOR_LARGE;
+use support::{Kind, Prep, Run, pmd_size, program, program_big, require};
+
+fn number(value: &Value, key: &str) -> u64 {
+    value[key].as_u64().unwrap_or_else(|| panic!("{key} in {value}"))
+}
+
+/// One JSON object on one line.
+fn object(text: &str) -> Value {
+    assert_eq!(text.lines().count(), 1, "{text:?}");
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text:?}"))
+}
+
+#[test]
+fn the_json_report_is_what_smaps_says() {
+    require!(pmd_size() <= 2 << 20, "{NO_TEXT_FOR_LARGE}");
+    for kind in support::programs::COMMON {
+        let path = program("hold", kind);
+        let options = ["--report", "--json", "--backing", "image"];
+        let held = Run::new(&path, ["7"]).options(options).hold();
+        let (pid, coverage) = (held.pid(), held.coverage());
+        assert!(coverage.is_full());
+        let done = held.finish();
+        done.assert_code(7);
+        let report = object(&done.err());
+        assert_eq!((number(&report, "schema"), &report["kind"]), (1, &"launch".into()));
+        assert_eq!(number(&report, "pid"), pid as u64);
+        assert_eq!(
+            report["comm"],
+            path.file_name().expect("a name").to_string_lossy()
+                [..15.min(path.file_name().expect("a name").len())]
+        );
+        assert_eq!((&report["outcome"], &report["reason"]), (&"switched".into(), &Value::Null));
+        assert_eq!(number(&report, "huge_bytes"), coverage.huge, "{report}");
+        assert!(number(&report, "text_bytes") >= coverage.text, "{report} {coverage:?}");
+        let files = report["files"].as_array().expect("files");
+        let main = files
+            .iter()
+            .find(|f| f["path"] == *path.to_string_lossy())
+            .unwrap_or_else(|| panic!("{report}"));
+        assert_eq!(
+            (number(main, "text_bytes"), number(main, "huge_bytes")),
+            (coverage.text, coverage.huge),
+            "{report}"
+        );
+        let rest: u64 =
+            main["rest"].as_array().expect("rest").iter().map(|r| number(r, "bytes")).sum();
+        assert_eq!(rest, coverage.text - coverage.huge, "{report}");
+        assert_eq!(main["backings"], serde_json::json!(["image"]), "{report}");
+        let total: u64 = files.iter().map(|f| number(f, "text_bytes")).sum();
+        assert_eq!(total, number(&report, "text_bytes"), "{report}");
+
+        let launch = &report["launch"];
+        assert_eq!(launch["backing"], "image");
+        assert!(number(launch, "stop_us") > 0 && number(launch, "remote_syscalls") > 0, "{report}");
+        assert_eq!(number(launch, "bytes_copied"), coverage.huge, "{report}");
+        assert_eq!(number(launch, "unsafe_windows"), 0, "{report}");
+        let address = |v: &Value| {
+            u64::from_str_radix(v.as_str().expect("an address"), 16).expect("hexadecimal")
+        };
+        let spans = launch["spans"].as_array().expect("spans");
+        let lens: u64 = spans.iter().map(|s| address(&s["end"]) - address(&s["start"])).sum();
+        assert_eq!(lens, coverage.huge, "{report}");
+        assert!(
+            spans
+                .iter()
+                .all(|s| address(&s["start"]).is_multiple_of(pmd_size())
+                    && s["file_offset"].is_u64()),
+            "{report}"
+        );
+    }
+}
+
+#[test]
+fn a_report_to_a_file_leaves_the_streams_alone() {
+    require!(pmd_size() <= 2 << 20, "{NO_TEXT_FOR_LARGE}");
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("report");
+    let option = format!("--report={}", file.display());
+    let done = Run::new(program("exits", Kind::DynamicPie), ["code", "7"])
+        .options([option.as_str(), "--json"])
+        .output();
+    done.assert_code(7).assert_silent();
+    assert_eq!(done.out(), "ran\n");
+    assert_eq!(object(&std::fs::read_to_string(&file).expect("a report"))["outcome"], "switched");
+    // Where the file cannot be written, the program runs.
+    let option = format!("--report={}", dir.path().join("missing/report").display());
+    let done = Run::new(program("exits", Kind::DynamicPie), ["code", "7"])
+        .options([option.as_str()])
+        .output();
+    done.assert_code(7);
+    assert_eq!(done.out(), "ran\n");
+    assert!(done.err().lines().count() == 1 && done.err().starts_with("tiexec: "), "{done}");
+}
+
+#[test]
+fn the_report_comes_before_the_program() {
+    // Both write to one stream: the table is whole before the program's first byte.
+    for options in [&["--report"][..], &["--report", "--json"]] {
+        let run = Run::new(program("exits", Kind::DynamicPie), ["code", "7"])
+            .options(options)
+            .behind_sh("exec \"$@\" 2>&1");
+        let done = run.output();
+        done.assert_code(7);
+        let out = done.out();
+        assert!(out.ends_with("\nran\n") && out.len() > 40, "{done}");
+        assert!(!out.starts_with("ran"), "{done}");
+    }
+}
+
+#[test]
+fn the_table_names_the_file_the_backing_and_the_undo() {
+    require!(pmd_size() <= 2 << 20, "{NO_TEXT_FOR_LARGE}");
+    let path = program("exits", Kind::DynamicPie);
+    let done = Run::new(&path, ["code", "7"]).options(["--report"]).output();
+    done.assert_code(7);
+    assert_eq!(done.out(), "ran\n", "a launch never writes to standard output");
+    let table = done.err();
+    for word in [
+        "text ", "huge ", "MiB", " %)", "FILE", "BACKING", "image", "edges", "stop", "perf",
+        "uprobes", "undo",
+    ] {
+        assert!(table.contains(word), "no {word:?}: {done}");
+    }
+    assert!(table.contains(&*path.to_string_lossy()), "{done}");
+    assert!(table.is_ascii() || std::str::from_utf8(&done.stderr).is_ok());
+}
+
+#[test]
+fn a_launch_that_gains_nothing_reports_why() {
+    require!(pmd_size() <= 2 << 20, "{NO_TEXT_FOR_LARGE}");
+    let report = |run: Run, code: i32| {
+        let done = run.options(["--report", "--json"]).output();
+        done.assert_code(code);
+        done.err()
+            .lines()
+            .rfind(|l| l.starts_with('{'))
+            .map(object)
+            .unwrap_or_else(|| panic!("{done}"))
+    };
+    let small = report(Run::new(program("small", Kind::DynamicPie), ["5"]), 5);
+    assert_eq!(
+        (&small["outcome"], &small["reason"], &small["launch"]),
+        (&"skipped".into(), &"too_small".into(), &Value::Null)
+    );
+    assert_eq!(number(&small, "huge_bytes"), 0);
+    let off = report(
+        Run::new(program("exits", Kind::DynamicPie), ["code", "7"]).options(["--backing", "off"]),
+        7,
+    );
+    assert_eq!((&off["outcome"], &off["reason"]), (&"skipped".into(), &"disabled".into()));
+    let failed = report(
+        Run::new(program("exits", Kind::DynamicPie), ["code", "7"]).prep(Prep::Prctl(41, 1, 0)),
+        7,
+    );
+    assert_eq!(
+        (&failed["outcome"], &failed["reason"]),
+        (&"skipped".into(), &"thp_disabled".into())
+    );
+    assert_eq!(number(&failed, "huge_bytes"), 0);
+}
+
+#[test]
+fn the_cost_is_bounded() {
+    require!(pmd_size() <= 2 << 20, "{NO_TEXT_FOR_LARGE}");
+    // 24 MiB: what is copied is what is huge, once, and the calls do not grow with the text.
+    let cost = |mib| {
+        let done = Run::new(program_big("hold", Kind::StaticNoPie, mib), ["7"])
+            .options(["--report", "--json"])
+            .output();
+        done.assert_code(7);
+        object(&done.err())["launch"].clone()
+    };
+    let (small, big) = (cost(6), cost(32));
+    assert!(number(&big, "bytes_copied") >= 28 << 20, "{big}");
+    assert!(
+        number(&big, "remote_syscalls") <= number(&small, "remote_syscalls") + 4,
+        "{small} {big}"
+    );
+    assert!(number(&big, "remote_syscalls") <= 40, "{big}");
+}
+
+#[test]
+fn a_dry_run_prints_the_plan_and_runs_nothing() {
+    require!(pmd_size() <= 2 << 20, "{NO_TEXT_FOR_LARGE}");
+    let dir = tempfile::tempdir().expect("a directory");
+    let facts = dir.path().join("facts");
+    let path = program("identity", Kind::DynamicPie);
+    for options in [&["--dry-run"][..], &["--dry-run", "-v"], &["--dry-run", "--json"]] {
+        let done = Run::new(&path, [&facts]).options(options).output();
+        done.assert_code(0);
+        assert!(!facts.exists(), "the program ran: {done}");
+        let said = done.out() + &done.err();
+        assert!(said.contains("identity-dynamicpie-6"), "{done}");
+        assert!(said.contains("image"), "the backing: {done}");
+        if options.contains(&"--json") {
+            object(&done.out());
+        }
+    }
+    // The plan of what will not be treated is the reason.
+    let done =
+        Run::new(program("small", Kind::DynamicPie), [""; 0]).options(["--dry-run"]).output();
+    done.assert_code(0);
+    assert!(
+        (done.out() + &done.err()).contains("too_small") && !done.out().contains("small ran"),
+        "{done}"
+    );
+}
+
+#[test]
+fn a_dry_run_of_what_is_not_there_is_the_launchs_error() {
+    Run::new("/nonexistent/program", [""; 0]).options(["--dry-run"]).output().assert_code(127);
+    Run::new("/etc/passwd", [""; 0]).options(["--dry-run"]).output().assert_code(126);
+}
+
+#[test]
+fn a_verbose_launch_says_why_it_left_text_alone() {
+    let done = Run::new(program("small", Kind::DynamicPie), ["5"]).options(["-v"]).output();
+    done.assert_code(5);
+    assert_eq!(done.out(), "small ran\n");
+    assert!(done.err().contains("too_small"), "{done}");
+}
+
+#[test]
+fn a_program_that_reports_on_itself_agrees() {
+    let done = Run::new(program("family", Kind::DynamicPie), [""; 0])
+        .options(["--report", "--json"])
+        .output();
+    done.assert_code(0);
+    let seen: u64 = said(&done.out(), "huge").expect("a huge line").parse().expect("a number");
+    assert_eq!(number(&object(&done.err()), "huge_bytes"), seen, "{done}");
+}

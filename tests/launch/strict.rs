@@ -1,0 +1,109 @@
+//! `--strict`: huge text or nothing. It refuses with 125, before the program has run.
+
+use support::{Kind, Prep, Public, Run, is_root, program, require};
+
+/// The program did not run: it left nothing, and the status is ours.
+fn assert_refused(run: &Run, reasons: &[&str]) {
+    let done = run.output();
+    done.assert_code(125);
+    assert_eq!(done.out(), "", "the program must not have run: {done}");
+    let err = done.err();
+    assert_eq!(err.lines().count(), 1, "{done}");
+    assert!(err.starts_with("tiexec: ") && err.contains("refused"), "{done}");
+    assert!(reasons.iter().any(|r| err.contains(&format!("{r}: "))), "none of {reasons:?}: {done}");
+}
+
+fn exits() -> Run {
+    Run::new(program("exits", Kind::StaticNoPie), ["code", "7"]).options(["--strict"])
+}
+
+#[test]
+fn refuses_before_the_program_has_run() {
+    assert_refused(&exits().prep(Prep::Prctl(41, 1, 0)), &["thp_disabled"]);
+    assert_refused(&exits().options(["--deadline", "0ms"]), &["deadline"]);
+
+    let filter = program("seccomp_exec", Kind::DynamicPie);
+    for (action, call) in [
+        ("errno=1", "ptrace"),
+        ("errno=1", "memfd_create"),
+        ("kill", "mremap"),
+        ("trap", "madvise"),
+        ("errno=38", "clone,clone3,fork,vfork"),
+    ] {
+        let run = exits().behind([filter.as_os_str(), action.as_ref(), call.as_ref()]);
+        assert_refused(
+            &run,
+            &[
+                "seccomp",
+                "ptrace_denied",
+                "no_memfd",
+                "no_huge_page",
+                "fork_failed",
+                "switch_failed",
+            ],
+        );
+    }
+}
+
+#[test]
+fn refuses_by_the_environment_too() {
+    let run = Run::new(program("exits", Kind::StaticNoPie), ["code", "7"])
+        .env("TIEXEC", "strict=1")
+        .prep(Prep::Prctl(41, 1, 0));
+    assert_refused(&run, &["thp_disabled"]);
+}
+
+#[test]
+fn refuses_where_the_hugetlb_pool_is_empty() {
+    let _quiet = support::machine::quiet();
+    let knob = format!(
+        "/sys/kernel/mm/hugepages/hugepages-{}kB/free_hugepages",
+        support::pmd_size() / 1024
+    );
+    require!(
+        std::fs::read_to_string(knob).is_ok_and(|f| f.trim() == "0"),
+        "somebody has filled the hugetlb pool"
+    );
+    assert_refused(&exits().options(["--backing", "hugetlb"]), &["hugetlb_pool"]);
+}
+
+#[test]
+fn leaves_nobody_behind_when_it_refuses() {
+    let subreaper = program("subreaper", Kind::DynamicPie);
+    let done = exits().behind([&subreaper]).prep(Prep::Prctl(41, 1, 0)).output();
+    done.assert_code(0);
+    assert_eq!(done.out(), "exited 125\nstrays 0\n", "{done}");
+}
+
+#[test]
+fn a_treated_program_runs() {
+    let held = Run::new(program("hold", Kind::DynamicPie), ["7"]).options(["--strict"]).hold();
+    assert!(held.coverage().is_full(), "{:?}", held.coverage());
+    held.finish().assert_code(7).assert_silent();
+}
+
+#[test]
+fn a_program_with_nothing_to_gain_runs() {
+    let done = Run::new(program("small", Kind::DynamicPie), ["5"]).options(["--strict"]).output();
+    done.assert_code(5).assert_silent();
+    assert_eq!(done.out(), "small ran\n");
+}
+
+#[test]
+fn a_program_that_must_be_left_alone_runs() {
+    require!(is_root(), "making a set-user-ID file needs root");
+    let public = Public::new();
+    let suid = public.add(&program("exits", Kind::StaticNoPie), "suid", 0o4755);
+    let run = Run::new(suid, ["code", "7"])
+        .binary(public.tiexec())
+        .options(["--strict"])
+        .behind(["runuser", "-u", "nobody", "--"]);
+    run.output().assert_code(7).assert_silent();
+}
+
+#[test]
+fn switched_off_it_refuses_nothing() {
+    for run in [exits().env("TIEXEC", "off"), exits().options(["--backing", "off"])] {
+        run.prep(Prep::Prctl(41, 1, 0)).output().assert_code(7).assert_silent();
+    }
+}

@@ -1,0 +1,271 @@
+//! `--edges` in a running process: attach, attach once more, revert. Nothing of its neighbours' is lost, nothing of ours is left.
+
+use support::attaching::{Before, assert_untouched, ctl, json, revert, small, switched};
+use support::child::eventually;
+use support::edges::{ask, assert_unharmed, finish, hold, huge_ranges};
+use support::fresh::{NO_HUGE_FOLIOS, huge_folios};
+use support::smaps::vmas;
+use support::{Done, Fresh, Held, Kind, Run, pmd_size, program, require};
+
+const NONE: [&str; 0] = [];
+
+fn held(copy: &Fresh) -> Held {
+    hold(&Run::new(copy.path(), NONE).plain())
+}
+
+fn attach(pid: i32, backing: &str, edges: &str) -> Done {
+    let (backing, edges) = (format!("--backing={backing}"), format!("--edges={edges}"));
+    ctl(["attach", "--json", &backing, &edges, &pid.to_string()])
+}
+
+#[test]
+fn the_seeds_example_there_and_back() {
+    require!(pmd_size() == 2 << 20, "the example is made for huge pages of 2 MiB");
+    let copy = small("own_image", Kind::SeedNoPie);
+    let mut held = held(&copy);
+    let pid = held.pid();
+    assert_eq!(ask(&mut held, "protect"), "ok");
+    let before = Before::of(pid);
+    for _ in 0..3 {
+        let done = attach(pid, "image", "aggressive");
+        done.assert_code(0).assert_silent();
+        assert_eq!(json(&done)["widened_bytes"], 0x3f_d000, "{done}");
+        assert_eq!(huge_ranges(pid), [(0x40_0000, 0xe0_0000)]);
+        let seen = json(&ctl(["inspect", "--json", &pid.to_string()]));
+        assert_eq!(seen["widened_bytes"], 0x3f_d000, "{seen}");
+        assert_eq!(seen["files"][0]["huge_bytes"], 0x60_3000, "{seen}");
+        // A second time there is nothing to do.
+        let again = attach(pid, "image", "aggressive");
+        again.assert_code(0).assert_silent();
+        assert_eq!(json(&again)["attach"], serde_json::Value::Null, "{again}");
+        assert_eq!(ask(&mut held, "check").parse::<u64>().map(|n| n > 6 << 20), Ok(true));
+        revert(pid).assert_code(0).assert_silent();
+        assert_untouched(pid, &before);
+        assert_eq!(ask(&mut held, "check").parse::<u64>().map(|n| n > 6 << 20), Ok(true));
+    }
+    attach(pid, "image", "pad").assert_code(0);
+    assert_unharmed(&mut held);
+    finish(held);
+}
+
+#[test]
+fn where_something_may_grow_down_no_edge_is_taken() {
+    require!(pmd_size() == 2 << 20, "the example is made for huge pages of 2 MiB");
+    for (kind, tail) in [("stays", 0xe0_0000), ("grows", 0xc0_0000)] {
+        let copy = small("own_image", Kind::SeedNoPie);
+        let mut held = held(&copy);
+        // The page above the huge page of the tail.
+        assert_eq!(ask(&mut held, &format!("place e00000 {kind}")), kind);
+        attach(held.pid(), "image", "aggressive").assert_code(0).assert_silent();
+        assert_eq!(huge_ranges(held.pid()), [(0x40_0000, tail)], "{kind}");
+        assert_unharmed(&mut held);
+        revert(held.pid()).assert_code(0).assert_silent();
+        assert_unharmed(&mut held);
+        finish(held);
+    }
+}
+
+#[test]
+fn text_that_is_locked_and_its_neighbours_are_not_keeps_its_edges() {
+    require!(pmd_size() == 2 << 20, "the example is made for huge pages of 2 MiB");
+    let locked = |pid: i32| -> Vec<(u64, u64)> {
+        let all = vmas(pid).into_iter().filter(|vma| vma.flags.iter().any(|flag| flag == "lo"));
+        let mut joined: Vec<(u64, u64)> = Vec::new();
+        for vma in all {
+            match joined.last_mut() {
+                Some(last) if last.1 == vma.start => last.1 = vma.end,
+                _ => joined.push((vma.start, vma.end)),
+            }
+        }
+        joined
+    };
+    let copy = small("own_image", Kind::DynamicNoPie);
+    let widened = |done: &Done| json(done)["widened_bytes"].as_u64().expect("a number");
+    let free = hold(&Run::new(copy.path(), NONE).plain());
+    let done = attach(free.pid(), "image", "aggressive");
+    assert!(widened(&done) > 0, "{done}");
+    finish(free);
+    let mut held = hold(&Run::new(copy.path(), NONE).plain());
+    let pid = held.pid();
+    let exe = copy.path().to_string_lossy().into_owned();
+    let is_its = |vma: &support::smaps::Vma| vma.is_text() && vma.path == exe;
+    let text =
+        vmas(pid).into_iter().find(is_its).map(|vma| (vma.start, vma.end)).expect("its text");
+    assert_eq!(ask(&mut held, &format!("lock {:x} {:x}", text.0, text.1)), "ok");
+    let before = Before::of(pid);
+    let done = attach(pid, "image", "aggressive");
+    assert!(done.err().contains("edge_in_use") && widened(&done) == 0, "{done}");
+    assert!(switched(pid) > 0, "{done}");
+    assert_eq!(locked(pid), [text]);
+    revert(pid).assert_code(0).assert_silent();
+    assert_eq!(locked(pid), [text]);
+    assert_untouched(pid, &before);
+    // Attach locks no memory in a process that has locked other memory.
+    let copy = small("own_image", Kind::SeedNoPie);
+    let mut other = hold(&Run::new(copy.path(), NONE).plain());
+    let pid = other.pid();
+    assert_eq!(ask(&mut other, "place 30000000 stays"), "stays");
+    assert_eq!(ask(&mut other, "lock 30000000 30001000"), "ok");
+    attach(pid, "image", "aggressive").assert_code(0).assert_silent();
+    assert_eq!(huge_ranges(pid), [(0x40_0000, 0xe0_0000)]);
+    assert_eq!(locked(pid), [(0x3000_0000, 0x3000_1000)]);
+    revert(pid).assert_code(0).assert_silent();
+    assert_eq!(locked(pid), [(0x3000_0000, 0x3000_1000)]);
+    finish(other);
+    finish(held);
+}
+
+#[test]
+fn every_layout_there_and_back() {
+    for kind in [
+        Kind::DynamicPie,
+        Kind::DynamicNoPie,
+        Kind::StaticPie,
+        Kind::OneSegmentPie,
+        Kind::LldPie,
+        Kind::LldSeparatePie,
+        Kind::MoldPie,
+        Kind::MoldSeparatePie,
+        Kind::SpreadPie,
+        Kind::SpreadLldPie,
+    ] {
+        if !kind.can_build() {
+            support::skip(&format!("{kind:?} cannot be built here"));
+            continue;
+        }
+        let copy = small("own_image", kind);
+        let mut held = held(&copy);
+        let pid = held.pid();
+        assert_eq!(ask(&mut held, "protect"), "ok");
+        let before = Before::of(pid);
+        attach(pid, "image", "conservative").assert_code(0).assert_silent();
+        let conservative = switched(pid);
+        // The edges can follow later.
+        attach(pid, "image", "pad").assert_code(0).assert_silent();
+        assert!(switched(pid) > conservative, "{kind:?}: {:?}", vmas(pid));
+        assert!(ask(&mut held, "check").parse::<u64>().is_ok(), "{kind:?}");
+        revert(pid).assert_code(0).assert_silent();
+        assert_untouched(pid, &before);
+        attach(pid, "image", "pad").assert_code(0).assert_silent();
+        assert_unharmed(&mut held);
+        finish(held);
+    }
+}
+
+/// The program has its read-only data written to: that huge page is no file's any more.
+#[test]
+fn what_the_program_has_written_to_is_left() {
+    let copy = small("own_image", Kind::SpreadPie);
+    let mut held = hold(&Run::new(copy.path(), NONE).plain());
+    let pid = held.pid();
+    let exe = copy.path().to_string_lossy().into_owned();
+    let relro: Vec<_> =
+        vmas(pid).into_iter().filter(|v| v.path == exe && v.counter("Anonymous") > 0).collect();
+    assert!(!relro.is_empty());
+    attach(pid, "image", "aggressive").assert_code(0).assert_silent();
+    for was in relro {
+        let now = vmas(pid).into_iter().find(|now| now.start == was.start);
+        let now = now.unwrap_or_else(|| panic!("{was:?} is gone"));
+        assert_eq!((now.end, &now.perms, &now.path), (was.end, &was.perms, &was.path));
+    }
+    assert_unharmed(&mut held);
+    finish(held);
+}
+
+#[test]
+fn the_page_cache_serves_edges_and_gives_them_back() {
+    require!(huge_folios(), "{NO_HUGE_FOLIOS}");
+    // Where the kernel puts it, a program that is not position-independent lies right.
+    let copy = Fresh::copy(&program("own_image", Kind::StaticNoPie));
+    let mut held = held(&copy);
+    let pid = held.pid();
+    assert_eq!(ask(&mut held, "protect"), "ok");
+    let before = Before::of(pid);
+    let done = attach(pid, "pagecache", "pad");
+    done.assert_code(0).assert_silent();
+    assert!(json(&done)["widened_bytes"].as_u64() > Some(0), "{done}");
+    assert_eq!(switched(pid), 0, "nothing is a copy");
+    let seen = json(&ctl(["inspect", "--json", &pid.to_string()]));
+    assert_eq!(seen["widened_bytes"], json(&done)["widened_bytes"]);
+    let again = attach(pid, "pagecache", "pad");
+    assert_eq!(json(&again)["attach"], serde_json::Value::Null, "{again}");
+    assert!(ask(&mut held, "check").parse::<u64>().is_ok());
+    revert(pid).assert_code(0).assert_silent();
+    assert_untouched(pid, &before);
+    attach(pid, "pagecache", "pad").assert_code(0);
+    assert_unharmed(&mut held);
+    finish(held);
+}
+
+/// A launch can be reverted like an attach.
+#[test]
+fn a_launch_is_reverted() {
+    for kind in [Kind::SeedNoPie, Kind::DynamicPie, Kind::StaticPie] {
+        let run = Run::new(program("own_image", kind), NONE);
+        let mut plain = hold(&run.plain());
+        let mut held = hold(&run.options(["--backing=image", "--edges=pad", "--deadline=2m"]));
+        let pid = held.pid();
+        assert!(!huge_ranges(pid).is_empty());
+        revert(pid).assert_code(0).assert_silent();
+        assert_eq!(huge_ranges(pid), []);
+        assert_eq!(shape(pid), shape(plain.pid()), "{kind:?}");
+        assert_eq!(ask(&mut held, "check"), ask(&mut plain, "check"));
+        assert_unharmed(&mut held);
+        finish(held);
+        finish(plain);
+    }
+}
+
+/// The program's own mappings: what of its file is where, counted from the first.
+fn shape(pid: i32) -> Vec<String> {
+    let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("an own child");
+    let exe = exe.to_string_lossy().into_owned();
+    let mut first = None;
+    support::attaching::joined(pid)
+        .iter()
+        .filter(|line| line.ends_with(&*exe))
+        .map(|line| {
+            let (range, rest) = line.split_once(' ').expect("a line of maps");
+            let (start, end) = range.split_once('-').expect("a range");
+            let number = |digits| u64::from_str_radix(digits, 16).expect("hex");
+            let base = *first.get_or_insert(number(start));
+            format!("{:x}-{:x} {rest}", number(start) - base, number(end) - base)
+        })
+        .collect()
+}
+
+/// Threads of the program map, write and unmap pages in the gaps all the time: theirs come first.
+#[test]
+fn neighbours_that_come_and_go_lose_nothing() {
+    let copy = small("own_image", Kind::SeedNoPie);
+    let mut held = held(&copy);
+    let pid = held.pid();
+    let before = Before::of(pid);
+    assert_eq!(ask(&mut held, "neighbours 400000 5fe000"), "2");
+    let (mut taken, mut left) = (0, 0);
+    for _ in 0..60 {
+        let done = attach(pid, "image", "pad");
+        let pad = huge_ranges(pid).first().is_some_and(|range| range.0 == 0x40_0000);
+        if pad {
+            taken += 1;
+            done.assert_code(0);
+        } else {
+            left += 1;
+            let (code, signal) = done.end();
+            assert!(signal.is_none() && matches!(code, Some(0 | 3)), "{done}");
+            assert!(code == Some(0) || done.err().contains("edge_in_use"), "{done}");
+        }
+        assert_eq!(
+            huge_ranges(pid).last(),
+            Some(&(0x60_0000, 0xe0_0000)).filter(|_| !pad).or(Some(&(0x40_0000, 0xe0_0000)))
+        );
+        revert(pid).assert_code(0);
+        assert_eq!(switched(pid), 0);
+        eventually("the neighbours go on", || ask(&mut held, "told") != "0");
+    }
+    println!("taken {taken} times, left {left} times");
+    assert!(left > 0, "the neighbours were never in the way: this test shows nothing");
+    assert_eq!(ask(&mut held, "check").parse::<u64>().map(|n| n > 6 << 20), Ok(true));
+    drop(before);
+    finish(held);
+}

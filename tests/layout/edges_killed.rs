@@ -1,0 +1,102 @@
+//! TiExec may die at any instant while it takes the edges of a text, or gives them back: the program goes on, and a later one does its work.
+
+use support::attaching::{descriptors, joined, revert_run, small};
+use support::edges::{ask, assert_unharmed, finish, hold, huge_ranges};
+use support::smaps::{status_field, vmas};
+use support::{Fresh, Kind, Report, Run, program};
+
+const NONE: [&str; 0] = [];
+const POINTS: [&str; 3] = ["die-after-setregs", "die-after-stop", "die-after-write"];
+
+fn attach(pid: i32) -> Run {
+    let args = ["attach", "--backing=image", "--edges=aggressive", &pid.to_string()];
+    Run::new(support::tiexecctl(), args).plain()
+}
+
+fn revert(pid: i32) -> Run {
+    revert_run(pid)
+}
+
+/// Kills it at each place of an attach, and of a revert.
+fn at_each_place(copy: &Fresh, point: &str) {
+    let mut held = hold(&Run::new(copy.path(), NONE).plain().limit(200));
+    let pid = held.pid();
+    assert_eq!(ask(&mut held, "protect"), "ok");
+    let image = ask(&mut held, "check");
+    let (before, fds) = (joined(pid), descriptors(pid));
+    for (name, run) in [("attach", attach as fn(i32) -> Run), ("revert", revert)] {
+        let mut places = 0;
+        for n in 1..200 {
+            if name == "revert" {
+                attach(pid).output().assert_code(0);
+            }
+            let done = run(pid).env("TIEXEC_FAULT", format!("{point}:{n}")).output();
+            let when = format!("{name}, {point}:{n}");
+            assert_eq!(status_field(pid, "TracerPid").as_deref(), Some("0"), "{when}");
+            assert_eq!(ask(&mut held, "check"), image, "{when}");
+            let struck = done.end().1 == Some(libc::SIGKILL);
+            revert(pid).output().assert_code(0);
+            assert_eq!(joined(pid), before, "{when}");
+            assert_eq!(descriptors(pid), fds, "{when}");
+            if !struck {
+                break;
+            }
+            places = n;
+        }
+        assert!((4..199).contains(&places), "{name}: {point} struck {places} times");
+    }
+    attach(pid).output().assert_code(0);
+    assert_unharmed(&mut held);
+    finish(held);
+}
+
+#[test]
+fn after_each_register_write_of_an_attach() {
+    at_each_place(&small("own_image", Kind::SeedNoPie), POINTS[0]);
+}
+
+#[test]
+fn after_each_stop_of_an_attach() {
+    at_each_place(&small("own_image", Kind::SpreadPie), POINTS[1]);
+}
+
+#[test]
+fn after_each_write_of_an_attach() {
+    at_each_place(&small("own_image", Kind::SeedNoPie), POINTS[2]);
+}
+
+/// Each death of the helper at launch.
+#[test]
+fn at_each_place_of_a_launch() {
+    for (kind, backing) in [
+        (Kind::SeedNoPie, "--backing=image"),
+        (Kind::SpreadPie, "--backing=image"),
+        (Kind::StaticNoPie, "--backing=pagecache"),
+    ] {
+        let copy = Fresh::copy(&program("own_image", kind));
+        for point in &POINTS[..2] {
+            let mut last = 0;
+            for n in 1..200 {
+                let report = Report::new();
+                let run = Run::new(copy.path(), NONE)
+                    .options([backing, "--edges=pad", "--deadline=2m"])
+                    .env("TIEXEC_FAULT", format!("{point}:{n}"));
+                let mut held = hold(&report.of(&run));
+                let pid = held.pid();
+                assert_eq!(status_field(pid, "TracerPid").as_deref(), Some("0"));
+                let writable = |perms: &str| perms.contains('w') && perms.contains('x');
+                assert!(!vmas(pid).iter().any(|vma| writable(&vma.perms)));
+                let complete = report.complete();
+                assert!(!complete || !huge_ranges(pid).is_empty(), "{kind:?} {point}:{n}");
+                assert_unharmed(&mut held);
+                held.write(b"end\n");
+                held.finish().assert_code(7);
+                if complete {
+                    break;
+                }
+                last = n;
+            }
+            assert!((4..199).contains(&last), "{kind:?}: {point} struck {last} times");
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Where text lies: programs moved to where it is congruent, and its ragged edges made huge.
+
+mod edges;
+mod edges_attach;
+mod edges_killed;
+mod rebase;
+mod rebase_aslr;
+mod rebase_helper_killed;
+mod rebase_refused;
+mod rebase_stack;

@@ -1,0 +1,239 @@
+//! `tiexecctl inspect` and `tiexecctl doctor` tell the truth about any process, and what to do.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use support::{Kind, Prep, Public, Run, coverage, is_root, program, require};
+
+fn ctl(args: &[&str]) -> std::process::Output {
+    Command::new(support::tiexecctl())
+        .args(args)
+        .env_remove("TIEXEC")
+        .stdin(Stdio::null())
+        .output()
+        .expect("tiexecctl")
+}
+
+fn out(output: &std::process::Output) -> String {
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"), "{output:?}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn inspected(pid: i32) -> Value {
+    let output = ctl(&["inspect", &pid.to_string(), "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let text = out(&output);
+    assert_eq!(text.lines().count(), 1, "{text}");
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+#[test]
+fn inspect_says_what_smaps_says() {
+    for treated in [true, false] {
+        let path = program("hold", Kind::DynamicPie);
+        let run = Run::new(&path, ["7"]);
+        let held = if treated { run.hold() } else { run.plain().hold() };
+        let seen = held.coverage();
+        assert_eq!(seen.is_full(), treated);
+        let report = inspected(held.pid());
+        assert_eq!(report["kind"], "inspect");
+        assert_eq!(report["launch"], Value::Null);
+        assert_eq!(report["pid"], held.pid());
+        assert_eq!(report["huge_bytes"], seen.huge, "{report}");
+        let files = report["files"].as_array().expect("files");
+        let main = files
+            .iter()
+            .find(|f| f["path"] == *path.to_string_lossy())
+            .unwrap_or_else(|| panic!("{report}"));
+        assert_eq!(
+            (&main["text_bytes"], &main["huge_bytes"]),
+            (&seen.text.into(), &seen.huge.into()),
+            "{report}"
+        );
+        assert!(
+            files.iter().any(|f| f["path"].as_str().is_some_and(|p| p.contains("libc"))),
+            "the DSOs are shown too: {report}"
+        );
+        // The table says the same in words.
+        let table = ctl(&["inspect", &held.pid().to_string()]);
+        assert_eq!(table.status.code(), Some(0), "{table:?}");
+        let table = out(&table);
+        assert!(
+            table.contains("FILE")
+                && table.contains(&held.pid().to_string())
+                && table.contains(&*path.to_string_lossy()),
+            "{table}"
+        );
+        held.finish().assert_code(7).assert_silent();
+    }
+}
+
+#[test]
+fn inspect_agrees_with_the_launchs_own_report() {
+    let held =
+        Run::new(program("hold", Kind::StaticPie), ["7"]).options(["--report", "--json"]).hold();
+    let now = inspected(held.pid());
+    let done = held.finish();
+    let then: Value = serde_json::from_str(&done.err()).expect("the launch's report");
+    for key in ["schema", "pid", "comm", "text_bytes", "huge_bytes", "outcome"] {
+        assert_eq!(now[key], then[key], "{key}");
+    }
+}
+
+#[test]
+fn inspect_changes_nothing() {
+    let held = Run::new(program("hold", Kind::DynamicPie), ["7"]).hold();
+    let maps = || std::fs::read_to_string(format!("/proc/{}/maps", held.pid())).expect("maps");
+    let before = maps();
+    inspected(held.pid());
+    ctl(&["doctor", &held.pid().to_string()]);
+    assert_eq!(maps(), before);
+    held.finish().assert_code(7).assert_silent();
+}
+
+#[test]
+fn inspect_of_any_process_of_this_machine() {
+    let mut looked_at = 0;
+    for entry in std::fs::read_dir("/proc").expect("proc").flatten().take(200) {
+        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else {
+            continue;
+        };
+        let output = ctl(&["inspect", &pid.to_string(), "--json"]);
+        let code = output.status.code();
+        assert!(matches!(code, Some(0 | 1 | 4 | 5)), "{pid}: {output:?}");
+        out(&output);
+        looked_at += 1;
+    }
+    assert!(looked_at > 1);
+}
+
+#[test]
+fn inspect_of_nobody() {
+    let child = Command::new("true").spawn().expect("true");
+    let pid = child.id();
+    let mut child = child;
+    child.wait().expect("an own child");
+    // PIDs are not used again so soon.
+    assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    for command in ["inspect", "doctor"] {
+        let output = ctl(&[command, &pid.to_string()]);
+        assert_eq!(output.status.code(), Some(4), "{output:?}");
+        assert_eq!(out(&output), "");
+        assert!(String::from_utf8_lossy(&output.stderr).starts_with("tiexec"), "{output:?}");
+    }
+}
+
+#[test]
+fn wrong_usage_is_2() {
+    for args in [
+        &["inspect"][..],
+        &["inspect", "nobody"],
+        &["inspect", "-1"],
+        &["inspect", "0"],
+        &["inspect", "1", "2"],
+        &["inspect", "99999999999999999999"],
+        &["frobnicate"],
+        &[],
+        &["doctor", "x"],
+    ] {
+        let output = ctl(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {output:?}");
+        assert_eq!(out(&output), "");
+    }
+    assert_eq!(ctl(&["--help"]).status.code(), Some(0));
+    assert_eq!(ctl(&["--version"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_process_of_somebody_else_is_5() {
+    require!(is_root(), "becoming another user needs root");
+    let public = Public::new();
+    let ctl = public.add(support::tiexecctl(), "tiexecctl", 0o755);
+    let held = Run::new(program("hold", Kind::DynamicPie), ["7"]).hold();
+    let pid = held.pid().to_string();
+    let done = Run::new(&ctl, ["inspect", &pid])
+        .plain()
+        .behind(["runuser", "-u", "nobody", "--"])
+        .output();
+    done.assert_code(5);
+    assert!(done.err().starts_with("tiexec") && done.err().contains(&pid), "{done}");
+    held.finish().assert_code(7);
+}
+
+#[test]
+fn an_unprivileged_user_inspects_own_processes() {
+    require!(is_root(), "becoming another user needs root");
+    let public = Public::new();
+    let ctl = public.add(support::tiexecctl(), "tiexecctl", 0o755);
+    let hold = public.add(&program("hold", Kind::DynamicPie), "hold", 0o755);
+    let front = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
+    let held = Run::new(&hold, ["7"]).binary(public.tiexec()).behind(front).hold();
+    let done = Run::new(&ctl, ["inspect", &held.pid().to_string(), "--json"])
+        .plain()
+        .behind(front)
+        .output();
+    done.assert_code(0);
+    let report: Value = serde_json::from_str(&done.out()).expect("JSON");
+    assert_eq!(report["huge_bytes"], coverage(held.pid()).huge, "{done}");
+    held.finish().assert_code(7).assert_silent();
+}
+
+/// The lines of doctor: verdict, thing, finding.
+fn findings(args: &[&str]) -> Vec<(String, String)> {
+    let output = ctl(args);
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
+    let text = out(&output);
+    let lines: Vec<_> = text.lines().filter(|l| !l.starts_with(' ') && !l.is_empty()).collect();
+    assert!(lines.len() >= 4, "{text}");
+    assert!(
+        !text.contains("echo always"),
+        "never suggests changing THP for the whole machine: {text}"
+    );
+    lines
+        .into_iter()
+        .map(|line| {
+            let (verdict, rest) =
+                line.split_once(' ').unwrap_or_else(|| panic!("{line:?} in {text}"));
+            assert!(["ok", "no", "off", "warn", "FAIL"].contains(&verdict), "{line:?} in {text}");
+            (verdict.to_owned(), rest.trim().to_owned())
+        })
+        .collect()
+}
+
+#[test]
+fn doctor_has_a_verdict_on_each_line() {
+    findings(&["doctor"]);
+    let held = Run::new(program("hold", Kind::DynamicPie), ["7"]).hold();
+    let about = findings(&["doctor", &held.pid().to_string()]);
+    assert!(!about.iter().any(|(v, _)| v == "FAIL"), "a treated program is well: {about:?}");
+    held.finish().assert_code(7).assert_silent();
+}
+
+#[test]
+fn doctor_judges_the_target_it_is_given() {
+    let run = Run::new(program("hold", Kind::DynamicPie), ["7"]);
+    let well = run.plain().hold();
+    let ill = run.plain().prep(Prep::Prctl(41, 1, 0)).hold();
+    let text = |pid: i32| out(&ctl(&["doctor", &pid.to_string()])).to_lowercase();
+    let (a, b) = (text(well.pid()), text(ill.pid()));
+    let bad = |text: &str| {
+        text.lines()
+            .filter(|l| {
+                !l.starts_with("ok")
+                    && (l.contains("thp_disable") || l.contains("pr_set_thp_disable"))
+            })
+            .count()
+    };
+    assert!(bad(&b) > bad(&a), "well: {a}\nill: {b}");
+    well.finish().assert_code(7);
+    ill.finish().assert_code(7);
+}
+
+#[test]
+fn doctor_speaks_json() {
+    let output = ctl(&["doctor", "--json"]);
+    let value: Value =
+        serde_json::from_str(&out(&output)).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+    assert!(value.is_object() || value.is_array(), "{value}");
+}

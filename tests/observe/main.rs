@@ -1,0 +1,8 @@
+//! Debuggers, profilers, core dumps, `inspect` and `doctor` see a program as it is.
+
+mod cores;
+mod gdb;
+mod inspect_doctor;
+mod maps;
+mod perf;
+mod uprobes;

@@ -1,0 +1,40 @@
+//! Where the kernel collapses files of any file system (`READ_ONLY_THP_FOR_FS`), text that is cached in small folios becomes huge where
+//! it is: at a launch, in a running program, and by `tiexecctl warm`.
+
+use support::attaching::{ctl, ok, small};
+use support::fresh::{assert_file_pmd_mapped, assert_launched_on_pagecache, collapses_files};
+use support::{Kind, Run, require_of_machine};
+
+const NO_COLLAPSE: &str =
+    "the kernel collapses no files of the file system of the target directory";
+
+#[test]
+fn at_launch() {
+    require_of_machine!(collapses_files(), NO_COLLAPSE);
+    for kind in [Kind::DynamicPie, Kind::DynamicNoPie, Kind::StaticNoPie] {
+        assert_launched_on_pagecache(&small("hold", kind), kind);
+    }
+}
+
+#[test]
+fn while_it_runs() {
+    require_of_machine!(collapses_files(), NO_COLLAPSE);
+    let copy = small("hold", Kind::DynamicNoPie);
+    let held = Run::new(copy.path(), ["7"]).plain().hold();
+    ok(&ctl(["attach", "--json", &held.pid().to_string()]));
+    assert_file_pmd_mapped(held.pid(), copy.path());
+    held.finish().assert_code(7).assert_silent();
+}
+
+/// A plain exec finds it so afterwards.
+#[test]
+fn by_warm() {
+    require_of_machine!(collapses_files(), NO_COLLAPSE);
+    let copy = small("hold", Kind::DynamicNoPie);
+    let done = ctl(["warm", "--json", &copy.path().to_string_lossy()]);
+    done.assert_code(0);
+    let held = Run::new(copy.path(), ["7"]).plain().hold();
+    assert_file_pmd_mapped(held.pid(), copy.path());
+    assert!(held.coverage().is_full());
+    held.finish().assert_code(7).assert_silent();
+}

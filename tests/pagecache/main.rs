@@ -1,0 +1,10 @@
+//! Huge pages of the page cache itself: how files come into it, and who shares them.
+
+mod cold;
+mod collapse;
+mod package_upgrade;
+mod shared;
+mod warm_check_deps;
+mod warm_file_systems;
+mod warm_makes_huge;
+mod warm_refuses;

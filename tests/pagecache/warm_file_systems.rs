@@ -1,0 +1,133 @@
+//! `tiexecctl warm` on each file system: huge where it has large folios, one clear line where it has not.
+
+use std::path::Path;
+
+use support::warm::{
+    cached_pages, cold, directory, evict, has_large_folios, huge, mount_new, rest, run, small,
+    warm, with_private_mounts,
+};
+use support::{Kind, Run, installed, is_root, program, require};
+
+fn hold() -> std::path::PathBuf {
+    program("hold", Kind::DynamicNoPie)
+}
+
+#[test]
+fn xfs() {
+    require!(is_root(), "root is needed to mount");
+    require!(installed("mkfs.xfs").is_some(), "no mkfs.xfs");
+    let dir = directory();
+    with_private_mounts(|| {
+        let point = mount_new("xfs", dir.path());
+        let copy = cold(&hold(), &point);
+        // The loop device's read_ahead_kb is the usual 128 KiB: what is read ahead does not suffice.
+        assert_eq!(warm(&["-q"], &[&copy]).code, 0);
+        let bytes = huge(&copy);
+        assert!(bytes > 0);
+        evict(&copy);
+        support::warm::cache_small(&copy);
+        assert_eq!(huge(&copy), 0);
+        assert_eq!(warm(&["-q"], &[&copy]).code, 0);
+        assert_eq!(huge(&copy), bytes);
+        let held = Run::new(&copy, ["0"]).plain().hold();
+        assert!(held.coverage().is_full());
+        held.finish().assert_code(0);
+    });
+}
+
+#[test]
+fn btrfs_has_no_large_folios_or_makes_them_huge() {
+    require!(is_root(), "root is needed to mount");
+    require!(installed("mkfs.btrfs").is_some(), "no mkfs.btrfs");
+    let dir = directory();
+    with_private_mounts(|| {
+        let point = mount_new("btrfs", dir.path());
+        let copy = small(&hold(), &point);
+        let cached = cached_pages(&copy);
+        let done = warm(&["--json"], &[&copy]);
+        let report = done.file();
+        if huge(&copy) == 0 {
+            assert_eq!(done.code, 1, "{}", done.out);
+            assert!(rest(&report, "no_large_folios") > 0, "{report}");
+            assert!(done.err.contains("btrfs read it in small folios"), "{}", done.err);
+            assert_eq!(cached_pages(&copy), cached, "what was evicted is back");
+        } else {
+            // A later kernel.
+            assert_eq!(done.code, 0, "{}", done.out);
+        }
+    });
+}
+
+#[test]
+fn tmpfs_is_collapsed() {
+    require!(is_root(), "root is needed to mount");
+    let dir = directory();
+    with_private_mounts(|| {
+        run(
+            "mount",
+            &["-t", "tmpfs", "none"]
+                .map(Path::new)
+                .iter()
+                .copied()
+                .chain([dir.path()])
+                .collect::<Vec<_>>(),
+        );
+        let copy = dir.path().join("hold");
+        support::install(&hold(), &copy, 0o755);
+        assert_eq!(huge(&copy), 0);
+        let done = warm(&["--json"], &[&copy]);
+        assert_eq!((done.code, done.err.as_str()), (0, ""), "{}", done.out);
+        assert_eq!(huge(&copy), done.file()["huge_bytes"]);
+        // Also while it runs: nothing is evicted for it.
+        let held = Run::new(&copy, ["0"]).plain().hold();
+        assert!(held.coverage().is_full());
+        held.finish().assert_code(0);
+    });
+}
+
+#[test]
+fn overlayfs_has_the_page_cache_of_what_is_below() {
+    require!(is_root(), "root is needed to mount");
+    let dir = directory();
+    require!(has_large_folios(dir.path()), "no large folios on this file system");
+    with_private_mounts(|| {
+        let [lower, upper, work, point] = ["lower", "upper", "work", "point"].map(|name| {
+            let path = dir.path().join(name);
+            std::fs::create_dir(&path).expect("an own directory");
+            path
+        });
+        let below = small(&hold(), &lower);
+        let layers = format!(
+            "lowerdir={},upperdir={},workdir={}",
+            lower.display(),
+            upper.display(),
+            work.display()
+        );
+        let overlay = ["-t", "overlay", "-o", &layers, "none"].map(Path::new);
+        run("mount", &overlay.iter().copied().chain([point.as_path()]).collect::<Vec<_>>());
+        let above = point.join("hold-dynamicnopie-6");
+        assert_eq!(huge(&above), 0);
+        assert_eq!(warm(&["-q"], &[&above]).code, 0);
+        assert!(huge(&above) > 0);
+        assert_eq!(huge(&below), huge(&above));
+        let held = Run::new(&above, ["0"]).plain().hold();
+        assert!(held.coverage().is_full());
+        held.finish().assert_code(0);
+    });
+}
+
+#[test]
+fn a_read_only_noexec_mount() {
+    require!(is_root(), "root is needed to mount");
+    let dir = directory();
+    require!(has_large_folios(dir.path()), "no large folios on this file system");
+    let copy = small(&hold(), dir.path());
+    with_private_mounts(|| {
+        run("mount", &["--bind".as_ref(), dir.path(), dir.path()]);
+        run("mount", &["-o".as_ref(), "remount,bind,ro,noexec".as_ref(), dir.path()]);
+        assert!(std::fs::write(dir.path().join("x"), "").is_err(), "read-only");
+        let done = warm(&["--json"], &[&copy]);
+        assert_eq!((done.code, done.err.as_str()), (0, ""), "{}", done.out);
+        assert_eq!(huge(&copy), done.file()["huge_bytes"]);
+    });
+}

@@ -1,0 +1,110 @@
+//! After `tiexecctl warm`, plain execs have their text on huge pages of the page cache, whatever the cache held before.
+
+use std::path::{Path, PathBuf};
+
+use support::warm::{cached_pages, cold, directory, has_large_folios, huge, rest, small, warm};
+use support::{Kind, Run, installed, pmd_size, program, program_big, require};
+
+/// Warms a copy of a program, first cold, then cached in small folios; returns its report.
+fn warms(program: &Path) -> serde_json::Value {
+    let dir = directory();
+    let copy = cold(program, dir.path());
+    let first = warm(&["--json"], &[&copy]);
+    assert_eq!((first.code, first.err.as_str()), (0, ""), "{}", first.out);
+    let report = first.file();
+    assert_eq!(report["path"], *copy.to_string_lossy());
+    assert_eq!(report["reason"], serde_json::Value::Null);
+    let bytes = report["huge_bytes"].as_u64().expect("bytes");
+    assert!(bytes > 0 && bytes.is_multiple_of(pmd_size()), "{report}");
+    assert_eq!(bytes + rest(&report, "edges"), report["text_bytes"], "{report}");
+
+    let copy = small(program, dir.path());
+    assert_eq!(huge(&copy), 0);
+    let cached = cached_pages(&copy);
+    let second = warm(&["--json"], &[&copy]);
+    assert_eq!((second.code, second.err.as_str()), (0, ""), "{}", second.out);
+    assert_eq!(second.file(), report);
+    assert_eq!(huge(&copy), bytes);
+    // A large folio at the end of the file may reach past it.
+    assert!(cached_pages(&copy) >= cached, "nothing is lost from the page cache");
+    report
+}
+
+#[test]
+fn programs_of_every_kind() {
+    require!(has_large_folios(directory().path()), "no large folios on this file system");
+    for kind in [Kind::DynamicNoPie, Kind::DynamicPie, Kind::StaticNoPie, Kind::StaticPie] {
+        let report = warms(&program("hold", kind));
+        assert!(report["huge_bytes"].as_u64() >= Some(4 << 20), "{kind:?}: {report}");
+    }
+}
+
+#[test]
+fn node() {
+    require!(has_large_folios(directory().path()), "no large folios on this file system");
+    let Some(node) = installed("node") else { return support::skip("no node on PATH") };
+    warms(&node);
+}
+
+fn printed(command: &str, arguments: &[&str]) -> Option<PathBuf> {
+    let output = std::process::Command::new(command).args(arguments).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    Some(PathBuf::from(text.trim())).filter(|path| path.is_absolute())
+}
+
+#[test]
+fn a_compiler() {
+    require!(has_large_folios(directory().path()), "no large folios on this file system");
+    let Some(cc1plus) = printed("gcc", &["-print-prog-name=cc1plus"]) else {
+        return support::skip("no cc1plus");
+    };
+    warms(&cc1plus);
+}
+
+#[test]
+fn a_shared_library() {
+    require!(has_large_folios(directory().path()), "no large folios on this file system");
+    let Some(sysroot) = printed("rustc", &["--print", "sysroot"]) else {
+        return support::skip("no rustc on PATH");
+    };
+    let library = std::fs::read_dir(sysroot.join("lib")).ok().and_then(|mut entries| {
+        entries.find_map(|e| {
+            e.ok().filter(|e| e.file_name().to_string_lossy().starts_with("librustc_driver"))
+        })
+    });
+    let Some(library) = library else { return support::skip("no librustc_driver") };
+    warms(&library.path());
+}
+
+/// Minor faults of a process so far.
+fn minor_faults(pid: i32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a live process");
+    let after_name = stat.rsplit_once(')').expect("a name").1;
+    after_name.split_whitespace().nth(7).and_then(|n| n.parse().ok()).expect("minflt")
+}
+
+#[test]
+fn a_plain_exec_of_a_warm_file_has_huge_text_and_fewer_faults() {
+    require!(has_large_folios(directory().path()), "no large folios on this file system");
+    let dir = directory();
+    let copy = small(&program_big("hold", Kind::DynamicNoPie, 24), dir.path());
+    let plain = Run::new(&copy, ["0"]).plain();
+    let run = || {
+        let held = plain.hold();
+        let seen = (held.coverage(), minor_faults(held.pid()));
+        held.finish().assert_code(0);
+        seen
+    };
+    let (before, faults_before) = run();
+    assert_eq!(before.huge, 0, "{before:?}");
+    assert_eq!(warm(&["-q"], &[&copy]).code, 0);
+    let (after, faults_after) = run();
+    assert!(after.is_full(), "{after:?}");
+    // Faults come for 16 base pages at a time at most; one huge page then takes one.
+    let saved = after.huge / (16 * 4096) - after.huge / pmd_size();
+    assert!(
+        faults_after + saved / 2 < faults_before,
+        "{faults_before} before, {faults_after} after"
+    );
+    assert_eq!(huge(&copy), after.huge);
+}

@@ -1,0 +1,328 @@
+//! An image of the store is its original, byte for byte, in huge pages, and tools read it like the original; whoever dies while building it.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use support::child::eventually;
+use support::store::{
+    self, IMAGES, Mapped, add, ctl, json, loads, names, own_run, readelf, set_up, text_pages,
+};
+use support::{Kind, Public, Random, installed, is_root, pmd_size, program, require};
+
+/// Large programs and libraries, those that are here.
+fn real_files() -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> =
+        ["node", "prometheus", "mariadbd", "gdb"].into_iter().filter_map(installed).collect();
+    let under = |directory: &Path, name: &str| {
+        std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).find(
+            |path| path.file_name().is_some_and(|file| file.to_string_lossy().starts_with(name)),
+        )
+    };
+    let java = installed("java").and_then(|java| java.canonicalize().ok());
+    files.extend(
+        java.map(|java| java.with_file_name("../lib/server/libjvm.so")).filter(|f| f.exists()),
+    );
+    let rustc = Command::new("rustc").args(["--print", "sysroot"]).output();
+    let sysroot =
+        rustc.ok().map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    files.extend(sysroot.and_then(|root| under(&Path::new(&root).join("lib"), "librustc_driver")));
+    files.iter().filter_map(|file| file.canonicalize().ok()).collect()
+}
+
+fn same_tool_output(tool: &[&str], original: &Path, image: &Path) {
+    let output = |file: &Path| {
+        let output = Command::new(tool[0]).args(&tool[1..]).arg(file).output().expect(tool[0]);
+        let text =
+            String::from_utf8_lossy(&output.stdout).replace(&*file.to_string_lossy(), "FILE");
+        (output.status.code(), text)
+    };
+    assert!(
+        output(original) == output(image),
+        "{tool:?} {} {}",
+        original.display(),
+        image.display()
+    );
+}
+
+/// The lines of `readelf` without what must differ: offsets, and the file's name.
+fn sections(file: &Path) -> Vec<Vec<String>> {
+    let lines = readelf(&["-SW"], file).replace("[ ", "[");
+    let words = lines.lines().filter(|line| line.trim_start().starts_with('[')).map(|line| {
+        let mut words: Vec<String> = line.split_ascii_whitespace().map(str::to_owned).collect();
+        if words.len() > 5 {
+            // Number, name, type, address, offset; a section without a name has one word less.
+            let offset = if words[1] == "NULL" { 3 } else { 4 };
+            words.remove(offset);
+        }
+        words
+    });
+    words.collect()
+}
+
+fn build_id(file: &Path) -> Option<String> {
+    let text = readelf(&["-n"], file);
+    text.lines().find_map(|line| line.trim().strip_prefix("Build ID: ").map(str::to_owned))
+}
+
+fn assert_is_image(original: &Path, image: &Path) {
+    let what = original.display();
+    let (old, new) =
+        (std::fs::read(original).expect("original"), std::fs::read(image).expect("image"));
+    let (old_loads, new_loads) = (loads(original), loads(image));
+    assert_eq!(old_loads.len(), new_loads.len(), "{what}");
+    assert!(!old_loads.is_empty(), "{what}");
+    for (old_load, new_load) in old_loads.iter().zip(&new_loads) {
+        assert_eq!((old_load.vaddr, old_load.size), (new_load.vaddr, new_load.size), "{what}");
+        assert_eq!(
+            new_load.offset % pmd_size(),
+            new_load.vaddr % pmd_size(),
+            "{what}: {new_load:x?}"
+        );
+        let part = |offset: u64| offset as usize..(offset + old_load.size) as usize;
+        assert!(old[part(old_load.offset)] == new[part(new_load.offset)], "{what}: {new_load:x?}");
+    }
+    assert_eq!(sections(original), sections(image), "{what}");
+    for tool in [&["nm"][..], &["nm", "-D"], &["readelf", "--dyn-syms", "-W"], &["size", "-A"]] {
+        same_tool_output(tool, original, image);
+    }
+    // Complaints that readelf has about the original are not ours.
+    let complaints = |file: &Path| {
+        let text = readelf(&["-lSW"], file);
+        text.lines().filter(|l| l.contains("Warning") || l.contains("Error")).count()
+    };
+    assert_eq!(complaints(image), complaints(original), "{}", readelf(&["-lSW"], image));
+    match build_id(original) {
+        Some(id) => {
+            let derived = build_id(image).expect("a build ID");
+            assert!(derived != id && derived.len() == id.len(), "{what}: {id} {derived}");
+        }
+        None => assert_eq!(build_id(image), None, "{what}"),
+    }
+}
+
+#[test]
+fn images_of_real_programs() {
+    require!(is_root(), "a mount namespace needs root");
+    require!(installed("readelf").is_some(), "no readelf (binutils)");
+    own_run();
+    set_up("1G");
+    let public = Public::new();
+    let files = real_files();
+    require!(!files.is_empty(), "no large program here");
+    for file in files {
+        // Not all of them lie where everybody may read.
+        let copy = public.add(&file, &file.file_name().expect("a name").to_string_lossy(), 0o755);
+        let image = add(&copy);
+        assert_is_image(&copy, &image);
+        let pages = text_pages(&image);
+        assert!(pages.len() >= 2, "{}: {pages:x?}", file.display());
+        for offset in pages {
+            assert_eq!(
+                Mapped::page(&image, offset).huge(),
+                pmd_size(),
+                "{} {offset:#x}",
+                file.display()
+            );
+        }
+        // Symbols and data take no huge pages: at most the file, its ragged pages and its headers.
+        let (memory, size) =
+            (image.metadata().expect("image").blocks() * 512, copy.metadata().expect("copy").len());
+        assert!(memory <= size + (1 << 20), "{}: {memory} of {size}", file.display());
+        ctl(["prune", "--all-unused"]).assert_code(0);
+        std::fs::remove_file(copy).expect("an own file");
+    }
+}
+
+#[test]
+fn programs_however_linked() {
+    require!(is_root(), "a mount namespace needs root");
+    own_run();
+    set_up("1G");
+    let public = Public::new();
+    for kind in support::programs::COMMON {
+        let copy = public.add(&program("hold", kind), &format!("{kind:?}"), 0o755);
+        let image = add(&copy);
+        assert_is_image(&copy, &image);
+        assert!(text_pages(&image).len() >= 2, "{kind:?}");
+        for offset in text_pages(&image) {
+            assert_eq!(Mapped::page(&image, offset).huge(), pmd_size(), "{kind:?} {offset:#x}");
+        }
+    }
+}
+
+#[test]
+fn an_image_belongs_to_root_and_is_written_by_nobody() {
+    require!(is_root(), "a mount namespace needs root");
+    own_run();
+    set_up("256M");
+    let public = Public::new();
+    let copy = public.add(&program("hold", Kind::DynamicPie), "it is: a name", 0o755);
+    let image = add(&copy);
+    let name = image.file_name().expect("a name").to_string_lossy().into_owned();
+    assert!(name.starts_with("it_is__a_name-") && name.ends_with(".tiexec"), "{name}");
+    assert_eq!(names(IMAGES), [name.clone(), format!("{name}.json")]);
+    let meta = image.metadata().expect("an image");
+    assert_eq!((meta.mode(), meta.uid(), meta.nlink()), (0o10_0444, 0, 1));
+    let sidecar = std::fs::read(format!("{}.json", image.display())).expect("a sidecar");
+    let sidecar: serde_json::Value = serde_json::from_slice(&sidecar).expect("JSON");
+    assert_eq!(sidecar["original"], *copy.to_string_lossy());
+    assert_eq!(sidecar["key"]["inode"], copy.metadata().expect("a copy").ino());
+    assert_eq!(sidecar["image_size"], meta.len());
+    // The second time it is found, not built.
+    assert_eq!(add(&copy), image);
+    assert_eq!(image.metadata().expect("an image").ino(), meta.ino());
+    ctl(["verify"]).assert_code(0);
+}
+
+#[test]
+fn a_changed_original_has_another_image() {
+    require!(is_root(), "a mount namespace needs root");
+    own_run();
+    set_up("256M");
+    let public = Public::new();
+    let copy = public.add(&program("hold", Kind::DynamicPie), "changing", 0o755);
+    let first = add(&copy);
+    let state = |image: &Path| {
+        let list = json(&["list", "--json"]);
+        let all = list["images"].as_array().expect("images").clone();
+        let name = image.file_name().expect("a name").to_string_lossy().into_owned();
+        all.iter().find(|entry| entry["name"] == *name).map(|entry| entry["state"].clone())
+    };
+    assert_eq!(state(&first), Some("ok".into()));
+    support::chmod(&copy, 0o555);
+    assert_eq!(state(&first), Some("outdated".into()));
+    let second = add(&copy);
+    assert_ne!(first, second);
+    // Pruned, it is gone from the directory; who maps it keeps it and sees that.
+    let held = Mapped::page(&first, text_pages(&first)[0]);
+    ctl(["prune"]).assert_code(0).assert_silent();
+    assert_eq!((state(&first), state(&second)), (None, Some("ok".into())));
+    assert_eq!(held.huge(), pmd_size());
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
+    assert!(maps.contains(&format!("{} (deleted)", first.display())), "{maps}");
+}
+
+#[test]
+fn of_two_builders_one_builds_and_the_other_uses_it() {
+    require!(is_root(), "a mount namespace needs root");
+    own_run();
+    set_up("256M");
+    let public = Public::new();
+    let copy = public.add(&program("hold", Kind::DynamicPie), "wanted", 0o755);
+    for _ in 0..20 {
+        let builders: Vec<_> =
+            (0..4).map(|_| store::started(&[], &["add".as_ref(), copy.as_ref()])).collect();
+        let images: Vec<String> = builders
+            .into_iter()
+            .map(|builder| {
+                let done = builder.finish();
+                done.assert_code(0).assert_silent();
+                done.out()
+            })
+            .collect();
+        assert!(images.windows(2).all(|pair| pair[0] == pair[1]), "{images:?}");
+        assert_eq!(names(IMAGES).len(), 2, "{:?}", names(IMAGES));
+        ctl(["prune", "--all-unused"]).assert_code(0);
+    }
+}
+
+#[test]
+fn who_comes_second_waits_for_the_first() {
+    require!(is_root(), "a mount namespace needs root");
+    own_run();
+    set_up("256M");
+    let public = Public::new();
+    let copy = public.add(&program("hold", Kind::DynamicPie), "wanted", 0o755);
+    // An image under its temporary name, locked as its builder does.
+    let image = add(&copy);
+    let temporary = image.with_file_name(format!(".{}.new", names(IMAGES)[0]));
+    std::fs::rename(&image, &temporary).expect("a rename");
+    support::chmod(&temporary, 0o600);
+    let builder = std::fs::File::options().write(true).open(&temporary).expect("open");
+    builder.lock().expect("flock");
+    let inode = builder.metadata().expect("fstat").ino();
+    let waiting = store::started(&[], &["add".as_ref(), copy.as_ref()]);
+    // Each look is followed by a sleep.
+    let looked = || {
+        let sleeps = support::smaps::status_field(waiting.pid(), "voluntary_ctxt_switches");
+        sleeps.and_then(|count| count.parse().ok()).is_some_and(|count: u64| count > 20)
+    };
+    eventually("the second builder waits", looked);
+    assert!(!image.exists());
+    support::chmod(&temporary, 0o444);
+    std::fs::rename(&temporary, &image).expect("a rename");
+    waiting.finish().assert_code(0).assert_silent();
+    assert_eq!(image.metadata().expect("an image").ino(), inode, "used, not built again");
+    assert_eq!(names(IMAGES).len(), 2, "{:?}", names(IMAGES));
+}
+
+#[test]
+fn a_builder_killed_at_any_moment_leaves_no_half_image() {
+    require!(is_root(), "a mount namespace needs root");
+    own_run();
+    set_up("512M");
+    let public = Public::new();
+    let file = installed("node").unwrap_or_else(|| program("hold", Kind::DynamicPie));
+    let copy = public.add(&file.canonicalize().expect("a path"), "wanted", 0o755);
+    let begin = std::time::Instant::now();
+    add(&copy);
+    let whole = begin.elapsed();
+    ctl(["prune", "--all-unused"]).assert_code(0);
+    let mut random = Random::new();
+    let (mut half, mut done) = (0, 0);
+    for _ in 0..100 {
+        let builder = store::started(&[], &["add".as_ref(), copy.as_ref()]);
+        let moment = random.below(whole.as_micros() as u64);
+        std::thread::sleep(std::time::Duration::from_micros(moment));
+        builder.signal(libc::SIGKILL);
+        builder.finish();
+        let left = names(IMAGES);
+        half += usize::from(
+            left.iter().any(|name| name.starts_with('.') && name.ends_with(".tiexec.new")),
+        );
+        if left.iter().any(|name| name.ends_with(".tiexec")) {
+            // Whatever has its name is whole.
+            done += 1;
+            ctl(["verify"]).assert_code(0).assert_silent();
+            ctl(["prune", "--all-unused"]).assert_code(0);
+        }
+    }
+    println!("{half} killed half way, {done} after the rename");
+    assert!(half > 0, "no builder was killed half way");
+    // The next one takes over what is there, and leaves nothing but the image.
+    add(&copy);
+    ctl(["verify"]).assert_code(0).assert_silent();
+    assert_eq!(names(IMAGES).len(), 2, "{:?}", names(IMAGES));
+}
+
+#[test]
+fn what_has_no_image_is_said() {
+    require!(is_root(), "a mount namespace needs root");
+    own_run();
+    set_up("64M");
+    let public = Public::new();
+    let script = public.path().join("script");
+    support::write_program(&script, b"#!/bin/sh\n", 0o755);
+    let cut = public.path().join("cut");
+    let whole = std::fs::read(program("hold", Kind::DynamicPie)).expect("a program");
+    support::write_program(&cut, &whole[..whole.len() / 2], 0o755);
+    for (file, reason) in [
+        (script.as_path(), "foreign_image"),
+        (&cut, "odd_file"),
+        (Path::new("/dev/null"), "odd_file"),
+        (Path::new("/no/such/file"), "read_failed"),
+    ] {
+        let done = ctl(["add".as_ref(), file.as_os_str()]);
+        done.assert_code(1);
+        assert!(done.err().contains(reason), "{done}");
+    }
+    assert_eq!(names(IMAGES), [""; 0]);
+    // Some of several is a status of its own.
+    let sound = public.add(&program("hold", Kind::DynamicPie), "sound", 0o755);
+    let done = ctl(["add".as_ref(), "--json".as_ref(), sound.as_os_str(), script.as_os_str()]);
+    done.assert_code(3);
+    let report: serde_json::Value = serde_json::from_str(&done.out()).expect("JSON");
+    assert!(report["images"][0]["image"].is_string(), "{report}");
+    assert_eq!(report["images"][1]["reason"], "foreign_image", "{report}");
+}

@@ -1,0 +1,7 @@
+//! The image store: who may use it, what it holds, and what tools see through it.
+
+mod build;
+mod room;
+mod setup;
+mod tools;
+mod trust;

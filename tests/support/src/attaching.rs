@@ -1,0 +1,203 @@
+//! Programs that already run: attached to and reverted from outside, and their mappings before and after.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::child::{Done, Held, eventually, soon};
+use super::fresh::Fresh;
+use super::launch::Run;
+use super::programs::{Kind, program};
+use super::smaps::{Vma, pmd_size, vmas};
+
+/// `tiexecctl` with these arguments.
+pub fn ctl<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Done {
+    ctl_behind(&[], args)
+}
+
+/// Whether the kernel has `MADV_COLLAPSE` (Linux 6.1).
+pub fn collapses() -> bool {
+    // SAFETY: advice on no memory at all; the kernel only looks whether it knows it.
+    unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_COLLAPSE) == 0 }
+}
+
+/// The same behind a command that changes something first, and then execs it.
+pub fn ctl_behind<S: AsRef<OsStr>>(front: &[&str], args: impl IntoIterator<Item = S>) -> Done {
+    started(front, super::tiexecctl(), args).finish()
+}
+
+/// Starts a command of ours.
+pub fn started<S: AsRef<OsStr>>(
+    front: &[&str],
+    binary: &Path,
+    args: impl IntoIterator<Item = S>,
+) -> Held {
+    Run::new(binary, args).plain().behind(front).start()
+}
+
+/// Attaches with a copy of the text, which works whatever the page cache holds.
+pub fn attach(pid: i32) -> Done {
+    attach_run(pid).output()
+}
+
+/// Puts the file's own text back.
+pub fn revert(pid: i32) -> Done {
+    revert_run(pid).output()
+}
+
+/// [`attach`], to be started.
+pub fn attach_run(pid: i32) -> Run {
+    let args = ["attach", "--backing=image", "--json", &pid.to_string()];
+    Run::new(super::tiexecctl(), args).plain()
+}
+
+/// [`revert`], to be started.
+pub fn revert_run(pid: i32) -> Run {
+    Run::new(super::tiexecctl(), ["revert", "--json", &pid.to_string()]).plain()
+}
+
+/// Asserts that the command did its work.
+pub fn ok(done: &Done) -> &Done {
+    done.assert_code(0).assert_silent()
+}
+
+/// Parses the JSON that a command printed.
+pub fn json(done: &Done) -> Value {
+    serde_json::from_slice(&done.stdout).unwrap_or_else(|e| panic!("{e}: {done}"))
+}
+
+/// The program, private, in small folios of the page cache: nothing of it is huge before.
+pub fn small(name: &str, kind: Kind) -> Fresh {
+    let copy = Fresh::cold(&program(name, kind));
+    super::warm::cache_small(copy.path());
+    copy
+}
+
+/// `hold`, running; ends with 7 if its text is right to the end.
+pub fn held(copy: &Fresh) -> Held {
+    Run::new(copy.path(), ["7"]).plain().hold()
+}
+
+/// All mappings by what they are of, those joined that touch and continue each other. Without the heap and the stack:
+/// these grow by themselves.
+pub fn joined(pid: i32) -> Vec<String> {
+    let mut all: Vec<Vma> = Vec::new();
+    for mut vma in vmas(pid).into_iter().filter(|vma| vma.path != "[heap]" && vma.path != "[stack]")
+    {
+        // Another test may have built the program anew.
+        vma.path = vma.path.trim_end_matches(" (deleted)").to_owned();
+        match all.last_mut() {
+            Some(last)
+                if last.end == vma.start
+                    && last.path == vma.path
+                    && last.perms == vma.perms
+                    && (vma.path.is_empty()
+                        || last.offset + (last.end - last.start) == vma.offset) =>
+            {
+                last.end = vma.end;
+            }
+            _ => all.push(vma),
+        }
+    }
+    let line = |v: &Vma| format!("{:x}-{:x} {} {:x} {}", v.start, v.end, v.perms, v.offset, v.path);
+    all.iter().map(line).collect()
+}
+
+/// The numbers of the open descriptors, and what they are of.
+pub fn descriptors(pid: i32) -> Vec<String> {
+    let dir = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("an own child's descriptors");
+    let mut all: Vec<String> = dir
+        .flatten()
+        .map(|entry| {
+            let link = std::fs::read_link(entry.path()).unwrap_or_default();
+            format!("{} {}", entry.file_name().to_string_lossy(), link.display())
+        })
+        .collect();
+    all.sort_unstable();
+    all
+}
+
+/// The bytes of it that images of ours hold.
+pub fn switched(pid: i32) -> u64 {
+    vmas(pid).iter().filter(|vma| vma.is_switched()).map(|vma| vma.end - vma.start).sum()
+}
+
+/// Whether the text is all huge, in copies of TiExec's: the whole huge pages of the main executable.
+pub fn is_switched(pid: i32) -> bool {
+    switched(pid) > 0 && super::coverage(pid).is_full()
+}
+
+/// Panics unless every whole huge page of the main text is PMD-mapped and an image of ours.
+pub fn assert_switched(pid: i32) {
+    let all = vmas(pid);
+    let ours: Vec<&Vma> = all.iter().filter(|vma| vma.is_switched()).collect();
+    assert!(!ours.is_empty(), "nothing of ours in {:?}", joined(pid));
+    for vma in ours {
+        assert_eq!(vma.perms, "r-xp", "{vma:?}");
+        assert_eq!(vma.counter("ShmemPmdMapped"), vma.end - vma.start, "{vma:?}");
+        assert_eq!(vma.start % pmd_size(), 0, "{vma:?}");
+    }
+    let coverage = super::coverage(pid);
+    assert!(coverage.is_full(), "{coverage:?}");
+}
+
+/// Panics unless the process is exactly as before: its mappings and its descriptors.
+pub fn assert_untouched(pid: i32, before: &Before) {
+    assert_eq!(joined(pid), before.maps, "mappings");
+    assert_eq!(descriptors(pid), before.descriptors, "descriptors");
+}
+
+/// Waits until somebody has reverted the process, to the end: its own text is back a moment before what
+/// the way there took is closed.
+pub fn eventually_untouched(pid: i32, before: &Before) {
+    let _or_it_panics = soon(|| Before::of(pid) == *before);
+    assert_untouched(pid, before);
+}
+
+/// Attaches and reverts, and panics unless the text is huge between and the process as before afterwards.
+pub fn assert_there_and_back(pid: i32) {
+    let before = Before::of(pid);
+    ok(&attach(pid));
+    assert_switched(pid);
+    ok(&revert(pid));
+    assert_untouched(pid, &before);
+}
+
+/// The state of a process before.
+#[derive(PartialEq, Eq)]
+pub struct Before {
+    maps: Vec<String>,
+    descriptors: Vec<String>,
+}
+
+impl Before {
+    /// Looks at it.
+    pub fn of(pid: i32) -> Before {
+        Before { maps: joined(pid), descriptors: descriptors(pid) }
+    }
+}
+
+/// Waits until the process sleeps in the system call of this number.
+pub fn wait_call(pid: i32, number: &str) {
+    eventually(&format!("process {pid} sleeps in system call {number}"), || {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+        // Interrupted, some calls go on as restart_syscall.
+        text.split(' ').next().is_some_and(|now| now == number || now == "219")
+    });
+}
+
+/// Returns the mappings of the program, or of a copy of TiExec's, far from the program's place: staged by a TiExec.
+pub fn staged(pid: i32, exe: &Path) -> Vec<Vma> {
+    const FAR: u64 = 1 << 30;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("an own child");
+    let fields = stat.rsplit_once(") ").expect("a name in brackets").1;
+    // The 26th of all; the first two are before the bracket.
+    let start_code: u64 =
+        fields.split(' ').nth(23).and_then(|at| at.parse().ok()).expect("an address");
+    let exe = exe.to_string_lossy();
+    let of_it = |vma: &Vma| {
+        vma.path == exe || vma.path.contains(":tiexec:") || vma.path.ends_with(".tiexec")
+    };
+    vmas(pid).into_iter().filter(|vma| of_it(vma) && vma.start.abs_diff(start_code) > FAR).collect()
+}

@@ -1,0 +1,216 @@
+//! Private copies of programs, which lie in the page cache in huge folios, where the file system has such, or not at all.
+
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+use super::launch::Run;
+use super::programs::Kind;
+use super::smaps::{Vma, pmd_size, vmas};
+
+/// A copy of a program; gone with this value.
+pub struct Fresh {
+    dir: tempfile::TempDir,
+    path: PathBuf,
+}
+
+fn directory() -> tempfile::TempDir {
+    // As real paths go: a program shows the one that the kernel knows.
+    let parent = super::files().canonicalize().expect("the directory is there");
+    tempfile::Builder::new().prefix("fresh-").tempdir_in(parent).expect("a directory")
+}
+
+impl Fresh {
+    /// Copies it under its own name, and brings the copy in.
+    pub fn copy(program: &Path) -> Fresh {
+        let copy = Fresh::cold(program);
+        bring_in(&copy.path);
+        copy
+    }
+
+    /// Copies it under its own name; nothing of the copy is cached.
+    pub fn cold(program: &Path) -> Fresh {
+        let dir = directory();
+        let path = dir.path().join(program.file_name().expect("a program has a name"));
+        super::install(program, &path, 0o755);
+        uncache(&path);
+        Fresh { dir, path }
+    }
+
+    /// The copy.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory that holds the copy and nothing else.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+/// Takes a file of our own out of the page cache.
+pub fn uncache(path: &Path) {
+    let file = std::fs::File::open(path).expect("an own file");
+    file.sync_all().expect("fsync of an own file");
+    // SAFETY: the call takes an open descriptor and numbers.
+    let error = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    assert_eq!(error, 0, "posix_fadvise {}", path.display());
+}
+
+/// Maps the first bytes of a file of our own where a huge page may begin, has `work` done there, and unmaps it again.
+fn mapped_aligned<T>(
+    path: &Path,
+    len: usize,
+    protection: libc::c_int,
+    work: impl FnOnce(*mut libc::c_void) -> T,
+) -> T {
+    let file = std::fs::File::open(path).expect("an own file");
+    let pmd = pmd_size() as usize;
+    let area_len = len.next_multiple_of(pmd) + pmd;
+    let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping at an address of the kernel's choice, large enough to hold the file at an aligned one.
+    let area =
+        unsafe { libc::mmap(std::ptr::null_mut(), area_len, libc::PROT_NONE, anonymous, -1, 0) };
+    assert_ne!(area, libc::MAP_FAILED, "address space");
+    let at = (area as usize).next_multiple_of(pmd) as *mut libc::c_void;
+    let fixed = libc::MAP_PRIVATE | libc::MAP_FIXED;
+    // SAFETY: the range lies in the area, which nobody else knows.
+    let mapped = unsafe { libc::mmap(at, len, protection, fixed, file.as_raw_fd(), 0) };
+    assert_eq!(mapped, at, "{} can be mapped", path.display());
+    let done = work(mapped);
+    // SAFETY: the area is ours alone.
+    unsafe { libc::munmap(area, area_len) };
+    done
+}
+
+/// Has an uncached file read in as huge folios; returns how many bytes of it are.
+pub fn bring_in(path: &Path) -> u64 {
+    let len = std::fs::metadata(path).expect("an own file").len() as usize;
+    mapped_aligned(path, len, libc::PROT_READ, |at| {
+        for advice in [libc::MADV_HUGEPAGE, libc::MADV_POPULATE_READ] {
+            // SAFETY: the advice changes no contents, and the range is the mapping's.
+            unsafe { libc::madvise(at, len, advice) };
+        }
+        let name = path.to_string_lossy();
+        let all = vmas(std::process::id() as i32);
+        let ours = all.iter().filter(|vma| vma.start == at as u64 && vma.path == name);
+        ours.map(|vma| vma.counter("FilePmdMapped")).sum()
+    })
+}
+
+/// Whether the file system under the copies reads files in as huge folios, found out without TiExec.
+pub fn huge_folios() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let dir = directory();
+        let path = dir.path().join("probe");
+        let len = 2 * pmd_size();
+        std::fs::write(&path, vec![1; len as usize]).expect("a file");
+        uncache(&path);
+        bring_in(&path) == len
+    })
+}
+
+/// Whether the kernel makes a huge folio of small ones of a file under the copies (`MADV_COLLAPSE`), found out without TiExec.
+pub fn collapses_files() -> bool {
+    let dir = directory();
+    let path = dir.path().join("probe");
+    let pmd = pmd_size() as usize;
+    std::fs::write(&path, vec![1; pmd]).expect("a file");
+    uncache(&path);
+    assert_eq!(std::fs::read(&path).expect("an own file").len(), pmd);
+    mapped_aligned(&path, pmd, libc::PROT_READ | libc::PROT_EXEC, |at| {
+        // SAFETY: the advice changes no contents, and the range is the mapping's.
+        unsafe { libc::madvise(at, pmd, libc::MADV_COLLAPSE) == 0 }
+    })
+}
+
+/// The message of `require!` where there are none.
+pub const NO_HUGE_FOLIOS: &str =
+    "the file system of the target directory reads nothing in as huge folios";
+
+/// The report of one launch, in a file.
+pub struct Report {
+    dir: tempfile::TempDir,
+}
+
+impl Report {
+    /// Makes a directory for it.
+    pub fn new() -> Report {
+        Report { dir: tempfile::tempdir().expect("a directory") }
+    }
+
+    /// Has the launch write it.
+    pub fn of(&self, run: &Run) -> Run {
+        let option = format!("--report={}", self.path().display());
+        run.clone().options([option.as_str(), "--json"])
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("report")
+    }
+
+    /// Whether a helper has come so far as to write it.
+    pub fn complete(&self) -> bool {
+        std::fs::read_to_string(self.path()).is_ok_and(|text| text.contains("\"launch\":{"))
+    }
+
+    /// Returns the text that has been written by now.
+    pub fn text(&self) -> String {
+        std::fs::read_to_string(self.path()).unwrap_or_default()
+    }
+
+    /// The whole report.
+    pub fn read(&self) -> Value {
+        let text = std::fs::read_to_string(self.path()).expect("a report");
+        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text:?}"))
+    }
+}
+
+/// Says that the launch put text on the page cache's own folios, and nowhere else. `may_move` says whether the program may be moved for it:
+/// one in 512 lies right where the kernel put it.
+pub fn assert_pagecache(report: &Value, may_move: bool) {
+    let launch = &report["launch"];
+    assert_eq!(report["outcome"], "switched", "{report}");
+    assert!(may_move || launch["rebased"] == false, "{report}");
+    assert_eq!(launch["setback"], Value::Null, "{report}");
+    assert_eq!(launch["backing"], "pagecache", "{report}");
+    assert_eq!(launch["bytes_copied"], 0, "{report}");
+    let spans = launch["spans"].as_array().expect("spans");
+    assert!(!spans.is_empty() && spans.iter().all(|s| s["backing"] == "pagecache"), "{report}");
+}
+
+/// Launches a copy of `hold` twice, and says so of both launches and of what then runs.
+pub fn assert_launched_on_pagecache(copy: &Fresh, kind: Kind) {
+    let report = Report::new();
+    let run = report.of(&Run::new(copy.path(), ["7"]).options(["--deadline=2m"]));
+    for _ in 0..2 {
+        let held = run.hold();
+        assert_pagecache(&report.read(), kind == Kind::DynamicPie);
+        assert_file_pmd_mapped(held.pid(), copy.path());
+        held.finish().assert_code(7).assert_silent();
+    }
+}
+
+/// Says that what is mapped in the whole huge pages of this file's congruent text is mapped by PMD entries, and that there is some. (What
+/// the program has not touched may not be mapped at all.)
+pub fn assert_file_pmd_mapped(pid: i32, file: &Path) {
+    let name = file.to_string_lossy();
+    let all = vmas(pid);
+    let text: Vec<&Vma> = all.iter().filter(|vma| vma.is_text() && vma.path == name).collect();
+    assert!(!text.is_empty(), "{name}: no text in {all:?}");
+    assert!(!all.iter().any(Vma::is_switched), "{name}: a copy: {all:?}");
+    let pmd = pmd_size();
+    let mut whole = 0;
+    for vma in text {
+        let inside = (vma.end / pmd * pmd).saturating_sub(vma.start.next_multiple_of(pmd));
+        let by_pmd = vma.counter("FilePmdMapped");
+        assert!(by_pmd <= inside && (by_pmd > 0 || inside == 0), "{vma:?}");
+        assert!(vma.counter("Rss") - by_pmd <= vma.end - vma.start - inside, "{vma:?}");
+        assert!(inside == 0 || vma.start % pmd == vma.offset % pmd, "not congruent: {vma:?}");
+        whole += inside;
+    }
+    assert!(whole > 0, "{name}: no whole huge page");
+}

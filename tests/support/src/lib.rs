@@ -1,0 +1,200 @@
+//! The basis of every test: where the binaries are, programs compiled on demand, children with time limits, smaps read
+//! from outside.
+//!
+//! Nothing here uses the project's own crates: the tests look at a launch as a stranger would.
+
+#![allow(
+    clippy::new_without_default,
+    reason = "each makes a directory, opens a terminal or prints a seed"
+)]
+
+pub mod attaching;
+pub mod child;
+pub mod edges;
+pub mod fresh;
+pub mod launch;
+pub mod machine;
+pub mod objects;
+pub mod places;
+pub mod programs;
+pub mod pty;
+pub mod smaps;
+pub mod store;
+pub mod traced;
+pub mod uprobe;
+pub mod warm;
+
+use std::path::{Path, PathBuf};
+
+pub use child::{Done, Held};
+pub use fresh::{Fresh, Report};
+pub use launch::{Prep, Run};
+pub use places::{files, sources, tiexec, tiexecctl};
+pub use programs::{Kind, busy_java, program, program_big};
+pub use smaps::{Coverage, coverage, pmd_size};
+
+/// Ends the test with a line that can be seen when the machine lacks what it needs; fails it if `TIEXEC_TEST_NO_SKIP=1`.
+#[macro_export]
+macro_rules! require {
+    ($cond:expr, $($why:tt)+) => {
+        if !$cond {
+            $crate::skip(&format!($($why)+));
+            return;
+        }
+    };
+}
+
+/// The visible half of `require!`.
+pub fn skip(why: &str) {
+    let name = std::thread::current().name().unwrap_or("test").to_owned();
+    assert!(
+        std::env::var_os("TIEXEC_TEST_NO_SKIP").is_none_or(|v| v != "1"),
+        "SKIP {name}: {why} (TIEXEC_TEST_NO_SKIP=1)"
+    );
+    say_skipped(&name, why);
+}
+
+/// As `require!`, for what no setting of a machine brings, such as a second NUMA node or a security module that is not in
+/// its kernel: also where skips are forbidden.
+#[macro_export]
+macro_rules! require_of_machine {
+    ($cond:expr, $why:expr) => {
+        if !$cond {
+            $crate::skip_for_want_of_a_machine($why);
+            return;
+        }
+    };
+}
+
+/// The visible half of `require_of_machine!`.
+pub fn skip_for_want_of_a_machine(why: &str) {
+    say_skipped(std::thread::current().name().unwrap_or("test"), why);
+}
+
+fn say_skipped(name: &str, why: &str) {
+    // libtest captures what the macros print, not what is written to the descriptor.
+    let line = format!("SKIP {name}: {why}\n");
+    // SAFETY: the pointer and the length are those of a live buffer.
+    unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+}
+
+/// A command by that name on PATH.
+pub fn installed(name: &str) -> Option<PathBuf> {
+    let dirs = std::env::var_os("PATH").unwrap_or_default();
+    let more = ["/usr/sbin", "/sbin", "/usr/local/go/bin"].map(PathBuf::from);
+    std::env::split_paths(&dirs).chain(more).map(|d| d.join(name)).find(|p| p.is_file())
+}
+
+/// Whether the tests run as root: mounts, cgroups and other users need it.
+pub fn is_root() -> bool {
+    // SAFETY: geteuid has no conditions and cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// A directory that everybody can enter (the target directory may lie in a private home), with a copy of `tiexec` in it.
+pub struct Public {
+    dir: tempfile::TempDir,
+}
+
+impl Public {
+    /// Makes the directory.
+    pub fn new() -> Public {
+        let dir = tempfile::Builder::new()
+            .prefix("tiexec-test-")
+            .tempdir()
+            .expect("a directory in the temporary directory");
+        chmod(dir.path(), 0o755);
+        let public = Public { dir };
+        public.add(tiexec(), "tiexec", 0o755);
+        public
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The copy of `tiexec`.
+    pub fn tiexec(&self) -> PathBuf {
+        self.path().join("tiexec")
+    }
+
+    /// A copy of a file, with that mode.
+    pub fn add(&self, file: &Path, name: &str, mode: u32) -> PathBuf {
+        let copy = self.path().join(name);
+        install(file, &copy, mode);
+        copy
+    }
+}
+
+/// Copies an executable. Through `cp`, which is a process of its own: while this one has a file open for writing, a child that
+/// another test thread forks has it open too, until it execs, and an exec of the copy in that moment fails with ETXTBSY.
+pub fn install(file: &Path, copy: &Path, mode: u32) {
+    let status = std::process::Command::new("cp").arg(file).arg(copy).status().expect("cp");
+    assert!(status.success(), "cp {} {}", file.display(), copy.display());
+    chmod(copy, mode);
+}
+
+/// Writes an executable file with this content, for the same reason through another process.
+pub fn write_program(path: &Path, content: &[u8], mode: u32) {
+    use std::io::Write;
+    let mut cp = std::process::Command::new("cp")
+        .arg("/dev/stdin")
+        .arg(path)
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .expect("cp");
+    cp.stdin.take().expect("a pipe was asked for").write_all(content).expect("cp reads its input");
+    assert!(cp.wait().expect("cp ends").success());
+    chmod(path, mode);
+}
+
+/// Sets the mode of an own file.
+pub fn chmod(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+        .expect("chmod of an own file");
+}
+
+/// A small generator for random moments; prints its seed so that a failure can be repeated.
+pub struct Random(u64);
+
+impl Random {
+    /// Starts from `TIEXEC_TEST_SEED`, else from the time.
+    pub fn new() -> Random {
+        let seed = std::env::var("TIEXEC_TEST_SEED")
+            .ok()
+            .and_then(|s| s.parse().ok())
+            .unwrap_or_else(|| {
+                let now = std::time::SystemTime::now()
+                    .duration_since(std::time::UNIX_EPOCH)
+                    .expect("the clock is past 1970");
+                now.as_nanos() as u64 | 1
+            });
+        println!("TIEXEC_TEST_SEED={seed}");
+        Random(seed)
+    }
+
+    /// A number below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+
+    /// Spins for up to `limit` microseconds: a random moment, not a synchronisation.
+    pub fn spin(&mut self, limit: u64) {
+        self.spin_within(child::patience(std::time::Duration::from_micros(limit)));
+    }
+
+    /// Spins for up to `limit`, which was measured here.
+    pub fn spin_within(&mut self, limit: std::time::Duration) {
+        let limit = u64::try_from(limit.as_micros()).expect("a short time").max(1);
+        let time = std::time::Duration::from_micros(self.below(limit));
+        let until = std::time::Instant::now() + time;
+        while std::time::Instant::now() < until {
+            std::hint::spin_loop();
+        }
+    }
+}

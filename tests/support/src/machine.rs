@@ -1,0 +1,213 @@
+//! State of the whole machine: a test that changes it holds the lock, and what it changed goes back when it ends.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+thread_local! {
+    /// Whether the test on this thread holds the machine.
+    static HELD: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Held by the one test that may change the machine. Every child of every other test holds the lock
+/// shared, so none sees the change.
+pub struct Machine {
+    _lock: File,
+    undo: Vec<Guard>,
+    groups: Vec<PathBuf>,
+}
+
+fn lock_file() -> File {
+    let path = super::files().join("machine.lock");
+    File::options().create(true).append(true).open(path).expect("the lock file")
+}
+
+/// Shared: nobody changes the machine while this is held. None for the test that holds it.
+pub fn quiet() -> Option<File> {
+    if HELD.get() {
+        return None;
+    }
+    let file = lock_file();
+    file.lock_shared().expect("flock");
+    Some(file)
+}
+
+impl Machine {
+    /// Waits for every other test that changes the machine.
+    pub fn lock() -> Machine {
+        let file = lock_file();
+        file.lock().expect("flock");
+        HELD.set(true);
+        Machine { _lock: file, undo: Vec::new(), groups: Vec::new() }
+    }
+
+    /// Writes a knob; false if it does not take the value. It goes back on drop. Everybody on the machine feels it: so the
+    /// test begins with `require_of_machine!(is_throwaway(), FELT)`, and runs in guests.
+    pub fn set(&mut self, knob: impl AsRef<Path>, value: &str) -> bool {
+        assert!(is_throwaway(), "{}: {FELT}", knob.as_ref().display());
+        self.write(knob.as_ref(), value)
+    }
+
+    fn write(&mut self, knob: &Path, value: &str) -> bool {
+        let Ok(was) = std::fs::read_to_string(knob) else { return false };
+        // "always [madvise] never" is set by the word in brackets.
+        let was = was
+            .split_once('[')
+            .and_then(|(_, r)| r.split_once(']'))
+            .map_or(was.trim(), |(w, _)| w)
+            .to_owned();
+        let guard = Guard::new(knob, &was);
+        let taken = std::fs::write(knob, value).is_ok();
+        self.undo.push(guard);
+        taken
+    }
+
+    /// Adds `pages` to what the hugetlb pool holds; false if the kernel has not got them, or does not move them.
+    pub fn pool(&mut self, pages: u64) -> bool {
+        let kib = super::pmd_size() / 1024;
+        self.reserve(format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages"), pages)
+            && !super::attaching::ctl(["doctor"]).out().contains("moves no pages of the pool")
+    }
+
+    /// Adds `pages` to the pool whose size this knob sets; false if the kernel has not got them. Those that others have
+    /// reserved or use stay.
+    pub fn reserve(&mut self, knob: impl AsRef<Path>, pages: u64) -> bool {
+        let held = || std::fs::read_to_string(&knob).ok()?.trim().parse::<u64>().ok();
+        let Some(wanted) = held().map(|held| held + pages) else { return false };
+        self.write(knob.as_ref(), &wanted.to_string()) && held() == Some(wanted)
+    }
+
+    /// Has the kernel overcommit no memory. Root has plenty left, everybody else `left` MiB, so that nobody but the
+    /// test's own programs meets the limit. False if the kernel does not let it be set.
+    pub fn no_overcommit(&mut self, left: u64) -> bool {
+        /// In KiB.
+        const PLENTY: u64 = 8 << 20;
+        let vm = |name| format!("/proc/sys/vm/{name}");
+        let limit = committed() + PLENTY;
+        let ratio = std::fs::read_to_string(vm("overcommit_ratio")).unwrap_or_default();
+        self.set(vm("admin_reserve_kbytes"), &(PLENTY - (left << 10)).to_string())
+            // Setting one of these two clears the other: so it comes back last.
+            && self.set(vm("overcommit_ratio"), ratio.trim())
+            && self.set(vm("overcommit_kbytes"), &limit.to_string())
+            && self.set(vm("overcommit_memory"), "2")
+    }
+
+    /// A new cgroup below `parent`; none if it cannot be made.
+    pub fn group(&mut self, parent: &Path) -> Option<PathBuf> {
+        self.group_called(parent, "")
+    }
+
+    /// A new cgroup below `parent` that is one for units, as systemd's slices are; none if it cannot be made.
+    pub fn slice(&mut self, parent: &Path) -> Option<PathBuf> {
+        self.group_called(parent, ".slice")
+    }
+
+    fn group_called(&mut self, parent: &Path, end: &str) -> Option<PathBuf> {
+        let (own, count) = (std::process::id(), self.groups.len());
+        let group = parent.join(format!("tiexec-test-{own}-{count}{end}"));
+        std::fs::create_dir(&group).ok()?;
+        self.groups.push(group.clone());
+        Some(group)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        HELD.set(false);
+        for group in &self.groups {
+            // Children that were just reaped may be counted a moment longer.
+            for _ in 0..200 {
+                if std::fs::remove_dir(group).is_ok() {
+                    break;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+        }
+        while let Some(last) = self.undo.pop() {
+            drop(last);
+        }
+    }
+}
+
+/// The message of `require_of_machine!` where others would feel a setting.
+pub const FELT: &str =
+    "the whole machine would feel the setting (TIEXEC_TEST_THROWAWAY=1 allows it, as in guests)";
+
+/// Whether the machine is thrown away after the tests, as a guest is: whatever is set there, nobody else feels.
+pub fn is_throwaway() -> bool {
+    std::env::var_os("TIEXEC_TEST_THROWAWAY").is_some_and(|value| value == "1")
+}
+
+/// `Committed_AS` of `/proc/meminfo`, in KiB.
+fn committed() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").expect("meminfo");
+    let value = text.lines().find_map(|line| line.strip_prefix("Committed_AS:"));
+    value.and_then(|v| v.trim().strip_suffix(" kB")?.trim().parse().ok()).expect("a number")
+}
+
+/// A process that gives a knob its value back when this is dropped, and also when the test is killed: it waits for the end
+/// of its standard input.
+struct Guard {
+    knob: PathBuf,
+    process: Child,
+}
+
+impl Guard {
+    fn new(knob: &Path, was: &str) -> Guard {
+        let script = "trap '' HUP INT TERM; cat >/dev/null; printf %s \"$1\" >\"$2\"";
+        let process = Command::new("sh")
+            .args(["-c", script, "sh", was])
+            .arg(knob)
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("a shell");
+        Guard { knob: knob.to_owned(), process }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // Waiting closes its standard input first.
+        if !self.process.wait().is_ok_and(|status| status.success()) {
+            eprintln!("{} stays changed", self.knob.display());
+        }
+    }
+}
+
+/// Yama's knob.
+pub const YAMA: &str = "/proc/sys/kernel/yama/ptrace_scope";
+
+/// Returns the knob's value; `None` in a kernel without Yama.
+pub fn yama_scope() -> Option<u32> {
+    std::fs::read_to_string(YAMA).ok()?.trim().parse().ok()
+}
+
+/// The directory of the memory controller (v2 or v1) and the name of its limit file.
+pub fn memory_controller() -> Option<(PathBuf, &'static str)> {
+    let unified = Path::new("/sys/fs/cgroup");
+    if std::fs::read_to_string(unified.join("cgroup.subtree_control"))
+        .is_ok_and(|s| s.contains("memory"))
+    {
+        return Some((unified.to_owned(), "memory.max"));
+    }
+    let v1 = unified.join("memory");
+    v1.join("memory.limit_in_bytes").exists().then_some((v1, "memory.limit_in_bytes"))
+}
+
+/// The cgroup v2 directory where the hugetlb controller can be handed to children.
+pub fn hugetlb_controller(machine: &mut Machine) -> Option<PathBuf> {
+    let dir =
+        ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].into_iter().map(PathBuf::from).find(|d| {
+            std::fs::read_to_string(d.join("cgroup.controllers"))
+                .is_ok_and(|s| s.contains("hugetlb"))
+        })?;
+    let control = dir.join("cgroup.subtree_control");
+    if !std::fs::read_to_string(&control).ok()?.contains("hugetlb") {
+        let guard = Guard::new(&control, "-hugetlb");
+        std::fs::write(&control, "+hugetlb").ok()?;
+        machine.undo.push(guard);
+    }
+    Some(dir)
+}

@@ -1,0 +1,173 @@
+//! Programs with a big shared object beside them, and how much of that one's text is huge.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::fresh::uncache;
+use super::launch::Run;
+use super::smaps::{Coverage, Vma, coverage_of, vmas};
+
+/// How the object and its program are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Made {
+    /// By GNU's linker: text where its vaddr equals its offset.
+    Gnu,
+    /// By lld: vaddr and offset differ by base pages.
+    Lld,
+    /// With musl.
+    Musl,
+    /// With so much to relocate that `ld.so` can be caught at it.
+    Relocated,
+    /// By GNU's linker without RELRO, whose change of permissions tells that `ld.so` is done.
+    NoRelro,
+    /// The same with musl, where nothing else tells it.
+    MuslNoRelro,
+    /// With a text relocation in the middle huge page of its end.
+    TextRelocation,
+    /// In C++, with exceptions.
+    Cxx,
+}
+
+impl Made {
+    /// Whether this machine has the compiler and the linker.
+    pub fn can_build(self) -> bool {
+        let (compiler, linker) = (self.compiler(), if self == Made::Lld { "ld.lld" } else { "ld" });
+        super::installed(compiler).is_some() && super::installed(linker).is_some()
+    }
+
+    fn compiler(self) -> &'static str {
+        match self {
+            Made::Musl | Made::MuslNoRelro => "musl-gcc",
+            Made::Cxx => "c++",
+            _ => "cc",
+        }
+    }
+
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Made::Gnu => &["-DHAS_IFUNC"],
+            Made::Lld => &["-DHAS_IFUNC", "-fuse-ld=lld"],
+            Made::TextRelocation => &["-DTEXT_RELOCATION", "-Wl,-z,notext"],
+            Made::Relocated => &["-DHAS_IFUNC", "-DRELOCATED=200000"],
+            Made::NoRelro => &["-DHAS_IFUNC", "-Wl,-z,norelro"],
+            Made::MuslNoRelro => &["-Wl,-z,norelro"],
+            Made::Musl | Made::Cxx => &[],
+        }
+    }
+
+    fn sources(self) -> [&'static str; 2] {
+        if self == Made::Cxx {
+            ["throws.cc", "catches.cc"]
+        } else {
+            ["big_object.c", "uses_object.c"]
+        }
+    }
+}
+
+/// A program and its object, in a directory of their own; gone with this value.
+pub struct WithObject {
+    dir: tempfile::TempDir,
+    /// The program.
+    pub program: PathBuf,
+    /// The shared object beside the program.
+    pub object: PathBuf,
+}
+
+impl WithObject {
+    /// A program with 1 MiB of text, and an object with 6.
+    pub fn new(made: Made) -> WithObject {
+        WithObject::sized(made, 1, 6)
+    }
+
+    /// A program and an object with that many MiB of text, cached in small folios.
+    pub fn sized(made: Made, main_mib: u32, object_mib: u32) -> WithObject {
+        let built = build(made, main_mib, object_mib);
+        let parent = super::files().canonicalize().expect("it is there");
+        let dir =
+            tempfile::Builder::new().prefix("object-").tempdir_in(parent).expect("a directory");
+        let copy = |name: &str| {
+            let copy = dir.path().join(name);
+            super::install(&built.join(name), &copy, 0o755);
+            uncache(&copy);
+            super::warm::cache_small(&copy);
+            copy
+        };
+        let (program, object) = (copy("program"), copy("libbig_object.so"));
+        WithObject { dir, program, object }
+    }
+
+    /// The directory that holds both.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// To be launched with copies, which work whatever the page cache holds.
+    pub fn run(&self, args: &[&str]) -> Run {
+        // Not to be late on a busy machine.
+        Run::new(&self.program, args).options(["--backing", "image", "--deadline", "2m"])
+    }
+
+    /// How much of the object's text is huge in a process.
+    pub fn coverage(&self, pid: i32) -> Coverage {
+        object_coverage(pid, &self.object)
+    }
+}
+
+/// How much of a mapped object's text is huge, its own or ours in its place.
+pub fn object_coverage(pid: i32, object: &Path) -> Coverage {
+    coverage_of(&vmas(pid), object)
+}
+
+/// The mappings of the object's text that are its own.
+pub fn own_text(pid: i32, object: &Path) -> Vec<Vma> {
+    let name = object.to_string_lossy();
+    vmas(pid).into_iter().filter(|vma| vma.is_text() && vma.path == name).collect()
+}
+
+/// Builds both once for all tests that run at the same time; returns their directory.
+fn build(made: Made, main_mib: u32, object_mib: u32) -> PathBuf {
+    let sources = super::sources();
+    let [object, program] = made.sources().map(|name| sources.join(name));
+    let all = super::files().join("programs");
+    std::fs::create_dir_all(&all).expect("a directory under the target directory");
+    let built = all.join(format!("object-{made:?}-{main_mib}-{object_mib}").to_lowercase());
+    // One builds; the others, in other processes too, wait for it.
+    let lock = std::fs::File::create(built.with_extension("lock")).expect("a lock file");
+    lock.lock().expect("a lock");
+    let changed = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
+    let headers = ["bigtext.h", "situation.h"].map(|name| sources.join(name));
+    let newest = [&object, &program, &headers[0], &headers[1]].map(|path| changed(path));
+    if changed(&built) >= newest.into_iter().max().flatten() {
+        return built;
+    }
+    let own = tempfile::Builder::new().prefix("build-").tempdir_in(&all).expect("a directory");
+    let (library, binary) = (own.path().join("libbig_object.so"), own.path().join("program"));
+    let compile = |mib: u32, flags: &[&str], from: &Path, to: &Path, last: &[&Path]| {
+        let output = Command::new(made.compiler())
+            .args(["-O1", "-g", "-Wall", "-Wextra", "-Wno-unused-function"])
+            .arg(format!("-DBIG_MIB={mib}"))
+            .args(made.flags())
+            .args(flags)
+            .arg("-o")
+            .args([to, from])
+            .args(last)
+            .output()
+            .expect("a compiler");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{} {made:?}: {errors}", from.display());
+    };
+    let shared = [
+        "-fPIC",
+        "-shared",
+        "-pthread",
+        "-Wl,-Bsymbolic",
+        "-Wl,-soname,libbig_object.so",
+        "-Wl,-z,lazy",
+    ];
+    compile(object_mib, &shared, &object, &library, &[]);
+    let plain = ["-fPIE", "-pie", "-pthread", "-Wl,-rpath,$ORIGIN", "-Wl,-z,lazy"];
+    compile(main_mib, &plain, &program, &binary, &[&library]);
+    let _older = std::fs::remove_dir_all(&built);
+    std::fs::rename(own.keep(), &built).expect("a place for it");
+    built
+}

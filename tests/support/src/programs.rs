@@ -1,0 +1,250 @@
+//! Compiles `tests/programs/*.c` (and `*.cc`) on demand, once for all tests that run at the same time.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How a program is linked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Dynamic, position-independent.
+    DynamicPie,
+    /// Dynamic, at a fixed address.
+    DynamicNoPie,
+    /// Static, position-independent.
+    StaticPie,
+    /// Static, at a fixed address.
+    StaticNoPie,
+    /// Static, without libc: it brings its own first instruction.
+    Bare,
+    /// As `Bare`, for 32-bit x86.
+    Bare32,
+    /// As `Bare`, guarded against indirect branches (aarch64).
+    Guarded,
+    /// The same, position-independent.
+    GuardedPie,
+    /// Dynamic, with musl.
+    Musl,
+    /// Static, with musl.
+    MuslStatic,
+    /// Static and position-independent, with musl.
+    MuslStaticPie,
+    /// As `DynamicPie`, with headers, text and read-only data in one segment.
+    OneSegmentPie,
+    /// As `DynamicNoPie`, in the same way: its first functions lie in its first whole huge page.
+    OneSegmentNoPie,
+    /// As `DynamicPie`, linked by lld: vaddr and file offset of the text differ by base pages.
+    LldPie,
+    /// The same with every segment on pages of the file of its own.
+    LldSeparatePie,
+    /// As `StaticPie`, linked by lld.
+    LldStaticPie,
+    /// As `DynamicPie`, linked by mold.
+    MoldPie,
+    /// The same with every segment on pages of the file of its own.
+    MoldSeparatePie,
+    /// As `DynamicNoPie`, its text alone from 0x5ff000 to 0xc02000, its data far above.
+    SeedNoPie,
+    /// As `DynamicPie`, each segment in huge pages of its own.
+    SpreadPie,
+    /// The same, linked by lld.
+    SpreadLldPie,
+    /// As `DynamicPie`, under ThreadSanitizer.
+    ThreadSanitizer,
+    /// As `DynamicPie`, under AddressSanitizer.
+    AddressSanitizer,
+    /// C++, as `DynamicPie`.
+    CxxPie,
+    /// C++, as `StaticPie`.
+    CxxStaticPie,
+}
+
+/// The kinds every machine with a C compiler can build.
+pub const COMMON: [Kind; 4] =
+    [Kind::DynamicPie, Kind::DynamicNoPie, Kind::StaticPie, Kind::StaticNoPie];
+
+impl Kind {
+    fn compiler(self) -> &'static str {
+        match self {
+            Kind::Musl | Kind::MuslStatic | Kind::MuslStaticPie => "musl-gcc",
+            Kind::CxxPie | Kind::CxxStaticPie => "c++",
+            _ => "cc",
+        }
+    }
+
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Kind::DynamicPie => &["-fPIE", "-pie", "-pthread"],
+            Kind::DynamicNoPie => &["-fno-PIE", "-no-pie", "-pthread"],
+            Kind::StaticPie => &["-fPIE", "-static-pie", "-pthread"],
+            Kind::StaticNoPie => &["-fno-PIE", "-no-pie", "-static", "-pthread"],
+            Kind::Bare => &[
+                "-nostdlib",
+                "-static",
+                "-fno-PIE",
+                "-no-pie",
+                "-fno-stack-protector",
+                "-mgeneral-regs-only",
+            ],
+            Kind::Bare32 => &[
+                "-m32",
+                "-nostdlib",
+                "-static",
+                "-fno-PIE",
+                "-no-pie",
+                "-fno-stack-protector",
+                "-ffreestanding",
+            ],
+            Kind::Guarded => &[
+                "-nostdlib",
+                "-static",
+                "-fno-PIE",
+                "-no-pie",
+                "-fno-stack-protector",
+                "-mgeneral-regs-only",
+                "-mbranch-protection=standard",
+                "-Wl,-z,force-bti",
+            ],
+            Kind::GuardedPie => &[
+                "-nostdlib",
+                "-static-pie",
+                "-fPIE",
+                "-fno-stack-protector",
+                "-mgeneral-regs-only",
+                "-mbranch-protection=standard",
+                "-Wl,-z,force-bti",
+            ],
+            Kind::Musl => &["-fPIE", "-pie"],
+            Kind::MuslStatic => &["-static"],
+            Kind::MuslStaticPie => &["-fPIE", "-static-pie"],
+            Kind::OneSegmentPie => &["-fPIE", "-pie", "-pthread", "-Wl,-z,noseparate-code"],
+            Kind::OneSegmentNoPie => &["-fno-PIE", "-no-pie", "-pthread", "-Wl,-z,noseparate-code"],
+            Kind::LldPie => &["-fPIE", "-pie", "-pthread", "-fuse-ld=lld"],
+            Kind::LldSeparatePie => {
+                &["-fPIE", "-pie", "-pthread", "-fuse-ld=lld", "-Wl,-z,separate-code"]
+            }
+            Kind::LldStaticPie => &["-fPIE", "-static-pie", "-pthread", "-fuse-ld=lld"],
+            Kind::MoldPie => &["-fPIE", "-pie", "-pthread", "-fuse-ld=mold"],
+            Kind::MoldSeparatePie => {
+                &["-fPIE", "-pie", "-pthread", "-fuse-ld=mold", "-Wl,-z,separate-code"]
+            }
+            Kind::SeedNoPie => &[
+                "-fno-PIE",
+                "-no-pie",
+                "-pthread",
+                "-Wl,-z,noseparate-code",
+                "-Wl,-z,norelro",
+                "-Wl,-Ttext-segment=0x5ff000",
+                "-Wl,--section-start=.init_array=0x2000000",
+            ],
+            Kind::SpreadPie => &["-fPIE", "-pie", "-pthread", "-Wl,-z,max-page-size=0x200000"],
+            Kind::SpreadLldPie => {
+                &["-fPIE", "-pie", "-pthread", "-fuse-ld=lld", "-Wl,-z,max-page-size=0x200000"]
+            }
+            Kind::ThreadSanitizer => &["-fPIE", "-pie", "-pthread", "-fsanitize=thread"],
+            Kind::AddressSanitizer => &["-fPIE", "-pie", "-pthread", "-fsanitize=address"],
+            Kind::CxxPie => &["-fPIE", "-pie", "-pthread"],
+            Kind::CxxStaticPie => &["-fPIE", "-static-pie", "-pthread"],
+        }
+    }
+
+    /// The linker that the compiler calls, where it is not its own.
+    fn linker(self) -> Option<&'static str> {
+        match self {
+            Kind::LldPie | Kind::LldSeparatePie | Kind::LldStaticPie | Kind::SpreadLldPie => {
+                Some("ld.lld")
+            }
+            Kind::MoldPie | Kind::MoldSeparatePie => Some("mold"),
+            _ => None,
+        }
+    }
+
+    fn suffix(self) -> &'static str {
+        if matches!(self, Kind::CxxPie | Kind::CxxStaticPie) { "cc" } else { "c" }
+    }
+
+    /// Whether the compiler has a library of this name: else it prints the name alone.
+    fn has_library(self, library: &str) -> bool {
+        let printed =
+            Command::new(self.compiler()).arg(format!("-print-file-name={library}")).output();
+        printed.is_ok_and(|printed| printed.stdout.contains(&b'/'))
+    }
+
+    /// Whether this machine has the compiler and the linker.
+    pub fn can_build(self) -> bool {
+        let runtime = match self {
+            Kind::ThreadSanitizer => Some("libtsan.so"),
+            Kind::AddressSanitizer => Some("libasan.so"),
+            _ => None,
+        };
+        super::installed(self.compiler()).is_some()
+            && self.linker().is_none_or(|linker| super::installed(linker).is_some())
+            && runtime.is_none_or(|library| self.has_library(library))
+    }
+}
+
+/// The program with 6 MiB of text.
+pub fn program(name: &str, kind: Kind) -> PathBuf {
+    program_big(name, kind, 6)
+}
+
+/// The program with that many MiB of text. It is cached in small folios, unless a test has brought it in as huge ones: what a
+/// launch finds does not depend on who ran before.
+pub fn program_big(name: &str, kind: Kind, mib: u32) -> PathBuf {
+    let program = built(name, kind, mib);
+    super::warm::cache_small(&program);
+    program
+}
+
+fn built(name: &str, kind: Kind, mib: u32) -> PathBuf {
+    let sources = super::sources();
+    let source = sources.join(format!("{name}.{}", kind.suffix()));
+    let dir = super::files().join("programs");
+    let built = dir.join(format!("{name}-{kind:?}-{mib}").to_lowercase());
+    // A name may begin with a directory, such as "hostile/".
+    let dir = built.parent().expect("a path below the directory").to_owned();
+    std::fs::create_dir_all(&dir).expect("a directory under the target directory");
+    let changed = |p: &Path| {
+        std::fs::metadata(p)
+            .and_then(|m| m.modified())
+            .unwrap_or_else(|e| panic!("{}: {e}", p.display()))
+    };
+    let newest = [&source, &sources.join("bigtext.h"), &sources.join("situation.h")]
+        .map(|p| changed(p))
+        .into_iter()
+        .max();
+    if std::fs::metadata(&built).and_then(|m| m.modified()).ok() >= newest {
+        return built;
+    }
+    // Built under a name of its own and renamed: tests run beside each other, in threads and in processes.
+    let own =
+        tempfile::Builder::new().prefix("build-").tempdir_in(&dir).expect("a build directory");
+    let made = own.path().join("program");
+    let output = Command::new(kind.compiler())
+        .args(["-O1", "-g", "-Wall", "-Wextra", "-Wno-unused-function"])
+        .arg(format!("-DBIG_MIB={mib}"))
+        .args(kind.flags())
+        .arg("-o")
+        .args([&made, &source])
+        .output()
+        .unwrap_or_else(|e| panic!("{}: {e}", kind.compiler()));
+    assert!(
+        output.status.success(),
+        "{name} {kind:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    // A linker's large writes leave large folios in the page cache, and then text may be huge without us.
+    super::fresh::uncache(&made);
+    std::fs::rename(&made, &built).expect("a rename in one directory");
+    built
+}
+
+/// `java`, and a directory with `Busy` compiled for it; `None` without a JDK.
+pub fn busy_java() -> Option<(PathBuf, tempfile::TempDir)> {
+    let (java, javac) = super::installed("java").zip(super::installed("javac"))?;
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("Busy.java");
+    std::fs::write(&source, include_str!("../../programs/Busy.java")).expect("a file");
+    let built = Command::new(javac).arg(&source).output().expect("javac");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    Some((java, dir))
+}

@@ -1,0 +1,188 @@
+//! `/proc/PID/smaps`, as a stranger reads it.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+/// One mapping and its counters, in bytes.
+#[derive(Debug, Clone)]
+pub struct Vma {
+    /// Its first address.
+    pub start: u64,
+    /// The address after its last.
+    pub end: u64,
+    /// As maps prints them: `r-xp`.
+    pub perms: String,
+    /// Where in the file it begins.
+    pub offset: u64,
+    /// The file, or a name in brackets; empty for anonymous memory.
+    pub path: String,
+    counters: HashMap<String, u64>,
+    /// The words of `VmFlags`.
+    pub flags: Vec<String>,
+}
+
+impl Vma {
+    /// A counter of smaps, in bytes; 0 where there is none.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.counters.get(name).copied().unwrap_or(0)
+    }
+
+    /// Whether it may be executed, and is no page of the kernel's.
+    pub fn is_text(&self) -> bool {
+        self.perms.as_bytes()[2] == b'x' && self.path != "[vdso]" && self.path != "[vsyscall]"
+    }
+
+    /// Bytes that PMD entries map.
+    pub fn huge(&self) -> u64 {
+        let pages =
+            ["ShmemPmdMapped", "FilePmdMapped"].iter().map(|c| self.counter(c)).sum::<u64>();
+        let pool = if self.counter("KernelPageSize") == pmd_size() {
+            self.counter("Shared_Hugetlb") + self.counter("Private_Hugetlb")
+        } else {
+            0
+        };
+        pages + pool
+    }
+
+    /// Whether it is an image of TiExec's.
+    pub fn is_switched(&self) -> bool {
+        self.path.starts_with("/memfd:tiexec:")
+    }
+
+    /// Whether the name of the memfd is one for that file.
+    pub fn is_image_of(&self, file: &str) -> bool {
+        let name = self.path.trim_start_matches("/memfd:tiexec:").trim_end_matches(" (deleted)");
+        let file = file.trim_end_matches(" (deleted)");
+        file.rsplit('/').next().is_some_and(|file| file.starts_with(name))
+    }
+}
+
+/// The message of `require!` where huge pages are larger than the text of the programs of most tests.
+pub const NO_TEXT_FOR_LARGE: &str =
+    "the programs of this test have no text for huge pages of this size";
+
+/// Bytes one PMD entry maps on this machine.
+pub fn pmd_size() -> u64 {
+    std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+        .ok()
+        .and_then(|s| s.trim().parse().ok())
+        .expect("the kernel has transparent huge pages")
+}
+
+/// All mappings of a process.
+pub fn vmas(pid: i32) -> Vec<Vma> {
+    let text = std::fs::read(format!("/proc/{pid}/smaps"))
+        .unwrap_or_else(|e| panic!("/proc/{pid}/smaps: {e}"));
+    parse(&String::from_utf8_lossy(&text))
+}
+
+fn parse(text: &str) -> Vec<Vma> {
+    let mut vmas: Vec<Vma> = Vec::new();
+    for line in text.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let Some(first) = words.next() else { continue };
+        if let Some(key) = first.strip_suffix(':') {
+            let vma = vmas.last_mut().expect("a counter follows a mapping");
+            if key == "VmFlags" {
+                vma.flags = words.map(str::to_owned).collect();
+            } else if let Some(kib) = words.next().and_then(|w| w.parse::<u64>().ok()) {
+                vma.counters.insert(key.to_owned(), kib * 1024);
+            }
+        } else if let Some((start, end)) = first.split_once('-') {
+            let number = |s| u64::from_str_radix(s, 16).expect("an address");
+            let perms = words.next().expect("permissions").to_owned();
+            let offset = number(words.next().expect("an offset"));
+            // Device and inode go before the path, which may hold blanks.
+            let path = words.skip(2).collect::<Vec<_>>().join(" ");
+            vmas.push(Vma {
+                start: number(start),
+                end: number(end),
+                perms,
+                offset,
+                path,
+                counters: HashMap::new(),
+                flags: Vec::new(),
+            });
+        }
+    }
+    vmas
+}
+
+/// How much of the main executable's text is huge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Coverage {
+    /// All executable bytes of the main executable.
+    pub text: u64,
+    /// Bytes of whole huge pages inside it.
+    pub whole: u64,
+    /// Bytes that PMD entries map.
+    pub huge: u64,
+}
+
+impl Coverage {
+    /// Every whole huge page inside the text is PMD-mapped, and there is at least one.
+    pub fn is_full(&self) -> bool {
+        self.whole > 0 && self.huge >= self.whole
+    }
+}
+
+/// The main executable's text: its own r-x mappings and those that TiExec put in their place, joined where they touch.
+pub fn coverage(pid: i32) -> Coverage {
+    let exe = std::fs::read_link(format!("/proc/{pid}/exe"))
+        .unwrap_or_else(|e| panic!("/proc/{pid}/exe: {e}"));
+    coverage_of(&vmas(pid), &exe)
+}
+
+/// The same of any file.
+pub fn coverage_of(vmas: &[Vma], exe: &Path) -> Coverage {
+    let exe = exe.to_string_lossy();
+    let mut spans: Vec<(u64, u64)> = Vec::new();
+    let mut huge = 0;
+    for vma in vmas
+        .iter()
+        .filter(|v| v.is_text() && (v.path == exe || v.is_switched() && v.is_image_of(&exe)))
+    {
+        assert!(!vma.perms.contains('w'), "text is writable: {vma:?}");
+        huge += vma.huge();
+        match spans.last_mut() {
+            Some(last) if last.1 == vma.start => last.1 = vma.end,
+            _ => spans.push((vma.start, vma.end)),
+        }
+    }
+    let pmd = pmd_size();
+    let whole =
+        |(start, end): &(u64, u64)| (end / pmd * pmd).saturating_sub(start.next_multiple_of(pmd));
+    Coverage {
+        text: spans.iter().map(|(s, e)| e - s).sum(),
+        whole: spans.iter().map(whole).sum(),
+        huge,
+    }
+}
+
+/// One field of `/proc/PID/status`.
+pub fn status_field(pid: i32, key: &str) -> Option<String> {
+    let text = std::fs::read(format!("/proc/{pid}/status")).ok()?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':').map(|v| v.trim().to_owned()))
+}
+
+/// The first child that a process has within that time: of a launch the helper, if the program makes none.
+pub fn first_child(pid: i32, within: std::time::Duration) -> Option<i32> {
+    let until = std::time::Instant::now() + within;
+    loop {
+        let first = children(pid).first().copied();
+        if first.is_some() || std::time::Instant::now() > until {
+            return first;
+        }
+    }
+}
+
+/// The children of a process, all its threads' together.
+pub fn children(pid: i32) -> Vec<i32> {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    tasks
+        .flatten()
+        .filter_map(|t| std::fs::read_to_string(t.path().join("children")).ok())
+        .flat_map(|s| s.split_ascii_whitespace().filter_map(|p| p.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}

@@ -1,0 +1,68 @@
+//! Uprobes, recorded into a buffer of their own: nobody else's tracing is disturbed.
+
+use std::path::{Path, PathBuf};
+
+use super::child::Held;
+
+const TRACING: &str = "/sys/kernel/tracing";
+
+/// A uprobe on the program's function `probed`; gone with this value.
+pub struct Uprobe {
+    name: String,
+    instance: PathBuf,
+}
+
+impl Uprobe {
+    /// Sets it. None where the kernel has none.
+    pub fn set(name: &str, file: &Path, offset: u64) -> Option<Uprobe> {
+        let name = format!("tiexec_test_{}_{name}", std::process::id());
+        let instance = Path::new(TRACING).join("instances").join(&name);
+        write(&events(), &format!("p:{name}/probed {}:{offset:#x}", file.display())).ok()?;
+        let probe = Uprobe { name, instance };
+        std::fs::create_dir(&probe.instance).ok()?;
+        write(&probe.switch(), "1").ok()?;
+        Some(probe)
+    }
+
+    fn switch(&self) -> PathBuf {
+        self.instance.join("events").join(&self.name).join("probed/enable")
+    }
+
+    /// How often it fired in this process.
+    pub fn hits(&self, pid: i32) -> usize {
+        let trace = std::fs::read_to_string(self.instance.join("trace")).expect("its buffer");
+        let who = format!("-{pid} ");
+        trace.lines().filter(|line| line.contains(&who) && line.contains("probed:")).count()
+    }
+}
+
+impl Drop for Uprobe {
+    fn drop(&mut self) {
+        let _off = write(&self.switch(), "0");
+        let _gone = std::fs::remove_dir(&self.instance);
+        let _removed = write(&events(), &format!("-:{}/probed", self.name));
+    }
+}
+
+/// Where uprobes are set.
+pub fn events() -> PathBuf {
+    Path::new(TRACING).join("uprobe_events")
+}
+
+fn write(path: &Path, text: &str) -> std::io::Result<()> {
+    use std::io::Write;
+    std::fs::File::options().append(true).open(path)?.write_all(text.as_bytes())
+}
+
+/// Has the program call its function so often.
+pub fn call(held: &mut Held, times: usize) {
+    for _ in 0..times {
+        held.write(b"call\n");
+    }
+    held.write(b"x\n");
+    let done = |held: &Held| held.out_text().lines().filter(|l| *l == "done").count();
+    let before = done(held);
+    while done(held) < before + times + 1 {
+        held.wait_more();
+    }
+}
