@@ -385,6 +385,17 @@ pub fn kill(pid: Pid) -> Result<(), SysError> {
         .map_err(SysError::of("kill(SIGKILL)"))
 }
 
+/// `tgkill(process, thread, signal)` — sends a signal to one thread.
+///
+/// # Errors
+/// EPERM; ESRCH once the thread has ended.
+pub fn signal_thread(process: Pid, thread: Pid, signal: i32) -> Result<(), SysError> {
+    let [process, thread] = [process, thread].map(|pid| pid.as_raw_nonzero().get());
+    // SAFETY: the call takes numbers only.
+    let returned = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, signal) };
+    check("tgkill", returned).map(drop)
+}
+
 /// `kill(getpid(), SIGSTOP)` — stops this process until SIGCONT. Another thread may take the signal: the calling one may
 /// go on for a moment.
 ///

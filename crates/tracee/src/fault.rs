@@ -4,6 +4,11 @@
 //!
 //! Only in builds with the feature `fault-injection`; in others these functions are empty.
 
+#[cfg(feature = "fault-injection")]
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::arch::Call;
+
 /// A place where the tests may want this process dead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Point {
@@ -37,12 +42,27 @@ pub(crate) fn at(point: Point) {
 /// Whether the remote call about to be made is to be one that the kernel refuses, and not made.
 #[cfg(feature = "fault-injection")]
 pub(crate) fn fails_call() -> bool {
-    is_due(4, "fail-call")
+    FAIL_NEXT.swap(false, Ordering::Relaxed) || is_due(4, "fail-call")
+}
+
+/// Whether the next call is to be refused too.
+#[cfg(feature = "fault-injection")]
+static FAIL_NEXT: AtomicBool = AtomicBool::new(false);
+
+/// Returns the call to make in a batch instead of `call`. A refused one is no call at all, and when it is made
+/// by itself to learn why, it is refused again.
+#[cfg(feature = "fault-injection")]
+pub(crate) fn in_batch(call: Call) -> Call {
+    const NONE: i64 = -1;
+    if !is_due(4, "fail-call") {
+        return call;
+    }
+    FAIL_NEXT.store(true, Ordering::Relaxed);
+    Call { number: NONE, ..call }
 }
 
 #[cfg(feature = "fault-injection")]
 fn is_due(index: usize, name: &str) -> bool {
-    use std::sync::atomic::{AtomicU32, Ordering};
     static SEEN: [AtomicU32; 6] = [const { AtomicU32::new(0) }; 6];
     let seen = SEEN[index].fetch_add(1, Ordering::Relaxed) + 1;
     let Ok(wish) = std::env::var("TIEXEC_FAULT") else { return false };
@@ -52,6 +72,11 @@ fn is_due(index: usize, name: &str) -> bool {
 #[cfg(not(feature = "fault-injection"))]
 pub(crate) fn fails_call() -> bool {
     false
+}
+
+#[cfg(not(feature = "fault-injection"))]
+pub(crate) fn in_batch(call: Call) -> Call {
+    call
 }
 
 #[cfg(not(feature = "fault-injection"))]

@@ -299,13 +299,17 @@ impl Run {
         held
     }
 
-    /// How long it takes here until the program says "ready"; it is to end with that exit status.
+    /// How long it takes here until the program says "ready", at best: the first start of a new file may read it from the disk. The
+    /// program is to end with that exit status.
     pub fn usual_start(&self, code: i32) -> Duration {
-        let begun = Instant::now();
-        let held = self.hold();
-        let usual = begun.elapsed();
-        held.finish().assert_code(code);
-        usual
+        let start = |_| {
+            let begun = Instant::now();
+            let held = self.hold();
+            let usual = begun.elapsed();
+            held.finish().assert_code(code);
+            usual
+        };
+        (0..5).map(start).min().unwrap_or_default()
     }
 
     /// Runs it to its end.

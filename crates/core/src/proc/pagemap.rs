@@ -12,6 +12,11 @@ const FILE: u64 = 1 << 61;
 /// The page is a guard: whoever touches it gets SIGSEGV (`MADV_GUARD_INSTALL`). Since Linux 6.15.
 const GUARD: u64 = 1 << 58;
 
+/// Returns whether the word is of a page that is in memory.
+pub const fn is_present(word: u64) -> bool {
+    word & PRESENT != 0
+}
+
 /// Returns whether the word is of a guard inside a mapping, as glibc 2.42 and newer put below stacks.
 pub const fn is_guard(word: u64) -> bool {
     word & GUARD != 0

@@ -4,7 +4,7 @@
 use tiexec_core::addr::{AddrRange, PageSize};
 use tiexec_core::seccomp::Value;
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::{Errno, c};
+use tiexec_sys::{Errno, SysError, c};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::foreseen::{Foreseen, constant};
@@ -38,21 +38,25 @@ pub(super) fn is_locked(session: &mut Session, range: AddrRange) -> Result<bool,
 /// (`check_vma_flags` in `mm/gup.c`; from Linux 5.14 on). The rights of other threads are not known.
 ///
 /// # Errors
-/// `protection_key`.
+/// `protection_key`; `read_failed` where the text cannot be touched at all.
 pub(super) fn may_read(
     session: &mut Session,
     text: AddrRange,
     base: PageSize,
-) -> Result<(), Failure> {
+) -> Result<Result<(), Failure>, TraceError> {
     let advice = u64::from(c::MADV_POPULATE_READ.unsigned_abs());
     // It is foreseen: each part that is staged is touched so.
     let call = Call::new(c::SYS_madvise, [text.start().get(), base.bytes(), advice]);
-    match session.call(call)? {
+    Ok(match session.call(call)? {
+        Ok(_) => Ok(()),
         Err(Errno::INVAL) => {
             let what =
                 format!("{text} may be executed, and not read by the thread that was stopped");
             Err(Failure::new(SkipReason::ProtectionKey, what))
         }
-        _ => Ok(()),
-    }
+        Err(errno) => {
+            let call = "madvise(MADV_POPULATE_READ)";
+            Err(Failure::new(SkipReason::ReadFailed, SysError { call, errno }))
+        }
+    })
 }

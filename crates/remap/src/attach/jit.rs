@@ -147,11 +147,13 @@ fn from_inside(order: &AttachOrder<'_>, entries: &[Area], areas: &mut [Jit]) {
     let thp_off = thp_is_off(order.process);
     for some in pages.chunks(IN_ONE_STOP) {
         let work = |session: &mut Session, _: &_| -> Done {
-            let thp = if thp_off { Some(ThpOn::begin(session)?) } else { None };
+            if thp_off {
+                ThpOn::begin(session)?;
+            }
             for &(index, page) in some {
                 note(&mut areas[index].refused, collapse(session, page)?);
             }
-            thp.map_or(Ok(()), |thp| Ok(thp.end(session)?))
+            Ok(())
         };
         let calls: Vec<&[Foreseen]> = vec![&COLLAPSE_CALLS, &ThpOn::CALLS];
         let stop = Stop { entries, rests_on: &[], calls };

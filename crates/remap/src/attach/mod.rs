@@ -213,7 +213,7 @@ impl ThpOn {
     }
 
     /// Turns it on; the way home turns it off again.
-    fn begin(session: &mut Session) -> Result<Self, Failure> {
+    fn begin(session: &mut Session) -> Result<(), Failure> {
         if !Self::CALLS.iter().all(|call| session.may(call)) {
             let what = "a seccomp filter may refuse prctl(PR_SET_THP_DISABLE), which turns it on";
             return Err(Failure::new(SkipReason::ThpDisabled, what));
@@ -223,12 +223,7 @@ impl ThpOn {
             let call = "prctl(PR_SET_THP_DISABLE)";
             Failure::new(SkipReason::ThpDisabled, SysError { call, errno })
         })?;
-        Ok(Self)
-    }
-
-    /// Turns it off again.
-    fn end(self, session: &mut Session) -> Result<(), TraceError> {
-        session.release_now()
+        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::net::RecvFlags;
 use tiexec_core::addr::RemoteAddr;
 use tiexec_core::proc::status;
 use tiexec_core::seccomp::Value;
@@ -23,7 +24,7 @@ const RECEIVING: i32 = c::MSG_CMSG_CLOEXEC | c::MSG_DONTWAIT;
 
 /// The calls that a passage has the process make, beside
 /// [`DESCRIPTOR_CALLS`](tiexec_tracee::session::DESCRIPTOR_CALLS).
-pub(super) const CALLS: [Foreseen; 2] = [
+pub(super) const CALLS: [Foreseen; 3] = [
     Foreseen::needed(
         "socketpair(AF_UNIX)",
         c::SYS_socketpair,
@@ -34,11 +35,28 @@ pub(super) const CALLS: [Foreseen; 2] = [
         c::SYS_recvmsg,
         [Value::Small, Value::Any, constant(RECEIVING)],
     ),
+    SEND_BYTE,
 ];
+
+/// Sends one byte of the process's memory.
+const SEND_BYTE: Foreseen = Foreseen::optional(
+    "sendto",
+    c::SYS_sendto,
+    [Value::Small, Value::Any, Value::Is(1), constant(c::MSG_DONTWAIT)],
+);
+
+/// A file that was handed over.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Received {
+    /// Its number in the process.
+    pub fd: u64,
+    /// Whether the thread is known to be able to read the byte that was asked for.
+    pub has_read: bool,
+}
 
 /// Both ends of a pair of sockets: one in the process, one here.
 #[derive(Debug)]
-pub(crate) struct Passage {
+pub(super) struct Passage {
     theirs: u64,
     ours: OwnedFd,
 }
@@ -48,7 +66,7 @@ impl Passage {
     ///
     /// # Errors
     /// `fd_limit`, `seccomp`-like refusals as `switch_failed`; nothing is left in the process.
-    pub(crate) fn open(session: &mut Session, order: &AttachOrder<'_>) -> Result<Self, Failure> {
+    pub(super) fn open(session: &mut Session, order: &AttachOrder<'_>) -> Result<Self, Failure> {
         let AttachOrder { task: pid, process, workers, .. } = *order;
         let own_pid = process.read("status").ok().and_then(|text| status::parse(&text).ns_tgid);
         let own_pid = own_pid.and_then(|id| Pid::from_raw(id.cast_signed())).unwrap_or(pid);
@@ -74,7 +92,7 @@ impl Passage {
             None => process::descriptor_of(pid, ours)
                 .map_err(|error| Failure::new(SkipReason::SwitchFailed, error))?,
         };
-        session.release_now()?;
+        session.release_soon()?;
         Ok(Self { theirs: u64::from(theirs.unsigned_abs()), ours: copy })
     }
 
@@ -82,11 +100,25 @@ impl Passage {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub(crate) fn hand_over(
+    pub(super) fn hand_over(
         &self,
         session: &mut Session,
-        send: impl FnOnce(BorrowedFd<'_>) -> Result<(), Failure>,
+        send: impl Fn(BorrowedFd<'_>) -> Result<(), Failure>,
     ) -> Result<u64, Failure> {
+        Ok(self.hand_over_and_ask(session, send, None)?.fd)
+    }
+
+    /// As [`hand_over`](Self::hand_over); has the thread send the byte at `read` too, where that takes no wait of its own: it
+    /// can only if it may read that byte.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(super) fn hand_over_and_ask(
+        &self,
+        session: &mut Session,
+        send: impl Fn(BorrowedFd<'_>) -> Result<(), Failure>,
+        read: Option<RemoteAddr>,
+    ) -> Result<Received, Failure> {
         send(self.ours.as_fd())?;
         // struct msghdr, struct iovec, one byte of data; the control message comes where its number is
         // to be written.
@@ -106,19 +138,36 @@ impl Passage {
             block.resize(LEN, 0);
             session.scratch(&block)
         };
+        let receive = |session: &Session, number: RemoteAddr| {
+            let message = written(session, number)?;
+            Ok(Call::new(c::SYS_recvmsg, [self.theirs, message.get(), flags]))
+        };
+        if session.has_batches() {
+            let flags = u64::from(c::MSG_DONTWAIT.unsigned_abs());
+            let byte = read.filter(|_| session.may(&SEND_BYTE));
+            let byte = byte.map(|at| Call::new(c::SYS_sendto, [self.theirs, at.get(), 1, flags]));
+            if let Some(fd) = session.batch_for_descriptor(receive, byte)? {
+                let has_read = byte.is_some() && self.has_come();
+                return Ok(Received { fd: u64::from(fd.unsigned_abs()), has_read });
+            }
+            // It is received again, by a call that says why not. The first message may be gone.
+            send(self.ours.as_fd())?;
+        }
         let fd = session
-            .call_for_descriptor(|session, number| {
-                let message = written(session, number)?;
-                Ok(Call::new(c::SYS_recvmsg, [self.theirs, message.get(), flags]))
-            })?
+            .call_for_descriptor(receive)?
             .map_err(|errno| {
                 let call = "recvmsg(SCM_RIGHTS)";
                 Failure::new(SkipReason::SwitchFailed, SysError { call, errno })
             })?
             // The process had no descriptor left: the message came without it.
             .ok_or_else(|| Failure::new(SkipReason::FdLimit, "recvmsg brought no descriptor"))?;
-        let fd = u64::from(fd.unsigned_abs());
-        Ok(fd)
+        Ok(Received { fd: u64::from(fd.unsigned_abs()), has_read: false })
+    }
+
+    /// Takes a byte that the thread has sent.
+    fn has_come(&self) -> bool {
+        rustix::net::recv(&self.ours, &mut [0_u8], RecvFlags::DONTWAIT)
+            .is_ok_and(|(_, len)| len == 1)
     }
 }
 

@@ -128,10 +128,10 @@ impl Exchange {
             let (gaps, backing) = (Vec::new(), Some(Backing::Image));
             let (claim_by, locked) = (source, false);
             let piece = Switch { source, offset, to, locked, protection, gaps, claim_by, backing };
-            place::switch(session, around, &piece, || written.none(to))?;
+            place::switch_all(session, around, &[piece], &|_| written.none(to), |_, done| done)?;
             offset += to.len();
         }
-        session.release_now()?;
+        session.release_soon()?;
         Ok(())
     }
 }

@@ -144,7 +144,9 @@ impl Prepared {
         snapshot: &Snapshot,
     ) -> Done {
         let mut switched: Done = left::take_away(session, order, &self.left).map(|_bytes| ());
-        let thp = if self.thp_off { Some(ThpOn::begin(session)?) } else { None };
+        if self.thp_off {
+            ThpOn::begin(session)?;
+        }
         if self.covers() {
             let Self { texts, written, marks, locks, keys, .. } = self;
             let around = Surroundings { space: order.space, snapshot, marks: *marks };
@@ -159,9 +161,6 @@ impl Prepared {
                 Ok(()) => refault(session, range)?,
                 Err(failure) => switched = switched.and(Err(failure)),
             }
-        }
-        if let Some(thp) = thp {
-            thp.end(session)?;
         }
         switched
     }

@@ -165,6 +165,7 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
                 fd: passage.hand_over(session, |socket| file.send_over(socket))?,
                 file: *id,
             };
+            let mut switches = Vec::new();
             for Piece { part, protection } in pieces {
                 let (offset, to) = (part.file_offset, part.range);
                 let (gaps, backing) = (Vec::new(), None);
@@ -172,19 +173,21 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
                 let claim_by = source;
                 let piece =
                     Switch { source, offset, to, locked, protection, gaps, claim_by, backing };
-                // The first comparison covered the pages that were written to before: their bytes may be the file's
-                // again. Compare those pages once more.
-                let unchanged = || {
-                    written.base_pages(to)?.into_iter().try_for_each(|page| {
-                        let file_offset = offset + (page.start().get() - to.start().get());
-                        let part = Part { range: page, file_offset, ..*part };
-                        compare(order.space.memory(), &part, file)
-                    })
-                };
-                place::switch(session, &around, &piece, unchanged)?;
-                done += to.len();
+                switches.push(piece);
             }
-            session.release_now()?;
+            // The first comparison covered the pages that were written to before: their bytes may be the file's
+            // again. Compare those pages once more.
+            let unchanged = |piece: &Switch| {
+                written.base_pages(piece.to)?.into_iter().try_for_each(|page| {
+                    let into = page.start().get() - piece.to.start().get();
+                    compare(order.space.memory(), page, file, piece.offset + into)
+                })
+            };
+            place::switch_all(session, &around, &switches, &unchanged, |piece, outcome| {
+                done += if outcome.is_ok() { piece.to.len() } else { 0 };
+                outcome
+            })?;
+            session.release_soon()?;
         }
         done += unmap_all(session, &originals.widened)?;
         done += taken?;
@@ -240,7 +243,10 @@ impl Originals {
             {
                 continue;
             }
-            match content.iter().try_for_each(|part| compare(memory, part, &file.file)) {
+            match content
+                .iter()
+                .try_for_each(|part| compare(memory, part.range, &file.file, part.file_offset))
+            {
                 Ok(()) => {
                     self.filler.extend(parts.gaps(range));
                     let mixed = pool::mixed_pages(entry, parts, order.pages.base);
@@ -276,7 +282,9 @@ impl Originals {
     ) -> Result<(), Failure> {
         let range = entry.vma.range;
         let mut content: Vec<Part> = parts.within(range).collect();
-        content.iter().try_for_each(|part| compare(memory, part, &file.file))?;
+        content
+            .iter()
+            .try_for_each(|part| compare(memory, part.range, &file.file, part.file_offset))?;
         content.sort_by_key(|part| !part.text);
         self.widened.extend(parts.gaps(range));
         self.add(file, content, entry)
@@ -304,9 +312,13 @@ impl Originals {
     }
 }
 
-/// Compares the process's bytes with the file's.
-fn compare(memory: &Memory, part: &Part, file: &TargetFile) -> Result<(), Failure> {
-    let Part { range, file_offset, .. } = *part;
+/// Compares the process's bytes with the file's at `file_offset`.
+fn compare(
+    memory: &Memory,
+    range: AddrRange,
+    file: &TargetFile,
+    file_offset: u64,
+) -> Result<(), Failure> {
     const CHUNK: u64 = 1 << 20;
     let mut at = 0;
     let (mut here, mut there) = (vec![0; CHUNK as usize], vec![0; CHUNK as usize]);

@@ -9,10 +9,11 @@ use tiexec_core::parts::{Parts, covered, in_range};
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::proc::maps::{self, FileId, Vma};
 use tiexec_core::skip::SkipReason;
+use tiexec_tracee::TraceError;
 use tiexec_tracee::session::Session;
 
 use super::images::Image;
-use super::pass::{Passage, send};
+use super::pass::{Passage, Received, send};
 use super::place::{self, Handed, Surroundings, Switch};
 use super::texts::Texts;
 use super::written::Written;
@@ -78,31 +79,49 @@ impl Switching<'_> {
                 }),
                 None => None,
             };
-            let fd = passage.hand_over(session, |socket| send(socket, &image.file))?;
-            let source = Handed { fd, file: id_of(&image.file) };
+            let ask = self.keys.then_some(vma.range.start());
+            let received =
+                passage.hand_over_and_ask(session, |socket| send(socket, &image.file), ask)?;
+            let readable = self.is_readable(session, vma, received)?;
+            let source = Handed { fd: received.fd, file: id_of(&image.file) };
             let claim_by = claim_by.unwrap_or(source);
+            let mut parts = Vec::new();
             for part in &image.filled.staged {
                 // The image may have been made for another process, where the text lies elsewhere.
                 let Some((span, to)) = place_of(part, &image.spans, spans) else { continue };
-                let done = self.one(session, vma, span, to, (source, part.image_offset), claim_by);
-                first = keep_first(first, self.left_alone(to, done))?;
+                if let Err(failure) = &readable {
+                    first = keep_first(first, self.left_alone(to, Err(failure.clone())))?;
+                    continue;
+                }
+                match self.part(session, vma, span, to, (source, part.image_offset), claim_by) {
+                    Ok(part) => parts.push(part),
+                    Err(failure) => first = keep_first(first, self.left_alone(to, Err(failure)))?,
+                }
             }
-            session.release_now()?;
+            first = self.switch(session, &parts, first)?;
+            session.release_soon()?;
             if original.is_some() {
-                session.release_now()?;
+                session.release_soon()?;
             }
         }
         for span in edges {
             let Some((vma, file)) = self.text_at(span.range) else { continue };
             let passage = self.passage(&mut passage, session)?;
-            let source = Handed {
-                fd: passage.hand_over(session, |socket| file.send_over(socket))?,
-                file: vma.file,
-            };
+            let ask = self.keys.then_some(vma.range.start());
+            let received =
+                passage.hand_over_and_ask(session, |socket| file.send_over(socket), ask)?;
+            let readable = self.is_readable(session, vma, received)?;
+            let source = Handed { fd: received.fd, file: vma.file };
             let from = (source, span.file_offset);
-            let done = self.one(session, vma, span, span.range, from, source);
-            first = keep_first(first, self.left_alone(span.range, done))?;
-            session.release_now()?;
+            let part =
+                readable.and_then(|()| self.part(session, vma, span, span.range, from, source));
+            match part {
+                Ok(part) => first = self.switch(session, &[part], first)?,
+                Err(failure) => {
+                    first = keep_first(first, self.left_alone(span.range, Err(failure)))?;
+                }
+            }
+            session.release_soon()?;
         }
         first
     }
@@ -131,8 +150,24 @@ impl Switching<'_> {
         }
     }
 
-    /// Switches one part of one span: `from` are the file and the offset in it.
-    fn one(
+    /// Switches parts; `first` is what went wrong before.
+    fn switch(
+        &self,
+        session: &mut Session,
+        parts: &[Switch],
+        mut first: Result<(), Failure>,
+    ) -> Result<Result<(), Failure>, Failure> {
+        let unchanged = |part: &Switch| self.written.none(part.to);
+        place::switch_all(session, &self.around, parts, &unchanged, |part, done| {
+            let before = std::mem::replace(&mut first, Ok(()));
+            first = keep_first(before, self.left_alone(part.to, done))?;
+            Ok(())
+        })?;
+        Ok(first)
+    }
+
+    /// Returns one part of one span, as it is to be switched: `from` are the file and the offset in it.
+    fn part(
         &self,
         session: &mut Session,
         vma: &Vma,
@@ -140,20 +175,26 @@ impl Switching<'_> {
         to: AddrRange,
         from: (Handed, u64),
         claim_by: Handed,
-    ) -> Result<(), Failure> {
+    ) -> Result<Switch, Failure> {
         let gaps = if span.edge { self.gaps_now(vma, to)? } else { Vec::new() };
-        if self.keys
-            && let Some(text) = vma.range.intersection(to)
-        {
-            asking::may_read(session, text, self.order.pages.base)?;
-        }
         let locked = self.locks && self.is_locked(session, vma, span, to)?;
         let (source, offset) = from;
         let backing = Some(span.backing);
         let protection = protection::of_text(std::slice::from_ref(vma), vma.range);
-        let part = Switch { source, offset, to, locked, protection, gaps, claim_by, backing };
-        let unchanged = || self.written.none(to);
-        place::switch(session, &self.around, &part, unchanged)
+        Ok(Switch { source, offset, to, locked, protection, gaps, claim_by, backing })
+    }
+
+    /// Makes sure that the thread may read a text as it could a copy: a mapping has one key.
+    fn is_readable(
+        &self,
+        session: &mut Session,
+        vma: &Vma,
+        received: Received,
+    ) -> Result<Result<(), Failure>, TraceError> {
+        if !self.keys || received.has_read {
+            return Ok(Ok(()));
+        }
+        asking::may_read(session, vma.range, self.order.pages.base)
     }
 
     /// Whether the text at a part of a span is locked in memory.

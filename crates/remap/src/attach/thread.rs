@@ -133,7 +133,10 @@ pub(super) fn begin(
             let begun =
                 running::begin(snapshot, order.space, order.pid, gadgets, &stopped, permission);
             match begun {
-                Ok(Ok(session)) => return Ok((stopped, session)),
+                Ok(Ok(mut session)) => {
+                    session.allow_batches(order.pid, &stopped, now.caught);
+                    return Ok((stopped, session));
+                }
                 Err(error @ TraceError::Changed) => {
                     running::drop_untouched(&stopped)?;
                     return Err(error.into());

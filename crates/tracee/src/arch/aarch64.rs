@@ -430,9 +430,23 @@ pub fn call_frame(
     _apart: RemoteAddr,
     mask: u64,
 ) -> Vec<u8> {
-    let registers = aim_at_call(home, gadgets, call, next);
+    without_floats(&aim_at_call(home, gadgets, call, next), mask)
+}
+
+/// Builds a frame that goes on to the frame at `next` without a call, with `mask` blocked.
+pub fn chain_frame(
+    home: &Registers,
+    gadgets: Gadgets,
+    next: RemoteAddr,
+    _apart: RemoteAddr,
+    mask: u64,
+) -> Vec<u8> {
+    without_floats(&aim_at_chain(home, gadgets, next), mask)
+}
+
+fn without_floats(registers: &Registers, mask: u64) -> Vec<u8> {
     let zeroes = Floats { vectors: vec![0; VECTORS * 16], control: vec![0; 8] };
-    frame(&registers, &zeroes.record(), mask, RemoteAddr::new(0))
+    frame(registers, &zeroes.record(), mask, RemoteAddr::new(0))
 }
 
 /// How long the frame is that [`home_frame`] builds, in bytes.

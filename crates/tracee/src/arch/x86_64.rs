@@ -307,6 +307,17 @@ pub fn call_frame(
     frame(&registers, gadgets, apart, mask)
 }
 
+/// Builds a frame that goes on to the frame at `next` without a call, with `mask` blocked; see [`call_frame`].
+pub fn chain_frame(
+    home: &Registers,
+    gadgets: Gadgets,
+    next: RemoteAddr,
+    apart: RemoteAddr,
+    mask: u64,
+) -> Vec<u8> {
+    frame(&aim_at_chain(home, gadgets, next), gadgets, apart, mask)
+}
+
 /// How long the frame is that [`home_frame`] builds, in bytes.
 pub fn home_frame_len(_extended: &ExtendedState) -> u64 {
     FRAME_LEN

@@ -42,14 +42,44 @@ impl Session {
         let at = self.first_argument_of_next_chain(0);
         let call = call(self, at)?;
         let answer = self.call(call)?;
+        Ok(match answer {
+            Ok(_) => Ok(self.written_number(at)?),
+            Err(errno) => {
+                self.released();
+                Err(errno)
+            }
+        })
+    }
+
+    /// As [`call_for_descriptor`](Self::call_for_descriptor), by a [batch](Self::batch) with the call `more` behind it: `None`
+    /// does not tell why.
+    ///
+    /// # Errors
+    /// The tracee is gone, or on its way home.
+    pub fn batch_for_descriptor(
+        &mut self,
+        call: impl FnOnce(&Self, RemoteAddr) -> Result<Call, TraceError>,
+        more: Option<Call>,
+    ) -> Result<Option<i32>, TraceError> {
+        self.release_on_the_way_home(close(-1));
+        // Before it lie the frames of the calls but the first, and the one that ends the batch.
+        let at = self.first_argument_of_next_chain(1 + u64::from(more.is_some()));
+        let calls: Vec<Call> = [call(self, at)?].into_iter().chain(more).collect();
+        self.batch(&calls)?;
+        self.written_number(at)
+    }
+
+    /// Reads the number that the kernel wrote for the release registered last, which is registered anew with it.
+    fn written_number(&mut self, at: RemoteAddr) -> Result<Option<i32>, TraceError> {
         let mut number = [0; INT];
         self.read(at, &mut number)?;
         self.released();
         let fd = i32::from_ne_bytes(number);
-        if answer.is_ok() && fd >= 0 {
-            self.release_on_the_way_home(close(fd));
+        if fd < 0 {
+            return Ok(None);
         }
-        Ok(answer.map(|_| (fd >= 0).then_some(fd)))
+        self.release_on_the_way_home(close(fd));
+        Ok(Some(fd))
     }
 
     /// Makes a call that has the kernel write two descriptors to the address that `call` is given, as
@@ -62,17 +92,34 @@ impl Session {
     pub fn call_for_descriptors(
         &mut self,
         pid: Pid,
-        call: impl FnOnce(RemoteAddr) -> Call,
+        call: impl Fn(RemoteAddr) -> Call,
+    ) -> Result<Result<[i32; 2], Errno>, TraceError> {
+        if self.has_batches()
+            && let Ok(numbers) = self.try_for_descriptors(pid, true, &call)?
+        {
+            return Ok(Ok(numbers));
+        }
+        self.try_for_descriptors(pid, false, &call)
+    }
+
+    /// Makes the call, in a batch or by itself; the error of one in a batch says only that no numbers were written.
+    fn try_for_descriptors(
+        &mut self,
+        pid: Pid,
+        batched: bool,
+        call: impl Fn(RemoteAddr) -> Call,
     ) -> Result<Result<[i32; 2], Errno>, TraceError> {
         let before = self.releases.len();
+        // The frame that ends a batch comes first.
+        let first = u64::from(batched);
         // close(2) takes the lower half of its argument: the first number. The second lies in the
         // upper half, and is copied to where the other frame has it.
         self.release_on_the_way_home(close(-1));
         let copied = self.may(&COPY_NUMBER);
-        let at = self.first_argument_of_next_chain(if copied { 2 } else { 0 });
+        let at = self.first_argument_of_next_chain(first + if copied { 2 } else { 0 });
         if copied {
             self.release_on_the_way_home(close(-1));
-            let second = self.first_argument_of_next_chain(1);
+            let second = self.first_argument_of_next_chain(first + 1);
             let words = [second.get(), INT as u64, at.get() + INT as u64, INT as u64];
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             let to = self.keep(&bytes)?.get();
@@ -81,13 +128,20 @@ impl Session {
             let copy = Call::new(c::SYS_process_vm_readv, [pid, to, 1, from, 1, 0]);
             self.release_on_the_way_home(copy);
         }
-        let answer = self.call(call(at))?;
+        let answer = if batched {
+            self.batch(&[call(at)])?;
+            Ok(0)
+        } else {
+            self.call(call(at))?
+        };
         let mut numbers = [[0; INT]; 2];
         self.read(at, numbers.as_flattened_mut())?;
+        let numbers = numbers.map(i32::from_ne_bytes);
+        // The upper half is 0 before the kernel writes it, the lower one -1.
+        let answer = if numbers[0] < 0 { answer.and(Err(Errno::FAULT)) } else { answer };
         while self.releases.len() > before {
             self.released();
         }
-        let numbers = numbers.map(i32::from_ne_bytes);
         if answer.is_ok() {
             for fd in numbers {
                 self.release_on_the_way_home(close(fd));

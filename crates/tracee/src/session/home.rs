@@ -36,7 +36,7 @@ impl Session {
     /// Has `release` made on the way home, before those registered earlier.
     pub fn release_on_the_way_home(&mut self, release: Call) {
         debug_assert!(self.permission.covers(&release), "{release:?} is not foreseen");
-        debug_assert!(self.releases.len() < MAX_RELEASES, "a chain holds eight steps");
+        debug_assert!(self.releases.len() < MAX_RELEASES, "a chain holds {MAX_RELEASES} steps");
         self.releases.push(release);
         self.chain = None;
     }
@@ -44,6 +44,12 @@ impl Session {
     /// Takes the release registered last back: what it would have released is gone.
     pub fn released(&mut self) {
         self.releases.pop();
+        self.chain = None;
+    }
+
+    /// Takes one release back, wherever in the chain it stands.
+    pub fn withdraw(&mut self, release: &Call) {
+        self.releases.retain(|known| known != release);
         self.chain = None;
     }
 
@@ -112,9 +118,7 @@ impl Session {
         at_last: Option<&dyn Fn()>,
     ) -> Result<Counts, TraceError> {
         self.stands()?;
-        while self.releases.len() > usize::from(at_last.is_some()) {
-            self.release_now()?;
-        }
+        self.release_down_to(usize::from(at_last.is_some()))?;
         if let Some((_, call)) = stopped.refused_call() {
             return self.leave_at_entry(stopped, &call, at_last);
         }
@@ -129,23 +133,8 @@ impl Session {
             self.set_home(early)?;
         }
         // Only where a signal would be taken does the kernel look for a call to restart.
-        let (mut how, mut signal) = (Resume::Run, 0);
-        loop {
-            // Again after each other stop, which uses the interruption up.
-            ptrace::interrupt(self.pid)?;
-            ptrace::resume(self.pid, how, signal)?;
-            let stop = next_stop(self.pid, self.until)?;
-            fault::at(fault::Point::Stop);
-            (how, signal) = match stop {
-                Wait::Interrupted | Wait::GroupStop(_) => break,
-                Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
-                Wait::Signal(signal) => (Resume::Run, signal),
-                Wait::ExecEvent => {
-                    ptrace::resume(self.pid, Resume::Detach, 0)?;
-                    return Err(TraceError::Changed);
-                }
-                Wait::Event(_) | Wait::SyscallStop => (Resume::Run, 0),
-            };
+        if !self.takes_signals {
+            self.go_to_signals()?;
         }
         if let Some(at_last) = at_last {
             at_last();
@@ -155,6 +144,28 @@ impl Session {
         }
         ptrace::resume(self.pid, Resume::Detach, 0)?;
         Ok(self.counts)
+    }
+
+    /// Has the tracee go to where it would take a signal.
+    fn go_to_signals(&self) -> Result<(), TraceError> {
+        let (mut how, mut signal) = (Resume::Run, 0);
+        loop {
+            // Again after each other stop, which uses the interruption up.
+            ptrace::interrupt(self.pid)?;
+            ptrace::resume(self.pid, how, signal)?;
+            let stop = next_stop(self.pid, self.until)?;
+            fault::at(fault::Point::Stop);
+            (how, signal) = match stop {
+                Wait::Interrupted | Wait::GroupStop(_) => return Ok(()),
+                Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
+                Wait::Signal(signal) => (Resume::Run, signal),
+                Wait::ExecEvent => {
+                    ptrace::resume(self.pid, Resume::Detach, 0)?;
+                    return Err(TraceError::Changed);
+                }
+                Wait::Event(_) | Wait::SyscallStop => (Resume::Run, 0),
+            };
+        }
     }
 
     /// Lets the tracee go at the entry of the call that it was `stopped` in, which waits under a signal
@@ -200,23 +211,40 @@ impl Session {
 
     /// Lays the chain for the present releases, if they have changed, beside the one in use.
     pub(super) fn lay_chain(&mut self) -> Result<RemoteAddr, TraceError> {
-        if let Some(chain) = self.chain {
-            return Ok(chain);
+        match self.chain {
+            Some(chain) => Ok(chain),
+            None => self.lay_behind(&[]),
         }
+    }
+
+    /// Lays the frames of `batch`, and the chain behind them; returns where they begin. Behind the batch the tracee has all
+    /// signals blocked but those in `open`.
+    pub(super) fn lay_batch(
+        &mut self,
+        batch: &[Call],
+        open: u64,
+    ) -> Result<RemoteAddr, TraceError> {
+        let base = self.slots[1 - self.current_slot].get();
+        let frame_at = |index: usize| RemoteAddr::new(base + arch::FRAME_LEN * index as u64);
+        let mut frames = Vec::new();
+        for (index, call) in batch.iter().enumerate() {
+            frames.extend(self.frame(call, frame_at(index + 1)));
+        }
+        let chain = frame_at(batch.len() + 1);
+        frames.extend(arch::chain_frame(&self.home, self.gadgets, chain, self.apart, !open));
+        self.lay_behind(&frames)
+    }
+
+    /// Lays the frames `before`, and the chain for the present releases behind them, in the slot that is not in use.
+    fn lay_behind(&mut self, before: &[u8]) -> Result<RemoteAddr, TraceError> {
         let slot = 1 - self.current_slot;
         let base = self.slots[slot].get();
-        let mut bytes = Vec::with_capacity((self.releases.len() + 1) * arch::FRAME_LEN as usize);
+        let chain = base + before.len() as u64;
+        let mut bytes = before.to_vec();
         for (index, release) in self.releases.iter().rev().enumerate() {
             // After the last release comes the home frame.
-            let next = RemoteAddr::new(base + arch::FRAME_LEN * (index as u64 + 1));
-            bytes.extend(arch::call_frame(
-                &self.home,
-                self.gadgets,
-                release,
-                next,
-                self.apart,
-                self.chain_mask,
-            ));
+            let next = RemoteAddr::new(chain + arch::FRAME_LEN * (index as u64 + 1));
+            bytes.extend(self.frame(release, next));
         }
         let at = RemoteAddr::new(base + bytes.len() as u64);
         bytes.extend(arch::home_frame(
@@ -229,7 +257,12 @@ impl Session {
         ));
         self.write(self.slots[slot], &bytes)?;
         self.current_slot = slot;
-        self.chain = Some(self.slots[slot]);
+        self.chain = Some(RemoteAddr::new(chain));
         Ok(self.slots[slot])
+    }
+
+    /// The frame that makes `call` and goes on to the one at `next`.
+    fn frame(&self, call: &Call, next: RemoteAddr) -> Vec<u8> {
+        arch::call_frame(&self.home, self.gadgets, call, next, self.apart, self.chain_mask)
     }
 }

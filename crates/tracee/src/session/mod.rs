@@ -20,6 +20,7 @@
 //!   in the other of two slots, and only the next register set points there.
 //! - The signal mask is changed only while a register set is installed that leads home.
 
+mod batch;
 mod descriptors;
 mod home;
 mod identity;
@@ -38,10 +39,12 @@ use crate::error::TraceError;
 use crate::fault;
 use crate::foreseen::{Foreseen, Permission};
 
+use self::batch::Ending;
+pub use self::batch::MAX_BATCH;
 pub use self::descriptors::DESCRIPTOR_CALLS;
 
 /// The most undo steps that a chain can hold.
-const MAX_RELEASES: usize = 8;
+const MAX_RELEASES: usize = 10;
 /// SIGCHLD, as a bit of a signal mask.
 const CHILD: u64 = 1 << (c::SIGCHLD - 1);
 /// Room for strings that calls point at, in bytes.
@@ -119,6 +122,14 @@ pub struct Session {
     masked: bool,
     /// Whether calls are made also while the process is stopped by a signal.
     while_stopped: bool,
+    /// The means to end a batch, where batches are allowed.
+    ending: Option<Ending>,
+    /// How many calls of a batch a slot has room for.
+    batch_room: usize,
+    /// Whether the signal that ends batches is not blocked.
+    signal_is_open: bool,
+    /// Whether the tracee stands where it takes signals: there the kernel looks for an interrupted call to restart.
+    takes_signals: bool,
     counts: Counts,
 }
 
@@ -146,6 +157,7 @@ impl Session {
         let top = arch::below_red_zone(&home);
         let begun = Self::lay(pid, memory, gadgets, Permission::all(), home, top, stack)?;
         Ok(begun.map(|mut session| {
+            session.batch_room = 0;
             if lets_child_in {
                 session.chain_mask = !CHILD;
             }
@@ -192,9 +204,10 @@ impl Session {
         xstate.extend([0; 8]);
 
         // The layout, from high to low: extended state (64-byte aligned, as XRSTOR wants), two slots for the
-        // chain with its home frame, what releases point at, scratch.
-        let slot_len = arch::FRAME_LEN * MAX_RELEASES as u64 + arch::home_frame_len(&state);
-        let layout = || {
+        // chain with its home frame, what releases point at, scratch. Batches are done without where the stack is small.
+        let layout = |batch_room: usize| {
+            let slot_len =
+                arch::FRAME_LEN * (batch_room + MAX_RELEASES) as u64 + arch::home_frame_len(&state);
             let top = top?.checked_sub(xstate.len() as u64)?;
             let xstate = RemoteAddr::new(top.get() & !63);
             let first = RemoteAddr::new(xstate.checked_sub(slot_len)?.get() & !15);
@@ -202,9 +215,10 @@ impl Session {
             let kept = second.checked_sub(KEPT_LEN)?;
             let scratch = kept.checked_sub(SCRATCH_LEN)?;
             let used = AddrRange::new(scratch, top)?;
-            within.covers(used).then_some((xstate, [first, second], kept, scratch))
+            within.covers(used).then_some((batch_room, xstate, [first, second], kept, scratch))
         };
-        let Some((xstate_at, slots, kept, scratch)) = layout() else {
+        let laid = layout(MAX_BATCH).or_else(|| layout(0));
+        let Some((batch_room, xstate_at, slots, kept, scratch)) = laid else {
             return Ok(Err(Refusal::StackRoom));
         };
         identity::check(pid, memory, scratch)?;
@@ -231,6 +245,10 @@ impl Session {
             current_slot: 0,
             masked: false,
             while_stopped: true,
+            ending: None,
+            batch_room,
+            signal_is_open: false,
+            takes_signals: false,
             counts: Counts::default(),
         }))
     }
@@ -390,13 +408,19 @@ impl Session {
         wanted: impl FnOnce(SyscallStop) -> Option<T>,
     ) -> Result<T, TraceError> {
         self.stands()?;
+        self.takes_signals = false;
         let stop = resume_to_syscall(self.pid, self.while_stopped, self.until)
             .and_then(|stop| wanted(stop).ok_or(TraceError::Unexpected(Wait::SyscallStop)));
-        if stop.is_err() {
+        self.or_lose(stop)
+    }
+
+    /// Detaches from a tracee that did not come to where it was sent.
+    fn or_lose<T>(&mut self, came: Result<T, TraceError>) -> Result<T, TraceError> {
+        if came.is_err() {
             self.lost = true;
             let _gone = ptrace::resume(self.pid, Resume::Detach, 0);
         }
-        stop
+        came
     }
 }
 
@@ -418,20 +442,36 @@ pub(crate) fn resume_to_syscall(
     while_stopped: bool,
     until: Option<Instant>,
 ) -> Result<SyscallStop, TraceError> {
-    let (mut how, mut signal) = (Resume::ToSyscall, 0);
+    let is_syscall = |stop| (stop == Wait::SyscallStop).then_some(());
+    resume_until(pid, Resume::ToSyscall, while_stopped, until, is_syscall)?;
+    Ok(ptrace::syscall_stop(pid)?)
+}
+
+/// Resumes the tracee, as `way` says, until a stop for which `reached` returns something. Other signals and
+/// group-stops take effect.
+fn resume_until<T>(
+    pid: Pid,
+    way: Resume,
+    while_stopped: bool,
+    until: Option<Instant>,
+    reached: impl Fn(Wait) -> Option<T>,
+) -> Result<T, TraceError> {
+    let (mut how, mut signal) = (way, 0);
     loop {
         ptrace::resume(pid, how, signal)?;
         let stop = next_stop(pid, until)?;
         fault::at(fault::Point::Stop);
+        if let Some(reached) = reached(stop) {
+            return Ok(reached);
+        }
         (how, signal) = match stop {
-            Wait::SyscallStop => return Ok(ptrace::syscall_stop(pid)?),
             Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
-            Wait::Signal(signal) => (Resume::ToSyscall, signal),
+            Wait::Signal(signal) => (way, signal),
             // A process held at its exec stop stays stopped until SIGCONT; one that is attached to
             // was stopped before, and will be again once it is let go.
-            Wait::GroupStop(_) if while_stopped => (Resume::ToSyscall, 0),
+            Wait::GroupStop(_) if while_stopped => (way, 0),
             Wait::GroupStop(_) => (Resume::Listen, 0),
-            Wait::Interrupted => (Resume::ToSyscall, 0),
+            Wait::Interrupted => (way, 0),
             Wait::ExecEvent => return Err(TraceError::Changed),
             other => return Err(TraceError::Unexpected(other)),
         };

@@ -1,0 +1,163 @@
+//! Batches: several calls for one wait.
+//!
+//! A call that is made by itself stops the tracee twice, at its entry and at its exit. After each stop both processes wait
+//! for a processor, which takes milliseconds on a busy machine. The calls of a batch are frames of the chain instead,
+//! before those that release something, and the tracee makes them without a stop. It stops behind the last one, where a
+//! frame unblocks a signal that the tracer has sent it before:
+//!
+//! ```text
+//!   call gadget ──► frame: call 2 ──► … ──► frame: call n ──► frame: unblocks ──► frame: undo 2 ──► … ──► home frame
+//! ```
+//!
+//! The signal is one whose default is to be ignored and for which the process has no handler, so the kernel discards it if the
+//! tracer dies meanwhile, and the tracee walks home.
+//!
+//! A frame holds no answer: the caller looks at what the calls have changed. A return from a signal ends the kernel's
+//! knowledge of the remaining time of an interrupted call (`restart_block`), so a thread that was stopped in
+//! such a call makes no batches.
+
+use std::time::{Duration, Instant};
+
+use tiexec_core::addr::RemoteAddr;
+use tiexec_sys::process::{self, Wait};
+use tiexec_sys::ptrace::{self, Registers, Resume};
+use tiexec_sys::{Pid, c};
+
+use super::{MAX_RELEASES, Session, resume_until};
+use crate::arch::{self, Call, Interruption};
+use crate::error::TraceError;
+use crate::fault;
+use crate::running::Stopped;
+
+/// The most calls of one batch.
+pub const MAX_BATCH: usize = 12;
+
+/// The signals that may end a batch: both are ignored by default (signal(7)).
+const CANDIDATES: [i32; 2] = [c::SIGURG, c::SIGWINCH];
+
+/// How long a batch may take where the session has no limit. It ends without a stop if another thread has the kernel discard
+/// the signal meanwhile (sigaction(2) with `SIG_IGN`); the tracee is on its way home then.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// The means to end a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Ending {
+    /// The process that the tracee is a thread of.
+    process: Pid,
+    /// The signal that stops the tracee.
+    signal: i32,
+}
+
+impl Ending {
+    const fn bit(self) -> u64 {
+        1 << (self.signal - 1)
+    }
+}
+
+impl Session {
+    /// Allows batches in a thread of `process` that was `stopped`, if nothing of the program can see them. `caught` are the
+    /// signals that the process has handlers for, one bit per signal.
+    pub fn allow_batches(&mut self, process: Pid, stopped: &Stopped, caught: u64) {
+        let seen = caught | self.home_mask;
+        let unseen = |signal: &i32| seen >> (signal - 1) & 1 == 0;
+        let remembers = stopped.interruption == Interruption::WithRemainingTime;
+        // The tracer may trace the process and not send it signals: signal 0 asks.
+        if self.batch_room == 0
+            || remembers
+            || process::signal_thread(process, self.pid, 0).is_err()
+        {
+            return;
+        }
+        self.ending = CANDIDATES.into_iter().find(unseen).map(|signal| Ending { process, signal });
+    }
+
+    /// Whether [`batch`](Self::batch) may be called.
+    pub const fn has_batches(&self) -> bool {
+        self.ending.is_some()
+    }
+
+    /// Returns how many more releases the way home has room for.
+    pub const fn free_releases(&self) -> usize {
+        MAX_RELEASES - self.releases.len()
+    }
+
+    /// Makes the tracee make `calls`, at most [`MAX_BATCH`], one after the other. The caller finds out by their effects
+    /// what the kernel answered. Nothing is done where there are no batches.
+    ///
+    /// # Errors
+    /// The tracee is gone, or on its way home.
+    pub fn batch(&mut self, calls: &[Call]) -> Result<(), TraceError> {
+        let calls: Vec<Call> = calls.iter().map(|call| fault::in_batch(*call)).collect();
+        self.make_batch(&calls)
+    }
+
+    /// Makes calls or releases.
+    fn make_batch(&mut self, calls: &[Call]) -> Result<(), TraceError> {
+        let (Some(ending), Some((first, rest))) = (self.ending, calls.split_first()) else {
+            return Ok(());
+        };
+        debug_assert!(calls.len() <= MAX_BATCH, "a batch holds {MAX_BATCH} calls");
+        let begin = self.lay_batch(rest, ending.bit())?;
+        self.install(arch::aim_at_call(&self.home, self.gadgets, first, begin))?;
+        if self.signal_is_open {
+            ptrace::set_signal_mask(self.pid, !0)?;
+            fault::at(fault::Point::SetMask);
+            self.signal_is_open = false;
+        }
+        process::signal_thread(ending.process, self.pid, ending.signal)?;
+        self.signal_is_open = true;
+        self.counts.calls += u32::try_from(calls.len()).unwrap_or(0);
+        let until = self.until.unwrap_or_else(|| Instant::now() + LONGEST);
+        let is_end = |stop: Wait| (stop == Wait::Signal(ending.signal)).then_some(());
+        let ended = resume_until(self.pid, Resume::Run, self.while_stopped, Some(until), is_end)
+            .and_then(|()| self.is_behind_the_batch());
+        self.takes_signals = true;
+        self.or_lose(ended)
+    }
+
+    /// Leaves the release registered last to the end of the session, where one batch makes all that are left. It is made now
+    /// where there are no batches, or where it would leave too little room for others.
+    ///
+    /// # Errors
+    /// As [`release_down_to`](Self::release_down_to).
+    pub fn release_soon(&mut self) -> Result<(), TraceError> {
+        /// Two files, a staged mapping and two claims.
+        const ROOM: usize = 5;
+        if self.has_batches() && self.free_releases() >= ROOM {
+            return Ok(());
+        }
+        self.release_down_to(self.releases.len().saturating_sub(1))
+    }
+
+    /// Makes all releases but the first `kept` now.
+    ///
+    /// # Errors
+    /// The tracee is gone. The releases' own results do not matter to anybody.
+    pub fn release_down_to(&mut self, kept: usize) -> Result<(), TraceError> {
+        while self.releases.len() > kept {
+            if !self.has_batches() {
+                self.release_now()?;
+                continue;
+            }
+            // The way home that is laid for these calls no longer has them.
+            let mut due = self.releases.split_off(kept);
+            due.reverse();
+            self.make_batch(&due)?;
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the tracee stands where the batch ends. Another thread may have rewritten its frames.
+    fn is_behind_the_batch(&self) -> Result<(), TraceError> {
+        let chain = self.chain.unwrap_or(RemoteAddr::new(0));
+        let expected = arch::aim_at_chain(&self.home, self.gadgets, chain);
+        let at = |registers: &Registers| {
+            (arch::program_counter(registers), arch::stack_pointer(registers))
+        };
+        let now = ptrace::registers(self.pid)?;
+        if now.is_some_and(|now| at(&now) == at(&expected)) {
+            return Ok(());
+        }
+        Err(TraceError::Unexpected(Wait::Interrupted))
+    }
+}
