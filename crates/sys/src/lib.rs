@@ -11,6 +11,7 @@
 pub mod address_space;
 mod arch;
 pub mod areas;
+mod beside;
 pub mod counters;
 pub mod entry;
 mod error;

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 
+use crate::beside::Beside;
 use crate::error::{SysError, check};
 use crate::naming::{self, Role};
+use crate::schedule;
 
 /// Which side of a fork this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -339,12 +341,17 @@ pub fn send_descriptor(to: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<(), S
     Ok(())
 }
 
-/// `wait4(pid, &status, __WALL|WNOHANG)`, again and again until `deadline`; `None` if nothing came.
+/// `wait4(pid, &status, __WALL|WNOHANG)`, again and again until `deadline`; `None` if nothing came. A thread that is
+/// [boosted](schedule::boost) waits on the processor of the thread that it waits for.
 ///
 /// # Errors
 /// ECHILD if it is neither child nor tracee.
 pub fn wait_until(pid: Pid, deadline: std::time::Instant) -> Result<Option<Wait>, SysError> {
-    let mut pause = std::time::Duration::from_micros(5);
+    const FIRST: Duration = Duration::from_micros(5);
+    const AT_ONCE: Duration = Duration::from_micros(40);
+    const LONGEST: Duration = Duration::from_micros(500);
+    let mut pause = FIRST;
+    let mut beside = None;
     loop {
         if let Some(stop) = look(pid, libc::WNOHANG)? {
             return Ok(Some(stop));
@@ -352,8 +359,14 @@ pub fn wait_until(pid: Pid, deadline: std::time::Instant) -> Result<Option<Wait>
         if std::time::Instant::now() >= deadline {
             return Ok(None);
         }
+        // A boost may end meanwhile.
+        if pause >= AT_ONCE && schedule::is_boosted(None) {
+            beside.get_or_insert_with(|| Beside::of(pid)).sleep();
+            continue;
+        }
+        beside = None;
         std::thread::sleep(pause);
-        pause = (pause * 2).min(std::time::Duration::from_micros(500));
+        pause = (pause * 2).min(LONGEST);
     }
 }
 

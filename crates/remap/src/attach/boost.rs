@@ -2,7 +2,8 @@
 //!
 //! For the time of a stop the tracer's thread is scheduled before all normal ones (`SCHED_FIFO`), where that is
 //! allowed. The stopped thread is scheduled so too, but only if its credentials are the tracer's: a thread of another
-//! user could keep the priority, by changing its registers' way back in its own memory, or give it to children.
+//! user could keep the priority, by changing its registers' way back in its own memory, or give it to children. The fetcher, which
+//! the tracer waits for in a stop, is TiExec's own and is scheduled like the tracer.
 //!
 //! - A boost ends with the stop. It ends before when the stopped thread has had it for ten milliseconds, or when the tracer's
 //!   thread has run for so long with it (waiting for a tracee takes nobody's processor). A warden sees to that, whatever the
@@ -64,6 +65,8 @@ pub(super) struct Boost {
 #[derive(Debug)]
 struct Shared {
     tracer: Pid,
+    /// A process of TiExec's own that the tracer asks and waits for.
+    fetcher: Option<Pid>,
     /// Wakes the warden.
     timer: OwnedFd,
     state: Mutex<State>,
@@ -82,8 +85,8 @@ struct State {
 }
 
 impl Boost {
-    /// Finds out whether this thread may be boosted; it is not yet.
-    pub(super) fn begin() -> Self {
+    /// Finds out whether this thread may be boosted; it is not yet. `fetcher` answers it in a stop, and is boosted with it.
+    pub(super) fn begin(fetcher: Option<Pid>) -> Self {
         let none = Self { shared: None, warden: None, traceless: false, with_thread: false };
         if !schedule::is_normal(None)
             || schedule::longest_boost(None) < LEAST_LIMIT
@@ -96,7 +99,7 @@ impl Boost {
         let Ok(timer) = timerfd_create(TimerfdClockId::Monotonic, flags) else { return none };
         let state = State { since: None, left: LONGEST, thread: None, over: false };
         let tracer = schedule::this_thread();
-        let shared = Arc::new(Shared { tracer, timer, state: Mutex::new(state) });
+        let shared = Arc::new(Shared { tracer, fetcher, timer, state: Mutex::new(state) });
         let watched = Arc::clone(&shared);
         let thread = std::thread::Builder::new().stack_size(64 << 10).name("tiexec-boost".into());
         match thread.spawn(move || watched.keep_time()) {
@@ -118,13 +121,16 @@ impl Boost {
             // First what ends it.
             shared.wake_after(state.left);
             state.since = schedule::boost(None, PRIORITY).is_ok().then_some(now);
+            if let Some(fetcher) = shared.fetcher {
+                let _slower = schedule::boost(Some(fetcher), PRIORITY);
+            }
         }
     }
 
     /// Schedules this thread normally again: no thread is stopped.
     pub(super) fn rest(&self) {
         if let Some(shared) = &self.shared {
-            shared.state().end(shared.tracer);
+            shared.state().end(shared);
         }
     }
 
@@ -156,17 +162,23 @@ impl Boost {
         Ok(())
     }
 
-    /// Lets the thread go on, scheduled normally again.
+    /// Lets the thread go on, scheduled normally again. Also returns for how long it stood: the end of the boost is not part of that.
     ///
     /// # Errors
     /// The thread is gone.
-    pub(super) fn leave(self, session: Session, stopped: &Stopped) -> Result<Counts, TraceError> {
+    pub(super) fn leave(
+        self,
+        session: Session,
+        stopped: &Stopped,
+    ) -> Result<(Counts, Duration), TraceError> {
         let normally = || {
             if let Some(shared) = &self.shared {
                 shared.state().end_of_thread();
             }
         };
-        session.leave(stopped, if self.with_thread { Some(&normally) } else { None })
+        let counts =
+            session.leave(stopped, if self.with_thread { Some(&normally) } else { None })?;
+        Ok((counts, stopped.since.elapsed()))
     }
 }
 
@@ -174,7 +186,7 @@ impl Drop for Boost {
     fn drop(&mut self) {
         let Some(shared) = &self.shared else { return };
         let mut state = shared.state();
-        state.end(shared.tracer);
+        state.end(shared);
         state.over = true;
         drop(state);
         shared.wake_after(Duration::from_nanos(1));
@@ -207,7 +219,7 @@ impl Shared {
             if state.over {
                 return;
             }
-            if let Some(next) = state.end_what_lasts_too_long(self.tracer) {
+            if let Some(next) = state.end_what_lasts_too_long(self) {
                 self.wake_after(next);
             }
         }
@@ -216,25 +228,27 @@ impl Shared {
 
 impl State {
     /// Returns after how long to look again, if at all.
-    fn end_what_lasts_too_long(&mut self, tracer: Pid) -> Option<Duration> {
+    fn end_what_lasts_too_long(&mut self, shared: &Shared) -> Option<Duration> {
         let now = Instant::now();
         let of_thread = self.thread.map(|(_, end)| end.saturating_duration_since(now));
         if of_thread.is_some_and(|left| left.is_zero()) {
             self.end_of_thread();
         }
-        let of_tracer = self.since.map(|since| self.left.saturating_sub(ran(tracer, since)));
+        let of_tracer = self.since.map(|since| self.left.saturating_sub(ran(shared.tracer, since)));
         if of_tracer.is_some_and(|left| left.is_zero()) {
-            self.end(tracer);
+            self.end(shared);
         }
         of_thread.into_iter().chain(of_tracer).filter(|left| !left.is_zero()).min()
     }
 
-    /// Ends the boost of the tracer's thread and that of the stopped one.
-    fn end(&mut self, tracer: Pid) {
+    /// Ends the boost of the tracer's thread, of the fetcher, and of the stopped thread.
+    fn end(&mut self, shared: &Shared) {
         self.end_of_thread();
         if let Some(since) = self.since.take() {
-            self.left = self.left.saturating_sub(ran(tracer, since));
-            let _always_allowed = schedule::unboost(Some(tracer));
+            self.left = self.left.saturating_sub(ran(shared.tracer, since));
+            for ours in shared.fetcher.into_iter().chain([shared.tracer]) {
+                let _always_allowed = schedule::unboost(Some(ours));
+            }
         }
     }
 

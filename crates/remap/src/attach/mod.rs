@@ -58,7 +58,7 @@ pub use verify::report;
 
 use crate::failure::Failure;
 use crate::launch::Sources;
-use crate::workers::Workers;
+use crate::workers::{Fetcher, Workers};
 
 /// The order to work on a running process.
 #[derive(Clone, Copy, Debug)]
@@ -260,7 +260,7 @@ fn stop_and_work(
     let snapshot = Snapshot { pages: order.pages, vmas, entry: RemoteAddr::new(0) };
     thread::permitted(order)?;
     let gadgets = find_gadgets(order, &snapshot)?;
-    let mut boost = Boost::begin();
+    let mut boost = Boost::begin(order.workers.fetcher().map(Fetcher::pid));
     calls.push(&boost::CALLS);
     let (stopped, mut session) = thread::begin(order, &snapshot, gadgets, &calls, &boost)?;
     if let Some(patience) = order.workers.limit() {
@@ -270,13 +270,13 @@ fn stop_and_work(
     boost.take_along(&mut session, stopped.tid).map_err(gone)?;
     let done =
         identity::unchanged(order.space, rests_on).and_then(|()| work(&mut session, &snapshot));
-    let counts = match boost.leave(session, &stopped) {
-        Ok(counts) => counts,
+    let (counts, lasted) = match boost.leave(session, &stopped) {
+        Ok(left) => left,
         // The first thing that went wrong is the cause of the second.
         Err(error) => return Err(done.err().unwrap_or_else(|| gone(error))),
     };
-    let Stopped { tid, since, shown, .. } = stopped;
-    Ok((StopCost { tid, lasted: since.elapsed(), counts, shown }, done))
+    let Stopped { tid, shown, .. } = stopped;
+    Ok((StopCost { tid, lasted, counts, shown }, done))
 }
 
 /// Looks for the instructions to call through, in the dynamic linker or in the program.

@@ -21,7 +21,7 @@ pub(crate) struct Fetcher {
     packets: Packets,
     /// Whether it left a request unanswered: it gets no further ones.
     lost: AtomicBool,
-    _worker: Worker,
+    worker: Worker,
 }
 
 impl Fetcher {
@@ -33,7 +33,12 @@ impl Fetcher {
         let failed = |error: SysError| Failure::new(SkipReason::ForkFailed, error);
         let (packets, theirs) = packets::pair().map_err(failed)?;
         let worker = Worker::fork(Role::Fetcher, || serve(&theirs)).map_err(failed)?;
-        Ok(Self { packets, lost: AtomicBool::new(false), _worker: worker })
+        Ok(Self { packets, lost: AtomicBool::new(false), worker })
+    }
+
+    /// Returns its process.
+    pub(crate) const fn pid(&self) -> Pid {
+        self.worker.0
     }
 
     /// Returns a copy of the process's descriptor `number`, which must be a socket of unix(7).
