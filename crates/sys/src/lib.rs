@@ -36,7 +36,7 @@ pub mod rehearse;
 pub mod reopen;
 mod reserve;
 pub mod sampler;
-mod scan;
+pub mod scan;
 pub mod schedule;
 pub mod thp;
 pub mod usage;

@@ -12,10 +12,14 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
+use tiexec_core::addr::{AddrRange, RemoteAddr};
+
 use crate::error::{SysError, check};
 
 /// A page of a file: page cache, tmpfs, memfd, hugetlb pool; not one that was copied when it was written to.
 pub(crate) const FILE: u64 = 1 << 2;
+/// Swapped out.
+const SWAPPED: u64 = 1 << 4;
 /// In memory.
 pub(crate) const PRESENT: u64 = 1 << 3;
 /// Mapped by an entry above the page table's lowest level: a huge page, or a page of the hugetlb pool.
@@ -47,6 +51,41 @@ pub(crate) fn scan(
     wanted: u64,
     told: u64,
 ) -> Result<Vec<Found>, SysError> {
+    scan_for(pagemap, range, Wanted { all: wanted, any: 0, not: 0 }, told)
+}
+
+/// Returns the pages of `range`, which is private mappings of files, that were written to: copies that are no longer the file's.
+/// They come in ascending order, neighbours together.
+///
+/// # Errors
+/// ENOTTY before Linux 6.7; ESRCH when the process has ended.
+pub fn written(pagemap: &File, range: AddrRange) -> Result<Vec<AddrRange>, SysError> {
+    let wanted = Wanted { all: 0, any: PRESENT | SWAPPED, not: FILE };
+    let found = scan_for(pagemap, range.start().get()..range.end().get(), wanted, 0)?;
+    let range = |found: Found| {
+        let [start, end] = [found.range.start, found.range.end].map(RemoteAddr::new);
+        AddrRange::new(start, end)
+    };
+    Ok(found.into_iter().filter_map(range).collect())
+}
+
+/// The kinds of pages that are looked for.
+#[derive(Clone, Copy)]
+struct Wanted {
+    /// Pages of all of these kinds.
+    all: u64,
+    /// And of at least one of these, if any.
+    any: u64,
+    /// And of none of these.
+    not: u64,
+}
+
+fn scan_for(
+    pagemap: &File,
+    range: Range<u64>,
+    wanted: Wanted,
+    told: u64,
+) -> Result<Vec<Found>, SysError> {
     let mut found: Vec<Found> = Vec::new();
     let mut at = range.start;
     while at < range.end {
@@ -70,7 +109,7 @@ pub(crate) fn scan(
 fn scan_once(
     pagemap: &File,
     range: Range<u64>,
-    wanted: u64,
+    wanted: Wanted,
     told: u64,
 ) -> Result<(Vec<PageRegion>, u64), SysError> {
     let mut regions = vec![PageRegion::default(); 512];
@@ -80,7 +119,10 @@ fn scan_once(
         end: range.end,
         vec: regions.as_mut_ptr().addr() as u64,
         vec_len: regions.len() as u64,
-        category_mask: wanted,
+        // An inverted kind is one that the page must not be of.
+        category_inverted: wanted.not,
+        category_mask: wanted.all | wanted.not,
+        category_anyof_mask: wanted.any,
         return_mask: told,
         ..ScanArguments::default()
     };

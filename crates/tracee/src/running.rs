@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
 use tiexec_core::proc::pagemap::is_guard;
-use tiexec_core::proc::status;
+use tiexec_core::proc::status::{self, Status};
 use tiexec_core::proc::syscall::{self, Doing};
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::address_space::{AddressSpace, Memory};
@@ -24,7 +24,7 @@ use crate::error::TraceError;
 use crate::fault;
 use crate::foreseen::{Filters, Foreseen, Permission};
 use crate::masked;
-use crate::session::{Refusal, Session};
+use crate::session::{Ground, Refusal, Session};
 use crate::threads::waits_forever;
 
 /// A thread that stands still.
@@ -362,7 +362,7 @@ fn guards(pagemap: &File, range: AddrRange, base: PageSize) -> Option<Vec<Remote
     Some(words.enumerate().filter(|(_, word)| is_guard(*word)).filter_map(|(i, _)| at(i)).collect())
 }
 
-/// Begins a session in the stopped thread. Its frames lie on its stack.
+/// Begins a session in the stopped thread, whose status is `now`. Its frames lie on its stack.
 ///
 /// # Errors
 /// A [`Refusal`], also where the stack is not one for frames; a [`TraceError`]. The thread stands as
@@ -373,14 +373,16 @@ pub fn begin(
     leader: Pid,
     gadgets: Gadgets,
     stopped: &Stopped,
+    now: &Status,
     permission: Permission,
 ) -> Result<Result<Session, Refusal>, TraceError> {
     if stopped.interruption == Interruption::Unknown {
         return Ok(Err(Refusal::InACall));
     }
-    let Some((top, ground)) = frame_ground(snapshot, space, leader, stopped) else {
+    let Some((top, within)) = frame_ground(snapshot, space, leader, stopped) else {
         return Ok(Err(Refusal::StackRoom));
     };
     let home = arch::after_a_signal(&stopped.registers, stopped.interruption);
-    Session::lay(stopped.tid, space.memory(), gadgets, permission, home, Some(top), ground)
+    let ground = Ground { top: Some(top), within };
+    Session::lay(stopped.tid, space.memory(), gadgets, permission, home, ground, Some(now))
 }

@@ -23,14 +23,12 @@ use rustix::time::{
 use tiexec_core::seccomp::Value;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::schedule::{self, Unboosted};
-use tiexec_sys::{Pid, c};
+use tiexec_sys::{Pid, SysError, c};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::running::Stopped;
 use tiexec_tracee::session::{Counts, Session};
-
-use crate::credentials;
 
 /// The lowest real-time priority: before every normal thread, behind every other real-time one.
 const PRIORITY: i32 = 1;
@@ -38,6 +36,9 @@ const PRIORITY: i32 = 1;
 const LONGEST: Duration = Duration::from_millis(10);
 /// The least `RLIMIT_RTTIME` with which a thread is boosted: the kernel counts in ticks, and kills.
 const LEAST_LIMIT: Duration = Duration::from_millis(100);
+
+/// Where `/proc` tells a thread's user namespace.
+const USERS: &str = "ns/user";
 
 /// The thread's way back, which it makes itself if this process dies.
 const BACK: Foreseen = Foreseen::optional(
@@ -67,6 +68,8 @@ struct Shared {
     tracer: Pid,
     /// A process of TiExec's own that the tracer asks and waits for.
     fetcher: Option<Pid>,
+    /// The user namespace of this process.
+    namespace: Result<u64, SysError>,
     /// Wakes the warden.
     timer: OwnedFd,
     state: Mutex<State>,
@@ -99,7 +102,9 @@ impl Boost {
         let Ok(timer) = timerfd_create(TimerfdClockId::Monotonic, flags) else { return none };
         let state = State { since: None, left: LONGEST, thread: None, over: false };
         let tracer = schedule::this_thread();
-        let shared = Arc::new(Shared { tracer, fetcher, timer, state: Mutex::new(state) });
+        let namespace = ProcDir::this_process().and_then(|this| this.namespace(USERS));
+        let shared =
+            Arc::new(Shared { tracer, fetcher, namespace, timer, state: Mutex::new(state) });
         let watched = Arc::clone(&shared);
         let thread = std::thread::Builder::new().stack_size(64 << 10).name("tiexec-boost".into());
         match thread.spawn(move || watched.keep_time()) {
@@ -140,8 +145,10 @@ impl Boost {
     /// The thread is gone.
     pub(super) fn take_along(&mut self, session: &mut Session, tid: Pid) -> Result<(), TraceError> {
         let Some(shared) = &self.shared else { return Ok(()) };
+        // A process of other credentials has a fetcher, and a thread with others than were looked at is let go at once.
         let is_ours = || {
-            ProcDir::of(tid).is_ok_and(|thread| credentials::are_ours(&thread))
+            shared.fetcher.is_none()
+                && ProcDir::of(tid).and_then(|thread| thread.namespace(USERS)) == shared.namespace
                 && schedule::longest_boost(Some(tid)) >= LEAST_LIMIT
         };
         if !self.traceless || !session.may(&BACK) || !schedule::is_normal(Some(tid)) || !is_ours() {

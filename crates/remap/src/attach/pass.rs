@@ -7,10 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::RecvFlags;
 use tiexec_core::addr::RemoteAddr;
-use tiexec_core::proc::status;
 use tiexec_core::seccomp::Value;
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::{Errno, Pid, SysError, c, process};
+use tiexec_sys::{Errno, SysError, c, process};
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::Session;
@@ -67,9 +66,7 @@ impl Passage {
     /// # Errors
     /// `fd_limit`, `seccomp`-like refusals as `switch_failed`; nothing is left in the process.
     pub(super) fn open(session: &mut Session, order: &AttachOrder<'_>) -> Result<Self, Failure> {
-        let AttachOrder { task: pid, process, workers, .. } = *order;
-        let own_pid = process.read("status").ok().and_then(|text| status::parse(&text).ns_tgid);
-        let own_pid = own_pid.and_then(|id| Pid::from_raw(id.cast_signed())).unwrap_or(pid);
+        let AttachOrder { task: pid, workers, .. } = *order;
         let refused = |call| {
             move |errno| {
                 let reason = if errno == Errno::MFILE {
@@ -83,7 +80,7 @@ impl Passage {
         let kind = u64::from(KIND.unsigned_abs());
         let family = u64::from(FAMILY.unsigned_abs());
         let [theirs, ours] = session
-            .call_for_descriptors(own_pid, |pair| {
+            .call_for_descriptors(|pair| {
                 Call::new(c::SYS_socketpair, [family, kind, 0, pair.get()])
             })?
             .map_err(refused("socketpair"))?;

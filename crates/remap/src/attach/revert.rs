@@ -178,9 +178,9 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
             // The first comparison covered the pages that were written to before: their bytes may be the file's
             // again. Compare those pages once more.
             let unchanged = |piece: &Switch| {
-                written.base_pages(piece.to)?.into_iter().try_for_each(|page| {
-                    let into = page.start().get() - piece.to.start().get();
-                    compare(order.space.memory(), page, file, piece.offset + into)
+                written.base_pages(piece.to)?.into_iter().try_for_each(|pages| {
+                    let into = pages.start().get() - piece.to.start().get();
+                    compare(order.space.memory(), pages, file, piece.offset + into)
                 })
             };
             place::switch_all(session, &around, &switches, &unchanged, |piece, outcome| {

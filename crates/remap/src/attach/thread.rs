@@ -130,8 +130,15 @@ pub(super) fn begin(
                     continue;
                 }
             };
-            let begun =
-                running::begin(snapshot, order.space, order.pid, gadgets, &stopped, permission);
+            let begun = running::begin(
+                snapshot,
+                order.space,
+                order.pid,
+                gadgets,
+                &stopped,
+                &now,
+                permission,
+            );
             match begun {
                 Ok(Ok(mut session)) => {
                     session.allow_batches(order.pid, &stopped, now.caught);

@@ -7,6 +7,7 @@ use tiexec_core::addr::{AddrRange, PageSize, Pages};
 use tiexec_core::proc::pagemap::{modified_pages, populated_huge_pages};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::address_space::AddressSpace;
+use tiexec_sys::scan;
 
 use crate::failure::Failure;
 
@@ -36,12 +37,16 @@ impl Written {
         self.pages_of(range, self.pages.pmd)
     }
 
-    /// Returns the base pages of `range` that were written to.
+    /// Returns the base pages of `range` that were written to, neighbours together.
     ///
     /// # Errors
     /// As [`huge_pages`](Self::huge_pages).
     pub(crate) fn base_pages(&self, range: AddrRange) -> Result<Vec<AddrRange>, Failure> {
-        self.pages_of(range, self.pages.base)
+        match scan::written(&self.pagemap, range) {
+            Ok(found) => Ok(found),
+            // Before Linux 6.7, all words are read.
+            Err(_) => self.pages_of(range, self.pages.base),
+        }
     }
 
     /// Makes sure that nothing of `range` was written to.

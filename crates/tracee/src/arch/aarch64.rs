@@ -25,6 +25,7 @@
 
 use memchr::memmem;
 use tiexec_core::addr::RemoteAddr;
+use tiexec_core::proc::status::Status;
 use tiexec_sys::ptrace::{self, Extended, Registers};
 use tiexec_sys::{Errno, Pid, SysError, c};
 
@@ -109,7 +110,7 @@ pub const OBSTACLES: &[Obstacle] = &[
 ///
 /// # Errors
 /// ESRCH if it is gone or not stopped.
-pub fn has_shadow_stack(tid: Pid) -> Result<bool, SysError> {
+pub fn has_shadow_stack(tid: Pid, _now: Option<&Status>) -> Result<bool, SysError> {
     // NT_ARM_GCS: struct user_gcs, features_enabled.
     let set = ptrace::register_set(tid, 0x410)?;
     Ok(set.is_some_and(|set| set.first().is_some_and(|features| features & 1 != 0)))

@@ -15,7 +15,7 @@
 
 use memchr::memmem;
 use tiexec_core::addr::RemoteAddr;
-use tiexec_core::proc::status;
+use tiexec_core::proc::status::{self, Status};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::ptrace::{Extended, Registers};
 use tiexec_sys::{Pid, SysError, xsave};
@@ -82,12 +82,16 @@ pub const OBSTACLES: &[Obstacle] = &[];
 ///
 /// `/proc/TID/status` says so, in every kernel that has shadow stacks. `NT_X86_SHSTK` is not looked at:
 /// without a shadow stack to show, Linux 6.6 to 6.12 warn about that (`ssp_get` in
-/// `arch/x86/kernel/fpu/regset.c`), and a machine may be told to stop for a warning.
+/// `arch/x86/kernel/fpu/regset.c`), and a machine may be told to stop for a warning. `now` is what the thread's status says, if it
+/// was read since the thread stopped.
 ///
 /// # Errors
 /// It is gone.
-pub fn has_shadow_stack(tid: Pid) -> Result<bool, SysError> {
-    Ok(status::parse(&ProcDir::of(tid)?.read("status")?).shadow_stack)
+pub fn has_shadow_stack(tid: Pid, now: Option<&Status>) -> Result<bool, SysError> {
+    match now {
+        Some(now) => Ok(now.shadow_stack),
+        None => Ok(status::parse(&ProcDir::of(tid)?.read("status")?).shadow_stack),
+    }
 }
 
 /// Whether these registers belong to code, or to a system call, of another kind than 64-bit programs'.

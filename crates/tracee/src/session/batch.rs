@@ -37,7 +37,7 @@ const CANDIDATES: [i32; 2] = [c::SIGURG, c::SIGWINCH];
 
 /// How long a batch may take where the session has no limit. It ends without a stop if another thread has the kernel discard
 /// the signal meanwhile (sigaction(2) with `SIG_IGN`); the tracee is on its way home then.
-const LONGEST: Duration = Duration::from_secs(60);
+const LONGEST: Duration = Duration::from_secs(10);
 
 /// The means to end a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -2,7 +2,7 @@
 
 use tiexec_core::addr::RemoteAddr;
 use tiexec_core::seccomp::Value;
-use tiexec_sys::{Errno, Pid, c};
+use tiexec_sys::{Errno, c};
 
 use super::Session;
 use crate::arch::{self, Call};
@@ -84,28 +84,25 @@ impl Session {
 
     /// Makes a call that has the kernel write two descriptors to the address that `call` is given, as
     /// pipe(2) and socketpair(2) do. Both are closed on the way home, the second first, from the
-    /// moment they exist; only the first, until this returns, if the second's number may not be copied.
-    /// `pid` is the process's id in its own PID namespace.
+    /// moment they exist; only the first, until this returns, if the second's number cannot be copied.
     ///
     /// # Errors
     /// The tracee is gone, or on its way home.
     pub fn call_for_descriptors(
         &mut self,
-        pid: Pid,
         call: impl Fn(RemoteAddr) -> Call,
     ) -> Result<Result<[i32; 2], Errno>, TraceError> {
         if self.has_batches()
-            && let Ok(numbers) = self.try_for_descriptors(pid, true, &call)?
+            && let Ok(numbers) = self.try_for_descriptors(true, &call)?
         {
             return Ok(Ok(numbers));
         }
-        self.try_for_descriptors(pid, false, &call)
+        self.try_for_descriptors(false, &call)
     }
 
     /// Makes the call, in a batch or by itself; the error of one in a batch says only that no numbers were written.
     fn try_for_descriptors(
         &mut self,
-        pid: Pid,
         batched: bool,
         call: impl Fn(RemoteAddr) -> Call,
     ) -> Result<Result<[i32; 2], Errno>, TraceError> {
@@ -115,17 +112,16 @@ impl Session {
         // close(2) takes the lower half of its argument: the first number. The second lies in the
         // upper half, and is copied to where the other frame has it.
         self.release_on_the_way_home(close(-1));
-        let copied = self.may(&COPY_NUMBER);
-        let at = self.first_argument_of_next_chain(first + if copied { 2 } else { 0 });
-        if copied {
+        let own_id = self.own_id.filter(|_| self.may(&COPY_NUMBER));
+        let at = self.first_argument_of_next_chain(first + if own_id.is_some() { 2 } else { 0 });
+        if let Some(own_id) = own_id {
             self.release_on_the_way_home(close(-1));
             let second = self.first_argument_of_next_chain(first + 1);
             let words = [second.get(), INT as u64, at.get() + INT as u64, INT as u64];
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             let to = self.keep(&bytes)?.get();
             let from = to + 2 * size_of::<u64>() as u64;
-            let pid = u64::from(pid.as_raw_nonzero().get().unsigned_abs());
-            let copy = Call::new(c::SYS_process_vm_readv, [pid, to, 1, from, 1, 0]);
+            let copy = Call::new(c::SYS_process_vm_readv, [own_id.into(), to, 1, from, 1, 0]);
             self.release_on_the_way_home(copy);
         }
         let answer = if batched {

@@ -29,6 +29,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_core::proc::status::Status;
 use tiexec_sys::address_space::Memory;
 use tiexec_sys::process::{self, Wait};
 use tiexec_sys::ptrace::{self, Extended, Registers, Resume, SyscallStop};
@@ -78,6 +79,15 @@ impl fmt::Display for Refusal {
     }
 }
 
+/// Where frames may lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ground {
+    /// They lie below this; `None` if there is no such place.
+    pub top: Option<RemoteAddr>,
+    /// The writable VMA that they lie in.
+    pub within: AddrRange,
+}
+
 /// Counters of a session's remote calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
@@ -90,6 +100,8 @@ pub struct Counts {
 #[must_use = "a session ends by going home"]
 pub struct Session {
     pid: Pid,
+    /// The process's id in its own PID namespace, where known.
+    own_id: Option<u32>,
     memory: Memory,
     /// Whether the tracee did something else than it was made to do: it was detached from then, and nothing more
     /// is written to it.
@@ -155,7 +167,8 @@ impl Session {
         last_release: Call,
     ) -> Result<Result<Self, Refusal>, TraceError> {
         let top = arch::below_red_zone(&home);
-        let begun = Self::lay(pid, memory, gadgets, Permission::all(), home, top, stack)?;
+        let ground = Ground { top, within: stack };
+        let begun = Self::lay(pid, memory, gadgets, Permission::all(), home, ground, None)?;
         Ok(begun.map(|mut session| {
             session.batch_room = 0;
             if lets_child_in {
@@ -167,7 +180,7 @@ impl Session {
         }))
     }
 
-    /// Lays the frames below `top`, in the writable VMA `within`, of a tracee stopped anywhere.
+    /// Lays the frames of a tracee stopped anywhere, whose status is `now`, if it was read since.
     /// `home` are the registers with which it shall go on if this process dies: those that a signal
     /// handler's return would leave it with. There is nothing to be released yet. `permission` has all
     /// calls that the session will make. Everything is read and written through `memory`.
@@ -181,11 +194,12 @@ impl Session {
         gadgets: Gadgets,
         permission: Permission,
         home: Registers,
-        top: Option<RemoteAddr>,
-        within: AddrRange,
+        ground: Ground,
+        now: Option<&Status>,
     ) -> Result<Result<Self, Refusal>, TraceError> {
+        let Ground { top, within } = ground;
         let mask = ptrace::signal_mask(pid)?;
-        if arch::has_shadow_stack(pid)? {
+        if arch::has_shadow_stack(pid, now)? {
             return Ok(Err(Refusal::ShadowStack));
         }
         for (set, in_use) in arch::OBSTACLES {
@@ -225,6 +239,7 @@ impl Session {
         memory.write(xstate_at, &xstate)?;
         Ok(Ok(Self {
             pid,
+            own_id: now.and_then(|now| now.ns_tgid),
             memory: memory.clone(),
             lost: false,
             until: None,
