@@ -1,5 +1,6 @@
 //! Programs that already run: attach puts their text on huge pages, revert takes it back, and neither harms them.
 
+mod batches;
 mod blocked;
 mod fails;
 mod killed;

@@ -23,7 +23,7 @@ use tiexec_sys::process::{self, Wait};
 use tiexec_sys::ptrace::{self, Registers, Resume};
 use tiexec_sys::{Pid, c};
 
-use super::{MAX_RELEASES, Session, resume_until};
+use super::{MAX_RELEASES, Session, next_stop, resume_until};
 use crate::arch::{self, Call, Interruption};
 use crate::error::TraceError;
 use crate::fault;
@@ -35,9 +35,10 @@ pub const MAX_BATCH: usize = 12;
 /// The signals that may end a batch: both are ignored by default (signal(7)).
 const CANDIDATES: [i32; 2] = [c::SIGURG, c::SIGWINCH];
 
-/// How long a batch may take where the session has no limit. It ends without a stop if another thread has the kernel discard
-/// the signal meanwhile (sigaction(2) with `SIG_IGN`); the tracee is on its way home then.
+/// How long a batch may take where the session has no limit.
 const LONGEST: Duration = Duration::from_secs(10);
+/// After how long it is looked whether the tracee is still in its frames.
+const A_WHILE: Duration = Duration::from_millis(100);
 
 /// The means to end a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -107,10 +108,7 @@ impl Session {
         process::signal_thread(ending.process, self.pid, ending.signal)?;
         self.signal_is_open = true;
         self.counts.calls += u32::try_from(calls.len()).unwrap_or(0);
-        let until = self.until.unwrap_or_else(|| Instant::now() + LONGEST);
-        let is_end = |stop: Wait| (stop == Wait::Signal(ending.signal)).then_some(());
-        let ended = resume_until(self.pid, Resume::Run, self.while_stopped, Some(until), is_end)
-            .and_then(|()| self.is_behind_the_batch());
+        let ended = self.run_to_signal(ending.signal).and_then(|()| self.is_behind_the_batch());
         self.takes_signals = true;
         self.or_lose(ended)
     }
@@ -145,6 +143,34 @@ impl Session {
             self.make_batch(&due)?;
         }
         Ok(())
+    }
+
+    /// Resumes the tracee until the signal stops it. Another thread may have had the kernel discard that (sigaction(2) with
+    /// `SIG_IGN`): then the tracee walks home, where it is found after a while.
+    fn run_to_signal(&self, signal: i32) -> Result<(), TraceError> {
+        let until = self.until.unwrap_or_else(|| Instant::now() + LONGEST);
+        let is_end = |stop: Wait| (stop == Wait::Signal(signal)).then_some(());
+        let mut how = (Resume::Run, 0);
+        loop {
+            let soon = until.min(Instant::now() + A_WHILE);
+            match resume_until(self.pid, how, self.while_stopped, Some(soon), is_end) {
+                Err(TraceError::Late) if Instant::now() < until => {}
+                ended => return ended,
+            }
+            ptrace::interrupt(self.pid)?;
+            how.1 = match next_stop(self.pid, Some(until))? {
+                Wait::Signal(end) if end == signal => return Ok(()),
+                Wait::Signal(other) => other,
+                Wait::Interrupted | Wait::GroupStop(_) => 0,
+                Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
+                Wait::ExecEvent => return Err(TraceError::Changed),
+                other => return Err(TraceError::Unexpected(other)),
+            };
+            let now = ptrace::registers(self.pid)?.map(|now| arch::stack_pointer(&now));
+            if now.is_none_or(|now| now < self.scratch || now > self.apart) {
+                return Err(TraceError::Unexpected(Wait::Interrupted));
+            }
+        }
     }
 
     /// Makes sure that the tracee stands where the batch ends. Another thread may have rewritten its frames.

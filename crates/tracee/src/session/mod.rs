@@ -458,20 +458,20 @@ pub(crate) fn resume_to_syscall(
     until: Option<Instant>,
 ) -> Result<SyscallStop, TraceError> {
     let is_syscall = |stop| (stop == Wait::SyscallStop).then_some(());
-    resume_until(pid, Resume::ToSyscall, while_stopped, until, is_syscall)?;
+    resume_until(pid, (Resume::ToSyscall, 0), while_stopped, until, is_syscall)?;
     Ok(ptrace::syscall_stop(pid)?)
 }
 
-/// Resumes the tracee, as `way` says, until a stop for which `reached` returns something. Other signals and
-/// group-stops take effect.
+/// Resumes the tracee, in that way and with that signal, until a stop for which `reached` returns something. Other signals
+/// and group-stops take effect.
 fn resume_until<T>(
     pid: Pid,
-    way: Resume,
+    (way, signal): (Resume, i32),
     while_stopped: bool,
     until: Option<Instant>,
     reached: impl Fn(Wait) -> Option<T>,
 ) -> Result<T, TraceError> {
-    let (mut how, mut signal) = (way, 0);
+    let (mut how, mut signal) = (way, signal);
     loop {
         ptrace::resume(pid, how, signal)?;
         let stop = next_stop(pid, until)?;

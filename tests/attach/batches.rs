@@ -1,0 +1,61 @@
+//! Several calls are made for one wait, which a signal ends that is ignored by default: whatever the program does with such signals, it never
+//! sees one of TiExec's, and loses none of its own.
+
+use support::attaching::{attach, is_switched, ok, revert, switched};
+use support::child::eventually;
+use support::{Held, Kind, Run, program};
+
+fn starts(how: &str) -> Held {
+    Run::new(program("signals", Kind::DynamicPie), [how]).plain().limit(110).hold()
+}
+
+/// Attaches and reverts some times, and returns what the program counted.
+fn counted(how: &str) -> String {
+    let mut held = starts(how);
+    let pid = held.pid();
+    for round in 0..5 {
+        ok(&attach(pid));
+        assert!(is_switched(pid), "{how} {round}");
+        ok(&revert(pid));
+        assert_eq!(switched(pid), 0, "{how} {round}");
+    }
+    held.write(b"\n");
+    let done = held.finish();
+    done.assert_code(7);
+    done.out().lines().skip_while(|line| !line.starts_with("urg")).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn no_handler_is_called() {
+    assert_eq!(counted("handles"), "urg 0 winch 0");
+    assert_eq!(counted("handles_urg"), "urg 0 winch 0");
+}
+
+#[test]
+fn what_is_blocked_and_pending_stays_so() {
+    assert_eq!(counted("blocks"), "urg 1 winch 1");
+}
+
+/// The signal may be discarded before it stops the thread, which then goes home by itself: the command says that it failed, and the
+/// next one may work.
+#[test]
+fn another_thread_has_them_discarded() {
+    let mut held = starts("flips");
+    let pid = held.pid();
+    let mut worked = [0; 2];
+    for _ in 0..20 {
+        for (command, worked) in [attach, revert].into_iter().zip(&mut worked) {
+            let done = command(pid);
+            assert!(matches!(done.end(), (Some(0 | 1 | 3), None)), "{done}");
+            *worked += usize::from(done.end().0 == Some(0));
+        }
+    }
+    let none_left = || {
+        let done = revert(pid);
+        done.end().0 == Some(0) && switched(pid) == 0
+    };
+    eventually("a revert works", none_left);
+    println!("{worked:?} of 20 worked");
+    held.write(b"\n");
+    held.finish().assert_code(7);
+}
