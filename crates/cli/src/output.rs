@@ -41,7 +41,7 @@ fn refused<T>(what: impl Into<String>) -> Result<T, Refusal> {
     Err(Refusal(what.into()))
 }
 
-/// Where the product goes.
+/// The place that the output is written to.
 pub(crate) struct Output {
     directory: OwnedFd,
     name: OsString,

@@ -4,7 +4,7 @@
 //! ([`tiexec_sys::watch`]), of each program that is begun and of each executable mapping. A mapping too
 //! small to hold a huge page is passed over by its record alone. Otherwise the program is looked at a
 //! little later, when it has stopped mapping, and treated as a running one ([`crate::ctl::attach`]).
-//! Where the kernel gives no records, the process polls `/proc`.
+//! It polls `/proc` if the kernel gives no records.
 
 pub(crate) mod companion;
 mod patterns;
