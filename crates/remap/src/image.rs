@@ -12,8 +12,9 @@ use tiexec_core::addr::{AddrRange, PageSize, Pages};
 use tiexec_core::parts::{Part, Parts};
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::skip::SkipReason;
+use tiexec_sys::holes::Holes;
 use tiexec_sys::memory::FillMapping;
-use tiexec_sys::{SysError, holes, hugetlb};
+use tiexec_sys::{SysError, hugetlb};
 use tiexec_tracee::arch;
 
 use crate::failure::Failure;
@@ -140,13 +141,14 @@ pub fn fill(
 
     let mut filled = Filled { shortfall: beyond, ..Filled::default() };
     let mut image_offset = 0;
+    let holes = Holes::of(source.file);
     'spans: for span in &spans {
         let all: Vec<Span> = huge_pages(span, pages.pmd).collect();
         // A page for which the file has no data holds no text: nothing is allocated for it.
         let is_hole = |page: &Span| {
             let has_data = |part: &Part| {
                 let end = part.file_offset.saturating_add(part.range.len());
-                holes::has_data(source.file, &(part.file_offset..end))
+                holes.has_data(&(part.file_offset..end))
             };
             !source.content(page).iter().any(has_data)
         };

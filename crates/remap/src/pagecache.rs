@@ -10,8 +10,9 @@ use std::time::Instant;
 
 use tiexec_core::addr::Pages;
 use tiexec_core::skip::SkipReason;
+use tiexec_sys::holes::Holes;
 use tiexec_sys::pagecache::{FileMapping, may_look};
-use tiexec_sys::{Errno, SysError, holes};
+use tiexec_sys::{Errno, SysError};
 
 use crate::failure::Failure;
 use crate::headroom;
@@ -56,7 +57,8 @@ pub(crate) fn bring(
     let asked = total(chunks);
     // A touch of a hole of a tmpfs would allocate memory for it.
     let with_data = chunks.iter().flat_map(|chunk| huge_pages(chunk, pages));
-    let chunks: Vec<Range<u64>> = with_data.filter(|page| holes::has_data(file, page)).collect();
+    let holes = Holes::of(file);
+    let chunks: Vec<Range<u64>> = with_data.filter(|page| holes.has_data(page)).collect();
     let wanted = total(&chunks);
     for run in runs(&chunks) {
         let mapping = map(file, &run, pages)?;

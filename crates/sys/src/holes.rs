@@ -1,17 +1,41 @@
 //! Parts of a file that it has no data for.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::ops::Range;
 
 use rustix::fs::{SeekFrom, seek};
 
-/// `lseek(SEEK_DATA)` — returns whether the file has data in `range`, in bytes; so where that cannot be told. Reading a
-/// hole through a mapping of a tmpfs would allocate memory for it.
-pub fn has_data(file: &File, range: &Range<u64>) -> bool {
-    match seek(file, SeekFrom::Data(range.start)) {
-        Ok(at) => at < range.end,
-        Err(rustix::io::Errno::NXIO) => false,
-        Err(_) => true,
+/// The data and the holes of a file. The last extents found are remembered, so a file without holes costs two calls,
+/// however often it is asked about.
+#[derive(Debug)]
+pub struct Holes<'a> {
+    file: &'a File,
+    /// A hole, which may be empty, and the data after it: no data from the first place to the second, data from there
+    /// to the third.
+    known: Cell<[u64; 3]>,
+}
+
+impl<'a> Holes<'a> {
+    /// Asks nothing yet.
+    pub fn of(file: &'a File) -> Self {
+        Self { file, known: Cell::new([0; 3]) }
+    }
+
+    /// `lseek(SEEK_DATA)`, `lseek(SEEK_HOLE)` — returns whether the file has data in `range`, in bytes; so where that
+    /// cannot be told. Reading a hole through a mapping of a tmpfs would allocate memory for it.
+    pub fn has_data(&self, range: &Range<u64>) -> bool {
+        let [from, _, end] = self.known.get();
+        if !(from..end).contains(&range.start) {
+            self.known.set(match seek(self.file, SeekFrom::Data(range.start)) {
+                Ok(data) => {
+                    [range.start, data, seek(self.file, SeekFrom::Hole(data)).unwrap_or(data)]
+                }
+                Err(rustix::io::Errno::NXIO) => [range.start, u64::MAX, u64::MAX],
+                Err(_) => return true,
+            });
+        }
+        self.known.get()[1].max(range.start) < range.end
     }
 }
 
@@ -26,8 +50,13 @@ mod tests {
         );
         rustix::fs::ftruncate(&file, 1 << 20).expect("its length");
         rustix::io::pwrite(&file, b"x", 512 << 10).expect("a byte");
-        assert!(!has_data(&file, &(0..4096)));
-        assert!(has_data(&file, &(0..1 << 20)));
-        assert!(!has_data(&file, &(1 << 19 | 4096..1 << 20)));
+        let holes = Holes::of(&file);
+        for _ in 0..2 {
+            assert!(!holes.has_data(&(0..4096)));
+            assert!(holes.has_data(&(0..1 << 20)));
+            assert!(holes.has_data(&(1 << 19..1 << 20)));
+            assert!(!holes.has_data(&(1 << 19 | 4096..1 << 20)));
+            assert!(!holes.has_data(&(1 << 20..2 << 20)));
+        }
     }
 }
