@@ -189,6 +189,8 @@ fn release(
 struct Work<'a> {
     order: &'a Order<'a>,
     stop: ExecStop,
+    /// [`Order::is_foreign`] at the exec stop, where the program's credentials cannot change.
+    foreign: bool,
     program: Option<Program>,
     plan: Option<Plan>,
     filled: Filled,
@@ -206,7 +208,8 @@ struct Work<'a> {
 }
 
 impl Order<'_> {
-    /// Whether the program has other credentials than this process, and is believed to be hostile.
+    /// Asks whether the program has other credentials than this process, and is believed to be hostile. An exec, and the
+    /// running program itself, can change the answer.
     pub(crate) fn is_foreign(&self) -> bool {
         self.chain && !credentials::are_ours(self.process)
     }
@@ -217,6 +220,7 @@ impl<'a> Work<'a> {
         Self {
             order,
             stop,
+            foreign: order.is_foreign(),
             program: None,
             plan: None,
             filled: Filled::default(),
@@ -231,7 +235,7 @@ impl<'a> Work<'a> {
 
     /// Snapshot and plan, and the session with which to carry it out.
     fn begin(&mut self) -> Result<Session, Failure> {
-        let program = Program::read(self.order, self.deadline())?;
+        let program = Program::read(self.order, self.foreign, self.deadline())?;
         // After the page cache has been seen to: a file not cached yet would get small folios here.
         let interpreter = auxv::get(&program.auxv, auxv::AT_BASE).unwrap_or(0);
         let memory = Memory::open(self.order.process).map_err(Failure::unreadable)?;
@@ -265,7 +269,7 @@ impl<'a> Work<'a> {
         let expected = match objects {
             Some(expected) => expected,
             // What its paths lead to is seen once it is mapped.
-            None if self.order.is_foreign() => Expected { objects: 1, relro: 0 },
+            None if self.foreign => Expected { objects: 1, relro: 0 },
             None => Expected::of(&self.objects()),
         };
         (expected.objects > 0).then_some(expected)
@@ -273,7 +277,7 @@ impl<'a> Work<'a> {
 
     /// Returns the program's shared objects that have something to gain.
     fn objects(&self) -> Vec<Object> {
-        if self.order.is_foreign() {
+        if self.foreign {
             return Vec::new();
         }
         let path = self.order.process.exe_path().unwrap_or_default();
@@ -366,7 +370,7 @@ impl<'a> Work<'a> {
             return;
         }
         let deadline = self.stop.since + self.order.deadline;
-        match program.find_in_store(self.order, deadline) {
+        match program.find_in_store(self.order, self.foreign, deadline) {
             Ok(true) => *plan = program.plan(true),
             Ok(false) => {}
             Err(failure) => self.setback = Some(failure),

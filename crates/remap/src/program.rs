@@ -55,11 +55,15 @@ pub(crate) struct Program {
 
 impl Program {
     /// Reads what there is to know; has its page cache made huge where that costs nobody anything,
-    /// until `deadline`.
+    /// until `deadline`. `foreign` says whether it has other credentials than this process.
     ///
     /// # Errors
     /// It must be left alone; nothing was done to it.
-    pub(crate) fn read(order: &Order<'_>, deadline: Instant) -> Result<Self, Failure> {
+    pub(crate) fn read(
+        order: &Order<'_>,
+        foreign: bool,
+        deadline: Instant,
+    ) -> Result<Self, Failure> {
         let process = order.process;
         let unreadable = |error: SysError| {
             // A process that has died has no address space to read about.
@@ -68,7 +72,6 @@ impl Program {
             Failure::new(reason, error)
         };
         let malformed = |error: ParseError| Failure::new(SkipReason::ProcUnavailable, error);
-        let foreign = order.is_foreign();
         let exe = if foreign {
             open_exe(process)?
         } else {
@@ -174,6 +177,7 @@ impl Program {
     pub(crate) fn find_in_store(
         &mut self,
         order: &Order<'_>,
+        foreign: bool,
         deadline: Instant,
     ) -> Result<bool, Failure> {
         let Some(store) = Store::open_for_this_user(order.pages)? else { return Ok(false) };
@@ -186,7 +190,7 @@ impl Program {
             .exe_path()
             .map_err(|error| Failure::new(SkipReason::ProcUnavailable, error))?;
         let path = Path::new(OsStr::from_bytes(&path));
-        let shared = if order.is_foreign() {
+        let shared = if foreign {
             let Ok(meta) = self.exe.metadata() else { return Ok(false) };
             let file = of_roots_at(path.as_os_str().as_bytes(), (meta.dev(), meta.ino()));
             let Some(file) = file else { return Ok(false) };
