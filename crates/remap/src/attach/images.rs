@@ -109,12 +109,18 @@ fn make_memfd(name: &str, memory: Memory<'_>) -> Result<File, Failure> {
     if hugetlb {
         flags |= MemfdFlags::from_bits_retain(hugetlb_flags(memory.pages.pmd));
     }
+    let reason = if hugetlb { SkipReason::HugetlbPool } else { SkipReason::NoMemfd };
+    memfd(name.as_bytes(), flags).map_err(|error| Failure::new(reason, error))
+}
+
+/// `memfd_create` — makes an empty memfd; its mode has no x bits where the kernel can see to that.
+///
+/// # Errors
+/// As memfd_create(2).
+pub(super) fn memfd(name: &[u8], flags: MemfdFlags) -> Result<File, SysError> {
     // Before Linux 6.3 there is no MFD_NOEXEC_SEAL.
-    let made = memfd_create(&name, flags | MemfdFlags::NOEXEC_SEAL)
-        .or_else(|_| memfd_create(&name, flags))
-        .map_err(|errno| {
-            let reason = if hugetlb { SkipReason::HugetlbPool } else { SkipReason::NoMemfd };
-            Failure::new(reason, SysError::of("memfd_create")(errno))
-        })?;
-    Ok(File::from(made))
+    memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
+        .or_else(|_| memfd_create(name, flags))
+        .map(File::from)
+        .map_err(SysError::of("memfd_create"))
 }

@@ -8,17 +8,17 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::MemfdFlags;
 use tiexec_core::addr::{AddrRange, PageSize, mib};
 use tiexec_core::area::Area;
 use tiexec_core::parts::Parts;
 use tiexec_core::plan::Backing;
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::SysError;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::session::Session;
 
 use super::AttachOrder;
+use super::images::memfd;
 use super::pass::{Passage, send};
 use super::place::{self, Handed, Surroundings, Switch};
 use super::switching::id_of;
@@ -83,14 +83,8 @@ impl Exchange {
             return Err(Failure::new(SkipReason::MemoryHeadroom, what));
         }
         headroom::check(&ProcDir::this_process().map_err(Failure::unreadable)?, len)?;
-        let flags = MemfdFlags::CLOEXEC;
-        // Before Linux 6.3 there is no MFD_NOEXEC_SEAL.
-        let made = memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
-            .or_else(|_| memfd_create(name, flags))
-            .map_err(|errno| {
-                Failure::new(SkipReason::NoMemfd, SysError::of("memfd_create")(errno))
-            })?;
-        let copy = File::from(made);
+        let copy = memfd(name, MemfdFlags::CLOEXEC)
+            .map_err(|error| Failure::new(SkipReason::NoMemfd, error))?;
         let mut offset = 0;
         for (range, _) in &pages {
             const CHUNK: u64 = 1 << 20;
