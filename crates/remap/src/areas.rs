@@ -3,9 +3,10 @@
 
 use tiexec_core::area::{Area, SmapsFor};
 use tiexec_core::coverage::is_ours;
-use tiexec_core::elf::{ElfHeader, asks_for_guards, properties_part};
+use tiexec_core::elf::{asks_for_guards, properties_part};
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::Vma;
+use tiexec_core::skip::SkipReason;
 use tiexec_sys::areas::{self, Seen};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::arch;
@@ -13,6 +14,7 @@ use tiexec_tracee::arch;
 use crate::attach::AttachOrder;
 use crate::failure::Failure;
 use crate::open_mapped::open_mapped;
+use crate::program::elf_headers;
 use crate::target_file::ReadAt;
 use crate::workers::Workers;
 
@@ -62,11 +64,10 @@ fn asks(process: &ProcDir, workers: &Workers, vma: &Vma) -> Option<bool> {
     /// Real ones have a few words.
     const MOST: u64 = 4096;
     let file = open_mapped(process, workers, vma).ok()?;
-    let mut header = [0; ElfHeader::LEN];
-    file.read_exact_at(&mut header, 0).ok()?;
-    let Ok(header) = ElfHeader::parse(&header) else { return Some(false) };
-    let mut table = vec![0; header.table_len];
-    file.read_exact_at(&mut table, header.table_offset).ok()?;
+    let (header, table) = match elf_headers(&file) {
+        Err(failure) if failure.reason == SkipReason::ForeignImage => return Some(false),
+        read => read.ok()?,
+    };
     let Some(part) = properties_part(&header, &table) else { return Some(false) };
     let len = (part.end - part.start).min(MOST);
     let mut properties = vec![0; usize::try_from(len).ok()?];

@@ -229,13 +229,23 @@ fn folios(exe: &File, image: &MainImage, order: &Order<'_>, deadline: Instant) -
 
 /// Reads the headers of the program's file.
 pub(crate) fn elf_facts(exe: &impl ReadAt) -> Result<(ElfHeader, ElfFacts), Failure> {
-    let unread = |error| Failure::new(SkipReason::ReadFailed, error);
-    let foreign = |error| Failure::new(SkipReason::ForeignImage, error);
-    let mut header = [0; ElfHeader::LEN];
-    exe.read_exact_at(&mut header, 0).map_err(unread)?;
-    let header = ElfHeader::parse(&header).map_err(foreign)?;
-    let mut table = vec![0; header.table_len];
-    exe.read_exact_at(&mut table, header.table_offset).map_err(unread)?;
-    let facts = ElfFacts::parse(&header, &table).map_err(foreign)?;
+    let (header, table) = elf_headers(exe)?;
+    let facts = ElfFacts::parse(&header, &table)
+        .map_err(|error| Failure::new(SkipReason::ForeignImage, error))?;
     Ok((header, facts))
+}
+
+/// Reads the ELF header of a file and its table of program headers.
+///
+/// # Errors
+/// `read_failed`; `foreign_image` if it is no ELF file for this machine.
+pub(crate) fn elf_headers(file: &impl ReadAt) -> Result<(ElfHeader, Vec<u8>), Failure> {
+    let unread = |error| Failure::new(SkipReason::ReadFailed, error);
+    let mut header = [0; ElfHeader::LEN];
+    file.read_exact_at(&mut header, 0).map_err(unread)?;
+    let header =
+        ElfHeader::parse(&header).map_err(|error| Failure::new(SkipReason::ForeignImage, error))?;
+    let mut table = vec![0; header.table_len];
+    file.read_exact_at(&mut table, header.table_offset).map_err(unread)?;
+    Ok((header, table))
 }
