@@ -91,10 +91,7 @@ impl Packets {
     fn wait(&self, deadline: Option<Instant>) -> Result<bool, SysError> {
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let left = left.map(|left| Timespec {
-                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: left.subsec_nanos().into(),
-            });
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
             let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
             match poll(&mut fds, left.as_ref()) {
                 Ok(0) => return Ok(false),

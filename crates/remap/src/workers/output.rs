@@ -98,11 +98,8 @@ impl Output {
                 let all = [answer.as_fd()].into_iter().chain(streams);
                 let mut fds: Vec<PollFd<'_>> =
                     all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-                let time = Timespec {
-                    tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                    tv_nsec: left.subsec_nanos().into(),
-                };
-                match poll(&mut fds, Some(&time)) {
+                let time = Timespec::try_from(left).ok();
+                match poll(&mut fds, time.as_ref()) {
                     Ok(_) | Err(Errno::INTR) => {}
                     Err(errno) => return Err(SysError::of("poll")(errno)),
                 }
