@@ -1,14 +1,14 @@
 //! Changes to the program between the look at it and the switch, and programs that cannot be stopped.
 
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use support::attaching::{
     Before, assert_switched, assert_untouched, attach, attach_run, ctl, eventually_untouched, json,
     ok, revert, revert_run, small, switched,
 };
 use support::child::{eventually, state};
-use support::machine::Machine;
+use support::machine::{Machine, freezer};
 use support::pty::Pty;
 use support::smaps::status_field;
 use support::{Done, Fresh, Held, Kind, Prep, Run, fresh, is_root, pmd_size, program, require};
@@ -117,28 +117,13 @@ fn a_breakpoint_set_while_a_revert_looks_for_its_moment_stays() {
     held.finish().assert_code(7);
 }
 
-/// A cgroup whose members can be frozen, and the file and words to do it with and to undo it.
-fn freezer(machine: &mut Machine, unified: bool) -> Option<(PathBuf, PathBuf, [&'static str; 2])> {
-    let base = Path::new("/sys/fs/cgroup");
-    let (parents, file, words) = if unified {
-        (vec![base.to_owned(), base.join("unified")], "cgroup.freeze", ["1", "0"])
-    } else {
-        (vec![base.join("freezer")], "freezer.state", ["FROZEN", "THAWED"])
-    };
-    let kind = if unified { "cgroup.controllers" } else { "tasks" };
-    let parent = parents.into_iter().find(|parent| parent.join(kind).exists())?;
-    let group = machine.group(&parent)?;
-    let switch = group.join(file);
-    switch.exists().then_some((group, switch, words))
-}
-
 /// It says so in time, and nothing is left of it when the program goes on.
 fn frozen(unified: bool) {
     require!(is_root(), "cgroups need root");
     let mut machine = Machine::lock();
     let found = freezer(&mut machine, unified);
     require!(found.is_some(), "no freezer");
-    let (group, switch, [freeze, thaw]) = found.expect("just looked");
+    let (group, [switch, state_file], [freeze, thaw, settled]) = found.expect("just looked");
     let copy = small("situations", Kind::DynamicNoPie);
     let script = format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display());
     let mut held = Run::new(copy.path(), ["plain"]).plain().behind_sh(&script).hold();
@@ -146,10 +131,8 @@ fn frozen(unified: bool) {
     let pid = held.pid();
     let before = Before::of(pid);
     std::fs::write(&switch, freeze).expect("it freezes");
-    let settled = if unified { group.join("cgroup.events") } else { switch.clone() };
     eventually("it is frozen", || {
-        let now = std::fs::read_to_string(&settled).unwrap_or_default();
-        now.contains(if unified { "frozen 1" } else { "FROZEN" })
+        std::fs::read_to_string(&state_file).is_ok_and(|now| now.contains(settled))
     });
     // The next one is served all the same.
     let done = ctl(["attach", "-q", "--backing=image", &pid.to_string(), &other.pid().to_string()]);

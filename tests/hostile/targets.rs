@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use support::attaching::{Before, assert_untouched, ctl, json, ok, switched};
 use support::child::{eventually, state};
-use support::machine::{Machine, memory_controller};
+use support::machine::{Machine, freezer, memory_controller};
 use support::smaps::status_field;
 use support::{
     Done, Held, Kind, Public, Run, installed, is_root, program, require, require_of_machine,
@@ -173,27 +173,12 @@ fn processes_of_two_memory_cgroups_share_no_image() {
     other.finish().assert_code(7);
 }
 
-/// A cgroup whose members can be frozen: the group, what freezes and thaws it, and what says that it is frozen.
-fn freezer(machine: &mut Machine, unified: bool) -> Option<(PathBuf, PathBuf, [&'static str; 3])> {
-    let base = Path::new("/sys/fs/cgroup");
-    let (parents, file, words) = if unified {
-        (vec![base.to_owned(), base.join("unified")], "cgroup.freeze", ["1", "0", "frozen 1"])
-    } else {
-        (vec![base.join("freezer")], "freezer.state", ["FROZEN", "THAWED", "FROZEN"])
-    };
-    let kind = if unified { "cgroup.controllers" } else { "tasks" };
-    let parent = parents.into_iter().find(|parent| parent.join(kind).exists())?;
-    let group = machine.group(&parent)?;
-    let switch = group.join(file);
-    switch.exists().then_some((group, switch, words))
-}
-
 fn frozen(unified: bool) {
     require!(needs(), "{NEEDS}");
     let mut machine = Machine::lock();
     let found = freezer(&mut machine, unified);
     require!(found.is_some(), "no freezer");
-    let (group, switch, [freeze, thaw, settled]) = found.expect("just looked");
+    let (group, [switch, state_file], [freeze, thaw, settled]) = found.expect("just looked");
     let (_public, copy, _tool) = place("hold");
     let script = format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display());
     let held = Run::new(&copy, ["7"]).plain().behind_sh(&script).behind(ATTACKER).hold();
@@ -201,9 +186,8 @@ fn frozen(unified: bool) {
     let pid = held.pid();
     let before = Before::of(pid);
     std::fs::write(&switch, freeze).expect("it freezes");
-    let file = if unified { group.join("cgroup.events") } else { switch.clone() };
     eventually("it is frozen", || {
-        std::fs::read_to_string(&file).is_ok_and(|now| now.contains(settled))
+        std::fs::read_to_string(&state_file).is_ok_and(|now| now.contains(settled))
     });
     // Attach serves the one of two related processes that is not frozen.
     let (one, two) = (pid.to_string(), other.pid().to_string());

@@ -196,6 +196,27 @@ pub fn memory_controller() -> Option<(PathBuf, &'static str)> {
     v1.join("memory.limit_in_bytes").exists().then_some((v1, "memory.limit_in_bytes"))
 }
 
+/// A new cgroup whose members can be frozen: the group; the files that freeze it and that show its state; the words that
+/// freeze it, that thaw it, and that show it frozen.
+pub fn freezer(
+    machine: &mut Machine,
+    unified: bool,
+) -> Option<(PathBuf, [PathBuf; 2], [&'static str; 3])> {
+    let base = Path::new("/sys/fs/cgroup");
+    let (parents, kind, files, words) = if unified {
+        let parents = vec![base.to_owned(), base.join("unified")];
+        let files = ["cgroup.freeze", "cgroup.events"];
+        (parents, "cgroup.controllers", files, ["1", "0", "frozen 1"])
+    } else {
+        let words = ["FROZEN", "THAWED", "FROZEN"];
+        (vec![base.join("freezer")], "tasks", ["freezer.state"; 2], words)
+    };
+    let parent = parents.into_iter().find(|parent| parent.join(kind).exists())?;
+    let group = machine.group(&parent)?;
+    let files = files.map(|file| group.join(file));
+    files[0].exists().then_some((group, files, words))
+}
+
 /// The cgroup v2 directory where the hugetlb controller can be handed to children.
 pub fn hugetlb_controller(machine: &mut Machine) -> Option<PathBuf> {
     let dir =
