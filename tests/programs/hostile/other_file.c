@@ -6,40 +6,16 @@
  * by a symbolic link to SECRET, or by a FIFO, whose open never ends. With "race" the mapping changes all the time besides, so
  * that whoever looks for it by its addresses does not find it. Exits with 66 if the bytes of SECRET came to be in the mapping. */
 #define _GNU_SOURCE
-#include <fcntl.h>
 #include <pthread.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
-#include "../situation.h"
+#include "../namespaces.h"
 
 enum { STOLEN = 66, MIB = 1 << 20 };
 
 static char *text;
 static volatile int done;
-
-static void put(const char *path, const char *line)
-{
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0 || write(fd, line, strlen(line)) < 0)
-        _exit(BROKEN);
-    close(fd);
-}
-
-static void own_namespaces(void)
-{
-    char line[64];
-    uid_t uid = getuid();
-    gid_t gid = getgid();
-    if (unshare(CLONE_NEWUSER | CLONE_NEWNS))
-        _exit(BROKEN);
-    put("/proc/self/setgroups", "deny");
-    snprintf(line, sizeof line, "%u %u 1", uid, uid);
-    put("/proc/self/uid_map", line);
-    snprintf(line, sizeof line, "%u %u 1", gid, gid);
-    put("/proc/self/gid_map", line);
-}
 
 static void *changes(void *unused)
 {
@@ -59,7 +35,7 @@ int main(int argc, char **argv)
     int fd, number = 0;
     if (argc != 3 || stat(argv[1], &secret))
         return BROKEN;
-    own_namespaces();
+    own_namespaces(getuid(), getgid());
     /* Its inode numbers begin at 1: one after the other comes to that of the secret. */
     if (mount("none", "/mnt", "tmpfs", 0, "nr_inodes=0,size=64m") || chdir("/mnt"))
         return BROKEN;

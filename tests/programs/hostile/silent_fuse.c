@@ -13,18 +13,16 @@
  * Started by root it has the file system mounted for user 2001 in the initial user namespace, as fusermount(1) does: there
  * root's reads ask the server too, which elsewhere fail (`fuse_get_req` in fs/fuse/dev.c). Exits with 7. */
 #define _GNU_SOURCE
-#include <fcntl.h>
 #include <grp.h>
 #include <linux/fuse.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include "../situation.h"
+#include "../namespaces.h"
 
 enum { MIB = 1 << 20, FILE_NODE = 2, USER = 2001 };
 static const unsigned long LEN = 8 * MIB;
@@ -37,28 +35,6 @@ static void falls_silent(int unused)
 {
     (void)unused;
     silent = 1;
-}
-
-static void put(const char *path, const char *line)
-{
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0 || write(fd, line, strlen(line)) < 0)
-        _exit(BROKEN);
-    close(fd);
-}
-
-static void own_namespaces(void)
-{
-    char line[64];
-    uid_t uid = getuid();
-    gid_t gid = getgid();
-    if (unshare(CLONE_NEWUSER | CLONE_NEWNS))
-        _exit(BROKEN);
-    put("/proc/self/setgroups", "deny");
-    snprintf(line, sizeof line, "0 %u 1", uid);
-    put("/proc/self/uid_map", line);
-    snprintf(line, sizeof line, "0 %u 1", gid);
-    put("/proc/self/gid_map", line);
 }
 
 static void become_user(void)
@@ -244,7 +220,7 @@ int main(int argc, char **argv)
         if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
             return BROKEN;
     } else {
-        own_namespaces();
+        own_namespaces(0, 0);
     }
     device = open(argv[2], O_RDWR | O_CLOEXEC);
     snprintf(options, sizeof options, "fd=%d,rootmode=40000,user_id=%d,group_id=%d%s", device, by_root ? USER : 0,

@@ -208,10 +208,9 @@ fn built(name: &str, kind: Kind, mib: u32) -> PathBuf {
             .and_then(|m| m.modified())
             .unwrap_or_else(|e| panic!("{}: {e}", p.display()))
     };
-    let newest = [&source, &sources.join("bigtext.h"), &sources.join("situation.h")]
-        .map(|p| changed(p))
-        .into_iter()
-        .max();
+    let headers =
+        ["bigtext.h", "situation.h", "namespaces.h"].map(|name| changed(&sources.join(name)));
+    let newest = headers.into_iter().chain([changed(&source)]).max();
     if std::fs::metadata(&built).and_then(|m| m.modified()).ok() >= newest {
         return built;
     }
