@@ -3,7 +3,7 @@
 #![cfg(target_arch = "x86_64")]
 
 use support::attaching::{
-    Before, assert_untouched, attach, attach_run, is_switched, ok, revert, revert_run, switched,
+    Before, assert_untouched, attach, attach_run, cycle, ok, revert, revert_run,
 };
 use support::child::{eventually, state};
 use support::smaps::status_field;
@@ -16,13 +16,7 @@ fn holds(args: &[&str]) -> Option<Held> {
 }
 
 fn goes_on(held: Held) {
-    let pid = held.pid();
-    for cycle in 0..5 {
-        ok(&attach(pid));
-        assert!(is_switched(pid), "{cycle}");
-        ok(&revert(pid));
-        assert!(switched(pid) == 0, "{cycle}");
-    }
+    cycle(held.pid(), 5);
     ends_well(held);
 }
 

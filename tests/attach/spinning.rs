@@ -1,6 +1,6 @@
 //! Threads that run in the very text that is switched, take signals there and count what they do, go on exactly, attach after attach.
 
-use support::attaching::{attach, ctl, descriptors, is_switched, joined, ok, revert, switched};
+use support::attaching::{ctl, cycle, descriptors, joined, ok, revert, switched};
 use support::{Kind, Run, program, program_big};
 
 const CYCLES: usize = 50;
@@ -11,12 +11,7 @@ fn goes_on(first_thread: &str, first_kind: &str, kind: Kind, cycles: usize) {
         Run::new(program("spinner", kind), [first_thread, first_kind]).plain().limit(110).hold();
     let pid = held.pid();
     let (maps, fds) = (joined(pid), descriptors(pid));
-    for cycle in 0..cycles {
-        ok(&attach(pid));
-        assert!(is_switched(pid), "{cycle}: {:?}", held.coverage());
-        ok(&revert(pid));
-        assert!(switched(pid) == 0, "{cycle}");
-    }
+    cycle(pid, cycles);
     assert_eq!(joined(pid), maps);
     assert_eq!(descriptors(pid), fds);
     held.finish().assert_code(7).assert_silent();

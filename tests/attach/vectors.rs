@@ -2,9 +2,7 @@
 //! death.
 #![cfg(target_arch = "aarch64")]
 
-use support::attaching::{
-    attach, attach_run, is_switched, ok, revert, revert_run, small, switched,
-};
+use support::attaching::{attach_run, cycle, ok, revert, revert_run, small, switched};
 use support::{Held, Kind, Run, pmd_size, require, require_of_machine};
 
 /// The program, holding vectors of up to so many bytes; none where the processor has no such registers.
@@ -19,13 +17,11 @@ fn goes_on(args: &[&str]) {
     let held = holds(args);
     require_of_machine!(held.is_some(), "the processor has no such registers");
     let held = held.expect("just looked");
-    let pid = held.pid();
-    for cycle in 0..5 {
-        ok(&attach(pid));
-        assert!(is_switched(pid), "{cycle}");
-        ok(&revert(pid));
-        assert!(switched(pid) == 0, "{cycle}");
-    }
+    cycle(held.pid(), 5);
+    ends_well(held);
+}
+
+fn ends_well(held: Held) {
     let done = held.finish();
     assert!(!done.out().contains("wrong"), "{done}");
     done.assert_code(7).assert_silent();
@@ -57,7 +53,5 @@ fn when_the_tracer_dies() {
         assert_eq!(done.end().1, Some(libc::SIGKILL), "{done}");
         ok(&revert(pid));
     }
-    let done = held.finish();
-    assert!(!done.out().contains("wrong"), "{done}");
-    done.assert_code(7).assert_silent();
+    ends_well(held);
 }

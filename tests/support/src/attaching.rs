@@ -155,6 +155,16 @@ pub fn eventually_untouched(pid: i32, before: &Before) {
     assert_untouched(pid, before);
 }
 
+/// Attaches and reverts so many times, and panics unless all text is huge between and none afterwards.
+pub fn cycle(pid: i32, cycles: usize) {
+    for cycle in 0..cycles {
+        ok(&attach(pid));
+        assert!(is_switched(pid), "{cycle}: {:?}", super::coverage(pid));
+        ok(&revert(pid));
+        assert!(switched(pid) == 0, "{cycle}");
+    }
+}
+
 /// Attaches and reverts, and panics unless the text is huge between and the process as before afterwards.
 pub fn assert_there_and_back(pid: i32) {
     let before = Before::of(pid);
