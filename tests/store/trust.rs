@@ -8,8 +8,12 @@ use support::{Done, Kind, Public, Run, chmod, is_root, program, require};
 
 const NOBODY: u32 = 65534;
 
-fn original(public: &Public) -> PathBuf {
-    public.add(&program("hold", Kind::DynamicPie), "original", 0o755)
+/// A `/run` of the test's own, and a program that everybody may run.
+fn place() -> (Public, PathBuf) {
+    own_run();
+    let public = Public::new();
+    let original = public.add(&program("hold", Kind::DynamicPie), "original", 0o755);
+    (public, original)
 }
 
 fn try_add(file: &Path) -> Done {
@@ -29,10 +33,8 @@ fn chown(path: &Path, user: u32) {
 #[test]
 fn a_directory_that_others_can_change_is_refused() {
     require!(is_root(), "a mount namespace needs root");
-    own_run();
+    let (_public, original) = place();
     set_up("64M");
-    let public = Public::new();
-    let original = original(&public);
     let image = add(&original);
     for directory in [IMAGES, "/run/tiexec", "/run"] {
         let directory = Path::new(directory);
@@ -57,12 +59,10 @@ fn a_directory_that_others_can_change_is_refused() {
 #[test]
 fn a_directory_that_is_a_link_is_refused() {
     require!(is_root(), "a mount namespace needs root");
-    own_run();
+    let (_public, original) = place();
     let elsewhere = Path::new("/run/elsewhere");
     std::fs::create_dir_all(elsewhere.join("images")).expect("directories");
     symlink(elsewhere, "/run/tiexec").expect("a link");
-    let public = Public::new();
-    let original = original(&public);
     assert_refused(&try_add(&original), "store_refused", "/run/tiexec is a symbolic link");
     std::fs::remove_file("/run/tiexec").expect("a link");
     std::fs::create_dir("/run/tiexec").expect("a directory");
@@ -83,10 +83,8 @@ fn a_directory_that_is_a_link_is_refused() {
 #[test]
 fn a_store_that_is_no_tmpfs_or_not_executable_is_none() {
     require!(is_root(), "a mount namespace needs root");
-    own_run();
+    let (public, original) = place();
     std::fs::create_dir_all(IMAGES).expect("directories");
-    let public = Public::new();
-    let original = original(&public);
     let is_none = || {
         assert_refused(&try_add(&original), "no_store", "not set up");
         assert_eq!(names(IMAGES).iter().filter(|name| name.contains("tiexec")).count(), 0);
@@ -107,10 +105,8 @@ fn a_store_that_is_no_tmpfs_or_not_executable_is_none() {
 #[test]
 fn an_image_that_is_not_as_it_was_built_is_refused() {
     require!(is_root(), "a mount namespace needs root");
-    own_run();
+    let (_public, original) = place();
     set_up("64M");
-    let public = Public::new();
-    let original = original(&public);
     let image = add(&original);
     let spoil: [(&str, &dyn Fn()); 6] = [
         ("belongs to user 65534", &|| chown(&image, NOBODY)),
@@ -147,10 +143,8 @@ fn an_image_that_is_not_as_it_was_built_is_refused() {
 #[test]
 fn links_in_the_place_of_files_are_not_followed() {
     require!(is_root(), "a mount namespace needs root");
-    own_run();
+    let (_public, original) = place();
     set_up("64M");
-    let public = Public::new();
-    let original = original(&public);
     let image = add(&original);
     let name = image.file_name().expect("a name").to_string_lossy().into_owned();
     let temporary = Path::new(IMAGES).join(format!(".{name}.new"));
@@ -187,10 +181,8 @@ fn links_in_the_place_of_files_are_not_followed() {
 #[test]
 fn a_flipped_bit_is_found() {
     require!(is_root(), "a mount namespace needs root");
-    own_run();
+    let (public, original) = place();
     set_up("128M");
-    let public = Public::new();
-    let original = original(&public);
     let other = public.add(&program("exits", Kind::DynamicPie), "other", 0o755);
     let (image, other) = (add(&original), add(&other));
     ctl(["verify"]).assert_code(0);
@@ -247,12 +239,10 @@ fn access_list(file: &Path) -> bool {
 #[test]
 fn what_not_everybody_may_read_has_no_shared_image() {
     require!(is_root(), "a mount namespace needs root");
-    own_run();
+    let (public, original) = place();
     set_up("64M");
-    let public = Public::new();
     let closed = public.path().join("closed");
     std::fs::create_dir(&closed).expect("a directory");
-    let original = original(&public);
     let inside = closed.join("inside");
     support::install(&original, &inside, 0o755);
     for mode in [0o711, 0o750, 0o704, 0o740] {
@@ -295,9 +285,7 @@ fn as_nobody(public: &Public, args: &[&str], runtime: &str) -> Done {
 fn a_user_has_a_store_of_their_own() {
     require!(is_root(), "becoming another user needs root");
     require!(support::installed("setpriv").is_some(), "no setpriv (util-linux)");
-    own_run();
-    let public = Public::new();
-    let original = original(&public);
+    let (public, original) = place();
     let file = original.to_string_lossy().into_owned();
     std::fs::create_dir_all("/run/user/65534").expect("directories");
     let runtime = "/run/user/65534";
@@ -363,9 +351,7 @@ fn a_user_has_a_store_of_their_own() {
 fn one_that_is_refused_takes_nothing_from_the_other() {
     require!(is_root(), "becoming another user needs root");
     require!(support::installed("setpriv").is_some(), "no setpriv (util-linux)");
-    own_run();
-    let public = Public::new();
-    let original = original(&public);
+    let (public, original) = place();
     let file = original.to_string_lossy().into_owned();
     set_up("64M");
     let image = add(&original);
@@ -410,9 +396,7 @@ fn one_that_is_refused_takes_nothing_from_the_other() {
 fn only_root_changes_the_systems_store_and_all_may_use_it() {
     require!(is_root(), "becoming another user needs root");
     require!(support::installed("setpriv").is_some(), "no setpriv (util-linux)");
-    own_run();
-    let public = Public::new();
-    let original = original(&public);
+    let (public, original) = place();
     let refused = as_nobody(&public, &["setup"], "");
     refused.assert_code(5);
     assert!(refused.err().contains("only root"), "{refused}");
