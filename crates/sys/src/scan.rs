@@ -1,7 +1,7 @@
 //! `ioctl(PAGEMAP_SCAN)`: which pages of an address range are huge (`Documentation/admin-guide/mm/pagemap.rst`).
 //!
 //! The kernel holds the address space's lock for reading while it walks one range, and longer the more base
-//! pages the range has. So no call is asked for more than [`PIECE`]: a thread that waits for the lock to map
+//! pages the range has. So no call is asked for more than `PIECE`: a thread that waits for the lock to map
 //! memory gets it in between.
 //!
 //! # Safety
