@@ -5,13 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate, and those of ours that it may use.
-const LAYERS: [(&str, &[&str]); 6] = [
+const LAYERS: [(&str, &[&str]); 7] = [
     ("core", &[]),
     ("advise", &["core"]),
     ("sys", &["core"]),
     ("tracee", &["core", "sys"]),
     ("remap", &["core", "sys", "tracee"]),
-    ("cli", &["advise", "core", "remap", "sys", "tracee"]),
+    ("engine", &["advise", "core", "remap", "sys", "tracee"]),
+    ("cli", &["advise", "core", "engine", "remap", "sys", "tracee"]),
 ];
 
 fn crates() -> PathBuf {

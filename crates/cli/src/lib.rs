@@ -3,14 +3,13 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::shown only")]
 
+pub mod command_line;
 pub mod ctl;
 pub mod exit;
-mod follow;
-mod hottest;
 pub mod image_file;
-pub mod launch;
+mod launch;
 mod memory;
 pub mod options;
 mod output;
-mod sampling;
 pub mod say;
+mod settings;

@@ -1,6 +1,6 @@
 //! `--numa` and `--page-size`: whether this machine has what they name.
 
-use tiexec_core::addr::{PageSize, Pages, short};
+use tiexec_core::addr::{PageSize, short};
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::numa::Numa;
 use tiexec_sys::{numa, thp};
@@ -40,14 +40,4 @@ pub(crate) fn check(said: MemoryOptions, settings: &Settings) -> Result<(), Stri
 
 fn shown(size: PageSize) -> String {
     short(size.bytes())
-}
-
-/// Says that a program has too little text for pages of that size.
-pub(crate) fn too_large(size: PageSize) -> String {
-    format!("no text of it fills a page of {}", shown(size))
-}
-
-/// Returns the page sizes to plan with; `None` where the kernel has no huge pages.
-pub(crate) fn pages(settings: &Settings) -> Option<Pages> {
-    settings.pool_page().map_or_else(thp::pages, thp::pages_of_pool)
 }

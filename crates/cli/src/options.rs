@@ -341,7 +341,7 @@ pub struct Advise {
     pub duration: Option<Duration>,
 
     /// Samples in a second of each thread's time
-    #[arg(short = 'F', long, value_name = "HZ", default_value_t = crate::sampling::FREQUENCY, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(short = 'F', long, value_name = "HZ", default_value_t = tiexec_engine::sampling::FREQUENCY, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub frequency: u32,
 
     /// Also sample the processes that it starts

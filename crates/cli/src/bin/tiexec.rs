@@ -16,6 +16,6 @@ use tiexec_sys::entry::Argv;
 extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
     // SAFETY: these are the arguments of main.
     let argv = unsafe { Argv::from_main(argc, argv) };
-    let status = std::panic::catch_unwind(|| tiexec::launch::run(argv));
+    let status = std::panic::catch_unwind(|| tiexec::command_line::run(argv));
     c_int::from(status.unwrap_or(tiexec::exit::LAUNCH_FAILED))
 }

@@ -3,12 +3,13 @@
 use tiexec_core::coverage::coverage;
 use tiexec_core::proc::status;
 use tiexec_core::report::{Kind, Report};
+use tiexec_engine::target::LOOKING;
 use tiexec_remap::mapped::originals;
 use tiexec_remap::{numa, units};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, areas, thp};
 
-use super::attach::{LOOKING, looked_at};
+use super::attach::looked_at;
 use super::{failed, print};
 use crate::exit;
 use crate::say::warn;

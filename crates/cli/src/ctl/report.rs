@@ -5,11 +5,11 @@ use std::time::Duration;
 use tiexec_advise::compare::Bench;
 use tiexec_advise::heat::Heat;
 use tiexec_advise::page::{Page, Subject};
+use tiexec_engine::sampling::FREQUENCY;
 
 use super::{advise, can_write, inspect, write};
 use crate::exit;
 use crate::options::{Advise, ReportPage};
-use crate::sampling::FREQUENCY;
 use crate::say::warn;
 
 /// Runs `report`; returns the exit status.

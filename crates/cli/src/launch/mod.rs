@@ -1,6 +1,5 @@
 //! `tiexec PROGRAM ARGS…`: decide, arm the helper if there is something to gain, become the program.
 
-mod settings;
 mod sink;
 
 use std::cell::OnceCell;
@@ -12,13 +11,17 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::Pages;
-use tiexec_core::config::Settings;
+use tiexec_core::config::{Layer, Settings};
 use tiexec_core::coverage::{FileCoverage, Rest};
 use tiexec_core::plan::Backing;
-use tiexec_core::proc::status::{self, Status};
+use tiexec_core::proc::status::{self, CAP_SYS_PTRACE, Status};
 use tiexec_core::report::{Kind, Report};
 use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
+use tiexec_engine::follow::companion::{self, Companion};
+use tiexec_engine::follow::{Follower, Patterns, obstacle, without_watch};
+use tiexec_engine::sampling::number;
+use tiexec_engine::{hottest, huge_pages};
 use tiexec_remap::Failure;
 use tiexec_remap::attach::Images;
 use tiexec_remap::launch::{Launched, Order, Sources, bring_in, bring_in_object, carry_out};
@@ -31,22 +34,13 @@ use tiexec_sys::{Errno, Pid, SysError, process};
 use tiexec_tracee::held::{Arming, Declined, MayTrace, arm, wait_for_exec};
 
 use crate::exit;
-use crate::follow::companion::{self, Companion};
-use crate::follow::{Follower, Patterns, obstacle, without_watch};
-use crate::hottest;
 use crate::image_file::{Image, Verdict, is_executable, judge, search};
 use crate::memory;
 use crate::options::MemoryOptions;
-use crate::sampling::number;
 use crate::say::{warn, write_briefly};
+use crate::settings;
 
-use self::settings::parse;
-pub use self::settings::{CONFIG_FILE, DISABLED_FILE};
-pub(crate) use self::settings::{is_disabled, settings};
 use self::sink::{Sink, open_sink};
-
-/// The capability whose holder may trace a privileged program without costing it its privileges.
-pub(crate) const CAP_SYS_PTRACE: u64 = 1 << 19;
 
 /// Everything decided before the exec.
 struct Launcher {
@@ -81,14 +75,11 @@ struct Caller {
     objects: Option<Expected>,
 }
 
-/// Runs `tiexec`; returns an exit status only if it could not become the program.
-pub fn run(argv: Argv) -> u8 {
-    let (program, options, dry_run) = match parse(argv) {
-        Ok(parsed) => parsed,
-        Err(status) => return status,
-    };
+/// Runs the program that stands at that place of the arguments; returns an exit status only if it could not become
+/// the program.
+pub(crate) fn run(argv: Argv, program: usize, options: Layer, dry_run: bool) -> u8 {
     let said = MemoryOptions { page_size: options.page_size, numa: options.numa };
-    let settings = settings(options);
+    let settings = settings::settings(options);
     if let Err(what) = memory::check(said, &settings) {
         warn(what);
         return exit::LAUNCH_FAILED;
@@ -230,7 +221,7 @@ impl Launcher {
         if !select.text() {
             return plain(SkipReason::NotSelected);
         }
-        let pages = memory::pages(&self.settings);
+        let pages = huge_pages::pages(&self.settings);
         let mut objects = Vec::new();
         let mut fills = true;
         let verdict = search(self.name()).map_or(Verdict::Unknown, |path| judge(&path));
@@ -254,7 +245,7 @@ impl Launcher {
                 if let (false, true, Some(size)) =
                     (fills, objects.is_empty(), self.settings.pool_page())
                 {
-                    return Err(Declined::new(SkipReason::PageSize, memory::too_large(size)));
+                    return Err(Declined::new(SkipReason::PageSize, huge_pages::too_large(size)));
                 }
                 if !fills && objects.is_empty() {
                     let main =

@@ -47,6 +47,10 @@ pub struct Status {
     pub has_mm: bool,
 }
 
+/// The capability whose holder may trace a privileged program without costing it its privileges (`CAP_SYS_PTRACE`), as a bit of
+/// [`Credentials::effective`].
+pub const CAP_SYS_PTRACE: u64 = 1 << 19;
+
 /// The rights of a thread, but for its user namespace, its filters and its security label (credentials(7)). User and
 /// group ids are as the reader's user namespace counts them, capabilities count in the thread's own.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -12,6 +12,9 @@ use tiexec_core::config::Settings;
 use tiexec_core::counted::Counted;
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::status;
+use tiexec_engine::follow::tree::Tree;
+use tiexec_engine::sampling::{Sampling, number, refusal};
+use tiexec_engine::target::Target;
 use tiexec_remap::attach::{Images, attach};
 use tiexec_remap::launch::Sources;
 use tiexec_sys::counters::Counters;
@@ -20,12 +23,9 @@ use tiexec_sys::sampler::{Clock, Heirs};
 use tiexec_sys::{Errno, Pid, SysError, areas, interrupt, process, processor};
 use tiexec_tracee::threads;
 
-use super::super::attach::Target;
 use super::super::failed;
 use crate::exit;
-use crate::follow::tree::Tree;
 use crate::options::Advise;
-use crate::sampling::{Sampling, number, refusal};
 use crate::say::warn;
 
 /// How long a running process is sampled unless an option says otherwise.

@@ -12,16 +12,17 @@ use tiexec_advise::advice::{Advice, Circumstances, Sampling, TextAdvice};
 use tiexec_advise::itlb::{Itlb, Verdict};
 use tiexec_advise::samples::Tally;
 use tiexec_core::shown::AsShown;
+use tiexec_engine::sampling::miss_time;
+use tiexec_engine::target::LONGEST;
 use tiexec_remap::store::directory::Directory;
 use tiexec_remap::workers;
 use tiexec_sys::sampler::Clock;
 use tiexec_sys::{Pid, process, processor, thp};
 
-use super::attach::{LONGEST, looked_at};
+use super::attach::looked_at;
 use super::{can_write, write};
 use crate::exit;
 use crate::options::Advise;
-use crate::sampling::miss_time;
 use crate::say::warn;
 
 use gather::Gathered;

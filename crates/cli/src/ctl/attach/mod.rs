@@ -1,47 +1,33 @@
 //! `tiexec -p PID`, `tiexecctl attach`, `tiexecctl revert`.
 
-pub(crate) mod journal;
 mod later;
 mod select;
+mod stay;
 
 use std::time::Duration;
 
-use tiexec_core::addr::{Pages, mib};
+use tiexec_core::addr::mib;
 use tiexec_core::config::{Layer, Settings};
 use tiexec_core::plan::Plan;
-use tiexec_core::proc::status::{self, Credentials};
 use tiexec_core::report::{JitArea, Outcome, Report, percent};
 use tiexec_core::select::Select;
-use tiexec_core::shown::{self, AsShown};
+use tiexec_core::shown;
 use tiexec_core::skip::SkipReason;
+use tiexec_engine::hottest::Hot;
+use tiexec_engine::huge_pages;
+use tiexec_engine::sampling::refusal;
+use tiexec_engine::target::{LONGEST, Target, carry_out, has_text_of_ours};
 use tiexec_remap::Failure;
-use tiexec_remap::attach::{
-    AttachOrder, Attached, Images, Reverted, attach, cause_at_first_look, collapse_jit, revert,
-};
-use tiexec_remap::launch::Sources;
-use tiexec_remap::lock::Lock;
-use tiexec_remap::mapped;
-use tiexec_remap::workers::{self, Pool, Workers};
-use tiexec_sys::address_space::AddressSpace;
-use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, thp};
-use tiexec_tracee::threads;
+use tiexec_remap::attach::{Attached, Images, Reverted, revert};
+use tiexec_remap::workers::{self, Pool};
+use tiexec_sys::Pid;
 
 use super::print;
 use crate::exit;
-use crate::follow::{self, tree::start_time};
-use crate::hottest::Hot;
 use crate::memory;
 use crate::options::{Attach, Revert, Targets};
-use crate::sampling::refusal;
 use crate::say::warn;
-
-use journal::Record;
-
-/// How long staging may take: the process runs meanwhile.
-const STAGING: Duration = Duration::from_secs(30);
-/// How long to look for a thread that takes a stop well.
-const PATIENCE: Duration = Duration::from_secs(2);
+use crate::settings;
 
 /// Runs `attach`; returns the exit status.
 pub(crate) fn run(options: &Attach) -> u8 {
@@ -66,7 +52,7 @@ pub(crate) fn run(options: &Attach) -> u8 {
         max_huge_pages: later.max_huge_pages,
         only: later.only.unwrap_or_default(),
         except: later.except.unwrap_or_default(),
-        ..crate::launch::settings(layer)
+        ..settings::settings(layer)
     };
     if let Err(what) = memory::check(options.memory, &settings) {
         warn(what);
@@ -98,7 +84,7 @@ pub(crate) fn run(options: &Attach) -> u8 {
                 print(&line(target, attached, report));
             }
         };
-        return follow::stay::stay(&pids, &settings, first, &mut tell);
+        return stay::stay(&pids, &settings, first, &mut tell);
     }
     let one = |pid, pool: &mut Pool| attach_one(pid, options, &settings, None, &mut images, pool);
     each("attach to", &pids, named(&options.targets), one)
@@ -147,12 +133,6 @@ fn named(targets: &Targets) -> bool {
     !targets.pids.is_empty()
 }
 
-/// How long one process of other credentials may take, to the end.
-pub(crate) const LONGEST: Duration = Duration::from_secs(60);
-/// How long it may take to look at one process of other credentials: looking waits for the lock of its memory, which it
-/// may keep for ever (a page of a file of FUSE that another process of its user reads there).
-pub(crate) const LOOKING: Duration = Duration::from_secs(30);
-
 /// Does `one` to each process, apart where it has other credentials; returns the exit status of all together. A process
 /// that has ended meanwhile counts only if the user `named` it.
 pub(crate) fn each(
@@ -184,123 +164,16 @@ pub(crate) fn each(
     }
 }
 
-/// A process that this one may work on.
-pub(crate) struct Target {
-    pub pid: Pid,
-    /// A thread of it that has its address space.
-    task: Pid,
-    pub process: ProcDir,
-    space: AddressSpace,
-    credentials: Credentials,
-    workers: Workers,
-    pages: Pages,
-    /// Its name, for people.
-    comm: String,
-    /// Held as long as this TiExec works on it.
-    pub lock: Lock,
-}
-
-impl Target {
-    pub(crate) fn open(pid: Pid) -> Result<Self, Failure> {
-        Self::open_with(pid, &mut Pool::default())
-    }
-
-    /// As [`open`](Self::open), with workers of the pool if its credentials are others.
-    pub(crate) fn open_with(pid: Pid, pool: &mut Pool) -> Result<Self, Failure> {
-        Self::open_as_seen(pid, pool).map_err(|failure| cause_at_first_look(pid, failure))
-    }
-
-    fn open_as_seen(pid: Pid, pool: &mut Pool) -> Result<Self, Failure> {
-        let named = ProcDir::of(pid).map_err(Failure::unreadable)?;
-        let status = status::parse(&named.read("status").map_err(Failure::unreadable)?);
-        let task = threads::list(&named, pid)
-            .into_iter()
-            .find(|&tid| threads::alive(&named, tid).is_some())
-            .ok_or_else(|| {
-                let what = "it has no address space (a kernel thread, or a process that has ended)";
-                Failure::new(SkipReason::TargetGone, what)
-            })?;
-        let pages = thp::pages().ok_or_else(|| {
-            Failure::new(SkipReason::ThpUnsupported, "the kernel has no transparent huge pages")
-        })?;
-        let process =
-            if task == pid { named } else { ProcDir::of(task).map_err(Failure::unreadable)? };
-        let lock = Lock::take(&process)?;
-        let comm = status.name.shown().to_string();
-        let space = AddressSpace::open(&process).map_err(Failure::untraceable)?;
-        let alive = threads::alive(&process, task).unwrap_or_default();
-        let credentials = alive.credentials;
-        let workers = pool.workers(&process, &credentials)?;
-        Ok(Self { pid, task, process, space, credentials, workers, pages, comm, lock })
-    }
-
-    pub(crate) fn order(&self, settings: &Settings, dry_run: bool) -> AttachOrder<'_> {
-        let Self { pid, task, process, space, credentials, workers, pages, .. } = self;
-        let Settings { backing, numa, select, edges, .. } = *settings;
-        AttachOrder {
-            pid: *pid,
-            task: *task,
-            process,
-            space,
-            credentials,
-            workers,
-            pages: memory::pages(settings).unwrap_or(*pages),
-            sources: Sources::asked_for(backing, numa),
-            select,
-            edges,
-            numa,
-            allowed: None,
-            only_shared: false,
-            deadline: STAGING,
-            patience: PATIENCE,
-            dry_run,
-        }
-    }
-
-    /// Warns that other TiExecs are not kept out, if so.
-    fn say_if_unlocked(&self, quiet: bool) {
-        let Some(why) = self.lock.missing().filter(|_| !quiet) else { return };
-        let pid = self.pid.as_raw_nonzero();
-        let fix = if rustix::process::geteuid().is_root() {
-            "give root a /run that only root may write to"
-        } else {
-            "set XDG_RUNTIME_DIR to a directory of your own with mode 0700"
-        };
-        warn(format_args!("cannot lock process {pid} against other TiExecs: {why}; fix: {fix}"));
-    }
-
-    fn start_time(&self) -> Option<u64> {
-        start_time(&self.process)
-    }
-}
-
-/// Puts onto huge pages what is selected of a process; the report is of what the kernel says then.
-///
-/// # Errors
-/// Nothing could be begun; the process is as it was.
-pub(crate) fn carry_out(
-    order: &AttachOrder<'_>,
-    select: Select,
-    images: &mut Images,
-) -> Result<(Attached, Report), Failure> {
-    let attached = if select.text() {
-        attach(order, images)?
+/// Warns that other TiExecs are not kept out, if so.
+fn say_if_unlocked(target: &Target, quiet: bool) {
+    let Some(why) = target.lock.missing().filter(|_| !quiet) else { return };
+    let pid = target.pid.as_raw_nonzero();
+    let fix = if rustix::process::geteuid().is_root() {
+        "give root a /run that only root may write to"
     } else {
-        let plan = Plan { huge: order.pages.pmd, rebase: None, texts: Vec::new() };
-        Attached {
-            plan,
-            failure: None,
-            setback: None,
-            stop: None,
-            from_outside: 0,
-            bytes_copied: 0,
-            smaps_for: None,
-        }
+        "set XDG_RUNTIME_DIR to a directory of your own with mode 0700"
     };
-    let jit = if select.jit { collapse_jit(order)? } else { Vec::new() };
-    let mut report = tiexec_remap::attach::report(order, &attached);
-    report.jit = jit;
-    Ok((attached, report))
+    warn(format_args!("cannot lock process {pid} against other TiExecs: {why}; fix: {fix}"));
 }
 
 fn attach_one(
@@ -318,7 +191,7 @@ fn attach_one(
         Ok(target) => target,
         Err(failure) => return failed("attach to", pid, &failure),
     };
-    target.say_if_unlocked(options.quiet);
+    say_if_unlocked(&target, options.quiet);
     let done = match hot {
         Some(hot) => hot.carry_out(&target, settings, options.dry_run, images),
         None => {
@@ -329,9 +202,7 @@ fn attach_one(
     let (mut attached, report) = match done {
         Ok(done) => done,
         Err(failure) => {
-            let result = failure.reason.as_str();
-            let process = &target.process;
-            Record { action: "attach", pid, process, bytes: 0, result }.write();
+            target.record_refusal(&failure);
             return failed("attach to", pid, &failure);
         }
     };
@@ -346,13 +217,9 @@ fn attach_one(
     if let (Some(size), None, 0) =
         (settings.pool_page(), &attached.failure, attached.plan.huge_bytes().max(report.huge_bytes))
     {
-        attached.failure = Some(Failure::new(SkipReason::PageSize, memory::too_large(size)));
+        attached.failure = Some(Failure::new(SkipReason::PageSize, huge_pages::too_large(size)));
     }
-    if attached.touched_it() {
-        let result = attached.failure.as_ref().map_or("ok", |failure| failure.reason.as_str());
-        let bytes = attached.plan.huge_bytes();
-        Record { action: "attach", pid, process: &target.process, bytes, result }.write();
-    }
+    target.record_attach(&attached);
     let mut status = say(&target, &attached, &report, options);
     if let (Some(time), true) = (options.for_, attached.touched_it()) {
         let start_time = target.start_time().unwrap_or(0);
@@ -439,18 +306,15 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
     if options.started_at.is_some_and(|wanted| target.start_time() != Some(wanted)) {
         return exit::GONE;
     }
-    target.say_if_unlocked(options.quiet);
+    say_if_unlocked(&target, options.quiet);
     let mut order = target.order(&Settings::from_layers([]), options.dry_run);
     order.select = Select::ALL;
     let reverted = match revert(&order) {
         Ok(reverted) => reverted,
         Err(failure) => return failed("revert", pid, &failure),
     };
+    target.record_revert(&reverted);
     let Reverted { found, reverted: bytes, failure, stop } = reverted;
-    if stop.is_some() {
-        let result = failure.as_ref().map_or("ok", |failure| failure.reason.as_str());
-        Record { action: "revert", pid, process: &target.process, bytes, result }.write();
-    }
     if options.json {
         let json = serde_json::json!({
             "schema": tiexec_core::report::SCHEMA,
@@ -492,15 +356,6 @@ fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
         SkipReason::Changed => exit::PARTIAL,
         _ => exit::FAILED,
     }
-}
-
-/// Whether the process has text of ours; not so if it cannot be looked at.
-pub(crate) fn has_text_of_ours(process: &ProcDir) -> bool {
-    let has = || thp::pages().is_some_and(|pages| mapped::has_text_of_ours(process, pages));
-    if !workers::is_of_others(process) {
-        return has();
-    }
-    workers::told_apart(LOOKING, || vec![u8::from(has())]).is_ok_and(|told| told == [1])
 }
 
 /// Does `work`, which looks at the process, and returns its exit status: apart if the process has other credentials, for

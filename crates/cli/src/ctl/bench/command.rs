@@ -10,6 +10,7 @@ use regex_lite::Regex;
 use tiexec_advise::itlb::{Itlb, walk_event};
 use tiexec_core::addr::Pages;
 use tiexec_core::shown::AsShown;
+use tiexec_engine::follow::tree::Tree;
 use tiexec_sys::counters::Counters;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::sampler::Heirs;
@@ -18,7 +19,6 @@ use tiexec_sys::{Pid, areas, interrupt, process, processor, thp};
 use super::child;
 use super::{Measured, Rounds, Subject, Way, What};
 use crate::exit;
-use crate::follow::tree::Tree;
 use crate::options::Bench;
 use crate::say::warn;
 

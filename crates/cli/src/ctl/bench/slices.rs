@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use tiexec_core::proc::stat;
 use tiexec_core::shown::AsShown;
+use tiexec_engine::target::{LOOKING, has_text_of_ours};
 use tiexec_remap::workers;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, interrupt, process, thp};
 
 use super::child;
 use super::{Measured, Rounds, Subject, Way, What};
-use crate::ctl::attach::{LOOKING, has_text_of_ours};
 use crate::ctl::failed;
 use crate::exit;
 use crate::options::Bench;

@@ -10,8 +10,10 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use tiexec_core::addr::{Pages, mib};
 use tiexec_core::config::Layer;
 use tiexec_core::proc::status;
+use tiexec_core::proc::status::CAP_SYS_PTRACE;
 use tiexec_core::rebase::MAX_ALIGNMENT;
 use tiexec_core::shown::AsShown;
+use tiexec_engine::switched_off::FILE as SWITCHED_OFF;
 use tiexec_remap::store::directory::Directory;
 use tiexec_remap::{headroom, pagecache};
 use tiexec_sys::jumps;
@@ -22,7 +24,7 @@ use tiexec_sys::{SysError, areas, hugetlb, process, ptrace, thp};
 use tiexec_tracee::held;
 
 use super::{Finding, Level};
-use crate::launch::{CAP_SYS_PTRACE, CONFIG_FILE, DISABLED_FILE};
+use crate::settings::CONFIG_FILE;
 
 /// Gain in speed below which jumps on huge pages are not called faster.
 const WORTH_IT: f64 = 1.05;
@@ -85,10 +87,10 @@ fn looking(pages: Pages) -> Finding {
 
 fn switches() -> Vec<Finding> {
     let mut findings = Vec::new();
-    if Path::new(DISABLED_FILE).exists() {
-        let finding = format!("{DISABLED_FILE} exists: every launch is a plain exec");
+    if Path::new(SWITCHED_OFF).exists() {
+        let finding = format!("{SWITCHED_OFF} exists: every launch is a plain exec");
         findings.push(
-            Finding::new(Level::Off, "switch", finding).fix(format_args!("rm {DISABLED_FILE}")),
+            Finding::new(Level::Off, "switch", finding).fix(format_args!("rm {SWITCHED_OFF}")),
         );
     }
     let environment = std::env::var("TIEXEC").unwrap_or_default();

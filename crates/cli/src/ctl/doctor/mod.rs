@@ -10,10 +10,11 @@ use std::fmt::{self, Write};
 
 use serde::Serialize;
 
-use super::attach::{LOOKING, looked_at};
+use super::attach::looked_at;
 use super::print;
 use crate::exit;
 use tiexec_core::shown;
+use tiexec_engine::target::LOOKING;
 
 /// How good a finding is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]

@@ -20,14 +20,14 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Samples in a second of each thread's time, unless an option says otherwise. The number divides no
 /// usual frequency of a program's periodic work. In a guest, where an interrupt takes 25 µs, the samples
 /// cost little more than 1 % of the threads' time.
-pub(crate) const FREQUENCY: u32 = 499;
+pub const FREQUENCY: u32 = 499;
 
 /// A sampling under way.
-pub(crate) struct Sampling {
+pub struct Sampling {
     sampler: Sampler,
     tally: Tally,
     /// The one process that is wanted; all that comes otherwise, this one left out.
-    pub(crate) only: Option<u32>,
+    pub only: Option<u32>,
 }
 
 impl Sampling {
@@ -35,7 +35,7 @@ impl Sampling {
     ///
     /// # Errors
     /// As [`Sampler::open`].
-    pub(crate) fn of_running(
+    pub fn of_running(
         pids: &[Pid],
         heirs: Heirs,
         frequency: u32,
@@ -61,7 +61,7 @@ impl Sampling {
     ///
     /// # Errors
     /// As [`Sampler::open`].
-    pub(crate) fn of_children(frequency: u32, base: PageSize) -> Result<Self, SysError> {
+    pub fn of_children(frequency: u32, base: PageSize) -> Result<Self, SysError> {
         // It must be inherited by a process: what is not wanted is passed over later.
         let sampler = Sampler::open(&[process::this()], Heirs::Processes, frequency)?;
         Ok(Self { sampler, tally: Tally::new(base), only: None })
@@ -72,7 +72,7 @@ impl Sampling {
     ///
     /// # Errors
     /// As ppoll(2).
-    pub(crate) fn until(
+    pub fn until(
         &mut self,
         end: Option<Instant>,
         mut over: impl FnMut() -> bool,
@@ -101,17 +101,17 @@ impl Sampling {
     }
 
     /// Returns by what samples are taken.
-    pub(crate) fn clock(&self) -> Clock {
+    pub fn clock(&self) -> Clock {
         self.sampler.clock()
     }
 
     /// Returns what has been seen.
-    pub(crate) fn tally(&self) -> &Tally {
+    pub fn tally(&self) -> &Tally {
         &self.tally
     }
 
     /// Ends it; returns what has been seen.
-    pub(crate) fn end(self) -> Tally {
+    pub fn end(self) -> Tally {
         self.tally
     }
 
@@ -132,7 +132,7 @@ impl Sampling {
 }
 
 /// Puts why sampling is refused, and what would help, in words.
-pub(crate) fn refusal(error: SysError) -> String {
+pub fn refusal(error: SysError) -> String {
     let knob = |name: &str| {
         let text = std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default();
         text.trim().to_owned()
@@ -167,7 +167,7 @@ fn is_filtered() -> bool {
 }
 
 /// Measures what a miss costs on this machine; where there is no memory to spare for that, what is usual.
-pub(crate) fn miss_time(pages: Pages) -> MissTime {
+pub fn miss_time(pages: Pages) -> MissTime {
     let room = |process: ProcDir| headroom::check(&process, jumps::MEMORY).is_ok();
     if !ProcDir::this_process().is_ok_and(room) {
         return MissTime::USUAL;
@@ -178,6 +178,6 @@ pub(crate) fn miss_time(pages: Pages) -> MissTime {
 }
 
 /// Returns a process id as records have it.
-pub(crate) fn number(pid: Pid) -> u32 {
+pub fn number(pid: Pid) -> u32 {
     pid.as_raw_nonzero().get().unsigned_abs()
 }

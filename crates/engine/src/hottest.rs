@@ -15,17 +15,19 @@ use tiexec_remap::attach::{AttachOrder, Attached, Images, attach};
 use tiexec_sys::sampler::Heirs;
 use tiexec_sys::{Pid, SysError, areas, processor};
 
-use crate::ctl::attach::journal::Record;
-use crate::ctl::attach::{LONGEST, Target, carry_out};
 use crate::follow::Tell;
-use crate::memory;
+use crate::huge_pages;
+use crate::retry::may_pass;
 use crate::sampling::{FREQUENCY, Sampling, miss_time, number};
+use crate::switched_off::is_switched_off;
+use crate::target::{LONGEST, Target, carry_out};
 
 /// How long is sampled if `--settle` does not say.
 const USUAL: Duration = Duration::from_secs(5);
 
 /// Where some processes have executed.
-pub(crate) struct Hot {
+#[derive(Debug)]
+pub struct Hot {
     tally: Tally,
     budget: Budget,
     time: MissTime,
@@ -38,12 +40,8 @@ impl Hot {
     /// # Errors
     /// EACCES, EPERM by `kernel.perf_event_paranoid`, for processes of others, and under filters; ESRCH if
     /// they have ended; ENOSYS without transparent huge pages.
-    pub(crate) fn sample(
-        pids: &[Pid],
-        budget: Budget,
-        settings: &Settings,
-    ) -> Result<Self, SysError> {
-        let pages = memory::pages(settings)
+    pub fn sample(pids: &[Pid], budget: Budget, settings: &Settings) -> Result<Self, SysError> {
+        let pages = huge_pages::pages(settings)
             .ok_or(SysError { call: "huge pages", errno: tiexec_sys::Errno::NOSYS })?;
         let mut sampling = Sampling::of_running(pids, Heirs::Threads, FREQUENCY, pages.base)?;
         let time = if settings.settle.is_zero() { USUAL } else { settings.settle };
@@ -60,7 +58,7 @@ impl Hot {
     ///
     /// # Errors
     /// It could not be looked at.
-    pub(crate) fn choose(&self, target: &Target, settings: &Settings) -> Result<Choice, Failure> {
+    pub fn choose(&self, target: &Target, settings: &Settings) -> Result<Choice, Failure> {
         let order = order(target, settings, true);
         let planned = attach(&order, &mut Images::default())?.plan;
         let step = self.pages.pmd.bytes() as usize;
@@ -95,7 +93,7 @@ impl Hot {
     ///
     /// # Errors
     /// Nothing could be begun; the process is as it was.
-    pub(crate) fn carry_out(
+    pub fn carry_out(
         &self,
         target: &Target,
         settings: &Settings,
@@ -121,7 +119,7 @@ fn order<'a>(target: &'a Target, settings: &Settings, dry_run: bool) -> AttachOr
 }
 
 /// Returns how long [`look_after`] may take, at most.
-pub(crate) fn longest(settings: &Settings) -> Duration {
+pub fn longest(settings: &Settings) -> Duration {
     let sampling = if settings.settle.is_zero() { USUAL } else { settings.settle };
     sampling.saturating_add(PATIENCE).saturating_add(LONGEST)
 }
@@ -130,14 +128,14 @@ pub(crate) fn longest(settings: &Settings) -> Duration {
 ///
 /// # Errors
 /// Nothing could be begun; the program is as it was.
-pub(crate) fn look_after(
+pub fn look_after(
     program: Pid,
     budget: Budget,
     settings: &Settings,
     tell: Tell<'_>,
 ) -> Result<(), Failure> {
     let hot = Hot::sample(&[program], budget, settings).map_err(Failure::unreadable)?;
-    if crate::launch::is_disabled() {
+    if is_switched_off() {
         return Err(Failure::new(SkipReason::Disabled, "switched off while it was sampled"));
     }
     let end = Instant::now() + PATIENCE;
@@ -148,21 +146,11 @@ pub(crate) fn look_after(
         });
         match done {
             Ok((target, (attached, report))) => {
-                if attached.touched_it() {
-                    let failure = attached.failure.as_ref();
-                    let result = failure.map_or("ok", |failure| failure.reason.as_str());
-                    let (process, bytes) = (&target.process, attached.plan.huge_bytes());
-                    Record { action: "attach", pid: program, process, bytes, result }.write();
-                }
+                target.record_attach(&attached);
                 tell(&target, &attached, &report);
                 return Ok(());
             }
-            Err(failure)
-                if matches!(
-                    failure.reason,
-                    SkipReason::Busy | SkipReason::AlreadyTraced | SkipReason::NoThread
-                ) && Instant::now() < end =>
-            {
+            Err(failure) if may_pass(failure.reason) && Instant::now() < end => {
                 std::thread::sleep(AGAIN);
             }
             Err(failure) => return Err(failure),

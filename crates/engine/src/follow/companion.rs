@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A companion that is at work.
 #[derive(Debug)]
-pub(crate) struct Companion {
+pub struct Companion {
     /// Its id; `None` if it could not say.
     pub pid: Option<Pid>,
     /// Why the kernel gives no records, if so.
@@ -38,7 +38,7 @@ pub(crate) struct Companion {
 ///
 /// # Errors
 /// Why there is no companion; this process is as it was.
-pub(crate) fn start(
+pub fn start(
     heirs: Heirs,
     keep: &[BorrowedFd<'_>],
     work: impl FnOnce(Pid, Option<Watch>),

@@ -3,6 +3,8 @@
 use std::time::Instant;
 
 use tiexec_core::config::Settings;
+use tiexec_engine::follow::tree::Tree;
+use tiexec_engine::follow::{Follower, Patterns, Tell, without_watch};
 use tiexec_remap::attach::Images;
 use tiexec_remap::workers::Pool;
 use tiexec_sys::procfs::ProcDir;
@@ -10,16 +12,14 @@ use tiexec_sys::watch::{Heirs, Watch};
 use tiexec_sys::{Pid, process};
 use tiexec_tracee::threads;
 
-use super::tree::Tree;
-use super::{Follower, Patterns, Tell};
-use crate::ctl::attach::each;
+use super::each;
 use crate::exit;
 use crate::say::warn;
 
 /// Does `first` to each process, and to their descendants with `--follow`; then stays with them until
 /// they have all ended, or, with `--settle`, until that time is over. Returns the exit status of the
 /// first look.
-pub(crate) fn stay(
+pub(super) fn stay(
     pids: &[Pid],
     settings: &Settings,
     mut first: impl FnMut(Pid, &mut Images, &mut Pool) -> u8,
@@ -68,6 +68,6 @@ fn watch(pids: &[Pid], follow: bool) -> Option<Watch> {
         .flatten()
         .collect();
     Watch::open(&tids, heirs)
-        .inspect_err(|error| warn(super::without_watch(&error.to_string(), follow)))
+        .inspect_err(|error| warn(without_watch(&error.to_string(), follow)))
         .ok()
 }

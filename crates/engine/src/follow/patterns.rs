@@ -5,7 +5,7 @@ use glob::{MatchOptions, Pattern};
 /// Programs by patterns as the shell's: of the whole path where the pattern has a slash, else of the
 /// file's name. `*` reaches across slashes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Patterns {
+pub struct Patterns {
     only: Vec<Pattern>,
     except: Vec<Pattern>,
 }
@@ -15,7 +15,7 @@ impl Patterns {
     ///
     /// # Errors
     /// The first that is none, and why.
-    pub(crate) fn new(only: &[String], except: &[String]) -> Result<Self, String> {
+    pub fn new(only: &[String], except: &[String]) -> Result<Self, String> {
         let read = |patterns: &[String]| {
             let each = patterns.iter().map(|text| {
                 Pattern::new(text).map_err(|error| format!("{text:?} is no pattern: {error}"))
@@ -26,7 +26,7 @@ impl Patterns {
     }
 
     /// Whether the program at `path` is meant.
-    pub(crate) fn accept(&self, path: &[u8]) -> bool {
+    pub fn accept(&self, path: &[u8]) -> bool {
         let path = String::from_utf8_lossy(path);
         let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
         let name = path.rsplit('/').next().unwrap_or(path);

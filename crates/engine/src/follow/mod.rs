@@ -3,13 +3,12 @@
 //! A process beside the program learns from the kernel, by records that stop nobody
 //! ([`tiexec_sys::watch`]), of each program that is begun and of each executable mapping. A mapping too
 //! small to hold a huge page is passed over by its record alone. Otherwise the program is looked at a
-//! little later, when it has stopped mapping, and treated as a running one ([`crate::ctl::attach`]).
+//! little later, when it has stopped mapping, and treated as a running one ([`crate::target`]).
 //! It polls `/proc` if the kernel gives no records.
 
-pub(crate) mod companion;
+pub mod companion;
 mod patterns;
-pub(crate) mod stay;
-pub(crate) mod tree;
+pub mod tree;
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -20,6 +19,7 @@ use tiexec_core::perf::records::Record;
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::maps::{self, FileId};
 use tiexec_core::proc::stat;
+use tiexec_core::proc::status::CAP_SYS_PTRACE;
 use tiexec_core::report::Report;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::attach::{Attached, Images};
@@ -28,12 +28,12 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::watch::{Watch, Woken, wait_for_end};
 use tiexec_sys::{Pid, process, ptrace};
 
-use crate::ctl::attach::journal::Record as JournalRecord;
-use crate::ctl::attach::{LONGEST, Target, carry_out};
-use crate::launch::CAP_SYS_PTRACE;
-use crate::memory;
-pub(crate) use patterns::Patterns;
-use tree::{Tree, start_time};
+use crate::huge_pages;
+use crate::retry::may_pass;
+use crate::switched_off::is_switched_off;
+use crate::target::{LONGEST, Target, carry_out, start_time};
+pub use patterns::Patterns;
+use tree::Tree;
 
 /// How old a program must be to be looked at: most end before, and would only be held up.
 const AGE: Duration = Duration::from_millis(100);
@@ -57,7 +57,7 @@ const LONGEST_GAP: Duration = Duration::from_secs(1);
 const MEMORY: Duration = Duration::from_secs(10);
 
 /// Says what follows from there being no watch.
-pub(crate) fn without_watch(why: &str, follow: bool) -> String {
+pub fn without_watch(why: &str, follow: bool) -> String {
     let (what, lost) = if follow {
         ("programs that are started", ", and short ones are missed")
     } else {
@@ -75,7 +75,7 @@ pub(crate) fn without_watch(why: &str, follow: bool) -> String {
 }
 
 /// Says why programs that are started could not be treated, where that is known beforehand.
-pub(crate) fn obstacle(capabilities: u64) -> Option<String> {
+pub fn obstacle(capabilities: u64) -> Option<String> {
     let scope = ptrace::yama_scope()?;
     (scope > 0 && capabilities & CAP_SYS_PTRACE == 0).then(|| {
         format!(
@@ -120,10 +120,10 @@ impl Program {
 }
 
 /// The callback that hears what was done to a process.
-pub(crate) type Tell<'a> = &'a mut dyn FnMut(&Target, &Attached, &Report);
+pub type Tell<'a> = &'a mut dyn FnMut(&Target, &Attached, &Report);
 
 /// Looks after programs that come, and at what they map.
-pub(crate) struct Follower<'a> {
+pub struct Follower<'a> {
     settings: &'a Settings,
     patterns: Patterns,
     pages: Pages,
@@ -142,7 +142,7 @@ pub(crate) struct Follower<'a> {
 impl<'a> Follower<'a> {
     /// Makes one for the trees of `roots`; `None` where nothing can be huge. `images` are those made
     /// already.
-    pub(crate) fn new(
+    pub fn new(
         settings: &'a Settings,
         roots: &[Pid],
         watch: Option<Watch>,
@@ -153,7 +153,7 @@ impl<'a> Follower<'a> {
         let mut follower = Self {
             settings,
             patterns,
-            pages: memory::pages(settings)?,
+            pages: huge_pages::pages(settings)?,
             images,
             watch,
             tree: Tree::of(roots),
@@ -171,7 +171,7 @@ impl<'a> Follower<'a> {
 
     /// Follows until everybody has ended, or, without `--follow`, everybody's time is over; at most
     /// until `end`. Signals are let in while nobody is worked on.
-    pub(crate) fn run(mut self, end: Option<Instant>) {
+    pub fn run(mut self, end: Option<Instant>) {
         let mut walk_gap = FIRST_GAP;
         loop {
             let now = Instant::now();
@@ -381,7 +381,7 @@ impl<'a> Follower<'a> {
     /// Whether the process is of the tree, runs a program that the user means, and has text that could
     /// be huge.
     fn is_meant(&self, pid: Pid, seen_ticks: u64) -> bool {
-        if crate::launch::is_disabled() {
+        if is_switched_off() {
             return false;
         }
         let Ok(process) = ProcDir::of(pid) else { return false };
@@ -408,11 +408,7 @@ impl<'a> Follower<'a> {
         order.sources.pagecache &= !by_copy;
         let (attached, report) = carry_out(&order, self.settings.select, &mut self.images)
             .map_err(|failure| failure.reason)?;
-        if attached.touched_it() {
-            let result = attached.failure.as_ref().map_or("ok", |failure| failure.reason.as_str());
-            let (process, bytes) = (&target.process, attached.plan.huge_bytes());
-            JournalRecord { action: "attach", pid, process, bytes, result }.write();
-        }
+        target.record_attach(&attached);
         let done = attached.touched_it() || report.jit.iter().any(|area| area.made_bytes > 0);
         if done {
             (self.tell)(&target, &attached, &report);
@@ -447,21 +443,6 @@ impl Came {
         let all = [Self::NothingToGain, Self::Copied, Self::MayPass];
         all.into_iter().find(|came| *came as u8 == number).unwrap_or(Self::Otherwise)
     }
-}
-
-/// Whether what stood in the way may be gone a moment later, and asking again takes little: a shortage of
-/// huge pages is none, for each attempt makes the kernel look for some.
-const fn may_pass(reason: SkipReason) -> bool {
-    matches!(
-        reason,
-        SkipReason::Busy
-            | SkipReason::AlreadyTraced
-            | SkipReason::NoThread
-            | SkipReason::SwitchFailed
-            | SkipReason::ProcUnavailable
-            | SkipReason::Deadline
-            | SkipReason::ForkFailed
-    )
 }
 
 /// Whether the process has run long enough to be worth a look.

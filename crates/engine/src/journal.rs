@@ -16,7 +16,7 @@ const SYSLOG: &str = "/dev/log";
 const PRIORITY: u8 = 3 << 3 | 6;
 
 /// A switch of one process.
-pub(crate) struct Record<'a> {
+pub struct Record<'a> {
     /// `attach` or `revert`.
     pub action: &'static str,
     /// The process.
@@ -31,7 +31,7 @@ pub(crate) struct Record<'a> {
 
 impl Record<'_> {
     /// Writes the record, if somebody listens.
-    pub(crate) fn write(&self) {
+    pub fn write(&self) {
         let Ok(socket) = UnixDatagram::unbound() else { return };
         // A full log must not hold anything up.
         let _stays_blocking = socket.set_nonblocking(true);

@@ -6,31 +6,33 @@ use tiexec_core::proc::stat;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, process};
 
+use crate::target::start_time;
+
 /// Processes known to belong to a tree. One whose parent has ended belongs on as long as it was seen
 /// before.
 #[derive(Debug, Default)]
-pub(crate) struct Tree {
+pub struct Tree {
     /// When each began, in clock ticks since boot: with the id, that is a process for ever.
     members: HashMap<Pid, u64>,
 }
 
 impl Tree {
     /// Begins with these processes, as far as they live.
-    pub(crate) fn of(pids: &[Pid]) -> Self {
+    pub fn of(pids: &[Pid]) -> Self {
         let begun =
             pids.iter().filter_map(|&pid| Some((pid, start_time(&ProcDir::of(pid).ok()?)?)));
         Self { members: begun.collect() }
     }
 
     /// Takes in processes that are known to belong to it.
-    pub(crate) fn take_in(&mut self, pids: impl Iterator<Item = Pid>) {
+    pub fn take_in(&mut self, pids: impl Iterator<Item = Pid>) {
         let known = Self::of(&pids.collect::<Vec<_>>());
         self.members.extend(known.members);
     }
 
     /// Looks through `/proc` for the processes that belong to it now, with or without descendants
     /// not known yet; returns them, in the order of their ids.
-    pub(crate) fn walk(&mut self, descendants: bool) -> Vec<Pid> {
+    pub fn walk(&mut self, descendants: bool) -> Vec<Pid> {
         if !descendants {
             let lives = |pid| ProcDir::of(pid).ok().and_then(|process| start_time(&process));
             self.members.retain(|&pid, begun| lives(pid) == Some(*begun));
@@ -77,9 +79,4 @@ impl Tree {
         pids.sort_unstable_by_key(|pid| pid.as_raw_nonzero());
         pids
     }
-}
-
-/// Returns when a process began, in clock ticks since boot; `None` once it is gone.
-pub(crate) fn start_time(process: &ProcDir) -> Option<u64> {
-    stat::start_time(&process.read("stat").ok()?).ok()
 }

@@ -1,0 +1,56 @@
+//! The command line of `tiexec`: a program to launch, or a process to attach to.
+
+use clap::Parser;
+use tiexec_core::config::Layer;
+use tiexec_sys::entry::Argv;
+
+use crate::ctl::attach;
+use crate::exit;
+use crate::launch;
+use crate::options::{Attach, Launch};
+use crate::say::say_usage;
+
+/// The wish of a command line.
+enum Wish {
+    /// To launch a program: which argument it is, the options before it, and whether to plan only.
+    Launch { program: usize, options: Layer, dry_run: bool },
+    /// To attach to a process.
+    Attach(Attach),
+    /// None: clap has printed help, or the defect, and this is the exit status.
+    Told(u8),
+}
+
+/// Runs `tiexec`; returns an exit status unless it becomes the program.
+pub fn run(argv: Argv) -> u8 {
+    match parse(argv) {
+        Wish::Launch { program, options, dry_run } => launch::run(argv, program, options, dry_run),
+        Wish::Attach(options) => attach::run(&options),
+        Wish::Told(status) => status,
+    }
+}
+
+fn parse(argv: Argv) -> Wish {
+    // The everyday case has no option at all: do not build a parser before every program.
+    let first = argv.get(1).unwrap_or_default();
+    if first.as_encoded_bytes().first().is_some_and(|&byte| byte != b'-') {
+        return Wish::Launch { program: 1, options: Layer::default(), dry_run: false };
+    }
+    match Launch::try_parse_from(argv.collect_from(0)) {
+        Ok(Launch { pid: Some(pid), settings, dry_run, .. }) => {
+            Wish::Attach(Attach::from_launch(pid, &settings, dry_run))
+        }
+        Ok(parsed) => Wish::Launch {
+            program: argv.len() - parsed.program.len(),
+            options: parsed.settings.layer(),
+            dry_run: parsed.dry_run,
+        },
+        Err(error) => {
+            let failed = error.use_stderr();
+            say_usage(error);
+            // As an attach it would have been one for its own statuses.
+            let attach = argv.collect_from(1).iter().any(|arg| arg == "-p" || arg == "--pid");
+            let usage = if attach { exit::USAGE } else { exit::LAUNCH_FAILED };
+            Wish::Told(if failed { usage } else { exit::OK })
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! The work on programs over time. Nothing is printed here: callers hear what was done, and tell it.
+//!
+//! - [`target`]: one process, opened, locked, and treated once.
+//! - [`follow`]: a program's descendants, and what they map later.
+//! - [`sampling`] and [`hottest`]: where a program executes, and its hottest huge pages only.
+//! - [`journal`]: one record for each switch.
+//! - [`switched_off`]: the administrator's kill switch.
+
+#![forbid(unsafe_code)]
+#![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::shown only")]
+
+pub mod follow;
+pub mod hottest;
+pub mod huge_pages;
+pub mod journal;
+pub mod retry;
+pub mod sampling;
+pub mod switched_off;
+pub mod target;

@@ -1,0 +1,196 @@
+//! One process that is worked on: opened, locked, ordered for, and treated once.
+
+use std::time::Duration;
+
+use tiexec_core::addr::Pages;
+use tiexec_core::config::Settings;
+use tiexec_core::plan::Plan;
+use tiexec_core::proc::stat;
+use tiexec_core::proc::status::{self, Credentials};
+use tiexec_core::report::Report;
+use tiexec_core::select::Select;
+use tiexec_core::shown::AsShown;
+use tiexec_core::skip::SkipReason;
+use tiexec_remap::Failure;
+use tiexec_remap::attach::{
+    AttachOrder, Attached, Images, Reverted, attach, cause_at_first_look, collapse_jit,
+};
+use tiexec_remap::launch::Sources;
+use tiexec_remap::lock::Lock;
+use tiexec_remap::mapped;
+use tiexec_remap::workers::{self, Pool, Workers};
+use tiexec_sys::address_space::AddressSpace;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, thp};
+use tiexec_tracee::threads;
+
+use crate::huge_pages;
+use crate::journal::Record;
+
+/// How long staging may take: the process runs meanwhile.
+const STAGING: Duration = Duration::from_secs(30);
+/// How long to look for a thread that takes a stop well.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long one process of other credentials may take, to the end.
+pub const LONGEST: Duration = Duration::from_secs(60);
+/// How long it may take to look at one process of other credentials: looking waits for the lock of its memory, which it
+/// may keep for ever (a page of a file of FUSE that another process of its user reads there).
+pub const LOOKING: Duration = Duration::from_secs(30);
+
+/// A process that this one may work on.
+#[derive(Debug)]
+pub struct Target {
+    /// Its id.
+    pub pid: Pid,
+    /// A thread of it that has its address space.
+    task: Pid,
+    /// The directory of `task` under `/proc`.
+    pub process: ProcDir,
+    space: AddressSpace,
+    credentials: Credentials,
+    workers: Workers,
+    pages: Pages,
+    /// Its name, for people.
+    pub comm: String,
+    /// Held as long as this TiExec works on it.
+    pub lock: Lock,
+}
+
+impl Target {
+    /// Opens and locks a process of this process's own credentials, or one that is already worked on apart.
+    ///
+    /// # Errors
+    /// It is gone, busy, or may not be traced; it is as it was.
+    pub fn open(pid: Pid) -> Result<Self, Failure> {
+        Self::open_with(pid, &mut Pool::default())
+    }
+
+    /// As [`open`](Self::open), with workers of the pool if its credentials are others.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(pid: Pid, pool: &mut Pool) -> Result<Self, Failure> {
+        Self::open_as_seen(pid, pool).map_err(|failure| cause_at_first_look(pid, failure))
+    }
+
+    fn open_as_seen(pid: Pid, pool: &mut Pool) -> Result<Self, Failure> {
+        let named = ProcDir::of(pid).map_err(Failure::unreadable)?;
+        let status = status::parse(&named.read("status").map_err(Failure::unreadable)?);
+        let task = threads::list(&named, pid)
+            .into_iter()
+            .find(|&tid| threads::alive(&named, tid).is_some())
+            .ok_or_else(|| {
+                let what = "it has no address space (a kernel thread, or a process that has ended)";
+                Failure::new(SkipReason::TargetGone, what)
+            })?;
+        let pages = thp::pages().ok_or_else(|| {
+            Failure::new(SkipReason::ThpUnsupported, "the kernel has no transparent huge pages")
+        })?;
+        let process =
+            if task == pid { named } else { ProcDir::of(task).map_err(Failure::unreadable)? };
+        let lock = Lock::take(&process)?;
+        let comm = status.name.shown().to_string();
+        let space = AddressSpace::open(&process).map_err(Failure::untraceable)?;
+        let alive = threads::alive(&process, task).unwrap_or_default();
+        let credentials = alive.credentials;
+        let workers = pool.workers(&process, &credentials)?;
+        Ok(Self { pid, task, process, space, credentials, workers, pages, comm, lock })
+    }
+
+    /// Returns the order to treat it as the settings say.
+    pub fn order(&self, settings: &Settings, dry_run: bool) -> AttachOrder<'_> {
+        let Self { pid, task, process, space, credentials, workers, pages, .. } = self;
+        let Settings { backing, numa, select, edges, .. } = *settings;
+        AttachOrder {
+            pid: *pid,
+            task: *task,
+            process,
+            space,
+            credentials,
+            workers,
+            pages: huge_pages::pages(settings).unwrap_or(*pages),
+            sources: Sources::asked_for(backing, numa),
+            select,
+            edges,
+            numa,
+            allowed: None,
+            only_shared: false,
+            deadline: STAGING,
+            patience: PATIENCE,
+            dry_run,
+        }
+    }
+
+    /// Returns when the process began, in clock ticks since boot; `None` once it is gone.
+    pub fn start_time(&self) -> Option<u64> {
+        start_time(&self.process)
+    }
+
+    /// Writes a record of an attach, if it did something to the process.
+    pub fn record_attach(&self, attached: &Attached) {
+        if attached.touched_it() {
+            self.record("attach", attached.plan.huge_bytes(), attached.failure.as_ref());
+        }
+    }
+
+    /// Writes a record of an attach that could not begin.
+    pub fn record_refusal(&self, failure: &Failure) {
+        self.record("attach", 0, Some(failure));
+    }
+
+    /// Writes a record of a revert, if it did something to the process.
+    pub fn record_revert(&self, reverted: &Reverted) {
+        if reverted.stop.is_some() {
+            self.record("revert", reverted.reverted, reverted.failure.as_ref());
+        }
+    }
+
+    fn record(&self, action: &'static str, bytes: u64, failure: Option<&Failure>) {
+        let result = failure.map_or("ok", |failure| failure.reason.as_str());
+        Record { action, pid: self.pid, process: &self.process, bytes, result }.write();
+    }
+}
+
+/// Returns when a process began, in clock ticks since boot; `None` once it is gone.
+pub fn start_time(process: &ProcDir) -> Option<u64> {
+    stat::start_time(&process.read("stat").ok()?).ok()
+}
+
+/// Puts onto huge pages what is selected of a process; the report is of what the kernel says then.
+///
+/// # Errors
+/// Nothing could be begun; the process is as it was.
+pub fn carry_out(
+    order: &AttachOrder<'_>,
+    select: Select,
+    images: &mut Images,
+) -> Result<(Attached, Report), Failure> {
+    let attached = if select.text() {
+        attach(order, images)?
+    } else {
+        let plan = Plan { huge: order.pages.pmd, rebase: None, texts: Vec::new() };
+        Attached {
+            plan,
+            failure: None,
+            setback: None,
+            stop: None,
+            from_outside: 0,
+            bytes_copied: 0,
+            smaps_for: None,
+        }
+    };
+    let jit = if select.jit { collapse_jit(order)? } else { Vec::new() };
+    let mut report = tiexec_remap::attach::report(order, &attached);
+    report.jit = jit;
+    Ok((attached, report))
+}
+
+/// Whether the process has text of ours; not so if it cannot be looked at.
+pub fn has_text_of_ours(process: &ProcDir) -> bool {
+    let has = || thp::pages().is_some_and(|pages| mapped::has_text_of_ours(process, pages));
+    if !workers::is_of_others(process) {
+        return has();
+    }
+    workers::told_apart(LOOKING, || vec![u8::from(has())]).is_ok_and(|told| told == [1])
+}
