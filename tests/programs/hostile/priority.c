@@ -66,11 +66,14 @@ __asm__(".text\n"
         "  hlt\n");
 void evil(void);
 
-enum { GADGETS = 64, JUMP = 13 };
-static unsigned char *gadgets[GADGETS], saved[GADGETS][JUMP];
+/* `syscall; ret`, behind which a far jump to that code lies. A short jump over the `ret` takes the place of `syscall` and gives it back, in one
+   write each time: a thread that is in the call returns to the `ret`. */
+enum { GADGETS = 64, CALL = 2, RET = 1, JUMP = 13 };
+static const unsigned short there = 0x050f, jump_over_ret = 0x01eb;
+static unsigned char *gadgets[GADGETS];
 static int gadget_count;
 
-/* Every `syscall; ret` of the dynamic linker, made writable. */
+/* Finds every `syscall; ret` of the dynamic linker, makes it writable, and puts the far jump behind. */
 static void find_gadgets(void)
 {
     char line[4352], perms[8];
@@ -83,22 +86,22 @@ static void find_gadgets(void)
             continue;
         if (mprotect((void *)start, end - start, PROT_READ | PROT_WRITE | PROT_EXEC))
             _exit(BROKEN);
-        for (unsigned char *at = (void *)start; at < (unsigned char *)end - JUMP && gadget_count < GADGETS; at++)
+        for (unsigned char *at = (void *)start; at < (unsigned char *)end - 2 * JUMP && gadget_count < GADGETS; at++)
             if (at[0] == 0x0f && at[1] == 0x05 && at[2] == 0xc3)
                 gadgets[gadget_count++] = at;
     }
     fclose(maps);
-    for (int i = 0; i < gadget_count; i++)
-        memcpy(saved[i], gadgets[i], JUMP);
-}
-
-static void set_gadgets(int ours)
-{
     unsigned char jump[JUMP] = {0x49, 0xbb, 0, 0, 0, 0, 0, 0, 0, 0, 0x41, 0xff, 0xe3};
     void *to = (void *)evil;
     memcpy(jump + 2, &to, sizeof to);
     for (int i = 0; i < gadget_count; i++)
-        memcpy(gadgets[i], ours ? jump : saved[i], JUMP);
+        memcpy(gadgets[i] + CALL + RET, jump, JUMP);
+}
+
+static void set_gadgets(int ours)
+{
+    for (int i = 0; i < gadget_count; i++)
+        *(volatile unsigned short *)gadgets[i] = ours ? jump_over_ret : there;
 }
 #else
 static void find_gadgets(void) {}

@@ -474,8 +474,12 @@ fn move_over(
     if let Err(errno) = moved {
         put_right(session, around.space, part, staged.range().start())?;
         // The kernel looks for seals before it unmaps anything (`can_modify_vma`, `mm/vma.c`).
-        let sealed = errno == Errno::PERM;
-        let reason = if sealed { SkipReason::Sealed } else { SkipReason::SwitchFailed };
+        let reason = match errno {
+            Errno::PERM => SkipReason::Sealed,
+            // Another thread has unmapped what was staged, or another TiExec that took it for a dead one's.
+            Errno::FAULT => SkipReason::Changed,
+            _ => SkipReason::SwitchFailed,
+        };
         return Err(Failure::new(reason, SysError { call: "mremap(MREMAP_FIXED)", errno }));
     }
     Ok(lock(session, part)?)
