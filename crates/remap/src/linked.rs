@@ -19,8 +19,8 @@ use tiexec_sys::address_space::AddressSpace;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{self, Call, Gadgets};
 use tiexec_tracee::linking::Progress;
-use tiexec_tracee::running::Stopped;
 use tiexec_tracee::session::Session;
+use tiexec_tracee::stopped::Stopped;
 use tiexec_tracee::threads::{self, Takes};
 
 use crate::attach::{AttachOrder, Attached, Images, Prepared, prepare};

@@ -17,6 +17,7 @@ pub mod linking;
 mod masked;
 pub mod running;
 pub mod session;
+pub mod stopped;
 pub mod threads;
 
 pub use error::{TraceError, refusal};

@@ -26,8 +26,9 @@ use tiexec_sys::{Errno, Pid, c};
 use crate::arch::{self, Gadgets};
 use crate::error::TraceError;
 use crate::fault;
-use crate::running::{self, Stopped};
+use crate::running;
 use crate::session::{Counts, Session};
+use crate::stopped::Stopped;
 
 /// TiExec stops waiting for a program whose `ld.so` makes more calls than this.
 const MOST_CALLS: u32 = 20_000;

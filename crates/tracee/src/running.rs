@@ -22,49 +22,10 @@ use tiexec_sys::{Pid, c};
 use crate::arch::{self, Call, Gadgets, Interruption, Sight};
 use crate::error::TraceError;
 use crate::fault;
-use crate::foreseen::{Filters, Foreseen, Permission};
-use crate::masked;
+use crate::foreseen::{Filters, Permission};
 use crate::session::{Ground, Refusal, Session};
+use crate::stopped::Stopped;
 use crate::threads::waits_forever;
-
-/// A thread that stands still.
-#[derive(Debug)]
-pub struct Stopped {
-    /// The thread.
-    pub tid: Pid,
-    /// Since when.
-    pub since: Instant,
-    /// Whether the process was stopped by a signal already; it stays so.
-    pub group_stopped: bool,
-    /// The registers to leave it with once a session has changed them.
-    pub registers: Registers,
-    /// The registers to let it go with if no session was begun: nothing of the process's memory decides them.
-    untouched: Registers,
-    /// The effect of the stop on the system call that the thread was in.
-    pub interruption: Interruption,
-    /// Whether the program will see that its system call was interrupted.
-    pub shown: bool,
-    /// Whether its system calls come to a handler of its own: none may be made for us.
-    pub dispatches: bool,
-}
-
-impl Stopped {
-    /// Returns the call that leaving the thread makes beyond those of every session.
-    pub fn leaving_calls(&self) -> Option<Foreseen> {
-        let (name, call) = self.refused_call()?;
-        Some(Foreseen::exactly(name, &call))
-    }
-
-    /// If it is in a call that waits under a signal mask of its own, and that the kernel is to make
-    /// again: the same call [as the kernel refuses it](masked).
-    pub(crate) fn refused_call(&self) -> Option<(&'static str, Call)> {
-        if self.interruption != Interruption::Again {
-            return None;
-        }
-        let number = arch::call_number(&self.registers, self.interruption)?;
-        masked::refused(&Call { number, args: arch::call_arguments(&self.registers) })
-    }
-}
 
 /// Seizes the thread and stops it, at the latest at `deadline`. `memory` is that of its process.
 ///

@@ -27,8 +27,8 @@ use tiexec_sys::{Pid, SysError, c};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::foreseen::{Foreseen, constant};
-use tiexec_tracee::running::Stopped;
 use tiexec_tracee::session::{Counts, Session};
+use tiexec_tracee::stopped::Stopped;
 
 /// The lowest real-time priority: before every normal thread, behind every other real-time one.
 const PRIORITY: i32 = 1;

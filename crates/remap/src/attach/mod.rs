@@ -44,8 +44,8 @@ use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{Call, Gadgets};
 use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::gadgets;
-use tiexec_tracee::running::Stopped;
 use tiexec_tracee::session::{Counts, Session};
+use tiexec_tracee::stopped::Stopped;
 
 use boost::Boost;
 pub use identity::cause_at_first_look;

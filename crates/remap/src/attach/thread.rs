@@ -11,8 +11,9 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError};
 use tiexec_tracee::arch::Gadgets;
 use tiexec_tracee::foreseen::{Filters, Foreseen, NEEDS, Permission};
-use tiexec_tracee::running::{self, Stopped};
+use tiexec_tracee::running;
 use tiexec_tracee::session::{Refusal, Session};
+use tiexec_tracee::stopped::Stopped;
 use tiexec_tracee::threads::{self, Takes};
 use tiexec_tracee::{TraceError, refusal};
 

@@ -20,6 +20,7 @@ pub mod prune;
 pub mod setup;
 mod share;
 pub mod state;
+mod temporary;
 pub mod users;
 pub mod verify;
 

@@ -9,10 +9,10 @@ use serde::Serialize;
 use tiexec_sys::lease::{Against, Lease};
 
 use super::SUFFIX;
-use super::build::Temporary;
 use super::directory::Directory;
 use super::key::{Key, sidecar_name};
 use super::state::{self, Entry, State};
+use super::temporary::Temporary;
 use super::users::Users;
 use crate::failure::Failure;
 

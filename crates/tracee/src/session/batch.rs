@@ -27,7 +27,7 @@ use super::{MAX_RELEASES, Session, next_stop, resume_until};
 use crate::arch::{self, Call, Interruption};
 use crate::error::TraceError;
 use crate::fault;
-use crate::running::Stopped;
+use crate::stopped::Stopped;
 
 /// The most calls of one batch.
 pub const MAX_BATCH: usize = 12;

@@ -10,7 +10,7 @@ use crate::arch::{self, Call, Gadgets};
 use crate::error::TraceError;
 use crate::fault;
 use crate::foreseen::LAST;
-use crate::running::Stopped;
+use crate::stopped::Stopped;
 
 impl Session {
     /// Passes the address to come home to, and those of the gadgets, through `moved`: for a program
