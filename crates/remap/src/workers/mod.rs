@@ -20,13 +20,13 @@ mod fetcher;
 mod output;
 mod reader;
 
-pub use batch::{GaveUp, each_apart, told_apart};
+pub use batch::{each_apart, told_apart};
 pub(crate) use fetcher::Fetcher;
 pub(crate) use reader::Reader;
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tiexec_core::proc::status::{self, Credentials};
 use tiexec_sys::naming::Role;
@@ -178,9 +178,12 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        let _gone = process::kill(self.0);
-        // One that waits for a file cannot be killed: its end is not waited for.
-        let soon = std::time::Instant::now() + Duration::from_millis(100);
-        let _stuck = process::wait_until(self.0, soon);
+        end(self.0, Duration::from_millis(100));
     }
+}
+
+/// Kills one of this process's own and waits for its end, but only `patience`: one that waits for a file cannot be killed.
+fn end(child: Pid, patience: Duration) {
+    let _gone = process::kill(child);
+    let _stuck = process::wait_until(child, Instant::now() + patience);
 }
