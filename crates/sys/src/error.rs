@@ -47,6 +47,8 @@ impl Errno {
     pub const BUSY: Self = Self(libc::EBUSY);
     /// Larger than it may be.
     pub const FBIG: Self = Self(libc::EFBIG);
+    /// Longer than a packet may be.
+    pub const MSGSIZE: Self = Self(libc::EMSGSIZE);
     /// No descriptor left in the process.
     pub const MFILE: Self = Self(libc::EMFILE);
 

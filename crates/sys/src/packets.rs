@@ -42,7 +42,7 @@ impl Packets {
     pub fn send(&self, bytes: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), SysError> {
         const CALL: &str = "sendmsg(SOCK_SEQPACKET)";
         if bytes.is_empty() || bytes.len() > LONGEST {
-            return Err(SysError { call: CALL, errno: Errno(libc::EMSGSIZE) });
+            return Err(SysError { call: CALL, errno: Errno::MSGSIZE });
         }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -83,7 +83,7 @@ impl Packets {
                 bytes.truncate(len);
                 Ok(Some((bytes, file)))
             }
-            _ => Err(SysError { call: CALL, errno: Errno(libc::EMSGSIZE) }),
+            _ => Err(SysError { call: CALL, errno: Errno::MSGSIZE }),
         }
     }
 

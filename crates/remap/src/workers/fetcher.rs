@@ -5,12 +5,11 @@
 //! waits for its server, so this process alone ever holds one.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::naming::Role;
-use tiexec_sys::packets::{self, Packet, Packets};
-use tiexec_sys::{Pid, SysError, place, process};
+use tiexec_sys::packets::{Packet, Packets};
+use tiexec_sys::{Pid, place, process};
 
 use super::{IN_A_STOP, Worker};
 use crate::failure::Failure;
@@ -18,10 +17,7 @@ use crate::failure::Failure;
 /// The fetcher, as the tracer sees it.
 #[derive(Debug)]
 pub(crate) struct Fetcher {
-    packets: Packets,
-    /// Whether it left a request unanswered: it gets no further ones.
-    lost: AtomicBool,
-    worker: Worker,
+    pub(super) worker: Worker,
 }
 
 impl Fetcher {
@@ -30,15 +26,13 @@ impl Fetcher {
     /// # Errors
     /// `fork_failed`.
     pub(super) fn start() -> Result<Self, Failure> {
-        let failed = |error: SysError| Failure::new(SkipReason::ForkFailed, error);
-        let (packets, theirs) = packets::pair().map_err(failed)?;
-        let worker = Worker::fork(Role::Fetcher, || serve(&theirs)).map_err(failed)?;
-        Ok(Self { packets, lost: AtomicBool::new(false), worker })
+        let task = "the copy of a descriptor of the process";
+        Ok(Self { worker: Worker::start(Role::Fetcher, task, serve)? })
     }
 
     /// Returns its process.
     pub(crate) const fn pid(&self) -> Pid {
-        self.worker.0
+        self.worker.pid
     }
 
     /// Returns a copy of the process's descriptor `number`, which must be a socket of unix(7).
@@ -59,27 +53,11 @@ impl Fetcher {
         !self.ask(Wanted::Timeout, pid, number).is_ok_and(|(answer, _)| answer == NO_TIMEOUT)
     }
 
-    /// Whether it has answered all that it was asked.
-    pub(super) fn answers(&self) -> bool {
-        !self.lost.load(Ordering::Relaxed)
-    }
-
     fn ask(&self, wanted: Wanted, pid: Pid, number: i32) -> Result<Packet, Failure> {
-        let died = |what: &dyn std::fmt::Display| {
-            self.lost.store(true, Ordering::Relaxed);
-            let what = format!("the copy of a descriptor of the process: {what}");
-            Failure::new(SkipReason::HelperDied, what)
-        };
-        if self.lost.load(Ordering::Relaxed) {
-            return Err(died(&"there was no answer before"));
-        }
         let words = [pid.as_raw_nonzero().get(), number, wanted as i32];
         let request: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        self.packets.send(&request, None).map_err(|error| died(&error))?;
-        match self.packets.receive_within(IN_A_STOP).map_err(|error| died(&error))? {
-            Some(answer) => Ok(answer),
-            None => Err(died(&"no answer in time")),
-        }
+        self.worker.ask(&request, None)?;
+        self.worker.answer(IN_A_STOP)
     }
 }
 

@@ -24,15 +24,18 @@ pub use batch::{each_apart, told_apart};
 pub(crate) use fetcher::Fetcher;
 pub(crate) use reader::Reader;
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tiexec_core::proc::status::{self, Credentials};
+use tiexec_core::skip::SkipReason;
 use tiexec_sys::naming::Role;
+use tiexec_sys::packets::{self, Packet, Packets};
 use tiexec_sys::process::{self, Fork};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, SysError};
+use tiexec_sys::{Errno, Pid, SysError};
 
 use crate::credentials;
 use crate::failure::Failure;
@@ -57,8 +60,8 @@ impl Workers {
 
     /// Whether none of them has left a question unanswered.
     fn answer(&self) -> bool {
-        self.reader.as_ref().is_none_or(|reader| reader.answers())
-            && self.fetcher.as_ref().is_none_or(|fetcher| fetcher.answers())
+        self.reader.as_ref().is_none_or(|reader| reader.worker.answers())
+            && self.fetcher.as_ref().is_none_or(|fetcher| fetcher.worker.answers())
     }
 
     /// Whether the process may do its worst: nothing that it does is waited for without end.
@@ -156,29 +159,69 @@ pub fn is_of_others(process: &ProcDir) -> bool {
     !credentials::are_ours(process)
 }
 
-/// A worker's process, ended when this is dropped.
+/// A worker's process, asked over a socket, and ended when this is dropped.
 #[derive(Debug)]
-struct Worker(Pid);
+struct Worker {
+    pid: Pid,
+    packets: Packets,
+    /// Its work, as errors show it.
+    task: &'static str,
+    /// Whether it left a request unanswered: it gets no further ones.
+    lost: AtomicBool,
+}
 
 impl Worker {
-    /// Forks it.
+    /// Starts it: it does `work`, which has the other end of the socket, and exits.
     ///
     /// # Errors
-    /// As fork(2); EAGAIN if this process has more than one thread.
-    fn fork(role: Role, work: impl FnOnce()) -> Result<Self, SysError> {
-        match process::fork_single_threaded(role)? {
-            Fork::Parent(pid) => Ok(Self(pid)),
+    /// `fork_failed`, as fork(2); EAGAIN if this process has more than one thread.
+    fn start(role: Role, task: &'static str, work: impl FnOnce(&Packets)) -> Result<Self, Failure> {
+        let failed = |error: SysError| Failure::new(SkipReason::ForkFailed, error);
+        let (packets, theirs) = packets::pair().map_err(failed)?;
+        match process::fork_single_threaded(role).map_err(failed)? {
+            Fork::Parent(pid) => Ok(Self { pid, packets, task, lost: AtomicBool::new(false) }),
             Fork::Child => {
-                let _ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+                let work = std::panic::AssertUnwindSafe(|| work(&theirs));
+                let _ended = std::panic::catch_unwind(work);
                 std::process::exit(0)
             }
         }
+    }
+
+    /// Whether it has answered all that it was asked.
+    fn answers(&self) -> bool {
+        !self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Sends it a request.
+    fn ask(&self, request: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), Failure> {
+        if !self.answers() {
+            return Err(self.died("there was no answer before"));
+        }
+        match self.packets.send(request, file) {
+            // The worker never sees a request that is too long, and answers the next one.
+            Err(error) if error.errno == Errno::MSGSIZE => {
+                Err(Failure::new(SkipReason::HelperDied, error))
+            }
+            sent => sent.map_err(|error| self.died(error)),
+        }
+    }
+
+    /// Waits for its answer.
+    fn answer(&self, patience: Duration) -> Result<Packet, Failure> {
+        let answer = self.packets.receive_within(patience).map_err(|error| self.died(error))?;
+        answer.ok_or_else(|| self.died("no answer in time"))
+    }
+
+    fn died(&self, what: impl std::fmt::Display) -> Failure {
+        self.lost.store(true, Ordering::Relaxed);
+        Failure::new(SkipReason::HelperDied, format!("{}: {what}", self.task))
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        end(self.0, Duration::from_millis(100));
+        end(self.pid, Duration::from_millis(100));
     }
 }
 

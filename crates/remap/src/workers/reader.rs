@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -22,11 +22,11 @@ use tiexec_core::proc::status::Credentials;
 use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::naming::Role;
-use tiexec_sys::packets::{self, LONGEST, Packet, Packets};
+use tiexec_sys::packets::{LONGEST, Packets};
 use tiexec_sys::place::{self, Place};
+use tiexec_sys::process;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::PathFile;
-use tiexec_sys::{SysError, process};
 
 use super::{IN_A_STOP, Worker};
 use crate::attach::{Image, Images};
@@ -138,11 +138,8 @@ fn millis_until(deadline: Instant) -> u64 {
 /// The reader, as the tracer sees it.
 #[derive(Debug)]
 pub(crate) struct Reader {
-    packets: Packets,
-    _worker: Worker,
+    pub(super) worker: Worker,
     next: AtomicU32,
-    /// Whether it left a request unanswered: it gets no further ones.
-    lost: AtomicBool,
     /// Why the process's memory cgroup cannot pay: nothing is made that it would have to pay for.
     nobody_pays: Option<Failure>,
 }
@@ -153,7 +150,6 @@ impl Reader {
     /// # Errors
     /// `fork_failed`; `memcg_headroom`: the process's memory cgroup cannot be joined.
     pub(super) fn start(process: &ProcDir, credentials: &Credentials) -> Result<Self, Failure> {
-        let failed = |error: SysError| Failure::new(SkipReason::ForkFailed, error);
         let id = |ids: &[u32]| ids.get(1).copied();
         let (uid, gid) = (id(&credentials.uids), id(&credentials.gids));
         let (Some(uid), Some(gid)) = (uid, gid) else {
@@ -165,16 +161,9 @@ impl Reader {
             Ok(cgroup) => (cgroup, None),
             Err(failure) => (None, Some(failure)),
         };
-        let (packets, theirs) = packets::pair().map_err(failed)?;
-        let worker = Worker::fork(Role::Reader, || serve(&theirs, &place, cgroup.as_deref()))
-            .map_err(failed)?;
-        let reader = Self {
-            packets,
-            _worker: worker,
-            next: AtomicU32::new(0),
-            lost: AtomicBool::new(false),
-            nobody_pays,
-        };
+        let work = |packets: &Packets| serve(packets, &place, cgroup.as_deref());
+        let worker = Worker::start(Role::Reader, "the reader of the process's files", work)?;
+        let reader = Self { worker, next: AtomicU32::new(0), nobody_pays };
         // It says whether it has come so far.
         match reader.answer(OPENING)? {
             (Reply::Done, _) => Ok(reader),
@@ -182,39 +171,16 @@ impl Reader {
         }
     }
 
-    /// Whether it has answered all that it was asked.
-    pub(super) fn answers(&self) -> bool {
-        !self.lost.load(Ordering::Relaxed)
-    }
-
     fn answer(&self, patience: Duration) -> Result<(Reply, Option<OwnedFd>), Failure> {
-        let (bytes, file) = self.packet(patience)?;
+        let (bytes, file) = self.worker.answer(patience)?;
         let reply = serde_json::from_slice(&bytes);
         Ok((reply.map_err(|error| Failure::new(SkipReason::HelperDied, error))?, file))
     }
 
-    fn packet(&self, patience: Duration) -> Result<Packet, Failure> {
-        let lost = |what: &dyn std::fmt::Display| {
-            self.lost.store(true, Ordering::Relaxed);
-            Failure::new(
-                SkipReason::HelperDied,
-                format!("the reader of the process's files: {what}"),
-            )
-        };
-        match self.packets.receive_within(patience) {
-            Ok(Some(packet)) => Ok(packet),
-            Ok(None) => Err(lost(&"no answer in time")),
-            Err(error) => Err(lost(&error)),
-        }
-    }
-
     fn ask(&self, request: &Request, file: Option<BorrowedFd<'_>>) -> Result<(), Failure> {
-        let died = |what: &dyn std::fmt::Display| Failure::new(SkipReason::HelperDied, what);
-        if self.lost.load(Ordering::Relaxed) {
-            return Err(died(&"the reader of the process's files did not answer before"));
-        }
-        let bytes = serde_json::to_vec(request).map_err(|error| died(&error))?;
-        self.packets.send(&bytes, file).map_err(|error| died(&error))
+        let bytes = serde_json::to_vec(request);
+        let bytes = bytes.map_err(|error| Failure::new(SkipReason::HelperDied, error))?;
+        self.worker.ask(&bytes, file)
     }
 
     fn must_be_paid(&self) -> Result<(), Failure> {
@@ -241,7 +207,7 @@ impl Reader {
     pub(crate) fn read_at(&self, id: u32, buffer: &mut [u8], at: u64) -> io::Result<usize> {
         let len = buffer.len().min(LONGEST / 2);
         self.ask(&Request::Read { id, at, len }, None).map_err(io::Error::other)?;
-        let (bytes, _) = self.packet(OPENING).map_err(io::Error::other)?;
+        let (bytes, _) = self.worker.answer(OPENING).map_err(io::Error::other)?;
         match bytes.split_first() {
             Some((0, data)) => {
                 let count = data.len().min(len);
@@ -396,6 +362,10 @@ fn serve(packets: &Packets, place: &Place, cgroup: Option<&Path>) {
     }
 }
 
+fn no_such_file() -> Failure {
+    Failure::new(SkipReason::FileGone, "no such file is open")
+}
+
 struct Serving {
     files: HashMap<u32, File>,
     images: Images,
@@ -403,8 +373,7 @@ struct Serving {
 
 impl Serving {
     fn file(&self, id: u32) -> Result<&File, Failure> {
-        let none = || Failure::new(SkipReason::FileGone, "no such file is open");
-        self.files.get(&id).ok_or_else(none)
+        self.files.get(&id).ok_or_else(no_such_file)
     }
 
     fn answer(
@@ -448,8 +417,7 @@ impl Serving {
                 };
                 let memory =
                     Memory { backing, pages: unwire_pages(pages).ok_or_else(odd)?, nodes: &nodes };
-                let no_such = || Failure::new(SkipReason::FileGone, "no such file is open");
-                let file = self.files.get(&id).ok_or_else(no_such)?;
+                let file = self.files.get(&id).ok_or_else(no_such_file)?;
                 let source = Source { file, parts: parts.as_ref() };
                 let before = self.images.bytes_copied();
                 let image = self.images.get(source, &name, &spans, memory, until(millis))?;
