@@ -51,7 +51,7 @@ const LOCAL: [&[u8]; 18] = [
 ];
 
 /// The most bytes of mountinfo that are looked through.
-const MOST_MOUNTS: usize = 4 << 20;
+const MOST_MOUNTS: u64 = 4 << 20;
 
 /// Opens the file that `vma` of `process` maps: in the reader, if there is one among `workers`.
 ///

@@ -17,7 +17,7 @@ use tiexec_core::proc::{ParseError, smaps, status};
 use crate::address_space::AddressSpace;
 use crate::error::{Errno, SysError};
 use crate::hugetlb;
-use crate::procfs::ProcDir;
+use crate::procfs::{LONGEST_MAPS, ProcDir, io_error};
 use crate::procmap;
 use crate::scan::{self, scan};
 
@@ -39,7 +39,7 @@ pub struct Seen {
 /// # Kernel
 /// `PAGEMAP_SCAN` since Linux 6.7. Before, smaps is read, and says how much is huge and not where.
 pub fn look(process: &ProcDir, pages: Pages) -> Result<Seen, SysError> {
-    let open = |call| process.open_file(call, false).map_err(|error| SysError { call, ..error });
+    let open = |name| process.open_named(name, name);
     let (maps, pagemap) = (open("maps")?, open("pagemap")?);
     look_through(process, &maps, &pagemap, pages)
 }
@@ -87,10 +87,10 @@ pub fn smaps_up_to(process: &ProcDir, end: RemoteAddr) -> Result<Vec<Area>, SysE
 fn read_smaps_up_to(process: &ProcDir, end: RemoteAddr) -> Result<Vec<u8>, SysError> {
     /// Less than the last line of an executable VMA has: `VmFlags: rd ex mr mw me`.
     const STEP: usize = 16;
-    const LONGEST_SMAPS: u64 = crate::procfs::LONGEST_MAPS;
+    const LONGEST_SMAPS: u64 = LONGEST_MAPS;
     const LAST_FIELD: &[u8] = b"VmFlags:";
     let call = "smaps";
-    let mut file = process.open_file(call, false).map_err(|error| SysError { call, ..error })?;
+    let mut file = process.open_named(call, call)?;
     let (mut text, mut line) = (Vec::new(), 0);
     let mut is_last = false;
     loop {
@@ -98,10 +98,7 @@ fn read_smaps_up_to(process: &ProcDir, end: RemoteAddr) -> Result<Vec<u8>, SysEr
         let in_last_line = is_last && text[line..].starts_with(LAST_FIELD);
         let mut buffer = [0; STEP];
         let wanted = if in_last_line { 1 } else { STEP };
-        let count = file.read(&mut buffer[..wanted]).map_err(|error| SysError {
-            call,
-            errno: Errno(error.raw_os_error().unwrap_or(libc::EIO)),
-        })?;
+        let count = file.read(&mut buffer[..wanted]).map_err(io_error(call))?;
         text.extend(&buffer[..count]);
         while let Some(len) = text[line..].iter().position(|&byte| byte == b'\n') {
             let whole = &text[line..line + len];
@@ -118,7 +115,7 @@ fn read_smaps_up_to(process: &ProcDir, end: RemoteAddr) -> Result<Vec<u8>, SysEr
             return Ok(text);
         }
         if text.len() as u64 > LONGEST_SMAPS {
-            return Err(SysError { call, errno: Errno(libc::EFBIG) });
+            return Err(SysError { call, errno: Errno::FBIG });
         }
     }
 }

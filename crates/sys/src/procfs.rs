@@ -64,10 +64,7 @@ impl ProcDir {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn read_as(&self, name: &str, call: &'static str) -> Result<Vec<u8>, SysError> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let file =
-            rustix::fs::openat(&self.0, name, flags, Mode::empty()).map_err(SysError::of(call))?;
-        read_to_end(File::from(file), longest(call), call)
+        read_to_end(self.open_named(name, call)?, longest(call), call)
     }
 
     /// Reads the beginning of a file of the process, such as `cmdline`.
@@ -75,11 +72,8 @@ impl ProcDir {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn read_start(&self, name: &'static str, len: u64) -> Result<Vec<u8>, SysError> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let file =
-            rustix::fs::openat(&self.0, name, flags, Mode::empty()).map_err(SysError::of(name))?;
         let mut text = Vec::new();
-        File::from(file).take(len).read_to_end(&mut text).map_err(io_error(name))?;
+        self.open_named(name, name)?.take(len).read_to_end(&mut text).map_err(io_error(name))?;
         Ok(text)
     }
 
@@ -87,18 +81,8 @@ impl ProcDir {
     ///
     /// # Errors
     /// As [`read`](Self::read); EFBIG if it is longer.
-    pub fn read_limited(&self, name: &'static str, most: usize) -> Result<Vec<u8>, SysError> {
-        let file = self.open_file(name, false).map_err(|error| SysError { call: name, ..error })?;
-        let mut text = Vec::with_capacity(16 << 10);
-        let read = file.take(most as u64 + 1).read_to_end(&mut text);
-        read.map_err(|error| SysError {
-            call: name,
-            errno: crate::Errno(error.raw_os_error().unwrap_or(libc::EIO)),
-        })?;
-        if text.len() > most {
-            return Err(SysError { call: name, errno: crate::Errno(libc::EFBIG) });
-        }
-        Ok(text)
+    pub fn read_limited(&self, name: &'static str, most: u64) -> Result<Vec<u8>, SysError> {
+        read_to_end(self.open_named(name, name)?, most, name)
     }
 
     /// Returns the inode number of one of the process's namespaces, such as `ns/pid`; 0 where the kernel has no such
@@ -143,14 +127,20 @@ impl ProcDir {
             .map_err(SysError::of(if write { "open(/proc/PID/fd)" } else { "open(/proc/PID/exe)" }))
     }
 
+    /// Opens a file of the process for reading; `call` names it in errors.
+    pub(crate) fn open_named(&self, name: &str, call: &'static str) -> Result<File, SysError> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.0, name, flags, Mode::empty())
+            .map(File::from)
+            .map_err(SysError::of(call))
+    }
+
     /// Reads a link of the process, such as `fd/4`, without following it.
     ///
     /// # Errors
     /// ENOENT if there is no such link; EACCES.
     pub fn link(&self, name: &str) -> Result<Vec<u8>, SysError> {
-        rustix::fs::readlinkat(&self.0, name, Vec::new())
-            .map(std::ffi::CString::into_bytes)
-            .map_err(SysError::of("readlink(/proc/PID/fd)"))
+        self.link_as(name, "readlink(/proc/PID/fd)")
     }
 
     /// Reads the path that the link `exe` shows.
@@ -158,9 +148,13 @@ impl ProcDir {
     /// # Errors
     /// ENOENT for kernel threads and processes that are gone; EACCES.
     pub fn exe_path(&self) -> Result<Vec<u8>, SysError> {
-        rustix::fs::readlinkat(&self.0, "exe", Vec::new())
+        self.link_as("exe", "readlink(/proc/PID/exe)")
+    }
+
+    fn link_as(&self, name: &str, call: &'static str) -> Result<Vec<u8>, SysError> {
+        rustix::fs::readlinkat(&self.0, name, Vec::new())
             .map(std::ffi::CString::into_bytes)
-            .map_err(SysError::of("readlink(/proc/PID/exe)"))
+            .map_err(SysError::of(call))
     }
 }
 
@@ -199,7 +193,7 @@ pub(crate) fn read_to_end(
     Ok(text)
 }
 
-fn io_error(call: &'static str) -> impl Fn(std::io::Error) -> SysError {
+pub(crate) fn io_error(call: &'static str) -> impl Fn(std::io::Error) -> SysError {
     move |error| {
         let other =
             if error.kind() == std::io::ErrorKind::OutOfMemory { libc::ENOMEM } else { libc::EIO };
