@@ -6,7 +6,7 @@ use tiexec_advise::itlb::MissTime;
 use tiexec_advise::samples::Tally;
 use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::perf::samples::What;
-use tiexec_core::proc::{maps, status};
+use tiexec_core::proc::maps;
 use tiexec_remap::headroom;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::sampler::{Clock, Heirs, Sampler, Woken};
@@ -162,8 +162,8 @@ pub fn refusal(error: SysError) -> String {
 
 /// Returns whether this process runs under a seccomp filter.
 fn is_filtered() -> bool {
-    let status = ProcDir::this_process().and_then(|process| process.read("status"));
-    status.is_ok_and(|text| status::parse(&text).seccomp == 2)
+    let status = ProcDir::this_process().and_then(|process| process.status());
+    status.is_ok_and(|status| status.seccomp == 2)
 }
 
 /// Measures what a miss costs on this machine; where there is no memory to spare for that, what is usual.

@@ -6,7 +6,7 @@ use tiexec_core::addr::Pages;
 use tiexec_core::config::Settings;
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::stat;
-use tiexec_core::proc::status::{self, Credentials};
+use tiexec_core::proc::status::Credentials;
 use tiexec_core::report::Report;
 use tiexec_core::select::Select;
 use tiexec_core::shown::AsShown;
@@ -76,7 +76,7 @@ impl Target {
 
     fn open_as_seen(pid: Pid, pool: &mut Pool) -> Result<Self, Failure> {
         let named = ProcDir::of(pid).map_err(Failure::unreadable)?;
-        let status = status::parse(&named.read("status").map_err(Failure::unreadable)?);
+        let status = named.status().map_err(Failure::unreadable)?;
         let task = threads::list(&named, pid)
             .into_iter()
             .find(|&tid| threads::alive(&named, tid).is_some())

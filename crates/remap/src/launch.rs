@@ -15,7 +15,7 @@ use tiexec_core::elf::ElfFacts;
 use tiexec_core::numa::Numa;
 use tiexec_core::plan::{Backing, Plan};
 use tiexec_core::proc::auxv;
-use tiexec_core::proc::status::{self, Status};
+use tiexec_core::proc::status::Status;
 use tiexec_core::rebase::MainImage;
 use tiexec_core::report::Report;
 use tiexec_core::select::Select;
@@ -251,7 +251,7 @@ impl<'a> Work<'a> {
         let pid = self.stop.pid;
         let home = arch::at_exec_stop(&running::registers(pid)?);
         let process = self.order.process;
-        let status = process.read("status").map(|text| status::parse(&text));
+        let status = process.status();
         let lets_in = status.is_ok_and(|status| lets_child_in(process, pid, &status));
         Session::begin(pid, &memory, gadgets, home, stack, lets_in, reap())?.map_err(refused)
     }
@@ -287,7 +287,7 @@ impl<'a> Work<'a> {
     /// How it is seen that `ld.so` is done.
     fn watch_linker(&self, session: &Session) -> Result<LinkWatch, Failure> {
         let unwatched = |what: &str| Failure::new(SkipReason::LinkerUnwatched, what);
-        let status = self.order.process.read("status").map(|text| status::parse(&text));
+        let status = self.order.process.status();
         if status.map_or(true, |status| status.seccomp != 0) {
             return Err(unwatched("shared objects are left alone under a seccomp filter"));
         }

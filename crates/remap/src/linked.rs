@@ -10,7 +10,6 @@ use tiexec_core::config::EdgePolicy;
 use tiexec_core::plan::edges::{Around, Reserved};
 use tiexec_core::plan::{Backing, Plan, RunningText, plan_running};
 use tiexec_core::proc::maps::{self, FileId, Perms, Vma};
-use tiexec_core::proc::status;
 use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
@@ -49,7 +48,7 @@ pub(crate) fn switch(
         let what = "it has its system calls sent to a handler of its own";
         return Err(Failure::new(SkipReason::SyscallDispatch, what));
     }
-    let status = status::parse(&process.read("status").map_err(Failure::unreadable)?);
+    let status = process.status().map_err(Failure::unreadable)?;
     if status.seccomp != 0 {
         let what = "an init function put a filter in force";
         return Err(Failure::new(SkipReason::Seccomp, what));

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, fstat, openat, statat, unlinkat};
-use tiexec_core::proc::{stat, status};
+use tiexec_core::proc::stat;
 use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
@@ -127,7 +127,7 @@ struct Name {
 
 impl Name {
     fn of(thread: &ProcDir) -> Result<Self, SysError> {
-        let status = status::parse(&thread.read("status")?);
+        let status = thread.status()?;
         let gone = || SysError { call: "status", errno: Errno::SRCH };
         let leader = status.tgid.ok_or_else(gone)?;
         // Its own count, as the kernel says since Linux 4.1.
@@ -282,14 +282,14 @@ impl Ended {
     /// `None` where nothing can be told: `/proc` counts by another namespace than this process.
     fn begin() -> Option<Self> {
         let this = ProcDir::this_process().ok()?;
-        let status = status::parse(&this.read("status").ok()?);
+        let status = this.status().ok()?;
         if status.tgid != status.ns_tgid {
             return None;
         }
         let own_namespace = this.namespace("ns/pid").ok()?;
         let all = (own_namespace == INITIAL_NAMESPACE).then(|| {
             let identity = |process: ProcDir| {
-                let status = status::parse(&process.read("status").ok()?);
+                let status = process.status().ok()?;
                 let start_time = stat::start_time(&process.read("stat").ok()?).ok()?;
                 Some((status.ns_tgid.or(status.tgid)?, start_time))
             };

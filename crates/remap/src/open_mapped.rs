@@ -15,7 +15,6 @@ use std::sync::Arc;
 
 use tiexec_core::proc::maps::{FileId, Vma};
 use tiexec_core::proc::mountinfo::{self, Mount};
-use tiexec_core::proc::status;
 use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::pagecache::FileMapping;
@@ -129,7 +128,7 @@ fn by_path(process: &ProcDir, vma: &Vma, trusted: bool) -> Result<PathFile, Fail
         ));
     }
     if !trusted {
-        let status = process.read("status").map(|text| status::parse(&text)).unwrap_or_default();
+        let status = process.status().unwrap_or_default();
         if status.credentials.uids.contains(&0) {
             return Err(refused("a process of uid 0 may have any file of root's at this path"));
         }

@@ -6,7 +6,6 @@ use tiexec_core::area::Area;
 use tiexec_core::coverage::{Note, coverage, is_ours};
 use tiexec_core::plan::{Backing, Plan};
 use tiexec_core::proc::maps::Vma;
-use tiexec_core::proc::status;
 use tiexec_core::report::{Kind, LaunchCost, Outcome, Report};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::{areas, thp};
@@ -61,7 +60,7 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
     let pid = stop.pid.as_raw_nonzero().get().unsigned_abs();
     let mut report = Report::new(Kind::Launch, pid, String::new(), files);
     if order.wants_report {
-        let comm = status::parse(&process.read("status").unwrap_or_default()).name;
+        let comm = process.status().unwrap_or_default().name;
         report.comm = String::from_utf8_lossy(&comm).into_owned();
         report.unit = units::shown(process);
     }

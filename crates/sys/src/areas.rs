@@ -12,7 +12,7 @@ use std::io::Read;
 use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use tiexec_core::area::{Area, SmapsFor};
 use tiexec_core::proc::maps::{self, Vma};
-use tiexec_core::proc::{ParseError, smaps, status};
+use tiexec_core::proc::{ParseError, smaps};
 
 use crate::address_space::AddressSpace;
 use crate::error::{Errno, SysError};
@@ -194,7 +194,7 @@ impl<'a> PageSizes<'a> {
             Err(error) if error.errno == Errno::NOTTY => {}
             _ => return Ok(Self::Asked(maps)),
         }
-        match status::parse(&process.read("status")?).hugetlb {
+        match process.status()?.hugetlb {
             Some(0) => Ok(Self::Base),
             _ => Ok(Self::ByDevice(hugetlb::devices())),
         }

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::Pid;
+use tiexec_core::proc::status::{self, Status};
 
 use crate::error::SysError;
 
@@ -83,6 +84,14 @@ impl ProcDir {
     /// As [`read`](Self::read); EFBIG if it is longer.
     pub fn read_limited(&self, name: &'static str, most: u64) -> Result<Vec<u8>, SysError> {
         read_to_end(self.open_named(name, name)?, most, name)
+    }
+
+    /// Reads and parses `status`.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn status(&self) -> Result<Status, SysError> {
+        self.read("status").map(|text| status::parse(&text))
     }
 
     /// Returns the inode number of one of the process's namespaces, such as `ns/pid`; 0 where the kernel has no such

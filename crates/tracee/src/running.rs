@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
 use tiexec_core::proc::pagemap::is_guard;
-use tiexec_core::proc::status::{self, Status};
+use tiexec_core::proc::status::Status;
 use tiexec_core::proc::syscall::{self, Doing};
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::address_space::{AddressSpace, Memory};
@@ -136,7 +136,7 @@ pub(crate) fn sleeps_in(tid: Pid) -> Option<AsleepIn> {
 }
 
 fn times_slept(tid: Pid) -> Option<u64> {
-    Some(status::parse(&ProcDir::of(tid).ok()?.read("status").ok()?).slept)
+    Some(ProcDir::of(tid).ok()?.status().ok()?.slept)
 }
 
 /// Returns the facts about a stopped thread beside its registers.

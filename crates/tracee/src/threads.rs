@@ -47,9 +47,7 @@ pub fn list(process: &ProcDir, pid: Pid) -> Vec<Pid> {
 /// Whether the thread has ended, reaped or not: it can no longer be seized, which the kernel answers
 /// with EPERM.
 pub fn has_ended(process: &ProcDir, tid: Pid) -> bool {
-    let file = format!("task/{}/status", tid.as_raw_nonzero());
-    let Ok(text) = process.read_as(&file, "status") else { return true };
-    matches!(status::parse(&text).state, b'Z' | b'X' | b'x')
+    status_of(process, tid).is_none_or(|status| matches!(status.state, b'Z' | b'X' | b'x'))
 }
 
 /// Whether the thread is frozen by a cgroup (v2; by v1 it is in state D): it can be seized and comes to
@@ -95,10 +93,13 @@ pub fn takes(process: &ProcDir, tid: Pid, has_timeout: HasTimeout<'_>) -> Takes 
 
 /// Reads the thread's status; `None` once it has ended.
 pub fn alive(process: &ProcDir, tid: Pid) -> Option<Status> {
-    let file = format!("task/{}/status", tid.as_raw_nonzero());
-    let status = status::parse(&process.read_as(&file, "status").ok()?);
     // A leader that has ended stays as a zombie while others run.
-    status.has_mm.then_some(status)
+    status_of(process, tid).filter(|status| status.has_mm)
+}
+
+fn status_of(process: &ProcDir, tid: Pid) -> Option<Status> {
+    let file = format!("task/{}/status", tid.as_raw_nonzero());
+    Some(status::parse(&process.read_as(&file, "status").ok()?))
 }
 
 fn asleep(process: &ProcDir, number: u64, args: &[u64; 6], has_timeout: HasTimeout<'_>) -> Takes {

@@ -1,7 +1,6 @@
 //! `tiexecctl inspect PID`: how much of a process's text is huge, as the kernel says it.
 
 use tiexec_core::coverage::coverage;
-use tiexec_core::proc::status;
 use tiexec_core::report::{Kind, Report};
 use tiexec_engine::target::LOOKING;
 use tiexec_remap::mapped::originals;
@@ -30,8 +29,7 @@ pub(super) fn report(pid: i32) -> Result<Report, u8> {
     let gone = SysError { call: "open(/proc/PID)", errno: Errno::NOENT };
     let found = Pid::from_raw(pid).ok_or(gone).and_then(|pid| Ok((pid, ProcDir::of(pid)?)));
     let (number, process) = found.map_err(|error| failed(doing(), error))?;
-    let read = |name| process.read(name).map_err(|error| failed(doing(), error));
-    let status = status::parse(&read("status")?);
+    let status = process.status().map_err(|error| failed(doing(), error))?;
     if !status.has_mm {
         warn(format_args!(
             "cannot {}: it has no address space (a kernel thread, or a process that has ended)",

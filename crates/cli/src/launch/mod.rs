@@ -14,7 +14,7 @@ use tiexec_core::addr::Pages;
 use tiexec_core::config::{Layer, Settings};
 use tiexec_core::coverage::{FileCoverage, Rest};
 use tiexec_core::plan::Backing;
-use tiexec_core::proc::status::{self, CAP_SYS_PTRACE, Status};
+use tiexec_core::proc::status::{CAP_SYS_PTRACE, Status};
 use tiexec_core::report::{Kind, Report};
 use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
@@ -187,8 +187,8 @@ impl Launcher {
                 } else if let Some(why) = no_watch {
                     complain(&without_watch(&why, settings.follow));
                 }
-                let status = ProcDir::this_process().and_then(|process| process.read("status"));
-                let capabilities = status.map(|text| status::parse(&text).credentials.effective());
+                let status = ProcDir::this_process().and_then(|process| process.status());
+                let capabilities = status.map(|status| status.credentials.effective());
                 if let Some(why) = obstacle(capabilities.unwrap_or(0)).filter(|_| settings.follow) {
                     complain(&why);
                 }
@@ -269,7 +269,7 @@ impl Launcher {
             _ => None,
         };
         let process = ProcDir::this_process().map_err(proc_unreadable)?;
-        let status = status::parse(&process.read("status").map_err(proc_unreadable)?);
+        let status = process.status().map_err(proc_unreadable)?;
         if !fills && status.seccomp != 0 {
             let detail = "shared objects are left alone under a seccomp filter";
             return Err(Declined::new(SkipReason::LinkerUnwatched, detail));

@@ -32,7 +32,7 @@ use tiexec_core::numa::Numa;
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::Vma;
-use tiexec_core::proc::status::{self, Credentials};
+use tiexec_core::proc::status::Credentials;
 use tiexec_core::seccomp::Value;
 use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
@@ -184,13 +184,13 @@ struct Stop<'a> {
 /// Whether the process has turned THP off for itself (`PR_SET_THP_DISABLE`; mariadbd does, for its
 /// heap). PMD-mapped text stays so, but nothing new would become so.
 fn thp_is_off(process: &ProcDir) -> bool {
-    let status = process.read("status").map(|text| status::parse(&text)).unwrap_or_default();
+    let status = process.status().unwrap_or_default();
     status.thp_enabled == Some(false)
 }
 
 /// Whether the process has locked some of its memory (mlock(2)).
 fn has_locked_memory(process: &ProcDir) -> bool {
-    let status = process.read("status").map(|text| status::parse(&text)).unwrap_or_default();
+    let status = process.status().unwrap_or_default();
     status.locked > 0
 }
 

@@ -12,7 +12,7 @@ use tiexec_core::plan::edges::{Reserved, edge_chunks};
 use tiexec_core::plan::{Backing, RunningText};
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::{FileId, Vma};
-use tiexec_core::proc::{stat, status};
+use tiexec_core::proc::stat;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 
@@ -257,7 +257,7 @@ pub(crate) fn reserved(process: &ProcDir, entries: &[Area], pages: Pages) -> Res
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
     let layout = process.read("stat").ok().and_then(|text| stat::layout(&text).ok());
     let start_brk = layout.map(|layout| layout.start_brk);
-    let status = process.read("status").map(|text| status::parse(&text)).unwrap_or_default();
+    let status = process.status().unwrap_or_default();
     // The kernel says how much grows down (MAP_GROWSDOWN) or is a shadow stack, which has a guard of its own below it.
     // Where that is more than the stack, it could be any memory of a stack's kind.
     let is_stack = |vma: &&Vma| vma.name == b"[stack]";

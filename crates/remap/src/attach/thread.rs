@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use tiexec_core::proc::status::{self, Status};
+use tiexec_core::proc::status::Status;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::procfs::ProcDir;
@@ -236,8 +236,7 @@ fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) ->
 /// nothing.
 fn may_read_filters() -> bool {
     const SYS_ADMIN: u64 = 1 << 21;
-    let own = ProcDir::this_process().and_then(|this| this.read("status"));
-    let own = own.map(|text| status::parse(&text)).unwrap_or_default();
+    let own = ProcDir::this_process().and_then(|this| this.status()).unwrap_or_default();
     own.credentials.effective() & SYS_ADMIN != 0 && own.seccomp == 0
 }
 

@@ -2,7 +2,6 @@
 
 use tiexec_core::coverage::{Note, coverage};
 use tiexec_core::plan::Plan;
-use tiexec_core::proc::status;
 use tiexec_core::report::{AttachCost, Kind, Report};
 use tiexec_core::skip::SkipReason;
 
@@ -39,7 +38,7 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
     let originals = originals(process, &entries, order.pages);
     let files = coverage(&entries, pages, &notes, &originals);
     let pid = order.pid.as_raw_nonzero().get().unsigned_abs();
-    let comm = status::parse(&process.read("status").unwrap_or_default()).name;
+    let comm = process.status().unwrap_or_default().name;
     let comm = String::from_utf8_lossy(&comm).into_owned();
     let mut report = Report::new(Kind::Attach, pid, comm, files);
     report.smaps_for = attached.smaps_for.or(smaps_for);

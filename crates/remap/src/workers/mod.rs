@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tiexec_core::proc::status::{self, Credentials};
+use tiexec_core::proc::status::Credentials;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::naming::Role;
 use tiexec_sys::packets::{self, Packet, Packets};
@@ -144,8 +144,7 @@ impl Pool {
 /// Whether this process may take the place of any other: CAP_SETGID and CAP_SETUID.
 fn may_take_places() -> bool {
     const BOTH: u64 = 1 << 6 | 1 << 7;
-    let own = ProcDir::this_process().and_then(|this| this.read("status"));
-    let own = own.map(|text| status::parse(&text)).unwrap_or_default();
+    let own = ProcDir::this_process().and_then(|this| this.status()).unwrap_or_default();
     own.credentials.effective() & BOTH == BOTH
 }
 

@@ -15,7 +15,7 @@
 
 use memchr::memmem;
 use tiexec_core::addr::RemoteAddr;
-use tiexec_core::proc::status::{self, Status};
+use tiexec_core::proc::status::Status;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::ptrace::{Extended, Registers};
 use tiexec_sys::{Pid, SysError, xsave};
@@ -90,7 +90,7 @@ pub const OBSTACLES: &[Obstacle] = &[];
 pub fn has_shadow_stack(tid: Pid, now: Option<&Status>) -> Result<bool, SysError> {
     match now {
         Some(now) => Ok(now.shadow_stack),
-        None => Ok(status::parse(&ProcDir::of(tid)?.read("status")?).shadow_stack),
+        None => Ok(ProcDir::of(tid)?.status()?.shadow_stack),
     }
 }
 

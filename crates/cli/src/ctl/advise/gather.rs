@@ -11,7 +11,6 @@ use tiexec_core::addr::{AddrRange, Pages};
 use tiexec_core::config::Settings;
 use tiexec_core::counted::Counted;
 use tiexec_core::plan::Backing;
-use tiexec_core::proc::status;
 use tiexec_engine::follow::tree::Tree;
 use tiexec_engine::sampling::{Sampling, number, refusal};
 use tiexec_engine::target::Target;
@@ -60,7 +59,7 @@ fn running(pid: Pid, options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     let shown = pid.as_raw_nonzero();
     let refuse = |error| failed(format_args!("advise on process {shown}"), error);
     let named = ProcDir::of(pid).map_err(refuse)?;
-    let status = status::parse(&named.read("status").map_err(refuse)?);
+    let status = named.status().map_err(refuse)?;
     if !status.has_mm {
         warn(format_args!(
             "cannot advise on process {shown}: it has no address space (a kernel thread, or a process \

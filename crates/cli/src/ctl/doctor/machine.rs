@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, memfd_create};
 use tiexec_core::addr::{Pages, mib};
 use tiexec_core::config::Layer;
-use tiexec_core::proc::status;
 use tiexec_core::proc::status::CAP_SYS_PTRACE;
 use tiexec_core::rebase::MAX_ALIGNMENT;
 use tiexec_core::shown::AsShown;
@@ -296,8 +295,8 @@ fn distribution() -> String {
 
 /// Says to which processes this process may attach.
 fn attaching() -> Finding {
-    let own = ProcDir::this_process().and_then(|this| this.read("status")).unwrap_or_default();
-    let capable = status::parse(&own).credentials.effective() & CAP_SYS_PTRACE != 0;
+    let own = ProcDir::this_process().and_then(|this| this.status()).unwrap_or_default();
+    let capable = own.credentials.effective() & CAP_SYS_PTRACE != 0;
     match (ptrace::yama_scope().unwrap_or(0), capable) {
         (3.., _) => Finding::new(Level::No, "attach", "kernel.yama.ptrace_scope is 3: to nobody"),
         (_, true) => {
@@ -316,7 +315,7 @@ fn attaching() -> Finding {
 /// Seizes a child, as a launch does.
 fn tracing() -> Finding {
     let scope = ptrace::yama_scope();
-    let this = ProcDir::this_process().and_then(|this| this.read("status"));
+    let this = ProcDir::this_process().and_then(|this| this.status());
     let Ok(this) = this else {
         return Finding::new(
             Level::Fail,
@@ -325,7 +324,7 @@ fn tracing() -> Finding {
         )
         .fix("mount -t proc proc /proc");
     };
-    let tracer = status::parse(&this).tracer_pid;
+    let tracer = this.tracer_pid;
     if tracer != 0 {
         return Finding::new(
             Level::No,
@@ -353,8 +352,8 @@ fn tracing() -> Finding {
 }
 
 fn seccomp() -> Finding {
-    let text = ProcDir::this_process().and_then(|this| this.read("status")).unwrap_or_default();
-    match status::parse(&text).seccomp {
+    let own = ProcDir::this_process().and_then(|this| this.status()).unwrap_or_default();
+    match own.seccomp {
         0 => Finding::new(Level::Ok, "seccomp", "no filter here"),
         _ => Finding::new(
             Level::Warn,

@@ -3,7 +3,6 @@
 use tiexec_core::addr::{Pages, mib};
 use tiexec_core::coverage::coverage;
 use tiexec_core::elf::{ElfError, ElfHeader};
-use tiexec_core::proc::status;
 use tiexec_core::report::percent;
 use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
@@ -19,7 +18,7 @@ pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
     let gone = SysError { call: "open(/proc/PID)", errno: Errno::NOENT };
     let refuse = |error| failed(format_args!("examine process {pid}"), error);
     let process = Pid::from_raw(pid).ok_or(gone).and_then(ProcDir::of).map_err(refuse)?;
-    let status = status::parse(&process.read("status").map_err(refuse)?);
+    let status = process.status().map_err(refuse)?;
     let name = status.name.shown().to_string();
     if !status.has_mm {
         let what = "no address space: a kernel thread, or a process that has ended";
