@@ -29,9 +29,13 @@ pub struct Mapping {
 impl Mapping {
     /// Whether it is that VMA.
     fn is(&self, vma: &Vma) -> bool {
-        (self.range, self.perms, self.file, self.file_offset)
-            == (vma.range, vma.perms, vma.file, vma.file_offset)
+        (self.range, self.perms, self.file, self.file_offset) == place(vma)
     }
+}
+
+/// Returns the fields by which a VMA is known again.
+const fn place(vma: &Vma) -> (AddrRange, Perms, FileId, u64) {
+    (vma.range, vma.perms, vma.file, vma.file_offset)
 }
 
 /// Returns the mapping that holds `addr` of the process whose `maps` this is.
@@ -85,11 +89,7 @@ pub fn first_changed<'a>(maps: &File, vmas: &[&'a Vma]) -> Result<Option<&'a Vma
 
 fn first_changed_in_all<'a>(maps: &File, vmas: &[&'a Vma]) -> Result<Option<&'a Vma>, SysError> {
     let now = maps::parse(&read_maps(maps)?).unwrap_or_default();
-    let same = |vma: &Vma, now: &Vma| {
-        (now.range, now.perms, now.file, now.file_offset)
-            == (vma.range, vma.perms, vma.file, vma.file_offset)
-    };
-    let changed = |vma: &&&Vma| !now.iter().any(|now| same(vma, now));
+    let changed = |vma: &&&Vma| !now.iter().any(|now| place(now) == place(vma));
     Ok(vmas.iter().find(changed).copied())
 }
 
