@@ -1,6 +1,6 @@
 //! `/proc/PID/cgroup` and `/proc/PID/mountinfo`: where a process's memory cgroup is to be read, and which units it belongs to.
 
-use super::{lines, number};
+use super::{lines, mountinfo, number};
 
 /// Where the files of a process's memory cgroup are.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -18,49 +18,25 @@ pub struct MemoryCgroup {
 /// Returns `None` where no hierarchy with the memory controller is mounted here: there is nothing
 /// to check then. For v2 the mount may still lack the controller; its files are then missing.
 pub fn memory_cgroup(cgroup: &[u8], mountinfo: &[u8]) -> Option<MemoryCgroup> {
-    let mut v1 = None;
-    let mut v2 = None;
-    for (_, line) in lines(cgroup) {
-        // "4:memory:/path" or "0::/path"
-        let mut fields = line.splitn(3, |&byte| byte == b':');
-        let (Some(id), Some(controllers), Some(path)) =
-            (fields.next(), fields.next(), fields.next())
-        else {
-            continue;
-        };
-        if controllers.split(|&byte| byte == b',').any(|name| name == b"memory") {
-            v1 = Some(path);
-        } else if number(id, 10) == Some(0) && controllers.is_empty() {
-            v2 = Some(path);
-        }
-    }
-    let (path, unified) = v1.map(|path| (path, false)).or(v2.map(|path| (path, true)))?;
-    lines(mountinfo).find_map(|(_, line)| {
-        // "36 35 0:30 ROOT MOUNT opts [tags] - TYPE SOURCE super-options"
-        let words: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
-        let dash = words.iter().position(|&word| word == b"-")?;
-        let (root, mount) = (*words.get(3)?, *words.get(4)?);
-        let (kind, options) = (*words.get(dash + 1)?, *words.get(dash + 3)?);
-        let fits = if unified {
-            kind == b"cgroup2"
-        } else {
-            kind == b"cgroup" && options.split(|&byte| byte == b',').any(|name| name == b"memory")
-        };
-        if !fits {
-            return None;
-        }
-        // In a container the hierarchy's root here is the container's own cgroup: strip it, and
-        // fall back to the mount's top where the path lies outside (a cgroup namespace).
-        let root = unescape(root);
-        let root = root.strip_suffix(b"/").unwrap_or(&root);
-        // "/docker/x" is no parent of "/docker/xy".
-        let below = path.strip_prefix(root).filter(|rest| rest.is_empty() || rest[0] == b'/');
-        let below = below.unwrap_or_default();
-        Some(MemoryCgroup {
-            mount: unescape(mount),
-            below: below.strip_prefix(b"/").unwrap_or(below).to_vec(),
-            unified,
-        })
+    let has_memory = |names: &[u8]| names.split(|&byte| byte == b',').any(|name| name == b"memory");
+    let v1 = paths(cgroup).find(|(controllers, _)| has_memory(controllers));
+    let unified = v1.is_none();
+    let path = v1.map(|(_, path)| path).or_else(|| path_in(cgroup, b""))?;
+    let kind: &[u8] = if unified { b"cgroup2" } else { b"cgroup" };
+    let mounts = mountinfo::parse(mountinfo);
+    let mount =
+        mounts.iter().find(|mount| mount.kind == kind && (unified || has_memory(mount.options)))?;
+    // In a container the hierarchy's root here is the container's own cgroup: strip it, and
+    // fall back to the mount's top where the path lies outside (a cgroup namespace).
+    let root = unescape(mount.root);
+    let root = root.strip_suffix(b"/").unwrap_or(&root);
+    // "/docker/x" is no parent of "/docker/xy".
+    let below = path.strip_prefix(root).filter(|rest| rest.is_empty() || rest[0] == b'/');
+    let below = below.unwrap_or_default();
+    Some(MemoryCgroup {
+        mount: unescape(mount.mount_point),
+        below: below.strip_prefix(b"/").unwrap_or(below).to_vec(),
+        unified,
     })
 }
 
@@ -110,10 +86,16 @@ pub fn units(cgroup: &[u8], of_init: &[u8]) -> Option<Units> {
 
 /// Returns the process's path in the hierarchy that has exactly these controllers, as far as they are named.
 fn path_in<'a>(cgroup: &'a [u8], controllers: &[u8]) -> Option<&'a [u8]> {
-    lines(cgroup).find_map(|(_, line)| {
+    paths(cgroup).find_map(|(named, path)| (named == controllers).then_some(path))
+}
+
+/// Splits each line, such as `4:memory:/path` or `0::/path`: the controllers of a hierarchy, and the process's path in it.
+fn paths(cgroup: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    lines(cgroup).filter_map(|(_, line)| {
         // A unit's name may hold colons: only the first two are the kernel's.
-        let mut fields = line.splitn(3, |&byte| byte == b':').skip(1);
-        (fields.next()? == controllers).then_some(fields.next()?)
+        let mut fields = line.splitn(3, |&byte| byte == b':');
+        number(fields.next()?, 10)?;
+        Some((fields.next()?, fields.next()?))
     })
 }
 

@@ -9,6 +9,8 @@ pub struct Mount<'a> {
     pub id: u64,
     /// Device numbers of the file system, as `maps` shows those of its files.
     pub device: (u32, u32),
+    /// The directory of the file system that is mounted, still escaped.
+    pub root: &'a [u8],
     /// Where it is mounted, still escaped.
     pub mount_point: &'a [u8],
     /// Its type, such as `ext4` or `fuse.sshfs`.
@@ -26,7 +28,8 @@ fn parse_line(line: &[u8]) -> Option<Mount<'_>> {
     let mut words = line.split(|&byte| byte == b' ');
     let id = number(words.next()?, 10)?;
     let device = words.by_ref().nth(1)?;
-    let mount_point = words.by_ref().nth(1)?;
+    let root = words.next()?;
+    let mount_point = words.next()?;
     // The mount's own options, then optional fields up to a hyphen. Blanks in names are escaped.
     words.by_ref().skip(1).find(|word| *word == b"-")?;
     let kind = words.next()?;
@@ -34,7 +37,7 @@ fn parse_line(line: &[u8]) -> Option<Mount<'_>> {
     let colon = device.iter().position(|&byte| byte == b':')?;
     let small = |digits| number(digits, 10).and_then(|value| u32::try_from(value).ok());
     let device = (small(&device[..colon])?, small(&device[colon + 1..])?);
-    Some(Mount { id, device, mount_point, kind, options })
+    Some(Mount { id, device, root, mount_point, kind, options })
 }
 
 /// Returns the directories that an overlay lies over, lower and upper, from its options; `None` if there are
