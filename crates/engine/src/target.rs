@@ -15,9 +15,9 @@ use tiexec_remap::Failure;
 use tiexec_remap::attach::{
     AttachOrder, Attached, Images, Reverted, attach, cause_at_first_look, collapse_jit,
 };
-use tiexec_remap::launch::Sources;
 use tiexec_remap::lock::Lock;
 use tiexec_remap::mapped;
+use tiexec_remap::sources::Sources;
 use tiexec_remap::workers::{self, Pool, Workers};
 use tiexec_sys::address_space::AddressSpace;
 use tiexec_sys::procfs::ProcDir;

@@ -12,11 +12,11 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::arch;
 
 use crate::attach::AttachOrder;
-use crate::failure::Failure;
 use crate::open_mapped::open_mapped;
 use crate::program::elf_headers;
 use crate::target_file::ReadAt;
 use crate::workers::Workers;
+use tiexec_tracee::Failure;
 
 /// Looks at a process. Where its text may be guarded or tagged, smaps is read too: no other file tells.
 ///

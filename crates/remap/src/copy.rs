@@ -13,11 +13,11 @@ use tiexec_sys::{SysError, c};
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::session::{SCRATCH_LEN, Session};
 
-use crate::failure::Failure;
 use crate::image::{self, Filled, Memory, Source, Staged};
-use crate::launch::Order;
+use crate::order::Order;
 use crate::program::Program;
 use crate::{headroom, numa, protection, rebase, switch};
+use tiexec_tracee::Failure;
 
 /// Stages the spans of `backing`, image or hugetlb, in a memfd of the program's own, and switches
 /// to what was staged until `deadline`.

@@ -13,7 +13,7 @@ use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// The memory that must be left over beside the image, in bytes: the program has yet to begin.
 const MARGIN: u64 = 64 << 20;

@@ -17,7 +17,7 @@ use tiexec_sys::memory::FillMapping;
 use tiexec_sys::{SysError, hugetlb};
 use tiexec_tracee::arch;
 
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// Returns the name of a memfd for the text of the program or library `name`.
 pub(crate) fn memfd_name(name: &str) -> String {

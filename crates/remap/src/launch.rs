@@ -3,116 +3,40 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Read;
-use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
-use tiexec_core::config::{BackingChoice, EdgePolicy, Edges};
+use tiexec_core::config::{EdgePolicy, Edges};
 use tiexec_core::elf::ElfFacts;
-use tiexec_core::numa::Numa;
 use tiexec_core::plan::{Backing, Plan};
 use tiexec_core::proc::auxv;
-use tiexec_core::proc::status::Status;
 use tiexec_core::rebase::MainImage;
 use tiexec_core::report::Report;
-use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::address_space::Memory;
-use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, c, process, ptrace};
+use tiexec_sys::{process, ptrace};
 use tiexec_tracee::TraceError;
-use tiexec_tracee::arch::{self, Call};
+use tiexec_tracee::arch::{self};
 use tiexec_tracee::gadgets;
 use tiexec_tracee::held::{ExecStop, let_go};
 use tiexec_tracee::linking::LinkWatch;
 use tiexec_tracee::running;
-use tiexec_tracee::session::{Counts, Refusal, Session};
+use tiexec_tracee::session::{Counts, Session};
 
-use crate::credentials;
-use crate::failure::Failure;
 use crate::image::Filled;
 use crate::linked::Linker;
-use crate::objects::{Expected, Object};
+use crate::objects::{Expected, Object, chunks_of};
+use crate::order::Order;
 use crate::program::Program;
 use crate::verify::{self, Cost, Found};
+use crate::way_home::{lets_child_in, reap, refused};
 use crate::{copy, linked, objects, pagecache, rebase, switch};
-
-/// The order for a launch.
-#[derive(Clone, Copy, Debug)]
-pub struct Order<'a> {
-    /// The program's directory under `/proc`.
-    pub process: &'a ProcDir,
-    /// Whether the process was other programs before this one: it may be another user's by now.
-    pub chain: bool,
-    /// The page sizes.
-    pub pages: Pages,
-    /// The sources of huge pages.
-    pub sources: Sources,
-    /// The files whose text is looked after.
-    pub select: Select,
-    /// The program's shared objects that have something to gain; `None` to find out when it is known
-    /// which program it is.
-    pub objects: Option<Expected>,
-    /// Which ragged edges are taken.
-    pub edges: EdgePolicy,
-    /// On which nodes copies lie; `None` to leave that to the kernel.
-    pub numa: Option<Numa>,
-    /// How long staging may take.
-    pub deadline: Duration,
-    /// End the program with this status, before it has run, rather than leave text on base pages.
-    pub refuse_with: Option<u8>,
-    /// Whether anybody will read the report in full.
-    pub wants_report: bool,
-    /// Plan only, then end the program with status 0 before it has run.
-    pub dry_run: bool,
-}
+use tiexec_tracee::Failure;
 
 /// With at least this many bytes to relocate, `ld.so` takes long enough for TiExec to catch it by polling.
 const LONG_RELOCATION: u64 = 512 << 10;
-
-/// The sources from which a launch may make huge pages; the page cache first.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Sources {
-    /// Whether the file's own page cache may be used.
-    pub pagecache: bool,
-    /// Whether copies may be in the image store, if there is one.
-    pub store: bool,
-    /// The kind of copy for what neither holds; `None` for none.
-    pub copy: Option<Backing>,
-}
-
-impl Sources {
-    /// Returns those that are asked for. Where it matters on which node they lie, what is shared with
-    /// others is left out, unless nothing else may be used: it lies where it was first read or made.
-    pub fn asked_for(choice: BackingChoice, numa: Option<Numa>) -> Self {
-        let sources = Self::from(choice);
-        match numa.and(sources.copy) {
-            Some(_) => Self { pagecache: false, store: false, ..sources },
-            None => sources,
-        }
-    }
-}
-
-impl From<BackingChoice> for Sources {
-    /// `off` is for whoever asks first; here it is as `auto`.
-    fn from(choice: BackingChoice) -> Self {
-        match choice {
-            BackingChoice::Hugetlb => {
-                Self { pagecache: false, store: false, copy: Some(Backing::Hugetlb) }
-            }
-            BackingChoice::Image => {
-                Self { pagecache: false, store: true, copy: Some(Backing::Image) }
-            }
-            BackingChoice::Pagecache => Self { pagecache: true, store: false, copy: None },
-            BackingChoice::Auto | BackingChoice::Off => {
-                Self { pagecache: true, store: true, copy: Some(Backing::Image) }
-            }
-        }
-    }
-}
 
 /// The result of a launch.
 #[derive(Clone, PartialEq, Debug)]
@@ -205,14 +129,6 @@ struct Work<'a> {
     counted: Option<Counts>,
     /// Why it could not be stopped once `ld.so` was done.
     unwatched: Option<Failure>,
-}
-
-impl Order<'_> {
-    /// Asks whether the program has other credentials than this process, and is believed to be hostile. An exec, and the
-    /// running program itself, can change the answer.
-    pub(crate) fn is_foreign(&self) -> bool {
-        self.chain && !credentials::are_ours(self.process)
-    }
 }
 
 impl<'a> Work<'a> {
@@ -480,51 +396,6 @@ impl<'a> Work<'a> {
     }
 }
 
-/// The last step of a program's way home: it reaps this process.
-fn reap() -> Call {
-    Call::new(c::SYS_wait4, [helper_id(), 0, u64::from(c::__WALL.unsigned_abs()), 0])
-}
-
-/// Says whether SIGCHLD may come to a program on its way home.
-///
-/// This process's end is reported to the program by SIGCHLD. Let in, it is dropped at once: right after
-/// exec its action is the default, to ignore it. But where SIGCHLD is blocked and may come from a child of
-/// the program's own, letting it in would lose that one: then one SIGCHLD more may be pending than after a
-/// plain exec. A signal too many is a wait in vain, one too few a hang. And a handler that an init function
-/// has installed is for the program to run.
-pub(crate) fn lets_child_in(process: &ProcDir, pid: Pid, status: &Status) -> bool {
-    let has = |signals: u64| signals >> (c::SIGCHLD - 1) & 1 == 1;
-    // It may have children from before its exec. Where that cannot be read it is taken to be so.
-    let children = format!("task/{}/children", pid.as_raw_nonzero());
-    let mut list = String::new();
-    let read = process.open_file(&children, false).map(|mut file| file.read_to_string(&mut list));
-    let only_the_helper = matches!(read, Ok(Ok(_)))
-        && list.split_whitespace().all(|child| child.parse() == Ok(helper_id()));
-    let awaited = !only_the_helper || has(status.pending);
-    !(has(status.caught) || awaited && has(status.blocked))
-}
-
-/// Puts into words why no session could begin.
-pub(crate) fn refused(refusal: Refusal) -> Failure {
-    match refusal {
-        Refusal::StackRoom => Failure::new(
-            SkipReason::StackRoom,
-            "too little of the stack is mapped below the arguments (RLIMIT_STACK, or very many arguments)",
-        ),
-        Refusal::ShadowStack => {
-            Failure::new(SkipReason::RegisterState, "it has a shadow stack (CET, GCS)")
-        }
-        Refusal::RegisterState | Refusal::InACall => {
-            Failure::new(SkipReason::RegisterState, "extended registers the frame cannot carry")
-        }
-    }
-}
-
-/// This process's id: what the program waits for on its way home.
-fn helper_id() -> u64 {
-    u64::from(process::this().as_raw_nonzero().get().unsigned_abs())
-}
-
 /// Brings the text of `exe`, about to be exec'ed, into PMD-sized folios where that costs nobody
 /// anything, until `deadline`: before the exec itself reads some of it in small ones (the kernel
 /// clears the page where the bss begins, and reads around that fault).
@@ -559,9 +430,4 @@ pub fn bring_in(
 /// multiple of the huge page on.
 pub fn bring_in_object(object: &Object, pages: Pages, deadline: Instant) {
     let _best_effort = pagecache::prepare(&object.file, &chunks_of(object, pages), pages, deadline);
-}
-
-/// Returns the parts of an object's file that can be PMD-mapped from its page cache there.
-pub(crate) fn chunks_of(object: &Object, pages: Pages) -> Vec<Range<u64>> {
-    MainImage::new(&object.facts, 0, RemoteAddr::new(0)).congruent_chunks(0, pages)
 }

@@ -23,13 +23,15 @@ use tiexec_tracee::stopped::Stopped;
 use tiexec_tracee::threads::{self, Takes};
 
 use crate::attach::{AttachOrder, Attached, Images, Prepared, prepare};
-use crate::failure::Failure;
-use crate::launch::{Order, chunks_of, lets_child_in, refused};
 use crate::objects::Object;
+use crate::objects::chunks_of;
+use crate::order::Order;
 use crate::pagecache;
 use crate::program::Program;
 use crate::store::Store;
+use crate::way_home::{lets_child_in, refused};
 use crate::workers::{Pool, Workers};
+use tiexec_tracee::Failure;
 
 /// Switches the shared objects of a program whose `ld.so` is done, within `left`; returns the
 /// session with which it goes home.

@@ -32,8 +32,8 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, process};
 
 use crate::credentials;
-use crate::failure::Failure;
 use crate::trusted::{self, Rule};
+use tiexec_tracee::Failure;
 
 /// Where root's locks are.
 const SYSTEM: &str = "/run/tiexec/lock";

@@ -18,11 +18,11 @@ use tiexec_sys::areas;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::arch;
 
-use crate::failure::Failure;
 use crate::open_mapped::open_mapped;
 use crate::program::elf_facts;
 use crate::target_file::TargetFile;
 use crate::workers::Workers;
+use tiexec_tracee::Failure;
 
 /// Most other files that are looked at on either side of an area of ours: those of its own file are the
 /// nearest, but for what the program mapped between them.

@@ -9,7 +9,7 @@ use tiexec_sys::Pid;
 use tiexec_sys::numa::{node_of_processor, nodes_of, usable_nodes};
 use tiexec_sys::procfs::ProcDir;
 
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// Returns the nodes that the huge pages of a copy for the process are put on by turns; none to leave that
 /// to the kernel. `process` is the directory of the thread whose node is `local`.

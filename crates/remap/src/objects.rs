@@ -8,15 +8,17 @@
 use std::collections::{HashSet, VecDeque};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use tiexec_core::addr::Pages;
+use tiexec_core::addr::{Pages, RemoteAddr};
 use tiexec_core::config::EdgePolicy;
 use tiexec_core::dynamic::{Dynamic, dynamic_part};
 use tiexec_core::elf::{ElfFacts, ElfHeader, interpreter_part};
 use tiexec_core::ldcache;
+use tiexec_core::rebase::MainImage;
 
 /// A shared object that has whole huge pages of text.
 #[derive(Debug)]
@@ -284,4 +286,9 @@ fn directories(list: &[u8], of: &Path) -> Vec<PathBuf> {
         .filter(|part| !part.is_empty())
         .filter_map(one)
         .collect()
+}
+
+/// Returns the parts of an object's file that can be PMD-mapped from its page cache there.
+pub(crate) fn chunks_of(object: &Object, pages: Pages) -> Vec<Range<u64>> {
+    MainImage::new(&object.facts, 0, RemoteAddr::new(0)).congruent_chunks(0, pages)
 }

@@ -23,9 +23,9 @@ use tiexec_sys::reopen::{self, Identity, PathFile};
 use tiexec_sys::{Errno, SysError, procmap, thp};
 
 use crate::credentials;
-use crate::failure::Failure;
 use crate::target_file::TargetFile;
 use crate::workers::Workers;
+use tiexec_tracee::Failure;
 
 /// File systems whose pages come from this kernel and a local device, or from memory.
 const LOCAL: [&[u8]; 18] = [

@@ -14,8 +14,8 @@ use tiexec_sys::holes::Holes;
 use tiexec_sys::pagecache::{FileMapping, may_look};
 use tiexec_sys::{Errno, SysError};
 
-use crate::failure::Failure;
 use crate::headroom;
+use tiexec_tracee::Failure;
 
 /// The part of a file's text that is in huge folios now.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -22,8 +22,8 @@ use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::session::Session;
 
-use crate::failure::Failure;
 use crate::protection;
+use tiexec_tracee::Failure;
 
 /// Moves the program, held at its exec stop, as `plan` says. `auxv` is `/proc/PID/auxv` as it was
 /// read at this stop, `base` the base page.

@@ -13,8 +13,8 @@ use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::session::Session;
 
-use crate::failure::Failure;
 use crate::image::{Staged, memfd_name};
+use tiexec_tracee::Failure;
 
 /// Returns the flags of a memfd in pages of the hugetlb pool of this size; the pool's usual size may be
 /// another than the PMD's (`default_hugepagesz`).

@@ -15,9 +15,9 @@ use tiexec_core::skip::SkipReason;
 use tiexec_sys::process;
 use tiexec_sys::reopen::PathFile;
 
-use crate::failure::Failure;
 use crate::pagecache;
 use crate::workers::Reader;
+use tiexec_tracee::Failure;
 
 /// Bytes of a file at a place in it.
 pub(crate) trait ReadAt {

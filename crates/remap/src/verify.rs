@@ -11,10 +11,10 @@ use tiexec_core::skip::SkipReason;
 use tiexec_sys::{areas, thp};
 use tiexec_tracee::held::ExecStop;
 
-use crate::failure::Failure;
-use crate::launch::Order;
 use crate::numa;
+use crate::order::Order;
 use crate::units;
+use tiexec_tracee::Failure;
 
 /// The results of the phases before.
 pub(crate) struct Found {

@@ -34,24 +34,9 @@ use tiexec_sys::ptrace::{self, Options, Resume, SyscallStop};
 use tiexec_sys::{Errno, Pid, SysError, c, rehearse};
 
 use crate::error::{TraceError, refusal};
+use crate::failure::Failure;
 use crate::fault;
 use crate::session::resume_to_syscall;
-
-/// Why the program will run plainly, and the detail for the message.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Declined {
-    /// The reason.
-    pub reason: SkipReason,
-    /// The exact event; empty if the reason says everything.
-    pub detail: String,
-}
-
-impl Declined {
-    /// Makes one.
-    pub fn new(reason: SkipReason, detail: impl ToString) -> Self {
-        Self { reason, detail: detail.to_string() }
-    }
-}
 
 /// The caller's end of a held launch: it is being traced, and may exec now.
 #[derive(Debug)]
@@ -93,12 +78,12 @@ pub struct Arming<'a> {
 ///
 /// # Panics
 /// Never in the caller. A panic of `work` ends the helper, whose tracee then goes home.
-pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Declined> {
-    let declined = |reason, error: &dyn ToString| Declined::new(reason, error.to_string());
+pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure> {
+    let declined = |reason, error: &dyn ToString| Failure::new(reason, error.to_string());
     if !process::children_share_pid_namespace() {
         // The helper would be its init, and its end the end of the namespace.
         let detail = "this process's children go to a new PID namespace (unshare --fork first)";
-        return Err(Declined::new(SkipReason::ForkFailed, detail));
+        return Err(Failure::new(SkipReason::ForkFailed, detail));
     }
     if arming.rehearse {
         scout()?;
@@ -140,12 +125,12 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Declined
 /// Sends a child ahead that makes every call of this launch, the caller's own and the program's,
 /// under the seccomp filters in force: if one of them kills, it kills the child. Until the child has
 /// said that it outlived `wait4`, the caller itself makes no call but `pipe2`, `clone` and `read`.
-fn scout() -> Result<(), Declined> {
-    let refused = |what: &dyn ToString| Declined::new(SkipReason::Seccomp, what.to_string());
+fn scout() -> Result<(), Failure> {
+    let refused = |what: &dyn ToString| Failure::new(SkipReason::Seccomp, what.to_string());
     let (mut from_child, mut to_caller) =
-        std::io::pipe().map_err(|error| Declined::new(SkipReason::FdLimit, error))?;
+        std::io::pipe().map_err(|error| Failure::new(SkipReason::FdLimit, error))?;
     let forked = process::fork_single_threaded(Role::Scout)
-        .map_err(|error| Declined::new(SkipReason::ForkFailed, error))?;
+        .map_err(|error| Failure::new(SkipReason::ForkFailed, error))?;
     let Fork::Parent(child) = forked else {
         let _panicked = catch_unwind(AssertUnwindSafe(|| {
             process::block_signals();
@@ -192,8 +177,8 @@ fn rehearse_launch() -> std::io::Result<()> {
 }
 
 /// Tells the helper to go on, and waits for its answer.
-fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Declined> {
-    let died = |what: &str| Declined::new(SkipReason::HelperDied, what);
+fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Failure> {
+    let died = |what: &str| Failure::new(SkipReason::HelperDied, what);
     if let Err(error) = channel.write_all(b"g") {
         return Err(died(&format!("before it began: {error}")));
     }
@@ -210,7 +195,7 @@ fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Decline
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 let late = "the helper did not start in time";
-                return Err(Declined::new(SkipReason::Deadline, late));
+                return Err(Failure::new(SkipReason::Deadline, late));
             }
             // It died with our word unread.
             Err(error) => return Err(died(&error.to_string())),
@@ -222,7 +207,7 @@ fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Decline
     }
     let (name, detail) = text.split_once('\n').unwrap_or((&text, ""));
     let reason = SkipReason::ALL.iter().find(|reason| reason.as_str() == name);
-    Err(Declined::new(reason.copied().unwrap_or(SkipReason::HelperDied), detail))
+    Err(Failure::new(reason.copied().unwrap_or(SkipReason::HelperDied), detail))
 }
 
 /// The helper's life up to the work.
@@ -252,8 +237,8 @@ fn helper(target: Pid, mut channel: UnixStream, arming: &Arming<'_>, work: impl 
     work(target);
 }
 
-fn seize_refused(error: SysError) -> Declined {
-    Declined::new(SkipReason::PtraceDenied, refusal(&error))
+fn seize_refused(error: SysError) -> Failure {
+    Failure::new(SkipReason::PtraceDenied, refusal(&error))
 }
 
 /// A program stopped right after its exec, before its first instruction, in syscall-exit-stop.

@@ -9,6 +9,7 @@
 
 pub mod arch;
 mod error;
+mod failure;
 mod fault;
 pub mod foreseen;
 pub mod gadgets;
@@ -21,3 +22,4 @@ pub mod stopped;
 pub mod threads;
 
 pub use error::{TraceError, refusal};
+pub use failure::Failure;

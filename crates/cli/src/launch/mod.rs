@@ -24,14 +24,16 @@ use tiexec_engine::sampling::number;
 use tiexec_engine::{hottest, huge_pages};
 use tiexec_remap::Failure;
 use tiexec_remap::attach::Images;
-use tiexec_remap::launch::{Launched, Order, Sources, bring_in, bring_in_object, carry_out};
+use tiexec_remap::launch::{Launched, bring_in, bring_in_object, carry_out};
 use tiexec_remap::objects::{self, Expected, Object};
+use tiexec_remap::order::Order;
+use tiexec_remap::sources::Sources;
 use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::entry::Argv;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::watch::Heirs;
 use tiexec_sys::{Errno, Pid, SysError, process};
-use tiexec_tracee::held::{Arming, Declined, MayTrace, arm, wait_for_exec};
+use tiexec_tracee::held::{Arming, MayTrace, arm, wait_for_exec};
 
 use crate::exit;
 use crate::image_file::{Image, Verdict, is_executable, judge, search};
@@ -94,12 +96,12 @@ pub(crate) fn run(argv: Argv, program: usize, options: Layer, dry_run: bool) -> 
 }
 
 /// Tells a missing `/proc` from a missing descriptor.
-fn proc_unreadable(error: SysError) -> Declined {
+fn proc_unreadable(error: SysError) -> Failure {
     let reason = match error.errno {
         Errno::MFILE => SkipReason::FdLimit,
         _ => SkipReason::ProcUnavailable,
     };
-    Declined::new(reason, error)
+    Failure::new(reason, error)
 }
 
 impl Launcher {
@@ -212,8 +214,8 @@ impl Launcher {
     }
 
     /// Looks for any reason to exec plainly, the cheapest to find first.
-    fn prepare(&self) -> Result<Way, Declined> {
-        let plain = |reason| Err(Declined::new(reason, ""));
+    fn prepare(&self) -> Result<Way, Failure> {
+        let plain = |reason| Err(Failure::new(reason, ""));
         if self.settings.off {
             return plain(SkipReason::Disabled);
         }
@@ -245,7 +247,7 @@ impl Launcher {
                 if let (false, true, Some(size)) =
                     (fills, objects.is_empty(), self.settings.pool_page())
                 {
-                    return Err(Declined::new(SkipReason::PageSize, huge_pages::too_large(size)));
+                    return Err(Failure::new(SkipReason::PageSize, huge_pages::too_large(size)));
                 }
                 if !fills && objects.is_empty() {
                     let main =
@@ -257,12 +259,12 @@ impl Launcher {
             Verdict::Unknown => return plain(SkipReason::TooSmall),
         }
         let pages = pages.ok_or_else(|| {
-            Declined::new(SkipReason::ThpUnsupported, "the kernel has no transparent huge pages")
+            Failure::new(SkipReason::ThpUnsupported, "the kernel has no transparent huge pages")
         })?;
         let sources = Sources::asked_for(self.settings.backing, self.settings.numa);
         if sources.copy != Some(Backing::Hugetlb) && process::thp_disabled() {
             let detail = "PR_SET_THP_DISABLE is in force (prctl(2)); it is inherited";
-            return Err(Declined::new(SkipReason::ThpDisabled, detail));
+            return Err(Failure::new(SkipReason::ThpDisabled, detail));
         }
         let image = match &verdict {
             Verdict::Treat(image) if self.settings.until_exec.is_none() => Some(image),
@@ -272,7 +274,7 @@ impl Launcher {
         let status = process.status().map_err(proc_unreadable)?;
         if !fills && status.seccomp != 0 {
             let detail = "shared objects are left alone under a seccomp filter";
-            return Err(Declined::new(SkipReason::LinkerUnwatched, detail));
+            return Err(Failure::new(SkipReason::LinkerUnwatched, detail));
         }
         let begun = Instant::now();
         // A filter may kill a process that looks at the page cache. Then the helper looks at it.

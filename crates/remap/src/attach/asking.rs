@@ -10,7 +10,7 @@ use tiexec_tracee::arch::Call;
 use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::Session;
 
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// `msync(MS_INVALIDATE)` invalidates nothing on Linux: it answers EBUSY where memory is locked (`mm/msync.c`).
 const IS_LOCKED: Foreseen = Foreseen::optional(

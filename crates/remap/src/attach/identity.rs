@@ -13,7 +13,7 @@ use tiexec_sys::{Pid, c};
 use tiexec_tracee::threads;
 
 use super::AttachOrder;
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// Makes sure that each of `vmas` is mapped as it was.
 ///

@@ -12,10 +12,10 @@ use tiexec_core::plan::{Backing, Span};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::SysError;
 
-use crate::failure::Failure;
 use crate::image::{self, Filled, Memory, Source};
 use crate::store::Store;
 use crate::switch::hugetlb_flags;
+use tiexec_tracee::Failure;
 
 /// The text of some spans of one file, in huge pages.
 #[derive(Debug)]

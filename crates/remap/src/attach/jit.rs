@@ -20,7 +20,7 @@ use tiexec_tracee::session::Session;
 use super::identity;
 use super::written::Written;
 use super::{AttachOrder, Done, Stop, ThpOn, in_a_stop, thp_is_off};
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// How often a passing obstacle (a page that somebody is using) is tried again.
 const ATTEMPTS: u32 = 3;

@@ -17,8 +17,8 @@ use tiexec_tracee::session::Session;
 use tiexec_tracee::threads;
 
 use super::AttachOrder;
-use crate::failure::Failure;
 use crate::mapped::{Layouts, is_marked_widened};
+use tiexec_tracee::Failure;
 
 /// The most that is taken away at once: more than a death leaves. A program may put marks on as much as it likes.
 const MOST: usize = 64;

@@ -2,7 +2,7 @@
 
 use tiexec_core::skip::SkipReason;
 
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// The mappings that one switch can add for good: it cuts the text into the part, and what lies below
 /// and above.

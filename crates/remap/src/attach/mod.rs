@@ -56,9 +56,9 @@ pub(crate) use prepared::{Prepared, prepare};
 pub use revert::{Reverted, revert};
 pub use verify::report;
 
-use crate::failure::Failure;
-use crate::launch::Sources;
+use crate::sources::Sources;
 use crate::workers::{Fetcher, Workers};
+use tiexec_tracee::Failure;
 
 /// The order to work on a running process.
 #[derive(Clone, Copy, Debug)]

@@ -15,7 +15,7 @@ use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::Session;
 
 use super::AttachOrder;
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 const FAMILY: i32 = c::AF_UNIX;
 const KIND: i32 = c::SOCK_DGRAM | c::SOCK_CLOEXEC;

@@ -24,9 +24,9 @@ use tiexec_tracee::arch::Call;
 use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::{MAX_BATCH, Session};
 
-use crate::failure::Failure;
 use crate::protection::{GUARDED, TEXT};
 use crate::switch::mark_widened;
+use tiexec_tracee::Failure;
 
 /// The address space in which parts are switched.
 #[derive(Clone, Copy, Debug)]

@@ -23,8 +23,8 @@ use super::pass::{Passage, send};
 use super::place::{self, Handed, Surroundings, Switch};
 use super::switching::id_of;
 use super::written::Written;
-use crate::failure::Failure;
 use crate::headroom;
+use tiexec_tracee::Failure;
 
 /// The most that is copied of a process of other credentials, in bytes: this process pays for it until the file's own
 /// ranges are back, and longer if the process keeps it.

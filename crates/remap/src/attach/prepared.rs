@@ -33,10 +33,10 @@ use super::{
     AttachOrder, Attached, Done, ThpOn, asking, has_locked_memory, left, mappings, pass, place,
     thp_is_off,
 };
-use crate::failure::Failure;
 use crate::image::{Memory, Source};
 use crate::target_file::TargetFile;
 use crate::{areas, headroom, mapped, numa};
+use tiexec_tracee::Failure;
 
 /// All that can be done beside a process.
 pub(crate) struct Prepared {

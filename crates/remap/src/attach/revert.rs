@@ -31,10 +31,10 @@ use super::prepared::COPY_CALLS;
 use super::written::Written;
 use super::{AttachOrder, Stop, StopCost, asking, has_locked_memory, in_a_stop, left, mappings};
 use crate::areas;
-use crate::failure::Failure;
 use crate::mapped::{self, Layouts, Mapped, is_marked_widened};
 use crate::protection::{GUARDED, TEXT};
 use crate::target_file::{ReadAt, TargetFile};
+use tiexec_tracee::Failure;
 
 /// The result of a revert.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -17,10 +17,10 @@ use tiexec_sys::procfs::ProcDir;
 use super::AttachOrder;
 use super::images::{Image, Images};
 use super::texts::Texts;
-use crate::failure::Failure;
 use crate::image::{Filled, Staged};
 use crate::program::elf_facts;
 use crate::store::{BuildOrder, Store, StoredImage};
+use tiexec_tracee::Failure;
 
 /// Bytes of an image that a machine builds in a millisecond, about.
 const BUILT_PER_MILLISECOND: u128 = 256 << 10;

@@ -18,10 +18,10 @@ use super::place::{self, Handed, Surroundings, Switch};
 use super::texts::Texts;
 use super::written::Written;
 use super::{AttachOrder, asking};
-use crate::failure::Failure;
 use crate::image::Staged;
 use crate::protection;
 use crate::target_file::TargetFile;
+use tiexec_tracee::Failure;
 
 /// The spans of one text, and the image that holds them.
 #[derive(Debug)]

@@ -18,11 +18,11 @@ use tiexec_sys::procfs::ProcDir;
 
 use super::AttachOrder;
 use super::written::Written;
-use crate::failure::Failure;
 use crate::headroom;
 use crate::open_mapped::open_mapped;
 use crate::program::elf_facts;
 use crate::target_file::TargetFile;
+use tiexec_tracee::Failure;
 
 /// Text VMAs and the files that they are of, each opened once.
 #[derive(Debug, Default)]

@@ -19,7 +19,7 @@ use tiexec_tracee::{TraceError, refusal};
 
 use super::AttachOrder;
 use super::boost::Boost;
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// How long only for one that will see nothing of it.
 const UNSEEN_FIRST: Duration = Duration::from_secs(1);

@@ -9,7 +9,7 @@ use tiexec_core::skip::SkipReason;
 use tiexec_sys::address_space::AddressSpace;
 use tiexec_sys::scan;
 
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// The pagemap of an address space, opened once.
 #[derive(Debug)]

@@ -17,8 +17,8 @@ use super::directory::{Directory, Kind};
 use super::fill::{self, Stop};
 use super::temporary::Temporary;
 use super::{BuildOrder, Wanted, lookup, prune};
-use crate::failure::Failure;
 use crate::headroom;
+use tiexec_tracee::Failure;
 
 /// How long a builder that waits for another's image sleeps between looks.
 const LOOK: Duration = Duration::from_millis(1);

@@ -22,7 +22,7 @@ use tiexec_sys::SysError;
 use tiexec_sys::memory::FillMapping;
 use tiexec_tracee::arch;
 
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// Most threads that fill one image.
 const MAX_THREADS: usize = 4;

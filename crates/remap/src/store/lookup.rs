@@ -8,7 +8,7 @@ use tiexec_core::skip::SkipReason;
 use tiexec_sys::Errno;
 
 use super::directory::{Directory, Kind};
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// Opens the image of that name; `None` if there is none. The name says which original it is of: it
 /// was made from the opened original's own state.

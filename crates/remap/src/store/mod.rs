@@ -37,9 +37,9 @@ use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 
-use crate::failure::Failure;
 use directory::{Directories, Directory, Kind};
 use key::Key;
+use tiexec_tracee::Failure;
 
 /// The end of every image's file name, by which TiExec knows one in `/proc/PID/maps`.
 pub const SUFFIX: &str = ".tiexec";

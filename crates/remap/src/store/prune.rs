@@ -14,7 +14,7 @@ use super::key::{Key, sidecar_name};
 use super::state::{self, Entry, State};
 use super::temporary::Temporary;
 use super::users::Users;
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// Why something was removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]

@@ -9,7 +9,7 @@ use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::Errno;
 
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// Extended attributes that let in, or keep out, others than the mode says.
 const LISTS: [&str; 2] = ["system.posix_acl_access", "system.nfs4_acl"];

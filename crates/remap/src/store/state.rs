@@ -16,7 +16,7 @@ use super::directory::Directory;
 use super::key::{SCHEMA, Sidecar, sidecar_name};
 use super::lookup;
 use super::users::Users;
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// Longest sidecar that is read, in bytes.
 const MAX_SIDECAR: u64 = 64 << 10;

@@ -14,7 +14,7 @@ use tiexec_sys::{Errno, SysError};
 use super::Wanted;
 use super::directory::Directory;
 use super::key::{SCHEMA, Sidecar, sidecar_name, temporary_name};
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// An image that is being built. Removed when dropped, unless it was finished.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use tiexec_sys::Errno;
 
 use super::directory::Directory;
 use super::{fill, lookup, state};
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// The findings about one image.
 #[derive(Clone, PartialEq, Eq, Debug)]

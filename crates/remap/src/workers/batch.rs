@@ -10,8 +10,9 @@ use tiexec_sys::process::{self, Fork};
 use tiexec_sys::{Pid, place};
 
 use super::output::Output;
+use tiexec_tracee::Failure;
+
 use super::{Pool, end};
-use crate::failure::Failure;
 
 /// Does `one` to each of `pids`, in a process of its own that is ended after `patience` with one of them, and returns
 /// its exit statuses. `gave_up` gives the status of a process that was not finished. This process must have

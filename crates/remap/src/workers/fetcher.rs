@@ -12,7 +12,7 @@ use tiexec_sys::packets::{Packet, Packets};
 use tiexec_sys::{Pid, place, process};
 
 use super::{IN_A_STOP, Worker};
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// The fetcher, as the tracer sees it.
 #[derive(Debug)]

@@ -38,7 +38,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError};
 
 use crate::credentials;
-use crate::failure::Failure;
+use tiexec_tracee::Failure;
 
 /// How long an answer of a worker is waited for while a thread of the process stands.
 const IN_A_STOP: Duration = Duration::from_secs(1);

@@ -30,10 +30,10 @@ use tiexec_sys::reopen::PathFile;
 
 use super::{IN_A_STOP, Worker};
 use crate::attach::{Image, Images};
-use crate::failure::Failure;
 use crate::image::{Filled, Memory, Source, Staged};
 use crate::target_file::FileFacts;
 use crate::{headroom, pagecache};
+use tiexec_tracee::Failure;
 
 /// How long it may take to open a file of a local file system.
 const OPENING: Duration = Duration::from_secs(5);

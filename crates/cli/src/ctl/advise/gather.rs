@@ -15,7 +15,7 @@ use tiexec_engine::follow::tree::Tree;
 use tiexec_engine::sampling::{Sampling, number, refusal};
 use tiexec_engine::target::Target;
 use tiexec_remap::attach::{Images, attach};
-use tiexec_remap::launch::Sources;
+use tiexec_remap::sources::Sources;
 use tiexec_sys::counters::Counters;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::sampler::{Clock, Heirs};

@@ -1,4 +1,4 @@
-//! Why a stage or a switch failed.
+//! The one failure: why text is left where it is.
 
 use std::fmt;
 
@@ -6,14 +6,15 @@ use tiexec_core::proc::maps::Vma;
 use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::{Errno, SysError};
-use tiexec_tracee::{TraceError, refusal};
+
+use crate::error::{TraceError, refusal};
 
 /// A reason to leave text where it is, with the detail for the message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
     /// The reason, as reports print it.
     pub reason: SkipReason,
-    /// The exact event.
+    /// The exact event; empty if the reason says everything.
     pub detail: String,
 }
 
@@ -51,7 +52,7 @@ impl Failure {
 
 impl Failure {
     /// Makes one of a mapping that is gone, or another one.
-    pub(crate) fn mapped_otherwise(vma: &Vma) -> Self {
+    pub fn mapped_otherwise(vma: &Vma) -> Self {
         let what = format!("{} is mapped otherwise than before: {}", vma.range, vma.path().shown());
         Self::new(SkipReason::Changed, what)
     }
