@@ -11,7 +11,8 @@ use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::report::Report;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
-use tiexec_remap::attach::{AttachOrder, Attached, Images, attach};
+use tiexec_remap::attach::{AttachOrder, Attached, attach};
+use tiexec_remap::images::Images;
 use tiexec_sys::sampler::Heirs;
 use tiexec_sys::{Pid, SysError, areas, processor};
 

@@ -13,8 +13,9 @@ use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{
-    AttachOrder, Attached, Images, Reverted, attach, cause_at_first_look, collapse_jit,
+    AttachOrder, Attached, Reverted, attach, cause_at_first_look, collapse_jit,
 };
+use tiexec_remap::images::Images;
 use tiexec_remap::lock::Lock;
 use tiexec_remap::mapped;
 use tiexec_remap::sources::Sources;

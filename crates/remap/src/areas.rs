@@ -9,6 +9,7 @@ use tiexec_core::proc::maps::Vma;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::areas::{self, Seen};
 use tiexec_sys::procfs::ProcDir;
+use tiexec_tracee::Failure;
 use tiexec_tracee::arch;
 
 use crate::attach::AttachOrder;
@@ -16,7 +17,6 @@ use crate::open_mapped::open_mapped;
 use crate::program::elf_headers;
 use crate::target_file::ReadAt;
 use crate::workers::Workers;
-use tiexec_tracee::Failure;
 
 /// Looks at a process. Where its text may be guarded or tagged, smaps is read too: no other file tells.
 ///

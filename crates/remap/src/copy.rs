@@ -10,6 +10,7 @@ use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::{SysError, c};
+use tiexec_tracee::Failure;
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::session::{SCRATCH_LEN, Session};
 
@@ -17,7 +18,6 @@ use crate::image::{self, Filled, Memory, Source, Staged};
 use crate::order::Order;
 use crate::program::Program;
 use crate::{headroom, numa, protection, rebase, switch};
-use tiexec_tracee::Failure;
 
 /// Stages the spans of `backing`, image or hugetlb, in a memfd of the program's own, and switches
 /// to what was staged until `deadline`.

@@ -17,6 +17,7 @@ use tiexec_core::report::Report;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::address_space::Memory;
 use tiexec_sys::{process, ptrace};
+use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{self};
 use tiexec_tracee::gadgets;
@@ -33,7 +34,6 @@ use crate::program::Program;
 use crate::verify::{self, Cost, Found};
 use crate::way_home::{lets_child_in, reap, refused};
 use crate::{copy, linked, objects, pagecache, rebase, switch};
-use tiexec_tracee::Failure;
 
 /// With at least this many bytes to relocate, `ld.so` takes long enough for TiExec to catch it by polling.
 const LONG_RELOCATION: u64 = 512 << 10;

@@ -15,6 +15,7 @@ use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::Pid;
 use tiexec_sys::address_space::AddressSpace;
+use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{self, Call, Gadgets};
 use tiexec_tracee::linking::Progress;
@@ -22,7 +23,8 @@ use tiexec_tracee::session::Session;
 use tiexec_tracee::stopped::Stopped;
 use tiexec_tracee::threads::{self, Takes};
 
-use crate::attach::{AttachOrder, Attached, Images, Prepared, prepare};
+use crate::attach::{AttachOrder, Attached, Prepared, prepare};
+use crate::images::Images;
 use crate::objects::Object;
 use crate::objects::chunks_of;
 use crate::order::Order;
@@ -31,7 +33,6 @@ use crate::program::Program;
 use crate::store::Store;
 use crate::way_home::{lets_child_in, refused};
 use crate::workers::{Pool, Workers};
-use tiexec_tracee::Failure;
 
 /// Switches the shared objects of a program whose `ld.so` is done, within `left`; returns the
 /// session with which it goes home.

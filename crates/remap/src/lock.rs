@@ -30,10 +30,10 @@ use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, process};
+use tiexec_tracee::Failure;
 
 use crate::credentials;
 use crate::trusted::{self, Rule};
-use tiexec_tracee::Failure;
 
 /// Where root's locks are.
 const SYSTEM: &str = "/run/tiexec/lock";

@@ -16,13 +16,13 @@ use tiexec_core::proc::maps::{self, FileId, Vma};
 use tiexec_sys::address_space::Memory;
 use tiexec_sys::areas;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_tracee::Failure;
 use tiexec_tracee::arch;
 
 use crate::open_mapped::open_mapped;
 use crate::program::elf_facts;
 use crate::target_file::TargetFile;
 use crate::workers::Workers;
-use tiexec_tracee::Failure;
 
 /// Most other files that are looked at on either side of an area of ours: those of its own file are the
 /// nearest, but for what the program mapped between them.

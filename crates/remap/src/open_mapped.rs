@@ -21,11 +21,11 @@ use tiexec_sys::pagecache::FileMapping;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::{self, Identity, PathFile};
 use tiexec_sys::{Errno, SysError, procmap, thp};
+use tiexec_tracee::Failure;
 
 use crate::credentials;
 use crate::target_file::TargetFile;
 use crate::workers::Workers;
-use tiexec_tracee::Failure;
 
 /// File systems whose pages come from this kernel and a local device, or from memory.
 const LOCAL: [&[u8]; 18] = [

@@ -13,9 +13,9 @@ use tiexec_core::skip::SkipReason;
 use tiexec_sys::holes::Holes;
 use tiexec_sys::pagecache::{FileMapping, may_look};
 use tiexec_sys::{Errno, SysError};
+use tiexec_tracee::Failure;
 
 use crate::headroom;
-use tiexec_tracee::Failure;
 
 /// The part of a file's text that is in huge folios now.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

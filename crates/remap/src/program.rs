@@ -18,6 +18,7 @@ use tiexec_core::rebase::MainImage;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::{Errno, SysError};
+use tiexec_tracee::Failure;
 use tiexec_tracee::arch;
 
 use crate::open_mapped::{must_all_be_local, open_exe};
@@ -25,7 +26,6 @@ use crate::order::Order;
 use crate::pagecache;
 use crate::store::{BuildOrder, Store, StoredImage};
 use crate::target_file::{ReadAt, of_roots_at};
-use tiexec_tracee::Failure;
 
 /// The facts about a program held at its exec stop.
 pub(crate) struct Program {

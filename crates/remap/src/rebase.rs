@@ -18,12 +18,12 @@ use tiexec_core::rebase::{MainImage, Rebase};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{SysError, c};
+use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::session::Session;
 
 use crate::protection;
-use tiexec_tracee::Failure;
 
 /// Moves the program, held at its exec stop, as `plan` says. `auxv` is `/proc/PID/auxv` as it was
 /// read at this stop, `base` the base page.

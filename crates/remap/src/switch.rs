@@ -9,12 +9,12 @@ use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
 use tiexec_core::plan::Backing;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::{Errno, SysError, c};
+use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::session::Session;
 
 use crate::image::{Staged, memfd_name};
-use tiexec_tracee::Failure;
 
 /// Returns the flags of a memfd in pages of the hugetlb pool of this size; the pool's usual size may be
 /// another than the PMD's (`default_hugepagesz`).

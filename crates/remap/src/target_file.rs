@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
-use serde::{Deserialize, Serialize};
 use tiexec_core::addr::Pages;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::process;
 use tiexec_sys::reopen::PathFile;
+use tiexec_tracee::Failure;
 
+use crate::file_facts::FileFacts;
 use crate::pagecache;
 use crate::workers::Reader;
-use tiexec_tracee::Failure;
 
 /// Bytes of a file at a place in it.
 pub(crate) trait ReadAt {
@@ -46,31 +46,6 @@ pub(crate) trait ReadAt {
 impl ReadAt for File {
     fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<usize> {
         FileExt::read_at(self, buffer, at)
-    }
-}
-
-/// The fields of fstat(2) that decide something.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct FileFacts {
-    /// The device.
-    pub device: u64,
-    /// The inode number.
-    pub inode: u64,
-    /// Its length in bytes.
-    pub len: u64,
-    /// Links to it; 0 once it is deleted.
-    pub links: u64,
-}
-
-impl FileFacts {
-    /// Asks the kernel.
-    ///
-    /// # Errors
-    /// As fstat(2).
-    pub(crate) fn of(file: &File) -> io::Result<Self> {
-        let meta = file.metadata()?;
-        let (device, inode, len, links) = (meta.dev(), meta.ino(), meta.len(), meta.nlink());
-        Ok(Self { device, inode, len, links })
     }
 }
 

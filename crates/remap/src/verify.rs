@@ -9,12 +9,12 @@ use tiexec_core::proc::maps::Vma;
 use tiexec_core::report::{Kind, LaunchCost, Outcome, Report};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::{areas, thp};
+use tiexec_tracee::Failure;
 use tiexec_tracee::held::ExecStop;
 
 use crate::numa;
 use crate::order::Order;
 use crate::units;
-use tiexec_tracee::Failure;
 
 /// The results of the phases before.
 pub(crate) struct Found {

@@ -13,9 +13,9 @@ use tiexec_core::skip::SkipReason;
 use tiexec_sys::pagecache::{cache_state, evict, is_open_for_writing};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, SysError};
+use tiexec_tracee::Failure;
 
 use crate::pagecache::{ChunkState, bring, huge_pages, map, state, total, unmapped, unseen};
-use tiexec_tracee::Failure;
 
 /// How much of a file's text is in huge folios that a mapping of the text can map by PMD entries.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -23,7 +23,7 @@ use tiexec_engine::follow::{Follower, Patterns, obstacle, without_watch};
 use tiexec_engine::sampling::number;
 use tiexec_engine::{hottest, huge_pages};
 use tiexec_remap::Failure;
-use tiexec_remap::attach::Images;
+use tiexec_remap::images::Images;
 use tiexec_remap::launch::{Launched, bring_in, bring_in_object, carry_out};
 use tiexec_remap::objects::{self, Expected, Object};
 use tiexec_remap::order::Order;

@@ -12,13 +12,13 @@ use tiexec_core::parts::Parts;
 use tiexec_core::proc::maps::{self, Vma};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::c;
+use tiexec_tracee::Failure;
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::session::Session;
 use tiexec_tracee::threads;
 
 use super::AttachOrder;
 use crate::mapped::{Layouts, is_marked_widened};
-use tiexec_tracee::Failure;
 
 /// The most that is taken away at once: more than a death leaves. A program may put marks on as much as it likes.
 const MOST: usize = 64;

@@ -7,7 +7,6 @@
 mod asking;
 mod boost;
 mod identity;
-mod images;
 mod jit;
 mod left;
 mod mappings;
@@ -40,6 +39,7 @@ use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::address_space::AddressSpace;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, SysError, c};
+use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{Call, Gadgets};
 use tiexec_tracee::foreseen::{Foreseen, constant};
@@ -49,16 +49,14 @@ use tiexec_tracee::stopped::Stopped;
 
 use boost::Boost;
 pub use identity::cause_at_first_look;
-pub(crate) use images::Image;
-pub use images::Images;
 pub use jit::collapse_jit;
 pub(crate) use prepared::{Prepared, prepare};
 pub use revert::{Reverted, revert};
 pub use verify::report;
 
+use crate::images::Images;
 use crate::sources::Sources;
 use crate::workers::{Fetcher, Workers};
-use tiexec_tracee::Failure;
 
 /// The order to work on a running process.
 #[derive(Clone, Copy, Debug)]

@@ -19,6 +19,7 @@ use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::address_space::AddressSpace;
 use tiexec_sys::{Errno, SysError, c};
+use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::foreseen::{Foreseen, constant};
@@ -26,7 +27,6 @@ use tiexec_tracee::session::{MAX_BATCH, Session};
 
 use crate::protection::{GUARDED, TEXT};
 use crate::switch::mark_widened;
-use tiexec_tracee::Failure;
 
 /// The address space in which parts are switched.
 #[derive(Clone, Copy, Debug)]

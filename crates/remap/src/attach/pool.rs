@@ -15,16 +15,16 @@ use tiexec_core::parts::Parts;
 use tiexec_core::plan::Backing;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_tracee::Failure;
 use tiexec_tracee::session::Session;
 
 use super::AttachOrder;
-use super::images::memfd;
 use super::pass::{Passage, send};
 use super::place::{self, Handed, Surroundings, Switch};
 use super::switching::id_of;
 use super::written::Written;
 use crate::headroom;
-use tiexec_tracee::Failure;
+use crate::images::memfd;
 
 /// The most that is copied of a process of other credentials, in bytes: this process pays for it until the file's own
 /// ranges are back, and longer if the process keeps it.

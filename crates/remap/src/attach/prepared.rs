@@ -18,12 +18,12 @@ use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::areas::Seen;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{c, process, vm};
+use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
 use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::{DESCRIPTOR_CALLS, Session};
 
-use super::images::{Image, Images};
 use super::place::Surroundings;
 use super::stored::{self, Stored};
 use super::switching::{Staging, Switching};
@@ -34,9 +34,9 @@ use super::{
     thp_is_off,
 };
 use crate::image::{Memory, Source};
+use crate::images::{Image, Images};
 use crate::target_file::TargetFile;
 use crate::{areas, headroom, mapped, numa};
-use tiexec_tracee::Failure;
 
 /// All that can be done beside a process.
 pub(crate) struct Prepared {

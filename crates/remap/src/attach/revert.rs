@@ -20,6 +20,7 @@ use tiexec_core::proc::maps::{FileId, Vma};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::address_space::Memory;
 use tiexec_sys::c;
+use tiexec_tracee::Failure;
 use tiexec_tracee::foreseen::Foreseen;
 use tiexec_tracee::session::Session;
 
@@ -34,7 +35,6 @@ use crate::areas;
 use crate::mapped::{self, Layouts, Mapped, is_marked_widened};
 use crate::protection::{GUARDED, TEXT};
 use crate::target_file::{ReadAt, TargetFile};
-use tiexec_tracee::Failure;
 
 /// The result of a revert.
 #[derive(Clone, PartialEq, Eq, Debug)]

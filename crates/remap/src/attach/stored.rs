@@ -13,14 +13,14 @@ use tiexec_core::plan::{Backing, Plan, Span};
 use tiexec_core::proc::maps::{FileId, Vma};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_tracee::Failure;
 
 use super::AttachOrder;
-use super::images::{Image, Images};
 use super::texts::Texts;
 use crate::image::{Filled, Staged};
+use crate::images::{Image, Images};
 use crate::program::elf_facts;
 use crate::store::{BuildOrder, Store, StoredImage};
-use tiexec_tracee::Failure;
 
 /// Bytes of an image that a machine builds in a millisecond, about.
 const BUILT_PER_MILLISECOND: u128 = 256 << 10;

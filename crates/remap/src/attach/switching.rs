@@ -9,19 +9,19 @@ use tiexec_core::parts::{Parts, covered, in_range};
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::proc::maps::{self, FileId, Vma};
 use tiexec_core::skip::SkipReason;
+use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::session::Session;
 
-use super::images::Image;
 use super::pass::{Passage, Received, send};
 use super::place::{self, Handed, Surroundings, Switch};
 use super::texts::Texts;
 use super::written::Written;
 use super::{AttachOrder, asking};
 use crate::image::Staged;
+use crate::images::Image;
 use crate::protection;
 use crate::target_file::TargetFile;
-use tiexec_tracee::Failure;
 
 /// The spans of one text, and the image that holds them.
 #[derive(Debug)]

@@ -15,6 +15,7 @@ use tiexec_core::proc::maps::{FileId, Vma};
 use tiexec_core::proc::stat;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_tracee::Failure;
 
 use super::AttachOrder;
 use super::written::Written;
@@ -22,7 +23,6 @@ use crate::headroom;
 use crate::open_mapped::open_mapped;
 use crate::program::elf_facts;
 use crate::target_file::TargetFile;
-use tiexec_tracee::Failure;
 
 /// Text VMAs and the files that they are of, each opened once.
 #[derive(Debug, Default)]

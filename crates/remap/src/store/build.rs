@@ -12,13 +12,13 @@ use tiexec_core::addr::mib;
 use tiexec_core::relaid::Layout;
 use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
+use tiexec_tracee::Failure;
 
 use super::directory::{Directory, Kind};
 use super::fill::{self, Stop};
 use super::temporary::Temporary;
 use super::{BuildOrder, Wanted, lookup, prune};
 use crate::headroom;
-use tiexec_tracee::Failure;
 
 /// How long a builder that waits for another's image sleeps between looks.
 const LOOK: Duration = Duration::from_millis(1);

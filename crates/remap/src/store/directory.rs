@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatVfsMountFlags};
 use tiexec_core::skip::SkipReason;
+use tiexec_tracee::Failure;
 
 use crate::trusted::{self, Distrust, Rule};
-use tiexec_tracee::Failure;
 
 /// Where `tiexecctl store setup` mounts the system's store.
 pub const SYSTEM: &str = "/run/tiexec/images";

@@ -8,10 +8,9 @@ use tiexec_core::skip::SkipReason;
 use tiexec_sys::naming::Role;
 use tiexec_sys::process::{self, Fork};
 use tiexec_sys::{Pid, place};
-
-use super::output::Output;
 use tiexec_tracee::Failure;
 
+use super::output::Output;
 use super::{Pool, end};
 
 /// Does `one` to each of `pids`, in a process of its own that is ended after `patience` with one of them, and returns

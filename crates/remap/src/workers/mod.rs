@@ -36,9 +36,9 @@ use tiexec_sys::packets::{self, Packet, Packets};
 use tiexec_sys::process::{self, Fork};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError};
+use tiexec_tracee::Failure;
 
 use crate::credentials;
-use tiexec_tracee::Failure;
 
 /// How long an answer of a worker is waited for while a thread of the process stands.
 const IN_A_STOP: Duration = Duration::from_secs(1);

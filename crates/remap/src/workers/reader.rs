@@ -27,13 +27,13 @@ use tiexec_sys::place::{self, Place};
 use tiexec_sys::process;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::PathFile;
+use tiexec_tracee::Failure;
 
 use super::{IN_A_STOP, Worker};
-use crate::attach::{Image, Images};
+use crate::file_facts::FileFacts;
 use crate::image::{Filled, Memory, Source, Staged};
-use crate::target_file::FileFacts;
+use crate::images::{Image, Images};
 use crate::{headroom, pagecache};
-use tiexec_tracee::Failure;
 
 /// How long it may take to open a file of a local file system.
 const OPENING: Duration = Duration::from_secs(5);

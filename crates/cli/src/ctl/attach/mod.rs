@@ -18,7 +18,8 @@ use tiexec_engine::huge_pages;
 use tiexec_engine::sampling::refusal;
 use tiexec_engine::target::{LONGEST, Target, carry_out, has_text_of_ours};
 use tiexec_remap::Failure;
-use tiexec_remap::attach::{Attached, Images, Reverted, revert};
+use tiexec_remap::attach::{Attached, Reverted, revert};
+use tiexec_remap::images::Images;
 use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::Pid;
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use tiexec_core::config::Settings;
 use tiexec_engine::follow::tree::Tree;
 use tiexec_engine::follow::{Follower, Patterns, Tell, without_watch};
-use tiexec_remap::attach::Images;
+use tiexec_remap::images::Images;
 use tiexec_remap::workers::Pool;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::watch::{Heirs, Watch};

@@ -11,11 +11,11 @@ use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::SysError;
+use tiexec_tracee::Failure;
 
 use crate::image::{self, Filled, Memory, Source};
 use crate::store::Store;
 use crate::switch::hugetlb_flags;
-use tiexec_tracee::Failure;
 
 /// The text of some spans of one file, in huge pages.
 #[derive(Debug)]
