@@ -88,6 +88,7 @@ impl Session {
     /// # Errors
     /// The tracee is gone, or on its way home.
     pub fn batch(&mut self, calls: &[Call]) -> Result<(), TraceError> {
+        debug_assert!(calls.iter().all(|call| self.permission.covers(call)), "{calls:?}");
         let calls: Vec<Call> = calls.iter().map(|call| fault::in_batch(*call)).collect();
         self.make_batch(&calls)
     }
