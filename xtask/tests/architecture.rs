@@ -56,3 +56,125 @@ fn only_sys_has_unsafe_code() {
         assert_eq!(forbids, name != "sys", "{name}");
     }
 }
+
+/// A file of a crate, by its place among the modules.
+type Module = Vec<String>;
+
+/// The files of a crate by their modules; `lib.rs` is the empty one.
+fn modules(source: &Path, at: &Path, found: &mut BTreeMap<Module, String>) {
+    for entry in fs::read_dir(at).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        let relative = path.strip_prefix(source).expect("below it").with_extension("");
+        let mut module: Module =
+            relative.iter().map(|name| name.to_str().expect("UTF-8").to_owned()).collect();
+        if path.is_dir() {
+            if relative != Path::new("bin") {
+                modules(source, &path, found);
+            }
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            if module.last().is_some_and(|name| name == "mod" || name == "lib") {
+                module.pop();
+            }
+            let text = fs::read_to_string(&path).expect("a source file");
+            let code: Vec<&str> = text
+                .lines()
+                .take_while(|line| *line != "#[cfg(test)]")
+                .map(|line| line.split("//").next().unwrap_or_default())
+                .collect();
+            found.insert(module, code.join("\n"));
+        }
+    }
+}
+
+/// The paths of a `use`, one by one: `a::{b, c::d}` is `a::b` and `a::c::d`.
+fn flat(prefix: &str, tree: &str, paths: &mut Vec<String>) {
+    let (mut depth, mut start) = (0, 0);
+    let ends = tree.char_indices().chain([(tree.len(), ',')]);
+    for (at, letter) in ends {
+        match letter {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                let part = tree[start..at].trim();
+                start = at + 1;
+                match part.split_once('{') {
+                    Some((more, group)) => {
+                        let group = group.strip_suffix('}').unwrap_or(group);
+                        flat(&format!("{prefix}{more}"), group, paths);
+                    }
+                    None if !part.is_empty() => paths.push(format!("{prefix}{part}")),
+                    None => {}
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The paths that a file names: those it uses, and those that begin with `crate` or `super`.
+fn paths(code: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let uses = code.split("use ").skip(1).filter_map(|rest| rest.split_once(';'));
+    for (tree, _) in uses.filter(|(tree, _)| !tree.contains(['(', '=', '"'])) {
+        flat("", tree, &mut found);
+    }
+    let part = |letter: char| letter.is_alphanumeric() || letter == '_' || letter == ':';
+    let words = code.split(|letter| !part(letter));
+    let inline = words.filter(|word| word.starts_with("crate::") || word.starts_with("super::"));
+    found.extend(inline.map(str::to_owned));
+    found
+}
+
+/// The file of the crate that a path, named in `from`, leads to.
+fn target(files: &BTreeMap<Module, String>, from: &Module, path: &str) -> Option<Module> {
+    let mut names: Vec<&str> = path.split("::").map(str::trim).collect();
+    let mut module = match names.first().copied()? {
+        "crate" => Module::new(),
+        "self" | "super" => from.clone(),
+        child => {
+            let below: Module = from.iter().cloned().chain([child.to_owned()]).collect();
+            files.contains_key(&below).then(|| from.clone())?
+        }
+    };
+    while names.first() == Some(&"super") {
+        module.pop();
+        names.remove(0);
+    }
+    names.retain(|&name| name != "crate" && name != "self");
+    module.extend(names.into_iter().map(str::to_owned));
+    while !files.contains_key(&module) {
+        module.pop()?;
+    }
+    Some(module)
+}
+
+/// A module and the files below it may know each other; no other files go in a circle.
+#[test]
+fn no_files_go_in_a_circle() {
+    for (name, _) in LAYERS {
+        let source = crates().join(name).join("src");
+        let mut files = BTreeMap::new();
+        modules(&source, &source, &mut files);
+        let arrows = |from: &Module, code: &String| -> Vec<Module> {
+            let to = paths(code).into_iter().filter_map(|path| target(&files, from, &path));
+            to.filter(|to| !to.starts_with(from) && !from.starts_with(to)).collect()
+        };
+        let mut left: BTreeMap<Module, Vec<Module>> =
+            files.iter().map(|(from, code)| (from.clone(), arrows(from, code))).collect();
+        // Files that lead nowhere, or only to such, are in no circle.
+        loop {
+            let ends: Vec<Module> = left
+                .iter()
+                .filter(|(_, to)| !to.iter().any(|to| left.contains_key(to)))
+                .map(|(from, _)| from.clone())
+                .collect();
+            if ends.is_empty() {
+                break;
+            }
+            left.retain(|from, _| !ends.contains(from));
+        }
+        let circle: Vec<String> = left.keys().map(|module| module.join("::")).collect();
+        assert!(circle.is_empty(), "{name}: these lead to each other: {circle:?}");
+        assert!(files.len() > 5, "{name}: {} files", files.len());
+    }
+}
