@@ -77,6 +77,9 @@ const PREDICATES: usize = 16;
 /// and so whether a handler that runs now must make it return EINTR.
 pub const CALLS_ARE_SEEN: bool = false;
 
+/// Whether calls may be made in batches. They have not been tried here.
+pub const HAS_BATCHES: bool = false;
+
 /// Whether the vDSO has the code that returns from a signal.
 pub const VDSO_RETURNS_FROM_SIGNALS: bool = true;
 

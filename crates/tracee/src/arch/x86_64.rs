@@ -55,6 +55,9 @@ const AMX_COMPONENTS: u64 = 1 << 17 | 1 << 18;
 /// Whether the registers of a stopped thread tell which system call was interrupted, and how.
 pub const CALLS_ARE_SEEN: bool = true;
 
+/// Whether calls may be made in batches.
+pub const HAS_BATCHES: bool = true;
+
 /// Whether the vDSO has the code that returns from a signal.
 pub const VDSO_RETURNS_FROM_SIGNALS: bool = false;
 

@@ -63,7 +63,8 @@ impl Session {
         let unseen = |signal: &i32| seen >> (signal - 1) & 1 == 0;
         let remembers = stopped.interruption == Interruption::WithRemainingTime;
         // The tracer may trace the process and not send it signals: signal 0 asks.
-        if self.batch_room == 0
+        if !arch::HAS_BATCHES
+            || self.batch_room == 0
             || remembers
             || process::signal_thread(process, self.pid, 0).is_err()
         {
