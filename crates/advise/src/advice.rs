@@ -6,9 +6,9 @@ use std::fmt;
 use serde::Serialize;
 use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use tiexec_core::budget::Misses;
-use tiexec_core::counted::Counted;
+use tiexec_core::escape::{self, AsShown};
+use tiexec_core::pmu_counts::Counted;
 use tiexec_core::report::SCHEMA;
-use tiexec_core::shown::{self, AsShown};
 
 use crate::itlb::{
     Evidence, Footprint, Itlb, Judgement, Level, MissTime, Model, Popularity, Shares, Source,
@@ -192,7 +192,7 @@ impl Advice {
     /// # Panics
     /// Never: it holds nothing that JSON cannot.
     pub fn to_json(&self) -> String {
-        shown::json(self)
+        escape::json(self)
     }
 }
 

@@ -12,8 +12,8 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::SCHEMA;
-use tiexec_core::shown::{self, AsShown};
 
 /// How sure an interval is. Several figures are compared at once, and benchmarks are repeated.
 pub const CONFIDENCE: f64 = 0.99;
@@ -307,7 +307,7 @@ impl Bench {
     /// # Panics
     /// Never: it holds nothing that JSON cannot.
     pub fn to_json(&self) -> String {
-        shown::json(self)
+        escape::json(self)
     }
 }
 

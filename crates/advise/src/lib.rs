@@ -5,7 +5,7 @@
 //! comparison ([`compare`]). A [`page`] shows all of them. Planning and switching need nothing of this.
 
 #![forbid(unsafe_code)]
-#![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::shown only")]
+#![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::escape only")]
 
 pub mod advice;
 pub mod budget;

@@ -2,44 +2,46 @@
 
 use clap::Parser;
 use tiexec_core::config::Layer;
-use tiexec_sys::entry::Argv;
+use tiexec_sys::startup::Argv;
 
 use crate::ctl::attach;
 use crate::exit;
 use crate::launch;
 use crate::options::{Attach, Launch};
-use crate::say::say_usage;
+use crate::stdio::say_usage;
 
-/// The wish of a command line.
-enum Wish {
+/// The task that a command line names.
+enum Invocation {
     /// To launch a program: which argument it is, the options before it, and whether to plan only.
     Launch { program: usize, options: Layer, dry_run: bool },
     /// To attach to a process.
     Attach(Attach),
     /// None: clap has printed help, or the defect, and this is the exit status.
-    Told(u8),
+    Answered(u8),
 }
 
 /// Runs `tiexec`; returns an exit status unless it becomes the program.
 pub fn run(argv: Argv) -> u8 {
     match parse(argv) {
-        Wish::Launch { program, options, dry_run } => launch::run(argv, program, options, dry_run),
-        Wish::Attach(options) => attach::run(&options),
-        Wish::Told(status) => status,
+        Invocation::Launch { program, options, dry_run } => {
+            launch::run(argv, program, options, dry_run)
+        }
+        Invocation::Attach(options) => attach::run(&options),
+        Invocation::Answered(status) => status,
     }
 }
 
-fn parse(argv: Argv) -> Wish {
+fn parse(argv: Argv) -> Invocation {
     // The everyday case has no option at all: do not build a parser before every program.
     let first = argv.get(1).unwrap_or_default();
     if first.as_encoded_bytes().first().is_some_and(|&byte| byte != b'-') {
-        return Wish::Launch { program: 1, options: Layer::default(), dry_run: false };
+        return Invocation::Launch { program: 1, options: Layer::default(), dry_run: false };
     }
     match Launch::try_parse_from(argv.collect_from(0)) {
         Ok(Launch { pid: Some(pid), settings, dry_run, .. }) => {
-            Wish::Attach(Attach::from_launch(pid, &settings, dry_run))
+            Invocation::Attach(Attach::from_launch(pid, &settings, dry_run))
         }
-        Ok(parsed) => Wish::Launch {
+        Ok(parsed) => Invocation::Launch {
             program: argv.len() - parsed.program.len(),
             options: parsed.settings.layer(),
             dry_run: parsed.dry_run,
@@ -50,7 +52,7 @@ fn parse(argv: Argv) -> Wish {
             // As an attach it would have been one for its own statuses.
             let attach = argv.collect_from(1).iter().any(|arg| arg == "-p" || arg == "--pid");
             let usage = if attach { exit::USAGE } else { exit::LAUNCH_FAILED };
-            Wish::Told(if failed { usage } else { exit::OK })
+            Invocation::Answered(if failed { usage } else { exit::OK })
         }
     }
 }

@@ -1,15 +1,15 @@
 //! The commands `tiexec` and `tiexecctl`: syntax, settings, and glue around the libraries.
 
 #![forbid(unsafe_code)]
-#![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::shown only")]
+#![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::escape only")]
 
 pub mod command_line;
 pub mod ctl;
 pub mod exit;
 pub mod image_file;
 mod launch;
-mod memory;
+mod memory_options;
 pub mod options;
 mod output;
-pub mod say;
 mod settings;
+pub mod stdio;

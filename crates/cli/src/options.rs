@@ -93,7 +93,7 @@ pub struct LaunchSettings {
 
     /// The programs that come of it, too.
     #[command(flatten)]
-    pub later: Later,
+    pub after_start: AfterStart,
 
     /// No warnings
     #[arg(short, long)]
@@ -153,14 +153,14 @@ impl LaunchSettings {
             verbose: yes(self.verbose),
             until_exec: self.until_exec,
             select: self.select,
-            ..self.later.layer()
+            ..self.after_start.layer()
         }
     }
 }
 
 /// Settings for the time after the beginning.
 #[derive(Args, Clone, Debug, Default)]
-pub struct Later {
+pub struct AfterStart {
     /// Also the programs that the program and its children start, as long as any of them lives
     #[arg(short, long)]
     pub follow: bool,
@@ -185,7 +185,7 @@ pub struct Later {
     pub except: Vec<String>,
 }
 
-impl Later {
+impl AfterStart {
     /// Returns what was said, as a layer of settings.
     pub fn layer(self) -> Layer {
         let said = |list: Vec<String>| (!list.is_empty()).then_some(list);
@@ -456,7 +456,7 @@ pub struct Attach {
 
     /// The programs that come of it, too.
     #[command(flatten)]
-    pub later: Later,
+    pub after_start: AfterStart,
     /// The edge options.
     #[command(flatten)]
     pub edges: EdgeOptions,
@@ -486,7 +486,7 @@ impl Attach {
             backing: settings.backing,
             memory: settings.memory,
             select: settings.select,
-            later: settings.later.clone(),
+            after_start: settings.after_start.clone(),
             edges: settings.edges,
             for_: None,
             dry_run,

@@ -2,9 +2,9 @@
 
 use tiexec_core::config::{Layer, Malformed, Settings};
 use tiexec_engine::switched_off::is_switched_off;
-use tiexec_sys::entry::is_secure;
+use tiexec_sys::startup::is_secure;
 
-use crate::say::warn;
+use crate::stdio::warn;
 
 /// Settings for the machine, one `key=value` a line.
 pub(crate) const CONFIG_FILE: &str = "/etc/tiexec/config";

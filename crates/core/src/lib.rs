@@ -6,23 +6,24 @@
 //! everything here is tested with captured text and by property.
 
 #![forbid(unsafe_code)]
-#![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::shown only")]
+#![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::escape only")]
 
 pub mod addr;
 pub mod area;
 pub mod budget;
 pub mod config;
-pub mod counted;
 pub mod coverage;
 pub mod dynamic;
 pub mod elf;
+pub mod escape;
+pub mod file_ranges;
 pub mod ldcache;
 pub mod marks;
 pub mod notes;
 pub mod numa;
-pub mod parts;
 pub mod perf;
 pub mod plan;
+pub mod pmu_counts;
 pub mod proc;
 pub mod processor;
 pub mod rebase;
@@ -31,7 +32,6 @@ pub mod report;
 pub mod script;
 pub mod seccomp;
 pub mod select;
-pub mod shown;
 pub mod skip;
 pub mod snapshot;
 pub mod value;

@@ -10,7 +10,7 @@ use std::ops::Range;
 use crate::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use crate::config::EdgePolicy;
 use crate::elf::{ElfFacts, LoadSegment};
-use crate::parts::Parts;
+use crate::file_ranges::Parts;
 use crate::plan::edges::edge_chunks;
 use crate::proc::maps::Vma;
 use crate::snapshot::Snapshot;

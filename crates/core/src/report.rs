@@ -8,9 +8,9 @@ use crate::addr::{AddrRange, mib, short};
 use crate::area::SmapsFor;
 use crate::budget::Choice;
 use crate::coverage::FileCoverage;
+use crate::escape::{self, AsShown};
 use crate::numa;
 use crate::plan::{Backing, Span, start_and_end};
-use crate::shown::{self, AsShown};
 use crate::skip::SkipReason;
 
 /// The version of the JSON form. It grows by fields; it is counted up when one changes meaning.
@@ -38,6 +38,17 @@ pub enum Outcome {
     Partial,
     /// None is.
     Skipped,
+}
+
+impl Outcome {
+    /// Returns the outcome where `huge` bytes of the `planned` ones are PMD-mapped.
+    pub const fn of(huge: u64, planned: u64) -> Self {
+        match huge {
+            0 => Self::Skipped,
+            _ if huge < planned => Self::Partial,
+            _ => Self::Switched,
+        }
+    }
 }
 
 /// The cost of a launch, counted by the helper.
@@ -184,7 +195,7 @@ impl Report {
             maps: Option<&'static str>,
         }
         let (perf, uprobes, maps) = (self.perf(), self.uprobes(), self.maps());
-        shown::json(&Json { report: self, perf, uprobes, maps })
+        escape::json(&Json { report: self, perf, uprobes, maps })
     }
 
     /// Returns the bytes of text by the backing with which they are huge, hugetlb and ours first.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use tiexec_core::config::{EdgePolicy, Edges};
 use tiexec_core::elf::LoadSegment;
-use tiexec_core::parts::Parts;
+use tiexec_core::file_ranges::Parts;
 use tiexec_core::plan::edges::{Around, Reserved};
 use tiexec_core::plan::{Backing, Means, Plan, RunningText, plan, plan_running};
 use tiexec_core::proc::maps::{FileId, Perms, Vma};

@@ -13,7 +13,7 @@ use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{AttachOrder, Attached, attach};
 use tiexec_remap::images::Images;
-use tiexec_sys::sampler::Heirs;
+use tiexec_sys::perf_sampler::Heirs;
 use tiexec_sys::{Pid, SysError, areas, processor};
 
 use crate::follow::Tell;

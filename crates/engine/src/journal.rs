@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixDatagram;
 
-use tiexec_core::shown::AsShown;
+use tiexec_core::escape::AsShown;
 use tiexec_remap::build_id::build_id;
 use tiexec_remap::open_exe;
 use tiexec_sys::Pid;

@@ -7,7 +7,7 @@
 //! - [`switched_off`]: the administrator's kill switch.
 
 #![forbid(unsafe_code)]
-#![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::shown only")]
+#![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::escape only")]
 
 pub mod follow;
 pub mod hottest;

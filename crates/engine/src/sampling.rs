@@ -8,9 +8,9 @@ use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::perf::samples::What;
 use tiexec_core::proc::maps;
 use tiexec_remap::headroom;
+use tiexec_sys::perf_sampler::{Clock, Heirs, Sampler, Woken};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::sampler::{Clock, Heirs, Sampler, Woken};
-use tiexec_sys::{Errno, Pid, SysError, jumps, process};
+use tiexec_sys::{Errno, Pid, SysError, jump_timing, process};
 use tiexec_tracee::threads;
 
 /// How often the buffers are emptied.
@@ -168,11 +168,11 @@ fn is_filtered() -> bool {
 
 /// Measures what a miss costs on this machine; where there is no memory to spare for that, what is usual.
 pub fn miss_time(pages: Pages) -> MissTime {
-    let room = |process: ProcDir| headroom::check(&process, jumps::MEMORY).is_ok();
+    let room = |process: ProcDir| headroom::check(&process, jump_timing::MEMORY).is_ok();
     if !ProcDir::this_process().is_ok_and(room) {
         return MissTime::USUAL;
     }
-    jumps::measure(pages).map_or(MissTime::USUAL, |times| {
+    jump_timing::measure(pages).map_or(MissTime::USUAL, |times| {
         MissTime::of_jumps(times.map(|times| (times.base_ns, times.huge_ns)))
     })
 }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use tiexec_core::addr::Pages;
 use tiexec_core::config::Settings;
+use tiexec_core::escape::AsShown;
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::stat;
 use tiexec_core::proc::status::Credentials;
 use tiexec_core::report::Report;
 use tiexec_core::select::Select;
-use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{

@@ -7,9 +7,9 @@
 use std::path::{Path, PathBuf};
 
 use tiexec_core::addr::mib;
+use tiexec_core::escape::AsShown;
 use tiexec_core::proc::cgroup::{MemoryCgroup, memory_cgroup};
 use tiexec_core::proc::meminfo;
-use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 

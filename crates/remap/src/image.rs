@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use rustix::fs::SealFlags;
 use tiexec_core::addr::{AddrRange, PageSize, Pages};
-use tiexec_core::parts::{Part, Parts};
+use tiexec_core::file_ranges::{Part, Parts};
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::holes::Holes;

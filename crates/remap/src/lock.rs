@@ -25,15 +25,15 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, fstat, openat, statat, unlinkat};
+use tiexec_core::escape::AsShown;
 use tiexec_core::proc::stat;
-use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, process};
 use tiexec_tracee::Failure;
 
 use crate::credentials;
-use crate::trusted::{self, Rule};
+use crate::trusted_directory::{self, Rule};
 
 /// Where root's locks are.
 const SYSTEM: &str = "/run/tiexec/lock";
@@ -171,17 +171,18 @@ fn directory() -> Result<OwnedFd, String> {
     };
     let mut why = None;
     for (path, make) in places {
-        let refused = match trusted::open(&path, &Rule { user, sticky: true, make: &make }) {
-            Ok(Some((fd, stat))) if stat.st_uid == user && stat.st_mode & 0o7777 == 0o700 => {
-                return Ok(fd);
-            }
-            Ok(Some((_, stat))) => {
-                let mode = stat.st_mode & 0o7777;
-                format!("{} belongs to user {} with mode {mode:04o}", path.shown(), stat.st_uid)
-            }
-            Ok(None) => format!("{} has no directory above it", path.shown()),
-            Err(distrust) => distrust.to_string(),
-        };
+        let refused =
+            match trusted_directory::open(&path, &Rule { user, sticky: true, make: &make }) {
+                Ok(Some((fd, stat))) if stat.st_uid == user && stat.st_mode & 0o7777 == 0o700 => {
+                    return Ok(fd);
+                }
+                Ok(Some((_, stat))) => {
+                    let mode = stat.st_mode & 0o7777;
+                    format!("{} belongs to user {} with mode {mode:04o}", path.shown(), stat.st_uid)
+                }
+                Ok(None) => format!("{} has no directory above it", path.shown()),
+                Err(distrust) => distrust.to_string(),
+            };
         why.get_or_insert(refused);
     }
     Err(why.unwrap_or_default())

@@ -13,14 +13,14 @@
 use std::fs::File;
 use std::sync::Arc;
 
+use tiexec_core::escape::AsShown;
 use tiexec_core::proc::maps::{FileId, Vma};
 use tiexec_core::proc::mountinfo::{self, Mount};
-use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::pagecache::FileMapping;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::{self, Identity, PathFile};
-use tiexec_sys::{Errno, SysError, procmap, thp};
+use tiexec_sys::{Errno, SysError, procmap_query, thp};
 use tiexec_tracee::Failure;
 
 use crate::credentials;
@@ -109,7 +109,7 @@ fn by_mapping(process: &ProcDir, vma: &Vma) -> Result<Option<PathFile>, Failure>
     }
     // The mapping may have become another since it was looked at, and the link one to another file.
     let maps = process.open_file("maps", false).map_err(Failure::unreadable)?;
-    match procmap::first_changed(&maps, &[vma]).map_err(Failure::unreadable)? {
+    match procmap_query::first_changed(&maps, &[vma]).map_err(Failure::unreadable)? {
         None => file.map(Some).map_err(|error| gone(vma, &error)),
         Some(_) => Err(Failure::mapped_otherwise(vma)),
     }
@@ -155,7 +155,7 @@ fn is_mapped_as(file: &PathFile, id: FileId) -> bool {
         return false;
     };
     let maps = ProcDir::this_process().and_then(|this| this.open_file("maps", false));
-    let shown = maps.and_then(|maps| procmap::mapping_at(&maps, mapping.start()));
+    let shown = maps.and_then(|maps| procmap_query::mapping_at(&maps, mapping.start()));
     shown.is_ok_and(|shown| shown.is_some_and(|shown| shown.file == id))
 }
 

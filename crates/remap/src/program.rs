@@ -11,7 +11,7 @@ use std::time::Instant;
 use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
 use tiexec_core::config::EdgePolicy;
 use tiexec_core::elf::{ElfFacts, ElfHeader};
-use tiexec_core::parts::Parts;
+use tiexec_core::file_ranges::Parts;
 use tiexec_core::plan::{Backing, Means, Plan, plan};
 use tiexec_core::proc::{ParseError, auxv, maps, smaps, stat};
 use tiexec_core::rebase::MainImage;

@@ -14,7 +14,7 @@ use tiexec_core::proc::maps::Vma;
 
 use crate::error::{Errno, SysError};
 use crate::procfs::ProcDir;
-use crate::procmap::{self, Mapping};
+use crate::procmap_query::{self, Mapping};
 
 /// `/proc/PID/mem` — the memory of a process, by the address space that it had when this was opened.
 ///
@@ -159,7 +159,7 @@ impl AddressSpace {
     /// # Errors
     /// `call` names the file; EFBIG as [`ProcDir::read`].
     pub fn maps(&self) -> Result<Vec<u8>, SysError> {
-        procmap::read_maps(&self.maps)
+        procmap_query::read_maps(&self.maps)
     }
 
     /// Returns `/proc/PID/maps`.
@@ -172,7 +172,7 @@ impl AddressSpace {
     /// # Errors
     /// As [`procmap::first_changed`].
     pub fn first_changed<'a>(&self, vmas: &[&'a Vma]) -> Result<Option<&'a Vma>, SysError> {
-        procmap::first_changed(&self.maps, vmas)
+        procmap_query::first_changed(&self.maps, vmas)
     }
 
     /// Returns the mapping that holds `addr`.
@@ -180,7 +180,7 @@ impl AddressSpace {
     /// # Errors
     /// As [`procmap::mapping_at`].
     pub fn mapping_at(&self, addr: RemoteAddr) -> Result<Option<Mapping>, SysError> {
-        procmap::mapping_at(&self.maps, addr)
+        procmap_query::mapping_at(&self.maps, addr)
     }
 
     /// Returns the first mapping that holds `addr` or lies above it.
@@ -188,7 +188,7 @@ impl AddressSpace {
     /// # Errors
     /// As [`procmap::mapping_at`].
     pub fn next_mapping(&self, addr: RemoteAddr) -> Result<Option<Mapping>, SysError> {
-        procmap::next_mapping(&self.maps, addr)
+        procmap_query::next_mapping(&self.maps, addr)
     }
 }
 

@@ -17,9 +17,9 @@ use tiexec_core::proc::{ParseError, smaps};
 use crate::address_space::AddressSpace;
 use crate::error::{Errno, SysError};
 use crate::hugetlb;
+use crate::pagemap_scan::{self, scan};
 use crate::procfs::{LONGEST_MAPS, ProcDir, io_error};
-use crate::procmap;
-use crate::scan::{self, scan};
+use crate::procmap_query;
 
 /// The result of a look at a process.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -130,7 +130,7 @@ pub fn huge_text(process: &ProcDir, pages: Pages) -> Result<Vec<AddrRange>, SysE
     Ok(executable.flat_map(|area| area.huge_parts(pages.pmd)).collect())
 }
 
-const SCAN: &str = scan::CALL;
+const SCAN: &str = pagemap_scan::CALL;
 
 /// Reads and parses a file of VMAs. The kernel writes it piece by piece: what is mapped meanwhile may come out
 /// of order.
@@ -154,7 +154,7 @@ fn by_scan(
     pagemap: &File,
     pages: Pages,
 ) -> Result<Vec<Area>, SysError> {
-    let vmas = consistent("maps", || procmap::read_maps(maps), maps::parse)?;
+    let vmas = consistent("maps", || procmap_query::read_maps(maps), maps::parse)?;
     let page_sizes = PageSizes::of(process, maps)?;
     vmas.into_iter()
         .map(|vma| {
@@ -165,11 +165,11 @@ fn by_scan(
             let range = vma.range.start().get()..vma.range.end().get();
             let page_size = page_sizes.of_vma(&vma, pages);
             let mut area = Area { page_size, ..Area::of(vma) };
-            let wanted = scan::PRESENT | scan::HUGE;
-            for found in scan(pagemap, range, wanted, wanted | scan::FILE)? {
+            let wanted = pagemap_scan::PRESENT | pagemap_scan::HUGE;
+            for found in scan(pagemap, range, wanted, wanted | pagemap_scan::FILE)? {
                 let ends = (RemoteAddr::new(found.range.start), RemoteAddr::new(found.range.end));
                 if let Some(part) = AddrRange::new(ends.0, ends.1) {
-                    area.add_huge(part, found.kinds & scan::FILE != 0);
+                    area.add_huge(part, found.kinds & pagemap_scan::FILE != 0);
                 }
             }
             Ok(area)
@@ -190,7 +190,7 @@ enum PageSizes<'a> {
 
 impl<'a> PageSizes<'a> {
     fn of(process: &ProcDir, maps: &'a File) -> Result<Self, SysError> {
-        match procmap::mapping_at(maps, RemoteAddr::new(0)) {
+        match procmap_query::mapping_at(maps, RemoteAddr::new(0)) {
             Err(error) if error.errno == Errno::NOTTY => {}
             _ => return Ok(Self::Asked(maps)),
         }
@@ -204,7 +204,7 @@ impl<'a> PageSizes<'a> {
         let base = pages.base.bytes();
         match self {
             Self::Asked(maps) => {
-                let asked = procmap::mapping_at(maps, vma.range.start()).ok().flatten();
+                let asked = procmap_query::mapping_at(maps, vma.range.start()).ok().flatten();
                 asked.map_or(base, |mapping| mapping.page_size)
             }
             Self::Base => base,
@@ -224,7 +224,7 @@ mod tests {
     use rustix::mm::{MapFlags, ProtFlags};
 
     use super::*;
-    use crate::reserve::Reservation;
+    use crate::reservation::Reservation;
 
     fn here() -> ProcDir {
         ProcDir::this_process().expect("/proc")

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 
 use rustix::process::Pid;
-use tiexec_core::counted::Counted;
+use tiexec_core::pmu_counts::Counted;
 
 use crate::perf_event::{
     Attributes, EXCLUDE_HV, EXCLUDE_KERNEL, Heirs, PERF_COUNT_HW_CPU_CYCLES, PERF_TYPE_HARDWARE,

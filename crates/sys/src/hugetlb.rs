@@ -8,7 +8,7 @@ use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 use tiexec_core::addr::PageSize;
 
 use crate::error::SysError;
-use crate::reserve::Reservation;
+use crate::reservation::Reservation;
 
 /// The flags of mmap(2) for anonymous pages of the pool of that size: its binary logarithm at
 /// `MAP_HUGE_SHIFT`.

@@ -11,37 +11,37 @@
 pub mod address_space;
 mod arch;
 pub mod areas;
-mod beside;
 pub mod counters;
-pub mod entry;
 mod error;
 pub mod holes;
 pub mod hugetlb;
+pub mod impersonate;
 pub mod interrupt;
-pub mod jumps;
+pub mod jump_timing;
 pub mod lease;
 pub mod memory;
-pub mod naming;
-pub mod numa;
-pub mod packets;
+pub mod numa_nodes;
 pub mod pagecache;
+pub mod pagemap_scan;
 mod perf_event;
-pub mod place;
+pub mod perf_sampler;
+pub mod perf_watch;
 pub mod process;
+pub mod process_advice;
+pub mod process_name;
 pub mod procfs;
-pub mod procmap;
+pub mod procmap_query;
 pub mod ptrace;
 pub mod random;
-pub mod rehearse;
 pub mod reopen;
-mod reserve;
-pub mod sampler;
-pub mod scan;
+mod reservation;
+mod same_processor;
 pub mod schedule;
+pub mod seccomp_trial;
+pub mod seqpacket;
+pub mod startup;
 pub mod thp;
 pub mod usage;
-pub mod vm;
-pub mod watch;
 
 pub use arch::processor;
 #[cfg(target_arch = "x86_64")]
@@ -73,7 +73,7 @@ pub mod c {
     pub use crate::arch::{SYS_epoll_wait, SYS_io_pgetevents, SYS_pause, SYS_poll, SYS_select};
 
     /// `MADV_COLLAPSE` (madvise(2)), since Linux 6.1.
-    pub const MADV_COLLAPSE: i32 = crate::reserve::MADV_COLLAPSE;
+    pub const MADV_COLLAPSE: i32 = crate::reservation::MADV_COLLAPSE;
     /// `PROT_BTI` (`arch/arm64/include/uapi/asm/mman.h`), on aarch64 only: an indirect branch into such
     /// a page must meet an instruction made for that.
     pub const PROT_BTI: i32 = 0x10;

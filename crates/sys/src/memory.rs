@@ -8,7 +8,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use tiexec_core::addr::PageSize;
 
 use crate::error::{Errno, SysError, check};
-use crate::reserve::{MADV_COLLAPSE, Reservation};
+use crate::reservation::{MADV_COLLAPSE, Reservation};
 
 /// A shared, writable mapping of a memfd in this process, beginning on a multiple of the huge page.
 /// Unmapped when dropped.

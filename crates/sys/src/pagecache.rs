@@ -21,9 +21,9 @@ use tiexec_core::proc::smaps;
 
 use crate::error::{Errno, SysError, check};
 use crate::lease::{Against, Lease};
+use crate::pagemap_scan;
 use crate::procfs::ProcDir;
-use crate::reserve::{MADV_COLLAPSE, Reservation};
-use crate::scan;
+use crate::reservation::{MADV_COLLAPSE, Reservation};
 
 /// The same on all architectures that this project builds for.
 const SYS_CACHESTAT: libc::c_long = 451;
@@ -213,10 +213,11 @@ impl FileMapping {
         let pagemap = ProcDir::this_process()?.open_file("pagemap", false)?;
         let start = self.reserved.start().as_ptr().addr() as u64;
         let range = start..start + self.reserved.len() as u64;
-        let wanted = scan::PRESENT | scan::HUGE | scan::FILE;
-        let parts = scan::scan(&pagemap, range, wanted, wanted)?;
+        let wanted = pagemap_scan::PRESENT | pagemap_scan::HUGE | pagemap_scan::FILE;
+        let parts = pagemap_scan::scan(&pagemap, range, wanted, wanted)?;
         let to_file = |addr: u64| addr.saturating_sub(start) + self.file_range.start;
-        let in_file = |part: &scan::Found| to_file(part.range.start)..to_file(part.range.end);
+        let in_file =
+            |part: &pagemap_scan::Found| to_file(part.range.start)..to_file(part.range.end);
         Ok(parts.iter().map(in_file).collect())
     }
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 
-use crate::beside::Beside;
 use crate::error::{SysError, check};
-use crate::naming::{self, Role};
+use crate::process_name::{self, Role};
+use crate::same_processor::Beside;
 use crate::schedule;
 
 /// Which side of a fork this is.
@@ -40,7 +40,7 @@ pub fn fork_single_threaded(role: Role) -> Result<Fork, SysError> {
     match i32::try_from(id).ok().and_then(Pid::from_raw) {
         Some(child) => Ok(Fork::Parent(child)),
         None => {
-            naming::call_this(role);
+            process_name::call_this(role);
             Ok(Fork::Child)
         }
     }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use tiexec_core::escape::AsShown;
 use tiexec_core::proc::maps::Vma;
-use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::{Errno, SysError};
 

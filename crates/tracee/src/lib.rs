@@ -5,20 +5,20 @@
 //! used here is one that a tracer's death ends without harm ([`tiexec_sys::ptrace`]).
 
 #![forbid(unsafe_code)]
-#![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::shown only")]
+#![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::escape only")]
 
 pub mod arch;
 mod error;
 mod failure;
 mod fault;
-pub mod foreseen;
 pub mod gadgets;
-pub mod held;
-pub mod linking;
-mod masked;
+pub mod handshake;
+pub mod ld_so;
 pub mod running;
 pub mod session;
 pub mod stopped;
+pub mod syscall_manifest;
+mod temporary_mask;
 pub mod threads;
 
 pub use error::{TraceError, refusal};

@@ -22,9 +22,9 @@ use tiexec_sys::{Pid, c};
 use crate::arch::{self, Call, Gadgets, Interruption, Sight};
 use crate::error::TraceError;
 use crate::fault;
-use crate::foreseen::{Filters, Permission};
 use crate::session::{Ground, Refusal, Session};
 use crate::stopped::Stopped;
+use crate::syscall_manifest::{Filters, Permission};
 use crate::threads::waits_forever;
 
 /// Seizes the thread and stops it, at the latest at `deadline`. `memory` is that of its process.

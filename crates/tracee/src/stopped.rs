@@ -6,8 +6,8 @@ use tiexec_sys::Pid;
 use tiexec_sys::ptrace::Registers;
 
 use crate::arch::{self, Call, Interruption};
-use crate::foreseen::Foreseen;
-use crate::masked;
+use crate::syscall_manifest::ManifestEntry;
+use crate::temporary_mask;
 
 /// A thread that stands still.
 #[derive(Debug)]
@@ -32,9 +32,9 @@ pub struct Stopped {
 
 impl Stopped {
     /// Returns the call that leaving the thread makes beyond those of every session.
-    pub fn leaving_calls(&self) -> Option<Foreseen> {
+    pub fn leaving_calls(&self) -> Option<ManifestEntry> {
         let (name, call) = self.refused_call()?;
-        Some(Foreseen::exactly(name, &call))
+        Some(ManifestEntry::exactly(name, &call))
     }
 
     /// If it is in a call that waits under a signal mask of its own, and that the kernel is to make
@@ -44,6 +44,6 @@ impl Stopped {
             return None;
         }
         let number = arch::call_number(&self.registers, self.interruption)?;
-        masked::refused(&Call { number, args: arch::call_arguments(&self.registers) })
+        temporary_mask::refused(&Call { number, args: arch::call_arguments(&self.registers) })
     }
 }

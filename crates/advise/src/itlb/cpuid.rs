@@ -10,7 +10,7 @@
 
 use tiexec_core::processor::{CpuidLeaves, Registers};
 
-use super::parts;
+use super::processors;
 use super::tlb::{Itlb, Level, Source};
 
 /// Makes the TLB's description of what the processor says, and of what is known of its kind.
@@ -20,11 +20,11 @@ pub(super) fn from_cpuid(leaves: &CpuidLeaves) -> Itlb {
         b"GenuineIntel" => {
             let said = translation(&leaves.translation).or_else(|| descriptors(leaves.descriptors));
             let silent = "neither CPUID leaf 0x18 nor leaf 2 describes the instruction TLB";
-            (said, parts::intel(family, model), silent)
+            (said, processors::intel(family, model), silent)
         }
         b"AuthenticAMD" | b"HygonGenuine" => {
             let silent = "CPUID leaves 0x80000005 and 0x80000006 are empty";
-            (amd(leaves, family), parts::amd(family), silent)
+            (amd(leaves, family), processors::amd(family), silent)
         }
         _ => (None, None, "the vendor's way of telling is not known"),
     };

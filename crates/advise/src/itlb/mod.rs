@@ -23,16 +23,16 @@
 mod che;
 mod cpuid;
 mod judge;
-mod parts;
 mod popularity;
+mod processors;
 mod tlb;
 
 use tiexec_core::processor::Processor;
 
 pub use che::{Model, Shares, predict};
 pub use judge::{Evidence, Judgement, MissTime, NOT_WORTH_IT, Verdict};
-pub use parts::walk_event;
 pub use popularity::{Footprint, Popularity, footprint};
+pub use processors::walk_event;
 pub use tlb::{Itlb, Level, Source};
 
 impl Itlb {
@@ -40,7 +40,7 @@ impl Itlb {
     pub fn of(processor: &Processor) -> Self {
         match processor {
             Processor::Cpuid(leaves) => cpuid::from_cpuid(leaves),
-            Processor::Midr(midr) => midr.map_or(Self::USUAL, parts::from_midr),
+            Processor::Midr(midr) => midr.map_or(Self::USUAL, processors::from_midr),
         }
     }
 }

@@ -13,8 +13,8 @@ use plots::Plot;
 use serde::Serialize;
 use serde_json::Value;
 use tiexec_core::addr::mib;
+use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::{Report, SCHEMA};
-use tiexec_core::shown::{self, AsShown};
 
 use crate::advice::Advice;
 use crate::compare::{Bench, Unit, figure, times};
@@ -67,7 +67,7 @@ impl Page {
             Subject::Bench(bench) => (bench.command.join(" "), of_bench(&data, bench)),
         };
         // Inside a script element only this could end it.
-        let carried = shown::json(&json).replace('<', "\\u003c");
+        let carried = escape::json(&json).replace('<', "\\u003c");
         format!(
             "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width\">\n<meta name=\"color-scheme\" content=\"light dark\">\n\

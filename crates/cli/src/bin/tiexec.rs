@@ -1,13 +1,13 @@
 //! `tiexec`: becomes a program, with its text on huge pages.
 //!
 //! Has a C `main`, not Rust's: the runtime would ignore SIGPIPE and open closed standard
-//! descriptors, and the program would inherit both. See [`tiexec_sys::entry`].
+//! descriptors, and the program would inherit both. See [`tiexec_sys::startup`].
 
 #![no_main]
 
 use std::ffi::{c_char, c_int};
 
-use tiexec_sys::entry::Argv;
+use tiexec_sys::startup::Argv;
 
 /// The C entry point.
 #[allow(unsafe_code, reason = "the C runtime calls the function of this name, with its arguments")]

@@ -4,14 +4,14 @@ use tiexec_core::coverage::coverage;
 use tiexec_core::report::{Kind, Report};
 use tiexec_engine::target::LOOKING;
 use tiexec_remap::mapped::originals;
-use tiexec_remap::{numa, units};
+use tiexec_remap::{numa_placement, systemd_units};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, areas, thp};
 
 use super::attach::looked_at;
 use super::{failed, print};
 use crate::exit;
-use crate::say::warn;
+use crate::stdio::warn;
 
 pub(super) fn run(pid: i32, json: bool) -> u8 {
     looked_at("inspect", pid, LOOKING, || match report(pid) {
@@ -43,11 +43,11 @@ pub(super) fn report(pid: i32) -> Result<Report, u8> {
     })?;
     let seen = areas::look(&process, pages).map_err(|error| failed(doing(), error))?;
     let mut entries = seen.areas;
-    numa::tell(number, &mut entries, pages);
+    numa_placement::tell(number, &mut entries, pages);
     let comm = String::from_utf8_lossy(&status.name).into_owned();
     let files = coverage(&entries, pages, &[], &originals(&process, &entries, pages));
     let mut report = Report::new(Kind::Inspect, pid.unsigned_abs(), comm, files);
     report.smaps_for = seen.smaps_for;
-    report.unit = units::shown(&process);
+    report.unit = systemd_units::shown(&process);
     Ok(report)
 }

@@ -14,22 +14,22 @@ use std::fmt::Display;
 use std::path::Path;
 
 use clap::Parser;
-use tiexec_core::shown::{self, AsShown};
+use tiexec_core::escape::{self, AsShown};
 use tiexec_sys::{Errno, SysError};
 
 use crate::exit;
 use crate::options::{Ctl, CtlCommand};
 use crate::output::{Output, Refusal};
-use crate::say::warn;
+use crate::stdio::warn;
 
 /// Runs `tiexecctl`; returns its exit status.
 pub fn run() -> u8 {
-    crate::say::speak_as("tiexecctl");
+    crate::stdio::speak_as("tiexecctl");
     let ctl = match Ctl::try_parse() {
         Ok(ctl) => ctl,
         Err(error) => {
             let failed = error.use_stderr();
-            crate::say::say_usage(error);
+            crate::stdio::say_usage(error);
             return if failed { exit::USAGE } else { exit::OK };
         }
     };
@@ -81,7 +81,7 @@ fn can_write(output: Option<&Path>) -> Result<(), u8> {
 /// Writes the product to a file, or to stdout.
 fn write(text: &str, output: Option<&Path>) -> u8 {
     let Some(path) = output else { return print(text) };
-    let text = shown::lines(text);
+    let text = escape::lines(text);
     match Output::at(path).and_then(|output| output.write(text.as_bytes())) {
         Ok(()) => exit::OK,
         Err(why) => not_written(path, &why),
@@ -96,7 +96,7 @@ fn not_written(path: &Path, why: &Refusal) -> u8 {
 /// Writes the product to stdout. A reader that has gone away is success.
 fn print(text: &str) -> u8 {
     use std::io::Write;
-    match std::io::stdout().write_all(shown::lines(text).as_bytes()) {
+    match std::io::stdout().write_all(escape::lines(text).as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             warn(format_args!("cannot write: {error}"));
             exit::FAILED

@@ -10,7 +10,7 @@ use tiexec_engine::sampling::FREQUENCY;
 use super::{advise, can_write, inspect, write};
 use crate::exit;
 use crate::options::{Advise, ReportPage};
-use crate::say::warn;
+use crate::stdio::warn;
 
 /// Runs `report`; returns the exit status.
 pub(super) fn run(options: &ReportPage) -> u8 {

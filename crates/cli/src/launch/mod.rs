@@ -1,6 +1,6 @@
 //! `tiexec PROGRAM ARGS…`: decide, arm the helper if there is something to gain, become the program.
 
-mod sink;
+mod report_output;
 
 use std::cell::OnceCell;
 use std::ffi::{OsStr, OsString};
@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use tiexec_core::addr::Pages;
 use tiexec_core::config::{Layer, Settings};
 use tiexec_core::coverage::{FileCoverage, Rest};
+use tiexec_core::escape::AsShown;
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::status::{CAP_SYS_PTRACE, Status};
 use tiexec_core::report::{Kind, Report};
-use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_engine::follow::companion::{self, Companion};
 use tiexec_engine::follow::{Follower, Patterns, obstacle, without_watch};
@@ -29,20 +29,20 @@ use tiexec_remap::objects::{self, Expected, Object};
 use tiexec_remap::order::Order;
 use tiexec_remap::sources::Sources;
 use tiexec_remap::workers::{self, Pool};
-use tiexec_sys::entry::Argv;
+use tiexec_sys::perf_watch::Heirs;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::watch::Heirs;
+use tiexec_sys::startup::Argv;
 use tiexec_sys::{Errno, Pid, SysError, process};
-use tiexec_tracee::held::{Arming, MayTrace, arm, wait_for_exec};
+use tiexec_tracee::handshake::{Arming, MayTrace, arm, wait_for_exec};
 
 use crate::exit;
 use crate::image_file::{Image, Verdict, is_executable, judge, search};
-use crate::memory;
+use crate::memory_options;
 use crate::options::MemoryOptions;
-use crate::say::{warn, write_briefly};
 use crate::settings;
+use crate::stdio::{warn, write_briefly};
 
-use self::sink::{Sink, open_sink};
+use self::report_output::{Sink, open_sink};
 
 /// Everything decided before the exec.
 struct Launcher {
@@ -59,7 +59,7 @@ struct Launcher {
 }
 
 /// How the program is to be started.
-enum Way {
+enum Start {
     /// Plainly: a plain exec finds its text in huge pages.
     HugeAlready,
     /// Under the eyes of a helper.
@@ -82,7 +82,7 @@ struct Caller {
 pub(crate) fn run(argv: Argv, program: usize, options: Layer, dry_run: bool) -> u8 {
     let said = MemoryOptions { page_size: options.page_size, numa: options.numa };
     let settings = settings::settings(options);
-    if let Err(what) = memory::check(said, &settings) {
+    if let Err(what) = memory_options::check(said, &settings) {
         warn(what);
         return exit::LAUNCH_FAILED;
     }
@@ -117,8 +117,8 @@ impl Launcher {
             }
         }
         match self.prepare() {
-            Ok(Way::Held(caller, pages, sources)) => self.held(&caller, pages, sources),
-            Ok(Way::HugeAlready) => self.exec(),
+            Ok(Start::Held(caller, pages, sources)) => self.held(&caller, pages, sources),
+            Ok(Start::HugeAlready) => self.exec(),
             Err(why) => self.plainly(why.reason, &why.detail),
         }
     }
@@ -214,7 +214,7 @@ impl Launcher {
     }
 
     /// Looks for any reason to exec plainly, the cheapest to find first.
-    fn prepare(&self) -> Result<Way, Failure> {
+    fn prepare(&self) -> Result<Start, Failure> {
         let plain = |reason| Err(Failure::new(reason, ""));
         if self.settings.off {
             return plain(SkipReason::Disabled);
@@ -283,11 +283,11 @@ impl Launcher {
             && image.is_some_and(|image| self.bring_in(image, &objects, pages));
         // A report, a dry run and `--strict` need the kernel's own figures of the process.
         if huge && self.sink.is_none() && !self.dry_run && !self.settings.strict {
-            return Ok(Way::HugeAlready);
+            return Ok(Start::HugeAlready);
         }
         let objects = image.map(|_| Expected::of(&objects));
         let caller = Caller { process, status, spent: begun.elapsed(), objects };
-        Ok(Way::Held(Box::new(caller), pages, sources))
+        Ok(Start::Held(Box::new(caller), pages, sources))
     }
 
     /// Whether the program is one that the user means.

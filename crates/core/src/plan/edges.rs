@@ -14,7 +14,7 @@ use std::ops::Range;
 use super::{Backing, Span, TextPlan};
 use crate::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use crate::config::EdgePolicy;
-use crate::parts::{Parts, covered, in_range};
+use crate::file_ranges::{Parts, covered, in_range};
 use crate::proc::maps::Vma;
 
 /// Addresses that may not be covered even where nothing is mapped.

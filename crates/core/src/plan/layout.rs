@@ -3,7 +3,7 @@
 use super::edges::potential;
 use super::{Backing, Means, pieces};
 use crate::config::{EdgePolicy, Edges};
-use crate::parts::Parts;
+use crate::file_ranges::Parts;
 use crate::rebase::{MainImage, Rebase};
 use crate::snapshot::Snapshot;
 

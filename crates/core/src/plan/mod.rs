@@ -27,8 +27,9 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::addr::{AddrRange, PageSize, Pages, RemoteAddr};
+use crate::area::Area;
 use crate::config::EdgePolicy;
-use crate::parts::Parts;
+use crate::file_ranges::Parts;
 use crate::proc::maps::Vma;
 use crate::rebase::{MainImage, Rebase};
 use crate::skip::SkipReason;
@@ -179,6 +180,16 @@ impl Plan {
     /// Returns the bytes of all spans: of text and of what becomes executable with it.
     pub fn span_bytes(&self) -> u64 {
         self.spans().map(|span| span.range.len()).sum()
+    }
+
+    /// Returns the bytes of all spans that `areas` show to be huge.
+    pub fn huge_bytes_in(&self, areas: &[Area]) -> u64 {
+        let in_spans = |area: &Area| -> u64 {
+            let huge: u64 = self.spans().map(|span| area.huge_in(span.range)).sum();
+            // Areas of which only the sum is known could count the same pages for two spans.
+            huge.min(area.huge_bytes())
+        };
+        areas.iter().map(in_spans).sum()
     }
 
     /// Returns the bytes of the spans of `backing`.

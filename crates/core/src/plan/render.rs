@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{Backing, Plan, Span, TextPlan, start_and_end};
 use crate::addr::{AddrRange, mib};
-use crate::shown::{self, AsShown};
+use crate::escape::{self, AsShown};
 use crate::skip::SkipReason;
 
 impl fmt::Display for Plan {
@@ -136,6 +136,6 @@ impl Plan {
                 texts: objects.texts.iter().map(text).collect(),
             }),
         };
-        shown::json(&json)
+        escape::json(&json)
     }
 }

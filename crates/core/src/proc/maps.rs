@@ -143,7 +143,7 @@ impl Vma {
         }
     }
 
-    /// Returns the name as JSON has it: lossy UTF-8, without ` (deleted)`. For people it is [shown](crate::shown).
+    /// Returns the name as JSON has it: lossy UTF-8, without ` (deleted)`. For people it is [shown](crate::escape).
     pub fn display_path(&self) -> String {
         String::from_utf8_lossy(self.path()).into_owned()
     }

@@ -15,9 +15,9 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use tiexec_sys::naming::Role;
+use tiexec_sys::perf_watch::{Heirs, Watch, wait_for_end};
 use tiexec_sys::process::{self, Fork};
-use tiexec_sys::watch::{Heirs, Watch, wait_for_end};
+use tiexec_sys::process_name::Role;
 use tiexec_sys::{Pid, SysError};
 
 /// How long it may take to begin: perf_event_open(2) waits for an RCU grace period, which takes some

@@ -1,7 +1,7 @@
 //! `--follow` and `--settle`: what comes after the beginning.
 //!
 //! A process beside the program learns from the kernel, by records that stop nobody
-//! ([`tiexec_sys::watch`]), of each program that is begun and of each executable mapping. A mapping too
+//! ([`tiexec_sys::perf_watch`]), of each program that is begun and of each executable mapping. A mapping too
 //! small to hold a huge page is passed over by its record alone. Otherwise the program is looked at a
 //! little later, when it has stopped mapping, and treated as a running one ([`crate::target`]).
 //! It polls `/proc` if the kernel gives no records.
@@ -25,8 +25,8 @@ use tiexec_core::skip::SkipReason;
 use tiexec_remap::attach::Attached;
 use tiexec_remap::images::Images;
 use tiexec_remap::workers::{self, Pool};
+use tiexec_sys::perf_watch::{Watch, Woken, wait_for_end};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::watch::{Watch, Woken, wait_for_end};
 use tiexec_sys::{Pid, process, ptrace};
 
 use crate::huge_pages;
@@ -353,30 +353,30 @@ impl<'a> Follower<'a> {
         let by_copy = told && mapped.iter().all(|mapping| self.copied.contains(mapping));
         let mut one = || {
             if !self.is_meant(pid, seen_ticks) {
-                return Came::Otherwise;
+                return LookOutcome::Otherwise;
             }
             match self.treat(pid, by_copy, patience) {
-                Ok(came) => came,
-                Err(reason) if may_pass(reason) => Came::MayPass,
-                Err(_) => Came::Otherwise,
+                Ok(outcome) => outcome,
+                Err(reason) if may_pass(reason) => LookOutcome::MayPass,
+                Err(_) => LookOutcome::Otherwise,
             }
         };
-        let came = if workers::is_foreign(pid) {
+        let outcome = if workers::is_foreign(pid) {
             let one = |_pid, _: &mut Pool| one() as u8;
-            let gave_up = |_pid, _: &_| Came::Otherwise as u8;
-            let came = workers::each_apart(&[pid], LONGEST, one, gave_up);
-            came.first().map_or(Came::Otherwise, |&came| Came::of(came))
+            let gave_up = |_pid, _: &_| LookOutcome::Otherwise as u8;
+            let outcome = workers::each_apart(&[pid], LONGEST, one, gave_up);
+            outcome.first().map_or(LookOutcome::Otherwise, |&outcome| LookOutcome::of(outcome))
         } else {
             one()
         };
-        match came {
-            Came::NothingToGain => {
+        match outcome {
+            LookOutcome::NothingToGain => {
                 self.nothing_to_gain.extend(mapped.into_iter().map(|mapping| (mapping, now)));
             }
-            Came::Copied => self.copied.extend(mapped),
-            Came::Otherwise | Came::MayPass => {}
+            LookOutcome::Copied => self.copied.extend(mapped),
+            LookOutcome::Otherwise | LookOutcome::MayPass => {}
         }
-        came == Came::MayPass
+        outcome == LookOutcome::MayPass
     }
 
     /// Whether the process is of the tree, runs a program that the user means, and has text that could
@@ -402,7 +402,12 @@ impl<'a> Follower<'a> {
 
     /// Treats a process. `by_copy` says that the page cache need not be looked at: its files were not in
     /// huge folios before.
-    fn treat(&mut self, pid: Pid, by_copy: bool, patience: Duration) -> Result<Came, SkipReason> {
+    fn treat(
+        &mut self,
+        pid: Pid,
+        by_copy: bool,
+        patience: Duration,
+    ) -> Result<LookOutcome, SkipReason> {
         let target = Target::open(pid).map_err(|failure| failure.reason)?;
         let mut order = target.order(self.settings, false);
         order.patience = patience;
@@ -417,17 +422,17 @@ impl<'a> Follower<'a> {
         let copied = attached.plan.spans_by(Backing::Pagecache).next().is_none();
         Ok(match (&attached.failure, done) {
             (Some(failure), _) if may_pass(failure.reason) => return Err(failure.reason),
-            (Some(_), _) => Came::Otherwise,
-            (None, false) => Came::NothingToGain,
-            (None, true) if copied => Came::Copied,
-            (None, true) => Came::Otherwise,
+            (Some(_), _) => LookOutcome::Otherwise,
+            (None, false) => LookOutcome::NothingToGain,
+            (None, true) if copied => LookOutcome::Copied,
+            (None, true) => LookOutcome::Otherwise,
         })
     }
 }
 
 /// The result of a look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Came {
+enum LookOutcome {
     /// There was nothing to be made huge, or it was huge.
     NothingToGain,
     /// All that could be huge is in copies now.
@@ -438,11 +443,11 @@ enum Came {
     MayPass,
 }
 
-impl Came {
+impl LookOutcome {
     /// The one whose number that is.
     fn of(number: u8) -> Self {
         let all = [Self::NothingToGain, Self::Copied, Self::MayPass];
-        all.into_iter().find(|came| *came as u8 == number).unwrap_or(Self::Otherwise)
+        all.into_iter().find(|outcome| *outcome as u8 == number).unwrap_or(Self::Otherwise)
     }
 }
 

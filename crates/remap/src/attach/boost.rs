@@ -26,9 +26,9 @@ use tiexec_sys::schedule::{self, Unboosted};
 use tiexec_sys::{Pid, SysError, c};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
-use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::{Counts, Session};
 use tiexec_tracee::stopped::Stopped;
+use tiexec_tracee::syscall_manifest::{ManifestEntry, constant};
 
 /// The lowest real-time priority: before every normal thread, behind every other real-time one.
 const PRIORITY: i32 = 1;
@@ -41,14 +41,14 @@ const LEAST_LIMIT: Duration = Duration::from_millis(100);
 const USERS: &str = "ns/user";
 
 /// The thread's way back, which it makes itself if this process dies.
-const BACK: Foreseen = Foreseen::optional(
+const BACK: ManifestEntry = ManifestEntry::optional(
     "sched_setscheduler(SCHED_OTHER)",
     c::SYS_sched_setscheduler,
     [Value::Is(0), constant(c::SCHED_OTHER), Value::Any],
 );
 
 /// The calls that a boosted thread may make for us.
-pub(super) const CALLS: [Foreseen; 1] = [BACK];
+pub(super) const CALLS: [ManifestEntry; 1] = [BACK];
 
 /// The boosts of one attach; they end with this value.
 #[derive(Debug)]

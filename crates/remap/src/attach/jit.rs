@@ -11,11 +11,11 @@ use tiexec_core::area::Area;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::report::JitArea;
 use tiexec_core::seccomp::Value;
-use tiexec_sys::{Errno, SysError, areas, c, process, vm};
+use tiexec_sys::{Errno, SysError, areas, c, process, process_advice};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
-use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::Session;
+use tiexec_tracee::syscall_manifest::{ManifestEntry, constant};
 
 use super::identity;
 use super::written::Written;
@@ -116,7 +116,7 @@ fn from_outside(process: BorrowedFd<'_>, areas: &mut [Jit]) -> bool {
             let mut attempts = ATTEMPTS;
             let made = loop {
                 attempts -= 1;
-                match vm::collapse(process, page) {
+                match process_advice::collapse(process, page) {
                     Err(error) if error.errno == Errno::AGAIN && attempts > 0 => {}
                     made => break made,
                 }
@@ -155,7 +155,7 @@ fn from_inside(order: &AttachOrder<'_>, entries: &[Area], areas: &mut [Jit]) {
             }
             Ok(())
         };
-        let calls: Vec<&[Foreseen]> = vec![&COLLAPSE_CALLS, &ThpOn::CALLS];
+        let calls: Vec<&[ManifestEntry]> = vec![&COLLAPSE_CALLS, &ThpOn::CALLS];
         let stop = Stop { entries, rests_on: &[], calls };
         let done = in_a_stop(order, stop, work).and_then(|(_, done)| done);
         if let Err(failure) = done {
@@ -168,7 +168,7 @@ fn from_inside(order: &AttachOrder<'_>, entries: &[Area], areas: &mut [Jit]) {
 }
 
 /// The call that [`collapse`] has the process make.
-const COLLAPSE_CALLS: [Foreseen; 1] = [Foreseen::needed(
+const COLLAPSE_CALLS: [ManifestEntry; 1] = [ManifestEntry::needed(
     "madvise(MADV_COLLAPSE)",
     c::SYS_madvise,
     [Value::Any, Value::Any, constant(c::MADV_COLLAPSE)],

@@ -4,16 +4,16 @@
 //! made to map what was staged; the others never stop. Until the one `mremap` of a span, nothing of
 //! the process has changed; after it, the span's bytes are the same as before.
 
-mod asking;
 mod boost;
+mod file_passing;
 mod identity;
 mod jit;
-mod left;
 mod mappings;
-mod pass;
 mod place;
 mod pool;
 mod prepared;
+mod probe;
+mod residue;
 mod revert;
 mod stored;
 mod switching;
@@ -42,10 +42,10 @@ use tiexec_sys::{Pid, SysError, c};
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{Call, Gadgets};
-use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::gadgets;
 use tiexec_tracee::session::{Counts, Session};
 use tiexec_tracee::stopped::Stopped;
+use tiexec_tracee::syscall_manifest::{ManifestEntry, constant};
 
 use boost::Boost;
 pub use identity::cause_at_first_look;
@@ -176,7 +176,7 @@ struct Stop<'a> {
     /// The mappings that must still be as they were.
     rests_on: &'a [&'a Vma],
     /// The calls that will be made.
-    calls: Vec<&'static [Foreseen]>,
+    calls: Vec<&'static [ManifestEntry]>,
 }
 
 /// Whether the process has turned THP off for itself (`PR_SET_THP_DISABLE`; mariadbd does, for its
@@ -196,13 +196,13 @@ fn has_locked_memory(process: &ProcDir) -> bool {
 struct ThpOn;
 
 impl ThpOn {
-    const CALLS: [Foreseen; 2] = [Self::foreseen(0), Self::foreseen(1)];
+    const CALLS: [ManifestEntry; 2] = [Self::manifest_entry(0), Self::manifest_entry(1)];
 
-    const fn foreseen(disable: u64) -> Foreseen {
+    const fn manifest_entry(disable: u64) -> ManifestEntry {
         let option = constant(c::PR_SET_THP_DISABLE);
         let zero = Value::Is(0);
         let args = [option, Value::Is(disable), zero, zero, zero];
-        Foreseen::optional("prctl(PR_SET_THP_DISABLE)", c::SYS_prctl, args)
+        ManifestEntry::optional("prctl(PR_SET_THP_DISABLE)", c::SYS_prctl, args)
     }
 
     fn set(disable: u64) -> Call {

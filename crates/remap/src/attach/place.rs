@@ -9,8 +9,8 @@
 use std::os::unix::fs::FileExt;
 
 use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_core::file_ranges::in_range;
 use tiexec_core::marks::{Mapping, Marks, Place};
-use tiexec_core::parts::in_range;
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::maps::{self, FileId};
 use tiexec_core::proc::pagemap;
@@ -22,8 +22,8 @@ use tiexec_sys::{Errno, SysError, c};
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
-use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::{MAX_BATCH, Session};
+use tiexec_tracee::syscall_manifest::{ManifestEntry, constant};
 
 use crate::protection::{GUARDED, TEXT};
 use crate::switch::mark_widened;
@@ -148,28 +148,29 @@ const ASIDE: i32 = c::MAP_PRIVATE | c::MAP_FIXED_NOREPLACE | c::MAP_NORESERVE;
 const OVER: i32 = c::MREMAP_MAYMOVE | c::MREMAP_FIXED;
 
 /// `munmap`, of what was mapped aside.
-pub(super) const UNMAP: Foreseen =
-    Foreseen::needed("munmap", c::SYS_munmap, [Value::Any, Value::Any]);
-const LOCK: Foreseen = Foreseen::optional("mlock", c::SYS_mlock, [Value::Any, Value::Any]);
+pub(super) const UNMAP: ManifestEntry =
+    ManifestEntry::needed("munmap", c::SYS_munmap, [Value::Any, Value::Any]);
+const LOCK: ManifestEntry =
+    ManifestEntry::optional("mlock", c::SYS_mlock, [Value::Any, Value::Any]);
 
 /// The calls that [`switch`] has the process make.
-pub(super) const CALLS: [Foreseen; 6] = [
-    Foreseen::needed(
+pub(super) const CALLS: [ManifestEntry; 6] = [
+    ManifestEntry::needed(
         "mmap(PROT_READ|PROT_EXEC)",
         c::SYS_mmap,
         [Value::Any, Value::Any, constant(TEXT), constant(ASIDE), Value::Small, Value::Any],
     ),
-    Foreseen::needed(
+    ManifestEntry::needed(
         "madvise(MADV_POPULATE_READ)",
         c::SYS_madvise,
         [Value::Any, Value::Any, constant(c::MADV_POPULATE_READ)],
     ),
-    Foreseen::needed(
+    ManifestEntry::needed(
         "mremap(MREMAP_FIXED)",
         c::SYS_mremap,
         [Value::Any, Value::Any, Value::Any, constant(OVER), Value::Any],
     ),
-    Foreseen::optional(
+    ManifestEntry::optional(
         "mmap(MAP_FIXED)",
         c::SYS_mmap,
         [
@@ -186,13 +187,13 @@ pub(super) const CALLS: [Foreseen; 6] = [
 ];
 
 /// The further calls that [`switch`] has it make for guarded text.
-pub(super) const GUARDED_CALLS: [Foreseen; 2] = [
-    Foreseen::needed(
+pub(super) const GUARDED_CALLS: [ManifestEntry; 2] = [
+    ManifestEntry::needed(
         "mmap(PROT_READ|PROT_EXEC|PROT_BTI)",
         c::SYS_mmap,
         [Value::Any, Value::Any, constant(GUARDED), constant(ASIDE), Value::Small, Value::Any],
     ),
-    Foreseen::optional(
+    ManifestEntry::optional(
         "mmap(PROT_BTI, MAP_FIXED)",
         c::SYS_mmap,
         [
@@ -207,13 +208,13 @@ pub(super) const GUARDED_CALLS: [Foreseen; 2] = [
 ];
 
 /// The further calls that [`switch`] has it make where there are gaps, or huge pages of the page cache at an edge.
-pub(super) const EDGE_CALLS: [Foreseen; 2] = [
-    Foreseen::needed(
+pub(super) const EDGE_CALLS: [ManifestEntry; 2] = [
+    ManifestEntry::needed(
         "mmap(PROT_NONE)",
         c::SYS_mmap,
         [Value::Any, Value::Any, constant(c::PROT_NONE), constant(ASIDE), Value::Small, Value::Any],
     ),
-    Foreseen::needed(
+    ManifestEntry::needed(
         "madvise(MADV_HUGEPAGE)",
         c::SYS_madvise,
         [Value::Any, Value::Any, constant(c::MADV_HUGEPAGE)],
@@ -221,13 +222,13 @@ pub(super) const EDGE_CALLS: [Foreseen; 2] = [
 ];
 
 /// The further calls that [`switch`] has it make for read-only data.
-pub(super) const DATA_CALLS: [Foreseen; 2] = [
-    Foreseen::needed(
+pub(super) const DATA_CALLS: [ManifestEntry; 2] = [
+    ManifestEntry::needed(
         "mmap(PROT_READ)",
         c::SYS_mmap,
         [Value::Any, Value::Any, constant(c::PROT_READ), constant(ASIDE), Value::Small, Value::Any],
     ),
-    Foreseen::optional(
+    ManifestEntry::optional(
         "mmap(PROT_READ, MAP_FIXED)",
         c::SYS_mmap,
         [

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::MemfdFlags;
 use tiexec_core::addr::{AddrRange, PageSize, mib};
 use tiexec_core::area::Area;
-use tiexec_core::parts::Parts;
+use tiexec_core::file_ranges::Parts;
 use tiexec_core::plan::Backing;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
@@ -19,7 +19,7 @@ use tiexec_tracee::Failure;
 use tiexec_tracee::session::Session;
 
 use super::AttachOrder;
-use super::pass::{Passage, send};
+use super::file_passing::{Passage, send};
 use super::place::{self, Handed, Surroundings, Switch};
 use super::switching::id_of;
 use super::written::Written;

@@ -7,22 +7,22 @@ use std::time::Instant;
 
 use tiexec_core::addr::{AddrRange, mib};
 use tiexec_core::area::Area;
+use tiexec_core::escape::AsShown;
 use tiexec_core::marks::Marks;
 use tiexec_core::plan::edges::Around;
 use tiexec_core::plan::{Backing, Plan, Span, plan_running};
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::seccomp::Value;
-use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::areas::Seen;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{c, process, vm};
+use tiexec_sys::{c, process, process_advice};
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
-use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::{DESCRIPTOR_CALLS, Session};
+use tiexec_tracee::syscall_manifest::{ManifestEntry, constant};
 
 use super::place::Surroundings;
 use super::stored::{self, Stored};
@@ -30,13 +30,13 @@ use super::switching::{Staging, Switching};
 use super::texts::{Looking, Texts, reserved};
 use super::written::Written;
 use super::{
-    AttachOrder, Attached, Done, ThpOn, asking, has_locked_memory, left, mappings, pass, place,
-    thp_is_off,
+    AttachOrder, Attached, Done, ThpOn, file_passing, has_locked_memory, mappings, place, probe,
+    residue, thp_is_off,
 };
 use crate::image::{Memory, Source};
 use crate::images::{Image, Images};
 use crate::target_file::TargetFile;
-use crate::{areas, headroom, mapped, numa};
+use crate::{headroom, mapped, numa_placement, snapshot};
 
 /// All that can be done beside a process.
 pub(crate) struct Prepared {
@@ -80,7 +80,7 @@ impl Prepared {
         }
         let Ok(process) = process::open_pidfd(order.pid) else { return };
         self.touched.retain(|&range| {
-            let done = vm::collapse(process.as_fd(), range).is_ok();
+            let done = process_advice::collapse(process.as_fd(), range).is_ok();
             self.attached.from_outside += if done { range.len() } else { 0 };
             !done
         });
@@ -106,8 +106,8 @@ impl Prepared {
     }
 
     /// The calls that [`switch`](Self::switch) makes.
-    pub(super) fn calls(&self) -> Vec<&'static [Foreseen]> {
-        let mut calls: Vec<&[Foreseen]> = Vec::new();
+    pub(super) fn calls(&self) -> Vec<&'static [ManifestEntry]> {
+        let mut calls: Vec<&[ManifestEntry]> = Vec::new();
         if !self.left.is_empty() {
             calls.push(&[place::UNMAP]);
         }
@@ -115,7 +115,7 @@ impl Prepared {
             calls.extend(COPY_CALLS);
         }
         if self.covers() && self.locks {
-            calls.push(&asking::LOCK_CALLS);
+            calls.push(&probe::LOCK_CALLS);
         }
         if self.covers() && self.entries.iter().any(|entry| entry.vma.guarded) {
             calls.push(&place::GUARDED_CALLS);
@@ -143,7 +143,7 @@ impl Prepared {
         order: &AttachOrder<'_>,
         snapshot: &Snapshot,
     ) -> Done {
-        let mut switched: Done = left::take_away(session, order, &self.left).map(|_bytes| ());
+        let mut switched: Done = residue::take_away(session, order, &self.left).map(|_bytes| ());
         if self.thp_off {
             ThpOn::begin(session)?;
         }
@@ -176,9 +176,9 @@ pub(crate) fn prepare(
     deadline: Instant,
 ) -> Result<Prepared, Failure> {
     let written = Written::of(order.space, order.pages)?;
-    let Seen { areas: mut entries, smaps_for } = areas::look(order)?;
+    let Seen { areas: mut entries, smaps_for } = snapshot::look(order)?;
     let marks = mapped::marks(order.process, order.pages);
-    let mut left = left::find(order, marks, &entries);
+    let mut left = residue::find(order, marks, &entries);
     // It is taken away first: what is planned is planned without it.
     entries.retain(|entry| !left.contains(&entry.vma));
     if order.dry_run {
@@ -263,7 +263,8 @@ pub(crate) fn prepare(
 const MOST_FOR_OTHERS: u64 = 1 << 30;
 
 /// The calls that the process makes when images are handed over and switched to.
-pub(super) const COPY_CALLS: [&[Foreseen]; 3] = [&DESCRIPTOR_CALLS, &pass::CALLS, &place::CALLS];
+pub(super) const COPY_CALLS: [&[ManifestEntry]; 3] =
+    [&DESCRIPTOR_CALLS, &file_passing::CALLS, &place::CALLS];
 
 /// Returns, for each text, the spans of it that need a copy.
 fn copies(plan: &Plan) -> impl Iterator<Item = (&Vma, Vec<Span>)> {
@@ -307,7 +308,7 @@ fn stage(
     let parts = texts.text(vma).and_then(|text| text.parts.as_ref());
     let path = vma.display_path();
     let name = path.rsplit('/').next().unwrap_or_default();
-    let nodes = numa::turns(order.numa, order.process)?;
+    let nodes = numa_placement::turns(order.numa, order.process)?;
     let memory = Memory { backing, pages: order.pages, nodes: &nodes };
     match file {
         TargetFile::Here(file) => images.get(Source { file, parts }, name, spans, memory, deadline),
@@ -319,13 +320,13 @@ fn stage(
 }
 
 /// The calls that [`refault`] has the process make.
-const REFAULT_CALLS: [Foreseen; 2] = [
-    Foreseen::needed(
+const REFAULT_CALLS: [ManifestEntry; 2] = [
+    ManifestEntry::needed(
         "madvise(MADV_DONTNEED)",
         c::SYS_madvise,
         [Value::Any, Value::Any, constant(c::MADV_DONTNEED)],
     ),
-    Foreseen::needed(
+    ManifestEntry::needed(
         "madvise(MADV_POPULATE_READ)",
         c::SYS_madvise,
         [Value::Any, Value::Any, constant(c::MADV_POPULATE_READ)],

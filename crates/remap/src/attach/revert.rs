@@ -15,25 +15,25 @@ use std::rc::Rc;
 use tiexec_core::addr::{AddrRange, RemoteAddr};
 use tiexec_core::area::Area;
 use tiexec_core::coverage::is_ours;
-use tiexec_core::parts::{Part, Parts};
+use tiexec_core::file_ranges::{Part, Parts};
 use tiexec_core::proc::maps::{FileId, Vma};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::address_space::Memory;
 use tiexec_sys::c;
 use tiexec_tracee::Failure;
-use tiexec_tracee::foreseen::Foreseen;
 use tiexec_tracee::session::Session;
+use tiexec_tracee::syscall_manifest::ManifestEntry;
 
+use super::file_passing::Passage;
 use super::identity;
-use super::pass::Passage;
 use super::place::{self, Handed, Surroundings, Switch};
 use super::pool::{self, Exchange};
 use super::prepared::COPY_CALLS;
 use super::written::Written;
-use super::{AttachOrder, Stop, StopCost, asking, has_locked_memory, in_a_stop, left, mappings};
-use crate::areas;
+use super::{AttachOrder, Stop, StopCost, has_locked_memory, in_a_stop, mappings, probe, residue};
 use crate::mapped::{self, Layouts, Mapped, is_marked_widened};
 use crate::protection::{GUARDED, TEXT};
+use crate::snapshot;
 use crate::target_file::{ReadAt, TargetFile};
 
 /// The result of a revert.
@@ -93,13 +93,13 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
 
 fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     let written = Written::of(order.space, order.pages)?;
-    let entries = areas::look(order)?.areas;
+    let entries = snapshot::look(order)?.areas;
     let locks = has_locked_memory(order.process);
     let mut reverted = Reverted { found: 0, reverted: 0, failure: None, stop: None };
     let marks = mapped::marks(order.process, order.pages);
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
     let mut originals =
-        Originals { left: left::marked(order, marks, &vmas), ..Originals::default() };
+        Originals { left: residue::marked(order, marks, &vmas), ..Originals::default() };
     reverted.found += originals.left.iter().map(|vma| vma.range.len()).sum::<u64>();
     let entries: Vec<Area> =
         entries.into_iter().filter(|entry| !originals.left.contains(&entry.vma)).collect();
@@ -127,12 +127,12 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     let of_pool = std::mem::take(&mut originals.of_pool);
     let pieces = || originals.files.iter().flat_map(|original| &original.pieces);
     mappings::check(entries.len(), pieces().count())?;
-    let mut calls: Vec<&[Foreseen]> = vec![&[place::UNMAP]];
+    let mut calls: Vec<&[ManifestEntry]> = vec![&[place::UNMAP]];
     if pieces().next().is_some() {
         calls.extend(COPY_CALLS);
     }
     if locks {
-        calls.push(&asking::LOCK_CALLS);
+        calls.push(&probe::LOCK_CALLS);
     }
     if pieces().any(|piece| piece.protection == GUARDED) {
         calls.push(&place::GUARDED_CALLS);
@@ -151,7 +151,7 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     let rests_on: Vec<&Vma> = vmas.iter().filter(of_ours).collect();
     let stop = Stop { entries: &entries, rests_on: &rests_on, calls };
     let (cost, outcome) = in_a_stop(order, stop, |session, snapshot| {
-        let taken = left::take_away(session, order, &originals.left);
+        let taken = residue::take_away(session, order, &originals.left);
         let around = Surroundings { space: order.space, snapshot, marks };
         let passage =
             if originals.files.is_empty() { None } else { Some(Passage::open(session, order)?) };
@@ -169,7 +169,7 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
             for Piece { part, protection } in pieces {
                 let (offset, to) = (part.file_offset, part.range);
                 let (gaps, backing) = (Vec::new(), None);
-                let (locked, protection) = (locks && asking::is_locked(session, to)?, *protection);
+                let (locked, protection) = (locks && probe::is_locked(session, to)?, *protection);
                 let claim_by = source;
                 let piece =
                     Switch { source, offset, to, locked, protection, gaps, claim_by, backing };
@@ -205,7 +205,7 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
 fn unmap_all(session: &mut Session, ranges: &[AddrRange]) -> Result<u64, Failure> {
     let mut bytes = 0;
     for range in ranges {
-        bytes += left::unmap(session, *range)?;
+        bytes += residue::unmap(session, *range)?;
     }
     Ok(bytes)
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tiexec_core::addr::AddrRange;
-use tiexec_core::parts::{Parts, covered, in_range};
+use tiexec_core::file_ranges::{Parts, covered, in_range};
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::proc::maps::{self, FileId, Vma};
 use tiexec_core::skip::SkipReason;
@@ -13,11 +13,11 @@ use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::session::Session;
 
-use super::pass::{Passage, Received, send};
+use super::file_passing::{Passage, Received, send};
 use super::place::{self, Handed, Surroundings, Switch};
 use super::texts::Texts;
 use super::written::Written;
-use super::{AttachOrder, asking};
+use super::{AttachOrder, probe};
 use crate::image::Staged;
 use crate::images::Image;
 use crate::protection;
@@ -194,7 +194,7 @@ impl Switching<'_> {
         if !self.keys || received.has_read {
             return Ok(Ok(()));
         }
-        asking::may_read(session, vma.range, self.order.pages.base)
+        probe::may_read(session, vma.range, self.order.pages.base)
     }
 
     /// Whether the text at a part of a span is locked in memory.
@@ -206,10 +206,10 @@ impl Switching<'_> {
         to: AddrRange,
     ) -> Result<bool, Failure> {
         let Some(text) = vma.range.intersection(to) else { return Ok(false) };
-        let locked = asking::is_locked(session, text)?;
+        let locked = probe::is_locked(session, text)?;
         let parts = self.texts.text(vma).and_then(|text| text.parts.as_ref());
         for part in parts.filter(|_| span.edge).into_iter().flat_map(|parts| parts.within(to)) {
-            if asking::is_locked(session, part.range)? != locked {
+            if probe::is_locked(session, part.range)? != locked {
                 let what = format!("{to} is locked in memory, and not all of it");
                 return Err(Failure::new(SkipReason::EdgeInUse, what));
             }

@@ -7,7 +7,7 @@ use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
 use tiexec_core::area::Area;
 use tiexec_core::config::Edges;
 use tiexec_core::coverage::is_ours;
-use tiexec_core::parts::Parts;
+use tiexec_core::file_ranges::Parts;
 use tiexec_core::plan::edges::{Reserved, edge_chunks};
 use tiexec_core::plan::{Backing, RunningText};
 use tiexec_core::proc::auxv;

@@ -10,10 +10,10 @@ use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError};
 use tiexec_tracee::arch::Gadgets;
-use tiexec_tracee::foreseen::{Filters, Foreseen, NEEDS, Permission};
 use tiexec_tracee::running;
 use tiexec_tracee::session::{Refusal, Session};
 use tiexec_tracee::stopped::Stopped;
+use tiexec_tracee::syscall_manifest::{Filters, ManifestEntry, NEEDS, Permission};
 use tiexec_tracee::threads::{self, Takes};
 use tiexec_tracee::{TraceError, refusal};
 
@@ -37,7 +37,7 @@ pub(super) fn begin(
     order: &AttachOrder<'_>,
     snapshot: &Snapshot,
     gadgets: Gadgets,
-    calls: &[&[Foreseen]],
+    calls: &[&[ManifestEntry]],
     boost: &Boost,
 ) -> Result<(Stopped, Session), Failure> {
     let begun = Instant::now();

@@ -2,7 +2,7 @@
 
 use tiexec_core::coverage::{Note, coverage};
 use tiexec_core::plan::Plan;
-use tiexec_core::report::{AttachCost, Kind, Report};
+use tiexec_core::report::{AttachCost, Kind, Outcome, Report};
 use tiexec_core::skip::SkipReason;
 
 use tiexec_sys::areas::Seen;
@@ -10,9 +10,8 @@ use tiexec_sys::{areas, thp};
 
 use super::{AttachOrder, Attached};
 use crate::mapped::originals;
-use crate::numa;
-use crate::units;
-use crate::verify::{huge_bytes_in_spans, outcome};
+use crate::numa_placement;
+use crate::systemd_units;
 
 /// Looks at the process and writes the report.
 pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
@@ -20,7 +19,7 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
     let none = |_gone| Seen { areas: Vec::new(), smaps_for: None };
     let Seen { areas: mut entries, smaps_for } =
         areas::look_at(order.space, process, order.pages).unwrap_or_else(none);
-    numa::tell(order.pid, &mut entries, order.pages);
+    numa_placement::tell(order.pid, &mut entries, order.pages);
     let plan = &attached.plan;
     // The order's pages, with which the plan was made, may have another size.
     let pages = thp::pages().unwrap_or(order.pages);
@@ -42,11 +41,11 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
     let comm = String::from_utf8_lossy(&comm).into_owned();
     let mut report = Report::new(Kind::Attach, pid, comm, files);
     report.smaps_for = attached.smaps_for.or(smaps_for);
-    report.unit = units::shown(process);
+    report.unit = systemd_units::shown(process);
     let planned = plan.span_bytes();
-    let huge = huge_bytes_in_spans(plan, &entries);
+    let huge = plan.huge_bytes_in(&entries);
     if planned > 0 {
-        report.outcome = outcome(huge, planned);
+        report.outcome = Outcome::of(huge, planned);
     }
     if let Some(failure) = &attached.failure {
         report.reason = Some(failure.reason);

@@ -7,7 +7,7 @@ use tiexec_core::addr::{AddrRange, PageSize, Pages};
 use tiexec_core::proc::pagemap::{modified_pages, populated_huge_pages};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::address_space::AddressSpace;
-use tiexec_sys::scan;
+use tiexec_sys::pagemap_scan;
 
 use tiexec_tracee::Failure;
 
@@ -42,7 +42,7 @@ impl Written {
     /// # Errors
     /// As [`huge_pages`](Self::huge_pages).
     pub(crate) fn base_pages(&self, range: AddrRange) -> Result<Vec<AddrRange>, Failure> {
-        match scan::written(&self.pagemap, range) {
+        match pagemap_scan::written(&self.pagemap, range) {
             Ok(found) => Ok(found),
             // Before Linux 6.7, all words are read.
             Err(_) => self.pages_of(range, self.pages.base),

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use blake3::Hash;
 use tiexec_core::addr::mib;
+use tiexec_core::escape::AsShown;
 use tiexec_core::relaid::Layout;
-use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_tracee::Failure;
 

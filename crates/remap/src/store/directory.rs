@@ -1,6 +1,6 @@
 //! Where the stores are, and whether one is to be trusted.
 //!
-//! A store is trusted if nobody else can have exchanged its directory (`crate::trusted`).
+//! A store is trusted if nobody else can have exchanged its directory (`crate::trusted_directory`).
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatVfsMountFlags};
 use tiexec_core::skip::SkipReason;
 use tiexec_tracee::Failure;
 
-use crate::trusted::{self, Distrust, Rule};
+use crate::trusted_directory::{self, Distrust, Rule};
 
 /// Where `tiexecctl store setup` mounts the system's store.
 pub const SYSTEM: &str = "/run/tiexec/images";
@@ -110,7 +110,7 @@ impl Directory {
         let path = runtime.join(BELOW_RUNTIME);
         let make: &[u32] = if create { &[0o700, 0o700] } else { &[] };
         let rule = Rule { user, sticky: true, make };
-        let Some((fd, stat)) = trusted::open(&path, &rule).map_err(refused)? else {
+        let Some((fd, stat)) = trusted_directory::open(&path, &rule).map_err(refused)? else {
             return Ok(None);
         };
         if stat.st_uid != user {
@@ -151,7 +151,7 @@ impl Directory {
 /// As [`Directory::system`].
 pub(super) fn system_place() -> Result<Option<(OwnedFd, Stat)>, Failure> {
     let rule = Rule { user: 0, sticky: false, make: &[] };
-    trusted::open(Path::new(SYSTEM), &rule).map_err(refused)
+    trusted_directory::open(Path::new(SYSTEM), &rule).map_err(refused)
 }
 
 /// Returns whether a directory is the root of a file system.

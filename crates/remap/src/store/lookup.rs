@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use rustix::fs::{FileType, Mode, OFlags, Stat, Timespec, Timestamps};
-use tiexec_core::shown::AsShown;
+use tiexec_core::escape::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::Errno;
 

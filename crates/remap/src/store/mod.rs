@@ -14,6 +14,7 @@
 mod build;
 pub mod directory;
 mod fill;
+pub mod integrity;
 pub mod key;
 mod lookup;
 pub mod prune;
@@ -22,7 +23,6 @@ mod share;
 pub mod state;
 mod temporary;
 pub mod users;
-pub mod verify;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -32,8 +32,8 @@ use std::time::Instant;
 
 use object::read::ReadCache;
 use tiexec_core::addr::{AddrRange, Pages};
+use tiexec_core::escape::AsShown;
 use tiexec_core::relaid::{Layout, LayoutError};
-use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use rustix::mount::{MountFlags, mount, mount_remount};
-use tiexec_core::shown::AsShown;
+use tiexec_core::escape::AsShown;
 use tiexec_core::value::parse_bytes;
 use tiexec_sys::{Errno, thp};
 

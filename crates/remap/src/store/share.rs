@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::path::{Component, Path};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
-use tiexec_core::shown::AsShown;
+use tiexec_core::escape::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::Errno;
 

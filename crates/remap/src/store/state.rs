@@ -6,8 +6,8 @@ use std::io::Read;
 
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags};
 use serde::Serialize;
+use tiexec_core::escape::AsShown;
 use tiexec_core::relaid;
-use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::{Errno, thp};
 

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use blake3::Hash;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
-use tiexec_core::shown::AsShown;
+use tiexec_core::escape::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::{Errno, SysError};
 

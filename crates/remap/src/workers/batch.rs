@@ -5,9 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::naming::Role;
 use tiexec_sys::process::{self, Fork};
-use tiexec_sys::{Pid, place};
+use tiexec_sys::process_name::Role;
+use tiexec_sys::{Pid, impersonate};
 use tiexec_tracee::Failure;
 
 use super::output::Output;
@@ -101,7 +101,7 @@ impl Tracer {
             }
             Fork::Child => {
                 drop(answers);
-                let _unchanged = place::end_with_parent();
+                let _unchanged = impersonate::end_with_parent();
                 if output.take_over().is_err() {
                     std::process::exit(1);
                 }

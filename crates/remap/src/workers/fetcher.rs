@@ -7,9 +7,9 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::naming::Role;
-use tiexec_sys::packets::{Packet, Packets};
-use tiexec_sys::{Pid, place, process};
+use tiexec_sys::process_name::Role;
+use tiexec_sys::seqpacket::{Packet, Packets};
+use tiexec_sys::{Pid, impersonate, process};
 
 use super::{IN_A_STOP, Worker};
 use tiexec_tracee::Failure;
@@ -75,7 +75,7 @@ const NO_TIMEOUT: &[u8] = b"none";
 
 fn serve(packets: &Packets) {
     process::close_all_except(&[packets.as_fd()]);
-    let _unchanged = place::end_with_parent();
+    let _unchanged = impersonate::end_with_parent();
     while let Ok(Some((request, _))) = packets.receive(None) {
         let (words, _) = request.as_chunks::<4>();
         let &[pid, number, wanted] = words else { return };

@@ -31,10 +31,10 @@ use std::time::{Duration, Instant};
 
 use tiexec_core::proc::status::Credentials;
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::naming::Role;
-use tiexec_sys::packets::{self, Packet, Packets};
 use tiexec_sys::process::{self, Fork};
+use tiexec_sys::process_name::Role;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::seqpacket::{self, Packet, Packets};
 use tiexec_sys::{Errno, Pid, SysError};
 use tiexec_tracee::Failure;
 
@@ -176,7 +176,7 @@ impl Worker {
     /// `fork_failed`, as fork(2); EAGAIN if this process has more than one thread.
     fn start(role: Role, task: &'static str, work: impl FnOnce(&Packets)) -> Result<Self, Failure> {
         let failed = |error: SysError| Failure::new(SkipReason::ForkFailed, error);
-        let (packets, theirs) = packets::pair().map_err(failed)?;
+        let (packets, theirs) = seqpacket::pair().map_err(failed)?;
         match process::fork_single_threaded(role).map_err(failed)? {
             Fork::Parent(pid) => Ok(Self { pid, packets, task, lost: AtomicBool::new(false) }),
             Fork::Child => {

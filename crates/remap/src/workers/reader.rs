@@ -16,17 +16,17 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
-use tiexec_core::parts::{Part, Parts};
+use tiexec_core::escape::AsShown;
+use tiexec_core::file_ranges::{Part, Parts};
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::proc::status::Credentials;
-use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::naming::Role;
-use tiexec_sys::packets::{LONGEST, Packets};
-use tiexec_sys::place::{self, Place};
+use tiexec_sys::impersonate::{self, Place};
 use tiexec_sys::process;
+use tiexec_sys::process_name::Role;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::PathFile;
+use tiexec_sys::seqpacket::{LONGEST, Packets};
 use tiexec_tracee::Failure;
 
 use super::{IN_A_STOP, Worker};
@@ -332,7 +332,7 @@ fn serve(packets: &Packets, place: &Place, cgroup: Option<&Path>) {
         let what = format!("joining {}: {error}", cgroup.shown());
         return refused(SkipReason::MemcgHeadroom, &what);
     }
-    if let Err(error) = place::take(place) {
+    if let Err(error) = impersonate::take(place) {
         return refused(SkipReason::ForkFailed, &error);
     }
     if !reply(&Reply::Done, None) {

@@ -7,7 +7,7 @@ use tiexec_sys::{Errno, c};
 use super::Session;
 use crate::arch::{self, Call};
 use crate::error::TraceError;
-use crate::foreseen::{CLOSE, Foreseen};
+use crate::syscall_manifest::{CLOSE, ManifestEntry};
 
 const INT: usize = size_of::<i32>();
 
@@ -16,7 +16,7 @@ fn close(fd: i32) -> Call {
 }
 
 /// Copies a descriptor's number from one frame of the chain to the next.
-const COPY_NUMBER: Foreseen = Foreseen::optional(
+const COPY_NUMBER: ManifestEntry = ManifestEntry::optional(
     "process_vm_readv",
     c::SYS_process_vm_readv,
     [Value::Small, Value::Any, Value::Is(1), Value::Any, Value::Is(1), Value::Is(0)],
@@ -24,7 +24,7 @@ const COPY_NUMBER: Foreseen = Foreseen::optional(
 
 /// The calls that [`Session::call_for_descriptor`] and [`Session::call_for_descriptors`] make beside the
 /// call they are given.
-pub const DESCRIPTOR_CALLS: [Foreseen; 2] = [CLOSE, COPY_NUMBER];
+pub const DESCRIPTOR_CALLS: [ManifestEntry; 2] = [CLOSE, COPY_NUMBER];
 
 impl Session {
     /// Makes a call that has the kernel write one descriptor (an int) to the address that `call` is

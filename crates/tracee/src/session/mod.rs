@@ -22,8 +22,8 @@
 
 mod batch;
 mod descriptors;
-mod home;
 mod identity;
+mod undo;
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ use tiexec_sys::{Errno, Pid, c};
 use crate::arch::{self, Call, ExtendedState, Gadgets};
 use crate::error::TraceError;
 use crate::fault;
-use crate::foreseen::{Foreseen, Permission};
+use crate::syscall_manifest::{ManifestEntry, Permission};
 
 use self::batch::Ending;
 pub use self::batch::MAX_BATCH;
@@ -282,7 +282,7 @@ impl Session {
 
     /// Makes a call or a release.
     fn make(&mut self, call: Call) -> Result<Result<u64, Errno>, TraceError> {
-        debug_assert!(self.permission.covers(&call), "{call:?} is not foreseen");
+        debug_assert!(self.permission.covers(&call), "{call:?} is not in the manifest");
         let chain = self.lay_chain()?;
         self.install(arch::aim_at_call(&self.home, self.gadgets, &call, chain))?;
         self.counts.calls += 1;
@@ -349,7 +349,7 @@ impl Session {
     }
 
     /// Whether an optional call may be made.
-    pub fn may(&self, call: &Foreseen) -> bool {
+    pub fn may(&self, call: &ManifestEntry) -> bool {
         self.permission.has(call)
     }
 

@@ -9,8 +9,8 @@ use tiexec_advise::itlb::{Itlb, walk_event};
 use tiexec_advise::samples::Tally;
 use tiexec_core::addr::{AddrRange, Pages};
 use tiexec_core::config::Settings;
-use tiexec_core::counted::Counted;
 use tiexec_core::plan::Backing;
+use tiexec_core::pmu_counts::Counted;
 use tiexec_engine::follow::tree::Tree;
 use tiexec_engine::sampling::{Sampling, number, refusal};
 use tiexec_engine::target::Target;
@@ -18,15 +18,15 @@ use tiexec_remap::attach::attach;
 use tiexec_remap::images::Images;
 use tiexec_remap::sources::Sources;
 use tiexec_sys::counters::Counters;
+use tiexec_sys::perf_sampler::{Clock, Heirs};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::sampler::{Clock, Heirs};
 use tiexec_sys::{Errno, Pid, SysError, areas, interrupt, process, processor};
 use tiexec_tracee::threads;
 
 use super::super::failed;
 use crate::exit;
 use crate::options::Advise;
-use crate::say::warn;
+use crate::stdio::warn;
 
 /// How long a running process is sampled unless an option says otherwise.
 pub(super) const USUAL: Duration = Duration::from_secs(5);

@@ -11,19 +11,19 @@ use std::time::Duration;
 use tiexec_advise::advice::{Advice, Circumstances, Sampling, TextAdvice};
 use tiexec_advise::itlb::{Itlb, Verdict};
 use tiexec_advise::samples::Tally;
-use tiexec_core::shown::AsShown;
+use tiexec_core::escape::AsShown;
 use tiexec_engine::sampling::miss_time;
 use tiexec_engine::target::LONGEST;
 use tiexec_remap::store::directory::Directory;
 use tiexec_remap::workers;
-use tiexec_sys::sampler::Clock;
+use tiexec_sys::perf_sampler::Clock;
 use tiexec_sys::{Pid, process, processor, thp};
 
 use super::attach::looked_at;
 use super::{can_write, write};
 use crate::exit;
 use crate::options::Advise;
-use crate::say::warn;
+use crate::stdio::warn;
 
 use gather::Gathered;
 

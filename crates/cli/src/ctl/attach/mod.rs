@@ -1,17 +1,17 @@
 //! `tiexec -p PID`, `tiexecctl attach`, `tiexecctl revert`.
 
-mod later;
+mod follow;
+mod scheduled_revert;
 mod select;
-mod stay;
 
 use std::time::Duration;
 
 use tiexec_core::addr::mib;
 use tiexec_core::config::{Layer, Settings};
+use tiexec_core::escape;
 use tiexec_core::plan::Plan;
 use tiexec_core::report::{JitArea, Outcome, Report, percent};
 use tiexec_core::select::Select;
-use tiexec_core::shown;
 use tiexec_core::skip::SkipReason;
 use tiexec_engine::hottest::Hot;
 use tiexec_engine::huge_pages;
@@ -25,10 +25,10 @@ use tiexec_sys::Pid;
 
 use super::print;
 use crate::exit;
-use crate::memory;
+use crate::memory_options;
 use crate::options::{Attach, Revert, Targets};
-use crate::say::warn;
 use crate::settings;
+use crate::stdio::warn;
 
 /// Runs `attach`; returns the exit status.
 pub(crate) fn run(options: &Attach) -> u8 {
@@ -37,7 +37,7 @@ pub(crate) fn run(options: &Attach) -> u8 {
         Err(status) => return status,
     };
     // Only options can ask for later work: an attach that nobody asked to stay returns.
-    let later = options.later.clone().layer();
+    let later = options.after_start.clone().layer();
     let layer = Layer {
         backing: options.backing,
         page_size: options.memory.page_size,
@@ -55,7 +55,7 @@ pub(crate) fn run(options: &Attach) -> u8 {
         except: later.except.unwrap_or_default(),
         ..settings::settings(layer)
     };
-    if let Err(what) = memory::check(options.memory, &settings) {
+    if let Err(what) = memory_options::check(options.memory, &settings) {
         warn(what);
         return exit::USAGE;
     }
@@ -85,7 +85,7 @@ pub(crate) fn run(options: &Attach) -> u8 {
                 print(&line(target, attached, report));
             }
         };
-        return stay::stay(&pids, &settings, first, &mut tell);
+        return follow::stay(&pids, &settings, first, &mut tell);
     }
     let one = |pid, pool: &mut Pool| attach_one(pid, options, &settings, None, &mut images, pool);
     each("attach to", &pids, named(&options.targets), one)
@@ -94,7 +94,7 @@ pub(crate) fn run(options: &Attach) -> u8 {
 /// Runs `revert`; returns the exit status.
 pub(crate) fn run_revert(options: &Revert) -> u8 {
     if let Some(time) = options.after {
-        later::wait(Duration::from_millis(time));
+        scheduled_revert::wait(Duration::from_millis(time));
     }
     let pids = if options.all {
         select::every(has_text_of_ours)
@@ -224,7 +224,7 @@ fn attach_one(
     let mut status = say(&target, &attached, &report, options);
     if let (Some(time), true) = (options.for_, attached.touched_it()) {
         let start_time = target.start_time().unwrap_or(0);
-        if let Err(error) = later::revert_after(pid, start_time, time) {
+        if let Err(error) = scheduled_revert::revert_after(pid, start_time, time) {
             warn(format_args!("process {pid:?} will not be reverted by itself: {error}"));
             status = exit::PARTIAL;
         }
@@ -327,7 +327,7 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
             "detail": failure.as_ref().map(|failure| &failure.detail),
             "stop_us": stop.map(|stop| stop.lasted.as_micros() as u64),
         });
-        print(&(shown::json(&json) + "\n"));
+        print(&(escape::json(&json) + "\n"));
     } else if !options.quiet {
         let what = if found == 0 {
             "nothing to revert".to_owned()

@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use tiexec_core::proc::mountinfo;
-use tiexec_remap::units;
+use tiexec_remap::systemd_units;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::{Holding, Identity, PathFile};
@@ -89,13 +89,13 @@ fn real(path: &Path) -> PathBuf {
 
 /// Whether the process belongs to this unit of the system's manager.
 pub(crate) fn is_of_unit(process: &ProcDir, unit: &str) -> bool {
-    units::of(process).is_some_and(|units| units.system == unit)
+    systemd_units::of(process).is_some_and(|units| units.system == unit)
 }
 
 /// Whether the process belongs to this unit of a user's own manager: of any user's for root, else of this user's.
 pub(crate) fn is_of_user_unit(process: &ProcDir, unit: &str) -> bool {
     let own = rustix::process::geteuid();
-    let of_user = units::of(process).and_then(|units| units.user);
+    let of_user = systemd_units::of(process).and_then(|units| units.user);
     of_user.is_some_and(|of| of.name == unit && (own.is_root() || of.uid == own.as_raw()))
 }
 

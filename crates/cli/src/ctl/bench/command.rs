@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 use regex_lite::Regex;
 use tiexec_advise::itlb::{Itlb, walk_event};
 use tiexec_core::addr::Pages;
-use tiexec_core::shown::AsShown;
+use tiexec_core::escape::AsShown;
 use tiexec_engine::follow::tree::Tree;
 use tiexec_sys::counters::Counters;
+use tiexec_sys::perf_sampler::Heirs;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::sampler::Heirs;
 use tiexec_sys::{Pid, areas, interrupt, process, processor, thp};
 
 use super::child;
-use super::{Measured, Rounds, Subject, Way, What};
+use super::{Arm, Measured, Rounds, Subject, Workload};
 use crate::exit;
 use crate::options::Bench;
-use crate::say::warn;
+use crate::stdio::warn;
 
 /// Between the first two looks at what is on huge pages; then more and more, as they cost time themselves.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -41,7 +41,7 @@ struct Runs<'a> {
 ///
 /// # Errors
 /// The exit status for what has been said on stderr.
-pub(super) fn measure(options: &Bench) -> Result<(Rounds, What), u8> {
+pub(super) fn measure(options: &Bench) -> Result<(Rounds, Workload), u8> {
     let metric = match options.metric.as_deref().map(Regex::new).transpose() {
         Ok(metric) => metric,
         Err(error) => {
@@ -58,7 +58,7 @@ pub(super) fn measure(options: &Bench) -> Result<(Rounds, What), u8> {
     interrupt::catch();
     let rounds = Rounds::measure(&mut runs, options)?;
     let words = options.command.iter().map(|word| word.to_string_lossy().into_owned());
-    Ok((rounds, What::Command(words.collect())))
+    Ok((rounds, Workload::Command(words.collect())))
 }
 
 impl Subject for Runs<'_> {
@@ -66,7 +66,7 @@ impl Subject for Runs<'_> {
         interrupt::asked()
     }
 
-    fn measure(&mut self, way: Way, warmup: bool) -> Result<Measured, u8> {
+    fn measure(&mut self, arm: Arm, warmup: bool) -> Result<Measured, u8> {
         if let Some(prepare) = &self.options.prepare {
             let mut command = Command::new("sh");
             command.args(["-c", prepare]).stdin(Stdio::null());
@@ -83,7 +83,7 @@ impl Subject for Runs<'_> {
         };
         let output = child::memory("output").map_err(|error| refuse(&error))?;
         let errors = child::memory("errors").map_err(|error| refuse(&error))?;
-        let mut command = self.command(way);
+        let mut command = self.command(arm);
         let copy = |file: &File| file.try_clone().map(Stdio::from);
         command.stdin(Stdio::null()).stderr(copy(&errors).map_err(|error| refuse(&error))?);
         // Without a metric nobody would read what may be much.
@@ -115,11 +115,11 @@ impl Subject for Runs<'_> {
         }
 
         let words = child::text_of(errors);
-        self.say(way, &words);
+        self.say(arm, &words);
         if !status.success() && !self.options.ignore_failure {
             let tail = words.len().saturating_sub(LAST_WORDS);
             let tail = words.char_indices().map(|(at, _)| at).find(|&at| at >= tail).unwrap_or(0);
-            let by = if way == Way::Tiexec { " by tiexec" } else { "" };
+            let by = if arm == Arm::Tiexec { " by tiexec" } else { "" };
             warn(format_args!(
                 "the command failed{by}: {status}; fix: --ignore-failure, if that is usual\n{}",
                 words[tail..].trim_end()
@@ -154,15 +154,15 @@ impl Subject for Runs<'_> {
 }
 
 impl Runs<'_> {
-    fn command(&self, way: Way) -> Command {
+    fn command(&self, arm: Arm) -> Command {
         let mut words = self.options.command.iter();
-        match way {
-            Way::Plain => {
+        match arm {
+            Arm::Plain => {
                 let mut command = Command::new(words.next().cloned().unwrap_or_default());
                 command.args(words);
                 command
             }
-            Way::Tiexec => {
+            Arm::Tiexec => {
                 let mut command = Command::new(&self.tiexec);
                 command.args(&self.options.option).arg("--").args(words);
                 command
@@ -171,8 +171,8 @@ impl Runs<'_> {
     }
 
     /// Hands on what tiexec has to say.
-    fn say(&mut self, way: Way, words: &str) {
-        if way == Way::Tiexec && !self.said {
+    fn say(&mut self, arm: Arm, words: &str) {
+        if arm == Arm::Tiexec && !self.said {
             for line in words.lines().filter_map(|line| line.strip_prefix("tiexec: ")) {
                 warn(format_args!("tiexec says: {line}"));
                 self.said = true;

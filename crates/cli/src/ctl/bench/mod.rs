@@ -14,16 +14,16 @@ use super::progress::Progress;
 use super::{can_write, print, write};
 use crate::exit;
 use crate::options;
-use crate::say::warn;
+use crate::stdio::warn;
 
 /// The two ways that are compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+enum Arm {
     Plain,
     Tiexec,
 }
 
-impl Way {
+impl Arm {
     /// Returns the order in which a round takes them: by turns, so that neither is always the second.
     fn order(round: u32) -> [Self; 2] {
         if round.is_multiple_of(2) {
@@ -49,7 +49,7 @@ trait Subject {
     ///
     /// # Errors
     /// The exit status for what has been said on stderr.
-    fn measure(&mut self, way: Way, warmup: bool) -> Result<Measured, u8>;
+    fn measure(&mut self, arm: Arm, warmup: bool) -> Result<Measured, u8>;
 
     /// Whether it should come to an end before all rounds are done.
     fn is_over(&self) -> bool {
@@ -74,15 +74,15 @@ impl Rounds {
         for round in 0..all {
             let warmup = round < options.warmup;
             let mut both = [Measured::default(), Measured::default()];
-            for (done, way) in Way::order(round).into_iter().enumerate() {
+            for (done, arm) in Arm::order(round).into_iter().enumerate() {
                 progress.at(|| line(2 * round as usize + done, 2 * all as usize, begun));
-                let measured = subject.measure(way, warmup);
+                let measured = subject.measure(arm, warmup);
                 // Ctrl-C ends what is run for it too: that is no failure.
                 if subject.is_over() {
                     return Ok(rounds);
                 }
                 match measured {
-                    Ok(measured) => both[way as usize] = measured,
+                    Ok(measured) => both[arm as usize] = measured,
                     Err(status) if rounds.counted.is_empty() => return Err(status),
                     // Rounds that took hours to measure are not thrown away.
                     Err(status) => return Ok(Self { failed: Some(status), ..rounds }),
@@ -153,8 +153,8 @@ pub(super) fn run(options: &options::Bench) -> u8 {
         warn(format_args!("ended after {whole}, which count"));
     }
     let (pid, command, unit) = match what {
-        What::Command(command) => (None, command, Unit::Process),
-        What::Process(pid, command) => (Some(pid), command, Unit::Slice),
+        Workload::Command(command) => (None, command, Unit::Process),
+        Workload::Process(pid, command) => (Some(pid), command, Unit::Slice),
     };
     let bench = Bench {
         schema: SCHEMA,
@@ -165,8 +165,8 @@ pub(super) fn run(options: &options::Bench) -> u8 {
         unit,
         rounds: rounds.counted.len(),
         confidence: CONFIDENCE,
-        huge_plain_bytes: rounds.huge[Way::Plain as usize],
-        huge_tiexec_bytes: rounds.huge[Way::Tiexec as usize],
+        huge_plain_bytes: rounds.huge[Arm::Plain as usize],
+        huge_tiexec_bytes: rounds.huge[Arm::Tiexec as usize],
         machine: machine(),
         metrics: rounds.compared(),
     };
@@ -179,7 +179,7 @@ pub(super) fn run(options: &options::Bench) -> u8 {
 }
 
 /// The subject of the measurement.
-enum What {
+enum Workload {
     Command(Vec<String>),
     Process(u32, Vec<String>),
 }

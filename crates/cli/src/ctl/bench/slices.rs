@@ -1,23 +1,23 @@
-//! A running process: attached to and reverted by turns, one slice of time each way.
+//! A running process: attached to and reverted by turns, one slice of time each arm.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use tiexec_core::escape::AsShown;
 use tiexec_core::proc::stat;
-use tiexec_core::shown::AsShown;
 use tiexec_engine::target::{LOOKING, has_text_of_ours};
 use tiexec_remap::workers;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, interrupt, process, thp};
 
 use super::child;
-use super::{Measured, Rounds, Subject, Way, What};
+use super::{Arm, Measured, Rounds, Subject, Workload};
 use crate::ctl::failed;
 use crate::exit;
 use crate::options::Bench;
-use crate::say::warn;
+use crate::stdio::warn;
 
 /// How long a slice of a counter lasts unless an option says otherwise.
 const USUAL: Duration = Duration::from_secs(5);
@@ -36,7 +36,7 @@ struct Slices<'a> {
 ///
 /// # Errors
 /// The exit status for what has been said on stderr.
-pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, What), u8> {
+pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u8> {
     let pid = Pid::from_raw(pid).ok_or(exit::USAGE)?;
     let refuse = |error| failed(format_args!("measure process {}", pid.as_raw_nonzero()), error);
     let process = ProcDir::of(pid).map_err(refuse)?;
@@ -67,7 +67,7 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, What), u8> {
     let measured = Rounds::measure(&mut slices, options);
     // A second Ctrl-C must not end the revert: its process inherits this.
     process::ignore_interrupts();
-    let reverted = slices.switch(Way::Plain);
+    let reverted = slices.switch(Arm::Plain);
     if reverted.is_err() && has_text_of_ours(&slices.process) {
         warn(format_args!(
             "process {} is left with text on huge pages; fix: tiexecctl revert {0}",
@@ -76,12 +76,12 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, What), u8> {
     }
     let measured = measured?;
     reverted?;
-    Ok((measured, What::Process(pid.as_raw_nonzero().get().unsigned_abs(), words)))
+    Ok((measured, Workload::Process(pid.as_raw_nonzero().get().unsigned_abs(), words)))
 }
 
 impl Subject for Slices<'_> {
-    fn measure(&mut self, way: Way, _warmup: bool) -> Result<Measured, u8> {
-        self.switch(way)?;
+    fn measure(&mut self, arm: Arm, _warmup: bool) -> Result<Measured, u8> {
+        self.switch(arm)?;
         let huge = Some(self.huge());
         let ours = has_text_of_ours(&self.process);
         let (begun, used) = (Instant::now(), self.used()?);
@@ -120,18 +120,18 @@ impl Subject for Slices<'_> {
 
 impl Slices<'_> {
     /// Attaches or reverts, as the user would.
-    fn switch(&mut self, way: Way) -> Result<(), u8> {
+    fn switch(&mut self, arm: Arm) -> Result<(), u8> {
         let touched = self.switched || has_text_of_ours(&self.process);
-        if way == Way::Plain && (!touched || self.process.read("stat").is_err()) {
+        if arm == Arm::Plain && (!touched || self.process.read("stat").is_err()) {
             // There is nothing to revert, or it has ended.
             return Ok(());
         }
         self.switched = true;
         let mut command = Command::new(&self.tiexecctl);
-        command.arg(if way == Way::Plain { "revert" } else { "attach" });
-        match way {
-            Way::Plain => &mut command,
-            Way::Tiexec => {
+        command.arg(if arm == Arm::Plain { "revert" } else { "attach" });
+        match arm {
+            Arm::Plain => &mut command,
+            Arm::Tiexec => {
                 let said = |option: &String| option.starts_with("--backing");
                 if !self.options.option.iter().any(said) {
                     // Page cache that has become huge would stay so.

@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, memfd_create};
 use tiexec_core::addr::{Pages, mib};
 use tiexec_core::config::Layer;
+use tiexec_core::escape::AsShown;
 use tiexec_core::proc::status::CAP_SYS_PTRACE;
 use tiexec_core::rebase::MAX_ALIGNMENT;
-use tiexec_core::shown::AsShown;
 use tiexec_engine::switched_off::FILE as SWITCHED_OFF;
 use tiexec_remap::store::directory::Directory;
 use tiexec_remap::{headroom, pagecache};
-use tiexec_sys::jumps;
+use tiexec_sys::jump_timing;
 use tiexec_sys::memory::FillMapping;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::rehearse::mm_map_size;
+use tiexec_sys::seccomp_trial::mm_map_size;
 use tiexec_sys::{SysError, areas, hugetlb, process, ptrace, thp};
-use tiexec_tracee::held;
+use tiexec_tracee::handshake;
 
 use super::{Finding, Level};
 use crate::settings::CONFIG_FILE;
@@ -332,7 +332,7 @@ fn tracing() -> Finding {
             format_args!("process {tracer} traces this one already"),
         );
     }
-    match held::try_seize() {
+    match handshake::try_seize() {
         Ok(()) => {
             let yama = scope.map_or("no Yama".to_owned(), |scope| {
                 format!("kernel.yama.ptrace_scope is {scope}")
@@ -381,12 +381,12 @@ fn memory() -> Finding {
 }
 
 fn gain(pages: Pages) -> Finding {
-    match jumps::measure(pages) {
+    match jump_timing::measure(pages) {
         Ok(mut times) => {
             times.sort_unstable_by(|one, other| {
                 (one.base_ns / one.huge_ns).total_cmp(&(other.base_ns / other.huge_ns))
             });
-            let times = times[jumps::COPIES / 2];
+            let times = times[jump_timing::COPIES / 2];
             let ratio = times.base_ns / times.huge_ns;
             let figures = format!(
                 "a jump over 32 MiB of text takes {:.1} ns on base pages, {:.1} ns on huge pages",

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::attach::looked_at;
 use super::print;
 use crate::exit;
-use tiexec_core::shown;
+use tiexec_core::escape;
 use tiexec_engine::target::LOOKING;
 
 /// How good a finding is.
@@ -102,7 +102,7 @@ fn as_json(pid: Option<i32>, findings: &[Finding]) -> String {
         findings: &'a [Finding],
     }
     let json = Json { schema: tiexec_core::report::SCHEMA, kind: "doctor", pid, findings };
-    shown::json(&json) + "\n"
+    escape::json(&json) + "\n"
 }
 
 #[cfg(test)]

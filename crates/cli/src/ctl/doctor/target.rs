@@ -3,8 +3,8 @@
 use tiexec_core::addr::{Pages, mib};
 use tiexec_core::coverage::coverage;
 use tiexec_core::elf::{ElfError, ElfHeader};
+use tiexec_core::escape::AsShown;
 use tiexec_core::report::percent;
-use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::headroom;
 use tiexec_remap::mapped::originals;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tiexec_core::shown::AsShown;
+use tiexec_core::escape::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
 use tiexec_remap::store::{BuildOrder, Store};

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tiexec_core::addr::mib;
-use tiexec_core::shown::{self, AsShown};
+use tiexec_core::escape::{self, AsShown};
 use tiexec_remap::store::directory::Directory;
 use tiexec_remap::store::state::{Entry, State, entries};
 use tiexec_remap::store::users::Users;
@@ -104,7 +104,7 @@ pub(super) fn as_json<T: Serialize>(kind: &str, members: &[(&str, &Vec<T>)]) -> 
         let value = serde_json::to_value(member).unwrap_or(Value::Null);
         object.insert((*name).into(), value);
     }
-    shown::json(&Value::Object(object)) + "\n"
+    escape::json(&Value::Object(object)) + "\n"
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ mod setup;
 mod verify;
 
 use tiexec_core::addr::Pages;
-use tiexec_core::shown::AsShown;
+use tiexec_core::escape::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
 use tiexec_remap::store::Store;
@@ -17,7 +17,7 @@ use tiexec_sys::thp;
 use super::print;
 use crate::exit;
 use crate::options::StoreCommand;
-use crate::say::warn;
+use crate::stdio::warn;
 
 pub(super) fn run(command: StoreCommand) -> u8 {
     match command {

@@ -1,13 +1,13 @@
 //! `tiexecctl store prune`: removes what nobody needs.
 
 use tiexec_core::addr::mib;
-use tiexec_core::shown::AsShown;
+use tiexec_core::escape::AsShown;
 use tiexec_remap::store::directory::{Directory, SYSTEM};
 use tiexec_remap::store::prune::{Removed, Why, prune};
 
 use super::{all, failed, print};
 use crate::exit;
-use crate::say::warn;
+use crate::stdio::warn;
 
 pub(super) fn run(all_unused: bool, json: bool) -> u8 {
     let doing = "prune the image store";

@@ -6,7 +6,7 @@ use tiexec_remap::store::setup::{Done, Size, setup, unit};
 
 use super::print;
 use crate::exit;
-use crate::say::warn;
+use crate::stdio::warn;
 
 pub(super) fn run(size: Option<Size>, only_unit: bool) -> u8 {
     if only_unit {

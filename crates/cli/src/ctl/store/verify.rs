@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use serde::Serialize;
-use tiexec_core::shown::AsShown;
-use tiexec_remap::store::verify::verify;
+use tiexec_core::escape::AsShown;
+use tiexec_remap::store::integrity::verify;
 
 use super::{all, failed, print};
 use crate::exit;

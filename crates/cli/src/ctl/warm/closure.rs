@@ -13,7 +13,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::elf_file::ElfFile;
-use tiexec_core::shown::AsShown;
+use tiexec_core::escape::AsShown;
 
 /// How long `ld.so` may take.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::Advice;
 use tiexec_core::elf::{ElfFacts, ElfHeader, interpreter_part};
+use tiexec_core::escape::AsShown;
 use tiexec_core::script;
-use tiexec_core::shown::AsShown;
 
 use crate::exit;
 use crate::image_file::{PREFIX, open, program_headers, read_up_to};

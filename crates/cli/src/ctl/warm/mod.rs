@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use tiexec_core::addr::{Pages, mib};
-use tiexec_core::shown::AsShown;
+use tiexec_core::escape::AsShown;
 use tiexec_remap::warm as remap;
 use tiexec_sys::thp;
 
@@ -16,7 +16,7 @@ use super::print;
 use super::progress::Progress;
 use crate::exit;
 use crate::options::Warm;
-use crate::say::warn;
+use crate::stdio::warn;
 use elf_file::ElfFile;
 use table::{Row, Rows};
 

@@ -6,8 +6,8 @@ use std::path::Path;
 use serde::Serialize;
 use tiexec_core::addr::mib;
 use tiexec_core::coverage::Rest;
+use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::{SCHEMA, percent};
-use tiexec_core::shown::{self, AsShown};
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::warm::Warmth;
 
@@ -111,7 +111,7 @@ impl Rows {
     }
 
     pub(super) fn to_json(&self) -> String {
-        shown::json(self) + "\n"
+        escape::json(self) + "\n"
     }
 }
 

@@ -6,7 +6,7 @@ use tiexec_core::numa::{self, Numa, OnNode};
 use tiexec_core::proc::stat;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::Pid;
-use tiexec_sys::numa::{node_of_processor, nodes_of, usable_nodes};
+use tiexec_sys::numa_nodes::{node_of_processor, nodes_of, usable_nodes};
 use tiexec_sys::procfs::ProcDir;
 
 use tiexec_tracee::Failure;

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use tiexec_core::addr::{AddrRange, RemoteAddr};
 
 use crate::error::{SysError, check};
-use crate::reserve::MADV_COLLAPSE;
+use crate::reservation::MADV_COLLAPSE;
 
 fn remote(addr: RemoteAddr, len: usize) -> libc::iovec {
     let addr = usize::try_from(addr.get()).unwrap_or(0);

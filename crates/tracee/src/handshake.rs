@@ -27,11 +27,11 @@ use std::time::{Duration, Instant};
 use tiexec_core::addr::RemoteAddr;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::address_space::Memory;
-use tiexec_sys::naming::Role;
 use tiexec_sys::process::{self, Fork, Wait};
+use tiexec_sys::process_name::Role;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::ptrace::{self, Options, Resume, SyscallStop};
-use tiexec_sys::{Errno, Pid, SysError, c, rehearse};
+use tiexec_sys::{Errno, Pid, SysError, c, seccomp_trial};
 
 use crate::error::{TraceError, refusal};
 use crate::failure::Failure;
@@ -173,7 +173,7 @@ fn rehearse_launch() -> std::io::Result<()> {
     let refused = |error: SysError| std::io::Error::other(error);
     process::set_ptracer(Some(process::this())).map_err(refused)?;
     process::set_ptracer(None).map_err(refused)?;
-    rehearse::remote_calls().map_err(refused)
+    seccomp_trial::remote_calls().map_err(refused)
 }
 
 /// Tells the helper to go on, and waits for its answer.

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
     use crate::error::Errno;
     use crate::procfs::ProcDir;
-    use crate::reserve::Reservation;
+    use crate::reservation::Reservation;
 
     #[test]
     fn more_than_one_buffer_and_more_than_one_piece_come_whole() {

@@ -38,7 +38,7 @@ impl Argv {
         self.count == 0
     }
 
-    /// Returns argument `index`, copied: a child overwrites it ([`crate::naming`]).
+    /// Returns argument `index`, copied: a child overwrites it ([`crate::process_name`]).
     pub fn get(&self, index: usize) -> Option<OsString> {
         if index >= self.count {
             return None;

@@ -3,11 +3,11 @@
 use std::fs::File;
 use std::path::Path;
 
-use tiexec_core::shown::AsShown;
+use tiexec_core::escape::AsShown;
 use tiexec_sys::Errno;
 
 use crate::output::Output;
-use crate::say::{warn, write_briefly};
+use crate::stdio::{warn, write_briefly};
 
 /// Where reports go.
 pub(super) enum Sink {

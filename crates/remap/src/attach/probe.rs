@@ -7,20 +7,20 @@ use tiexec_core::skip::SkipReason;
 use tiexec_sys::{Errno, SysError, c};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Call;
-use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::Session;
+use tiexec_tracee::syscall_manifest::{ManifestEntry, constant};
 
 use tiexec_tracee::Failure;
 
 /// `msync(MS_INVALIDATE)` invalidates nothing on Linux: it answers EBUSY where memory is locked (`mm/msync.c`).
-const IS_LOCKED: Foreseen = Foreseen::optional(
+const IS_LOCKED: ManifestEntry = ManifestEntry::optional(
     "msync(MS_INVALIDATE)",
     c::SYS_msync,
     [Value::Any, Value::Any, constant(c::MS_INVALIDATE)],
 );
 
 /// The call that [`is_locked`] has the process make.
-pub(super) const LOCK_CALLS: [Foreseen; 1] = [IS_LOCKED];
+pub(super) const LOCK_CALLS: [ManifestEntry; 1] = [IS_LOCKED];
 
 /// Returns whether some of `range`, which is mapped, is locked in memory. If the process has locked some memory and may
 /// not be asked where, any range counts as locked.

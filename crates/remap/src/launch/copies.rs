@@ -5,8 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Instant;
 
 use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_core::escape::AsShown;
 use tiexec_core::plan::{Backing, Plan, Span};
-use tiexec_core::shown::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::{SysError, c};
@@ -17,7 +17,7 @@ use tiexec_tracee::session::{SCRATCH_LEN, Session};
 use crate::image::{self, Filled, Memory, Source, Staged};
 use crate::order::Order;
 use crate::program::Program;
-use crate::{headroom, numa, protection, rebase, switch};
+use crate::{headroom, launch::rebase, numa_placement, protection, switch};
 
 /// Stages the spans of `backing`, image or hugetlb, in a memfd of the program's own, and switches
 /// to what was staged until `deadline`.
@@ -40,7 +40,7 @@ pub(crate) fn by_memfd(
     if backing == Backing::Image {
         headroom::check(order.process, plan.span_bytes_by(backing))?;
     }
-    let nodes = numa::turns(order.numa, order.process)?;
+    let nodes = numa_placement::turns(order.numa, order.process)?;
     let name = snapshot.vma_at(snapshot.entry).map(|vma| vma.display_path()).unwrap_or_default();
     let name = name.rsplit('/').next().unwrap_or_default();
     let fd = switch::make_memfd(session, backing, order.pages.pmd, name)?;

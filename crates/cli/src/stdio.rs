@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use clap::error::ContextValue;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use tiexec_core::shown::{self, AsShown};
+use tiexec_core::escape::{self, AsShown};
 use tiexec_sys::process::without_write_signals;
 
 static NAME: OnceLock<&str> = OnceLock::new();
@@ -54,12 +54,12 @@ const READY: usize = 4096;
 const PATIENCE_MS: i64 = 100;
 
 /// Writes all of `text`, unless the stream stays full for a tenth of a second, without a signal if
-/// it is broken. Names in it should be [`shown`]; whatever is not does nothing to a terminal either.
+/// it is broken. Names in it should be [escaped](escape); whatever is not does nothing to a terminal either.
 ///
 /// # Errors
 /// The error of write(2); EAGAIN for a full stream.
 pub fn write_briefly(stream: impl AsFd, text: &str) -> Result<(), Errno> {
-    let text = shown::lines(text);
+    let text = escape::lines(text);
     let text = text.as_bytes();
     let patience = Timespec { tv_sec: 0, tv_nsec: PATIENCE_MS * 1_000_000 };
     without_write_signals(|| {

@@ -14,7 +14,7 @@ use crate::arch::{self, Call, Gadgets};
 
 /// A call that may be made, as far as it is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Foreseen {
+pub struct ManifestEntry {
     /// Its name, with the argument that matters, for messages.
     pub name: &'static str,
     number: i64,
@@ -22,7 +22,7 @@ pub struct Foreseen {
     optional: bool,
 }
 
-impl Foreseen {
+impl ManifestEntry {
     /// One without which nothing is begun. Arguments that are not given are 0.
     pub const fn needed<const N: usize>(name: &'static str, number: i64, args: [Value; N]) -> Self {
         const { assert!(N <= 6, "a system call takes at most six arguments") };
@@ -61,19 +61,20 @@ pub const fn constant(value: i32) -> Value {
 }
 
 /// `rt_sigreturn`: each frame of the chain is left by it, with whatever is in the registers.
-const SIGNAL_RETURN: Foreseen =
-    Foreseen::needed("rt_sigreturn", c::SYS_rt_sigreturn, [Value::Any; 6]);
+const SIGNAL_RETURN: ManifestEntry =
+    ManifestEntry::needed("rt_sigreturn", c::SYS_rt_sigreturn, [Value::Any; 6]);
 
 /// The last call, where the tracer does not see calls: see [`arch::before_the_last_stop`]. It does
 /// nothing.
-pub(crate) const LAST: Foreseen = Foreseen::optional("getpid", c::SYS_getpid, [Value::Any; 6]);
+pub(crate) const LAST: ManifestEntry =
+    ManifestEntry::optional("getpid", c::SYS_getpid, [Value::Any; 6]);
 
 /// The calls of every session.
-const OF_EVERY_SESSION: &[Foreseen] =
+const OF_EVERY_SESSION: &[ManifestEntry] =
     if arch::CALLS_ARE_SEEN { &[SIGNAL_RETURN] } else { &[SIGNAL_RETURN, LAST] };
 
 /// Closing a descriptor, by name or on the way home.
-pub const CLOSE: Foreseen = Foreseen::needed("close", c::SYS_close, [Value::Small]);
+pub const CLOSE: ManifestEntry = ManifestEntry::needed("close", c::SYS_close, [Value::Small]);
 
 /// The rights that reading a thread's filters takes (`seccomp_get_filter`, `kernel/seccomp.c`).
 pub const NEEDS: &str =
@@ -123,25 +124,29 @@ fn data(number: i64, args: [Value; 6], instruction_pointer: Value) -> Option<Cal
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Permission {
     /// `None` for all.
-    foreseen: Option<Vec<Foreseen>>,
+    allowed: Option<Vec<ManifestEntry>>,
 }
 
 impl Permission {
     /// All calls: for a launch, which has rehearsed them.
     pub(crate) fn all() -> Self {
-        Self { foreseen: None }
+        Self { allowed: None }
     }
 
     /// Asks `filters` for those in `lists`, and for what every session needs.
     ///
     /// # Errors
     /// The first call that is needed and may be refused, and how; nothing has been done.
-    pub fn ask(filters: &Filters, gadgets: Gadgets, lists: &[&[Foreseen]]) -> Result<Self, String> {
+    pub fn ask(
+        filters: &Filters,
+        gadgets: Gadgets,
+        lists: &[&[ManifestEntry]],
+    ) -> Result<Self, String> {
         let filters = match filters {
             Filters::Known(filters) => filters,
             Filters::Unknown(why) => return Err(why.clone()),
         };
-        let mut foreseen = Vec::new();
+        let mut allowed = Vec::new();
         let all = lists.iter().copied().flatten().chain(OF_EVERY_SESSION);
         for call in all {
             let pointer = match call.number {
@@ -151,21 +156,21 @@ impl Permission {
             let Some(data) = data(call.number, call.args, pointer) else { continue };
             let answer = seccomp::answer(filters, &data);
             if answer.is_allowed() {
-                foreseen.push(*call);
+                allowed.push(*call);
             } else if !call.optional {
                 return Err(format!("{} may be {answer}", call.name));
             }
         }
-        Ok(Self { foreseen: Some(foreseen) })
+        Ok(Self { allowed: Some(allowed) })
     }
 
     /// Whether `call` is among what was asked for, and allowed.
-    pub fn has(&self, call: &Foreseen) -> bool {
-        self.foreseen.as_ref().is_none_or(|all| all.contains(call))
+    pub fn has(&self, call: &ManifestEntry) -> bool {
+        self.allowed.as_ref().is_none_or(|all| all.contains(call))
     }
 
     /// Whether so much was asked for.
     pub(crate) fn covers(&self, call: &Call) -> bool {
-        self.foreseen.as_ref().is_none_or(|all| all.iter().any(|known| known.covers(call)))
+        self.allowed.as_ref().is_none_or(|all| all.iter().any(|known| known.covers(call)))
     }
 }

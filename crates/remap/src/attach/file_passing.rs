@@ -11,8 +11,8 @@ use tiexec_core::seccomp::Value;
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::{Errno, SysError, c, process};
 use tiexec_tracee::arch::Call;
-use tiexec_tracee::foreseen::{Foreseen, constant};
 use tiexec_tracee::session::Session;
+use tiexec_tracee::syscall_manifest::{ManifestEntry, constant};
 
 use super::AttachOrder;
 use tiexec_tracee::Failure;
@@ -23,13 +23,13 @@ const RECEIVING: i32 = c::MSG_CMSG_CLOEXEC | c::MSG_DONTWAIT;
 
 /// The calls that a passage has the process make, beside
 /// [`DESCRIPTOR_CALLS`](tiexec_tracee::session::DESCRIPTOR_CALLS).
-pub(super) const CALLS: [Foreseen; 3] = [
-    Foreseen::needed(
+pub(super) const CALLS: [ManifestEntry; 3] = [
+    ManifestEntry::needed(
         "socketpair(AF_UNIX)",
         c::SYS_socketpair,
         [constant(FAMILY), constant(KIND), Value::Is(0), Value::Any],
     ),
-    Foreseen::needed(
+    ManifestEntry::needed(
         "recvmsg(SCM_RIGHTS)",
         c::SYS_recvmsg,
         [Value::Small, Value::Any, constant(RECEIVING)],
@@ -38,7 +38,7 @@ pub(super) const CALLS: [Foreseen; 3] = [
 ];
 
 /// Sends one byte of the process's memory.
-const SEND_BYTE: Foreseen = Foreseen::optional(
+const SEND_BYTE: ManifestEntry = ManifestEntry::optional(
     "sendto",
     c::SYS_sendto,
     [Value::Small, Value::Any, Value::Is(1), constant(c::MSG_DONTWAIT)],

@@ -7,8 +7,8 @@
 use tiexec_core::addr::{AddrRange, RemoteAddr};
 use tiexec_core::area::Area;
 use tiexec_core::coverage::is_ours;
+use tiexec_core::file_ranges::Parts;
 use tiexec_core::marks::Marks;
-use tiexec_core::parts::Parts;
 use tiexec_core::proc::maps::{self, Vma};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::c;

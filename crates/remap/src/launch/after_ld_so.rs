@@ -18,20 +18,20 @@ use tiexec_sys::address_space::AddressSpace;
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{self, Call, Gadgets};
-use tiexec_tracee::linking::Progress;
+use tiexec_tracee::ld_so::Progress;
 use tiexec_tracee::session::Session;
 use tiexec_tracee::stopped::Stopped;
 use tiexec_tracee::threads::{self, Takes};
 
 use crate::attach::{AttachOrder, Attached, Prepared, prepare};
 use crate::images::Images;
+use crate::launch::helper_end::{lets_child_in, refused};
 use crate::objects::Object;
 use crate::objects::chunks_of;
 use crate::order::Order;
 use crate::pagecache;
 use crate::program::Program;
 use crate::store::Store;
-use crate::way_home::{lets_child_in, refused};
 use crate::workers::{Pool, Workers};
 
 /// Switches the shared objects of a program whose `ld.so` is done, within `left`; returns the

@@ -9,8 +9,8 @@ use super::{Counts, MAX_RELEASES, Session, next_stop};
 use crate::arch::{self, Call, Gadgets};
 use crate::error::TraceError;
 use crate::fault;
-use crate::foreseen::LAST;
 use crate::stopped::Stopped;
+use crate::syscall_manifest::LAST;
 
 impl Session {
     /// Passes the address to come home to, and those of the gadgets, through `moved`: for a program
@@ -35,7 +35,7 @@ impl Session {
 
     /// Has `release` made on the way home, before those registered earlier.
     pub fn release_on_the_way_home(&mut self, release: Call) {
-        debug_assert!(self.permission.covers(&release), "{release:?} is not foreseen");
+        debug_assert!(self.permission.covers(&release), "{release:?} is not in the manifest");
         debug_assert!(self.releases.len() < MAX_RELEASES, "a chain holds {MAX_RELEASES} steps");
         self.releases.push(release);
         self.chain = None;
@@ -182,7 +182,7 @@ impl Session {
         refused: &Call,
         at_last: Option<&dyn Fn()>,
     ) -> Result<Counts, TraceError> {
-        debug_assert!(self.permission.covers(refused), "{refused:?} is not foreseen");
+        debug_assert!(self.permission.covers(refused), "{refused:?} is not in the manifest");
         let chain = self.lay_chain()?;
         self.install(arch::aim_at_call(&self.home, self.gadgets, refused, chain))?;
         self.run_to(self.entry_of(refused))?;

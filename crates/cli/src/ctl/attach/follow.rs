@@ -7,14 +7,14 @@ use tiexec_engine::follow::tree::Tree;
 use tiexec_engine::follow::{Follower, Patterns, Tell, without_watch};
 use tiexec_remap::images::Images;
 use tiexec_remap::workers::Pool;
+use tiexec_sys::perf_watch::{Heirs, Watch};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::watch::{Heirs, Watch};
 use tiexec_sys::{Pid, process};
 use tiexec_tracee::threads;
 
 use super::each;
 use crate::exit;
-use crate::say::warn;
+use crate::stdio::warn;
 
 /// Does `first` to each process, and to their descendants with `--follow`; then stays with them until
 /// they have all ended, or, with `--settle`, until that time is over. Returns the exit status of the

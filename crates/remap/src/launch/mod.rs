@@ -1,6 +1,12 @@
 //! One launch, from the exec stop to the program's first instruction:
 //! snapshot → plan → stage → switch → verify.
 
+mod after_ld_so;
+mod copies;
+mod helper_end;
+mod rebase;
+mod verify;
+
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -21,19 +27,20 @@ use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{self};
 use tiexec_tracee::gadgets;
-use tiexec_tracee::held::{ExecStop, let_go};
-use tiexec_tracee::linking::LinkWatch;
+use tiexec_tracee::handshake::{ExecStop, let_go};
+use tiexec_tracee::ld_so::LinkWatch;
 use tiexec_tracee::running;
 use tiexec_tracee::session::{Counts, Session};
 
 use crate::image::Filled;
-use crate::linked::Linker;
 use crate::objects::{Expected, Object, chunks_of};
 use crate::order::Order;
 use crate::program::Program;
-use crate::verify::{self, Cost, Found};
-use crate::way_home::{lets_child_in, reap, refused};
-use crate::{copy, linked, objects, pagecache, rebase, switch};
+use crate::{objects, pagecache, switch};
+
+use self::after_ld_so::Linker;
+use self::helper_end::{lets_child_in, reap, refused};
+use self::verify::{Cost, Found};
 
 /// With at least this many bytes to relocate, `ld.so` takes long enough for TiExec to catch it by polling.
 const LONG_RELOCATION: u64 = 512 << 10;
@@ -247,12 +254,12 @@ impl<'a> Work<'a> {
                 return;
             }
             Err(error) => {
-                before_release(&self.finish(Some(linked::not_reached(error))));
+                before_release(&self.finish(Some(after_ld_so::not_reached(error))));
                 return;
             }
         };
         let left = order.deadline.saturating_sub(self.held);
-        match linked::switch(order, &stopped, gadgets, reap(), left) {
+        match after_ld_so::switch(order, &stopped, gadgets, reap(), left) {
             Ok((session, attached)) => {
                 self.held_linked = Some(stopped.since.elapsed());
                 let before = self.counted.unwrap_or_default();
@@ -323,12 +330,12 @@ impl<'a> Work<'a> {
         let (Some(program), Some(plan)) = (&self.program, &self.plan) else { return Ok(()) };
         let filled = match self.order.sources.copy {
             Some(backing) => {
-                copy::by_memfd(session, self.order, program, plan, backing, self.deadline())?
+                copies::by_memfd(session, self.order, program, plan, backing, self.deadline())?
             }
             None => Filled::default(),
         };
         self.filled = filled;
-        copy::edges_by_pagecache(session, program, plan)?;
+        copies::edges_by_pagecache(session, program, plan)?;
         for span in plan.spans_by(Backing::Pagecache) {
             switch::touch(session, span.range)?;
         }
@@ -338,7 +345,7 @@ impl<'a> Work<'a> {
     /// Switches what is planned by the store; returns why it could not be, if so.
     fn switch_to_store(&self, session: &mut Session) -> Result<Option<Failure>, Failure> {
         let (Some(program), Some(plan)) = (&self.program, &self.plan) else { return Ok(None) };
-        match copy::by_store(session, program, plan) {
+        match copies::by_store(session, program, plan) {
             Ok(()) => Ok(None),
             Err(failure) if failure.reason == SkipReason::StoreRefused => Ok(Some(failure)),
             Err(failure) => Err(failure),
@@ -390,7 +397,7 @@ impl<'a> Work<'a> {
         let report = verify::report(self.order, &self.stop, &found);
         let wanted = self.order.dry_run && self.order.select.dso;
         let objects =
-            wanted.then(|| linked::expected(self.order, &self.objects(), self.deadline()));
+            wanted.then(|| after_ld_so::expected(self.order, &self.objects(), self.deadline()));
         let objects = objects.filter(|plan| !plan.texts.is_empty());
         Launched { report, plan: found.plan, objects }
     }

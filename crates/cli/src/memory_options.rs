@@ -3,7 +3,7 @@
 use tiexec_core::addr::{PageSize, short};
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::numa::Numa;
-use tiexec_sys::{numa, thp};
+use tiexec_sys::{numa_nodes, thp};
 
 use crate::options::MemoryOptions;
 
@@ -31,7 +31,7 @@ pub(crate) fn check(said: MemoryOptions, settings: &Settings) -> Result<(), Stri
             return Err("--numa is for copies: the page cache lies where it was read in".to_owned());
         }
         if let Numa::Node(node) = numa {
-            let turns = numa.turns(&numa::usable_nodes(), node);
+            let turns = numa.turns(&numa_nodes::usable_nodes(), node);
             turns.map_err(|error| format!("--numa {numa}: {error} (/sys/devices/system/node)"))?;
         }
     }

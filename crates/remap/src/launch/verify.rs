@@ -2,19 +2,18 @@
 
 use std::time::Duration;
 
-use tiexec_core::area::Area;
 use tiexec_core::coverage::{Note, coverage, is_ours};
-use tiexec_core::plan::{Backing, Plan};
+use tiexec_core::plan::Plan;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::report::{Kind, LaunchCost, Outcome, Report};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::{areas, thp};
 use tiexec_tracee::Failure;
-use tiexec_tracee::held::ExecStop;
+use tiexec_tracee::handshake::ExecStop;
 
-use crate::numa;
+use crate::numa_placement;
 use crate::order::Order;
-use crate::units;
+use crate::systemd_units;
 
 /// The results of the phases before.
 pub(crate) struct Found {
@@ -50,7 +49,7 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
     let seen = areas::look(process, order.pages);
     let mut entries = seen.map(|seen| seen.areas).unwrap_or_default();
     if order.wants_report {
-        numa::tell(stop.pid, &mut entries, order.pages);
+        numa_placement::tell(stop.pid, &mut entries, order.pages);
     }
     let texts = found.plan.iter().flat_map(|plan| &plan.texts).map(|text| text.vma.clone());
     let originals: Vec<Vma> = texts.filter(|vma| !is_ours(vma)).collect();
@@ -62,14 +61,14 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
     if order.wants_report {
         let comm = process.status().unwrap_or_default().name;
         report.comm = String::from_utf8_lossy(&comm).into_owned();
-        report.unit = units::shown(process);
+        report.unit = systemd_units::shown(process);
     }
 
     let plan = found.plan.as_ref();
     let planned = plan.map_or(0, Plan::span_bytes);
-    let huge = plan.map_or(0, |plan| huge_bytes_in_spans(plan, &entries));
+    let huge = plan.map_or(0, |plan| plan.huge_bytes_in(&entries));
     if planned > 0 || report.huge_bytes == 0 {
-        report.outcome = outcome(huge, planned);
+        report.outcome = Outcome::of(huge, planned);
     }
     if let Some(failure) = &found.failure {
         report.reason = Some(failure.reason);
@@ -129,25 +128,4 @@ fn notes(found: &Found) -> Vec<Note> {
             Some(Note { range: text.vma.range, reason })
         })
         .collect()
-}
-
-/// Returns what `huge` bytes of the `planned` ones come to.
-pub(crate) fn outcome(huge: u64, planned: u64) -> Outcome {
-    match huge {
-        0 => Outcome::Skipped,
-        _ if huge < planned => Outcome::Partial,
-        _ => Outcome::Switched,
-    }
-}
-
-/// Returns the bytes of planned spans that are huge.
-pub(crate) fn huge_bytes_in_spans(plan: &Plan, entries: &[Area]) -> u64 {
-    let in_spans = |entry: &Area| -> u64 {
-        // Private anonymous huge pages are none of ours.
-        let ours = plan.spans().filter(|span| span.backing != Backing::Anon);
-        let huge: u64 = ours.map(|span| entry.huge_in(span.range)).sum();
-        // Where it is known only how much is huge, spans could claim the same pages.
-        huge.min(entry.huge_bytes())
-    };
-    entries.iter().map(in_spans).sum()
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tiexec_sys::{Pid, process};
 
-use crate::say::warn;
+use crate::stdio::warn;
 
 /// Has `tiexecctl revert PID` run after `time`, if the process is still the same: by a transient timer
 /// of systemd's, or by a process that waits.
