@@ -38,7 +38,7 @@ impl Stopped {
     }
 
     /// If it is in a call that waits under a signal mask of its own, and that the kernel is to make
-    /// again: the same call [as the kernel refuses it](masked).
+    /// again: the same call [as the kernel refuses it](crate::temporary_mask).
     pub(crate) fn refused_call(&self) -> Option<(&'static str, Call)> {
         if self.interruption != Interruption::Again {
             return None;
