@@ -170,7 +170,7 @@ impl AddressSpace {
     /// Returns the first of `vmas` that is not mapped any more as it was.
     ///
     /// # Errors
-    /// As [`procmap::first_changed`].
+    /// As [`procmap_query::first_changed`].
     pub fn first_changed<'a>(&self, vmas: &[&'a Vma]) -> Result<Option<&'a Vma>, SysError> {
         procmap_query::first_changed(&self.maps, vmas)
     }
@@ -178,7 +178,7 @@ impl AddressSpace {
     /// Returns the mapping that holds `addr`.
     ///
     /// # Errors
-    /// As [`procmap::mapping_at`].
+    /// As [`procmap_query::mapping_at`].
     pub fn mapping_at(&self, addr: RemoteAddr) -> Result<Option<Mapping>, SysError> {
         procmap_query::mapping_at(&self.maps, addr)
     }
@@ -186,7 +186,7 @@ impl AddressSpace {
     /// Returns the first mapping that holds `addr` or lies above it.
     ///
     /// # Errors
-    /// As [`procmap::mapping_at`].
+    /// As [`procmap_query::mapping_at`].
     pub fn next_mapping(&self, addr: RemoteAddr) -> Result<Option<Mapping>, SysError> {
         procmap_query::next_mapping(&self.maps, addr)
     }
