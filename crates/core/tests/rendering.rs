@@ -45,7 +45,7 @@ fn range(start: u64, end: u64) -> AddrRange {
     AddrRange::new(RemoteAddr::new(start), RemoteAddr::new(end)).expect("start before end")
 }
 
-/// The example of the design, section 7.
+/// A database server with one larger library and a dozen small ones.
 fn mysqld() -> Report {
     let edges = [(SkipReason::Edges, 4 * MIB)];
     let mut files = vec![

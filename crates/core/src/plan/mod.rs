@@ -36,7 +36,7 @@ use crate::skip::SkipReason;
 use crate::snapshot::Snapshot;
 use edges::{Around, Reserved};
 
-/// Where a huge page lives. See the design's table of backings.
+/// Where a huge page lives. See the table in `docs/design/backings.md`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backing {
