@@ -14,10 +14,16 @@ use tiexec_core::plan::{Backing, Span};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::holes::Holes;
 use tiexec_sys::memory::FillMapping;
-use tiexec_sys::{SysError, hugetlb};
+use tiexec_sys::{SysError, c, hugetlb};
 use tiexec_tracee::arch;
 
 use tiexec_tracee::Failure;
+
+/// Returns the flags of a memfd in pages of the hugetlb pool of this size; the pool's usual size may be
+/// another than the PMD's (`default_hugepagesz`).
+pub(crate) const fn hugetlb_flags(size: PageSize) -> u32 {
+    c::MFD_HUGETLB | size.bits() << c::MFD_HUGE_SHIFT
+}
 
 /// Returns the name of a memfd for the text of the program or library `name`.
 pub(crate) fn memfd_name(name: &str) -> String {

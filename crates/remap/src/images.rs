@@ -15,7 +15,6 @@ use tiexec_tracee::Failure;
 
 use crate::image::{self, Filled, Memory, Source};
 use crate::store::Store;
-use crate::switch::hugetlb_flags;
 
 /// The text of some spans of one file, in huge pages.
 #[derive(Debug)]
@@ -107,7 +106,7 @@ fn make_memfd(name: &str, memory: Memory<'_>) -> Result<File, Failure> {
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let hugetlb = memory.backing == Backing::Hugetlb;
     if hugetlb {
-        flags |= MemfdFlags::from_bits_retain(hugetlb_flags(memory.pages.pmd));
+        flags |= MemfdFlags::from_bits_retain(image::hugetlb_flags(memory.pages.pmd));
     }
     let reason = if hugetlb { SkipReason::HugetlbPool } else { SkipReason::NoMemfd };
     memfd(name.as_bytes(), flags).map_err(|error| Failure::new(reason, error))

@@ -25,7 +25,7 @@ mod protection;
 mod snapshot;
 pub mod sources;
 pub mod store;
-mod switch;
+pub mod switch;
 pub mod systemd_units;
 mod target_file;
 mod trusted_directory;

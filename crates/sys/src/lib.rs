@@ -19,6 +19,7 @@ pub mod impersonate;
 pub mod interrupt;
 pub mod jump_timing;
 pub mod lease;
+pub mod local;
 pub mod memory;
 pub mod numa_nodes;
 pub mod pagecache;

@@ -9,11 +9,13 @@
 
 pub mod arch;
 mod error;
+pub mod executor;
 mod failure;
 mod fault;
 pub mod gadgets;
 pub mod handshake;
 pub mod ld_so;
+pub mod remote;
 pub mod running;
 pub mod session;
 pub mod stopped;

@@ -11,6 +11,7 @@ use tiexec_core::seccomp::{self, CallData, Filter, Value};
 use tiexec_sys::{Errno, Pid, c, ptrace};
 
 use crate::arch::{self, Call, Gadgets};
+use crate::remote::SystemCall;
 
 /// A call that may be made, as far as it is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,13 +36,22 @@ impl ManifestEntry {
         Self { name, number, args: all, optional: false }
     }
 
-    /// One that is left out where it is not allowed: [`Permission::has`] says so.
-    pub const fn optional<const N: usize>(
-        name: &'static str,
-        number: i64,
-        args: [Value; N],
-    ) -> Self {
-        Self { optional: true, ..Self::needed(name, number, args) }
+    /// The same, left out where it is not allowed: [`Permission::has`] says so.
+    #[must_use]
+    pub const fn optional(self) -> Self {
+        Self { optional: true, ..self }
+    }
+
+    /// Encodes the call, with `given` as the arguments that are not fixed, in their order.
+    pub(crate) fn with<const N: usize>(&self, given: [u64; N]) -> SystemCall {
+        let mut given = given.into_iter();
+        let mut next = || given.next().unwrap_or_default();
+        let args = self.args.map(|arg| match arg {
+            Value::Is(value) => value,
+            Value::Small | Value::Any => next(),
+        });
+        debug_assert!(given.next().is_none(), "{} takes fewer arguments", self.name);
+        SystemCall::new(self.name, Call { number: self.number, args })
     }
 
     /// This very call, without which nothing is begun.
@@ -67,14 +77,11 @@ const SIGNAL_RETURN: ManifestEntry =
 /// The last call, where the tracer does not see calls: see [`arch::before_the_last_stop`]. It does
 /// nothing.
 pub(crate) const LAST: ManifestEntry =
-    ManifestEntry::optional("getpid", c::SYS_getpid, [Value::Any; 6]);
+    ManifestEntry::needed("getpid", c::SYS_getpid, [Value::Any; 6]).optional();
 
 /// The calls of every session.
 const OF_EVERY_SESSION: &[ManifestEntry] =
     if arch::CALLS_ARE_SEEN { &[SIGNAL_RETURN] } else { &[SIGNAL_RETURN, LAST] };
-
-/// Closing a descriptor, by name or on the way home.
-pub const CLOSE: ManifestEntry = ManifestEntry::needed("close", c::SYS_close, [Value::Small]);
 
 /// The rights that reading a thread's filters takes (`seccomp_get_filter`, `kernel/seccomp.c`).
 pub const NEEDS: &str =

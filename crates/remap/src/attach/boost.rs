@@ -20,15 +20,14 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
 };
-use tiexec_core::seccomp::Value;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::schedule::{self, Unboosted};
-use tiexec_sys::{Pid, SysError, c};
+use tiexec_sys::{Pid, SysError};
 use tiexec_tracee::TraceError;
-use tiexec_tracee::arch::Call;
+use tiexec_tracee::remote;
 use tiexec_tracee::session::{Counts, Session};
 use tiexec_tracee::stopped::Stopped;
-use tiexec_tracee::syscall_manifest::{ManifestEntry, constant};
+use tiexec_tracee::syscall_manifest::ManifestEntry;
 
 /// The lowest real-time priority: before every normal thread, behind every other real-time one.
 const PRIORITY: i32 = 1;
@@ -41,11 +40,7 @@ const LEAST_LIMIT: Duration = Duration::from_millis(100);
 const USERS: &str = "ns/user";
 
 /// The thread's way back, which it makes itself if this process dies.
-const BACK: ManifestEntry = ManifestEntry::optional(
-    "sched_setscheduler(SCHED_OTHER)",
-    c::SYS_sched_setscheduler,
-    [Value::Is(0), constant(c::SCHED_OTHER), Value::Any],
-);
+const BACK: ManifestEntry = remote::SET_NORMAL_SCHEDULING;
 
 /// The calls that a boosted thread may make for us.
 pub(super) const CALLS: [ManifestEntry; 1] = [BACK];
@@ -155,8 +150,7 @@ impl Boost {
             return Ok(());
         }
         // In force before the thread has anything to give back; the parameter is a priority of 0.
-        let policy = u64::from(c::SCHED_OTHER.unsigned_abs());
-        let back = Call::new(c::SYS_sched_setscheduler, [0, policy, session.zeroes().get()]);
+        let back = remote::set_normal_scheduling(session.zeroes());
         session.release_on_the_way_home(back);
         session.install_chain()?;
         self.with_thread = true;

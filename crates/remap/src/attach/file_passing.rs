@@ -7,42 +7,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::RecvFlags;
 use tiexec_core::addr::RemoteAddr;
-use tiexec_core::seccomp::Value;
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::{Errno, SysError, c, process};
-use tiexec_tracee::arch::Call;
+use tiexec_sys::{Errno, SysError, process};
+use tiexec_tracee::remote;
 use tiexec_tracee::session::Session;
-use tiexec_tracee::syscall_manifest::{ManifestEntry, constant};
+use tiexec_tracee::syscall_manifest::ManifestEntry;
 
 use super::AttachOrder;
 use tiexec_tracee::Failure;
 
-const FAMILY: i32 = c::AF_UNIX;
-const KIND: i32 = c::SOCK_DGRAM | c::SOCK_CLOEXEC;
-const RECEIVING: i32 = c::MSG_CMSG_CLOEXEC | c::MSG_DONTWAIT;
-
 /// The calls that a passage has the process make, beside
 /// [`DESCRIPTOR_CALLS`](tiexec_tracee::session::DESCRIPTOR_CALLS).
-pub(super) const CALLS: [ManifestEntry; 3] = [
-    ManifestEntry::needed(
-        "socketpair(AF_UNIX)",
-        c::SYS_socketpair,
-        [constant(FAMILY), constant(KIND), Value::Is(0), Value::Any],
-    ),
-    ManifestEntry::needed(
-        "recvmsg(SCM_RIGHTS)",
-        c::SYS_recvmsg,
-        [Value::Small, Value::Any, constant(RECEIVING)],
-    ),
-    SEND_BYTE,
-];
-
-/// Sends one byte of the process's memory.
-const SEND_BYTE: ManifestEntry = ManifestEntry::optional(
-    "sendto",
-    c::SYS_sendto,
-    [Value::Small, Value::Any, Value::Is(1), constant(c::MSG_DONTWAIT)],
-);
+pub(super) const CALLS: [ManifestEntry; 3] =
+    [remote::SOCKETPAIR, remote::RECVMSG, remote::SEND_BYTE];
 
 /// A file that was handed over.
 #[derive(Clone, Copy, Debug)]
@@ -67,23 +44,12 @@ impl Passage {
     /// `fd_limit`, `seccomp`-like refusals as `switch_failed`; nothing is left in the process.
     pub(super) fn open(session: &mut Session, order: &AttachOrder<'_>) -> Result<Self, Failure> {
         let AttachOrder { task: pid, workers, .. } = *order;
-        let refused = |call| {
-            move |errno| {
-                let reason = if errno == Errno::MFILE {
-                    SkipReason::FdLimit
-                } else {
-                    SkipReason::SwitchFailed
-                };
-                Failure::new(reason, SysError { call, errno })
-            }
+        let refused = |error: SysError| {
+            let no_number = error.errno == Errno::MFILE;
+            let reason = if no_number { SkipReason::FdLimit } else { SkipReason::SwitchFailed };
+            Failure::new(reason, error)
         };
-        let kind = u64::from(KIND.unsigned_abs());
-        let family = u64::from(FAMILY.unsigned_abs());
-        let [theirs, ours] = session
-            .call_for_descriptors(|pair| {
-                Call::new(c::SYS_socketpair, [family, kind, 0, pair.get()])
-            })?
-            .map_err(refused("socketpair"))?;
+        let [theirs, ours] = session.call_for_descriptors(remote::socketpair)?.map_err(refused)?;
         let copy = match workers.fetcher() {
             Some(fetcher) => fetcher.socket_of(pid, ours)?,
             None => process::descriptor_of(pid, ours)
@@ -127,7 +93,6 @@ impl Passage {
         const CONTROL: u64 = 3 * WORD as u64;
         let at = session.scratch(&[0; LEN])?.get();
         let word = |offset: usize| at + offset as u64;
-        let flags = u64::from(RECEIVING.unsigned_abs());
         let written = |session: &Session, number: RemoteAddr| {
             let control = number.get() - CONTROL_HEADER;
             let words = [0, 0, word(HEADER), 1, control, CONTROL, 0, word(VECTOR), 1];
@@ -137,12 +102,11 @@ impl Passage {
         };
         let receive = |session: &Session, number: RemoteAddr| {
             let message = written(session, number)?;
-            Ok(Call::new(c::SYS_recvmsg, [self.theirs, message.get(), flags]))
+            Ok(remote::recvmsg(self.theirs, message))
         };
         if session.has_batches() {
-            let flags = u64::from(c::MSG_DONTWAIT.unsigned_abs());
-            let byte = read.filter(|_| session.may(&SEND_BYTE));
-            let byte = byte.map(|at| Call::new(c::SYS_sendto, [self.theirs, at.get(), 1, flags]));
+            let byte = read.filter(|_| session.may(&remote::SEND_BYTE));
+            let byte = byte.map(|at| remote::send_byte(self.theirs, at));
             if let Some(fd) = session.batch_for_descriptor(receive, byte)? {
                 let has_read = byte.is_some() && self.has_come();
                 return Ok(Received { fd: u64::from(fd.unsigned_abs()), has_read });
@@ -152,10 +116,7 @@ impl Passage {
         }
         let fd = session
             .call_for_descriptor(receive)?
-            .map_err(|errno| {
-                let call = "recvmsg(SCM_RIGHTS)";
-                Failure::new(SkipReason::SwitchFailed, SysError { call, errno })
-            })?
+            .map_err(|error| Failure::new(SkipReason::SwitchFailed, error))?
             // The process had no descriptor left: the message came without it.
             .ok_or_else(|| Failure::new(SkipReason::FdLimit, "recvmsg brought no descriptor"))?;
         Ok(Received { fd: u64::from(fd.unsigned_abs()), has_read: false })

@@ -10,12 +10,11 @@ use tiexec_core::addr::AddrRange;
 use tiexec_core::area::Area;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::report::JitArea;
-use tiexec_core::seccomp::Value;
-use tiexec_sys::{Errno, SysError, areas, c, process, process_advice};
+use tiexec_sys::{Errno, SysError, areas, process, process_advice};
 use tiexec_tracee::TraceError;
-use tiexec_tracee::arch::Call;
+use tiexec_tracee::remote::{self, Advice, madvise_entry};
 use tiexec_tracee::session::Session;
-use tiexec_tracee::syscall_manifest::{ManifestEntry, constant};
+use tiexec_tracee::syscall_manifest::ManifestEntry;
 
 use super::identity;
 use super::written::Written;
@@ -168,16 +167,9 @@ fn from_inside(order: &AttachOrder<'_>, entries: &[Area], areas: &mut [Jit]) {
 }
 
 /// The call that [`collapse`] has the process make.
-const COLLAPSE_CALLS: [ManifestEntry; 1] = [ManifestEntry::needed(
-    "madvise(MADV_COLLAPSE)",
-    c::SYS_madvise,
-    [Value::Any, Value::Any, constant(c::MADV_COLLAPSE)],
-)];
+const COLLAPSE_CALLS: [ManifestEntry; 1] = [madvise_entry(Advice::Collapse)];
 
 /// Has the stopped thread make one huge page.
 fn collapse(session: &mut Session, page: AddrRange) -> Result<Result<(), SysError>, TraceError> {
-    let advice = u64::from(c::MADV_COLLAPSE.unsigned_abs());
-    let call = Call::new(c::SYS_madvise, [page.start().get(), page.len(), advice]);
-    let made = session.call(call)?;
-    Ok(made.map(|_| ()).map_err(|errno| SysError { call: "madvise(MADV_COLLAPSE)", errno }))
+    Ok(session.call(remote::madvise(page, Advice::Collapse))?.map(drop))
 }

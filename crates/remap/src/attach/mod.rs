@@ -9,7 +9,6 @@ mod file_passing;
 mod identity;
 mod jit;
 mod mappings;
-mod place;
 mod pool;
 mod prepared;
 mod probe;
@@ -32,20 +31,20 @@ use tiexec_core::plan::Plan;
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::status::Credentials;
-use tiexec_core::seccomp::Value;
 use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
+use tiexec_sys::Pid;
 use tiexec_sys::address_space::AddressSpace;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, SysError, c};
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
-use tiexec_tracee::arch::{Call, Gadgets};
+use tiexec_tracee::arch::Gadgets;
 use tiexec_tracee::gadgets;
+use tiexec_tracee::remote;
 use tiexec_tracee::session::{Counts, Session};
 use tiexec_tracee::stopped::Stopped;
-use tiexec_tracee::syscall_manifest::{ManifestEntry, constant};
+use tiexec_tracee::syscall_manifest::ManifestEntry;
 
 use boost::Boost;
 pub use identity::cause_at_first_look;
@@ -196,19 +195,8 @@ fn has_locked_memory(process: &ProcDir) -> bool {
 struct ThpOn;
 
 impl ThpOn {
-    const CALLS: [ManifestEntry; 2] = [Self::manifest_entry(0), Self::manifest_entry(1)];
-
-    const fn manifest_entry(disable: u64) -> ManifestEntry {
-        let option = constant(c::PR_SET_THP_DISABLE);
-        let zero = Value::Is(0);
-        let args = [option, Value::Is(disable), zero, zero, zero];
-        ManifestEntry::optional("prctl(PR_SET_THP_DISABLE)", c::SYS_prctl, args)
-    }
-
-    fn set(disable: u64) -> Call {
-        let option = u64::from(c::PR_SET_THP_DISABLE.unsigned_abs());
-        Call::new(c::SYS_prctl, [option, disable, 0, 0, 0])
-    }
+    const CALLS: [ManifestEntry; 2] =
+        [remote::set_thp_disable_entry(false), remote::set_thp_disable_entry(true)];
 
     /// Turns it on; the way home turns it off again.
     fn begin(session: &mut Session) -> Result<(), Failure> {
@@ -216,11 +204,10 @@ impl ThpOn {
             let what = "a seccomp filter may refuse prctl(PR_SET_THP_DISABLE), which turns it on";
             return Err(Failure::new(SkipReason::ThpDisabled, what));
         }
-        session.release_on_the_way_home(Self::set(1));
-        session.call(Self::set(0))?.map_err(|errno| {
-            let call = "prctl(PR_SET_THP_DISABLE)";
-            Failure::new(SkipReason::ThpDisabled, SysError { call, errno })
-        })?;
+        session.release_on_the_way_home(remote::set_thp_disable(true));
+        session
+            .call(remote::set_thp_disable(false))?
+            .map_err(|error| Failure::new(SkipReason::ThpDisabled, error))?;
         Ok(())
     }
 }

@@ -20,11 +20,11 @@ use tiexec_tracee::session::Session;
 
 use super::AttachOrder;
 use super::file_passing::{Passage, send};
-use super::place::{self, Handed, Surroundings, Switch};
 use super::switching::id_of;
 use super::written::Written;
 use crate::headroom;
 use crate::images::memfd;
+use crate::switch::{OpenFile, Surroundings, Switch, switch_all};
 
 /// The most that is copied of a process of other credentials, in bytes: this process pays for it until the file's own
 /// ranges are back, and longer if the process keeps it.
@@ -113,7 +113,7 @@ impl Exchange {
         around: &Surroundings<'_>,
         written: &Written,
     ) -> Result<(), Failure> {
-        let source = Handed {
+        let source = OpenFile {
             fd: passage.hand_over(session, |socket| send(socket, &self.copy))?,
             file: id_of(&self.copy),
         };
@@ -122,7 +122,7 @@ impl Exchange {
             let (gaps, backing) = (Vec::new(), Some(Backing::Image));
             let (claim_by, locked) = (source, false);
             let piece = Switch { source, offset, to, locked, protection, gaps, claim_by, backing };
-            place::switch_all(session, around, &[piece], &|_| written.none(to), |_, done| done)?;
+            switch_all(session, around, &[piece], &|_| written.none(to), |_, done| done)?;
             offset += to.len();
         }
         session.release_soon()?;

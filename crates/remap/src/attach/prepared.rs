@@ -12,29 +12,28 @@ use tiexec_core::marks::Marks;
 use tiexec_core::plan::edges::Around;
 use tiexec_core::plan::{Backing, Plan, Span, plan_running};
 use tiexec_core::proc::maps::Vma;
-use tiexec_core::seccomp::Value;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::areas::Seen;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{c, process, process_advice};
+use tiexec_sys::{process, process_advice};
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
-use tiexec_tracee::arch::Call;
+use tiexec_tracee::remote::{self, Advice, madvise_entry};
 use tiexec_tracee::session::{DESCRIPTOR_CALLS, Session};
-use tiexec_tracee::syscall_manifest::{ManifestEntry, constant};
+use tiexec_tracee::syscall_manifest::ManifestEntry;
 
-use super::place::Surroundings;
 use super::stored::{self, Stored};
 use super::switching::{Staging, Switching};
 use super::texts::{Looking, Texts, reserved};
 use super::written::Written;
 use super::{
-    AttachOrder, Attached, Done, ThpOn, file_passing, has_locked_memory, mappings, place, probe,
-    residue, thp_is_off,
+    AttachOrder, Attached, Done, ThpOn, file_passing, has_locked_memory, mappings, probe, residue,
+    thp_is_off,
 };
 use crate::image::{Memory, Source};
 use crate::images::{Image, Images};
+use crate::switch::{self, Company, Shared, Surroundings};
 use crate::target_file::TargetFile;
 use crate::{headroom, mapped, numa_placement, snapshot};
 
@@ -109,7 +108,7 @@ impl Prepared {
     pub(super) fn calls(&self) -> Vec<&'static [ManifestEntry]> {
         let mut calls: Vec<&[ManifestEntry]> = Vec::new();
         if !self.left.is_empty() {
-            calls.push(&[place::UNMAP]);
+            calls.push(&[remote::MUNMAP]);
         }
         if self.covers() {
             calls.extend(COPY_CALLS);
@@ -118,11 +117,11 @@ impl Prepared {
             calls.push(&probe::LOCK_CALLS);
         }
         if self.covers() && self.entries.iter().any(|entry| entry.vma.guarded) {
-            calls.push(&place::GUARDED_CALLS);
+            calls.push(&switch::GUARDED_CALLS);
         }
         let edge = |span: &Span| span.edge;
         if !self.edges.is_empty() || self.attached.plan.spans().any(edge) {
-            calls.push(&place::EDGE_CALLS);
+            calls.push(&switch::EDGE_CALLS);
         }
         if !self.touched.is_empty() {
             calls.push(&REFAULT_CALLS);
@@ -149,7 +148,10 @@ impl Prepared {
         }
         if self.covers() {
             let Self { texts, written, marks, locks, keys, .. } = self;
-            let around = Surroundings { space: order.space, snapshot, marks: *marks };
+            let around = Surroundings {
+                snapshot,
+                company: Company::Shared(Shared { space: order.space, marks: *marks }),
+            };
             let (locks, keys, alone) = (*locks, *keys, &self.alone);
             let switching = Switching { order, around, texts, written, locks, keys, alone };
             let done = switching.all(session, &self.staged, &self.edges);
@@ -264,7 +266,7 @@ const MOST_FOR_OTHERS: u64 = 1 << 30;
 
 /// The calls that the process makes when images are handed over and switched to.
 pub(super) const COPY_CALLS: [&[ManifestEntry]; 3] =
-    [&DESCRIPTOR_CALLS, &file_passing::CALLS, &place::CALLS];
+    [&DESCRIPTOR_CALLS, &file_passing::CALLS, &switch::CALLS];
 
 /// Returns, for each text, the spans of it that need a copy.
 fn copies(plan: &Plan) -> impl Iterator<Item = (&Vma, Vec<Span>)> {
@@ -320,26 +322,14 @@ fn stage(
 }
 
 /// The calls that [`refault`] has the process make.
-const REFAULT_CALLS: [ManifestEntry; 2] = [
-    ManifestEntry::needed(
-        "madvise(MADV_DONTNEED)",
-        c::SYS_madvise,
-        [Value::Any, Value::Any, constant(c::MADV_DONTNEED)],
-    ),
-    ManifestEntry::needed(
-        "madvise(MADV_POPULATE_READ)",
-        c::SYS_madvise,
-        [Value::Any, Value::Any, constant(c::MADV_POPULATE_READ)],
-    ),
-];
+const REFAULT_CALLS: [ManifestEntry; 2] =
+    [madvise_entry(Advice::DontNeed), madvise_entry(Advice::PopulateRead)];
 
 /// Has text that lies on huge folios already mapped anew, by whole PMD entries. A thread that runs there
 /// meanwhile faults it in again.
 fn refault(session: &mut Session, range: AddrRange) -> Result<(), TraceError> {
-    let (start, len) = (range.start().get(), range.len());
-    for advice in [c::MADV_DONTNEED, c::MADV_POPULATE_READ] {
-        let advice = u64::from(advice.unsigned_abs());
-        let _refused = session.call(Call::new(c::SYS_madvise, [start, len, advice]))?;
+    for advice in [Advice::DontNeed, Advice::PopulateRead] {
+        let _refused = session.call(remote::madvise(range, advice))?;
     }
     Ok(())
 }

@@ -2,35 +2,26 @@
 //! the answers but smaps, and the process would have to wait while smaps is read.
 
 use tiexec_core::addr::{AddrRange, PageSize};
-use tiexec_core::seccomp::Value;
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::{Errno, SysError, c};
+use tiexec_sys::Errno;
 use tiexec_tracee::TraceError;
-use tiexec_tracee::arch::Call;
+use tiexec_tracee::remote::{self, Advice};
 use tiexec_tracee::session::Session;
-use tiexec_tracee::syscall_manifest::{ManifestEntry, constant};
+use tiexec_tracee::syscall_manifest::ManifestEntry;
 
 use tiexec_tracee::Failure;
 
-/// `msync(MS_INVALIDATE)` invalidates nothing on Linux: it answers EBUSY where memory is locked (`mm/msync.c`).
-const IS_LOCKED: ManifestEntry = ManifestEntry::optional(
-    "msync(MS_INVALIDATE)",
-    c::SYS_msync,
-    [Value::Any, Value::Any, constant(c::MS_INVALIDATE)],
-);
-
 /// The call that [`is_locked`] has the process make.
-pub(super) const LOCK_CALLS: [ManifestEntry; 1] = [IS_LOCKED];
+pub(super) const LOCK_CALLS: [ManifestEntry; 1] = [remote::MSYNC];
 
 /// Returns whether some of `range`, which is mapped, is locked in memory. If the process has locked some memory and may
 /// not be asked where, any range counts as locked.
 pub(super) fn is_locked(session: &mut Session, range: AddrRange) -> Result<bool, TraceError> {
-    if !session.may(&IS_LOCKED) {
+    if !session.may(&remote::MSYNC) {
         return Ok(true);
     }
-    let flags = u64::from(c::MS_INVALIDATE.unsigned_abs());
-    let call = Call::new(c::SYS_msync, [range.start().get(), range.len(), flags]);
-    Ok(session.call(call)? == Err(Errno::BUSY))
+    let answer = session.call(remote::msync(range))?;
+    Ok(answer.is_err_and(|error| error.errno == Errno::BUSY))
 }
 
 /// Makes sure that the thread may read `text`, as it could a copy. The permissions of the mapping say that it may; a
@@ -44,19 +35,15 @@ pub(super) fn may_read(
     text: AddrRange,
     base: PageSize,
 ) -> Result<Result<(), Failure>, TraceError> {
-    let advice = u64::from(c::MADV_POPULATE_READ.unsigned_abs());
-    // It is foreseen: each part that is staged is touched so.
-    let call = Call::new(c::SYS_madvise, [text.start().get(), base.bytes(), advice]);
-    Ok(match session.call(call)? {
+    let first = AddrRange::with_len(text.start(), base.bytes()).unwrap_or(text);
+    // The manifest has it: each part that is staged is touched so.
+    Ok(match session.call(remote::madvise(first, Advice::PopulateRead))? {
         Ok(_) => Ok(()),
-        Err(Errno::INVAL) => {
+        Err(error) if error.errno == Errno::INVAL => {
             let what =
                 format!("{text} may be executed, and not read by the thread that was stopped");
             Err(Failure::new(SkipReason::ProtectionKey, what))
         }
-        Err(errno) => {
-            let call = "madvise(MADV_POPULATE_READ)";
-            Err(Failure::new(SkipReason::ReadFailed, SysError { call, errno }))
-        }
+        Err(error) => Err(Failure::new(SkipReason::ReadFailed, error)),
     })
 }

@@ -4,16 +4,15 @@
 //! The program runs none of them as text. Each is a mapping that was staged and never moved, a claim of a gap that was
 //! never covered, or filler that a revert had yet to unmap.
 
-use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_core::addr::AddrRange;
 use tiexec_core::area::Area;
 use tiexec_core::coverage::is_ours;
 use tiexec_core::file_ranges::Parts;
 use tiexec_core::marks::Marks;
 use tiexec_core::proc::maps::{self, Vma};
 use tiexec_core::skip::SkipReason;
-use tiexec_sys::c;
 use tiexec_tracee::Failure;
-use tiexec_tracee::arch::Call;
+use tiexec_tracee::remote;
 use tiexec_tracee::session::Session;
 use tiexec_tracee::threads;
 
@@ -104,8 +103,7 @@ pub(super) fn take_away(
 
 /// Has the process unmap a range; returns how many bytes that was.
 pub(super) fn unmap(session: &mut Session, range: AddrRange) -> Result<u64, Failure> {
-    let (start, len): (RemoteAddr, u64) = (range.start(), range.len());
-    let unmapped = session.call(Call::new(c::SYS_munmap, [start.get(), len]))?;
+    let unmapped = session.call(remote::munmap(range))?;
     // The kernel unmaps no part of a page of the hugetlb pool: such a page stays.
-    Ok(if unmapped.is_ok() { len } else { 0 })
+    Ok(if unmapped.is_ok() { range.len() } else { 0 })
 }

@@ -21,12 +21,12 @@ use tiexec_core::skip::SkipReason;
 use tiexec_sys::address_space::Memory;
 use tiexec_sys::c;
 use tiexec_tracee::Failure;
+use tiexec_tracee::remote;
 use tiexec_tracee::session::Session;
 use tiexec_tracee::syscall_manifest::ManifestEntry;
 
 use super::file_passing::Passage;
 use super::identity;
-use super::place::{self, Handed, Surroundings, Switch};
 use super::pool::{self, Exchange};
 use super::prepared::COPY_CALLS;
 use super::written::Written;
@@ -34,6 +34,7 @@ use super::{AttachOrder, Stop, StopCost, has_locked_memory, in_a_stop, mappings,
 use crate::mapped::{self, Layouts, Mapped, is_marked_widened};
 use crate::protection::{GUARDED, TEXT};
 use crate::snapshot;
+use crate::switch::{self, Company, OpenFile, Shared, Surroundings, Switch};
 use crate::target_file::{ReadAt, TargetFile};
 
 /// The result of a revert.
@@ -127,7 +128,7 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     let of_pool = std::mem::take(&mut originals.of_pool);
     let pieces = || originals.files.iter().flat_map(|original| &original.pieces);
     mappings::check(entries.len(), pieces().count())?;
-    let mut calls: Vec<&[ManifestEntry]> = vec![&[place::UNMAP]];
+    let mut calls: Vec<&[ManifestEntry]> = vec![&[remote::MUNMAP]];
     if pieces().next().is_some() {
         calls.extend(COPY_CALLS);
     }
@@ -135,10 +136,10 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
         calls.push(&probe::LOCK_CALLS);
     }
     if pieces().any(|piece| piece.protection == GUARDED) {
-        calls.push(&place::GUARDED_CALLS);
+        calls.push(&switch::GUARDED_CALLS);
     }
     if pieces().any(|piece| !piece.part.text) {
-        calls.push(&place::DATA_CALLS);
+        calls.push(&switch::DATA_CALLS);
     }
     let name = originals.of_pool_name.strip_prefix(b"/memfd:").unwrap_or_default();
     let exchange = Exchange::prepare(order, name, of_pool)?;
@@ -152,7 +153,10 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     let stop = Stop { entries: &entries, rests_on: &rests_on, calls };
     let (cost, outcome) = in_a_stop(order, stop, |session, snapshot| {
         let taken = residue::take_away(session, order, &originals.left);
-        let around = Surroundings { space: order.space, snapshot, marks };
+        let around = Surroundings {
+            snapshot,
+            company: Company::Shared(Shared { space: order.space, marks }),
+        };
         let passage =
             if originals.files.is_empty() { None } else { Some(Passage::open(session, order)?) };
         if let (Some(exchange), Some(passage)) = (&exchange, &passage) {
@@ -161,7 +165,7 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
         done += unmap_all(session, &originals.filler)?;
         for Original { id, file, pieces } in &originals.files {
             let Some(passage) = &passage else { continue };
-            let source = Handed {
+            let source = OpenFile {
                 fd: passage.hand_over(session, |socket| file.send_over(socket))?,
                 file: *id,
             };
@@ -183,7 +187,7 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
                     compare(order.space.memory(), pages, file, piece.offset + into)
                 })
             };
-            place::switch_all(session, &around, &switches, &unchanged, |piece, outcome| {
+            switch::switch_all(session, &around, &switches, &unchanged, |piece, outcome| {
                 done += if outcome.is_ok() { piece.to.len() } else { 0 };
                 outcome
             })?;
@@ -297,7 +301,7 @@ impl Originals {
             let protection = if part.text { of_text } else { c::PROT_READ };
             Piece { part, protection }
         });
-        // Handed over once, its areas can join each other.
+        // OpenFile over once, its areas can join each other.
         if let Some(known) = self.files.iter_mut().find(|known| known.id == file.id) {
             known.pieces.extend(pieces);
             return Ok(());

@@ -14,13 +14,13 @@ use tiexec_tracee::TraceError;
 use tiexec_tracee::session::Session;
 
 use super::file_passing::{Passage, Received, send};
-use super::place::{self, Handed, Surroundings, Switch};
 use super::texts::Texts;
 use super::written::Written;
 use super::{AttachOrder, probe};
 use crate::image::Staged;
 use crate::images::Image;
 use crate::protection;
+use crate::switch::{OpenFile, Surroundings, Switch, switch_all};
 use crate::target_file::TargetFile;
 
 /// The spans of one text, and the image that holds them.
@@ -73,7 +73,7 @@ impl Switching<'_> {
             let of_pool = |span: &Span| span.edge && span.backing == Backing::Hugetlb;
             let original = self.texts.file(vma).filter(|_| spans.iter().any(of_pool));
             let claim_by = match original {
-                Some(file) => Some(Handed {
+                Some(file) => Some(OpenFile {
                     fd: passage.hand_over(session, |socket| file.send_over(socket))?,
                     file: vma.file,
                 }),
@@ -83,7 +83,7 @@ impl Switching<'_> {
             let received =
                 passage.hand_over_and_ask(session, |socket| send(socket, &image.file), ask)?;
             let readable = self.is_readable(session, vma, received)?;
-            let source = Handed { fd: received.fd, file: id_of(&image.file) };
+            let source = OpenFile { fd: received.fd, file: id_of(&image.file) };
             let claim_by = claim_by.unwrap_or(source);
             let mut parts = Vec::new();
             for part in &image.filled.staged {
@@ -111,7 +111,7 @@ impl Switching<'_> {
             let received =
                 passage.hand_over_and_ask(session, |socket| file.send_over(socket), ask)?;
             let readable = self.is_readable(session, vma, received)?;
-            let source = Handed { fd: received.fd, file: vma.file };
+            let source = OpenFile { fd: received.fd, file: vma.file };
             let from = (source, span.file_offset);
             let part =
                 readable.and_then(|()| self.part(session, vma, span, span.range, from, source));
@@ -158,7 +158,7 @@ impl Switching<'_> {
         mut first: Result<(), Failure>,
     ) -> Result<Result<(), Failure>, Failure> {
         let unchanged = |part: &Switch| self.written.none(part.to);
-        place::switch_all(session, &self.around, parts, &unchanged, |part, done| {
+        switch_all(session, &self.around, parts, &unchanged, |part, done| {
             let before = std::mem::replace(&mut first, Ok(()));
             first = keep_first(before, self.left_alone(part.to, done))?;
             Ok(())
@@ -173,8 +173,8 @@ impl Switching<'_> {
         vma: &Vma,
         span: &Span,
         to: AddrRange,
-        from: (Handed, u64),
-        claim_by: Handed,
+        from: (OpenFile, u64),
+        claim_by: OpenFile,
     ) -> Result<Switch, Failure> {
         let gaps = if span.edge { self.gaps_now(vma, to)? } else { Vec::new() };
         let locked = self.locks && self.is_locked(session, vma, span, to)?;

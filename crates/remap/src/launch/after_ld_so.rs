@@ -17,8 +17,9 @@ use tiexec_sys::Pid;
 use tiexec_sys::address_space::AddressSpace;
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
-use tiexec_tracee::arch::{self, Call, Gadgets};
+use tiexec_tracee::arch::{self, Gadgets};
 use tiexec_tracee::ld_so::Progress;
+use tiexec_tracee::remote::SystemCall;
 use tiexec_tracee::session::Session;
 use tiexec_tracee::stopped::Stopped;
 use tiexec_tracee::threads::{self, Takes};
@@ -43,7 +44,7 @@ pub(crate) fn switch(
     order: &Order<'_>,
     stopped: &Stopped,
     gadgets: Gadgets,
-    reap: Call,
+    reap: SystemCall,
     left: Duration,
 ) -> Result<(Session, Attached), Failure> {
     let process = order.process;

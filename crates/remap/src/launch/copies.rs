@@ -4,20 +4,22 @@
 use std::os::unix::ffi::OsStrExt;
 use std::time::Instant;
 
-use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
 use tiexec_core::escape::AsShown;
 use tiexec_core::plan::{Backing, Plan, Span};
+use tiexec_core::proc::maps::FileId;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
-use tiexec_sys::{SysError, c};
+use tiexec_sys::{Errno, c};
 use tiexec_tracee::Failure;
-use tiexec_tracee::arch::Call;
+use tiexec_tracee::remote;
 use tiexec_tracee::session::{SCRATCH_LEN, Session};
 
 use crate::image::{self, Filled, Memory, Source, Staged};
 use crate::order::Order;
 use crate::program::Program;
-use crate::{headroom, launch::rebase, numa_placement, protection, switch};
+use crate::switch::{Company, OpenFile, Surroundings, Switch, switch_all};
+use crate::{headroom, launch::rebase, numa_placement, protection};
 
 /// Stages the spans of `backing`, image or hugetlb, in a memfd of the program's own, and switches
 /// to what was staged until `deadline`.
@@ -43,7 +45,7 @@ pub(crate) fn by_memfd(
     let nodes = numa_placement::turns(order.numa, order.process)?;
     let name = snapshot.vma_at(snapshot.entry).map(|vma| vma.display_path()).unwrap_or_default();
     let name = name.rsplit('/').next().unwrap_or_default();
-    let fd = switch::make_memfd(session, backing, order.pages.pmd, name)?;
+    let fd = make_memfd(session, backing, order.pages.pmd, name)?;
     let memfd = order
         .process
         .open_file(&format!("fd/{fd}"), true)
@@ -53,10 +55,43 @@ pub(crate) fn by_memfd(
     let memory = Memory { backing, pages: order.pages, nodes: &nodes };
     let filled = image::fill(&memfd, source, &spans, memory, deadline)?;
     for part in &filled.staged {
-        let protection = protection::of_text(&snapshot.vmas, part.span.range);
-        switch::switch(session, fd, backing, part, area(snapshot, part)?, protection)?;
+        switch(session, snapshot, fd, part)?;
     }
     Ok(filled)
+}
+
+/// Has the program make an empty memfd for the backing, of pages of that size; closed on its way home.
+///
+/// # Errors
+/// `no_memfd`, `fd_limit`, `hugetlb_pool`; the program is unchanged.
+fn make_memfd(
+    session: &mut Session,
+    backing: Backing,
+    huge: PageSize,
+    name: &str,
+) -> Result<u64, Failure> {
+    let mut bytes = image::memfd_name(name).into_bytes();
+    bytes.push(0);
+    let name = session.scratch(&bytes)?;
+    let flags = c::MFD_CLOEXEC | c::MFD_ALLOW_SEALING;
+    let of_pool = backing == Backing::Hugetlb;
+    let flags = if of_pool { flags | image::hugetlb_flags(huge) } else { flags };
+    let mut create = |flags: u32| session.call(remote::memfd_create(name, flags));
+    let mut answer = create(flags | c::MFD_NOEXEC_SEAL)?;
+    if answer.is_err_and(|error| error.errno == Errno::INVAL) {
+        // Before Linux 6.3 there is no such flag.
+        answer = create(flags)?;
+    }
+    let fd = answer.map_err(|error| {
+        let reason = match error.errno {
+            Errno::MFILE => SkipReason::FdLimit,
+            Errno::NOENT | Errno::NOSYS | Errno::NODEV if of_pool => SkipReason::HugetlbPool,
+            _ => SkipReason::NoMemfd,
+        };
+        Failure::new(reason, error)
+    })?;
+    session.release_on_the_way_home(remote::close(fd));
+    Ok(fd)
 }
 
 /// Switches the spans that the store's image of the program holds.
@@ -81,12 +116,10 @@ pub(crate) fn by_store(
         return Err(refused(format!("{} is too long a path", stored.path.shown())));
     }
     let path = session.scratch(&path)?;
-    let flags = u64::from((c::O_RDONLY | c::O_CLOEXEC | c::O_NOFOLLOW).unsigned_abs());
-    let directory = i64::from(c::AT_FDCWD).cast_unsigned();
     let fd = session
-        .call(Call::new(c::SYS_openat, [directory, path.get(), flags]))?
-        .map_err(|errno| refused(SysError { call: "open(image)", errno }.to_string()))?;
-    session.release_on_the_way_home(Call::new(c::SYS_close, [fd]));
+        .call(remote::open("open(image)", path, c::O_NOFOLLOW))?
+        .map_err(|error| refused(error.to_string()))?;
+    session.release_on_the_way_home(remote::close(fd));
     for span in spans {
         let vaddr = |addr: u64| addr.wrapping_sub(program.image.load_bias);
         let (start, end) = (vaddr(span.range.start().get()), vaddr(span.range.end().get()));
@@ -95,14 +128,10 @@ pub(crate) fn by_store(
             .and_then(|vaddrs| stored.offset_of(vaddrs))
             .ok_or_else(|| refused("the image has no such text".to_owned()))?;
         let part = Staged { span: *span, image_offset };
-        let area = area(&program.snapshot, &part)?;
-        let protection = protection::of_text(&program.snapshot.vmas, span.range);
-        switch::switch(session, fd, Backing::Store, &part, area, protection).map_err(
-            |failure| match failure.reason {
-                SkipReason::AddressSpace => refused(failure.detail),
-                _ => failure,
-            },
-        )?;
+        switch(session, &program.snapshot, fd, &part).map_err(|failure| match failure.reason {
+            SkipReason::AddressSpace => refused(failure.detail),
+            _ => failure,
+        })?;
     }
     Ok(())
 }
@@ -124,16 +153,29 @@ pub(crate) fn edges_by_pagecache(
         .map_err(|failure| Failure { reason: SkipReason::SwitchFailed, ..failure })?;
     for span in edges {
         let part = Staged { span: *span, image_offset: span.file_offset };
-        let area = area(&program.snapshot, &part)?;
-        let protection = protection::of_text(&program.snapshot.vmas, span.range);
-        switch::switch(session, fd, Backing::Pagecache, &part, area, protection)?;
+        switch(session, &program.snapshot, fd, &part)?;
     }
     Ok(())
 }
 
-/// Finds where to stage a part.
-fn area(snapshot: &Snapshot, part: &Staged) -> Result<AddrRange, Failure> {
-    snapshot
-        .free_area(part.span.range.len())
-        .ok_or_else(|| Failure::new(SkipReason::AddressSpace, "no free address range to stage in"))
+/// Switches one part of the file `fd`.
+fn switch(
+    session: &mut Session,
+    snapshot: &Snapshot,
+    fd: u64,
+    part: &Staged,
+) -> Result<(), Failure> {
+    let source = OpenFile { fd, file: FileId::default() };
+    let part = Switch {
+        source,
+        offset: part.image_offset,
+        to: part.span.range,
+        locked: false,
+        protection: protection::of_text(&snapshot.vmas, part.span.range),
+        gaps: Vec::new(),
+        claim_by: source,
+        backing: Some(part.span.backing),
+    };
+    let around = Surroundings { snapshot, company: Company::Alone };
+    switch_all(session, &around, &[part], &|_| Ok(()), |_, done| done)
 }

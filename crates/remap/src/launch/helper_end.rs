@@ -7,12 +7,12 @@ use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, c, process};
 use tiexec_tracee::Failure;
-use tiexec_tracee::arch::Call;
+use tiexec_tracee::remote::{self, SystemCall};
 use tiexec_tracee::session::Refusal;
 
 /// The last step of a program's way home: it reaps this process.
-pub(crate) fn reap() -> Call {
-    Call::new(c::SYS_wait4, [helper_id(), 0, u64::from(c::__WALL.unsigned_abs()), 0])
+pub(crate) fn reap() -> SystemCall {
+    remote::wait4(helper_id())
 }
 
 /// Says whether SIGCHLD may come to a program on its way home.
@@ -51,6 +51,6 @@ pub(crate) fn refused(refusal: Refusal) -> Failure {
 }
 
 /// This process's id: what the program waits for on its way home.
-fn helper_id() -> u64 {
-    u64::from(process::this().as_raw_nonzero().get().unsigned_abs())
+fn helper_id() -> u32 {
+    process::this().as_raw_nonzero().get().unsigned_abs()
 }

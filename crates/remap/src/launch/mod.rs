@@ -29,6 +29,7 @@ use tiexec_tracee::arch::{self};
 use tiexec_tracee::gadgets;
 use tiexec_tracee::handshake::{ExecStop, let_go};
 use tiexec_tracee::ld_so::LinkWatch;
+use tiexec_tracee::remote::{self, Advice};
 use tiexec_tracee::running;
 use tiexec_tracee::session::{Counts, Session};
 
@@ -36,7 +37,7 @@ use crate::image::Filled;
 use crate::objects::{Expected, Object, chunks_of};
 use crate::order::Order;
 use crate::program::Program;
-use crate::{objects, pagecache, switch};
+use crate::{objects, pagecache};
 
 use self::after_ld_so::Linker;
 use self::helper_end::{lets_child_in, reap, refused};
@@ -337,7 +338,8 @@ impl<'a> Work<'a> {
         self.filled = filled;
         copies::edges_by_pagecache(session, program, plan)?;
         for span in plan.spans_by(Backing::Pagecache) {
-            switch::touch(session, span.range)?;
+            // One fault maps it all. A kernel that refuses this maps the pages when they are first used.
+            let _refused = session.call(remote::madvise(span.range, Advice::PopulateRead))?;
         }
         Ok(())
     }

@@ -17,10 +17,9 @@ use tiexec_core::proc::stat::{self, Layout};
 use tiexec_core::rebase::{MainImage, Rebase};
 use tiexec_core::skip::SkipReason;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{SysError, c};
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
-use tiexec_tracee::arch::Call;
+use tiexec_tracee::remote::{self, Placing};
 use tiexec_tracee::session::Session;
 
 use crate::protection;
@@ -50,8 +49,7 @@ pub(crate) fn rebase(
     let flip = vector.flip(plan).ok_or_else(|| failed("AT_PHDR or AT_ENTRY is missing"))?;
 
     let fd = open_itself(session)?;
-    session
-        .release_on_the_way_home(Call::new(c::SYS_munmap, [plan.to.start().get(), plan.to.len()]));
+    session.release_on_the_way_home(remote::munmap(plan.to));
     let mapped = map_anew(session, image, plan, fd, base);
     if let Err(failure) = mapped {
         unmap(session, plan.to)?;
@@ -76,31 +74,19 @@ pub(crate) fn rebase(
     // From here on the way home finishes the move.
     let map = mm_map(&layout, plan, &vector);
     let map = session.keep(&map)?;
-    let set_mm = Call::new(
-        c::SYS_prctl,
-        [
-            u64::from(c::PR_SET_MM.unsigned_abs()),
-            u64::from(c::PR_SET_MM_MAP.unsigned_abs()),
-            map.get(),
-            MM_MAP_LEN as u64,
-            0,
-        ],
-    );
-    let unmap_old = Call::new(c::SYS_munmap, [plan.from.start().get(), plan.from.len()]);
+    let set_mm = remote::set_mm_map(map, MM_MAP_LEN as u64);
+    let unmap_old = remote::munmap(plan.from);
     session.release_on_the_way_home(unmap_old);
     session.release_on_the_way_home(set_mm);
     let answer = session.call(set_mm)?;
     session.released();
-    if let Err(errno) = answer {
+    if let Err(error) = answer {
         // /proc/PID would show an image that is no longer there: gdb could not read it. Back.
         session.released();
         session.install_chain()?;
         flip.make(session, &flip.old, base, back)?;
         unmap(session, plan.to)?;
-        return Err(Failure::new(
-            SkipReason::RebaseFailed,
-            SysError { call: "prctl(PR_SET_MM_MAP)", errno },
-        ));
+        return Err(Failure::new(SkipReason::RebaseFailed, error));
     }
     // It is moved; should the kernel not unmap the old place, that costs address space only.
     let _kept = session.call(unmap_old)?;
@@ -119,23 +105,16 @@ fn moved_back(plan: &Rebase, addr: RemoteAddr) -> RemoteAddr {
 /// Has the program open its own image; closed on its way home.
 pub(crate) fn open_itself(session: &mut Session) -> Result<u64, Failure> {
     let path = session.scratch(b"/proc/self/exe\0")?;
-    let flags = u64::from((c::O_RDONLY | c::O_CLOEXEC).unsigned_abs());
-    let directory = i64::from(c::AT_FDCWD).cast_unsigned();
-    let fd = session.call(Call::new(c::SYS_openat, [directory, path.get(), flags]))?.map_err(
-        |errno| {
-            let call = "open(/proc/self/exe)";
-            Failure::new(SkipReason::RebaseFailed, SysError { call, errno })
-        },
-    )?;
-    session.release_on_the_way_home(Call::new(c::SYS_close, [fd]));
+    let fd = session
+        .call(remote::open("open(/proc/self/exe)", path, 0))?
+        .map_err(|error| Failure::new(SkipReason::RebaseFailed, error))?;
+    session.release_on_the_way_home(remote::close(fd));
     Ok(fd)
 }
 
 fn unmap(session: &mut Session, range: AddrRange) -> Result<(), Failure> {
-    let answer = session.call(Call::new(c::SYS_munmap, [range.start().get(), range.len()]))?;
-    answer
-        .map(|_| ())
-        .map_err(|errno| Failure::new(SkipReason::RebaseFailed, SysError { call: "munmap", errno }))
+    let answer = session.call(remote::munmap(range))?;
+    answer.map(drop).map_err(|error| Failure::new(SkipReason::RebaseFailed, error))
 }
 
 /// Maps each piece of the image at its new place, with the contents it has at the old one.
@@ -157,31 +136,14 @@ fn map_anew(
 }
 
 fn map(session: &mut Session, piece: &Vma, to: AddrRange, fd: u64) -> Result<(), Failure> {
-    let raw = |value: i32| u64::from(value.unsigned_abs());
-    let mut flags = c::MAP_PRIVATE | c::MAP_FIXED_NOREPLACE;
-    let (fd, offset) = if piece.is_file_backed() {
-        (fd, piece.file_offset)
+    let protection = protection::of(piece);
+    let call = if piece.is_file_backed() {
+        remote::mmap(to, protection, Placing::AsProgram, fd, piece.file_offset)
     } else {
-        flags |= c::MAP_ANONYMOUS;
-        (u64::MAX, 0)
+        remote::mmap_anonymous(to, protection)
     };
-    let arguments =
-        [to.start().get(), to.len(), raw(protection::of(piece)), raw(flags), fd, offset];
-    let answer = session.call(Call::new(c::SYS_mmap, arguments))?.map_err(|errno| {
-        Failure::new(
-            SkipReason::RebaseFailed,
-            SysError { call: "mmap(MAP_FIXED_NOREPLACE)", errno },
-        )
-    })?;
-    if answer != to.start().get() {
-        // A kernel before 4.17 takes MAP_FIXED_NOREPLACE for a hint.
-        let elsewhere = AddrRange::with_len(RemoteAddr::new(answer), to.len());
-        if let Some(elsewhere) = elsewhere {
-            unmap(session, elsewhere)?;
-        }
-        return Err(Failure::new(SkipReason::RebaseFailed, "the kernel mapped it elsewhere"));
-    }
-    Ok(())
+    let answer = session.call(call)?;
+    answer.map(drop).map_err(|error| Failure::new(SkipReason::RebaseFailed, error))
 }
 
 /// Copies what the kernel wrote into a segment: the zeroes after the end of its file part, up to
@@ -312,17 +274,13 @@ impl Flip {
         let mut block: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         block.extend(bytes);
         let scratch = session.scratch(&block)?;
-        let pid = u64::from(session.pid().as_raw_nonzero().get().unsigned_abs());
-        let (from, to) = (scratch.get(), scratch.get() + 2 * WORD as u64);
-        let written =
-            session.call(Call::new(c::SYS_process_vm_writev, [pid, from, 1, to, 1, 0]))?;
+        let pid = session.pid().as_raw_nonzero().get().unsigned_abs();
+        let to = RemoteAddr::new(scratch.get() + 2 * WORD as u64);
+        let written = session.call(remote::write_within(pid, scratch, to))?;
         match written {
             Ok(count) if count == len => Ok(()),
             Ok(_) => Err(Failure::new(SkipReason::RebaseFailed, "process_vm_writev wrote a part")),
-            Err(errno) => Err(Failure::new(
-                SkipReason::RebaseFailed,
-                SysError { call: "process_vm_writev", errno },
-            )),
+            Err(error) => Err(Failure::new(SkipReason::RebaseFailed, error)),
         }
     }
 }

@@ -27,6 +27,7 @@ use super::{MAX_RELEASES, Session, next_stop, resume_until};
 use crate::arch::{self, Call, Interruption};
 use crate::error::TraceError;
 use crate::fault;
+use crate::remote::SystemCall;
 use crate::stopped::Stopped;
 
 /// The most calls of one batch.
@@ -88,9 +89,9 @@ impl Session {
     ///
     /// # Errors
     /// The tracee is gone, or on its way home.
-    pub fn batch(&mut self, calls: &[Call]) -> Result<(), TraceError> {
-        debug_assert!(calls.iter().all(|call| self.permission.covers(call)), "{calls:?}");
-        let calls: Vec<Call> = calls.iter().map(|call| fault::in_batch(*call)).collect();
+    pub fn batch(&mut self, calls: &[SystemCall]) -> Result<(), TraceError> {
+        debug_assert!(calls.iter().all(|call| self.permission.covers(&call.call)), "{calls:?}");
+        let calls: Vec<Call> = calls.iter().map(|call| fault::in_batch(call.call)).collect();
         self.make_batch(&calls)
     }
 

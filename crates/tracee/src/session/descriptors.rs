@@ -1,30 +1,24 @@
 //! Descriptors that a call makes in the tracee: each is closed on the way home from the moment it exists.
 
 use tiexec_core::addr::RemoteAddr;
-use tiexec_core::seccomp::Value;
-use tiexec_sys::{Errno, c};
+use tiexec_sys::{Errno, SysError};
 
 use super::Session;
-use crate::arch::{self, Call};
+use crate::arch;
 use crate::error::TraceError;
-use crate::syscall_manifest::{CLOSE, ManifestEntry};
+use crate::remote::{self, CLOSE, COPY_WITHIN, SystemCall};
+use crate::syscall_manifest::ManifestEntry;
 
 const INT: usize = size_of::<i32>();
 
-fn close(fd: i32) -> Call {
-    Call::new(c::SYS_close, [u64::from(fd.cast_unsigned())])
+/// Closes the descriptor with this number.
+fn close(fd: i32) -> SystemCall {
+    remote::close(fd.cast_unsigned().into())
 }
-
-/// Copies a descriptor's number from one frame of the chain to the next.
-const COPY_NUMBER: ManifestEntry = ManifestEntry::optional(
-    "process_vm_readv",
-    c::SYS_process_vm_readv,
-    [Value::Small, Value::Any, Value::Is(1), Value::Any, Value::Is(1), Value::Is(0)],
-);
 
 /// The calls that [`Session::call_for_descriptor`] and [`Session::call_for_descriptors`] make beside the
 /// call they are given.
-pub const DESCRIPTOR_CALLS: [ManifestEntry; 2] = [CLOSE, COPY_NUMBER];
+pub const DESCRIPTOR_CALLS: [ManifestEntry; 2] = [CLOSE, COPY_WITHIN];
 
 impl Session {
     /// Makes a call that has the kernel write one descriptor (an int) to the address that `call` is
@@ -35,8 +29,8 @@ impl Session {
     /// The tracee is gone, or on its way home.
     pub fn call_for_descriptor(
         &mut self,
-        call: impl FnOnce(&Self, RemoteAddr) -> Result<Call, TraceError>,
-    ) -> Result<Result<Option<i32>, Errno>, TraceError> {
+        call: impl FnOnce(&Self, RemoteAddr) -> Result<SystemCall, TraceError>,
+    ) -> Result<Result<Option<i32>, SysError>, TraceError> {
         // The kernel writes the number right into the frame that closes it.
         self.release_on_the_way_home(close(-1));
         let at = self.first_argument_of_next_chain(0);
@@ -58,13 +52,13 @@ impl Session {
     /// The tracee is gone, or on its way home.
     pub fn batch_for_descriptor(
         &mut self,
-        call: impl FnOnce(&Self, RemoteAddr) -> Result<Call, TraceError>,
-        more: Option<Call>,
+        call: impl FnOnce(&Self, RemoteAddr) -> Result<SystemCall, TraceError>,
+        more: Option<SystemCall>,
     ) -> Result<Option<i32>, TraceError> {
         self.release_on_the_way_home(close(-1));
         // Before it lie the frames of the calls but the first, and the one that ends the batch.
         let at = self.first_argument_of_next_chain(1 + u64::from(more.is_some()));
-        let calls: Vec<Call> = [call(self, at)?].into_iter().chain(more).collect();
+        let calls: Vec<SystemCall> = [call(self, at)?].into_iter().chain(more).collect();
         self.batch(&calls)?;
         self.written_number(at)
     }
@@ -90,8 +84,8 @@ impl Session {
     /// The tracee is gone, or on its way home.
     pub fn call_for_descriptors(
         &mut self,
-        call: impl Fn(RemoteAddr) -> Call,
-    ) -> Result<Result<[i32; 2], Errno>, TraceError> {
+        call: impl Fn(RemoteAddr) -> SystemCall,
+    ) -> Result<Result<[i32; 2], SysError>, TraceError> {
         if self.has_batches()
             && let Ok(numbers) = self.try_for_descriptors(true, &call)?
         {
@@ -104,37 +98,41 @@ impl Session {
     fn try_for_descriptors(
         &mut self,
         batched: bool,
-        call: impl Fn(RemoteAddr) -> Call,
-    ) -> Result<Result<[i32; 2], Errno>, TraceError> {
+        call: impl Fn(RemoteAddr) -> SystemCall,
+    ) -> Result<Result<[i32; 2], SysError>, TraceError> {
         let before = self.releases.len();
         // The frame that ends a batch comes first.
         let first = u64::from(batched);
         // close(2) takes the lower half of its argument: the first number. The second lies in the
         // upper half, and is copied to where the other frame has it.
         self.release_on_the_way_home(close(-1));
-        let own_id = self.own_id.filter(|_| self.may(&COPY_NUMBER));
+        let own_id = self.own_id.filter(|_| self.may(&COPY_WITHIN));
         let at = self.first_argument_of_next_chain(first + if own_id.is_some() { 2 } else { 0 });
         if let Some(own_id) = own_id {
             self.release_on_the_way_home(close(-1));
             let second = self.first_argument_of_next_chain(first + 1);
             let words = [second.get(), INT as u64, at.get() + INT as u64, INT as u64];
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-            let to = self.keep(&bytes)?.get();
-            let from = to + 2 * size_of::<u64>() as u64;
-            let copy = Call::new(c::SYS_process_vm_readv, [own_id.into(), to, 1, from, 1, 0]);
-            self.release_on_the_way_home(copy);
+            let to = self.keep(&bytes)?;
+            let from = RemoteAddr::new(to.get() + 2 * size_of::<u64>() as u64);
+            self.release_on_the_way_home(remote::copy_within(own_id, to, from));
         }
+        let call = call(at);
         let answer = if batched {
-            self.batch(&[call(at)])?;
+            self.batch(&[call])?;
             Ok(0)
         } else {
-            self.call(call(at))?
+            self.call(call)?
         };
         let mut numbers = [[0; INT]; 2];
         self.read(at, numbers.as_flattened_mut())?;
         let numbers = numbers.map(i32::from_ne_bytes);
         // The upper half is 0 before the kernel writes it, the lower one -1.
-        let answer = if numbers[0] < 0 { answer.and(Err(Errno::FAULT)) } else { answer };
+        let answer = if numbers[0] < 0 {
+            answer.and(Err(SysError { call: call.name, errno: Errno::FAULT }))
+        } else {
+            answer
+        };
         while self.releases.len() > before {
             self.released();
         }

@@ -33,11 +33,12 @@ use tiexec_core::proc::status::Status;
 use tiexec_sys::address_space::Memory;
 use tiexec_sys::process::{self, Wait};
 use tiexec_sys::ptrace::{self, Extended, Registers, Resume, SyscallStop};
-use tiexec_sys::{Errno, Pid, c};
+use tiexec_sys::{Errno, Pid, SysError, c};
 
 use crate::arch::{self, Call, ExtendedState, Gadgets};
 use crate::error::TraceError;
 use crate::fault;
+use crate::remote::SystemCall;
 use crate::syscall_manifest::{ManifestEntry, Permission};
 
 use self::batch::Ending;
@@ -164,7 +165,7 @@ impl Session {
         home: Registers,
         stack: AddrRange,
         lets_child_in: bool,
-        last_release: Call,
+        last_release: SystemCall,
     ) -> Result<Result<Self, Refusal>, TraceError> {
         let top = arch::below_red_zone(&home);
         let ground = Ground { top, within: stack };
@@ -174,7 +175,7 @@ impl Session {
             if lets_child_in {
                 session.chain_mask = !CHILD;
             }
-            session.releases.push(last_release);
+            session.releases.push(last_release.call);
             session.while_stopped = false;
             session
         }))
@@ -273,11 +274,10 @@ impl Session {
     ///
     /// # Errors
     /// The tracee is gone, or on its way home.
-    pub fn call(&mut self, call: Call) -> Result<Result<u64, Errno>, TraceError> {
-        if fault::fails_call() {
-            return Ok(Err(Errno::NOMEM));
-        }
-        self.make(call)
+    pub fn call(&mut self, call: SystemCall) -> Result<Result<u64, SysError>, TraceError> {
+        let SystemCall { name, call } = call;
+        let answer = if fault::fails_call() { Err(Errno::NOMEM) } else { self.make(call)? };
+        Ok(answer.map_err(|errno| SysError { call: name, errno }))
     }
 
     /// Makes a call or a release.

@@ -9,6 +9,7 @@ use super::{Counts, MAX_RELEASES, Session, next_stop};
 use crate::arch::{self, Call, Gadgets};
 use crate::error::TraceError;
 use crate::fault;
+use crate::remote::{self, SystemCall};
 use crate::stopped::Stopped;
 use crate::syscall_manifest::LAST;
 
@@ -34,7 +35,8 @@ impl Session {
     }
 
     /// Has `release` made on the way home, before those registered earlier.
-    pub fn release_on_the_way_home(&mut self, release: Call) {
+    pub fn release_on_the_way_home(&mut self, release: SystemCall) {
+        let release = release.call;
         debug_assert!(self.permission.covers(&release), "{release:?} is not in the manifest");
         debug_assert!(self.releases.len() < MAX_RELEASES, "a chain holds {MAX_RELEASES} steps");
         self.releases.push(release);
@@ -48,15 +50,15 @@ impl Session {
     }
 
     /// Takes one release back, wherever in the chain it stands.
-    pub fn withdraw(&mut self, release: &Call) {
-        self.releases.retain(|known| known != release);
+    pub fn withdraw(&mut self, release: SystemCall) {
+        self.releases.retain(|known| *known != release.call);
         self.chain = None;
     }
 
     /// Adds a last step after every release: there the program ends with `status`, and never comes
     /// home to its first instruction.
     pub fn exit_instead(&mut self, status: u8) {
-        self.releases.insert(0, Call::new(c::SYS_exit_group, [status.into()]));
+        self.releases.insert(0, remote::exit_group(status).call);
         self.chain = None;
     }
 

@@ -1,0 +1,417 @@
+//! The switch: parts of a file take the place of text. Nothing else changes what lies at the addresses of a program's text.
+//!
+//! A process maps the part of the file beside its text, populates that mapping, and moves it over the text by one mremap(2).
+//! mremap unmaps its destination *before* it can fail, so everything that could make it fail is settled first: what is
+//! moved is one mapping, of the length and protection of the text, private, never writable (so never accounted), and
+//! fully populated.
+//!
+//! The process makes these calls through an [`Executor`]: a program at its exec stop, a stopped thread of a running
+//! process, or this very process. [`Company`] tells who else can change its mappings meanwhile.
+//!
+//! If this process dies in the middle, the process that is switched makes the undo steps on its way home: it unmaps what
+//! was staged. In [shared](Company::Shared) company the step stands in the chain from before the `mmap` until after the
+//! `mremap` only where no other thread can have mapped anything at that place: [far](tiexec_core::marks::Place::far) from
+//! all other mappings. At a nearer place it stands there only while it is known that the mapping is ours. A death in
+//! between leaves that mapping, and the next attach or revert knows it by its [mark](tiexec_core::marks).
+
+mod surroundings;
+
+use tiexec_core::addr::AddrRange;
+use tiexec_core::plan::Backing;
+use tiexec_core::proc::maps::FileId;
+use tiexec_core::skip::SkipReason;
+use tiexec_sys::{Errno, c};
+use tiexec_tracee::executor::Executor;
+use tiexec_tracee::remote::{
+    self, Advice, MLOCK, MREMAP, MUNMAP, Placing, SystemCall, madvise_entry, mmap_entry,
+};
+use tiexec_tracee::session::MAX_BATCH;
+use tiexec_tracee::syscall_manifest::ManifestEntry;
+use tiexec_tracee::{Failure, TraceError};
+
+use self::surroundings::Room;
+pub use self::surroundings::{Company, Shared, Surroundings};
+use crate::protection::{GUARDED, TEXT};
+
+/// A file that the process has open.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenFile {
+    /// Its descriptor, in the process.
+    pub fd: u64,
+    /// The file, as maps will name it; of no use in a process that is [alone](Company::Alone).
+    pub file: FileId,
+}
+
+/// One switch: which part of a file takes the place of which text.
+#[derive(Clone, Debug)]
+pub struct Switch {
+    /// The file.
+    pub source: OpenFile,
+    /// The offset of the part's first byte in the file.
+    pub offset: u64,
+    /// The text that it covers, whole pages.
+    pub to: AddrRange,
+    /// Whether that text is locked in memory.
+    pub locked: bool,
+    /// The protection with which it is mapped: that of text, or of read-only data.
+    pub protection: i32,
+    /// Addresses in `to` at which nothing is, and which must still be free.
+    pub gaps: Vec<AddrRange>,
+    /// The file by which the gaps are claimed: base pages of it can be mapped.
+    pub claim_by: OpenFile,
+    /// The backing of the new mapping; `None` if the file itself is mapped in its own place.
+    pub backing: Option<Backing>,
+}
+
+/// Most gaps of one place: each is an undo step.
+const MAX_GAPS: usize = 2;
+
+/// The calls that [`switch_all`] has the process make.
+pub const CALLS: [ManifestEntry; 6] = [
+    mmap_entry(TEXT, Placing::Aside),
+    madvise_entry(Advice::PopulateRead),
+    MREMAP,
+    mmap_entry(TEXT, Placing::Over).optional(),
+    MUNMAP,
+    MLOCK,
+];
+
+/// The further calls for guarded text.
+pub const GUARDED_CALLS: [ManifestEntry; 2] =
+    [mmap_entry(GUARDED, Placing::Aside), mmap_entry(GUARDED, Placing::Over).optional()];
+
+/// The further calls where there are gaps, or huge pages of the page cache at an edge.
+pub const EDGE_CALLS: [ManifestEntry; 2] =
+    [mmap_entry(c::PROT_NONE, Placing::Aside), madvise_entry(Advice::HugePage)];
+
+/// The further calls for read-only data.
+pub const DATA_CALLS: [ManifestEntry; 2] =
+    [mmap_entry(c::PROT_READ, Placing::Aside), mmap_entry(c::PROT_READ, Placing::Over).optional()];
+
+/// What is known of a part as late as can be: whether its text may still go.
+pub type Unchanged<'a> = &'a dyn Fn(&Switch) -> Result<(), Failure>;
+
+/// Switches `parts`, and tells `done` how each went; an error of `done` ends it.
+///
+/// Where the executor has [batches](Executor::batch), several parts are staged by one and moved by another, as far as
+/// nobody else can map anything at their places.
+///
+/// # Errors
+/// The first error of `done`. The text of a part that failed is as it was; where the failure says `mremap`, the kernel may
+/// have unmapped it, and what was staged, the same bytes, is mapped in its place.
+pub fn switch_all<E: Executor>(
+    executor: &mut E,
+    around: &Surroundings<'_>,
+    parts: &[Switch],
+    unchanged: Unchanged<'_>,
+    mut done: impl FnMut(&Switch, Result<(), Failure>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut rest = parts;
+    while !rest.is_empty() {
+        let most = (MAX_BATCH / MOST_CALLS).min(executor.room());
+        let (group, others) =
+            rest.split_at(if executor.has_batches() { most } else { 1 }.clamp(1, rest.len()));
+        for (part, outcome) in group.iter().zip(together(executor, around, group, unchanged)?) {
+            let outcome = outcome.unwrap_or_else(|| switch(executor, around, part, unchanged));
+            done(part, outcome)?;
+        }
+        rest = others;
+    }
+    Ok(())
+}
+
+/// The most calls that staging one part takes.
+const MOST_CALLS: usize = 3;
+
+/// Switches those of a few parts that can be switched together; returns how it went, and nothing for the others.
+fn together<E: Executor>(
+    executor: &mut E,
+    around: &Surroundings<'_>,
+    parts: &[Switch],
+    unchanged: Unchanged<'_>,
+) -> Result<Vec<Option<Result<(), Failure>>>, TraceError> {
+    let mut outcomes: Vec<Option<Result<(), Failure>>> = vec![None; parts.len()];
+    let Company::Shared(shared) = around.company else { return Ok(outcomes) };
+    if !executor.has_batches() {
+        return Ok(outcomes);
+    }
+    let snapshot = around.snapshot;
+    let mut staged: Vec<(usize, Staged)> = Vec::new();
+    let mut calls = Vec::new();
+    for (index, part) in parts.iter().enumerate() {
+        let taken =
+            |range: AddrRange| staged.iter().any(|(_, other)| other.range().overlaps(range));
+        let room = shared.marked_room(part, snapshot);
+        let far = room.filter(|room| room.exclusive && part.gaps.is_empty() && !taken(room.range));
+        let Some(room) = far else { continue };
+        let one = Staged::at(room);
+        executor.register(one.unmap());
+        calls.extend(part.staging_calls(room.range));
+        staged.push((index, one));
+    }
+    executor.batch(&calls)?;
+    let wanted = |(index, one): &(usize, Staged)| parts[*index].mapping(one.range());
+    let mapped = shared.are_mapped(snapshot, staged.iter().map(wanted).collect());
+    let mut calls = Vec::new();
+    let mut moving = Vec::new();
+    for ((index, one), is_mapped) in staged.into_iter().zip(mapped) {
+        let part = &parts[index];
+        if !is_mapped {
+            // What is there, if anything, is not ours. Tried again by itself, the call tells why.
+            executor.withdraw(one.unmap());
+            continue;
+        }
+        // The kernel populates in ascending order.
+        let populated = if shared.is_present(snapshot, one.range()) {
+            Ok(())
+        } else {
+            populate(executor, one.range())?
+        };
+        if let Err(failure) = populated.and_then(|()| unchanged(part)) {
+            one.take_away(executor)?;
+            outcomes[index] = Some(Err(failure));
+            continue;
+        }
+        calls.push(remote::mremap(one.range(), part.to.start()));
+        moving.push((index, one));
+    }
+    executor.batch(&calls)?;
+    let moved = moving.iter().map(|(index, _)| parts[*index].mapping(parts[*index].to)).collect();
+    for ((index, one), is_moved) in moving.into_iter().zip(shared.are_mapped(snapshot, moved)) {
+        let part = &parts[index];
+        outcomes[index] = Some(if is_moved {
+            executor.withdraw(one.unmap());
+            lock(executor, part)?;
+            Ok(())
+        } else {
+            move_over(executor, around, part, one)
+        });
+    }
+    Ok(outcomes)
+}
+
+/// What is mapped aside for one part.
+struct Staged {
+    room: Room,
+    /// The undo steps that unmap it, and what was claimed for it.
+    undo: Vec<SystemCall>,
+}
+
+impl Staged {
+    fn at(room: Room) -> Self {
+        Self { room, undo: vec![remote::munmap(room.range)] }
+    }
+
+    const fn range(&self) -> AddrRange {
+        self.room.range
+    }
+
+    /// The step that unmaps what is staged.
+    fn unmap(&self) -> SystemCall {
+        self.undo[0]
+    }
+
+    /// Has the way home leave everything where it is.
+    fn keep(&self, executor: &mut impl Executor) {
+        for undo in &self.undo {
+            executor.withdraw(*undo);
+        }
+    }
+
+    /// Unmaps it all now.
+    fn take_away(self, executor: &mut impl Executor) -> Result<(), TraceError> {
+        self.keep(executor);
+        for undo in self.undo.iter().rev() {
+            let _it_stays = executor.call(*undo)?;
+        }
+        Ok(())
+    }
+}
+
+impl Switch {
+    /// The calls that map the part at `aside` and populate it.
+    fn staging_calls(&self, aside: AddrRange) -> impl Iterator<Item = SystemCall> + use<> {
+        let mark = self.is_widened().then(|| remote::madvise(aside, Advice::HugePage));
+        let populate = remote::madvise(aside, Advice::PopulateRead);
+        [self.map_call(aside)].into_iter().chain(mark).chain([populate])
+    }
+
+    fn map_call(&self, aside: AddrRange) -> SystemCall {
+        remote::mmap(aside, self.protection, Placing::Aside, self.source.fd, self.offset)
+    }
+
+    /// Whether the file's own pages are mapped beyond where they were. smaps shows the advice that such a mapping gets
+    /// as `hg`, by which a revert knows it.
+    fn is_widened(&self) -> bool {
+        self.backing == Some(Backing::Pagecache)
+    }
+
+    /// The part as it is mapped at `range`.
+    const fn mapping(&self, range: AddrRange) -> (AddrRange, FileId, u64) {
+        (range, self.source.file, self.offset)
+    }
+}
+
+/// Switches one part by itself.
+fn switch<E: Executor>(
+    executor: &mut E,
+    around: &Surroundings<'_>,
+    part: &Switch,
+    unchanged: Unchanged<'_>,
+) -> Result<(), Failure> {
+    if part.gaps.len() > MAX_GAPS {
+        return Err(Failure::new(SkipReason::EdgeInUse, "too many gaps in one huge page"));
+    }
+    // From here on an undo step unmaps what is staged.
+    let mut staged = Staged::at(map_aside(executor, around, part)?);
+    let mut ready = || {
+        if part.is_widened() {
+            let _no_thp = executor.call(remote::madvise(staged.range(), Advice::HugePage))?;
+        }
+        populate(executor, staged.range())??;
+        if let Company::Shared(shared) = around.company {
+            for gap in &part.gaps {
+                staged.undo.push(claim(executor, shared, part, *gap)??);
+            }
+        }
+        unchanged(part)
+    };
+    if let Err(failure) = ready() {
+        staged.take_away(executor)?;
+        return Err(failure);
+    }
+    move_over(executor, around, part, staged)
+}
+
+/// Has all of what is staged mapped.
+fn populate(
+    executor: &mut impl Executor,
+    staged: AddrRange,
+) -> Result<Result<(), Failure>, TraceError> {
+    let answer = executor.call(remote::madvise(staged, Advice::PopulateRead))?;
+    Ok(answer.map(drop).map_err(|error| Failure::new(SkipReason::NoHugePage, error)))
+}
+
+/// Moves what is staged over the text.
+fn move_over<E: Executor>(
+    executor: &mut E,
+    around: &Surroundings<'_>,
+    part: &Switch,
+    staged: Staged,
+) -> Result<(), Failure> {
+    if !staged.room.exclusive {
+        // Once it is moved, its old place may be another thread's: the way home must not unmap it then,
+        // rather leave it mapped should this process die right here. With it the claims are taken back.
+        staged.keep(executor);
+    }
+    // The way home may unmap the gaps also after the move: nothing of the program's was there, and no other thread
+    // can map anything there before.
+    let moved = executor.call(remote::mremap(staged.range(), part.to.start()))?;
+    if staged.room.exclusive {
+        staged.keep(executor);
+    }
+    if let Err(error) = moved {
+        put_right(executor, around, part, staged.range())?;
+        let reason = match (error.errno, around.company) {
+            // The kernel looks for seals before it unmaps anything (`can_modify_vma`, `mm/vma.c`).
+            (Errno::PERM, Company::Shared(_)) => SkipReason::Sealed,
+            // Another thread has unmapped what was staged, or another TiExec that took it for a dead one's.
+            (Errno::FAULT, Company::Shared(_)) => SkipReason::Changed,
+            _ => SkipReason::SwitchFailed,
+        };
+        return Err(Failure::new(reason, error));
+    }
+    Ok(lock(executor, part)?)
+}
+
+/// Locks the text in memory where it was locked before.
+fn lock(executor: &mut impl Executor, part: &Switch) -> Result<(), TraceError> {
+    if part.locked && executor.may(&MLOCK) {
+        let _over_the_limit = executor.call(remote::mlock(part.to))?;
+    }
+    Ok(())
+}
+
+/// Has a gap taken before it is covered, unless another thread has mapped something there by now. Should this process die
+/// before the way home knows of it, the next TiExec knows it by its offset.
+fn claim(
+    executor: &mut impl Executor,
+    shared: Shared<'_>,
+    part: &Switch,
+    gap: AddrRange,
+) -> Result<Result<SystemCall, Failure>, TraceError> {
+    let OpenFile { fd, file } = part.claim_by;
+    // Without marks it lies at the beginning of the file, and stays if this process dies.
+    let offset = shared.marks.map_or(0, |marks| marks.claim_offset(file, gap));
+    match executor.call(remote::mmap(gap, c::PROT_NONE, Placing::Aside, fd, offset))? {
+        Ok(_) => {
+            let unmap = remote::munmap(gap);
+            executor.register(unmap);
+            Ok(Ok(unmap))
+        }
+        Err(error) => Ok(Err(Failure::new(SkipReason::EdgeInUse, format!("{gap}: {error}")))),
+    }
+}
+
+/// After an mremap that has failed although nothing was left that could make it fail: unmaps what was
+/// staged. The kernel may have unmapped the text first: then the staged bytes are mapped there at once.
+fn put_right(
+    executor: &mut impl Executor,
+    around: &Surroundings<'_>,
+    part: &Switch,
+    staged: AddrRange,
+) -> Result<(), TraceError> {
+    let text_is_there = match around.company {
+        // The staged bytes are the text's: mapped over it, they do no harm.
+        Company::Alone => false,
+        Company::Shared(shared) => shared.is_mapped_whole(part.to),
+    };
+    if !text_is_there {
+        let OpenFile { fd, .. } = part.source;
+        let over = remote::mmap(part.to, part.protection, Placing::Over, fd, part.offset);
+        let _there_is_nothing_else = executor.call(over)?;
+    }
+    let gaps = part.gaps.iter().filter(|_| text_is_there).copied();
+    for range in gaps.chain([staged]) {
+        let _it_stays = executor.call(remote::munmap(range))?;
+    }
+    Ok(())
+}
+
+/// Maps what is to be switched where nothing is, and registers the undo step that unmaps it.
+fn map_aside(
+    executor: &mut impl Executor,
+    around: &Surroundings<'_>,
+    part: &Switch,
+) -> Result<Room, Failure> {
+    let no_room = || Failure::new(SkipReason::AddressSpace, "no free address range to stage in");
+    let mut now = None;
+    for _ in 0..4 {
+        let room = around.room_for(part, now.as_ref()).ok_or_else(no_room)?;
+        let unmap = Staged::at(room).unmap();
+        if room.exclusive {
+            executor.register(unmap);
+        }
+        match (executor.call(part.map_call(room.range))?, around.company) {
+            (Ok(_), _) => {
+                if !room.exclusive {
+                    executor.register(unmap);
+                }
+                return Ok(room);
+            }
+            (Err(error), company) => {
+                if room.exclusive {
+                    executor.withdraw(unmap);
+                }
+                match company {
+                    // Another thread has mapped something there since it was looked.
+                    Company::Shared(shared) if error.errno == Errno::EXIST => {
+                        now = Some(shared.looked_at_again(around.snapshot));
+                    }
+                    _ => return Err(Failure::new(SkipReason::AddressSpace, error)),
+                }
+            }
+        }
+    }
+    Err(no_room())
+}

@@ -1,0 +1,147 @@
+//! Where parts can be mapped before they are moved over the text, and what is mapped where.
+
+use std::os::unix::fs::FileExt;
+
+use tiexec_core::addr::AddrRange;
+use tiexec_core::file_ranges::in_range;
+use tiexec_core::marks::{Mapping, Marks, Place};
+use tiexec_core::proc::maps::{self, FileId};
+use tiexec_core::proc::pagemap;
+use tiexec_core::snapshot::Snapshot;
+use tiexec_sys::address_space::AddressSpace;
+
+use super::Switch;
+
+/// Who else can map and unmap memory while text is switched. This is all that differs between the switch of a launch
+/// and that of an attach.
+#[derive(Clone, Copy, Debug)]
+pub enum Company<'a> {
+    /// Nobody: the program has one thread, which has not run yet. A range that was free still is. So its undo step is
+    /// registered before anything is mapped there, and a gap at an edge need not be claimed.
+    Alone,
+    /// Other threads, at any moment. A free range is certain to stay free only [far](Place::far) from all mappings. A
+    /// nearer one is ours only once the kernel has mapped it there, so its undo step is registered after that.
+    Shared(Shared<'a>),
+}
+
+/// An address space in which other threads run.
+#[derive(Clone, Copy, Debug)]
+pub struct Shared<'a> {
+    /// The address space, to be looked at again.
+    pub space: &'a AddressSpace,
+    /// The marks by which a later TiExec knows what a dead one left; `None` where the process has none.
+    pub marks: Option<Marks>,
+}
+
+/// The address space in which parts are switched.
+#[derive(Clone, Copy, Debug)]
+pub struct Surroundings<'a> {
+    /// Its mappings, as they were looked at.
+    pub snapshot: &'a Snapshot,
+    /// Who else runs in it.
+    pub company: Company<'a>,
+}
+
+/// A range where a part can be mapped aside.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Room {
+    /// The range.
+    pub range: AddrRange,
+    /// Whether nobody else can have mapped anything there.
+    pub exclusive: bool,
+}
+
+impl Surroundings<'_> {
+    /// Returns room for a part. `now` is the snapshot of a later look, if there was one.
+    pub(super) fn room_for(&self, part: &Switch, now: Option<&Snapshot>) -> Option<Room> {
+        let snapshot = now.unwrap_or(self.snapshot);
+        let free =
+            |exclusive| snapshot.free_area(part.to.len()).map(|range| Room { range, exclusive });
+        match self.company {
+            Company::Alone => free(true),
+            // Without marks it stays if this process dies at the wrong moment: a copy is known by its name, the file is not.
+            Company::Shared(shared) => shared.marked_room(part, snapshot).or_else(|| free(false)),
+        }
+    }
+}
+
+impl Shared<'_> {
+    /// Returns the mappings as they are now, if they can be read.
+    pub(super) fn looked_at_again(&self, before: &Snapshot) -> Snapshot {
+        let vmas = self.space.maps().ok().and_then(|text| maps::parse(&text).ok());
+        let Snapshot { pages, entry, .. } = *before;
+        Snapshot { pages, vmas: vmas.unwrap_or_default(), entry }
+    }
+
+    /// Returns whether nothing was mapped near a place that was far from all mappings when these were looked at: staging
+    /// may have taken long since.
+    fn is_still_far(&self, place: Place, marks: Marks, snapshot: &Snapshot) -> bool {
+        let Some(apart) = marks.reach(place.range) else { return false };
+        match self.space.next_mapping(apart.start()) {
+            Ok(next) => next.is_some_and(|next| apart.end() <= next.range.start()),
+            // Before Linux 6.11 all mappings are read to find one.
+            Err(_) => {
+                let now = self.looked_at_again(snapshot);
+                !now.vmas.is_empty() && in_range(&now.vmas, apart).next().is_none()
+            }
+        }
+    }
+
+    /// Returns the room by which a part that is staged is known, with the mappings of `snapshot` around it.
+    pub(super) fn marked_room(&self, part: &Switch, snapshot: &Snapshot) -> Option<Room> {
+        let marks = self.marks?;
+        let mapping = Mapping { file: part.source.file, offset: part.offset, len: part.to.len() };
+        let place = marks.place(&snapshot.vmas, mapping)?;
+        let exclusive = place.far && self.is_still_far(place, marks, snapshot);
+        Some(Room { range: place.range, exclusive })
+    }
+
+    /// Whether each range is a private mapping of that file, from that offset on.
+    pub(super) fn are_mapped(
+        &self,
+        snapshot: &Snapshot,
+        wanted: Vec<(AddrRange, FileId, u64)>,
+    ) -> Vec<bool> {
+        // Before Linux 6.11 all mappings are read to find some.
+        let mut all = None;
+        let mut at = |range: AddrRange| match self.space.mapping_at(range.start()) {
+            Ok(mapping) => {
+                mapping.map(|found| (found.range, found.perms, found.file, found.file_offset))
+            }
+            Err(_) => {
+                let now: &Snapshot = all.get_or_insert_with(|| self.looked_at_again(snapshot));
+                let found = now.vma_at(range.start())?;
+                Some((found.range, found.perms, found.file, found.file_offset))
+            }
+        };
+        let mut is_mapped = |(range, file, offset): (AddrRange, FileId, u64)| {
+            at(range).is_some_and(|(found, perms, its_file, its_offset)| {
+                let into = range.start().get() - found.start().get();
+                found.covers(range)
+                    && its_file == file
+                    && its_offset.checked_add(into) == Some(offset)
+                    && !perms.shared
+            })
+        };
+        wanted.into_iter().map(&mut is_mapped).collect()
+    }
+
+    /// Whether the last page of `range` is mapped.
+    pub(super) fn is_present(&self, snapshot: &Snapshot, range: AddrRange) -> bool {
+        const WORD: u64 = 8;
+        let page = snapshot.pages.base.bytes();
+        let mut word = [0; WORD as usize];
+        let at = (range.end().get() / page - 1) * WORD;
+        let read = self.space.pagemap().read_exact_at(&mut word, at);
+        read.is_ok() && pagemap::is_present(u64::from_ne_bytes(word))
+    }
+
+    /// Whether the whole of `range` is mapped; yes where that cannot be read.
+    pub(super) fn is_mapped_whole(&self, range: AddrRange) -> bool {
+        let vmas = self.space.maps().ok().and_then(|text| maps::parse(&text).ok());
+        vmas.is_none_or(|vmas| {
+            let parts = vmas.iter().filter_map(|vma| vma.range.intersection(range));
+            parts.map(|part| part.len()).sum::<u64>() == range.len()
+        })
+    }
+}

@@ -1,0 +1,131 @@
+//! Who makes system calls: a stopped process ([`Session`]), or this very process ([`Local`]).
+//!
+//! The switch of text to other pages is written once, for both.
+
+use tiexec_sys::{SysError, local};
+
+use crate::error::TraceError;
+use crate::remote::SystemCall;
+use crate::session::Session;
+use crate::syscall_manifest::ManifestEntry;
+
+/// A process that makes system calls, and undo steps.
+///
+/// An undo step is a call that releases something, such as staged memory. It is registered before what it releases exists,
+/// and taken back when that is in its final place. The executor makes what is still registered, the last first, when its
+/// work ends: a [`Session`] also if the tracer dies, [`Local`] when it is dropped.
+pub trait Executor {
+    /// Makes a call, and returns what the kernel answered.
+    ///
+    /// # Errors
+    /// The process is gone, or no longer does what it is told.
+    fn call(&mut self, call: SystemCall) -> Result<Result<u64, SysError>, TraceError>;
+
+    /// Whether an optional call may be made: no seccomp filter forbids it.
+    fn may(&self, entry: &ManifestEntry) -> bool;
+
+    /// Registers an undo step, to be made before those registered earlier.
+    fn register(&mut self, undo: SystemCall);
+
+    /// Takes an undo step back.
+    fn withdraw(&mut self, undo: SystemCall);
+
+    /// Returns how many more undo steps there is room for.
+    fn room(&self) -> usize;
+
+    /// Whether [`batch`](Self::batch) makes calls.
+    fn has_batches(&self) -> bool;
+
+    /// Makes calls one after the other; their effects alone tell how they went. Does nothing without batches.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    fn batch(&mut self, calls: &[SystemCall]) -> Result<(), TraceError>;
+}
+
+impl Executor for Session {
+    fn call(&mut self, call: SystemCall) -> Result<Result<u64, SysError>, TraceError> {
+        Self::call(self, call)
+    }
+
+    fn may(&self, entry: &ManifestEntry) -> bool {
+        Self::may(self, entry)
+    }
+
+    fn register(&mut self, undo: SystemCall) {
+        self.release_on_the_way_home(undo);
+    }
+
+    fn withdraw(&mut self, undo: SystemCall) {
+        Self::withdraw(self, undo);
+    }
+
+    fn room(&self) -> usize {
+        self.free_releases()
+    }
+
+    fn has_batches(&self) -> bool {
+        Self::has_batches(self)
+    }
+
+    fn batch(&mut self, calls: &[SystemCall]) -> Result<(), TraceError> {
+        Self::batch(self, calls)
+    }
+}
+
+/// This very process: calls are made at once, by the calling thread.
+#[derive(Debug)]
+pub struct Local {
+    calls: local::Calls,
+    undo: Vec<SystemCall>,
+}
+
+impl Local {
+    /// Makes one that makes its calls through `calls`.
+    pub const fn new(calls: local::Calls) -> Self {
+        Self { calls, undo: Vec::new() }
+    }
+
+    fn make(&self, call: SystemCall) -> Result<u64, SysError> {
+        self.calls.make(call.name, call.number(), call.args())
+    }
+}
+
+impl Executor for Local {
+    fn call(&mut self, call: SystemCall) -> Result<Result<u64, SysError>, TraceError> {
+        Ok(self.make(call))
+    }
+
+    /// A process may make the calls that its filters let it make: the answer of the call itself tells.
+    fn may(&self, _entry: &ManifestEntry) -> bool {
+        true
+    }
+
+    fn register(&mut self, undo: SystemCall) {
+        self.undo.push(undo);
+    }
+
+    fn withdraw(&mut self, undo: SystemCall) {
+        self.undo.retain(|known| *known != undo);
+    }
+
+    fn room(&self) -> usize {
+        usize::MAX
+    }
+
+    fn has_batches(&self) -> bool {
+        false
+    }
+
+    fn batch(&mut self, _calls: &[SystemCall]) -> Result<(), TraceError> {
+        Ok(())
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        while let Some(undo) = self.undo.pop() {
+            let _nothing_more_can_be_done = self.make(undo);
+        }
+    }
+}
