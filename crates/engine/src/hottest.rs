@@ -5,19 +5,20 @@ use std::time::{Duration, Instant};
 use tiexec_advise::budget::{Heat, choose};
 use tiexec_advise::itlb::{Itlb, MissTime};
 use tiexec_advise::samples::Tally;
-use tiexec_core::addr::{Pages, RemoteAddr};
+use tiexec_core::addr::RemoteAddr;
 use tiexec_core::budget::{Budget, Choice};
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::report::Report;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
-use tiexec_remap::attach::{AttachOrder, Attached, attach};
+use tiexec_remap::attach::{Attached, attach};
 use tiexec_remap::images::Images;
+use tiexec_remap::policy::Policy;
 use tiexec_sys::perf_sampler::Heirs;
 use tiexec_sys::{Pid, SysError, areas, processor};
 
 use crate::follow::Tell;
-use crate::huge_pages;
+use crate::policy::policy;
 use crate::retry::may_pass;
 use crate::sampling::{FREQUENCY, Sampling, miss_time, number};
 use crate::switched_off::is_switched_off;
@@ -32,18 +33,27 @@ pub struct Hot {
     tally: Tally,
     budget: Budget,
     time: MissTime,
-    pages: Pages,
+    policy: Policy,
 }
 
 impl Hot {
-    /// Samples the processes, for as long as the settings say.
+    /// Samples the processes, for as long as the settings say; with `dry_run`, only to plan.
     ///
     /// # Errors
     /// EACCES, EPERM by `kernel.perf_event_paranoid`, for processes of others, and under filters; ESRCH if
     /// they have ended; ENOSYS without transparent huge pages.
-    pub fn sample(pids: &[Pid], budget: Budget, settings: &Settings) -> Result<Self, SysError> {
-        let pages = huge_pages::pages(settings)
-            .ok_or(SysError { call: "huge pages", errno: tiexec_sys::Errno::NOSYS })?;
+    pub fn sample(
+        pids: &[Pid],
+        budget: Budget,
+        settings: &Settings,
+        dry_run: bool,
+    ) -> Result<Self, SysError> {
+        let mut policy = policy(settings, dry_run)
+            .map_err(|_none| SysError { call: "huge pages", errno: tiexec_sys::Errno::NOSYS })?;
+        // The huge pages are copies, unless the user names the page cache. Once a file's page cache is huge, the
+        // kernel maps all of it so.
+        policy.sources.pagecache = settings.backing == BackingChoice::Pagecache;
+        let pages = policy.pages;
         let mut sampling = Sampling::of_running(pids, Heirs::Threads, FREQUENCY, pages.base)?;
         let time = if settings.settle.is_zero() { USUAL } else { settings.settle };
         sampling.until(Instant::now().checked_add(time), || false, |_| {})?;
@@ -52,17 +62,18 @@ impl Hot {
             Budget::Auto => miss_time(pages),
             Budget::Pages(_) => MissTime::USUAL,
         };
-        Ok(Self { tally: sampling.end(), budget, time, pages })
+        Ok(Self { tally: sampling.end(), budget, time, policy })
     }
 
     /// Chooses the huge pages of a process.
     ///
     /// # Errors
     /// It could not be looked at.
-    pub fn choose(&self, target: &Target, settings: &Settings) -> Result<Choice, Failure> {
-        let order = order(target, settings, true);
+    pub fn choose(&self, target: &Target) -> Result<Choice, Failure> {
+        let order = target.order(Policy { dry_run: true, ..self.policy });
         let planned = attach(&order, &mut Images::default())?.plan;
-        let step = self.pages.pmd.bytes() as usize;
+        let pages = self.policy.pages;
+        let step = pages.pmd.bytes() as usize;
         let candidates: Vec<RemoteAddr> = planned
             .spans()
             .flat_map(|span| (span.range.start().get()..span.range.end().get()).step_by(step))
@@ -76,9 +87,9 @@ impl Hot {
             .filter(|page| Some(page.space) == space)
             .map(|page| (page.at, page.samples))
             .collect();
-        let huge = areas::huge_text(&target.process, self.pages).unwrap_or_default();
+        let huge = areas::huge_text(&target.process, pages).unwrap_or_default();
         let itlb = Itlb::of(&processor::read());
-        let (pages, time) = (self.pages, self.time);
+        let time = self.time;
         let heat = Heat {
             pages,
             samples: &samples,
@@ -97,26 +108,16 @@ impl Hot {
     pub fn carry_out(
         &self,
         target: &Target,
-        settings: &Settings,
-        dry_run: bool,
         images: &mut Images,
     ) -> Result<(Attached, Report), Failure> {
-        let choice = self.choose(target, settings)?;
+        let choice = self.choose(target)?;
         let allowed: Vec<RemoteAddr> = choice.pages.iter().map(|page| page.start).collect();
-        let mut order = order(target, settings, dry_run);
+        let mut order = target.order(self.policy);
         order.allowed = Some(&allowed);
-        let (attached, mut report) = carry_out(&order, settings.select, images)?;
+        let (attached, mut report) = carry_out(&order, images)?;
         report.budget = Some(choice);
         Ok((attached, report))
     }
-}
-
-/// Makes the order: the huge pages are copies, unless the user names the page cache. Once a file's page
-/// cache is huge, the kernel maps all of it so.
-fn order<'a>(target: &'a Target, settings: &Settings, dry_run: bool) -> AttachOrder<'a> {
-    let mut order = target.order(settings, dry_run);
-    order.sources.pagecache = settings.backing == BackingChoice::Pagecache;
-    order
 }
 
 /// Returns how long [`look_after`] may take, at most.
@@ -135,14 +136,14 @@ pub fn look_after(
     settings: &Settings,
     tell: Tell<'_>,
 ) -> Result<(), Failure> {
-    let hot = Hot::sample(&[program], budget, settings).map_err(Failure::unreadable)?;
+    let hot = Hot::sample(&[program], budget, settings, false).map_err(Failure::unreadable)?;
     if is_switched_off() {
         return Err(Failure::new(SkipReason::Disabled, "switched off while it was sampled"));
     }
     let end = Instant::now() + PATIENCE;
     loop {
         let done = Target::open(program).and_then(|target| {
-            let done = hot.carry_out(&target, settings, false, &mut Images::default());
+            let done = hot.carry_out(&target, &mut Images::default());
             done.map(|done| (target, done))
         });
         match done {

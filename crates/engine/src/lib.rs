@@ -1,6 +1,7 @@
 //! The work on programs over time. Nothing is printed here: callers hear what was done, and tell it.
 //!
 //! - [`target`]: one process, opened, locked, and treated once.
+//! - [`policy`]: what the settings want done with a program's text.
 //! - [`follow`]: a program's descendants, and what they map later.
 //! - [`sampling`] and [`hottest`]: where a program executes, and its hottest huge pages only.
 //! - [`journal`]: one record for each switch.
@@ -11,8 +12,8 @@
 
 pub mod follow;
 pub mod hottest;
-pub mod huge_pages;
 pub mod journal;
+pub mod policy;
 pub mod retry;
 pub mod sampling;
 pub mod switched_off;

@@ -2,14 +2,11 @@
 
 use std::time::Duration;
 
-use tiexec_core::addr::Pages;
-use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::stat;
 use tiexec_core::proc::status::Credentials;
 use tiexec_core::report::Report;
-use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{
@@ -18,15 +15,15 @@ use tiexec_remap::attach::{
 use tiexec_remap::images::Images;
 use tiexec_remap::lock::Lock;
 use tiexec_remap::mapped;
-use tiexec_remap::sources::Sources;
+use tiexec_remap::policy::Policy;
 use tiexec_remap::workers::{self, Pool, Workers};
 use tiexec_sys::address_space::AddressSpace;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, thp};
 use tiexec_tracee::threads;
 
-use crate::huge_pages;
 use crate::journal::Record;
+use crate::policy::unsupported;
 
 /// How long staging may take: the process runs meanwhile.
 const STAGING: Duration = Duration::from_secs(30);
@@ -51,7 +48,6 @@ pub struct Target {
     space: AddressSpace,
     credentials: Credentials,
     workers: Workers,
-    pages: Pages,
     /// Its name, for people.
     pub comm: String,
     /// Held as long as this TiExec works on it.
@@ -85,9 +81,7 @@ impl Target {
                 let what = "it has no address space (a kernel thread, or a process that has ended)";
                 Failure::new(SkipReason::TargetGone, what)
             })?;
-        let pages = thp::pages().ok_or_else(|| {
-            Failure::new(SkipReason::ThpUnsupported, "the kernel has no transparent huge pages")
-        })?;
+        thp::pages().ok_or_else(unsupported)?;
         let process =
             if task == pid { named } else { ProcDir::of(task).map_err(Failure::unreadable)? };
         let lock = Lock::take(&process)?;
@@ -96,13 +90,12 @@ impl Target {
         let alive = threads::alive(&process, task).unwrap_or_default();
         let credentials = alive.credentials;
         let workers = pool.workers(&process, &credentials)?;
-        Ok(Self { pid, task, process, space, credentials, workers, pages, comm, lock })
+        Ok(Self { pid, task, process, space, credentials, workers, comm, lock })
     }
 
-    /// Returns the order to treat it as the settings say.
-    pub fn order(&self, settings: &Settings, dry_run: bool) -> AttachOrder<'_> {
-        let Self { pid, task, process, space, credentials, workers, pages, .. } = self;
-        let Settings { backing, numa, select, edges, .. } = *settings;
+    /// Returns the order to treat it. The deadline of a launch does not bind it.
+    pub fn order(&self, policy: Policy) -> AttachOrder<'_> {
+        let Self { pid, task, process, space, credentials, workers, .. } = self;
         AttachOrder {
             pid: *pid,
             task: *task,
@@ -110,16 +103,10 @@ impl Target {
             space,
             credentials,
             workers,
-            pages: huge_pages::pages(settings).unwrap_or(*pages),
-            sources: Sources::asked_for(backing, numa),
-            select,
-            edges,
-            numa,
+            policy: Policy { deadline: STAGING, ..policy },
             allowed: None,
             only_shared: false,
-            deadline: STAGING,
             patience: PATIENCE,
-            dry_run,
         }
     }
 
@@ -164,13 +151,13 @@ pub fn start_time(process: &ProcDir) -> Option<u64> {
 /// Nothing could be begun; the process is as it was.
 pub fn carry_out(
     order: &AttachOrder<'_>,
-    select: Select,
     images: &mut Images,
 ) -> Result<(Attached, Report), Failure> {
+    let Policy { select, pages, .. } = order.policy;
     let attached = if select.text() {
         attach(order, images)?
     } else {
-        let plan = Plan { huge: order.pages.pmd, rebase: None, texts: Vec::new() };
+        let plan = Plan { huge: pages.pmd, rebase: None, texts: Vec::new() };
         Attached {
             plan,
             failure: None,

@@ -20,6 +20,7 @@ pub mod objects;
 mod open_mapped;
 pub mod order;
 pub mod pagecache;
+pub mod policy;
 mod program;
 mod protection;
 mod snapshot;

@@ -14,11 +14,12 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use tiexec_core::addr::{Pages, RemoteAddr};
-use tiexec_core::config::EdgePolicy;
 use tiexec_core::dynamic::{Dynamic, dynamic_part};
 use tiexec_core::elf::{ElfFacts, ElfHeader, interpreter_part};
 use tiexec_core::ldcache;
 use tiexec_core::rebase::MainImage;
+
+use crate::policy::Policy;
 
 /// A shared object that has whole huge pages of text.
 #[derive(Debug)]
@@ -64,16 +65,16 @@ const MOST: usize = 512;
 /// Longest name or path read.
 const LONGEST: usize = 1024;
 
-/// Returns the objects with at least one huge page of text, or `edges` to be taken, that `ld.so` will map for the program at
+/// Returns the objects with at least one huge page of text, or edges to be taken, that `ld.so` will map for the program at
 /// `program`: those that it and its libraries need, and those that the environment has preloaded. None
 /// if an object is not found: `ld.so` will end the program then; none if the environment has `ld.so`
 /// only list them.
-pub fn with_text(program: &Path, pages: Pages, edges: EdgePolicy) -> Vec<Object> {
+pub fn with_text(program: &Path, policy: &Policy) -> Vec<Object> {
     let listed = ["LD_TRACE_LOADED_OBJECTS", "LD_VERIFY"];
     if listed.into_iter().any(|name| std::env::var_os(name).is_some()) {
         return Vec::new();
     }
-    Search::of(program).and_then(|search| search.run(pages, edges)).unwrap_or_default()
+    Search::of(program).and_then(|search| search.run(policy)).unwrap_or_default()
 }
 
 /// One ELF file's headers, read.
@@ -188,7 +189,8 @@ impl Search {
     }
 
     /// `None` if something is not found.
-    fn run(self, pages: Pages, edges: EdgePolicy) -> Option<Vec<Object>> {
+    fn run(self, policy: &Policy) -> Option<Vec<Object>> {
+        let Policy { pages, edges, .. } = *policy;
         let Self { program, cache, environment, last } = self;
         let mut seen = HashSet::from([program.elf.identity]);
         let mut asked: HashSet<Vec<u8>> = HashSet::new();

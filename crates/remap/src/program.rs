@@ -9,7 +9,6 @@ use std::path::Path;
 use std::time::Instant;
 
 use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
-use tiexec_core::config::EdgePolicy;
 use tiexec_core::elf::{ElfFacts, ElfHeader};
 use tiexec_core::file_ranges::Parts;
 use tiexec_core::plan::{Backing, Means, Plan, plan};
@@ -24,6 +23,7 @@ use tiexec_tracee::arch;
 use crate::open_mapped::{must_all_be_local, open_exe};
 use crate::order::Order;
 use crate::pagecache;
+use crate::policy::Policy;
 use crate::store::{BuildOrder, Store, StoredImage};
 use crate::target_file::{ReadAt, of_roots_at};
 
@@ -41,15 +41,11 @@ pub(crate) struct Program {
     pub folios: Vec<Range<u64>>,
     /// Its image in the store.
     pub stored: Option<StoredImage>,
-    /// The copy that is made of what is in neither.
-    copy: Option<Backing>,
     /// Whether an interpreter maps shared objects for it.
     pub dynamic: bool,
     /// Its RELRO, as vaddrs.
     relro: Option<Range<u64>>,
-    /// Whether its text is to be left alone.
-    leave: bool,
-    edges: EdgePolicy,
+    policy: Policy,
     start_brk: Option<u64>,
 }
 
@@ -96,31 +92,27 @@ impl Program {
             // Its dynamic linker is of its choice, too.
             must_all_be_local(process, &vmas)?;
         }
-        let snapshot = Snapshot { pages: order.pages, vmas, entry };
+        let snapshot = Snapshot { pages: order.policy.pages, vmas, entry };
         let image = MainImage::new(&facts, header.entry, entry);
         let relro = facts.relro;
-        let (dynamic, leave) = (facts.dynamic, !order.select.main);
-        let folios = if order.sources.pagecache && !leave {
-            folios(&exe, &image, order, deadline)
+        let (dynamic, policy) = (facts.dynamic, order.policy);
+        let folios = if policy.sources.pagecache && policy.select.main {
+            folios(&exe, &image, &policy, deadline)
         } else {
             Vec::new()
         };
         let layout = process.read("stat").ok().and_then(|text| stat::layout(&text).ok());
         let start_brk = layout.map(|layout| layout.start_brk);
-        let Order { edges, sources, .. } = *order;
-        let (copy, stored) = (sources.copy, None);
         Ok(Self {
             exe,
             auxv,
             snapshot,
             image,
             folios,
-            stored,
-            copy,
+            stored: None,
             dynamic,
             relro,
-            leave,
-            edges,
+            policy,
             start_brk,
         })
     }
@@ -152,13 +144,13 @@ impl Program {
         let fixed = MainImage { position_independent: false, ..self.image.clone() };
         let image = if may_move { &self.image } else { &fixed };
         let store = self.stored.as_ref().map(|_| Backing::Store);
-        let copies: Vec<Backing> = store.into_iter().chain(self.copy).collect();
+        let copies: Vec<Backing> = store.into_iter().chain(self.policy.sources.copy).collect();
         let means = Means {
-            leave_main: self.leave,
+            leave_main: !self.policy.select.main,
             image: Some(image),
             folios: &self.folios,
             copies: &copies,
-            edges: self.edges,
+            edges: self.policy.edges,
             start_brk: self.start_brk,
         };
         plan(&self.snapshot, &means)
@@ -180,7 +172,7 @@ impl Program {
         foreign: bool,
         deadline: Instant,
     ) -> Result<bool, Failure> {
-        let Some(store) = Store::open_for_this_user(order.pages)? else { return Ok(false) };
+        let Some(store) = Store::open_for_this_user(order.policy.pages)? else { return Ok(false) };
         // A file that has no name any more will not be started again.
         if self.exe.metadata().is_ok_and(|meta| meta.nlink() == 0) {
             return Ok(false);
@@ -199,7 +191,7 @@ impl Program {
             None
         };
         let (original, process) = (shared.as_ref().unwrap_or(&self.exe), order.process);
-        let found = if order.dry_run {
+        let found = if order.policy.dry_run {
             store.find(original, path, 0)?
         } else {
             let order = BuildOrder { original, path, bias: 0, process, deadline };
@@ -215,14 +207,14 @@ impl Program {
 
 /// Returns which parts of the text lie in the page cache in PMD-sized folios, where they can be
 /// PMD-mapped.
-fn folios(exe: &File, image: &MainImage, order: &Order<'_>, deadline: Instant) -> Vec<Range<u64>> {
-    let pages = order.pages;
+fn folios(exe: &File, image: &MainImage, policy: &Policy, deadline: Instant) -> Vec<Range<u64>> {
+    let Policy { pages, edges, .. } = *policy;
     let Some(bias) = image.congruent_bias(pages.pmd) else { return Vec::new() };
     if !image.position_independent && !image.has_bias(bias, pages.pmd) {
         return Vec::new();
     }
     let len = exe.metadata().map_or(0, |meta| meta.len());
-    let chunks = image.chunks(bias, pages, order.edges, len);
+    let chunks = image.chunks(bias, pages, edges, len);
     let prepared = pagecache::prepare(exe, &chunks, pages, deadline);
     prepared.map(|prepared| prepared.huge).unwrap_or_default()
 }

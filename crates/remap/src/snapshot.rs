@@ -23,8 +23,8 @@ use crate::workers::Workers;
 /// # Errors
 /// `target_gone`, `ptrace_denied`, `proc_unavailable`.
 pub(crate) fn look(order: &AttachOrder<'_>) -> Result<Seen, Failure> {
-    let AttachOrder { space, process, workers, pages, .. } = *order;
-    let mut seen = areas::look_at(space, process, pages).map_err(Failure::unreadable)?;
+    let AttachOrder { space, process, workers, policy, .. } = *order;
+    let mut seen = areas::look_at(space, process, policy.pages).map_err(Failure::unreadable)?;
     if seen.smaps_for.is_none() && may_be_guarded(process, workers, &seen.areas) {
         let told = areas::by_smaps(process).map_err(Failure::unreadable)?;
         for area in &mut seen.areas {

@@ -8,9 +8,8 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use tiexec_core::addr::Pages;
 use tiexec_core::config::{Layer, Settings};
 use tiexec_core::coverage::{FileCoverage, Rest};
 use tiexec_core::escape::AsShown;
@@ -20,14 +19,15 @@ use tiexec_core::report::{Kind, Report};
 use tiexec_core::skip::SkipReason;
 use tiexec_engine::follow::companion::{self, Companion};
 use tiexec_engine::follow::{Follower, Patterns, obstacle, without_watch};
+use tiexec_engine::hottest;
+use tiexec_engine::policy::{policy, too_large};
 use tiexec_engine::sampling::number;
-use tiexec_engine::{hottest, huge_pages};
 use tiexec_remap::Failure;
 use tiexec_remap::images::Images;
 use tiexec_remap::launch::{Launched, bring_in, bring_in_object, carry_out};
 use tiexec_remap::objects::{self, Expected, Object};
 use tiexec_remap::order::Order;
-use tiexec_remap::sources::Sources;
+use tiexec_remap::policy::Policy;
 use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::perf_watch::Heirs;
 use tiexec_sys::procfs::ProcDir;
@@ -63,15 +63,15 @@ enum Start {
     /// Plainly: a plain exec finds its text in huge pages.
     HugeAlready,
     /// Under the eyes of a helper.
-    Held(Box<Caller>, Pages, Sources),
+    Held(Box<Caller>),
 }
 
 /// This process, before its exec.
 struct Caller {
     process: ProcDir,
     status: Status,
-    /// How long the page cache has taken already.
-    spent: Duration,
+    /// The wishes; the page cache has taken some of the time already.
+    policy: Policy,
     /// The program's shared objects that have something to gain; `None` where it is not known yet which
     /// program it will be.
     objects: Option<Expected>,
@@ -117,7 +117,7 @@ impl Launcher {
             }
         }
         match self.prepare() {
-            Ok(Start::Held(caller, pages, sources)) => self.held(&caller, pages, sources),
+            Ok(Start::Held(caller)) => self.held(&caller),
             Ok(Start::HugeAlready) => self.exec(),
             Err(why) => self.plainly(why.reason, &why.detail),
         }
@@ -223,7 +223,8 @@ impl Launcher {
         if !select.text() {
             return plain(SkipReason::NotSelected);
         }
-        let pages = huge_pages::pages(&self.settings);
+        let policy = policy(&self.settings, self.dry_run);
+        let pages = policy.as_ref().ok().map(|policy| policy.pages);
         let mut objects = Vec::new();
         let mut fills = true;
         let verdict = search(self.name()).map_or(Verdict::Unknown, |path| judge(&path));
@@ -241,13 +242,15 @@ impl Launcher {
                         image.facts.may_fill(pages.pmd, pages.base)
                             || edges.is_for(image.facts.text_bytes(), pages.pmd)
                     });
-                if let Some(pages) = pages.filter(|_| select.dso && image.facts.dynamic) {
-                    objects = objects::with_text(&image.path, pages, edges);
+                if let Some(policy) =
+                    policy.as_ref().ok().filter(|_| select.dso && image.facts.dynamic)
+                {
+                    objects = objects::with_text(&image.path, policy);
                 }
                 if let (false, true, Some(size)) =
                     (fills, objects.is_empty(), self.settings.pool_page())
                 {
-                    return Err(Failure::new(SkipReason::PageSize, huge_pages::too_large(size)));
+                    return Err(Failure::new(SkipReason::PageSize, too_large(size)));
                 }
                 if !fills && objects.is_empty() {
                     let main =
@@ -258,11 +261,8 @@ impl Launcher {
             // The exec will fail, or run it by /bin/sh.
             Verdict::Unknown => return plain(SkipReason::TooSmall),
         }
-        let pages = pages.ok_or_else(|| {
-            Failure::new(SkipReason::ThpUnsupported, "the kernel has no transparent huge pages")
-        })?;
-        let sources = Sources::asked_for(self.settings.backing, self.settings.numa);
-        if sources.copy != Some(Backing::Hugetlb) && process::thp_disabled() {
+        let policy = policy?;
+        if policy.sources.copy != Some(Backing::Hugetlb) && process::thp_disabled() {
             let detail = "PR_SET_THP_DISABLE is in force (prctl(2)); it is inherited";
             return Err(Failure::new(SkipReason::ThpDisabled, detail));
         }
@@ -278,16 +278,17 @@ impl Launcher {
         }
         let begun = Instant::now();
         // A filter may kill a process that looks at the page cache. Then the helper looks at it.
-        let huge = sources.pagecache
+        let huge = policy.sources.pagecache
             && status.seccomp == 0
-            && image.is_some_and(|image| self.bring_in(image, &objects, pages));
+            && image.is_some_and(|image| self.bring_in(image, &objects, &policy));
         // A report, a dry run and `--strict` need the kernel's own figures of the process.
         if huge && self.sink.is_none() && !self.dry_run && !self.settings.strict {
             return Ok(Start::HugeAlready);
         }
         let objects = image.map(|_| Expected::of(&objects));
-        let caller = Caller { process, status, spent: begun.elapsed(), objects };
-        Ok(Start::Held(Box::new(caller), pages, sources))
+        let deadline = policy.deadline.saturating_sub(begun.elapsed());
+        let policy = Policy { deadline, ..policy };
+        Ok(Start::Held(Box::new(Caller { process, status, policy, objects })))
     }
 
     /// Whether the program is one that the user means.
@@ -300,21 +301,20 @@ impl Launcher {
     }
 
     /// Has the page cache made huge; returns whether that is all there is to do.
-    fn bring_in(&self, image: &Image, objects: &[Object], pages: Pages) -> bool {
-        let deadline = Instant::now() + self.settings.deadline;
-        let edges = self.settings.edges;
-        let main = !self.settings.select.main
+    fn bring_in(&self, image: &Image, objects: &[Object], policy: &Policy) -> bool {
+        let deadline = Instant::now() + policy.deadline;
+        let main = !policy.select.main
             || File::open(&image.path)
-                .is_ok_and(|exe| bring_in(&exe, &image.facts, pages, edges, deadline));
+                .is_ok_and(|exe| bring_in(&exe, &image.facts, policy, deadline));
         for object in objects {
-            bring_in_object(object, pages, deadline);
+            bring_in_object(object, policy.pages, deadline);
         }
         main && objects.is_empty()
     }
 
     /// Execs under the eyes of a helper.
-    fn held(&self, caller: &Caller, pages: Pages, sources: Sources) -> u8 {
-        let Caller { process, status, spent, objects } = caller;
+    fn held(&self, caller: &Caller) -> u8 {
+        let Caller { process, status, policy, objects } = caller;
         if status.tracer_pid != 0 {
             let detail = format!("process {} traces this one", status.tracer_pid);
             return self.plainly(SkipReason::AlreadyTraced, &detail);
@@ -322,16 +322,10 @@ impl Launcher {
         let order = Order {
             process,
             chain: self.settings.until_exec.is_some(),
-            pages,
-            sources,
-            select: self.settings.select,
+            policy: *policy,
             objects: *objects,
-            edges: self.settings.edges,
-            numa: self.settings.numa,
-            deadline: self.settings.deadline.saturating_sub(*spent),
             refuse_with: self.settings.strict.then_some(exit::LAUNCH_FAILED),
             wants_report: self.sink.is_some() || self.dry_run,
-            dry_run: self.dry_run,
         };
         let mut keep = vec![process.as_fd()];
         if let Some(Sink::File(file)) = &self.sink {

@@ -13,7 +13,7 @@ pub mod tree;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use tiexec_core::addr::{AddrRange, Pages};
+use tiexec_core::addr::AddrRange;
 use tiexec_core::config::Settings;
 use tiexec_core::perf::records::Record;
 use tiexec_core::plan::Backing;
@@ -24,12 +24,13 @@ use tiexec_core::report::Report;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::attach::Attached;
 use tiexec_remap::images::Images;
+use tiexec_remap::policy::Policy;
 use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::perf_watch::{Watch, Woken, wait_for_end};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, process, ptrace};
 
-use crate::huge_pages;
+use crate::policy::policy;
 use crate::retry::may_pass;
 use crate::switched_off::is_switched_off;
 use crate::target::{LONGEST, Target, carry_out, start_time};
@@ -127,7 +128,7 @@ pub type Tell<'a> = &'a mut dyn FnMut(&Target, &Attached, &Report);
 pub struct Follower<'a> {
     settings: &'a Settings,
     patterns: Patterns,
-    pages: Pages,
+    policy: Policy,
     images: Images,
     watch: Option<Watch>,
     tree: Tree,
@@ -154,7 +155,7 @@ impl<'a> Follower<'a> {
         let mut follower = Self {
             settings,
             patterns,
-            pages: huge_pages::pages(settings)?,
+            policy: policy(settings, false).ok()?,
             images,
             watch,
             tree: Tree::of(roots),
@@ -223,7 +224,7 @@ impl<'a> Follower<'a> {
         // Records of two processors come in no order: what was mapped already is kept.
         (program.seen, program.until, program.gap) = (now, until, FIRST_GAP);
         program.seen_ticks = process::ticks_since_boot();
-        if self.settings.select.jit || self.watch.is_none() {
+        if self.policy.select.jit || self.watch.is_none() {
             program.due.get_or_insert(now + AGE);
         }
     }
@@ -267,7 +268,7 @@ impl<'a> Follower<'a> {
 
     /// Sees a program map something executable.
     fn mapped(&mut self, pid: Pid, range: AddrRange, file: FileId, file_offset: u64) {
-        let huge = self.pages.pmd;
+        let huge = self.policy.pages.pmd;
         if file.inode == 0 || range.align_inward(huge).is_none() {
             return;
         }
@@ -316,7 +317,7 @@ impl<'a> Follower<'a> {
             let next = self.programs.iter().find(|(_, program)| due(program));
             let Some((&pid, _)) = next else { return };
             let again = self.look_at(pid);
-            let polled = self.settings.select.jit || self.watch.is_none();
+            let polled = self.policy.select.jit || self.watch.is_none();
             let Some(program) = self.programs.get_mut(&pid) else { continue };
             program.due = None;
             if !again {
@@ -342,7 +343,7 @@ impl<'a> Follower<'a> {
         self.nothing_to_gain.retain(|_, since| now.duration_since(*since) < MEMORY);
         let known = |mapping| self.nothing_to_gain.contains_key(mapping);
         let told = !program.mapped.is_empty();
-        if told && !self.settings.select.jit && program.mapped.iter().all(known) {
+        if told && !self.policy.select.jit && program.mapped.iter().all(known) {
             return false;
         }
         if now < program.seen + BEGINNING && !has_worked(pid) {
@@ -393,10 +394,10 @@ impl<'a> Follower<'a> {
             return false;
         }
         let vmas = process.read("maps").ok().and_then(|text| maps::parse(&text).ok());
-        let select = self.settings.select;
+        let select = self.policy.select;
         vmas.unwrap_or_default().iter().any(|vma| {
             let wanted = if vma.is_file_backed() { select.text() } else { select.jit };
-            vma.perms.exec && wanted && vma.range.align_inward(self.pages.pmd).is_some()
+            vma.perms.exec && wanted && vma.range.align_inward(self.policy.pages.pmd).is_some()
         })
     }
 
@@ -409,11 +410,11 @@ impl<'a> Follower<'a> {
         patience: Duration,
     ) -> Result<LookOutcome, SkipReason> {
         let target = Target::open(pid).map_err(|failure| failure.reason)?;
-        let mut order = target.order(self.settings, false);
+        let mut order = target.order(self.policy);
         order.patience = patience;
-        order.sources.pagecache &= !by_copy;
-        let (attached, report) = carry_out(&order, self.settings.select, &mut self.images)
-            .map_err(|failure| failure.reason)?;
+        order.policy.sources.pagecache &= !by_copy;
+        let (attached, report) =
+            carry_out(&order, &mut self.images).map_err(|failure| failure.reason)?;
         target.record_attach(&attached);
         let done = attached.touched_it() || report.jit.iter().any(|area| area.made_bytes > 0);
         if done {

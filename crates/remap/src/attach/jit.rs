@@ -37,21 +37,22 @@ pub fn collapse_jit(order: &AttachOrder<'_>) -> Result<Vec<JitArea>, Failure> {
 }
 
 fn collapse_as_seen(order: &AttachOrder<'_>) -> Result<Vec<JitArea>, Failure> {
-    let written = Written::of(order.space, order.pages)?;
-    let look =
-        || areas::look_at(order.space, order.process, order.pages).map_err(Failure::unreadable);
+    let written = Written::of(order.space, order.policy.pages)?;
+    let look = || {
+        areas::look_at(order.space, order.process, order.policy.pages).map_err(Failure::unreadable)
+    };
     let entries = look()?.areas;
     let mut areas: Vec<Jit> = entries
         .iter()
         .filter_map(|entry| Jit::of(order, &written, entry).transpose())
         .collect::<Result<_, _>>()?;
-    if !order.dry_run && areas.iter().any(|area| !area.wanted.is_empty()) {
+    if !order.policy.dry_run && areas.iter().any(|area| !area.wanted.is_empty()) {
         let outside = process::open_pidfd(order.pid).map_err(Failure::unreadable)?;
         if thp_is_off(order.process) || !from_outside(outside.as_fd(), &mut areas) {
             from_inside(order, &entries, &mut areas);
         }
     }
-    let after = if order.dry_run { entries } else { look()?.areas };
+    let after = if order.policy.dry_run { entries } else { look()?.areas };
     Ok(areas.into_iter().map(|area| area.seen(&after)).collect())
 }
 
@@ -81,7 +82,8 @@ impl Jit {
         entry: &Area,
     ) -> Result<Option<Self>, Failure> {
         let range = entry.vma.range;
-        let Some(whole) = range.align_inward(order.pages.pmd).filter(|_| is_jit(&entry.vma)) else {
+        let Some(whole) = range.align_inward(order.policy.pages.pmd).filter(|_| is_jit(&entry.vma))
+        else {
             return Ok(None);
         };
         let mut wanted = written.populated(whole)?;

@@ -23,15 +23,12 @@ mod written;
 
 use std::time::{Duration, Instant};
 
-use tiexec_core::addr::{Pages, RemoteAddr};
+use tiexec_core::addr::RemoteAddr;
 use tiexec_core::area::{Area, SmapsFor};
-use tiexec_core::config::EdgePolicy;
-use tiexec_core::numa::Numa;
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::status::Credentials;
-use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::Pid;
@@ -54,7 +51,7 @@ pub use revert::{Reverted, revert};
 pub use verify::report;
 
 use crate::images::Images;
-use crate::sources::Sources;
+use crate::policy::Policy;
 use crate::workers::{Fetcher, Workers};
 
 /// The order to work on a running process.
@@ -72,26 +69,14 @@ pub struct AttachOrder<'a> {
     pub credentials: &'a Credentials,
     /// The workers that open its files and copy its descriptors.
     pub workers: &'a Workers,
-    /// The page sizes.
-    pub pages: Pages,
-    /// The sources of huge pages.
-    pub sources: Sources,
-    /// The files whose text is looked after.
-    pub select: Select,
-    /// Which ragged edges are taken.
-    pub edges: EdgePolicy,
-    /// On which nodes copies lie; `None` to leave that to the kernel.
-    pub numa: Option<Numa>,
+    /// The wishes. The process runs while staging goes on.
+    pub policy: Policy,
     /// The huge pages that may be taken, by their addresses; `None` for all.
     pub allowed: Option<&'a [RemoteAddr]>,
     /// Whether copies may only be such as the whole machine shares: in the image store.
     pub only_shared: bool,
-    /// How long staging may take; the process runs meanwhile.
-    pub deadline: Duration,
     /// How long to look for a thread that takes a stop well, and for the right moment.
     pub patience: Duration,
-    /// Plan only.
-    pub dry_run: bool,
 }
 
 /// The result of an attach.
@@ -150,7 +135,7 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
 
 fn attach_as_seen(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, Failure> {
     let begun = Instant::now();
-    let mut prepared = prepare(order, images, begun + order.deadline)?;
+    let mut prepared = prepare(order, images, begun + order.policy.deadline)?;
     prepared.touch_from_outside(order);
     if prepared.is_empty() {
         return Ok(prepared.attached);
@@ -242,7 +227,7 @@ fn stop_and_work(
 ) -> Result<(StopCost, Done), Failure> {
     let Stop { entries, rests_on, mut calls } = stop;
     let vmas = entries.iter().map(|entry| entry.vma.clone()).collect();
-    let snapshot = Snapshot { pages: order.pages, vmas, entry: RemoteAddr::new(0) };
+    let snapshot = Snapshot { pages: order.policy.pages, vmas, entry: RemoteAddr::new(0) };
     thread::permitted(order)?;
     let gadgets = find_gadgets(order, &snapshot)?;
     let mut boost = Boost::begin(order.workers.fetcher().map(Fetcher::pid));

@@ -33,6 +33,7 @@ use super::{
 };
 use crate::image::{Memory, Source};
 use crate::images::{Image, Images};
+use crate::policy::Policy;
 use crate::switch::{self, Company, Shared, Surroundings};
 use crate::target_file::TargetFile;
 use crate::{headroom, mapped, numa_placement, snapshot};
@@ -177,23 +178,23 @@ pub(crate) fn prepare(
     images: &mut Images,
     deadline: Instant,
 ) -> Result<Prepared, Failure> {
-    let written = Written::of(order.space, order.pages)?;
+    let written = Written::of(order.space, order.policy.pages)?;
     let Seen { areas: mut entries, smaps_for } = snapshot::look(order)?;
-    let marks = mapped::marks(order.process, order.pages);
+    let marks = mapped::marks(order.process, order.policy.pages);
     let mut left = residue::find(order, marks, &entries);
     // It is taken away first: what is planned is planned without it.
     entries.retain(|entry| !left.contains(&entry.vma));
-    if order.dry_run {
+    if order.policy.dry_run {
         left.clear();
     }
-    let AttachOrder { process, pages, edges, .. } = *order;
+    let Policy { pages, edges, .. } = order.policy;
     let mut texts = Texts::read(&Looking { order, written: &written, deadline }, &entries);
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
-    let reserved = reserved(process, &entries, pages);
+    let reserved = reserved(order.process, &entries, pages);
     let around = Around { pages, policy: edges, vmas: &vmas, reserved: &reserved };
     let mut plan = plan_running(&around, &texts.texts);
     let (mut stored, mut setback) = (Vec::new(), None);
-    if order.sources.store && plan.span_bytes_by(Backing::Image) > 0 {
+    if order.policy.sources.store && plan.span_bytes_by(Backing::Image) > 0 {
         (stored, setback) = stored::find(order, images, &mut texts, &plan, deadline);
         if order.only_shared {
             texts.copy_nothing_to(Backing::Image);
@@ -230,7 +231,7 @@ pub(crate) fn prepare(
         alone: Mutex::default(),
     };
     let attached = &mut prepared.attached;
-    if order.dry_run || attached.plan.huge_bytes() == 0 {
+    if order.policy.dry_run || attached.plan.huge_bytes() == 0 {
         return Ok(prepared);
     }
     let copied_before = images.bytes_copied();
@@ -310,8 +311,8 @@ fn stage(
     let parts = texts.text(vma).and_then(|text| text.parts.as_ref());
     let path = vma.display_path();
     let name = path.rsplit('/').next().unwrap_or_default();
-    let nodes = numa_placement::turns(order.numa, order.process)?;
-    let memory = Memory { backing, pages: order.pages, nodes: &nodes };
+    let nodes = numa_placement::turns(order.policy.numa, order.process)?;
+    let memory = Memory { backing, pages: order.policy.pages, nodes: &nodes };
     match file {
         TargetFile::Here(file) => images.get(Source { file, parts }, name, spans, memory, deadline),
         TargetFile::Apart(reader, id, _) => {

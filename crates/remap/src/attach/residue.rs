@@ -31,7 +31,7 @@ pub(super) fn find(order: &AttachOrder<'_>, marks: Option<Marks>, entries: &[Are
     // A text that is mapped a second time, for it is staged, is not there.
     let here: Vec<&Area> = entries.iter().filter(|entry| !left.contains(&entry.vma)).collect();
     let vmas: Vec<Vma> = here.iter().map(|entry| entry.vma.clone()).collect();
-    let mut layouts = Layouts::new(order.process, order.workers, &vmas, order.pages);
+    let mut layouts = Layouts::new(order.process, order.workers, &vmas, order.policy.pages);
     let texts = here.into_iter().enumerate().filter(|(_, entry)| entry.vma.is_text());
     for (index, entry) in texts.take(MOST_TEXTS) {
         let vma = &entry.vma;
@@ -55,7 +55,7 @@ pub(super) fn find(order: &AttachOrder<'_>, marks: Option<Marks>, entries: &[Are
 /// Returns what carries a mark among all mappings of the process, as far as it is taken away at once.
 pub(super) fn marked(order: &AttachOrder<'_>, marks: Option<Marks>, vmas: &[Vma]) -> Vec<Vma> {
     let marked = marks.map(|marks| marks.left(vmas)).unwrap_or_default();
-    let mut layouts = Layouts::new(order.process, order.workers, vmas, order.pages);
+    let mut layouts = Layouts::new(order.process, order.workers, vmas, order.policy.pages);
     // Only copies, and what a file has in a segment that is not written to, are ever staged.
     let mut could_be_staged = |vma: &Vma| {
         let Ok(file) = layouts.of(vma) else { return false };

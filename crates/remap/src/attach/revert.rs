@@ -93,11 +93,11 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
 }
 
 fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
-    let written = Written::of(order.space, order.pages)?;
+    let written = Written::of(order.space, order.policy.pages)?;
     let entries = snapshot::look(order)?.areas;
     let locks = has_locked_memory(order.process);
     let mut reverted = Reverted { found: 0, reverted: 0, failure: None, stop: None };
-    let marks = mapped::marks(order.process, order.pages);
+    let marks = mapped::marks(order.process, order.policy.pages);
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
     let mut originals =
         Originals { left: residue::marked(order, marks, &vmas), ..Originals::default() };
@@ -105,7 +105,7 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     let entries: Vec<Area> =
         entries.into_iter().filter(|entry| !originals.left.contains(&entry.vma)).collect();
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
-    let mut layouts = Layouts::new(order.process, order.workers, &vmas, order.pages);
+    let mut layouts = Layouts::new(order.process, order.workers, &vmas, order.policy.pages);
     for (index, entry) in entries.iter().enumerate() {
         let looked = if entry.vma.is_text() && is_ours(&entry.vma) {
             originals.look_at_copy(order, &mut layouts, entry, index)
@@ -122,7 +122,7 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
             reverted.failure.get_or_insert(failure);
         }
     }
-    if originals.is_empty() || order.dry_run {
+    if originals.is_empty() || order.policy.dry_run {
         return Ok(reverted);
     }
     let of_pool = std::mem::take(&mut originals.of_pool);
@@ -253,7 +253,7 @@ impl Originals {
             {
                 Ok(()) => {
                     self.filler.extend(parts.gaps(range));
-                    let mixed = pool::mixed_pages(entry, parts, order.pages.base);
+                    let mixed = pool::mixed_pages(entry, parts, order.policy.pages.base);
                     if !mixed.is_empty() {
                         self.of_pool_name = entry.vma.path().to_vec();
                     }

@@ -53,7 +53,7 @@ pub(super) fn find(
     plan: &Plan,
     deadline: Instant,
 ) -> (Vec<Stored>, Option<Failure>) {
-    let store = match images.store(order.pages) {
+    let store = match images.store(order.policy.pages) {
         Ok(Some(store)) => store,
         Ok(None) => return (Vec::new(), None),
         Err(failure) => return (Vec::new(), Some(failure)),
@@ -92,7 +92,7 @@ fn find_one<'a>(
         return Ok(None);
     }
     let (_, facts) = elf_facts(original)?;
-    let Some(bias) = facts.load_bias(vma, order.pages.base) else { return Ok(None) };
+    let Some(bias) = facts.load_bias(vma, order.policy.pages.base) else { return Ok(None) };
     let known = |stored: &Stored| stored.file == vma.file && stored.bias == bias;
     if let Some(index) = found.iter().position(known) {
         return Ok(found.get(index));
@@ -104,7 +104,7 @@ fn find_one<'a>(
         let len = original.metadata().map_or(0, |meta| meta.len());
         !order.only_shared || u128::from(len) <= left * BUILT_PER_MILLISECOND
     };
-    let image = if order.dry_run || !in_time() {
+    let image = if order.policy.dry_run || !in_time() {
         store.find(original, path, bias)?
     } else {
         let process = &ProcDir::this_process().map_err(Failure::unreadable)?;

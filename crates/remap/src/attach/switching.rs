@@ -194,7 +194,7 @@ impl Switching<'_> {
         if !self.keys || received.has_read {
             return Ok(Ok(()));
         }
-        probe::may_read(session, vma.range, self.order.pages.base)
+        probe::may_read(session, vma.range, self.order.policy.pages.base)
     }
 
     /// Whether the text at a part of a span is locked in memory.

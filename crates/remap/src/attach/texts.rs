@@ -21,6 +21,7 @@ use super::AttachOrder;
 use super::written::Written;
 use crate::headroom;
 use crate::open_mapped::open_mapped;
+use crate::policy::Policy;
 use crate::program::elf_facts;
 use crate::target_file::TargetFile;
 
@@ -56,7 +57,7 @@ impl Looking<'_> {
     /// Returns the part of a text that is looked at: its whole huge pages, and those of its edges if
     /// they are wanted.
     fn extent(&self, vma: &Vma) -> Option<AddrRange> {
-        let AttachOrder { edges, pages, .. } = self.order;
+        let Policy { edges, pages, .. } = self.order.policy;
         match edges.edges {
             Edges::Conservative => vma.range.align_inward(pages.pmd),
             _ => vma.range.align_outward(pages.pmd),
@@ -69,8 +70,8 @@ impl Texts {
     pub(super) fn read(looking: &Looking<'_>, entries: &[Area]) -> Self {
         let mut found = Self::default();
         let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
-        let AttachOrder { process, pages, sources, select, .. } = *looking.order;
-        let main = main_file(process, entries);
+        let Policy { pages, sources, select, .. } = looking.order.policy;
+        let main = main_file(looking.order.process, entries);
         let unselected = |vma: &Vma| {
             let selected = if main == Some(vma.file) { select.main } else { select.dso };
             (!selected).then_some(SkipReason::NotSelected)
@@ -145,14 +146,14 @@ impl Texts {
         extent: AddrRange,
         vmas: &[Vma],
     ) -> Result<(), Failure> {
-        let AttachOrder { process, workers, pages, .. } = *looking.order;
+        let AttachOrder { process, workers, policy, .. } = *looking.order;
         let id = text.vma.file;
         // A mapping may be of any length, with nothing in it: none of that is looked through.
         headroom::check_length(extent.len())?;
         if self.opened(&text.vma).is_none() {
             let file = open_mapped(process, workers, &text.vma)?;
             let images = elf_facts(&file)
-                .map(|(_, facts)| Parts::find(&facts.loads, pages.base, vmas, id, is_ours));
+                .map(|(_, facts)| Parts::find(&facts.loads, policy.pages.base, vmas, id, is_ours));
             self.files.push(Opened { id, file, images: images.unwrap_or_default() });
         }
         let images = self.opened(&text.vma).map(|opened| &opened.images);
@@ -168,7 +169,7 @@ impl Texts {
     /// Returns the parts of the text's file that are in PMD-sized folios, where they can be
     /// PMD-mapped.
     fn folios(&self, looking: &Looking<'_>, text: &RunningText) -> Vec<Range<u64>> {
-        let AttachOrder { pages, edges, .. } = *looking.order;
+        let Policy { pages, edges, .. } = looking.order.policy;
         let vma = &text.vma;
         let Some(file) = self.file(vma) else { return Vec::new() };
         let in_file = |range: AddrRange| {

@@ -18,11 +18,11 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
     let process = order.process;
     let none = |_gone| Seen { areas: Vec::new(), smaps_for: None };
     let Seen { areas: mut entries, smaps_for } =
-        areas::look_at(order.space, process, order.pages).unwrap_or_else(none);
-    numa_placement::tell(order.pid, &mut entries, order.pages);
+        areas::look_at(order.space, process, order.policy.pages).unwrap_or_else(none);
+    numa_placement::tell(order.pid, &mut entries, order.policy.pages);
     let plan = &attached.plan;
     // The order's pages, with which the plan was made, may have another size.
-    let pages = thp::pages().unwrap_or(order.pages);
+    let pages = thp::pages().unwrap_or(order.policy.pages);
     let notes: Vec<Note> = plan
         .texts
         .iter()
@@ -34,7 +34,7 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
             Some(Note { range: text.vma.range, reason })
         })
         .collect();
-    let originals = originals(process, &entries, order.pages);
+    let originals = originals(process, &entries, order.policy.pages);
     let files = coverage(&entries, pages, &notes, &originals);
     let pid = order.pid.as_raw_nonzero().get().unsigned_abs();
     let comm = process.status().unwrap_or_default().name;

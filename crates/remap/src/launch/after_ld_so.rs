@@ -31,7 +31,9 @@ use crate::objects::Object;
 use crate::objects::chunks_of;
 use crate::order::Order;
 use crate::pagecache;
+use crate::policy::Policy;
 use crate::program::Program;
+use crate::sources::Sources;
 use crate::store::Store;
 use crate::workers::{Pool, Workers};
 
@@ -71,22 +73,21 @@ pub(crate) fn switch(
         space: &space,
         credentials: &status.credentials,
         workers: &workers,
-        pages: order.pages,
-        sources: order.sources,
-        // The main executable was seen to at the exec stop.
-        select: Select { main: false, ..order.select },
-        edges: order.edges,
-        numa: order.numa,
+        policy: Policy {
+            // The main executable was seen to at the exec stop.
+            select: Select { main: false, ..order.policy.select },
+            deadline: left,
+            dry_run: false,
+            ..order.policy
+        },
         allowed: None,
-        only_shared: only_shared(order),
-        deadline: left,
+        only_shared: only_shared(order.policy.sources),
         // It stands already.
         patience: Duration::ZERO,
-        dry_run: false,
     };
     let mut prepared = prepare(&attach, &mut Images::default(), stopped.since + left)?;
     let vmas = prepared.entries.iter().map(|entry| entry.vma.clone()).collect();
-    let snapshot = Snapshot { pages: order.pages, vmas, entry: RemoteAddr::new(0) };
+    let snapshot = Snapshot { pages: order.policy.pages, vmas, entry: RemoteAddr::new(0) };
     let at = arch::stack_pointer(&stopped.registers);
     let stack = snapshot.vma_at(at).filter(|vma| vma.name == b"[stack]" && vma.perms.write);
     let stack = stack.ok_or_else(|| {
@@ -109,33 +110,31 @@ pub(crate) fn switch(
 
 /// Whether objects are copied into the image store only: unless a copy was asked for. A compiler's 200 MiB
 /// of libraries are too much for one start of it.
-fn only_shared(order: &Order<'_>) -> bool {
-    order.sources.pagecache && order.sources.store
+fn only_shared(sources: Sources) -> bool {
+    sources.pagecache && sources.store
 }
 
 /// Plans for objects before they are mapped, as if each were mapped at address 0: the page cache is asked
 /// until `deadline`, and nothing is built.
-pub(crate) fn expected(order: &Order<'_>, objects: &[Object], deadline: Instant) -> Plan {
-    let store =
-        if order.sources.store { Store::open_for_this_user(order.pages).ok() } else { None };
+pub(crate) fn expected(policy: &Policy, objects: &[Object], deadline: Instant) -> Plan {
+    let Policy { pages, sources, .. } = *policy;
+    let store = if sources.store { Store::open_for_this_user(pages).ok() } else { None };
     let store = store.flatten();
     let mut texts = Vec::new();
     for object in objects {
         let Ok(meta) = object.file.metadata() else { continue };
-        let chunks = chunks_of(object, order.pages);
-        let prepared = order
-            .sources
-            .pagecache
-            .then(|| pagecache::prepare(&object.file, &chunks, order.pages, deadline));
+        let chunks = chunks_of(object, pages);
+        let prepared =
+            sources.pagecache.then(|| pagecache::prepare(&object.file, &chunks, pages, deadline));
         let folios = prepared.and_then(Result::ok).unwrap_or_default().huge;
         let stored =
             store.as_ref().and_then(|store| store.find(&object.file, &object.path, 0).ok());
         let copy = stored
             .flatten()
             .map(|_| Backing::Store)
-            .or(order.sources.copy.filter(|_| !only_shared(order)));
+            .or(sources.copy.filter(|_| !only_shared(sources)));
         for load in object.facts.loads.iter().filter(|load| load.is_text()) {
-            let Some(range) = load.mapped(order.pages.base) else { continue };
+            let Some(range) = load.mapped(pages.base) else { continue };
             let vma = Vma {
                 range,
                 perms: Perms { read: true, exec: true, ..Perms::default() },
@@ -151,7 +150,7 @@ pub(crate) fn expected(order: &Order<'_>, objects: &[Object], deadline: Instant)
         }
     }
     // The surroundings of the objects are not known yet: no edges.
-    let (pages, policy) = (order.pages, EdgePolicy::default());
+    let policy = EdgePolicy::default();
     let reserved = Reserved::find(&[], None, pages, |_| false);
     plan_running(&Around { pages, policy, vmas: &[], reserved: &reserved }, &texts)
 }
@@ -186,7 +185,7 @@ impl<'a> Linker<'a> {
     /// `None` for a program without RELRO, of which nothing tells that it is done already.
     pub(crate) fn new(order: &'a Order<'a>, pid: Pid, program: &Program) -> Option<Self> {
         let known = program.snapshot.vmas.iter().map(|vma| vma.file).collect();
-        let relro = program.relro(order.pages.base)?;
+        let relro = program.relro(order.policy.pages.base)?;
         Some(Self { order, pid, known, relro, before: Vec::new(), done_since: None })
     }
 
@@ -196,7 +195,7 @@ impl<'a> Linker<'a> {
         let Ok(text) = self.order.process.read("maps") else { return Progress::Mapping };
         let Ok(vmas) = maps::parse(&text) else { return Progress::Mapping };
         let protected = vmas.iter().any(|vma| vma.range.contains(self.relro) && !vma.perms.write);
-        let huge = self.order.pages.pmd;
+        let huge = self.order.policy.pages.pmd;
         let has_object = vmas.iter().any(|vma| {
             vma.is_text() && !self.known.contains(&vma.file) && vma.range.len() >= huge.bytes() / 2
         });

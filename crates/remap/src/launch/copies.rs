@@ -42,17 +42,17 @@ pub(crate) fn by_memfd(
     if backing == Backing::Image {
         headroom::check(order.process, plan.span_bytes_by(backing))?;
     }
-    let nodes = numa_placement::turns(order.numa, order.process)?;
+    let nodes = numa_placement::turns(order.policy.numa, order.process)?;
     let name = snapshot.vma_at(snapshot.entry).map(|vma| vma.display_path()).unwrap_or_default();
     let name = name.rsplit('/').next().unwrap_or_default();
-    let fd = make_memfd(session, backing, order.pages.pmd, name)?;
+    let fd = make_memfd(session, backing, order.policy.pages.pmd, name)?;
     let memfd = order
         .process
         .open_file(&format!("fd/{fd}"), true)
         .map_err(|error| Failure::new(SkipReason::NoMemfd, error))?;
     let parts = program.parts();
     let source = Source { file: &program.exe, parts: parts.as_ref() };
-    let memory = Memory { backing, pages: order.pages, nodes: &nodes };
+    let memory = Memory { backing, pages: order.policy.pages, nodes: &nodes };
     let filled = image::fill(&memfd, source, &spans, memory, deadline)?;
     for part in &filled.staged {
         switch(session, snapshot, fd, part)?;

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
-use tiexec_core::config::{EdgePolicy, Edges};
+use tiexec_core::config::Edges;
 use tiexec_core::elf::ElfFacts;
 use tiexec_core::plan::{Backing, Plan};
 use tiexec_core::proc::auxv;
@@ -36,6 +36,7 @@ use tiexec_tracee::session::{Counts, Session};
 use crate::image::Filled;
 use crate::objects::{Expected, Object, chunks_of};
 use crate::order::Order;
+use crate::policy::Policy;
 use crate::program::Program;
 use crate::{objects, pagecache};
 
@@ -74,7 +75,7 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
             let launched = work.finish(Some(failure));
             before_release(&launched);
             let failed = launched.report.reason.is_some_and(SkipReason::is_failure);
-            if order.refuse_with.is_some() && failed || order.dry_run {
+            if order.refuse_with.is_some() && failed || order.policy.dry_run {
                 let _gone = process::kill(stop.pid);
             } else if order.refuse_with.is_some() {
                 let _gone = ptrace::set_options(stop.pid, ptrace::Options::default());
@@ -83,7 +84,8 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
             return;
         }
     };
-    let failure = if order.dry_run { None } else { work.stage_and_switch(&mut session).err() };
+    let failure =
+        if order.policy.dry_run { None } else { work.stage_and_switch(&mut session).err() };
     if failure.is_none()
         && let Some(expected) = work.wants_objects()
     {
@@ -107,7 +109,7 @@ fn release(
 ) {
     let failed = launched.report.reason.is_some_and(SkipReason::is_failure);
     let refused = order.refuse_with.filter(|_| failed);
-    if let Some(status) = refused.or(order.dry_run.then_some(0)) {
+    if let Some(status) = refused.or(order.policy.dry_run.then_some(0)) {
         session.exit_instead(status);
     }
     if order.refuse_with.is_some() {
@@ -182,9 +184,9 @@ impl<'a> Work<'a> {
 
     /// Returns the shared objects for which the program is to stop once more, when `ld.so` is done.
     fn wants_objects(&self) -> Option<Expected> {
-        let Order { select, objects, refuse_with, dry_run, .. } = *self.order;
+        let Order { policy, objects, refuse_with, .. } = *self.order;
         let dynamic = self.program.as_ref().is_some_and(|program| program.dynamic);
-        if !dynamic || !select.dso || dry_run {
+        if !dynamic || !policy.select.dso || policy.dry_run {
             return None;
         }
         if refuse_with.is_some() && self.filled.shortfall.is_some() {
@@ -205,7 +207,7 @@ impl<'a> Work<'a> {
             return Vec::new();
         }
         let path = self.order.process.exe_path().unwrap_or_default();
-        objects::with_text(Path::new(OsStr::from_bytes(&path)), self.order.pages, self.order.edges)
+        objects::with_text(Path::new(OsStr::from_bytes(&path)), &self.order.policy)
     }
 
     /// How it is seen that `ld.so` is done.
@@ -218,7 +220,7 @@ impl<'a> Work<'a> {
         let Some(program) = &self.program else { return Err(unwatched("it was not looked at")) };
         let (linker, is_libc) =
             program.linker().ok_or_else(|| unwatched("its ld.so is not found in maps"))?;
-        let relro = program.relro(self.order.pages.base);
+        let relro = program.relro(self.order.policy.pages.base);
         if relro.is_none() && is_libc {
             return Err(unwatched("it has no RELRO by which to see that ld.so is done"));
         }
@@ -259,7 +261,7 @@ impl<'a> Work<'a> {
                 return;
             }
         };
-        let left = order.deadline.saturating_sub(self.held);
+        let left = order.policy.deadline.saturating_sub(self.held);
         match after_ld_so::switch(order, &stopped, gadgets, reap(), left) {
             Ok((session, attached)) => {
                 self.held_linked = Some(stopped.since.elapsed());
@@ -290,10 +292,10 @@ impl<'a> Work<'a> {
     /// if need be.
     fn use_store(&mut self) {
         let (Some(program), Some(plan)) = (&mut self.program, &mut self.plan) else { return };
-        if !self.order.sources.store || plan.span_bytes_by(Backing::Image) == 0 {
+        if !self.order.policy.sources.store || plan.span_bytes_by(Backing::Image) == 0 {
             return;
         }
-        let deadline = self.stop.since + self.order.deadline;
+        let deadline = self.stop.since + self.order.policy.deadline;
         match program.find_in_store(self.order, self.foreign, deadline) {
             Ok(true) => *plan = program.plan(true),
             Ok(false) => {}
@@ -313,7 +315,7 @@ impl<'a> Work<'a> {
     }
 
     fn deadline(&self) -> Instant {
-        self.stop.since + self.order.deadline
+        self.stop.since + self.order.policy.deadline
     }
 
     /// Moves the program if that is planned, stages copies beside it, and switches to what was
@@ -329,7 +331,7 @@ impl<'a> Work<'a> {
             }
         }
         let (Some(program), Some(plan)) = (&self.program, &self.plan) else { return Ok(()) };
-        let filled = match self.order.sources.copy {
+        let filled = match self.order.policy.sources.copy {
             Some(backing) => {
                 copies::by_memfd(session, self.order, program, plan, backing, self.deadline())?
             }
@@ -360,7 +362,7 @@ impl<'a> Work<'a> {
             return Ok(());
         };
         let Some(rebase) = &plan.rebase else { return Ok(()) };
-        let (process, base) = (self.order.process, self.order.pages.base);
+        let (process, base) = (self.order.process, self.order.policy.pages.base);
         match rebase::rebase(session, process, &program.image, rebase, &program.auxv, base) {
             Ok(()) => {
                 self.rebased = true;
@@ -397,9 +399,9 @@ impl<'a> Work<'a> {
             }),
         };
         let report = verify::report(self.order, &self.stop, &found);
-        let wanted = self.order.dry_run && self.order.select.dso;
-        let objects =
-            wanted.then(|| after_ld_so::expected(self.order, &self.objects(), self.deadline()));
+        let wanted = self.order.policy.dry_run && self.order.policy.select.dso;
+        let objects = wanted
+            .then(|| after_ld_so::expected(&self.order.policy, &self.objects(), self.deadline()));
         let objects = objects.filter(|plan| !plan.texts.is_empty());
         Launched { report, plan: found.plan, objects }
     }
@@ -411,13 +413,8 @@ impl<'a> Work<'a> {
 ///
 /// Returns whether a plain exec finds all of its text in huge pages, where it can be PMD-mapped: then
 /// there is nothing to be done to the program. With edges wanted there always may be.
-pub fn bring_in(
-    exe: &File,
-    facts: &ElfFacts,
-    pages: Pages,
-    edges: EdgePolicy,
-    deadline: Instant,
-) -> bool {
+pub fn bring_in(exe: &File, facts: &ElfFacts, policy: &Policy, deadline: Instant) -> bool {
+    let Policy { pages, edges, .. } = *policy;
     let image = MainImage::new(facts, 0, RemoteAddr::new(0));
     let Some(bias) = image.congruent_bias(pages.pmd) else { return false };
     if !image.position_independent && !image.has_bias(bias, pages.pmd) {

@@ -46,15 +46,15 @@ pub(crate) struct Cost {
 /// Looks at the program and writes the report.
 pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Report {
     let process = order.process;
-    let seen = areas::look(process, order.pages);
+    let seen = areas::look(process, order.policy.pages);
     let mut entries = seen.map(|seen| seen.areas).unwrap_or_default();
     if order.wants_report {
-        numa_placement::tell(stop.pid, &mut entries, order.pages);
+        numa_placement::tell(stop.pid, &mut entries, order.policy.pages);
     }
     let texts = found.plan.iter().flat_map(|plan| &plan.texts).map(|text| text.vma.clone());
     let originals: Vec<Vma> = texts.filter(|vma| !is_ours(vma)).collect();
     // The order's pages, with which the plan was made, may have another size.
-    let pages = thp::pages().unwrap_or(order.pages);
+    let pages = thp::pages().unwrap_or(order.policy.pages);
     let files = coverage(&entries, pages, &notes(found), &originals);
     let pid = stop.pid.as_raw_nonzero().get().unsigned_abs();
     let mut report = Report::new(Kind::Launch, pid, String::new(), files);
@@ -73,7 +73,7 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
     if let Some(failure) = &found.failure {
         report.reason = Some(failure.reason);
         report.detail = Some(failure.detail.clone());
-    } else if !order.dry_run && huge < planned {
+    } else if !order.policy.dry_run && huge < planned {
         // All calls went well and yet: believe the kernel.
         report.reason = Some(SkipReason::NoHugePage);
         report.detail = Some("switched, but not PMD-mapped".to_owned());
@@ -82,7 +82,7 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
             plan.and_then(|plan| plan.texts.iter().find_map(|text| unplanned(&text.rest)));
         // Where copies may be made only shared objects stay so, for which there is no store.
         let unplanned = unplanned
-            .map(|why| if order.sources.copy.is_some() { SkipReason::NoStore } else { why });
+            .map(|why| if order.policy.sources.copy.is_some() { SkipReason::NoStore } else { why });
         let nothing = planned == 0 && report.huge_bytes == 0;
         report.reason = unplanned;
         if let (None, Some(failure)) = (unplanned, &found.unwatched) {

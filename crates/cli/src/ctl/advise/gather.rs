@@ -12,10 +12,12 @@ use tiexec_core::config::Settings;
 use tiexec_core::plan::Backing;
 use tiexec_core::pmu_counts::Counted;
 use tiexec_engine::follow::tree::Tree;
+use tiexec_engine::policy::policy;
 use tiexec_engine::sampling::{Sampling, number, refusal};
 use tiexec_engine::target::Target;
 use tiexec_remap::attach::attach;
 use tiexec_remap::images::Images;
+use tiexec_remap::policy::Policy;
 use tiexec_remap::sources::Sources;
 use tiexec_sys::counters::Counters;
 use tiexec_sys::perf_sampler::{Clock, Heirs};
@@ -175,11 +177,11 @@ fn look(
 /// Plans an attach to those that live, as `attach --dry-run` does.
 fn planned(tally: &Tally, pids: &[Pid]) -> HashMap<usize, Vec<AddrRange>> {
     let settings = Settings::from_layers([]);
+    let sources = Sources { pagecache: false, store: false, copy: Some(Backing::Image) };
     let spans = |pid: Pid| {
         let target = Target::open(pid).ok()?;
-        let mut order = target.order(&settings, true);
-        order.sources = Sources { pagecache: false, store: false, copy: Some(Backing::Image) };
-        let attached = attach(&order, &mut Images::default()).ok()?;
+        let policy = Policy { sources, ..policy(&settings, true).ok()? };
+        let attached = attach(&target.order(policy), &mut Images::default()).ok()?;
         Some(attached.plan.spans().map(|span| span.range).collect())
     };
     let mut planned = HashMap::new();

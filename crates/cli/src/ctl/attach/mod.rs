@@ -14,12 +14,13 @@ use tiexec_core::report::{JitArea, Outcome, Report, percent};
 use tiexec_core::select::Select;
 use tiexec_core::skip::SkipReason;
 use tiexec_engine::hottest::Hot;
-use tiexec_engine::huge_pages;
+use tiexec_engine::policy::{policy, too_large};
 use tiexec_engine::sampling::refusal;
 use tiexec_engine::target::{LONGEST, Target, carry_out, has_text_of_ours};
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{Attached, Reverted, revert};
 use tiexec_remap::images::Images;
+use tiexec_remap::policy::Policy;
 use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::Pid;
 
@@ -62,7 +63,7 @@ pub(crate) fn run(options: &Attach) -> u8 {
     // One for all: processes of a family get the same image.
     let mut images = Images::default();
     if let Some(budget) = settings.max_huge_pages {
-        let hot = match Hot::sample(&pids, budget, &settings) {
+        let hot = match Hot::sample(&pids, budget, &settings, options.dry_run) {
             Ok(hot) => hot,
             Err(error) => {
                 warn(format_args!("cannot tell what is hottest: {}", refusal(error)));
@@ -194,11 +195,9 @@ fn attach_one(
     };
     say_if_unlocked(&target, options.quiet);
     let done = match hot {
-        Some(hot) => hot.carry_out(&target, settings, options.dry_run, images),
-        None => {
-            let order = target.order(settings, options.dry_run);
-            carry_out(&order, settings.select, images)
-        }
+        Some(hot) => hot.carry_out(&target, images),
+        None => policy(settings, options.dry_run)
+            .and_then(|policy| carry_out(&target.order(policy), images)),
     };
     let (mut attached, report) = match done {
         Ok(done) => done,
@@ -218,7 +217,7 @@ fn attach_one(
     if let (Some(size), None, 0) =
         (settings.pool_page(), &attached.failure, attached.plan.huge_bytes().max(report.huge_bytes))
     {
-        attached.failure = Some(Failure::new(SkipReason::PageSize, huge_pages::too_large(size)));
+        attached.failure = Some(Failure::new(SkipReason::PageSize, too_large(size)));
     }
     target.record_attach(&attached);
     let mut status = say(&target, &attached, &report, options);
@@ -308,9 +307,9 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
         return exit::GONE;
     }
     say_if_unlocked(&target, options.quiet);
-    let mut order = target.order(&Settings::from_layers([]), options.dry_run);
-    order.select = Select::ALL;
-    let reverted = match revert(&order) {
+    let policy = policy(&Settings::from_layers([]), options.dry_run);
+    let all = policy.map(|policy| Policy { select: Select::ALL, ..policy });
+    let reverted = match all.and_then(|all| revert(&target.order(all))) {
         Ok(reverted) => reverted,
         Err(failure) => return failed("revert", pid, &failure),
     };

@@ -1,0 +1,31 @@
+//! What the settings want, as a policy.
+
+use tiexec_core::addr::{PageSize, short};
+use tiexec_core::config::Settings;
+use tiexec_core::skip::SkipReason;
+use tiexec_remap::Failure;
+use tiexec_remap::policy::Policy;
+use tiexec_remap::sources::Sources;
+use tiexec_sys::thp;
+
+/// Returns the policy that the settings ask for; with `dry_run`, only for a plan.
+///
+/// # Errors
+/// `thp_unsupported`.
+pub fn policy(settings: &Settings, dry_run: bool) -> Result<Policy, Failure> {
+    let Settings { backing, numa, select, edges, deadline, .. } = *settings;
+    let pages = settings.pool_page().map_or_else(thp::pages, thp::pages_of_pool);
+    let pages = pages.ok_or_else(unsupported)?;
+    let sources = Sources::asked_for(backing, numa);
+    Ok(Policy { pages, sources, select, edges, numa, deadline, dry_run })
+}
+
+/// Says that no text can be huge here.
+pub(crate) fn unsupported() -> Failure {
+    Failure::new(SkipReason::ThpUnsupported, "the kernel has no transparent huge pages")
+}
+
+/// Says that a program has too little text for pages of that size.
+pub fn too_large(size: PageSize) -> String {
+    format!("no text of it fills a page of {}", short(size.bytes()))
+}
