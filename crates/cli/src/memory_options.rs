@@ -5,14 +5,16 @@ use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::numa::Numa;
 use tiexec_sys::{numa_nodes, thp};
 
-use crate::options::MemoryOptions;
-
 /// Checks what was said by option. (What the environment says wrongly leaves text on base pages.)
 ///
 /// # Errors
 /// The defect, in words.
-pub(crate) fn check(said: MemoryOptions, settings: &Settings) -> Result<(), String> {
-    if let Some(size) = said.page_size {
+pub(crate) fn check(
+    page_size: Option<PageSize>,
+    numa: Option<Numa>,
+    settings: &Settings,
+) -> Result<(), String> {
+    if let Some(size) = page_size {
         if settings.backing != BackingChoice::Hugetlb {
             return Err("--page-size is for --backing hugetlb".to_owned());
         }
@@ -26,7 +28,7 @@ pub(crate) fn check(said: MemoryOptions, settings: &Settings) -> Result<(), Stri
             ));
         }
     }
-    if let Some(numa) = said.numa {
+    if let Some(numa) = numa {
         if settings.backing == BackingChoice::Pagecache {
             return Err("--numa is for copies: the page cache lies where it was read in".to_owned());
         }

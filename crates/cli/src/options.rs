@@ -49,19 +49,9 @@ pub struct Launch {
 /// The settings of a launch that may also come from `TIEXEC` and the configuration file.
 #[derive(Args, Clone, Debug)]
 pub struct LaunchSettings {
-    /// Where the huge pages come from: auto, pagecache (the file's own page cache; nothing is
-    /// copied), image (a copy in the image store or in a memfd), hugetlb (a copy in the reserved
-    /// pool; only if named), or off
-    #[arg(long, value_name = "BACKING")]
-    pub backing: Option<BackingChoice>,
-
-    /// The memory options.
+    /// The text, and what becomes of it.
     #[command(flatten)]
-    pub memory: MemoryOptions,
-
-    /// The ragged edges of the text: the edge options.
-    #[command(flatten)]
-    pub edges: EdgeOptions,
+    pub text: TextOptions,
 
     /// Refuse (exit status 125) rather than run on base pages
     #[arg(long, conflicts_with = "max_huge_pages")]
@@ -85,12 +75,6 @@ pub struct LaunchSettings {
     #[arg(long, value_name = "NAME", require_equals = true)]
     pub until_exec: Option<String>,
 
-    /// Which executable memory: a list of main (the program's own text), dso (that of its shared
-    /// libraries) and jit (code it makes itself; needs --settle), or all, or none
-    /// [default: main,dso]
-    #[arg(long, value_name = "LIST")]
-    pub select: Option<Select>,
-
     /// The programs that come of it, too.
     #[command(flatten)]
     pub after_start: AfterStart,
@@ -104,9 +88,15 @@ pub struct LaunchSettings {
     pub verbose: bool,
 }
 
-/// Where copies lie, and in pages of which size.
+/// Which text becomes huge, and how: for a launch and an attach alike.
 #[derive(Args, Clone, Copy, Debug, Default)]
-pub struct MemoryOptions {
+pub struct TextOptions {
+    /// Where the huge pages come from: auto, pagecache (the file's own page cache; nothing is
+    /// copied), image (a copy in the image store or in a memfd), hugetlb (a copy in the reserved
+    /// pool; only if named), or off
+    #[arg(long, value_name = "BACKING")]
+    pub backing: Option<BackingChoice>,
+
     /// With --backing hugetlb, the size of the pool's pages, such as 64K or 2M: one that
     /// /sys/kernel/mm/hugepages has [default: that of a huge page]
     #[arg(long, value_name = "BYTES", value_parser = parse_page_size)]
@@ -117,11 +107,7 @@ pub struct MemoryOptions {
     /// what is there already may be shared; the kernel decides]
     #[arg(long, value_name = "NODES")]
     pub numa: Option<Numa>,
-}
 
-/// How the ragged edges of a text are treated.
-#[derive(Args, Clone, Copy, Debug, Default)]
-pub struct EdgeOptions {
     /// Take or leave the head and tail of the text that fill no huge page: conservative (leave them), pad
     /// (take those with enough text where the rest of the huge page is free or read-only data of the same
     /// file, which becomes executable), or aggressive (take all such) [default: conservative]
@@ -132,19 +118,27 @@ pub struct EdgeOptions {
     /// 4K]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub pad_threshold: Option<u64>,
+
+    /// Which executable memory: a list of main (the program's own text), dso (that of its shared
+    /// libraries) and jit (code it makes itself; needs --settle), or all, or none
+    /// [default: main,dso]
+    #[arg(long, value_name = "LIST")]
+    pub select: Option<Select>,
+}
+
+impl TextOptions {
+    /// Returns what was said, as a layer of settings.
+    pub fn layer(self) -> Layer {
+        let Self { backing, page_size, numa, edges, pad_threshold, select } = self;
+        Layer { backing, page_size, numa, edges, pad_threshold, select, ..Layer::default() }
+    }
 }
 
 impl LaunchSettings {
     /// Returns what was said, as a layer of settings.
     pub fn layer(self) -> Layer {
         let yes = |flag: bool| flag.then_some(true);
-        Layer {
-            off: None,
-            backing: self.backing,
-            page_size: self.memory.page_size,
-            numa: self.memory.numa,
-            edges: self.edges.edges,
-            pad_threshold: self.edges.pad_threshold,
+        let layer = Layer {
             strict: yes(self.strict),
             deadline: self.deadline,
             report: self.report,
@@ -152,9 +146,9 @@ impl LaunchSettings {
             quiet: yes(self.quiet),
             verbose: yes(self.verbose),
             until_exec: self.until_exec,
-            select: self.select,
             ..self.after_start.layer()
-        }
+        };
+        layer.over(self.text.layer())
     }
 }
 
@@ -437,29 +431,22 @@ pub struct ReportPage {
 
 /// The options of `tiexecctl attach`.
 #[derive(Args, Clone, Debug)]
+#[command(
+    mut_arg("backing", |arg| arg.help("Where the huge pages come from: auto, pagecache, image, or hugetlb")),
+    mut_arg("select", |arg| arg.help("Which executable memory: a list of main, dso and jit, or all, or none [default: main,dso]"))
+)]
 pub struct Attach {
     /// The processes.
     #[command(flatten)]
     pub targets: Targets,
 
-    /// Where the huge pages come from: auto, pagecache, image, or hugetlb
-    #[arg(long, value_name = "BACKING")]
-    pub backing: Option<BackingChoice>,
-
-    /// The memory options.
+    /// The text, and what becomes of it.
     #[command(flatten)]
-    pub memory: MemoryOptions,
-
-    /// Which executable memory: a list of main, dso and jit, or all, or none [default: main,dso]
-    #[arg(long, value_name = "LIST")]
-    pub select: Option<Select>,
+    pub text: TextOptions,
 
     /// The programs that come of it, too.
     #[command(flatten)]
     pub after_start: AfterStart,
-    /// The edge options.
-    #[command(flatten)]
-    pub edges: EdgeOptions,
 
     /// Go back by itself after this time, such as 15m
     #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration, conflicts_with_all = ["follow", "settle"])]
@@ -483,11 +470,8 @@ impl Attach {
     pub fn from_launch(pid: String, settings: &LaunchSettings, dry_run: bool) -> Self {
         Self {
             targets: Targets { pids: vec![pid], exe: None, unit: None, user: None },
-            backing: settings.backing,
-            memory: settings.memory,
-            select: settings.select,
+            text: settings.text,
             after_start: settings.after_start.clone(),
-            edges: settings.edges,
             for_: None,
             dry_run,
             json: settings.json,

@@ -4,17 +4,23 @@ use tiexec_core::config::{Layer, Malformed, Settings};
 use tiexec_engine::switched_off::is_switched_off;
 use tiexec_sys::startup::is_secure;
 
+use crate::memory_options;
 use crate::stdio::warn;
 
 /// Settings for the machine, one `key=value` a line.
 pub(crate) const CONFIG_FILE: &str = "/etc/tiexec/config";
 
 /// Decides by the options, the environment, the configuration file and the kill switch.
-pub(crate) fn settings(options: Layer) -> Settings {
+///
+/// # Errors
+/// An option that this machine cannot follow, in words.
+pub(crate) fn settings(options: Layer) -> Result<Settings, String> {
+    let (page_size, numa) = (options.page_size, options.numa);
     let mut settings = Settings::from_layers([options, environment(), configuration()]);
     // The administrator's kill switch: nothing overrules it.
     settings.off |= is_switched_off();
-    settings
+    memory_options::check(page_size, numa, &settings)?;
+    Ok(settings)
 }
 
 fn environment() -> Layer {

@@ -205,51 +205,27 @@ impl Layer {
         let flag = || match value {
             None | Some("1" | "yes" | "true" | "on") => Ok(Some(true)),
             Some("0" | "no" | "false" | "off") => Ok(Some(false)),
-            Some(other) => Err(ValueError::new("yes or no", other).to_string()),
+            Some(other) => Err(ValueError::new("yes or no", other)),
         };
         let needed = || value.filter(|value| !value.is_empty()).ok_or("a value is missing");
         match key {
             "off" => self.off = flag()?,
-            "backing" => {
-                self.backing =
-                    Some(needed()?.parse().map_err(|error: ValueError| error.to_string())?);
-            }
-            "edges" => {
-                self.edges =
-                    Some(needed()?.parse().map_err(|error: ValueError| error.to_string())?);
-            }
-            "pad-threshold" => {
-                self.pad_threshold =
-                    Some(parse_bytes(needed()?).map_err(|error| error.to_string())?);
-            }
-            "page-size" => {
-                self.page_size =
-                    Some(parse_page_size(needed()?).map_err(|error| error.to_string())?);
-            }
-            "numa" => {
-                self.numa = Some(needed()?.parse().map_err(|error: ValueError| error.to_string())?);
-            }
+            "backing" => self.backing = Some(needed()?.parse()?),
+            "edges" => self.edges = Some(needed()?.parse()?),
+            "pad-threshold" => self.pad_threshold = Some(parse_bytes(needed()?)?),
+            "page-size" => self.page_size = Some(parse_page_size(needed()?)?),
+            "numa" => self.numa = Some(needed()?.parse()?),
             "strict" => self.strict = flag()?,
-            "deadline" => {
-                self.deadline = Some(parse_duration(needed()?).map_err(|error| error.to_string())?);
-            }
+            "deadline" => self.deadline = Some(parse_duration(needed()?)?),
             "report" => self.report = Some(value.unwrap_or_default().to_owned()),
             "json" => self.json = flag()?,
             "quiet" => self.quiet = flag()?,
             "verbose" => self.verbose = flag()?,
             "until-exec" => self.until_exec = Some(needed()?.to_owned()),
-            "select" => {
-                self.select =
-                    Some(needed()?.parse().map_err(|error: ValueError| error.to_string())?);
-            }
+            "select" => self.select = Some(needed()?.parse()?),
             "follow" => self.follow = flag()?,
-            "settle" => {
-                self.settle = Some(parse_duration(needed()?).map_err(|error| error.to_string())?);
-            }
-            "max-huge-pages" => {
-                self.max_huge_pages =
-                    Some(needed()?.parse().map_err(|error: ValueError| error.to_string())?);
-            }
+            "settle" => self.settle = Some(parse_duration(needed()?)?),
+            "max-huge-pages" => self.max_huge_pages = Some(needed()?.parse()?),
             "only" => self.only.get_or_insert_default().push(needed()?.to_owned()),
             "except" => self.except.get_or_insert_default().push(needed()?.to_owned()),
             _ => return Err("no such key".to_owned()),
@@ -258,7 +234,8 @@ impl Layer {
     }
 
     /// Returns this layer with its silences filled from `lower`.
-    fn over(self, lower: Self) -> Self {
+    #[must_use]
+    pub fn over(self, lower: Self) -> Self {
         Self {
             off: self.off.or(lower.off),
             backing: self.backing.or(lower.backing),

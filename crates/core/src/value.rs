@@ -20,6 +20,12 @@ impl ValueError {
     }
 }
 
+impl From<ValueError> for String {
+    fn from(error: ValueError) -> Self {
+        error.to_string()
+    }
+}
+
 /// Parses a number of bytes as numactl(8) and systemd write it: with nothing, or with `K`, `M`, `G` or
 /// `T`, each 1024 of the one before, also as `KiB` and so on.
 ///

@@ -37,8 +37,6 @@ use tiexec_tracee::handshake::{Arming, MayTrace, arm, wait_for_exec};
 
 use crate::exit;
 use crate::image_file::{Image, Verdict, is_executable, judge, search};
-use crate::memory_options;
-use crate::options::MemoryOptions;
 use crate::settings;
 use crate::stdio::{warn, write_briefly};
 
@@ -80,12 +78,13 @@ struct Caller {
 /// Runs the program that stands at that place of the arguments; returns an exit status only if it could not become
 /// the program.
 pub(crate) fn run(argv: Argv, program: usize, options: Layer, dry_run: bool) -> u8 {
-    let said = MemoryOptions { page_size: options.page_size, numa: options.numa };
-    let settings = settings::settings(options);
-    if let Err(what) = memory_options::check(said, &settings) {
-        warn(what);
-        return exit::LAUNCH_FAILED;
-    }
+    let settings = match settings::settings(options) {
+        Ok(settings) => settings,
+        Err(what) => {
+            warn(what);
+            return exit::LAUNCH_FAILED;
+        }
+    };
     let sink = settings.report.as_deref().and_then(open_sink);
     let companion = OnceCell::new();
     let name = argv.get(program).unwrap_or_default();

@@ -7,7 +7,7 @@ mod select;
 use std::time::Duration;
 
 use tiexec_core::addr::mib;
-use tiexec_core::config::{Layer, Settings};
+use tiexec_core::config::Settings;
 use tiexec_core::escape;
 use tiexec_core::plan::Plan;
 use tiexec_core::report::{JitArea, Outcome, Report, percent};
@@ -26,7 +26,6 @@ use tiexec_sys::Pid;
 
 use super::print;
 use crate::exit;
-use crate::memory_options;
 use crate::options::{Attach, Revert, Targets};
 use crate::settings;
 use crate::stdio::warn;
@@ -39,14 +38,12 @@ pub(crate) fn run(options: &Attach) -> u8 {
     };
     // Only options can ask for later work: an attach that nobody asked to stay returns.
     let later = options.after_start.clone().layer();
-    let layer = Layer {
-        backing: options.backing,
-        page_size: options.memory.page_size,
-        numa: options.memory.numa,
-        select: options.select,
-        edges: options.edges.edges,
-        pad_threshold: options.edges.pad_threshold,
-        ..Layer::default()
+    let settings = match settings::settings(options.text.layer()) {
+        Ok(settings) => settings,
+        Err(what) => {
+            warn(what);
+            return exit::USAGE;
+        }
     };
     let settings = Settings {
         follow: later.follow.unwrap_or(false),
@@ -54,12 +51,8 @@ pub(crate) fn run(options: &Attach) -> u8 {
         max_huge_pages: later.max_huge_pages,
         only: later.only.unwrap_or_default(),
         except: later.except.unwrap_or_default(),
-        ..settings::settings(layer)
+        ..settings
     };
-    if let Err(what) = memory_options::check(options.memory, &settings) {
-        warn(what);
-        return exit::USAGE;
-    }
     // One for all: processes of a family get the same image.
     let mut images = Images::default();
     if let Some(budget) = settings.max_huge_pages {
