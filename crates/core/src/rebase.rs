@@ -52,6 +52,17 @@ impl MainImage {
         Some(text.file_offset.wrapping_sub(text.vaddr) & (huge.bytes() - 1))
     }
 
+    /// Returns what the load bias should equal, modulo the huge page, for copies of the text: [`launch_bias`], or that of
+    /// an image that cannot be moved.
+    pub fn bias_for_copies(&self, pages: Pages) -> u64 {
+        if !self.position_independent {
+            return self.load_bias & (pages.pmd.bytes() - 1);
+        }
+        let texts = self.loads.iter().filter(|load| load.is_text());
+        let texts: Vec<AddrRange> = texts.filter_map(|load| load.mapped(pages.base)).collect();
+        launch_bias(&texts, pages.pmd)
+    }
+
     /// Returns whether the load bias equals `wanted` modulo `huge`.
     pub const fn has_bias(&self, wanted: u64, huge: PageSize) -> bool {
         self.load_bias.wrapping_sub(wanted) & (huge.bytes() - 1) == 0
@@ -116,6 +127,40 @@ impl MainImage {
         let range = AddrRange::new(at(first).align_down(base), at(last).align_up(base)?)?;
         (!range.is_empty()).then_some(range)
     }
+}
+
+/// Returns the load bias, modulo the huge page, at which the most text lies in whole huge pages; 0 if no other is better.
+/// `texts` are vaddrs, whole base pages.
+///
+/// The kernel chooses any of 512 places within a huge page, and text of 5 MiB fills one whole huge page at some and two
+/// at others. Which place is best depends on the file alone, so each launch gets the same text huge.
+pub fn launch_bias(texts: &[AddrRange], huge: PageSize) -> u64 {
+    let mask = huge.bytes() - 1;
+    let size = u128::from(huge.bytes());
+    let mut texts = texts.to_vec();
+    texts.sort_by_key(|text| text.start());
+    let mut joined: Vec<AddrRange> = Vec::new();
+    for text in texts.into_iter().filter(|text| !text.is_empty()) {
+        match joined.last_mut() {
+            Some(last) if text.start() <= last.end() => {
+                let end = text.end().max(last.end());
+                *last = AddrRange::new(last.start(), end).unwrap_or(*last);
+            }
+            _ => joined.push(text),
+        }
+    }
+    let whole = |bias: u64| -> u128 {
+        let at = |addr: RemoteAddr| u128::from(addr.get()) + u128::from(bias);
+        let pages = |text: &AddrRange| {
+            (at(text.end()) / size).saturating_sub(at(text.start()).div_ceil(size))
+        };
+        joined.iter().map(pages).sum()
+    };
+    // The sum is greatest where some text begins or ends with a huge page.
+    let ends = joined.iter().flat_map(|text| [text.start(), text.end()]);
+    let biases = ends.map(|end| end.get().wrapping_neg() & mask);
+    let best = biases.map(|bias| (whole(bias), std::cmp::Reverse(bias))).max();
+    best.filter(|&(pages, _)| pages > whole(0)).map_or(0, |(_, bias)| bias.0)
 }
 
 /// A move of the main executable.

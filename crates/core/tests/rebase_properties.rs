@@ -118,6 +118,12 @@ fn of(snapshot: &Snapshot, text: &Perms) -> usize {
     snapshot.vmas.iter().filter(|vma| vma.perms == *text && vma.file == FILE).count()
 }
 
+/// The bytes of text in whole huge pages, where the program is.
+fn whole_pages(snapshot: &Snapshot) -> u64 {
+    let texts = snapshot.vmas.iter().filter(|vma| vma.is_text());
+    texts.filter_map(|vma| vma.range.align_inward(pages().pmd)).map(AddrRange::len).sum()
+}
+
 /// A random choice of the chunks, as ascending ranges.
 fn some_of(chunks: &[Range<u64>], bits: u64) -> Vec<Range<u64>> {
     let all = chunks.iter().flat_map(|chunk| (chunk.start..chunk.end).step_by(HUGE as usize));
@@ -213,13 +219,32 @@ proptest! {
                     let distance = plan.rebase.as_ref().map_or(0, |rebase| {
                         rebase.from.start().get() - rebase.to.start().get()
                     });
-                    prop_assert_eq!((image.load_bias - distance) % HUGE, 0);
+                    let wanted = image.bias_for_copies(pages());
+                    prop_assert_eq!((image.load_bias - distance) % HUGE, wanted);
                 }
                 _ => prop_assert!(copies.contains(&span.backing)),
             }
         }
-        if !copies.contains(&Backing::Store) && folios.is_empty() {
-            prop_assert!(plan.rebase.is_none(), "not moved for nothing");
+        if !copies.contains(&Backing::Store) && folios.is_empty() && plan.rebase.is_some() {
+            prop_assert!(plan.span_bytes() > whole_pages(snapshot), "not moved for nothing");
+        }
+    }
+
+    #[test]
+    fn copies_hold_as_much_text_wherever_the_kernel_put_the_program(
+        program in program(),
+        copy in prop::sample::select(vec![Backing::Store, Backing::Image, Backing::Hugetlb]),
+    ) {
+        let Program { snapshot, image } = &program;
+        let copies = [copy];
+        let plan = plan(snapshot, &Means { image: Some(image), copies: &copies, ..Means::default() });
+        check_spans(&plan, snapshot)?;
+        let texts: Vec<&LoadSegment> = image.loads.iter().filter(|load| load.is_text()).collect();
+        if let [text] = texts[..] {
+            let mapped = text.mapped(pages().base).unwrap();
+            prop_assert_eq!(plan.span_bytes(), mapped.len() / HUGE * HUGE);
+        } else if copy != Backing::Store {
+            prop_assert!(plan.span_bytes() >= whole_pages(snapshot));
         }
     }
 

@@ -192,9 +192,9 @@ impl Program {
         };
         let (original, process) = (shared.as_ref().unwrap_or(&self.exe), order.process);
         let found = if order.policy.dry_run {
-            store.find(original, path, 0)?
+            store.find(original, path, None)?
         } else {
-            let order = BuildOrder { original, path, bias: 0, process, deadline };
+            let order = BuildOrder { original, path, bias: None, process, deadline };
             match store.find_or_build(&order) {
                 Err(failure) if failure.reason == SkipReason::NoStore => None,
                 found => Some(found?),

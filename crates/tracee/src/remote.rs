@@ -8,32 +8,8 @@ use tiexec_core::addr::{AddrRange, RemoteAddr};
 use tiexec_core::seccomp::Value::{Any, Is, Small};
 use tiexec_sys::c;
 
-use crate::arch::Call;
+pub use crate::syscall_manifest::SystemCall;
 use crate::syscall_manifest::{ManifestEntry, constant};
-
-/// A system call with all its arguments.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SystemCall {
-    /// Its name, with the argument that matters, for errors.
-    pub name: &'static str,
-    pub(crate) call: Call,
-}
-
-impl SystemCall {
-    pub(crate) const fn new(name: &'static str, call: Call) -> Self {
-        Self { name, call }
-    }
-
-    /// Returns its number.
-    pub const fn number(&self) -> i64 {
-        self.call.number
-    }
-
-    /// Returns its arguments, raw.
-    pub const fn args(&self) -> [u64; 6] {
-        self.call.args
-    }
-}
 
 /// The condition under which a file is mapped at a fixed range (mmap(2)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -11,7 +11,6 @@ use tiexec_core::seccomp::{self, CallData, Filter, Value};
 use tiexec_sys::{Errno, Pid, c, ptrace};
 
 use crate::arch::{self, Call, Gadgets};
-use crate::remote::SystemCall;
 
 /// A call that may be made, as far as it is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,6 +61,30 @@ impl ManifestEntry {
     fn covers(&self, call: &Call) -> bool {
         let mut args = self.args.iter().zip(call.args);
         self.number == call.number && args.all(|(known, arg)| known.covers(arg))
+    }
+}
+
+/// A system call with all its arguments.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SystemCall {
+    /// Its name, with the argument that matters, for errors.
+    pub name: &'static str,
+    pub(crate) call: Call,
+}
+
+impl SystemCall {
+    pub(crate) const fn new(name: &'static str, call: Call) -> Self {
+        Self { name, call }
+    }
+
+    /// Returns its number.
+    pub const fn number(&self) -> i64 {
+        self.call.number
+    }
+
+    /// Returns its arguments, raw.
+    pub const fn args(&self) -> [u64; 6] {
+        self.call.args
     }
 }
 

@@ -11,8 +11,8 @@ use crate::snapshot::Snapshot;
 /// the load bias that results, modulo the huge page, if it is known.
 ///
 /// It is laid for the page cache if that holds at least half of its text; otherwise for the image
-/// store if there is one; otherwise for what the page cache holds, if anything; otherwise, where
-/// edges are wanted, for as much of the text as can be huge.
+/// store if there is one; otherwise for what the page cache holds, if anything; otherwise, if copies may
+/// be made, for as much of the text as can be huge.
 pub(super) fn layout(snapshot: &Snapshot, means: &Means<'_>) -> (Option<Rebase>, Option<u64>) {
     let Some(image) = means.image.filter(|_| !means.leave_main) else { return (None, None) };
     let pages = snapshot.pages;
@@ -44,22 +44,22 @@ pub(super) fn layout(snapshot: &Snapshot, means: &Means<'_>) -> (Option<Rebase>,
         None => false,
     };
     let by_cache = || for_cache.and_then(|(bias, cached, _)| (cached > 0).then(|| reach(bias))?);
-    let by_store = || if store { reach(0) } else { None };
+    let by_store = || if store { reach(image.bias_for_copies(pages)) } else { None };
     let found =
         if cache_first { by_cache().or_else(by_store) } else { by_store().or_else(by_cache) };
-    let by_edges = || {
+    let by_copies = || {
         let copied = !means.copies.is_empty();
-        best_for_edges(image, means.edges, snapshot).filter(|_| copied).and_then(reach)
+        best_for_copies(image, means.edges, snapshot).filter(|_| copied).and_then(reach)
     };
-    found.or_else(by_edges).unwrap_or((None, Some(here)))
+    found.or_else(by_copies).unwrap_or((None, Some(here)))
 }
 
 /// Returns the load bias, modulo the huge page, at which most of the text can be huge, if that is more
-/// than where the image is: the tail of the text then shares no huge page with the data behind it, or
-/// its head none with the data before it.
-fn best_for_edges(image: &MainImage, policy: EdgePolicy, snapshot: &Snapshot) -> Option<u64> {
+/// than where the image is. Where edges are wanted, the tail of the text then shares no huge page with the data behind
+/// it, or its head none with the data before it.
+fn best_for_copies(image: &MainImage, policy: EdgePolicy, snapshot: &Snapshot) -> Option<u64> {
     let (huge, base) = (snapshot.pages.pmd, snapshot.pages.base);
-    if policy.edges == Edges::Conservative || !image.position_independent {
+    if !image.position_independent {
         return None;
     }
     let reached = |bias: u64| {
@@ -73,6 +73,7 @@ fn best_for_edges(image: &MainImage, policy: EdgePolicy, snapshot: &Snapshot) ->
         [load.vaddr, end].map(|vaddr| vaddr & !(base.bytes() - 1))
     });
     let biases = ends.map(|vaddr| vaddr.wrapping_neg() & (huge.bytes() - 1));
+    let biases = biases.chain([image.bias_for_copies(snapshot.pages)]);
     let best = biases.filter_map(|bias| Some((reached(bias)?, bias))).max()?;
     (best.0 > here).then_some(best.1)
 }

@@ -247,8 +247,9 @@ pub fn plan(snapshot: &Snapshot, means: &Means<'_>) -> Plan {
     let moved = rebase.as_ref().map(|rebase| rebase.applied(snapshot));
     let snapshot = moved.as_ref().unwrap_or(snapshot);
     let main = snapshot.main_file();
-    // Images in the store are laid out for a load bias that is a multiple of the huge page.
-    let fits = |backing: Backing| backing != Backing::Store || bias == Some(0);
+    // Images in the store are laid out for one load bias, modulo the huge page.
+    let stored_bias = means.image.map(|image| image.bias_for_copies(pages));
+    let fits = |backing: Backing| backing != Backing::Store || bias == stored_bias;
     let copy = means.copies.iter().copied().find(|&backing| fits(backing));
     let image = means.image.map(|image| match &rebase {
         Some(rebase) => rebase.moved_image(image),

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The shift is a multiple of the huge page, plus what the load bias of the process it is made for is
-//! beside one: 0 at a launch, which moves the program so; anything in a running one.
+//! beside one: at a launch, which moves the program so, [the best one](crate::rebase::launch_bias); anything in a running
+//! process.
 //!
 //! The file and program headers, and the notes that hold the build ID, go to a front of their own.
 //! They are what must differ from the original; so each byte that a LOAD segment maps is the
@@ -39,6 +40,7 @@ use thiserror::Error;
 
 use crate::addr::{AddrRange, Pages};
 use crate::elf::{ElfError, ElfHeader};
+use crate::rebase::launch_bias;
 
 /// Which rules laid an image out. An image made by others is not this version's.
 ///
@@ -92,6 +94,10 @@ pub struct Layout {
     /// The original's build ID.
     pub build_id: Option<Vec<u8>>,
     pages: Pages,
+    /// The load bias, modulo the PMD size, of the processes it is laid out for.
+    bias: u64,
+    /// That of launches.
+    launch_bias: u64,
     /// Image offset minus vaddr, wrapping.
     shift: u64,
     /// Vaddrs of text, whole base pages, ascending and disjoint.
@@ -103,16 +109,16 @@ pub struct Layout {
 
 impl Layout {
     /// Reads the headers of a whole file and lays it out for these page sizes, and for processes whose
-    /// load bias is `bias` modulo the PMD size; a multiple of the base page.
+    /// load bias is `bias` modulo the PMD size; a multiple of the base page. `None` is for launches.
     ///
     /// # Errors
     /// [`LayoutError`]: the file has no image.
     pub fn read<'data, R: ReadRef<'data>>(
         file: R,
         pages: Pages,
-        bias: u64,
+        bias: Option<u64>,
     ) -> Result<Self, LayoutError> {
-        if bias & (pages.base.bytes() - 1) != 0 {
+        if bias.unwrap_or_default() & (pages.base.bytes() - 1) != 0 {
             return Err(LayoutError::Odd("a load bias that no page has"));
         }
         let past_end = |()| LayoutError::Malformed("headers past the end of the file");
@@ -135,7 +141,13 @@ impl Layout {
             .end
             .checked_next_multiple_of(pages.pmd.bytes())
             .ok_or(LayoutError::Odd("no room for the headers"))?;
-        let segments = segments::place(programs, file_len, front, pages, bias)?;
+        let mut segments = segments::place(programs, file_len, front, pages, bias.unwrap_or(0))?;
+        let launch_bias =
+            if facts.position_independent { launch_bias(&segments.texts, pages.pmd) } else { 0 };
+        let bias = bias.unwrap_or(launch_bias) & (pages.pmd.bytes() - 1);
+        if bias != 0 {
+            segments = segments::place(programs, file_len, front, pages, bias)?;
+        }
         let tail = tail::place(&sections, file_len, &segments, &notes)?;
 
         header.e_phoff.set(LittleEndian, ElfHeader::LEN as u64);
@@ -162,6 +174,8 @@ impl Layout {
             writes,
             build_id: notes.build_id,
             pages,
+            bias,
+            launch_bias,
             shift: segments.shift,
             texts: segments.texts,
             huge: segments.huge,
@@ -196,6 +210,16 @@ impl Layout {
     pub fn filler(&self, from: u64, to: u64) -> Option<Range<u64>> {
         let start = from.checked_next_multiple_of(self.pages.base.bytes())?;
         (start < to).then_some(start..to)
+    }
+
+    /// Returns the load bias, modulo the PMD size, of the processes that it is laid out for.
+    pub const fn bias(&self) -> u64 {
+        self.bias
+    }
+
+    /// Returns that of launches.
+    pub const fn launch_bias(&self) -> u64 {
+        self.launch_bias
     }
 
     /// Returns the page sizes it was made for.

@@ -105,10 +105,10 @@ fn find_one<'a>(
         !order.only_shared || u128::from(len) <= left * BUILT_PER_MILLISECOND
     };
     let image = if order.policy.dry_run || !in_time() {
-        store.find(original, path, bias)?
+        store.find(original, path, Some(bias))?
     } else {
         let process = &ProcDir::this_process().map_err(Failure::unreadable)?;
-        Some(store.find_or_build(&BuildOrder { original, path, bias, process, deadline })?)
+        Some(store.find_or_build(&BuildOrder { original, path, bias: Some(bias), process, deadline })?)
     };
     let Some(image) = image else { return Ok(None) };
     found.push(Stored { file: vma.file, bias, image });

@@ -128,7 +128,7 @@ pub(crate) fn expected(policy: &Policy, objects: &[Object], deadline: Instant) -
             sources.pagecache.then(|| pagecache::prepare(&object.file, &chunks, pages, deadline));
         let folios = prepared.and_then(Result::ok).unwrap_or_default().huge;
         let stored =
-            store.as_ref().and_then(|store| store.find(&object.file, &object.path, 0).ok());
+            store.as_ref().and_then(|store| store.find(&object.file, &object.path, None).ok());
         let copy = stored
             .flatten()
             .map(|_| Backing::Store)

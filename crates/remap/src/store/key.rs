@@ -32,13 +32,13 @@ pub struct Key {
     pub layout_version: u32,
     /// The PMD size it was laid out for, in bytes.
     pub pmd_size: u64,
-    /// The load bias that it was laid out for, modulo the PMD size, in bytes; 0 for launches.
+    /// The load bias that it was laid out for, modulo the PMD size, in bytes.
     pub bias: u64,
 }
 
 impl Key {
     /// Makes the key of a file in the state that `stat` shows.
-    pub(crate) fn new(stat: &Stat, layout: &Layout, bias: u64) -> Self {
+    pub(crate) fn new(stat: &Stat, layout: &Layout) -> Self {
         Self {
             device: stat.st_dev,
             inode: stat.st_ino,
@@ -48,7 +48,7 @@ impl Key {
             build_id: layout.build_id.as_deref().map(hex),
             layout_version: relaid::VERSION,
             pmd_size: layout.pages().pmd.bytes(),
-            bias,
+            bias: layout.bias(),
         }
     }
 

@@ -78,9 +78,9 @@ pub struct BuildOrder<'a> {
     pub original: &'a File,
     /// Its path, as `/proc/PID/exe` or maps show it.
     pub path: &'a Path,
-    /// The load bias of the processes it is for; only what it is beside a multiple of the PMD size
-    /// matters. 0 where they can be moved.
-    pub bias: u64,
+    /// The load bias of the processes it is for, of which only what it is beside a multiple of the PMD size
+    /// matters; `None` for that of launches.
+    pub bias: Option<u64>,
     /// The building process's directory under `/proc`: its memory cgroup pays.
     pub process: &'a ProcDir,
     /// When to give up.
@@ -104,7 +104,7 @@ impl Store {
         &self.directories.refused
     }
 
-    /// Returns the image of the original's present state for processes with the load bias `bias`, if
+    /// Returns the image of the original's present state for processes with the load bias `bias` (`None`: for launches), if
     /// there is one.
     ///
     /// # Errors
@@ -114,7 +114,7 @@ impl Store {
         &self,
         original: &File,
         path: &Path,
-        bias: u64,
+        bias: Option<u64>,
     ) -> Result<Option<StoredImage>, Failure> {
         let wanted = Wanted::read(original, path, self.pages, bias)?;
         self.find_wanted(wanted).map(Result::ok)
@@ -152,7 +152,7 @@ impl Store {
         };
         let directory = self.place_for(order.original, order.path)?;
         let file = build::build(directory, &wanted, order)?;
-        prune::biases_no_longer_used(directory, &wanted.key);
+        prune::biases_no_longer_used(directory, &wanted.key, wanted.layout.launch_bias());
         Ok(wanted.found(directory, file))
     }
 
@@ -188,8 +188,12 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    fn read(original: &File, path: &Path, pages: Pages, bias: u64) -> Result<Self, Failure> {
-        let bias = bias & (pages.pmd.bytes() - 1);
+    fn read(
+        original: &File,
+        path: &Path,
+        pages: Pages,
+        bias: Option<u64>,
+    ) -> Result<Self, Failure> {
         let stat = rustix::fs::fstat(original).map_err(|errno| {
             let detail = format!("fstat({}): {}", path.shown(), tiexec_sys::Errno::from(errno));
             Failure::new(SkipReason::ReadFailed, detail)
@@ -202,7 +206,7 @@ impl Wanted {
             };
             Failure::new(reason, format!("{}: {error}", path.shown()))
         })?;
-        let key = Key::new(&stat, &layout, bias);
+        let key = Key::new(&stat, &layout);
         let name = key.image_name(path);
         Ok(Self { key, layout, name })
     }

@@ -89,13 +89,13 @@ pub(super) fn make_room(directory: &Directory, bytes: u64) -> u64 {
 /// Removes what was built of the same file for running processes that lay elsewhere, and that nobody
 /// uses any more: each start of a program puts it in another place, so such an image seldom finds a
 /// second process.
-pub(super) fn biases_no_longer_used(directory: &Directory, key: &Key) {
-    if key.bias == 0 {
+pub(super) fn biases_no_longer_used(directory: &Directory, key: &Key, launch_bias: u64) {
+    if key.bias == launch_bias {
         return;
     }
     let other = |entry: &Entry| {
         let sidecar = entry.sidecar.as_ref();
-        sidecar.is_some_and(|sidecar| sidecar.key.bias != 0 && key.differs_in_bias(&sidecar.key))
+        sidecar.is_some_and(|sidecar| sidecar.key.bias != launch_bias && key.differs_in_bias(&sidecar.key))
     };
     let entries = state::entries(directory, &Users::default()).unwrap_or_default();
     for entry in entries.into_iter().filter(other) {

@@ -81,6 +81,6 @@ fn add(store: &Store, process: &ProcDir, path: &Path) -> Result<PathBuf, Failure
         return Err(Failure::new(SkipReason::OddFile, "is no regular file"));
     }
     let deadline = Instant::now() + PATIENCE;
-    let order = BuildOrder { original: &original, path: &path, bias: 0, process, deadline };
+    let order = BuildOrder { original: &original, path: &path, bias: None, process, deadline };
     store.find_or_build(&order).map(|image| image.path)
 }
