@@ -1,5 +1,6 @@
 //! Where text lies: programs moved to where it is congruent, and its ragged edges made huge.
 
+mod coverage;
 mod edges;
 mod edges_attach;
 mod edges_killed;

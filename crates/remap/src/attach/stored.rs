@@ -108,7 +108,13 @@ fn find_one<'a>(
         store.find(original, path, Some(bias))?
     } else {
         let process = &ProcDir::this_process().map_err(Failure::unreadable)?;
-        Some(store.find_or_build(&BuildOrder { original, path, bias: Some(bias), process, deadline })?)
+        Some(store.find_or_build(&BuildOrder {
+            original,
+            path,
+            bias: Some(bias),
+            process,
+            deadline,
+        })?)
     };
     let Some(image) = image else { return Ok(None) };
     found.push(Stored { file: vma.file, bias, image });

@@ -95,7 +95,9 @@ pub(super) fn biases_no_longer_used(directory: &Directory, key: &Key, launch_bia
     }
     let other = |entry: &Entry| {
         let sidecar = entry.sidecar.as_ref();
-        sidecar.is_some_and(|sidecar| sidecar.key.bias != launch_bias && key.differs_in_bias(&sidecar.key))
+        sidecar.is_some_and(|sidecar| {
+            sidecar.key.bias != launch_bias && key.differs_in_bias(&sidecar.key)
+        })
     };
     let entries = state::entries(directory, &Users::default()).unwrap_or_default();
     for entry in entries.into_iter().filter(other) {

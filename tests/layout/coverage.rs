@@ -1,0 +1,54 @@
+//! Each start of a program has the same text huge, wherever the kernel put the program: a launch moves it to where copies hold the
+//! most whole huge pages, and its address stays random.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use support::{Fresh, Kind, Report, Run, installed, pmd_size, program, require};
+
+/// Starts the program 50 times by copies; returns how much of its own text was huge each time, and how much it has.
+fn starts(program: &Path, arg: &str, code: i32) -> (BTreeSet<u64>, u64) {
+    let report = Report::new();
+    let run = Run::new(program, [arg]).options(["--backing=image"]);
+    let mut seen = BTreeSet::new();
+    let mut text = 0;
+    for _ in 0..50 {
+        report.of(&run).output().assert_code(code);
+        let report = report.read();
+        let files = report["files"].as_array().expect("files");
+        let path = program.to_str().expect("UTF-8");
+        let own = files.iter().find(|file| file["path"] == path);
+        let own = own.unwrap_or_else(|| panic!("{path} in {report}"));
+        seen.insert(own["huge_bytes"].as_u64().expect("bytes"));
+        text = own["text_bytes"].as_u64().expect("bytes");
+    }
+    println!("{}: {seen:?} of {text}", program.display());
+    (seen, text)
+}
+
+#[test]
+fn of_fifty_starts_each_has_all_whole_huge_pages() {
+    for kind in [Kind::DynamicPie, Kind::StaticPie] {
+        let copy = Fresh::cold(&program("rebased", kind));
+        let (seen, text) = starts(copy.path(), "brief", 7);
+        let most = text / pmd_size() * pmd_size();
+        assert_eq!(seen, BTreeSet::from([most]), "{kind:?}");
+    }
+}
+
+/// Debian's programs: a server whose text of 5 MiB filled one huge page or two, as the kernel put it.
+#[test]
+fn of_fifty_starts_of_a_real_server() {
+    let servers = |directory: &str| -> Vec<PathBuf> {
+        let versions = std::fs::read_dir(directory).into_iter().flatten().flatten();
+        versions.map(|version| version.path().join("bin/postgres")).collect()
+    };
+    let postgres = servers("/usr/lib/postgresql").into_iter().find(|path| path.exists());
+    let server = postgres.or_else(|| installed("mariadbd"));
+    require!(server.is_some(), "neither postgres nor mariadbd");
+    let dir = tempfile::tempdir().expect("a directory");
+    let server = support::warm::small(&server.expect("just looked"), dir.path());
+    let (seen, text) = starts(&server, "--version", 0);
+    let most = text / pmd_size() * pmd_size();
+    assert_eq!(seen, BTreeSet::from([most]));
+}
