@@ -6,5 +6,6 @@ mod package_upgrade;
 mod shared;
 mod warm_check_deps;
 mod warm_file_systems;
+mod warm_fragmented;
 mod warm_makes_huge;
 mod warm_refuses;

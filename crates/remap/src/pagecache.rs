@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use tiexec_core::addr::Pages;
 use tiexec_core::skip::SkipReason;
+use tiexec_sys::compaction;
 use tiexec_sys::holes::Holes;
 use tiexec_sys::pagecache::{FileMapping, may_look};
 use tiexec_sys::{Errno, SysError};
@@ -60,13 +61,22 @@ pub(crate) fn bring(
     let holes = Holes::of(file);
     let chunks: Vec<Range<u64>> = with_data.filter(|page| holes.has_data(page)).collect();
     let wanted = total(&chunks);
+    let scarce = compaction::free_huge_pages(pages)
+        .is_some_and(|free| free < 2 * wanted / pages.pmd.bytes());
     for run in runs(&chunks) {
         let mapping = map(file, &run, pages)?;
         let _no_thp = mapping.advise_huge();
         // One huge page each touch, and nothing ahead: what is read ahead, once it is beyond the
         // device's read_ahead_kb, comes in small folios (Linux 6.18, xfs and ext4 alike).
         mapping.advise_random().map_err(unmapped)?;
-        let mut late = !touch(&mapping, huge_pages(&run, pages), pages, deadline);
+        let room_made = |page: &Range<u64>| {
+            let cached = mapping.cached_parts(page, pages.base);
+            if scarce && cached.is_ok_and(|cached| cached.is_empty()) {
+                let _fragmented = compaction::free_one(pages.pmd);
+            }
+        };
+        let all = huge_pages(&run, pages).inspect(room_made);
+        let mut late = !touch(&mapping, all, pages, deadline);
         let mut huge = mapping.huge_parts().map_err(unseen)?;
         if !late && total(&huge) < run.end - run.start {
             let small = missing(&run, &huge, pages);

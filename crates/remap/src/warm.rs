@@ -6,10 +6,12 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::time::Duration;
 
 use tiexec_core::addr::Pages;
 use tiexec_core::coverage::Rest;
 use tiexec_core::skip::SkipReason;
+use tiexec_sys::compaction;
 use tiexec_sys::pagecache::{cache_state, evict, is_open_for_writing};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, SysError};
@@ -63,7 +65,14 @@ pub fn warm(
     let interiors = interiors(text, pages);
     let mut states = state(file, &interiors, pages)?;
     let untold = states.iter().any(|(_, state)| *state == ChunkState::Untold);
-    let mut evictor = Evictor { file, pages, seen_huge: false, obstacle: None, asked: false };
+    let mut evictor = Evictor {
+        file,
+        pages,
+        seen_huge: false,
+        obstacle: None,
+        asked: false,
+        patience: Patience::default(),
+    };
     for (index, (chunk, state)) in states.iter_mut().enumerate() {
         progress(index as u64 * pages.pmd.bytes());
         if *state != ChunkState::Huge && evictor.warm(chunk, *state)? {
@@ -93,6 +102,47 @@ struct Evictor<'a> {
     obstacle: Option<Failure>,
     /// Whether it was asked who owns, writes and keeps the file.
     asked: bool,
+    /// What is left of the time for fragmented memory.
+    patience: Patience,
+}
+
+/// The waits for memory that is fragmented: the kernel compacts it within seconds.
+#[derive(Default)]
+struct Patience {
+    /// How long was waited, for all parts of the file.
+    waited: Duration,
+    /// The next wait.
+    next: Duration,
+    /// Whether all memory was compacted.
+    compacted: bool,
+}
+
+impl Patience {
+    const FIRST: Duration = Duration::from_millis(10);
+    const LONGEST: Duration = Duration::from_secs(5);
+    /// After so long, root has the kernel compact all memory.
+    const COMPACT_AFTER: Duration = Duration::from_millis(600);
+
+    /// Waits, each time twice as long, then has the kernel free a huge page. Returns whether there was time.
+    fn wait(&mut self, pages: Pages) -> bool {
+        if self.waited >= Self::LONGEST {
+            return false;
+        }
+        self.next = (2 * self.next).max(Self::FIRST);
+        std::thread::sleep(self.next);
+        self.waited += self.next;
+        if self.waited >= Self::COMPACT_AFTER && !self.compacted {
+            self.compacted = true;
+            let _not_root = compaction::compact_all();
+        }
+        let _still_fragmented = compaction::free_one(pages.pmd);
+        true
+    }
+
+    /// Begins anew with short waits.
+    const fn succeeded(&mut self) {
+        self.next = Duration::ZERO;
+    }
 }
 
 impl Evictor<'_> {
@@ -130,19 +180,38 @@ impl Evictor<'_> {
             let detail = "in use by running processes; restart them, then warm again";
             return Ok(Err(Failure::new(SkipReason::InUse, detail)));
         }
-        evict(self.file, chunk).map_err(unmapped)?;
-        let mapping = map(self.file, chunk, self.pages)?;
-        if !mapping.cached_parts(chunk, self.pages.base).map_err(unseen)?.is_empty() {
-            let _unreadable = mapping.populate(chunk);
-            // On overlayfs, cachestat(2) has seen nothing of what is to be written back.
-            let detail = "it cannot be evicted: just mapped, locked in memory, or not written back";
-            return Ok(Err(Failure::new(SkipReason::InUse, detail)));
+        let mut tries = 0;
+        loop {
+            evict(self.file, chunk).map_err(unmapped)?;
+            let mapping = map(self.file, chunk, self.pages)?;
+            if !mapping.cached_parts(chunk, self.pages.base).map_err(unseen)?.is_empty() {
+                let _unreadable = mapping.populate(chunk);
+                // On overlayfs, cachestat(2) has seen nothing of what is to be written back.
+                let detail =
+                    "it cannot be evicted: just mapped, locked in memory, or not written back";
+                return Ok(Err(Failure::new(SkipReason::InUse, detail)));
+            }
+            if self.becomes_huge(chunk)? {
+                self.patience.succeeded();
+                return Ok(Ok(()));
+            }
+            tries += 1;
+            if !self.may_be_fragmentation(tries) || !self.patience.wait(self.pages) {
+                let _unreadable = mapping.populate(chunk);
+                return Ok(Err(self.came_back_small()));
+            }
         }
-        if self.becomes_huge(chunk)? {
-            return Ok(Ok(()));
-        }
-        let _unreadable = mapping.populate(chunk);
-        Ok(Err(self.came_back_small()))
+    }
+
+    /// Whether a part that came in small folios may come in a huge one when memory is less fragmented. A file of which no
+    /// part was ever huge may lie on a file system without large folios: it is tried twice, or as long as few huge pages
+    /// are free.
+    fn may_be_fragmentation(&self, tries: u32) -> bool {
+        /// As many huge pages as other users of memory may take between two tries.
+        const FEW: u64 = 16;
+        self.seen_huge
+            || tries < 2
+            || compaction::free_huge_pages(self.pages).is_some_and(|free| free < FEW)
     }
 
     /// Asks whether anything speaks against evicting the chunk.

@@ -11,6 +11,7 @@
 pub mod address_space;
 mod arch;
 pub mod areas;
+pub mod compaction;
 pub mod counters;
 mod error;
 pub mod holes;

@@ -4,6 +4,7 @@
 //! ignored, never fatal; no content makes a parser panic (fuzz targets of the same names).
 
 pub mod auxv;
+pub mod buddyinfo;
 pub mod cgroup;
 pub mod maps;
 pub mod meminfo;

@@ -1,0 +1,71 @@
+//! Having the kernel make free huge pages of fragmented memory.
+//!
+//! Reading a file ahead takes a huge page for the page cache only where one is free: it does not compact memory for it. A
+//! private mapping with MADV_HUGEPAGE does. So one that is mapped and given up at once leaves a free huge page, on the
+//! list of this processor, for what comes next.
+
+use rustix::mm::{MapFlags, ProtFlags};
+use tiexec_core::addr::{PageSize, Pages};
+use tiexec_core::proc::buddyinfo;
+
+use crate::error::SysError;
+use crate::reservation::{MADV_COLLAPSE, Reservation};
+
+/// Returns how many huge pages are free on the machine; `None` if the kernel does not say.
+pub fn free_huge_pages(pages: Pages) -> Option<u64> {
+    let text = std::fs::read("/proc/buddyinfo").ok()?;
+    Some(buddyinfo::free_blocks(&text, pages.pmd.bits() - pages.base.bits()))
+}
+
+/// Has the kernel compact memory for one huge page, which is free afterwards. Costs the clearing of a huge page, and the
+/// compaction where none is free.
+///
+/// # Errors
+/// ENOMEM, EAGAIN: the kernel did not get one. EINVAL before Linux 6.1.
+///
+/// # Kernel
+/// 6.1, for `MADV_COLLAPSE`, which compacts whatever `/sys/kernel/mm/transparent_hugepage/defrag` says.
+pub fn free_one(pmd: PageSize) -> Result<(), SysError> {
+    let len = usize::try_from(pmd.bytes()).unwrap_or(usize::MAX);
+    let reserved = Reservation::new(len, pmd)?;
+    // SAFETY: the `len` bytes lie in the reservation made above, which nobody else knows of.
+    unsafe {
+        rustix::mm::mmap_anonymous(
+            reserved.start().as_ptr().cast(),
+            len,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::FIXED,
+        )
+    }
+    .map_err(SysError::of("mmap"))?;
+    reserved.advise("madvise(MADV_HUGEPAGE)", 0, len, libc::MADV_HUGEPAGE)?;
+    // SAFETY: the first byte of the mapping just made, which is writable and nobody else's.
+    unsafe { reserved.start().as_ptr().write_volatile(0) };
+    reserved.advise("madvise(MADV_COLLAPSE)", 0, len, MADV_COLLAPSE)
+}
+
+/// `/proc/sys/vm/compact_memory`: has the kernel compact all memory of the machine. Takes seconds on a large machine.
+///
+/// # Errors
+/// EACCES for all but root; ENOENT without `CONFIG_COMPACTION`.
+pub fn compact_all() -> std::io::Result<()> {
+    std::fs::write("/proc/sys/vm/compact_memory", "1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_huge_page_is_taken_and_given_back() {
+        let Some(pages) = crate::thp::pages() else { return };
+        for _ in 0..3 {
+            // Whether the machine has one to spare is its own matter; nothing stays mapped.
+            let _none_free = free_one(pages.pmd);
+        }
+        let smaps = std::fs::read_to_string("/proc/self/smaps_rollup").expect("smaps_rollup");
+        let huge = smaps.lines().find(|line| line.starts_with("AnonHugePages:")).expect("a line");
+        let kib = huge.split_whitespace().nth(1).and_then(|word| word.parse::<u64>().ok());
+        assert!(kib.is_some_and(|kib| kib < pages.pmd.bytes() >> 10), "{huge}");
+    }
+}

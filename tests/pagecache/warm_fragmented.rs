@@ -1,0 +1,86 @@
+//! `warm` makes text huge also where memory is fragmented.
+
+use support::machine::{FELT, is_throwaway};
+use support::warm::{directory, has_large_folios, huge, small, warm};
+use support::{Kind, pmd_size, program_big, require, require_of_machine};
+
+const PAGE: usize = 4096;
+/// One page of so many stays: no free block is as large as that.
+const KEPT_OF: usize = 32;
+
+/// Most of the machine's memory, taken in base pages and given back but for one page of each 32, until this is dropped.
+struct Fragments {
+    at: *mut libc::c_void,
+    len: usize,
+}
+
+impl Fragments {
+    fn new() -> Fragments {
+        /// Left for all others.
+        const LEFT: u64 = 192 << 20;
+        let len = usize::try_from(available().saturating_sub(LEFT)).expect("it fits");
+        let len = len / (KEPT_OF * PAGE) * (KEPT_OF * PAGE);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+        assert_ne!(at, libc::MAP_FAILED, "mmap: {}", std::io::Error::last_os_error());
+        // SAFETY: the mapping just made.
+        unsafe { libc::madvise(at, len, libc::MADV_NOHUGEPAGE) };
+        for page in (0..len).step_by(PAGE) {
+            // SAFETY: a byte of the mapping just made.
+            unsafe { at.cast::<u8>().add(page).write_volatile(1) };
+        }
+        for group in (0..len).step_by(KEPT_OF * PAGE) {
+            let rest = at.wrapping_byte_add(group + PAGE);
+            // SAFETY: pages of the mapping just made, which nobody reads again.
+            unsafe { libc::madvise(rest, (KEPT_OF - 1) * PAGE, libc::MADV_DONTNEED) };
+        }
+        Fragments { at, len }
+    }
+}
+
+impl Drop for Fragments {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made by `new`.
+        unsafe { libc::munmap(self.at, self.len) };
+    }
+}
+
+fn available() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").expect("meminfo");
+    let value = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = value.and_then(|value| value.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    kib.expect("a number") << 10
+}
+
+/// The free blocks of at least a huge page, over all zones.
+fn free_huge_blocks() -> u64 {
+    let order = (pmd_size() / PAGE as u64).trailing_zeros() as usize;
+    let text = std::fs::read_to_string("/proc/buddyinfo").expect("buddyinfo");
+    let counts = text.lines().flat_map(|line| line.split_whitespace().skip(4 + order));
+    counts.map(|count| count.parse::<u64>().expect("a count")).sum()
+}
+
+#[test]
+fn twenty_times_in_twenty() {
+    require_of_machine!(is_throwaway(), FELT);
+    let dir = directory();
+    require!(has_large_folios(dir.path()), "no large folios on this file system");
+    let program = small(&program_big("small", Kind::StaticNoPie, 64), dir.path());
+    let mut got = Vec::new();
+    for _ in 0..20 {
+        support::warm::evict(&program);
+        let before = free_huge_blocks();
+        let fragments = Fragments::new();
+        let blocks = free_huge_blocks();
+        let done = warm(&["--json"], &[&program]);
+        let file = done.file();
+        drop(fragments);
+        println!("free huge blocks {before}, fragmented {blocks}: {file}");
+        assert!(blocks < 32, "memory is not fragmented: {blocks} free huge blocks");
+        let possible = file["text_bytes"].as_u64().expect("bytes") / pmd_size() - 1;
+        got.push((huge(&program) / pmd_size(), possible));
+    }
+    assert!(got.iter().all(|(huge, possible)| 100 * huge >= 95 * possible), "{got:?}");
+}
