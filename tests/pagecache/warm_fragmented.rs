@@ -29,7 +29,7 @@ impl Fragments {
         unsafe { libc::madvise(at, len, libc::MADV_NOHUGEPAGE) };
         for page in (0..len).step_by(PAGE) {
             // SAFETY: a byte of the mapping just made.
-            unsafe { at.cast::<u8>().add(page).write_volatile(1) };
+            unsafe { at.cast::<u8>().wrapping_add(page).write_volatile(1) };
         }
         for group in (0..len).step_by(KEPT_OF * PAGE) {
             let rest = at.wrapping_byte_add(group + PAGE);
