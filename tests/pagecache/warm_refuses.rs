@@ -29,7 +29,7 @@ fn a_file_that_running_processes_use() {
     let held = Run::new(&copy, ["7"]).plain().hold();
     let cached = cached_pages(&copy);
     let resident = support::smaps::status_field(held.pid(), "RssFile");
-    assert_left(&warm(&["--json"], &[&copy]), 1, "in_use", "restart them, then warm again");
+    assert_left(&warm(&["--json"], &[&copy]), 1, "in_use", "stop them, warm it, start them again");
     assert_eq!(cached_pages(&copy), cached, "nothing was evicted");
     assert_eq!(support::smaps::status_field(held.pid(), "RssFile"), resident);
     held.finish().assert_code(7);

@@ -177,7 +177,7 @@ impl Evictor<'_> {
             return Ok(Err(obstacle));
         }
         if self.is_in_use(chunk)? {
-            let detail = "in use by running processes; restart them, then warm again";
+            let detail = "in use by running processes: stop them, warm it, start them again";
             return Ok(Err(Failure::new(SkipReason::InUse, detail)));
         }
         let mut tries = 0;
