@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use support::store::{IMAGES, add, ctl, json, own_run, set_up};
-use support::{Kind, Public, installed, is_root, program, require};
+use support::{Kind, Public, Run, installed, is_root, program, require};
 
 /// The options of the store's mount, none if there is none. The last mount on the path is the one that counts.
 fn mounted() -> Option<String> {
@@ -55,6 +55,59 @@ fn setup_mounts_once() {
     assert_eq!(size(&mounted().expect("mounted")), 200 << 10);
     let options = mounted().expect("mounted");
     assert!(options.contains("nosuid") && options.contains("nodev"), "{options}");
+}
+
+/// Processes keep the images that they map; the file system that held them is gone.
+#[test]
+fn unset_removes_the_store_also_in_use() {
+    require!(is_root(), "mounting needs root");
+    own_run();
+    set_up("200M");
+    let public = Public::new();
+    let copy = public.add(&program("hold", Kind::DynamicPie), "program", 0o755);
+    let image = add(&copy);
+    let held = Run::new(&copy, ["7"]).options(["--backing=image"]).hold();
+    let maps = || std::fs::read_to_string(format!("/proc/{}/maps", held.pid())).expect("maps");
+    let name = image.file_name().expect("a name").to_string_lossy().into_owned();
+    assert!(maps().contains(&name), "{}", maps());
+    let done = ctl(["unset"]);
+    done.assert_code(0).assert_silent();
+    assert_eq!(done.out(), "/run/tiexec/images: unmounted\n");
+    assert_eq!((mounted(), image.exists()), (None, false));
+    assert!(maps().contains(&name), "{}", maps());
+    held.finish().assert_code(7);
+    let again = ctl(["unset"]);
+    again.assert_code(0).assert_silent();
+    assert_eq!(again.out(), "/run/tiexec/images: is not set up\n");
+    // And anew.
+    set_up("200M");
+    assert!(add(&copy).exists());
+}
+
+#[test]
+fn remove_takes_the_images_of_the_files_it_is_given() {
+    require!(is_root(), "mounting needs root");
+    own_run();
+    set_up("200M");
+    let public = Public::new();
+    let one = public.add(&program("hold", Kind::DynamicPie), "one", 0o755);
+    let other = public.add(&program("hold", Kind::StaticPie), "other", 0o755);
+    let (image, others) = (add(&one), add(&other));
+    let done = ctl(["remove".as_ref(), one.as_os_str(), "/no/such/file".as_ref()]);
+    done.assert_code(3);
+    assert!(
+        done.out().contains("as asked") && done.err().contains("no image of /no/such/file"),
+        "{done}"
+    );
+    assert!(!image.exists() && others.exists());
+    // Also where the original is gone.
+    std::fs::remove_file(&other).expect("removed");
+    let removed = json(&["remove", other.to_str().expect("UTF-8"), "--json"]);
+    assert_eq!(removed["removed"][0]["why"], "asked", "{removed}");
+    assert!(!others.exists());
+    let none = ctl(["remove".as_ref(), other.as_os_str()]);
+    none.assert_code(1);
+    assert!(none.err().contains("tiexecctl store list"), "{none}");
 }
 
 #[test]

@@ -268,6 +268,8 @@ pub enum StoreCommand {
         #[arg(long)]
         unit: bool,
     },
+    /// Undo setup: remove all images from /run/tiexec/images, and unmount it
+    Unset,
     /// Build the images of files before somebody needs them
     Add {
         /// Programs or shared libraries
@@ -288,6 +290,15 @@ pub enum StoreCommand {
         /// Also remove every image that no process maps
         #[arg(long)]
         all_unused: bool,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove the images of files; processes that map one keep it until they end
+    Remove {
+        /// Programs or shared libraries
+        #[arg(value_name = "FILE", required = true)]
+        files: Vec<PathBuf>,
         /// As JSON
         #[arg(long)]
         json: bool,

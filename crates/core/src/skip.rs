@@ -201,7 +201,9 @@ impl SkipReason {
             Self::NoStore => "tiexecctl store setup",
             Self::StoreFull => "tiexecctl store setup --size=SIZE",
             Self::NotCached => "tiexecctl warm FILE",
-            Self::InUse => "stop what uses it, tiexecctl warm FILE, start it again (systemd: ExecStartPre=-+/usr/bin/tiexecctl warm FILE)",
+            Self::InUse => {
+                "stop what uses it, tiexecctl warm FILE, start it again (systemd: ExecStartPre=-+/usr/bin/tiexecctl warm FILE)"
+            }
             Self::DirtyFile => "sync FILE, then tiexecctl warm FILE",
             Self::NotOwner => "be root, or the file's owner",
             Self::ProcUnavailable => "mount -t proc proc /proc",

@@ -29,6 +29,8 @@ pub enum Why {
     Unused,
     /// A builder died and left it.
     LeftOver,
+    /// Somebody asked for it.
+    Asked,
 }
 
 /// Something that was removed.
@@ -65,6 +67,18 @@ pub fn prune(directory: &Directory, all_unused: bool) -> Result<Vec<Removed>, Fa
     }
     removed.extend(remove_left_overs(directory)?);
     Ok(removed)
+}
+
+/// Removes the images of the file that was `original`, in whatever state, also those in use: processes that map one keep
+/// it until they end.
+///
+/// # Errors
+/// `store_refused`: the directory cannot be read. A file that cannot be removed stays.
+pub fn remove_images_of(directory: &Directory, original: &str) -> Result<Vec<Removed>, Failure> {
+    let is_of =
+        |entry: &Entry| entry.sidecar.as_ref().is_some_and(|sidecar| sidecar.original == original);
+    let entries = state::entries(directory, &Users::default())?.into_iter().filter(is_of);
+    Ok(entries.filter_map(|entry| remove(directory, entry, Why::Asked)).collect())
 }
 
 /// Removes images that nobody uses, the one used longest ago first, until `bytes` are free; returns

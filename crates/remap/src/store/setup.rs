@@ -10,7 +10,8 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 use std::str::FromStr;
 
-use rustix::mount::{MountFlags, mount, mount_remount};
+use rustix::fs::AtFlags;
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 use tiexec_core::escape::AsShown;
 use tiexec_core::value::parse_bytes;
 use tiexec_sys::{Errno, thp};
@@ -155,6 +156,33 @@ pub fn setup(size: Option<Size>) -> Result<Done, SetupError> {
         }),
         Err(errno) => Err(SetupError::new(format_args!("remount {SYSTEM}"), errno.into())),
     }
+}
+
+/// Removes all images from the system's store and unmounts it; returns whether it was mounted. Processes that map an image
+/// keep it until they end.
+///
+/// # Errors
+/// [`SetupError`]; the store is mounted, and some images may be gone.
+///
+/// # Kernel
+/// Needs CAP_SYS_ADMIN.
+pub fn unset() -> Result<bool, SetupError> {
+    let unfit = |why| SetupError { doing: format!("unmount {SYSTEM}"), why, denied: false };
+    let place = system_place().map_err(|failure| unfit(failure.detail))?;
+    let Some((fd, _)) = place.filter(|(fd, stat)| is_mount(fd, stat)) else { return Ok(false) };
+    let doing = format!("remove what is in {SYSTEM}");
+    let unread = |errno: rustix::io::Errno| SetupError::new(&doing, errno.into());
+    for file in rustix::fs::Dir::read_from(&fd).map_err(unread)? {
+        let file = file.map_err(unread)?;
+        if !matches!(file.file_name().to_bytes(), b"." | b"..") {
+            rustix::fs::unlinkat(&fd, file.file_name(), AtFlags::empty()).map_err(unread)?;
+        }
+    }
+    drop(fd);
+    // Mapped images keep their file system busy. Detached, it is out of everybody's reach at once, and ends with them.
+    unmount(SYSTEM, UnmountFlags::DETACH)
+        .map_err(|errno| SetupError::new(format_args!("unmount {SYSTEM}"), errno.into()))?;
+    Ok(true)
 }
 
 /// Makes a directory that only root can write to.

@@ -3,7 +3,9 @@
 mod add;
 mod list;
 mod prune;
+mod remove;
 mod setup;
+mod unset;
 mod verify;
 
 use tiexec_core::addr::Pages;
@@ -25,6 +27,8 @@ pub(super) fn run(command: StoreCommand) -> u8 {
         StoreCommand::Add { files, json } => add::run(&files, json),
         StoreCommand::List { json } => list::run(json),
         StoreCommand::Prune { all_unused, json } => prune::run(all_unused, json),
+        StoreCommand::Remove { files, json } => remove::run(&files, json),
+        StoreCommand::Unset => unset::run(),
         StoreCommand::Verify { json } => verify::run(json),
         StoreCommand::Path => path(),
     }

@@ -11,16 +11,10 @@ use crate::stdio::warn;
 
 pub(super) fn run(all_unused: bool, json: bool) -> u8 {
     let doing = "prune the image store";
-    let directories = match all(doing) {
-        Ok(directories) => directories,
+    let ours = match ours(doing) {
+        Ok(ours) => ours,
         Err(status) => return status,
     };
-    let there_are_others = !directories.is_empty();
-    let ours: Vec<Directory> = directories.into_iter().filter(Directory::is_ours).collect();
-    if ours.is_empty() && there_are_others {
-        warn(format_args!("cannot {doing}: only root can remove images from {SYSTEM}"));
-        return exit::NOT_PERMITTED;
-    }
     let mut removed: Vec<Removed> = Vec::new();
     for directory in &ours {
         match prune(directory, all_unused) {
@@ -34,12 +28,25 @@ pub(super) fn run(all_unused: bool, json: bool) -> u8 {
     print(&removed.iter().map(line).collect::<String>())
 }
 
-fn line(removed: &Removed) -> String {
+/// Returns the stores from which this user can remove images.
+pub(super) fn ours(doing: &str) -> Result<Vec<Directory>, u8> {
+    let directories = all(doing)?;
+    let there_are_others = !directories.is_empty();
+    let ours: Vec<Directory> = directories.into_iter().filter(Directory::is_ours).collect();
+    if ours.is_empty() && there_are_others {
+        warn(format_args!("cannot {doing}: only root can remove images from {SYSTEM}"));
+        return Err(exit::NOT_PERMITTED);
+    }
+    Ok(ours)
+}
+
+pub(super) fn line(removed: &Removed) -> String {
     let why = match removed.why {
         Why::Outdated => "outdated",
         Why::Damaged => "damaged",
         Why::Unused => "unused",
         Why::LeftOver => "left by a dead builder",
+        Why::Asked => "as asked",
     };
     let name = removed.original.as_deref().unwrap_or(&removed.name).shown();
     format!("removed {name} ({} MiB): {why}\n", mib(removed.bytes))

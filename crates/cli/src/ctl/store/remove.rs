@@ -1,0 +1,55 @@
+//! `tiexecctl store remove FILE…`: removes the images of files.
+
+use std::path::{Path, PathBuf};
+
+use tiexec_core::escape::AsShown;
+use tiexec_remap::store::prune::{Removed, remove_images_of};
+
+use super::prune::{line, ours};
+use super::{failed, print};
+use crate::exit;
+use crate::stdio::warn;
+
+pub(super) fn run(files: &[PathBuf], json: bool) -> u8 {
+    let doing = "remove images";
+    let directories = match ours(doing) {
+        Ok(directories) => directories,
+        Err(status) => return status,
+    };
+    let mut all: Vec<Removed> = Vec::new();
+    let mut missing = 0;
+    for file in files {
+        let original = as_stored(file);
+        let mut removed = Vec::new();
+        for directory in &directories {
+            match remove_images_of(directory, &original) {
+                Ok(more) => removed.extend(more),
+                Err(failure) => return failed(doing, &failure),
+            }
+        }
+        if removed.is_empty() {
+            missing += 1;
+            warn(format_args!(
+                "no image of {}; tiexecctl store list shows all",
+                file.as_path().shown()
+            ));
+        }
+        all.extend(removed);
+    }
+    let status = if json {
+        print(&super::list::as_json("store_remove", &[("removed", &all)]))
+    } else {
+        print(&all.iter().map(line).collect::<String>())
+    };
+    match status {
+        exit::OK if missing == files.len() => exit::FAILED,
+        exit::OK if missing > 0 => exit::PARTIAL,
+        status => status,
+    }
+}
+
+/// The path by which the store knows a file: that of its mapping, also if the file is gone.
+fn as_stored(file: &Path) -> String {
+    let path = file.canonicalize().or_else(|_gone| std::path::absolute(file));
+    path.unwrap_or_else(|_| file.to_owned()).to_string_lossy().into_owned()
+}
