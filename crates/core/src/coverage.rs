@@ -10,7 +10,7 @@ use crate::area::Area;
 use crate::numa::{self, OnNode};
 use crate::plan::Backing;
 use crate::proc::maps::Vma;
-use crate::skip::SkipReason;
+use crate::skip::{Reason, SkipReason};
 
 /// How the name of every memfd of ours begins in maps.
 pub const IMAGE_NAME_PREFIX: &[u8] = b"/memfd:tiexec:";
@@ -21,7 +21,7 @@ pub const STORE_NAME_SUFFIX: &[u8] = b".tiexec";
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Rest {
     /// Why.
-    pub reason: SkipReason,
+    pub reason: Reason,
     /// How many bytes.
     pub bytes: u64,
 }
@@ -73,7 +73,7 @@ pub struct Note {
     /// Which text.
     pub range: AddrRange,
     /// Why it is not huge.
-    pub reason: SkipReason,
+    pub reason: Reason,
 }
 
 /// Returns whether the VMA is text that TiExec put there.
@@ -166,7 +166,7 @@ pub fn coverage(
     }
 
     let mut files: BTreeMap<_, FileCoverage> = BTreeMap::new();
-    let mut rests: BTreeMap<_, BTreeMap<SkipReason, u64>> = BTreeMap::new();
+    let mut rests: BTreeMap<_, BTreeMap<Reason, u64>> = BTreeMap::new();
     for run in runs {
         let file = files.entry(run.owner.file).or_insert_with(|| FileCoverage {
             path: run.owner.display_path(),
@@ -195,10 +195,10 @@ pub fn coverage(
         let noted = noted.min_by_key(|note| Reverse(of_run(&note.range)));
         let rest = rests.entry(run.owner.file).or_default();
         if whole == 0 {
-            *rest.entry(SkipReason::TooSmall).or_default() += left;
+            *rest.entry(SkipReason::TooSmall.into()).or_default() += left;
         } else {
-            *rest.entry(SkipReason::Edges).or_default() += edges;
-            let reason = noted.map_or(SkipReason::BasePages, |note| note.reason);
+            *rest.entry(SkipReason::Edges.into()).or_default() += edges;
+            let reason = noted.map_or(SkipReason::BasePages.into(), |note| note.reason);
             *rest.entry(reason).or_default() += left - edges;
         }
     }
@@ -296,6 +296,7 @@ mod tests {
     use super::*;
     use crate::addr::{PageSize, RemoteAddr};
     use crate::proc::smaps;
+    use crate::skip::FailureKind;
 
     fn pages() -> Pages {
         Pages { base: PageSize::new(4 << 10).unwrap(), pmd: PageSize::new(2 << 20).unwrap() }
@@ -331,10 +332,10 @@ mod tests {
         let files = of(tail);
         assert_eq!((files[0].text_bytes, files[0].huge_bytes), (0x61_1000, 0x61_0000));
         assert_eq!((files[0].widened_bytes, files[0].copied_bytes), (0x1f_0000, 0));
-        assert_eq!(rest(&files[0]), [(SkipReason::Edges, 0x1000)]);
+        assert_eq!(rest(&files[0]), [(SkipReason::Edges.into(), 0x1000)]);
     }
 
-    fn rest(file: &FileCoverage) -> Vec<(SkipReason, u64)> {
+    fn rest(file: &FileCoverage) -> Vec<(Reason, u64)> {
         file.rest.iter().map(|rest| (rest.reason, rest.bytes)).collect()
     }
 
@@ -354,7 +355,7 @@ mod tests {
         assert_eq!((main.path.as_str(), main.deleted), ("/usr/bin/main", false));
         assert_eq!((main.text_bytes, main.huge_bytes), (0xc1_1000, 12 << 20));
         assert_eq!(main.backings, [Backing::Image]);
-        assert_eq!(rest(main), [(SkipReason::Edges, 0x1_1000)]);
+        assert_eq!(rest(main), [(SkipReason::Edges.into(), 0x1_1000)]);
     }
 
     #[test]
@@ -412,7 +413,7 @@ mod tests {
         assert_eq!(files[0].huge_bytes, 8 << 20);
         assert_eq!(
             rest(&files[0]),
-            [(SkipReason::Edges, 0x1_1000), (SkipReason::BasePages, 4 << 20)]
+            [(SkipReason::Edges.into(), 0x1_1000), (SkipReason::BasePages.into(), 4 << 20)]
         );
     }
 
@@ -423,13 +424,16 @@ mod tests {
                      00c00000-00c01000 r-xp 00000000 fe:00 3 /c\n";
         let range =
             |start, end| AddrRange::new(RemoteAddr::new(start), RemoteAddr::new(end)).unwrap();
-        let note = |range| Note { range, reason: SkipReason::Deadline };
+        let note = |range| Note { range, reason: FailureKind::Deadline.into() };
         let notes = [note(range(0x40_0000, 0x80_0000)), note(range(0xc0_0000, 0xc0_1000))];
         let files = coverage_of(smaps, &notes);
-        assert_eq!(rest(&files[0]), [(SkipReason::Edges, 0x1000), (SkipReason::Deadline, 4 << 20)]);
-        assert_eq!(rest(&files[1]), [(SkipReason::BasePages, 2 << 20)]);
+        assert_eq!(
+            rest(&files[0]),
+            [(SkipReason::Edges.into(), 0x1000), (FailureKind::Deadline.into(), 4 << 20)]
+        );
+        assert_eq!(rest(&files[1]), [(SkipReason::BasePages.into(), 2 << 20)]);
         // Too small comes before whatever else there is to say.
-        assert_eq!(rest(&files[2]), [(SkipReason::TooSmall, 0x1000)]);
+        assert_eq!(rest(&files[2]), [(SkipReason::TooSmall.into(), 0x1000)]);
     }
 
     #[test]
@@ -463,7 +467,7 @@ mod tests {
         assert_eq!(files[0].text_bytes, (2 << 20) + 0x1000);
         assert_eq!(
             rest(&files[0]),
-            [(SkipReason::TooSmall, 0x1000), (SkipReason::BasePages, 2 << 20)]
+            [(SkipReason::TooSmall.into(), 0x1000), (SkipReason::BasePages.into(), 2 << 20)]
         );
     }
 }

@@ -11,7 +11,7 @@ use crate::coverage::FileCoverage;
 use crate::escape::{self, AsShown};
 use crate::numa;
 use crate::plan::{Backing, Span, start_and_end};
-use crate::skip::SkipReason;
+use crate::skip::Reason;
 
 /// The version of the JSON form. It grows by fields; it is counted up when one changes meaning.
 pub const SCHEMA: u32 = 1;
@@ -129,7 +129,7 @@ pub struct Report {
     /// How the launch went; what is seen, for `inspect`.
     pub outcome: Outcome,
     /// Why text that could be huge is not.
-    pub reason: Option<SkipReason>,
+    pub reason: Option<Reason>,
     /// The detail of `reason`, in words.
     pub detail: Option<String>,
     /// Bytes of text, of all files.
@@ -379,7 +379,7 @@ fn line(
     if let Some(pool) = backings.iter_mut().find(|name| **name == Backing::Hugetlb.to_string()) {
         sizes.iter().for_each(|&size| pool.push_str(&format!(" {}", short(size))));
     }
-    let mut rest: Vec<(SkipReason, u64)> = Vec::new();
+    let mut rest: Vec<(Reason, u64)> = Vec::new();
     for part in files.iter().flat_map(|file| &file.rest) {
         match rest.iter_mut().find(|(reason, _)| *reason == part.reason) {
             Some((_, bytes)) => *bytes += part.bytes,
@@ -411,9 +411,11 @@ fn line(
 mod tests {
     use super::*;
     use crate::coverage::Rest;
+    use crate::skip::SkipReason;
 
     fn file(path: &str, text_bytes: u64, huge_bytes: u64) -> FileCoverage {
-        let rest = vec![Rest { reason: SkipReason::TooSmall, bytes: text_bytes - huge_bytes }];
+        let rest =
+            vec![Rest { reason: SkipReason::TooSmall.into(), bytes: text_bytes - huge_bytes }];
         let backings = if huge_bytes > 0 { vec![Backing::Image] } else { Vec::new() };
         FileCoverage {
             path: path.to_owned(),

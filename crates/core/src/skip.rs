@@ -6,15 +6,18 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $variant:ident = $text:literal),+ $(,)?) => {
-        /// Why text was left on base pages: decided, met, or both. A skip is not an error.
+    (
+        $(#[$of:meta])* $name:ident as $side:ident;
+        $($(#[$doc:meta])* $variant:ident = $text:literal),+ $(,)?
+    ) => {
+        $(#[$of])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         #[non_exhaustive]
-        pub enum SkipReason { $($(#[$doc])* $variant),+ }
+        pub enum $name { $($(#[$doc])* $variant),+ }
 
-        impl SkipReason {
-            /// Every reason there is, in the manual's order.
+        impl $name {
+            /// Every one there is, in the manual's order.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
             /// Returns the stable snake_case name.
@@ -22,10 +25,25 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $text),+ }
             }
         }
+
+        impl From<$name> for Reason {
+            fn from(one: $name) -> Self {
+                Self::$side(one)
+            }
+        }
+
+        impl PartialEq<$name> for Reason {
+            fn eq(&self, other: &$name) -> bool {
+                *self == Self::$side(*other)
+            }
+        }
     };
 }
 
 reasons! {
+    /// Why text is not taken: a decision, or a property of the text or of its file. A skip is not an error, but a
+    /// function may return it as its failure.
+    SkipReason as Skipped;
     /// The text fills no whole, aligned huge page.
     TooSmall = "too_small",
     /// The ragged head and tail outside the whole huge pages.
@@ -52,6 +70,33 @@ reasons! {
     /// Mapped where its address and its file offset differ modulo the huge page: no page cache folio
     /// can be PMD-mapped there.
     NotCongruent = "not_congruent",
+    /// The text fills no page of the size that `--page-size` names.
+    PageSize = "page_size",
+    /// Pages of the text were written to: a breakpoint, a uprobe, a text relocation, a live patch.
+    ModifiedText = "modified_text",
+    /// The text is sealed against changes (mseal(2)).
+    Sealed = "sealed",
+    /// The text may be executed but not read, or has a memory protection key or memory tags of its own.
+    ProtectionKey = "protection_key",
+    /// The program could not be stopped once its shared objects were mapped.
+    LinkerUnwatched = "linker_unwatched",
+    /// The page cache holds the text in small folios, and only evicting it would change that.
+    SmallFolios = "small_folios",
+    /// There is no image store here.
+    NoStore = "no_store",
+    /// Not everybody may read the file, so it gets no image that everybody may read.
+    NotShareable = "not_shareable",
+    /// The file's headers are beyond what an image of the store can be made of.
+    OddFile = "odd_file",
+    /// The page cache does not hold the text.
+    NotCached = "not_cached",
+    /// The kernel tells the state of the page cache only to the file's owner and to those who may write to the file.
+    NotOwner = "not_owner",
+}
+
+reasons! {
+    /// Why text could not be taken: an event that went wrong, a resource that is missing, or a refusal.
+    FailureKind as Failed;
     /// The program could not be moved to where its text would be congruent.
     RebaseFailed = "rebase_failed",
     /// The kernel had no free huge page, or would not collapse.
@@ -68,8 +113,6 @@ reasons! {
     HugetlbPool = "hugetlb_pool",
     /// The nodes that `--numa` names have no memory for this process, or the kernel refused to place pages.
     Numa = "numa",
-    /// The text fills no page of the size that `--page-size` names.
-    PageSize = "page_size",
     /// `memfd_create` was refused.
     NoMemfd = "no_memfd",
     /// A seccomp filter forbids a call that is needed, or may do so.
@@ -83,12 +126,6 @@ reasons! {
     AlreadyTraced = "already_traced",
     /// Something came to be mapped beside the text, in the huge page at its edge.
     EdgeInUse = "edge_in_use",
-    /// Pages of the text were written to: a breakpoint, a uprobe, a text relocation, a live patch.
-    ModifiedText = "modified_text",
-    /// The text is sealed against changes (mseal(2)).
-    Sealed = "sealed",
-    /// The text may be executed but not read, or has a memory protection key or memory tags of its own.
-    ProtectionKey = "protection_key",
     /// The process has nearly as many mappings as it may (`vm.max_map_count`).
     MapCount = "map_count",
     /// Every thread was where a stop would have been noticed, or could not be made.
@@ -129,22 +166,10 @@ reasons! {
     ReadFailed = "read_failed",
     /// The program ended before it reached the point where its text would have been switched.
     TargetGone = "target_gone",
-    /// The program could not be stopped once its shared objects were mapped.
-    LinkerUnwatched = "linker_unwatched",
-    /// The page cache holds the text in small folios, and only evicting it would change that.
-    SmallFolios = "small_folios",
-    /// There is no image store here.
-    NoStore = "no_store",
     /// The image store, or an image in it, could have been made by somebody else: it is not used.
     StoreRefused = "store_refused",
     /// The image store has no room for the image, also after removing images that nobody uses.
     StoreFull = "store_full",
-    /// Not everybody may read the file, so it gets no image that everybody may read.
-    NotShareable = "not_shareable",
-    /// The file's headers are beyond what an image of the store can be made of.
-    OddFile = "odd_file",
-    /// The page cache does not hold the text.
-    NotCached = "not_cached",
     /// Running processes have the text mapped, or locked: it cannot be evicted and read in anew.
     InUse = "in_use",
     /// The file has pages that are not written back yet.
@@ -153,43 +178,78 @@ reasons! {
     OpenForWriting = "open_for_writing",
     /// The file system keeps files in small folios only.
     NoLargeFolios = "no_large_folios",
-    /// The kernel tells the state of the page cache only to the file's owner and to those who may write to the file.
-    NotOwner = "not_owner",
 }
 
-impl SkipReason {
+/// Why text was left on base pages. A plan can hold failures too: a file that cannot be opened leaves its text out.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Reason {
+    /// The text is not taken.
+    Skipped(SkipReason),
+    /// Taking it failed.
+    Failed(FailureKind),
+}
+
+impl Reason {
+    /// Returns every reason there is.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let skipped = SkipReason::ALL.iter().map(|&why| Self::Skipped(why));
+        skipped.chain(FailureKind::ALL.iter().map(|&kind| Self::Failed(kind)))
+    }
+
+    /// Returns the stable snake_case name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Skipped(why) => why.as_str(),
+            Self::Failed(kind) => kind.as_str(),
+        }
+    }
+
     /// Returns whether this is worth a line on stderr when a launch fails open. The others are
     /// normal: nothing to gain, or a program that must be left alone.
     pub const fn is_failure(self) -> bool {
-        !matches!(
-            self,
-            Self::TooSmall
-                | Self::Edges
-                | Self::BasePages
-                | Self::AlreadyPmdMapped
-                | Self::CutInPieces
-                | Self::NotSelected
-                | Self::Budget
-                | Self::PrivilegedImage
-                | Self::UnreadableImage
-                | Self::ForeignImage
-                | Self::Disabled
-                | Self::TargetGone
-                | Self::LinkerUnwatched
-                | Self::NoStore
-                | Self::NotShareable
-                | Self::OddFile
-        )
+        match self {
+            Self::Skipped(why) => matches!(
+                why,
+                SkipReason::NotCongruent
+                    | SkipReason::PageSize
+                    | SkipReason::ModifiedText
+                    | SkipReason::Sealed
+                    | SkipReason::ProtectionKey
+                    | SkipReason::SmallFolios
+                    | SkipReason::NotCached
+                    | SkipReason::NotOwner
+            ),
+            Self::Failed(kind) => !matches!(kind, FailureKind::TargetGone),
+        }
+    }
+
+    /// Returns what changes it, where that is certain.
+    pub const fn fix(self) -> Option<&'static str> {
+        match self {
+            Self::Skipped(why) => why.fix(),
+            Self::Failed(kind) => kind.fix(),
+        }
     }
 }
 
 impl SkipReason {
-    /// Returns what changes it, where that is certain.
-    pub const fn fix(self) -> Option<&'static str> {
+    const fn fix(self) -> Option<&'static str> {
         Some(match self {
             Self::SmallFolios => "tiexecctl warm FILE, or leave out --backing pagecache",
             Self::NotCongruent => "leave out --backing pagecache",
             Self::LinkerUnwatched => "tiexec -p PID later",
+            Self::NoStore => "tiexecctl store setup",
+            Self::NotCached => "tiexecctl warm FILE",
+            Self::NotOwner => "be root, or the file's owner",
+            _ => return None,
+        })
+    }
+}
+
+impl FailureKind {
+    const fn fix(self) -> Option<&'static str> {
+        Some(match self {
             Self::MapCount => "raise vm.max_map_count",
             Self::MemcgHeadroom => "raise memory.max (systemd: MemoryMax=)",
             Self::HugetlbPool => "raise vm.nr_hugepages, or leave out --backing hugetlb",
@@ -198,21 +258,18 @@ impl SkipReason {
             Self::AddressSpace => "ulimit -v",
             Self::FdLimit => "ulimit -n",
             Self::ForkFailed => "ulimit -u, or the pids cgroup's pids.max",
-            Self::NoStore => "tiexecctl store setup",
             Self::StoreFull => "tiexecctl store setup --size=SIZE",
-            Self::NotCached => "tiexecctl warm FILE",
             Self::InUse => {
                 "stop what uses it, tiexecctl warm FILE, start it again (systemd: ExecStartPre=-+/usr/bin/tiexecctl warm FILE)"
             }
             Self::DirtyFile => "sync FILE, then tiexecctl warm FILE",
-            Self::NotOwner => "be root, or the file's owner",
             Self::ProcUnavailable => "mount -t proc proc /proc",
             _ => return None,
         })
     }
 }
 
-impl fmt::Display for SkipReason {
+impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -224,8 +281,10 @@ mod tests {
 
     #[test]
     fn json_and_display_agree_for_every_reason() {
-        for &reason in SkipReason::ALL {
-            assert_eq!(serde_json::to_string(&reason).unwrap(), format!("\"{reason}\""));
+        for reason in Reason::all() {
+            let json = format!("\"{reason}\"");
+            assert_eq!(serde_json::to_string(&reason).unwrap(), json);
+            assert_eq!(serde_json::from_str::<Reason>(&json).unwrap(), reason);
         }
     }
 }

@@ -175,10 +175,10 @@ fn prometheus_gets_every_whole_huge_page_of_its_text() {
         plan.spans().map(|span| (span.range.to_string(), span.file_offset)).collect();
     assert_eq!(spans, [("00600000-01800000".to_owned(), 0x20_0000)]);
     let main = plan.texts.iter().find(|text| !text.spans.is_empty()).unwrap();
-    assert_eq!(main.rest, [(SkipReason::Edges, 0x1fe000 + 0x12_3000)]);
+    assert_eq!(main.rest, [(SkipReason::Edges.into(), 0x1fe000 + 0x12_3000)]);
     for text in &plan.texts {
         if text.spans.is_empty() {
-            assert_eq!(text.rest, [(SkipReason::TooSmall, text.vma.range.len())]);
+            assert_eq!(text.rest, [(SkipReason::TooSmall.into(), text.vma.range.len())]);
         }
     }
 }
@@ -204,7 +204,7 @@ fn java_leaves_its_largest_text_to_another_day() {
     let plan = plan_by(&snapshot, Backing::Image);
     assert_eq!(plan.huge_bytes(), 0);
     let jvm = plan.texts.iter().find(|text| text.vma.path().ends_with(b"/libjvm.so")).unwrap();
-    assert_eq!(jvm.rest, [(SkipReason::NotSelected, jvm.vma.range.len())]);
+    assert_eq!(jvm.rest, [(SkipReason::NotSelected.into(), jvm.vma.range.len())]);
     assert!(jvm.vma.range.len() > 8 << 20);
 }
 

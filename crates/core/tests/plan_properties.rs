@@ -6,7 +6,7 @@ use tiexec_core::area::Area;
 use tiexec_core::coverage::{FileCoverage, Note, coverage};
 use tiexec_core::plan::{Backing, Means, Plan, TextPlan, plan};
 use tiexec_core::proc::maps::{self, FileId, Perms, Vma};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::Reason;
 use tiexec_core::snapshot::Snapshot;
 
 /// The pages of x86-64, and of an aarch64 kernel with 64 KiB pages.
@@ -273,7 +273,7 @@ fn notes(vmas: &[Vma]) -> BoxedStrategy<Vec<Note>> {
     if ranges.is_empty() {
         return Just(Vec::new()).boxed();
     }
-    let reason = prop::sample::select(SkipReason::ALL);
+    let reason = prop::sample::select(Reason::all().collect::<Vec<_>>());
     let note =
         (prop::sample::select(ranges), reason).prop_map(|(range, reason)| Note { range, reason });
     prop::collection::vec(note, 0..3).boxed()
@@ -285,7 +285,7 @@ fn check_coverage(files: &[FileCoverage]) -> Result<(), TestCaseError> {
         let rest: u64 = file.rest.iter().map(|rest| rest.bytes).sum();
         prop_assert_eq!(rest + file.huge_bytes, file.text_bytes, "{:?}", file);
         prop_assert_eq!(file.huge_bytes > 0, !file.backings.is_empty(), "{:?}", file);
-        let mut reasons: Vec<SkipReason> = file.rest.iter().map(|rest| rest.reason).collect();
+        let mut reasons: Vec<Reason> = file.rest.iter().map(|rest| rest.reason).collect();
         reasons.dedup();
         prop_assert_eq!(reasons.len(), file.rest.len(), "a reason stands once: {:?}", file);
     }

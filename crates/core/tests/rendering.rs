@@ -5,7 +5,7 @@ use tiexec_core::coverage::{FileCoverage, Rest};
 use tiexec_core::plan::{Backing, Means, Plan, Span, plan};
 use tiexec_core::proc::maps::{FileId, Perms, Vma};
 use tiexec_core::report::{Kind, LaunchCost, Outcome, Report};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_core::snapshot::Snapshot;
 
 const MIB: u64 = 1 << 20;
@@ -16,7 +16,7 @@ fn file(
     text: u64,
     huge: u64,
     backings: &[Backing],
-    rest: &[(SkipReason, u64)],
+    rest: &[(impl Into<Reason> + Copy, u64)],
 ) -> FileCoverage {
     FileCoverage {
         path: path.to_owned(),
@@ -28,7 +28,7 @@ fn file(
         backings: backings.to_vec(),
         sizes: Vec::new(),
         nodes: Vec::new(),
-        rest: rest.iter().map(|&(reason, bytes)| Rest { reason, bytes }).collect(),
+        rest: rest.iter().map(|&(reason, bytes)| Rest { reason: reason.into(), bytes }).collect(),
     }
 }
 
@@ -71,14 +71,17 @@ fn mysqld() -> Report {
 
 /// A launch that failed open.
 fn node_without_headroom() -> Report {
-    let rest = [(SkipReason::Edges, 0x28_c000), (SkipReason::MemcgHeadroom, 24 * MIB)];
+    let rest = [
+        (Reason::from(SkipReason::Edges), 0x28_c000),
+        (FailureKind::MemcgHeadroom.into(), 24 * MIB),
+    ];
     let files = vec![
         file("/usr/bin/node", 0x1a8_c000, 0, &[], &rest),
         small("/usr/lib/x86_64-linux-gnu/libc.so.6", 1368),
         small("/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2", 152),
     ];
     let mut report = Report::new(Kind::Launch, 7, "node".to_owned(), files);
-    report.reason = Some(SkipReason::MemcgHeadroom);
+    report.reason = Some(FailureKind::MemcgHeadroom.into());
     report.detail = Some("/sys/fs/cgroup/app has 31.5 MiB left, 88.0 MiB needed".to_owned());
     report
 }
@@ -99,7 +102,7 @@ fn mixed() -> Report {
     let plugin = file("/opt/server/lib/plugin.so", 6 * MIB + 1000, 6 * MIB, &both, &rest);
     let mut report = Report::new(Kind::Inspect, 99_999, "server".to_owned(), vec![server, plugin]);
     report.outcome = Outcome::Partial;
-    report.reason = Some(SkipReason::BasePages);
+    report.reason = Some(SkipReason::BasePages.into());
     report
 }
 
@@ -225,7 +228,7 @@ fn a_plan_as_json() {
 #[test]
 fn a_plan_that_cannot_be_carried_out_says_why_in_json() {
     insta::assert_snapshot!(spread(
-        &plan_of_node(Backing::Image).to_json(Some(SkipReason::Seccomp), None)
+        &plan_of_node(Backing::Image).to_json(Some(FailureKind::Seccomp.into()), None)
     ));
 }
 

@@ -2,7 +2,7 @@
 
 use tiexec_core::addr::{PageSize, short};
 use tiexec_core::config::Settings;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_remap::Failure;
 use tiexec_remap::policy::Policy;
 use tiexec_remap::sources::Sources;
@@ -22,7 +22,7 @@ pub fn policy(settings: &Settings, dry_run: bool) -> Result<Policy, Failure> {
 
 /// Says that no text can be huge here.
 pub(crate) fn unsupported() -> Failure {
-    Failure::new(SkipReason::ThpUnsupported, "the kernel has no transparent huge pages")
+    Failure::new(FailureKind::ThpUnsupported, "the kernel has no transparent huge pages")
 }
 
 /// Says that a program has too little text for pages of that size.

@@ -7,7 +7,7 @@ use tiexec_core::plan::Plan;
 use tiexec_core::proc::stat;
 use tiexec_core::proc::status::Credentials;
 use tiexec_core::report::Report;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{
     AttachOrder, Attached, Reverted, attach, cause_at_first_look, collapse_jit,
@@ -79,7 +79,7 @@ impl Target {
             .find(|&tid| threads::alive(&named, tid).is_some())
             .ok_or_else(|| {
                 let what = "it has no address space (a kernel thread, or a process that has ended)";
-                Failure::new(SkipReason::TargetGone, what)
+                Failure::new(FailureKind::TargetGone, what)
             })?;
         thp::pages().ok_or_else(unsupported)?;
         let process =

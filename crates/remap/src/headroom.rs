@@ -10,7 +10,7 @@ use tiexec_core::addr::mib;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::cgroup::{MemoryCgroup, memory_cgroup};
 use tiexec_core::proc::meminfo;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::procfs::ProcDir;
 
 use tiexec_tracee::Failure;
@@ -39,7 +39,7 @@ pub(crate) fn check_cache(bytes: u64) -> Result<(), Failure> {
     }
     let (text, most) = (mib(bytes), mib(most));
     let detail = format!("{text} MiB of text are more than a quarter of the memory ({most} MiB)");
-    Err(Failure::new(SkipReason::MemoryHeadroom, detail))
+    Err(Failure::new(FailureKind::MemoryHeadroom, detail))
 }
 
 /// Checks that this many bytes of text are not more than all of the machine's memory.
@@ -52,7 +52,7 @@ pub(crate) fn check_length(bytes: u64) -> Result<(), Failure> {
         return Ok(());
     }
     let detail = format!("{} MiB of text are more than the memory ({} MiB)", mib(bytes), mib(most));
-    Err(Failure::new(SkipReason::MemoryHeadroom, detail))
+    Err(Failure::new(FailureKind::MemoryHeadroom, detail))
 }
 
 /// Returns how much memory the machine has, in bytes.
@@ -77,7 +77,7 @@ fn check_machine(bytes: u64) -> Result<(), Failure> {
                 mib(bytes),
                 mib(MARGIN)
             );
-            Err(Failure::new(SkipReason::MemoryHeadroom, detail))
+            Err(Failure::new(FailureKind::MemoryHeadroom, detail))
         }
         _ => Ok(()),
     }
@@ -101,7 +101,7 @@ fn check_cgroups(process: &ProcDir, bytes: u64) -> Result<(), Failure> {
                 mib(bytes),
                 mib(MARGIN)
             );
-            return Err(Failure::new(SkipReason::MemcgHeadroom, detail));
+            return Err(Failure::new(FailureKind::MemcgHeadroom, detail));
         }
     }
     Ok(())
@@ -126,7 +126,7 @@ pub(crate) fn charged_to(process: &ProcDir) -> Result<Option<PathBuf>, Failure> 
     let events = std::fs::read_to_string(directory.join("cgroup.events"));
     if events.is_ok_and(|events| events.lines().any(|line| line == "frozen 1")) {
         let what = format!("{} is frozen", directory.shown());
-        return Err(Failure::new(SkipReason::NoThread, what));
+        return Err(Failure::new(FailureKind::NoThread, what));
     }
     for directory in ancestors(&memory) {
         let group = std::fs::read_to_string(directory.join("memory.oom.group"));
@@ -135,7 +135,7 @@ pub(crate) fn charged_to(process: &ProcDir) -> Result<Option<PathBuf>, Failure> 
                 "{} has memory.oom.group set: were it full, all of its processes would be killed",
                 directory.shown()
             );
-            return Err(Failure::new(SkipReason::MemcgHeadroom, what));
+            return Err(Failure::new(FailureKind::MemcgHeadroom, what));
         }
     }
     Ok(Some(directory))

@@ -11,7 +11,7 @@ use rustix::fs::SealFlags;
 use tiexec_core::addr::{AddrRange, PageSize, Pages};
 use tiexec_core::file_ranges::{Part, Parts};
 use tiexec_core::plan::{Backing, Span};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::holes::Holes;
 use tiexec_sys::memory::FillMapping;
 use tiexec_sys::{SysError, c, hugetlb};
@@ -122,7 +122,7 @@ pub fn fill(
         };
         hugetlb::can_move(pages.pmd).map_err(stays)?;
     }
-    let too_long = |_| Failure::new(SkipReason::AddressSpace, "the text is too long to map");
+    let too_long = |_| Failure::new(FailureKind::AddressSpace, "the text is too long to map");
     let (spans, beyond) = within_file(source.file, spans, pages);
     if spans.is_empty()
         && let Some(beyond) = beyond
@@ -135,9 +135,9 @@ pub fn fill(
         .map_err(|errno| Failure::new(no_page, SysError::of("ftruncate")(errno)))?;
     let mut mapping = FillMapping::new(memfd, len, pages.pmd).map_err(|error| {
         let reason = if backing == Backing::Hugetlb && error.call == "mmap(MAP_SHARED)" {
-            SkipReason::HugetlbPool
+            FailureKind::HugetlbPool
         } else {
-            SkipReason::AddressSpace
+            FailureKind::AddressSpace
         };
         Failure::new(reason, error)
     })?;
@@ -163,13 +163,16 @@ pub fn fill(
             if Instant::now() >= deadline {
                 let done = filled.copied >> 20;
                 filled.shortfall.get_or_insert_with(|| {
-                    Failure::new(SkipReason::Deadline, format!("{done} MiB were staged in time"))
+                    Failure::new(FailureKind::Deadline, format!("{done} MiB were staged in time"))
                 });
                 break 'spans;
             }
             if batch.first().is_some_and(is_hole) {
                 filled.shortfall.get_or_insert_with(|| {
-                    Failure::new(SkipReason::ReadFailed, "the file has a hole in place of the text")
+                    Failure::new(
+                        FailureKind::ReadFailed,
+                        "the file has a hole in place of the text",
+                    )
                 });
                 image_offset += pages.pmd.bytes() * batch.len() as u64;
                 continue;
@@ -193,7 +196,7 @@ pub fn fill(
     // A writable mapping would forbid the seal against writing.
     drop(mapping);
     seal(memfd).map_err(|errno| {
-        Failure::new(SkipReason::NoMemfd, SysError::of("fcntl(F_ADD_SEALS)")(errno))
+        Failure::new(FailureKind::NoMemfd, SysError::of("fcntl(F_ADD_SEALS)")(errno))
     })?;
     Ok(filled)
 }
@@ -213,8 +216,8 @@ fn seal(memfd: &File) -> Result<(), rustix::io::Errno> {
     }
 }
 
-fn no_page_reason(backing: Backing) -> SkipReason {
-    if backing == Backing::Hugetlb { SkipReason::HugetlbPool } else { SkipReason::NoHugePage }
+fn no_page_reason(backing: Backing) -> FailureKind {
+    if backing == Backing::Hugetlb { FailureKind::HugetlbPool } else { FailureKind::NoHugePage }
 }
 
 /// Huge pages allocated by one call: each call drains every processor's page lists, which takes
@@ -238,7 +241,7 @@ fn allocate(
         // The kernel collapses onto the node that the one base page is on (`hpage_collapse_find_target_node`),
         // and its own interleaving goes by base pages: the first ones of huge pages would share a node.
         if let Some(node) = nodes.get((at / huge).checked_rem(nodes.len()).unwrap_or(0)) {
-            let refused = |error| Failure::new(SkipReason::Numa, error);
+            let refused = |error| Failure::new(FailureKind::Numa, error);
             mapping.prefer_node(at, huge, *node).map_err(refused)?;
         }
         let populated = match backing {
@@ -277,9 +280,9 @@ fn copy(
     pages: Pages,
 ) -> Result<(), Failure> {
     let size = |bytes: u64| {
-        usize::try_from(bytes).map_err(|error| Failure::new(SkipReason::AddressSpace, error))
+        usize::try_from(bytes).map_err(|error| Failure::new(FailureKind::AddressSpace, error))
     };
-    let unread = |error: SysError| Failure::new(SkipReason::ReadFailed, error);
+    let unread = |error: SysError| Failure::new(FailureKind::ReadFailed, error);
     let content = source.content(page);
     let of_file: u64 = content.iter().map(|part| part.range.len()).sum();
     if of_file < page.range.len() {
@@ -295,7 +298,7 @@ fn copy(
         let missing = len - count;
         if missing >= size(pages.base.bytes())? {
             let detail = format!("the file ends at {:#x}", part.file_offset + count as u64);
-            return Err(Failure::new(SkipReason::ReadFailed, detail));
+            return Err(Failure::new(FailureKind::ReadFailed, detail));
         }
         mapping.write(at + count, &vec![0; missing]).map_err(unread)?;
     }
@@ -319,7 +322,7 @@ fn within_file(file: &File, spans: &[Span], pages: Pages) -> (Vec<Span>, Option<
             continue;
         }
         beyond.get_or_insert_with(|| {
-            Failure::new(SkipReason::ReadFailed, format_args!("the file ends at {len:#x}"))
+            Failure::new(FailureKind::ReadFailed, format_args!("the file ends at {len:#x}"))
         });
         if whole > 0
             && let Some(range) = AddrRange::with_len(span.range.start(), whole)

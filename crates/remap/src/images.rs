@@ -9,7 +9,7 @@ use std::time::Instant;
 use rustix::fs::{MemfdFlags, memfd_create};
 use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::plan::{Backing, Span};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::SysError;
 use tiexec_tracee::Failure;
 
@@ -78,7 +78,7 @@ impl Images {
     ) -> Result<Arc<Image>, Failure> {
         let Memory { backing, pages, nodes } = memory;
         let meta =
-            source.file.metadata().map_err(|error| Failure::new(SkipReason::ReadFailed, error))?;
+            source.file.metadata().map_err(|error| Failure::new(FailureKind::ReadFailed, error))?;
         let key = Key {
             device: meta.dev(),
             inode: meta.ino(),
@@ -108,7 +108,7 @@ fn make_memfd(name: &str, memory: Memory<'_>) -> Result<File, Failure> {
     if hugetlb {
         flags |= MemfdFlags::from_bits_retain(image::hugetlb_flags(memory.pages.pmd));
     }
-    let reason = if hugetlb { SkipReason::HugetlbPool } else { SkipReason::NoMemfd };
+    let reason = if hugetlb { FailureKind::HugetlbPool } else { FailureKind::NoMemfd };
     memfd(name.as_bytes(), flags).map_err(|error| Failure::new(reason, error))
 }
 

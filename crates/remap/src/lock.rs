@@ -27,7 +27,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, fstat, openat, statat, unlinkat};
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::stat;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, process};
 use tiexec_tracee::Failure;
@@ -154,7 +154,7 @@ impl std::fmt::Display for Name {
 }
 
 fn busy() -> Failure {
-    Failure::new(SkipReason::Busy, "another tiexec is at work on it")
+    Failure::new(FailureKind::Busy, "another tiexec is at work on it")
 }
 
 /// Opens this user's directory of locks, and makes it if need be.

@@ -4,7 +4,7 @@ use tiexec_core::addr::{Pages, RemoteAddr};
 use tiexec_core::area::Area;
 use tiexec_core::numa::{self, Numa, OnNode};
 use tiexec_core::proc::stat;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::Pid;
 use tiexec_sys::numa_nodes::{node_of_processor, nodes_of, usable_nodes};
 use tiexec_sys::procfs::ProcDir;
@@ -20,7 +20,7 @@ pub(crate) fn turns(numa: Option<Numa>, process: &ProcDir) -> Result<Vec<u32>, F
     let Some(numa) = numa else { return Ok(Vec::new()) };
     let stat = process.read("stat").map_err(Failure::unreadable)?;
     let home = stat::processor(&stat).map_or(0, node_of_processor);
-    numa.turns(&usable_nodes(), home).map_err(|error| Failure::new(SkipReason::Numa, error))
+    numa.turns(&usable_nodes(), home).map_err(|error| Failure::new(FailureKind::Numa, error))
 }
 
 /// Most bytes of text whose pages are each looked up. No program has as much, but any may map a file that claims

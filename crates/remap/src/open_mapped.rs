@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::maps::{FileId, Vma};
 use tiexec_core::proc::mountinfo::{self, Mount};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::pagecache::FileMapping;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::{self, Identity, PathFile};
@@ -88,7 +88,7 @@ pub(crate) fn open_mapped(
 /// `foreign_filesystem`; `target_gone`; `ptrace_denied`; `file_gone`.
 pub fn open_exe(process: &ProcDir) -> Result<File, Failure> {
     let file = PathFile::of_process(process, "exe").map_err(Failure::unreadable)?;
-    let not = |what: &dyn std::fmt::Display| Failure::new(SkipReason::FileGone, what);
+    let not = |what: &dyn std::fmt::Display| Failure::new(FailureKind::FileGone, what);
     if !credentials::are_ours(process) {
         let id = file.mount_id();
         must_be_local(process, |mount| Some(mount.id) == id, "its program")?;
@@ -118,7 +118,7 @@ fn by_mapping(process: &ProcDir, vma: &Vma) -> Result<Option<PathFile>, Failure>
 fn by_path(process: &ProcDir, vma: &Vma, trusted: bool) -> Result<PathFile, Failure> {
     let refused = |what: &str| {
         let what = format!("{}: {what}", vma.path().shown());
-        Failure::new(SkipReason::FileGone, what)
+        Failure::new(FailureKind::FileGone, what)
     };
     let mounts = |process: &ProcDir| process.namespace("ns/mnt").ok();
     let ours = ProcDir::this_process().ok();
@@ -241,11 +241,11 @@ fn mounted_by_us(process: &ProcDir) -> bool {
 }
 
 fn gone(vma: &Vma, what: &dyn std::fmt::Display) -> Failure {
-    Failure::new(SkipReason::FileGone, format!("{}: {what}", vma.path().shown()))
+    Failure::new(FailureKind::FileGone, format!("{}: {what}", vma.path().shown()))
 }
 
 fn foreign(name: &str, kind: &[u8]) -> Failure {
     let kind = String::from_utf8_lossy(kind);
     let what = format!("{name} lies on {kind}, and the process is another user's");
-    Failure::new(SkipReason::ForeignFilesystem, what)
+    Failure::new(FailureKind::ForeignFilesystem, what)
 }

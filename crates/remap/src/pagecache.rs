@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use tiexec_core::addr::Pages;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_sys::compaction;
 use tiexec_sys::holes::Holes;
 use tiexec_sys::pagecache::{FileMapping, may_look};
@@ -88,7 +88,7 @@ pub(crate) fn bring(
         }
         if late {
             let detail = format!("{} MiB were huge in time", total(&prepared.huge) >> 20);
-            prepared.shortfall = Some(Failure::new(SkipReason::Deadline, detail));
+            prepared.shortfall = Some(Failure::new(FailureKind::Deadline, detail));
             return Ok(prepared);
         }
     }
@@ -103,7 +103,7 @@ pub(crate) fn bring(
     }
     if asked > wanted && prepared.shortfall.is_none() {
         let detail = format!("the file has no data for {} MiB of the text", (asked - wanted) >> 20);
-        prepared.shortfall = Some(Failure::new(SkipReason::ReadFailed, detail));
+        prepared.shortfall = Some(Failure::new(FailureKind::ReadFailed, detail));
     }
     Ok(prepared)
 }
@@ -166,14 +166,14 @@ pub(crate) fn map(file: &File, run: &Range<u64>, pages: Pages) -> Result<FileMap
 
 pub(crate) fn unmapped(error: SysError) -> Failure {
     let reason = match error.errno {
-        Errno::NOMEM => SkipReason::AddressSpace,
-        _ => SkipReason::ReadFailed,
+        Errno::NOMEM => FailureKind::AddressSpace,
+        _ => FailureKind::ReadFailed,
     };
     Failure::new(reason, error)
 }
 
 pub(crate) fn unseen(error: SysError) -> Failure {
-    Failure::new(SkipReason::ProcUnavailable, error)
+    Failure::new(FailureKind::ProcUnavailable, error)
 }
 
 /// Touches the first base page of each huge page: one in a huge folio is then PMD-mapped. A page

@@ -14,7 +14,7 @@ use tiexec_core::file_ranges::Parts;
 use tiexec_core::plan::{Backing, Means, Plan, plan};
 use tiexec_core::proc::{ParseError, auxv, maps, smaps, stat};
 use tiexec_core::rebase::MainImage;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::{Errno, SysError};
 use tiexec_tracee::Failure;
@@ -64,10 +64,10 @@ impl Program {
         let unreadable = |error: SysError| {
             // A process that has died has no address space to read about.
             let gone = matches!(error.errno, Errno::SRCH | Errno::NOENT);
-            let reason = if gone { SkipReason::TargetGone } else { SkipReason::ProcUnavailable };
+            let reason = if gone { FailureKind::TargetGone } else { FailureKind::ProcUnavailable };
             Failure::new(reason, error)
         };
-        let malformed = |error: ParseError| Failure::new(SkipReason::ProcUnavailable, error);
+        let malformed = |error: ParseError| Failure::new(FailureKind::ProcUnavailable, error);
         let exe = if foreign {
             open_exe(process)?
         } else {
@@ -180,7 +180,7 @@ impl Program {
         let path = order
             .process
             .exe_path()
-            .map_err(|error| Failure::new(SkipReason::ProcUnavailable, error))?;
+            .map_err(|error| Failure::new(FailureKind::ProcUnavailable, error))?;
         let path = Path::new(OsStr::from_bytes(&path));
         let shared = if foreign {
             let Ok(meta) = self.exe.metadata() else { return Ok(false) };
@@ -232,7 +232,7 @@ pub(crate) fn elf_facts(exe: &impl ReadAt) -> Result<(ElfHeader, ElfFacts), Fail
 /// # Errors
 /// `read_failed`; `foreign_image` if it is no ELF file for this machine.
 pub(crate) fn elf_headers(file: &impl ReadAt) -> Result<(ElfHeader, Vec<u8>), Failure> {
-    let unread = |error| Failure::new(SkipReason::ReadFailed, error);
+    let unread = |error| Failure::new(FailureKind::ReadFailed, error);
     let mut header = [0; ElfHeader::LEN];
     file.read_exact_at(&mut header, 0).map_err(unread)?;
     let header =

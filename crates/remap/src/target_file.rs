@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use tiexec_core::addr::Pages;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::process;
 use tiexec_sys::reopen::PathFile;
 use tiexec_tracee::Failure;
@@ -92,7 +92,7 @@ impl TargetFile {
     pub(crate) fn send_over(&self, socket: BorrowedFd<'_>) -> Result<(), Failure> {
         match self {
             Self::Here(file) => process::send_descriptor(socket, file.as_fd())
-                .map_err(|error| Failure::new(SkipReason::SwitchFailed, error)),
+                .map_err(|error| Failure::new(FailureKind::SwitchFailed, error)),
             Self::Apart(reader, id, _) => reader.send_over(*id, socket),
         }
     }

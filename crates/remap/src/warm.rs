@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tiexec_core::addr::Pages;
 use tiexec_core::coverage::Rest;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_sys::compaction;
 use tiexec_sys::pagecache::{cache_state, evict, is_open_for_writing};
 use tiexec_sys::procfs::ProcDir;
@@ -36,7 +36,7 @@ impl Warmth {
     /// Returns the bytes that could be in huge folios and are not.
     pub fn missing(&self) -> u64 {
         let inevitable =
-            |rest: &&Rest| !matches!(rest.reason, SkipReason::Edges | SkipReason::TooSmall);
+            |rest: &&Rest| rest.reason != SkipReason::Edges && rest.reason != SkipReason::TooSmall;
         self.rest.iter().filter(inevitable).map(|rest| rest.bytes).sum()
     }
 }
@@ -178,7 +178,7 @@ impl Evictor<'_> {
         }
         if self.is_in_use(chunk)? {
             let detail = "in use by running processes: stop them, warm it, start them again";
-            return Ok(Err(Failure::new(SkipReason::InUse, detail)));
+            return Ok(Err(Failure::new(FailureKind::InUse, detail)));
         }
         let mut tries = 0;
         loop {
@@ -189,7 +189,7 @@ impl Evictor<'_> {
                 // On overlayfs, cachestat(2) has seen nothing of what is to be written back.
                 let detail =
                     "it cannot be evicted: just mapped, locked in memory, or not written back";
-                return Ok(Err(Failure::new(SkipReason::InUse, detail)));
+                return Ok(Err(Failure::new(FailureKind::InUse, detail)));
             }
             if self.becomes_huge(chunk)? {
                 self.patience.succeeded();
@@ -220,7 +220,7 @@ impl Evictor<'_> {
             let file_system = file_system(self.file);
             if matches!(file_system.as_deref(), Some("tmpfs" | "ramfs" | "devtmpfs")) {
                 let detail = "the kernel makes no huge page of it now: memory may be fragmented";
-                return Err(Failure::new(SkipReason::NoHugePage, detail));
+                return Err(Failure::new(FailureKind::NoHugePage, detail));
             }
             self.clean(&(0..0))?;
             self.asked = true;
@@ -229,7 +229,7 @@ impl Evictor<'_> {
             Ok(false) => {}
             Ok(true) => {
                 let detail = "somebody has the file open for writing";
-                return Err(Failure::new(SkipReason::OpenForWriting, detail));
+                return Err(Failure::new(FailureKind::OpenForWriting, detail));
             }
             Err(error) => return Err(unknown(error)),
         }
@@ -241,7 +241,7 @@ impl Evictor<'_> {
         if state.dirty + state.writeback > 0 {
             let detail =
                 "parts of it are not written back to the disk yet; sync it, then warm again";
-            return Err(Failure::new(SkipReason::DirtyFile, detail));
+            return Err(Failure::new(FailureKind::DirtyFile, detail));
         }
         Ok(())
     }
@@ -259,14 +259,14 @@ impl Evictor<'_> {
     fn came_back_small(&self) -> Failure {
         if self.seen_huge {
             let detail = "a part read anew came in small folios: memory is fragmented";
-            return Failure::new(SkipReason::NoHugePage, detail);
+            return Failure::new(FailureKind::NoHugePage, detail);
         }
         let name = file_system(self.file).unwrap_or_else(|| "its file system".to_owned());
         let detail = format!(
             "{name} read it in small folios: it has no large ones here, or memory is fragmented; \
              tiexec makes a copy instead"
         );
-        Failure::new(SkipReason::NoLargeFolios, detail)
+        Failure::new(FailureKind::NoLargeFolios, detail)
     }
 }
 
@@ -340,7 +340,7 @@ fn weigh(
     let interior = states.len() as u64 * pages.pmd.bytes();
     let mut warmth = Warmth { text_bytes, obstacle, ..Warmth::default() };
     let outside = if interior == 0 { SkipReason::TooSmall } else { SkipReason::Edges };
-    let mut add = |reason: SkipReason, bytes: u64| match warmth
+    let mut add = |reason: Reason, bytes: u64| match warmth
         .rest
         .iter_mut()
         .find(|rest| rest.reason == reason)
@@ -349,14 +349,18 @@ fn weigh(
         None if bytes > 0 => warmth.rest.push(Rest { reason, bytes }),
         None => {}
     };
-    add(outside, text_bytes - interior);
+    add(outside.into(), text_bytes - interior);
     let why = warmth.obstacle.as_ref().map(|obstacle| obstacle.reason);
     for (_, state) in states {
         match state {
             ChunkState::Huge => warmth.huge_bytes += pages.pmd.bytes(),
-            ChunkState::Small => add(why.unwrap_or(SkipReason::SmallFolios), pages.pmd.bytes()),
-            ChunkState::Absent => add(why.unwrap_or(SkipReason::NotCached), pages.pmd.bytes()),
-            ChunkState::Untold => add(SkipReason::NotOwner, pages.pmd.bytes()),
+            ChunkState::Small => {
+                add(why.unwrap_or(SkipReason::SmallFolios.into()), pages.pmd.bytes())
+            }
+            ChunkState::Absent => {
+                add(why.unwrap_or(SkipReason::NotCached.into()), pages.pmd.bytes())
+            }
+            ChunkState::Untold => add(SkipReason::NotOwner.into(), pages.pmd.bytes()),
         }
     }
     warmth
@@ -393,12 +397,15 @@ mod tests {
         let rest = |reason, mib: u64| Rest { reason, bytes: mib * MIB };
         assert_eq!((warmth.text_bytes, warmth.huge_bytes), (8 * MIB, 2 * MIB));
         let reasons = [SkipReason::Edges, SkipReason::SmallFolios, SkipReason::NotCached];
-        assert_eq!(warmth.rest, reasons.map(|reason| rest(reason, 2)));
+        assert_eq!(warmth.rest, reasons.map(|reason| rest(reason.into(), 2)));
         assert_eq!(warmth.missing(), 4 * MIB);
-        let obstacle = Failure::new(SkipReason::InUse, "in use");
+        let obstacle = Failure::new(FailureKind::InUse, "in use");
         let warmth = weigh(&text, &states, Some(obstacle), pages());
-        assert_eq!(warmth.rest, [rest(SkipReason::Edges, 2), rest(SkipReason::InUse, 4)]);
+        assert_eq!(
+            warmth.rest,
+            [rest(SkipReason::Edges.into(), 2), rest(FailureKind::InUse.into(), 4)]
+        );
         let small = weigh(std::slice::from_ref(&(0..MIB)), &[], None, pages());
-        assert_eq!((small.missing(), small.rest), (0, vec![rest(SkipReason::TooSmall, 1)]));
+        assert_eq!((small.missing(), small.rest), (0, vec![rest(SkipReason::TooSmall.into(), 1)]));
     }
 }

@@ -10,7 +10,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::maps::{self, FileId, Vma};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_remap::switch::{Company, OpenFile, Shared, Surroundings, Switch, switch_all};
 use tiexec_sys::address_space::AddressSpace;
@@ -163,9 +163,9 @@ fn a_switch_that_is_given_up_leaves_nothing() {
     let is_mapped = || vmas(&space).iter().any(|vma| vma.name.starts_with(b"/memfd:given_up"));
     let outcome = switch(&space, &mapped, &copy, &|| {
         staged.set(is_mapped());
-        Err(Failure::new(SkipReason::Changed, "by a test"))
+        Err(Failure::new(FailureKind::Changed, "by a test"))
     });
-    assert_eq!(outcome.expect_err("given up").reason, SkipReason::Changed);
+    assert_eq!(outcome.expect_err("given up").reason, FailureKind::Changed);
     assert!(staged.get() && !is_mapped());
     assert_eq!(file_at(&space, mapped.range()), before);
     assert!(mapped.works());

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::NamedTempFile;
 use tiexec_core::addr::Pages;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_remap::pagecache::{ChunkState, Prepared, prepare, state};
 use tiexec_sys::pagecache::{cache_state, evict, is_open_for_writing};
 use tiexec_sys::thp;
@@ -95,7 +95,7 @@ fn text_as_large_as_the_memory_is_not_read_in() {
     let (before, all) = (fixture.cached_pages(), 0..len);
     let deadline = Instant::now() + Duration::from_secs(600);
     let refused = prepare(&fixture.file, std::slice::from_ref(&all), fixture.pages, deadline);
-    assert_eq!(refused.expect_err("too much").reason, SkipReason::MemoryHeadroom);
+    assert_eq!(refused.expect_err("too much").reason, FailureKind::MemoryHeadroom);
     assert_eq!(fixture.cached_pages(), before);
 }
 
@@ -144,7 +144,7 @@ fn past_the_end_and_past_the_deadline_are_results() {
     assert!(prepared.shortfall.is_some());
     let prepared = prepare(&fixture.file, &[fixture.whole()], fixture.pages, Instant::now());
     let prepared = prepared.expect("a file that can be mapped");
-    assert_eq!(prepared.shortfall.expect("a reason").reason, SkipReason::Deadline);
+    assert_eq!(prepared.shortfall.expect("a reason").reason, FailureKind::Deadline);
     assert_eq!(fixture.cached_pages(), 0, "nothing was touched in no time");
     assert_eq!(fixture.prepare(&[]), Prepared::default());
 }

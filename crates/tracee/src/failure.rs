@@ -4,7 +4,7 @@ use std::fmt;
 
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::maps::Vma;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, Reason};
 use tiexec_sys::{Errno, SysError};
 
 use crate::error::{TraceError, refusal};
@@ -13,15 +13,15 @@ use crate::error::{TraceError, refusal};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
     /// The reason, as reports print it.
-    pub reason: SkipReason,
+    pub reason: Reason,
     /// The exact event; empty if the reason says everything.
     pub detail: String,
 }
 
 impl Failure {
     /// Makes one.
-    pub fn new(reason: SkipReason, detail: impl fmt::Display) -> Self {
-        Self { reason, detail: detail.to_string() }
+    pub fn new(reason: impl Into<Reason>, detail: impl fmt::Display) -> Self {
+        Self { reason: reason.into(), detail: detail.to_string() }
     }
 }
 
@@ -29,11 +29,11 @@ impl Failure {
     /// Makes one of an error in reading about a running process: gone, not to be traced, or else.
     pub fn unreadable(error: SysError) -> Self {
         let reason = match error.errno {
-            Errno::SRCH | Errno::NOENT => SkipReason::TargetGone,
-            Errno::PERM | Errno::ACCES => SkipReason::PtraceDenied,
-            Errno::FBIG => SkipReason::Oversized,
-            Errno::MFILE => SkipReason::FdLimit,
-            _ => SkipReason::ProcUnavailable,
+            Errno::SRCH | Errno::NOENT => FailureKind::TargetGone,
+            Errno::PERM | Errno::ACCES => FailureKind::PtraceDenied,
+            Errno::FBIG => FailureKind::Oversized,
+            Errno::MFILE => FailureKind::FdLimit,
+            _ => FailureKind::ProcUnavailable,
         };
         Self::new(reason, error)
     }
@@ -42,8 +42,8 @@ impl Failure {
     /// both refusals have the same name (`mm_access` in `kernel/fork.c`, `yama_ptrace_access_check`).
     pub fn untraceable(error: SysError) -> Self {
         match Self::unreadable(error) {
-            Self { reason: SkipReason::PtraceDenied, .. } => {
-                Self::new(SkipReason::PtraceDenied, refusal(&error))
+            denied if denied.reason == FailureKind::PtraceDenied => {
+                Self { detail: refusal(&error), ..denied }
             }
             other => other,
         }
@@ -54,19 +54,19 @@ impl Failure {
     /// Makes one of a mapping that is gone, or another one.
     pub fn mapped_otherwise(vma: &Vma) -> Self {
         let what = format!("{} is mapped otherwise than before: {}", vma.range, vma.path().shown());
-        Self::new(SkipReason::Changed, what)
+        Self::new(FailureKind::Changed, what)
     }
 }
 
 impl From<TraceError> for Failure {
     fn from(error: TraceError) -> Self {
         let reason = match error {
-            TraceError::Gone => SkipReason::TargetGone,
-            TraceError::Changed => SkipReason::Changed,
-            TraceError::Late => SkipReason::Deadline,
-            TraceError::Foreign => SkipReason::RegisterState,
-            TraceError::Sys(SysError { errno: Errno::MFILE, .. }) => SkipReason::FdLimit,
-            _ => SkipReason::SwitchFailed,
+            TraceError::Gone => FailureKind::TargetGone,
+            TraceError::Changed => FailureKind::Changed,
+            TraceError::Late => FailureKind::Deadline,
+            TraceError::Foreign => FailureKind::RegisterState,
+            TraceError::Sys(SysError { errno: Errno::MFILE, .. }) => FailureKind::FdLimit,
+            _ => FailureKind::SwitchFailed,
         };
         Self::new(reason, error)
     }

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::RemoteAddr;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, Reason};
 use tiexec_sys::address_space::Memory;
 use tiexec_sys::process::{self, Fork, Wait};
 use tiexec_sys::process_name::Role;
@@ -83,16 +83,16 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
     if !process::children_share_pid_namespace() {
         // The helper would be its init, and its end the end of the namespace.
         let detail = "this process's children go to a new PID namespace (unshare --fork first)";
-        return Err(Failure::new(SkipReason::ForkFailed, detail));
+        return Err(Failure::new(FailureKind::ForkFailed, detail));
     }
     if arming.rehearse {
         scout()?;
     }
     let (mut ours, theirs) =
-        UnixStream::pair().map_err(|error| declined(SkipReason::FdLimit, &error))?;
+        UnixStream::pair().map_err(|error| declined(FailureKind::FdLimit, &error))?;
     let target = process::this();
     match process::fork_single_threaded(Role::Helper)
-        .map_err(|error| declined(SkipReason::ForkFailed, &error))?
+        .map_err(|error| declined(FailureKind::ForkFailed, &error))?
     {
         Fork::Child => {
             drop(ours);
@@ -102,7 +102,7 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
         Fork::Parent(helper) => {
             drop(theirs);
             let answer = process::set_ptracer(Some(helper))
-                .map_err(|error| declined(SkipReason::PtraceDenied, &error))
+                .map_err(|error| declined(FailureKind::PtraceDenied, &error))
                 .and_then(|()| handshake(&mut ours, arming.deadline));
             // The leave was for this once; the helper is the tracer by now, or never will be.
             let _no_yama = process::set_ptracer(None);
@@ -110,9 +110,9 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
                 Ok(()) => Ok(Armed { helper, _channel: ours }),
                 Err(mut why) => {
                     let end = end_helper(helper);
-                    if why.reason == SkipReason::HelperDied && end == Some(Wait::Killed(c::SIGSYS))
+                    if why.reason == FailureKind::HelperDied && end == Some(Wait::Killed(c::SIGSYS))
                     {
-                        why.reason = SkipReason::Seccomp;
+                        why.reason = FailureKind::Seccomp.into();
                         why.detail = "a filter kills on a call that is needed".to_owned();
                     }
                     Err(why)
@@ -126,11 +126,11 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
 /// under the seccomp filters in force: if one of them kills, it kills the child. Until the child has
 /// said that it outlived `wait4`, the caller itself makes no call but `pipe2`, `clone` and `read`.
 fn scout() -> Result<(), Failure> {
-    let refused = |what: &dyn ToString| Failure::new(SkipReason::Seccomp, what.to_string());
+    let refused = |what: &dyn ToString| Failure::new(FailureKind::Seccomp, what.to_string());
     let (mut from_child, mut to_caller) =
-        std::io::pipe().map_err(|error| Failure::new(SkipReason::FdLimit, error))?;
+        std::io::pipe().map_err(|error| Failure::new(FailureKind::FdLimit, error))?;
     let forked = process::fork_single_threaded(Role::Scout)
-        .map_err(|error| Failure::new(SkipReason::ForkFailed, error))?;
+        .map_err(|error| Failure::new(FailureKind::ForkFailed, error))?;
     let Fork::Parent(child) = forked else {
         let _panicked = catch_unwind(AssertUnwindSafe(|| {
             process::block_signals();
@@ -178,7 +178,7 @@ fn rehearse_launch() -> std::io::Result<()> {
 
 /// Tells the helper to go on, and waits for its answer.
 fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Failure> {
-    let died = |what: &str| Failure::new(SkipReason::HelperDied, what);
+    let died = |what: &str| Failure::new(FailureKind::HelperDied, what);
     if let Err(error) = channel.write_all(b"g") {
         return Err(died(&format!("before it began: {error}")));
     }
@@ -195,7 +195,7 @@ fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Failure
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 let late = "the helper did not start in time";
-                return Err(Failure::new(SkipReason::Deadline, late));
+                return Err(Failure::new(FailureKind::Deadline, late));
             }
             // It died with our word unread.
             Err(error) => return Err(died(&error.to_string())),
@@ -206,8 +206,8 @@ fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Failure
         return Ok(());
     }
     let (name, detail) = text.split_once('\n').unwrap_or((&text, ""));
-    let reason = SkipReason::ALL.iter().find(|reason| reason.as_str() == name);
-    Err(Failure::new(reason.copied().unwrap_or(SkipReason::HelperDied), detail))
+    let reason = Reason::all().find(|reason| reason.as_str() == name);
+    Err(Failure::new(reason.unwrap_or(FailureKind::HelperDied.into()), detail))
 }
 
 /// The helper's life up to the work.
@@ -238,7 +238,7 @@ fn helper(target: Pid, mut channel: UnixStream, arming: &Arming<'_>, work: impl 
 }
 
 fn seize_refused(error: SysError) -> Failure {
-    Failure::new(SkipReason::PtraceDenied, refusal(&error))
+    Failure::new(FailureKind::PtraceDenied, refusal(&error))
 }
 
 /// A program stopped right after its exec, before its first instruction, in syscall-exit-stop.

@@ -16,7 +16,7 @@ use tiexec_core::escape::AsShown;
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::status::{CAP_SYS_PTRACE, Status};
 use tiexec_core::report::{Kind, Report};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_engine::follow::companion::{self, Companion};
 use tiexec_engine::follow::{Follower, Patterns, obstacle, without_watch};
 use tiexec_engine::hottest;
@@ -97,8 +97,8 @@ pub(crate) fn run(argv: Argv, program: usize, options: Layer, dry_run: bool) -> 
 /// Tells a missing `/proc` from a missing descriptor.
 fn proc_unreadable(error: SysError) -> Failure {
     let reason = match error.errno {
-        Errno::MFILE => SkipReason::FdLimit,
-        _ => SkipReason::ProcUnavailable,
+        Errno::MFILE => FailureKind::FdLimit,
+        _ => FailureKind::ProcUnavailable,
     };
     Failure::new(reason, error)
 }
@@ -106,7 +106,7 @@ fn proc_unreadable(error: SysError) -> Failure {
 impl Launcher {
     fn launch(&self) -> u8 {
         if self.settings.off && !self.dry_run {
-            return self.plainly(SkipReason::Disabled, "");
+            return self.plainly(SkipReason::Disabled.into(), "");
         }
         if !self.dry_run {
             self.accompany();
@@ -263,7 +263,7 @@ impl Launcher {
         let policy = policy?;
         if policy.sources.copy != Some(Backing::Hugetlb) && process::thp_disabled() {
             let detail = "PR_SET_THP_DISABLE is in force (prctl(2)); it is inherited";
-            return Err(Failure::new(SkipReason::ThpDisabled, detail));
+            return Err(Failure::new(FailureKind::ThpDisabled, detail));
         }
         let image = match &verdict {
             Verdict::Treat(image) if self.settings.until_exec.is_none() => Some(image),
@@ -316,7 +316,7 @@ impl Launcher {
         let Caller { process, status, policy, objects } = caller;
         if status.tracer_pid != 0 {
             let detail = format!("process {} traces this one", status.tracer_pid);
-            return self.plainly(SkipReason::AlreadyTraced, &detail);
+            return self.plainly(FailureKind::AlreadyTraced.into(), &detail);
         }
         let order = Order {
             process,
@@ -413,7 +413,7 @@ impl Launcher {
     }
 
     /// Says why text stays on base pages: failures always, the rest if asked for.
-    fn explain(&self, reason: SkipReason, detail: &str) {
+    fn explain(&self, reason: Reason, detail: &str) {
         let wanted = if reason.is_failure() { !self.settings.quiet } else { self.settings.verbose };
         if !wanted {
             return;
@@ -430,7 +430,7 @@ impl Launcher {
     }
 
     /// Execs without a helper, after saying so where that is due.
-    fn plainly(&self, reason: SkipReason, detail: &str) -> u8 {
+    fn plainly(&self, reason: Reason, detail: &str) -> u8 {
         if self.dry_run {
             // A program that would not run has no plan.
             match search(self.name()) {
@@ -461,7 +461,7 @@ impl Launcher {
     }
 
     /// Makes the report of a program that nothing is done to, from its file alone.
-    fn report_of_a_plain_exec(&self, pid: Pid, reason: SkipReason, detail: &str) -> Report {
+    fn report_of_a_plain_exec(&self, pid: Pid, reason: Reason, detail: &str) -> Report {
         let file = search(self.name()).and_then(|path| match judge(&path) {
             Verdict::Treat(image) => Some(image),
             _ => None,

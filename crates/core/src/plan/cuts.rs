@@ -3,7 +3,7 @@
 use super::TextPlan;
 use crate::addr::{AddrRange, PageSize};
 use crate::proc::maps::Vma;
-use crate::skip::SkipReason;
+use crate::skip::{Reason, SkipReason};
 
 /// Says of each text what of its edges would be whole huge pages if the pieces beside it were one
 /// mapping with it. `texts` are in address order.
@@ -34,13 +34,13 @@ fn tell_of(pieces: &mut [TextPlan], huge: PageSize) {
         let start = here.start().max(whole.start());
         let end = here.end().min(whole.end());
         let cut = AddrRange::new(start, end).map_or(0, AddrRange::len).saturating_sub(own);
-        let edges = |(reason, _): &&mut (SkipReason, u64)| {
-            matches!(reason, SkipReason::Edges | SkipReason::TooSmall)
+        let edges = |(reason, _): &&mut (Reason, u64)| {
+            matches!(reason, Reason::Skipped(SkipReason::Edges | SkipReason::TooSmall))
         };
         let Some((_, bytes)) = piece.rest.iter_mut().find(edges) else { continue };
         let cut = cut.min(*bytes);
         *bytes -= cut;
-        piece.rest.push((SkipReason::CutInPieces, cut));
+        piece.rest.push((SkipReason::CutInPieces.into(), cut));
         piece.rest.retain(|&(_, bytes)| bytes > 0);
     }
 }
@@ -54,7 +54,7 @@ mod tests {
     use crate::plan::edges::{Around, Reserved};
     use crate::proc::maps;
 
-    fn rests(maps: &str) -> Vec<Vec<(SkipReason, u64)>> {
+    fn rests(maps: &str) -> Vec<Vec<(Reason, u64)>> {
         let text = |vma| RunningText {
             vma,
             folios: Vec::new(),
@@ -81,9 +81,9 @@ mod tests {
              00501000-00810000 r-xp 00101000 fe:00 1 /m\n",
         );
         use SkipReason::{CutInPieces, Edges};
-        assert_eq!(rests[0], [(CutInPieces, 0x10_0000)]);
-        assert_eq!(rests[1], [(CutInPieces, 0x1000)]);
-        assert_eq!(rests[2], [(Edges, 0x1_0000), (CutInPieces, 0xf_f000)]);
+        assert_eq!(rests[0], [(CutInPieces.into(), 0x10_0000)]);
+        assert_eq!(rests[1], [(CutInPieces.into(), 0x1000)]);
+        assert_eq!(rests[2], [(Edges.into(), 0x1_0000), (CutInPieces.into(), 0xf_f000)]);
     }
 
     #[test]
@@ -92,7 +92,11 @@ mod tests {
             let maps = format!(
                 "00400000-00500000 r-xp 00000000 fe:00 1 /m\n00500000-00600000 r-xp {beside}\n"
             );
-            assert_eq!(rests(&maps), vec![vec![(SkipReason::TooSmall, 1 << 20)]; 2], "{beside}");
+            assert_eq!(
+                rests(&maps),
+                vec![vec![(SkipReason::TooSmall.into(), 1 << 20)]; 2],
+                "{beside}"
+            );
         }
     }
 }

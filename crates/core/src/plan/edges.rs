@@ -292,10 +292,10 @@ mod tests {
         let of = |edges, threshold| planned(SEED, seed(), edges, threshold, BRK);
         let conservative = of(Edges::Conservative, 0);
         assert_eq!(spans(&conservative), std::slice::from_ref(&core));
-        assert_eq!(conservative.texts[0].rest, [(SkipReason::Edges, 0x1_1000)]);
+        assert_eq!(conservative.texts[0].rest, [(SkipReason::Edges.into(), 0x1_1000)]);
         let pad = of(Edges::Pad, 64 << 10);
         assert_eq!(spans(&pad), [core.clone(), tail.clone()]);
-        assert_eq!(pad.texts[0].rest, [(SkipReason::Edges, 0x1000)]);
+        assert_eq!(pad.texts[0].rest, [(SkipReason::Edges.into(), 0x1000)]);
         assert_eq!((pad.huge_bytes(), pad.widened_bytes()), (0x61_0000, 0x1f_0000));
         let aggressive = of(Edges::Aggressive, 64 << 10);
         assert_eq!(spans(&aggressive), [head, core.clone(), tail]);
@@ -315,7 +315,7 @@ mod tests {
         let plan = planned(&maps, loads.clone(), Edges::Aggressive, 0, BRK);
         let taken = [span("00400000-00600000", 0x1f_f000), span("00600000-00c00000", 0)];
         assert_eq!(spans(&plan), taken);
-        assert_eq!(plan.texts[0].rest, [(SkipReason::Edges, 0x1_0000)]);
+        assert_eq!(plan.texts[0].rest, [(SkipReason::Edges.into(), 0x1_0000)]);
         // RELRO: read-only by now, and yet written to.
         let relro = maps.replace("rw-p", "r--p");
         let plan = planned(&relro, loads, Edges::Aggressive, 0, BRK);
@@ -377,7 +377,7 @@ mod tests {
         let means = Means { image: Some(&image), copies, edges, start_brk, ..Means::default() };
         let planned = plan(&snapshot, &means);
         assert_eq!(spans(&planned), [span("00600000-00c00000", 0)]);
-        assert_eq!(planned.texts[0].rest, [(SkipReason::Edges, 0x1_1000)]);
+        assert_eq!(planned.texts[0].rest, [(SkipReason::Edges.into(), 0x1_1000)]);
     }
 
     #[test]
@@ -410,7 +410,10 @@ mod tests {
             load(0x6d_2000, 0x94_5000, false, false),
         ];
         let of = |edges| planned(maps, loads.clone(), edges, 4096, BRK);
-        assert_eq!(of(Edges::Conservative).texts[0].rest, [(SkipReason::TooSmall, 0x2b_3000)]);
+        assert_eq!(
+            of(Edges::Conservative).texts[0].rest,
+            [(SkipReason::TooSmall.into(), 0x2b_3000)]
+        );
         assert_eq!(of(Edges::Pad).texts[0].rest, []);
         assert_eq!(of(Edges::Pad).huge_bytes(), 0x2b_3000);
         // Less than a huge page, more than half of one.

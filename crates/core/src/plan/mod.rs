@@ -32,7 +32,7 @@ use crate::config::EdgePolicy;
 use crate::file_ranges::Parts;
 use crate::proc::maps::Vma;
 use crate::rebase::{MainImage, Rebase};
-use crate::skip::SkipReason;
+use crate::skip::{Reason, SkipReason};
 use crate::snapshot::Snapshot;
 use edges::{Around, Reserved};
 
@@ -127,14 +127,14 @@ pub struct TextPlan {
     /// The parts that become huge.
     pub spans: Vec<Span>,
     /// The bytes that do not, by reason.
-    pub rest: Vec<(SkipReason, u64)>,
+    pub rest: Vec<(Reason, u64)>,
 }
 
 impl TextPlan {
     /// Takes bytes off what is left for being at an edge, or too small.
     fn take_off_rest(&mut self, mut bytes: u64) {
         for (reason, left) in &mut self.rest {
-            if matches!(reason, SkipReason::Edges | SkipReason::TooSmall) {
+            if matches!(reason, Reason::Skipped(SkipReason::Edges | SkipReason::TooSmall)) {
                 let less = bytes.min(*left);
                 *left -= less;
                 bytes -= less;
@@ -223,7 +223,7 @@ impl Plan {
             text.spans.retain(|span| !given_up(span));
             match text.rest.iter_mut().find(|(reason, _)| *reason == why) {
                 Some((_, sum)) => *sum += bytes,
-                None if bytes > 0 => text.rest.push((why, bytes)),
+                None if bytes > 0 => text.rest.push((why.into(), bytes)),
                 None => {}
             }
         }
@@ -296,7 +296,7 @@ pub struct RunningText {
     /// Addresses that must not be touched, and why; in whole huge pages, ascending.
     pub kept: Vec<(AddrRange, SkipReason)>,
     /// Why none of it is to be touched, if so.
-    pub leave: Option<SkipReason>,
+    pub leave: Option<Reason>,
     /// The parts of its file where it is mapped, if it is mapped as the file's headers say.
     pub parts: Option<Parts>,
 }
@@ -354,15 +354,15 @@ fn keep_traces(plan: &mut Plan, vmas: &[Vma]) {
         let bytes: u64 = here.map(AddrRange::len).sum();
         match text.rest.iter_mut().find(|(reason, _)| *reason == SkipReason::Edges) {
             Some((_, sum)) => *sum += bytes,
-            None if bytes > 0 => text.rest.push((SkipReason::Edges, bytes)),
+            None if bytes > 0 => text.rest.push((SkipReason::Edges.into(), bytes)),
             None => {}
         }
     }
 }
 
 /// A text that stays as it is.
-fn leave(vma: &Vma, why: SkipReason) -> TextPlan {
-    TextPlan { vma: vma.clone(), spans: Vec::new(), rest: vec![(why, vma.range.len())] }
+fn leave(vma: &Vma, why: impl Into<Reason>) -> TextPlan {
+    TextPlan { vma: vma.clone(), spans: Vec::new(), rest: vec![(why.into(), vma.range.len())] }
 }
 
 /// Cuts a file range into pieces, in order, that lie wholly inside or wholly outside `folios`, and
@@ -452,7 +452,7 @@ fn plan_text(
     for (why, bytes) in rest.into_iter().filter(|&(_, bytes)| bytes > 0) {
         match text.rest.iter_mut().find(|(reason, _)| *reason == why) {
             Some((_, sum)) => *sum += bytes,
-            None => text.rest.push((why, bytes)),
+            None => text.rest.push((why.into(), bytes)),
         }
     }
     text
@@ -489,8 +489,8 @@ mod tests {
         );
         let plan = plan_by(&snapshot, Backing::Image);
         assert_eq!(spans(&plan), [("00600000-00c00000".to_owned(), 0x20_0000)]);
-        assert_eq!(plan.texts[0].rest, [(SkipReason::Edges, 0x1_1000)]);
-        assert_eq!(plan.texts[1].rest, [(SkipReason::NotSelected, 8 << 20)]);
+        assert_eq!(plan.texts[0].rest, [(SkipReason::Edges.into(), 0x1_1000)]);
+        assert_eq!(plan.texts[1].rest, [(SkipReason::NotSelected.into(), 8 << 20)]);
         assert_eq!((plan.huge_bytes(), plan.text_bytes()), (6 << 20, 0x61_1000 + (8 << 20)));
     }
 
@@ -507,7 +507,7 @@ mod tests {
             folios: Vec::new(),
             copy: Some(Backing::Image),
             kept: Vec::new(),
-            leave: vma.path().starts_with(b"/usr").then_some(SkipReason::NotSelected),
+            leave: vma.path().starts_with(b"/usr").then_some(SkipReason::NotSelected.into()),
             parts: None,
         };
         let later = snapshot(&lines.concat(), 0);
@@ -518,7 +518,10 @@ mod tests {
         plan.join(plan_running(&around, &texts));
         let paths: Vec<_> = plan.texts.iter().map(|text| text.vma.display_path()).collect();
         assert_eq!(paths, ["/usr/bin/main", "/ld.so", "/lib.so"]);
-        assert_eq!((plan.huge_bytes(), plan.texts[1].rest[0].0), (10 << 20, SkipReason::TooSmall));
+        assert_eq!(
+            (plan.huge_bytes(), plan.texts[1].rest[0].0),
+            (10 << 20, SkipReason::TooSmall.into())
+        );
     }
 
     #[test]
@@ -542,7 +545,7 @@ mod tests {
         let taken = [("00400000-00600000", 0), ("00a00000-00c00000", 0x60_0000)];
         assert_eq!(spans(&plan), taken.map(|(range, offset)| (range.to_owned(), offset)));
         for index in [1, 2] {
-            assert_eq!(plan.texts[index].rest, [(SkipReason::NotSelected, 2 << 20)]);
+            assert_eq!(plan.texts[index].rest, [(SkipReason::NotSelected.into(), 2 << 20)]);
         }
     }
 

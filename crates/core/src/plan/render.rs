@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{Backing, Plan, Span, TextPlan, start_and_end};
 use crate::addr::{AddrRange, mib};
 use crate::escape::{self, AsShown};
-use crate::skip::SkipReason;
+use crate::skip::Reason;
 
 impl fmt::Display for Plan {
     /// The table of `--dry-run`.
@@ -70,7 +70,7 @@ impl Plan {
     ///
     /// # Panics
     /// Never: a plan holds nothing that JSON cannot.
-    pub fn to_json(&self, reason: Option<SkipReason>, objects: Option<&Self>) -> String {
+    pub fn to_json(&self, reason: Option<Reason>, objects: Option<&Self>) -> String {
         #[derive(Serialize)]
         struct Text {
             #[serde(flatten, serialize_with = "start_and_end")]
@@ -91,7 +91,7 @@ impl Plan {
             kind: &'static str,
             backing: Option<Backing>,
             rebase: Option<Move>,
-            reason: Option<SkipReason>,
+            reason: Option<Reason>,
             text_bytes: u64,
             huge_bytes: u64,
             widened_bytes: u64,

@@ -430,7 +430,7 @@ impl World<'_> {
             folios: file.map(|file| file.folios.clone()).unwrap_or_default(),
             copy: [None, Some(Backing::Image), Some(Backing::Hugetlb)][choices.below(3) as usize],
             kept,
-            leave: (choices.below(8) == 0).then_some(SkipReason::NotSelected),
+            leave: (choices.below(8) == 0).then_some(SkipReason::NotSelected.into()),
             parts,
         }
     }
@@ -547,7 +547,7 @@ impl World<'_> {
         let note = self
             .vmas
             .first()
-            .map(|vma| Note { range: vma.range, reason: SkipReason::ModifiedText });
+            .map(|vma| Note { range: vma.range, reason: SkipReason::ModifiedText.into() });
         let covered = coverage(&areas, self.pages, note.as_slice(), &originals);
         assert!(covered.len() <= 2 * (self.vmas.len() + originals.len()));
     }

@@ -21,7 +21,7 @@ use tiexec_core::proc::maps::{self, FileId};
 use tiexec_core::proc::stat;
 use tiexec_core::proc::status::CAP_SYS_PTRACE;
 use tiexec_core::report::Report;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::Reason;
 use tiexec_remap::attach::Attached;
 use tiexec_remap::images::Images;
 use tiexec_remap::policy::Policy;
@@ -408,7 +408,7 @@ impl<'a> Follower<'a> {
         pid: Pid,
         by_copy: bool,
         patience: Duration,
-    ) -> Result<LookOutcome, SkipReason> {
+    ) -> Result<LookOutcome, Reason> {
         let target = Target::open(pid).map_err(|failure| failure.reason)?;
         let mut order = target.order(self.policy);
         order.patience = patience;

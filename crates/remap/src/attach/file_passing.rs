@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::RecvFlags;
 use tiexec_core::addr::RemoteAddr;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::{Errno, SysError, process};
 use tiexec_tracee::remote;
 use tiexec_tracee::session::Session;
@@ -46,14 +46,14 @@ impl Passage {
         let AttachOrder { task: pid, workers, .. } = *order;
         let refused = |error: SysError| {
             let no_number = error.errno == Errno::MFILE;
-            let reason = if no_number { SkipReason::FdLimit } else { SkipReason::SwitchFailed };
+            let reason = if no_number { FailureKind::FdLimit } else { FailureKind::SwitchFailed };
             Failure::new(reason, error)
         };
         let [theirs, ours] = session.call_for_descriptors(remote::socketpair)?.map_err(refused)?;
         let copy = match workers.fetcher() {
             Some(fetcher) => fetcher.socket_of(pid, ours)?,
             None => process::descriptor_of(pid, ours)
-                .map_err(|error| Failure::new(SkipReason::SwitchFailed, error))?,
+                .map_err(|error| Failure::new(FailureKind::SwitchFailed, error))?,
         };
         session.release_soon()?;
         Ok(Self { theirs: u64::from(theirs.unsigned_abs()), ours: copy })
@@ -116,9 +116,9 @@ impl Passage {
         }
         let fd = session
             .call_for_descriptor(receive)?
-            .map_err(|error| Failure::new(SkipReason::SwitchFailed, error))?
+            .map_err(|error| Failure::new(FailureKind::SwitchFailed, error))?
             // The process had no descriptor left: the message came without it.
-            .ok_or_else(|| Failure::new(SkipReason::FdLimit, "recvmsg brought no descriptor"))?;
+            .ok_or_else(|| Failure::new(FailureKind::FdLimit, "recvmsg brought no descriptor"))?;
         Ok(Received { fd: u64::from(fd.unsigned_abs()), has_read: false })
     }
 
@@ -135,7 +135,7 @@ impl Passage {
 /// `switch_failed`.
 pub(super) fn send(socket: BorrowedFd<'_>, file: &File) -> Result<(), Failure> {
     process::send_descriptor(socket, file.as_fd())
-        .map_err(|error| Failure::new(SkipReason::SwitchFailed, error))
+        .map_err(|error| Failure::new(FailureKind::SwitchFailed, error))
 }
 
 const WORD: usize = size_of::<u64>();

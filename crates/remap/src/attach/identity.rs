@@ -6,7 +6,7 @@
 
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::status::Status;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::address_space::AddressSpace;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, c};
@@ -42,7 +42,7 @@ pub(super) fn cause(order: &AttachOrder<'_>, failure: Failure) -> Failure {
         Fate::Changed => changed(),
         Fate::Gone => gone(),
         // What is gone although the process is there was another program.
-        Fate::Same if failure.reason == SkipReason::TargetGone => changed(),
+        Fate::Same if failure.reason == FailureKind::TargetGone => changed(),
         Fate::Same => failure,
     }
 }
@@ -62,18 +62,18 @@ pub(super) fn still_there(order: &AttachOrder<'_>) -> Result<(), Failure> {
 /// Tells why a process could not even be looked at: that it has ended, or executes another program, comes before what follows from it.
 pub fn cause_at_first_look(pid: Pid, failure: Failure) -> Failure {
     match alive(pid) {
-        None if failure.reason != SkipReason::TargetGone => gone(),
-        Some(_) if failure.reason == SkipReason::TargetGone => changed(),
+        None if failure.reason != FailureKind::TargetGone => gone(),
+        Some(_) if failure.reason == FailureKind::TargetGone => changed(),
         _ => failure,
     }
 }
 
 fn changed() -> Failure {
-    Failure::new(SkipReason::Changed, "it executed another program meanwhile")
+    Failure::new(FailureKind::Changed, "it executed another program meanwhile")
 }
 
 fn gone() -> Failure {
-    Failure::new(SkipReason::TargetGone, "it ended meanwhile")
+    Failure::new(FailureKind::TargetGone, "it ended meanwhile")
 }
 
 fn fate(order: &AttachOrder<'_>) -> Fate {

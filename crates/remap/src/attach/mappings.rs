@@ -1,6 +1,6 @@
 //! Whether the process may have the mappings that a switch takes.
 
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 
 use tiexec_tracee::Failure;
 
@@ -27,7 +27,7 @@ pub(super) fn check(now: usize, parts: usize) -> Result<(), Failure> {
         let detail = format!(
             "it has {now} mappings, the switch takes up to {more} more, and vm.max_map_count is {limit}"
         );
-        return Err(Failure::new(SkipReason::MapCount, detail));
+        return Err(Failure::new(FailureKind::MapCount, detail));
     }
     Ok(())
 }

@@ -29,7 +29,7 @@ use tiexec_core::plan::Plan;
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::status::Credentials;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::Pid;
 use tiexec_sys::address_space::AddressSpace;
@@ -187,12 +187,12 @@ impl ThpOn {
     fn begin(session: &mut Session) -> Result<(), Failure> {
         if !Self::CALLS.iter().all(|call| session.may(call)) {
             let what = "a seccomp filter may refuse prctl(PR_SET_THP_DISABLE), which turns it on";
-            return Err(Failure::new(SkipReason::ThpDisabled, what));
+            return Err(Failure::new(FailureKind::ThpDisabled, what));
         }
         session.release_on_the_way_home(remote::set_thp_disable(true));
         session
             .call(remote::set_thp_disable(false))?
-            .map_err(|error| Failure::new(SkipReason::ThpDisabled, error))?;
+            .map_err(|error| Failure::new(FailureKind::ThpDisabled, error))?;
         Ok(())
     }
 }
@@ -215,7 +215,7 @@ fn in_a_stop(
         let thread = std::thread::Builder::new().name("tiexec-stop".into()).stack_size(512 << 10);
         let stop = thread
             .spawn_scoped(scope, || stop_and_work(order, stop, work))
-            .map_err(|error| Failure::new(SkipReason::ForkFailed, error))?;
+            .map_err(|error| Failure::new(FailureKind::ForkFailed, error))?;
         stop.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
@@ -256,6 +256,6 @@ fn find_gadgets(order: &AttachOrder<'_>, snapshot: &Snapshot) -> Result<Gadgets,
     gadgets::find_running(order.space.memory(), snapshot, at(auxv::AT_BASE), at(auxv::AT_ENTRY))
         .ok_or_else(|| {
             let what = "the program has no `syscall; ret`, or no signal return, of its own";
-            Failure::new(SkipReason::NoGadget, what)
+            Failure::new(FailureKind::NoGadget, what)
         })
 }

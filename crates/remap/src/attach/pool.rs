@@ -13,7 +13,7 @@ use tiexec_core::addr::{AddrRange, PageSize, mib};
 use tiexec_core::area::Area;
 use tiexec_core::file_ranges::Parts;
 use tiexec_core::plan::Backing;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::Failure;
 use tiexec_tracee::session::Session;
@@ -80,11 +80,11 @@ impl Exchange {
             let (edges, most) = (mib(len), mib(MOST_FOR_OTHERS));
             let what =
                 format!("edges of {edges} MiB of another user's process ({most} MiB at most)");
-            return Err(Failure::new(SkipReason::MemoryHeadroom, what));
+            return Err(Failure::new(FailureKind::MemoryHeadroom, what));
         }
         headroom::check(&ProcDir::this_process().map_err(Failure::unreadable)?, len)?;
         let copy = memfd(name, MemfdFlags::CLOEXEC)
-            .map_err(|error| Failure::new(SkipReason::NoMemfd, error))?;
+            .map_err(|error| Failure::new(FailureKind::NoMemfd, error))?;
         let mut offset = 0;
         for (range, _) in &pages {
             const CHUNK: u64 = 1 << 20;
@@ -94,7 +94,7 @@ impl Exchange {
                 let from = range.start().checked_add(at).unwrap_or_default();
                 order.space.memory().read(from, &mut bytes).map_err(Failure::unreadable)?;
                 copy.write_all_at(&bytes, offset)
-                    .map_err(|error| Failure::new(SkipReason::NoMemfd, error))?;
+                    .map_err(|error| Failure::new(FailureKind::NoMemfd, error))?;
                 at += bytes.len() as u64;
                 offset += bytes.len() as u64;
             }

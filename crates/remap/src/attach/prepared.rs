@@ -12,7 +12,7 @@ use tiexec_core::marks::Marks;
 use tiexec_core::plan::edges::Around;
 use tiexec_core::plan::{Backing, Plan, Span, plan_running};
 use tiexec_core::proc::maps::Vma;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::areas::Seen;
 use tiexec_sys::procfs::ProcDir;
@@ -297,7 +297,7 @@ fn stage(
         if order.workers.reader().is_some() && bytes > MOST_FOR_OTHERS {
             let (text, most) = (mib(bytes), mib(MOST_FOR_OTHERS));
             let what = format!("{text} MiB of text of another user's process ({most} MiB at most)");
-            return Err(Failure::new(SkipReason::MemoryHeadroom, what));
+            return Err(Failure::new(FailureKind::MemoryHeadroom, what));
         }
         // The reader's memory cgroup pays, which is that of the process; otherwise this process's own.
         let this = ProcDir::this_process().map_err(Failure::unreadable)?;
@@ -306,7 +306,7 @@ fn stage(
             bytes,
         )?;
     }
-    let gone = || Failure::new(SkipReason::FileGone, vma.path().shown());
+    let gone = || Failure::new(FailureKind::FileGone, vma.path().shown());
     let file = texts.file(vma).ok_or_else(gone)?;
     let parts = texts.text(vma).and_then(|text| text.parts.as_ref());
     let path = vma.display_path();

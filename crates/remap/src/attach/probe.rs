@@ -2,7 +2,7 @@
 //! the answers but smaps, and the process would have to wait while smaps is read.
 
 use tiexec_core::addr::{AddrRange, PageSize};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_sys::Errno;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::remote::{self, Advice};
@@ -44,6 +44,6 @@ pub(super) fn may_read(
                 format!("{text} may be executed, and not read by the thread that was stopped");
             Err(Failure::new(SkipReason::ProtectionKey, what))
         }
-        Err(error) => Err(Failure::new(SkipReason::ReadFailed, error)),
+        Err(error) => Err(Failure::new(FailureKind::ReadFailed, error)),
     })
 }

@@ -10,7 +10,7 @@ use tiexec_core::coverage::is_ours;
 use tiexec_core::file_ranges::Parts;
 use tiexec_core::marks::Marks;
 use tiexec_core::proc::maps::{self, Vma};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_tracee::Failure;
 use tiexec_tracee::remote;
 use tiexec_tracee::session::Session;
@@ -90,10 +90,11 @@ pub(super) fn take_away(
             "process {} traces a thread of it, and may be at work there",
             status.tracer_pid
         );
-        return Err(Failure::new(SkipReason::AlreadyTraced, what));
+        return Err(Failure::new(FailureKind::AlreadyTraced, what));
     }
     let text = order.space.maps().map_err(Failure::unreadable)?;
-    let now = maps::parse(&text).map_err(|torn| Failure::new(SkipReason::ProcUnavailable, torn))?;
+    let now =
+        maps::parse(&text).map_err(|torn| Failure::new(FailureKind::ProcUnavailable, torn))?;
     let mut bytes = 0;
     for vma in left.iter().filter(|vma| now.contains(vma)) {
         bytes += unmap(session, vma.range)?;

@@ -17,7 +17,7 @@ use tiexec_core::area::Area;
 use tiexec_core::coverage::is_ours;
 use tiexec_core::file_ranges::{Part, Parts};
 use tiexec_core::proc::maps::{FileId, Vma};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_sys::address_space::Memory;
 use tiexec_sys::c;
 use tiexec_tracee::Failure;
@@ -272,7 +272,7 @@ impl Originals {
             self.filler.push(range);
             return Ok(());
         }
-        let no_file = || Failure::new(SkipReason::FileGone, "no area of its file is beside it");
+        let no_file = || Failure::new(FailureKind::FileGone, "no area of its file is beside it");
         Err(why.unwrap_or_else(no_file))
     }
 
@@ -309,7 +309,7 @@ impl Originals {
         let (id, pieces) = (file.id, pieces.collect::<Vec<_>>());
         if !pieces.is_empty() {
             let copied = file.file.try_clone();
-            let file = copied.map_err(|error| Failure::new(SkipReason::FdLimit, error))?;
+            let file = copied.map_err(|error| Failure::new(FailureKind::FdLimit, error))?;
             self.files.push(Original { id, file, pieces });
         }
         Ok(())
@@ -329,7 +329,7 @@ fn compare(
     while at < range.len() {
         let len = CHUNK.min(range.len() - at) as usize;
         let from = RemoteAddr::new(range.start().get() + at);
-        let unread = |error: &dyn std::fmt::Display| Failure::new(SkipReason::ReadFailed, error);
+        let unread = |error: &dyn std::fmt::Display| Failure::new(FailureKind::ReadFailed, error);
         memory.read(from, &mut here[..len]).map_err(Failure::unreadable)?;
         read_mapped(file, &mut there[..len], file_offset + at).map_err(|error| unread(&error))?;
         if here[..len] != there[..len] {

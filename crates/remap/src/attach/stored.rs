@@ -11,7 +11,7 @@ use std::time::Instant;
 use tiexec_core::addr::{AddrRange, RemoteAddr};
 use tiexec_core::plan::{Backing, Plan, Span};
 use tiexec_core::proc::maps::{FileId, Vma};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::Failure;
 
@@ -136,7 +136,7 @@ pub(super) fn image(stored: &[Stored], vma: &Vma, spans: &[Span]) -> Result<Imag
     let (file, staged) = of_it
         .filter_map(whole)
         .next()
-        .ok_or_else(|| Failure::new(SkipReason::StoreRefused, "the image has no such text"))?;
+        .ok_or_else(|| Failure::new(FailureKind::StoreRefused, "the image has no such text"))?;
     let filled = Filled { staged, ..Filled::default() };
     Ok(Image { file, filled, spans: spans.to_vec() })
 }

@@ -8,7 +8,7 @@ use tiexec_core::addr::AddrRange;
 use tiexec_core::file_ranges::{Parts, covered, in_range};
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::proc::maps::{self, FileId, Vma};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::session::Session;
@@ -130,7 +130,8 @@ impl Switching<'_> {
     fn left_alone(&self, to: AddrRange, done: Result<(), Failure>) -> Result<(), Failure> {
         match done {
             Err(Failure {
-                reason: why @ (SkipReason::Sealed | SkipReason::ProtectionKey), ..
+                reason: Reason::Skipped(why @ (SkipReason::Sealed | SkipReason::ProtectionKey)),
+                ..
             }) => {
                 self.alone.lock().unwrap_or_else(PoisonError::into_inner).push((to, why));
                 Ok(())
@@ -211,7 +212,7 @@ impl Switching<'_> {
         for part in parts.filter(|_| span.edge).into_iter().flat_map(|parts| parts.within(to)) {
             if probe::is_locked(session, part.range)? != locked {
                 let what = format!("{to} is locked in memory, and not all of it");
-                return Err(Failure::new(SkipReason::EdgeInUse, what));
+                return Err(Failure::new(FailureKind::EdgeInUse, what));
             }
         }
         Ok(locked)
@@ -219,7 +220,7 @@ impl Switching<'_> {
 
     /// Returns the gaps in an edge, once it is seen that what is mapped there is still what it was.
     fn gaps_now(&self, vma: &Vma, page: AddrRange) -> Result<Vec<AddrRange>, Failure> {
-        let changed = || Failure::new(SkipReason::EdgeInUse, format!("{page} has changed"));
+        let changed = || Failure::new(FailureKind::EdgeInUse, format!("{page} has changed"));
         let parts: &Parts =
             self.texts.text(vma).and_then(|text| text.parts.as_ref()).ok_or_else(changed)?;
         let maps = self.order.process.read("maps").map_err(Failure::unreadable)?;
@@ -251,7 +252,8 @@ fn keep_first(
 ) -> Result<Result<(), Failure>, Failure> {
     match done {
         Err(failure)
-            if matches!(failure.reason, SkipReason::EdgeInUse | SkipReason::ModifiedText) =>
+            if failure.reason == FailureKind::EdgeInUse
+                || failure.reason == SkipReason::ModifiedText =>
         {
             Ok(first.and(Err(failure)))
         }

@@ -13,7 +13,7 @@ use tiexec_core::plan::{Backing, RunningText};
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::{FileId, Vma};
 use tiexec_core::proc::stat;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::Failure;
 
@@ -74,7 +74,7 @@ impl Texts {
         let main = main_file(looking.order.process, entries);
         let unselected = |vma: &Vma| {
             let selected = if main == Some(vma.file) { select.main } else { select.dso };
-            (!selected).then_some(SkipReason::NotSelected)
+            (!selected).then_some(SkipReason::NotSelected.into())
         };
         for entry in entries.iter().filter(|entry| entry.vma.is_text()) {
             let extent = looking.extent(&entry.vma);
@@ -232,23 +232,26 @@ fn beyond(
 }
 
 /// Says why a text is to be left alone. A sealed text shows that it is sealed only when it is to be replaced.
-fn leave(entry: &Area, pages: Pages) -> Option<SkipReason> {
+fn leave(entry: &Area, pages: Pages) -> Option<Reason> {
     let vma = &entry.vma;
     if entry.is_hugetlb(pages.base) {
-        return Some(SkipReason::AlreadyPmdMapped);
+        return Some(SkipReason::AlreadyPmdMapped.into());
     }
     if is_ours(vma) {
         let whole = vma.range.align_inward(pages.pmd);
         let huge = whole.is_some_and(|whole| entry.huge_bytes() >= whole.len());
         // Otherwise the kernel has taken huge pages away since.
-        return Some(if huge { SkipReason::AlreadyPmdMapped } else { SkipReason::NoHugePage });
+        return Some(match huge {
+            true => SkipReason::AlreadyPmdMapped.into(),
+            false => FailureKind::NoHugePage.into(),
+        });
     }
     // A program reaches text with memory tags (aarch64) by tagged addresses; a copy has no tags.
     if !vma.perms.read || entry.keyed {
-        return Some(SkipReason::ProtectionKey);
+        return Some(SkipReason::ProtectionKey.into());
     }
     if vma.perms.write || vma.perms.shared || vma.name.starts_with(b"/memfd:") {
-        return Some(SkipReason::NotSelected);
+        return Some(SkipReason::NotSelected.into());
     }
     None
 }
@@ -272,8 +275,8 @@ pub(crate) fn reserved(process: &ProcDir, entries: &[Area], pages: Pages) -> Res
 
 /// Leaves alone a text whose file nothing else is mapped of: with all of it in a copy, nobody could
 /// tell any more what belongs there.
-fn only_trace(entry: &Area, entries: &[Area], pages: Pages) -> Option<SkipReason> {
+fn only_trace(entry: &Area, entries: &[Area], pages: Pages) -> Option<Reason> {
     let all_of_it = entry.vma.range.align_inward(pages.pmd) == Some(entry.vma.range);
     let others = entries.iter().filter(|other| other.vma.file == entry.vma.file).count() > 1;
-    (all_of_it && !others).then_some(SkipReason::NotSelected)
+    (all_of_it && !others).then_some(SkipReason::NotSelected.into())
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use tiexec_core::proc::status::Status;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError};
@@ -46,7 +46,7 @@ pub(super) fn begin(
     let readable = may_read_filters();
     let memory = order.space.memory();
     let what = "every thread sleeps in a call that may show that it was interrupted";
-    let mut why = Failure::new(SkipReason::NoThread, what);
+    let mut why = Failure::new(FailureKind::NoThread, what);
     // Threads whose refusal lasts, because filters and shadow stacks are never taken back. They are not stopped
     // again.
     let mut refused: Vec<Pid> = Vec::new();
@@ -55,12 +55,12 @@ pub(super) fn begin(
     loop {
         let alive = alive(order);
         if alive.is_empty() {
-            return Err(Failure::new(SkipReason::TargetGone, "it has ended"));
+            return Err(Failure::new(FailureKind::TargetGone, "it has ended"));
         }
         let same = |status: &Status| status.credentials.same_rights(order.credentials);
         if !alive.iter().any(|(_, status)| same(status)) {
             let what = "its credentials are others than when it was looked at";
-            return Err(Failure::new(SkipReason::Changed, what));
+            return Err(Failure::new(FailureKind::Changed, what));
         }
         let free: Vec<&(Pid, Status)> = alive
             .iter()
@@ -85,7 +85,7 @@ pub(super) fn begin(
                 Err(TraceError::Gone) => continue,
                 Err(error @ TraceError::Changed) => return Err(error.into()),
                 Err(error @ (TraceError::Late | TraceError::RseqUntold)) => {
-                    return Err(Failure::new(SkipReason::NoThread, error));
+                    return Err(Failure::new(FailureKind::NoThread, error));
                 }
                 Err(error @ TraceError::Foreign) if memory.is_used() => {
                     refusal.get_or_insert(not_carried(tid, &error));
@@ -117,7 +117,7 @@ pub(super) fn begin(
             if stopped.dispatches {
                 running::let_go(&stopped)?;
                 let what = "it has its system calls sent to a handler of its own";
-                return Err(Failure::new(SkipReason::SyscallDispatch, what));
+                return Err(Failure::new(FailureKind::SyscallDispatch, what));
             }
             let leaving = stopped.leaving_calls();
             let calls = [calls, &[leaving.as_slice()]].concat();
@@ -126,7 +126,7 @@ pub(super) fn begin(
                 Err(what) => {
                     running::let_go(&stopped)?;
                     let what = format!("thread {}: {what}", tid.as_raw_nonzero());
-                    refusal.get_or_insert(Failure::new(SkipReason::Seccomp, what));
+                    refusal.get_or_insert(Failure::new(FailureKind::Seccomp, what));
                     refused.push(tid);
                     continue;
                 }
@@ -162,7 +162,7 @@ pub(super) fn begin(
                     }
                     why = match what {
                         Refusal::RegisterState => not_carried(tid, &what),
-                        _ => Failure::new(SkipReason::NoThread, what),
+                        _ => Failure::new(FailureKind::NoThread, what),
                     };
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
@@ -254,14 +254,14 @@ const STRICT: &str = "it is in seccomp's strict mode: no call but read, write an
 fn all_filtered(alive: &[(Pid, Status)]) -> Failure {
     if alive.iter().any(|(_, status)| status.seccomp == FILTERS) {
         let what = format!("every thread has seccomp filters, to be read first: {NEEDS}");
-        return Failure::new(SkipReason::Seccomp, what);
+        return Failure::new(FailureKind::Seccomp, what);
     }
-    Failure::new(SkipReason::Seccomp, STRICT)
+    Failure::new(FailureKind::Seccomp, STRICT)
 }
 
 /// A thread whose state no frame can bring back.
 fn not_carried(tid: Pid, what: &dyn fmt::Display) -> Failure {
-    Failure::new(SkipReason::RegisterState, format!("thread {}: {what}", tid.as_raw_nonzero()))
+    Failure::new(FailureKind::RegisterState, format!("thread {}: {what}", tid.as_raw_nonzero()))
 }
 
 fn is_denied(error: TraceError) -> bool {
@@ -279,10 +279,10 @@ fn not_seized(order: &AttachOrder<'_>, tid: Pid, error: TraceError) -> Failure {
         return error.into();
     }
     match traced_by(order.process, tid) {
-        0 => Failure::new(SkipReason::PtraceDenied, refusal(&denied)),
+        0 => Failure::new(FailureKind::PtraceDenied, refusal(&denied)),
         tracer => {
             let what = format!("process {tracer} traces it");
-            Failure::new(SkipReason::AlreadyTraced, what)
+            Failure::new(FailureKind::AlreadyTraced, what)
         }
     }
 }

@@ -29,7 +29,7 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
         .filter_map(|text| {
             let failure = attached.failure.as_ref().filter(|_| !text.spans.is_empty());
             let own = text.rest.iter().map(|&(reason, _)| reason);
-            let own = { own }.find(|reason| !matches!(reason, SkipReason::Edges));
+            let own = { own }.find(|reason| *reason != SkipReason::Edges);
             let reason = failure.map(|failure| failure.reason).or(own)?;
             Some(Note { range: text.vma.range, reason })
         })

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 
 use tiexec_core::addr::{AddrRange, PageSize, Pages};
 use tiexec_core::proc::pagemap::{modified_pages, populated_huge_pages};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_sys::address_space::AddressSpace;
 use tiexec_sys::pagemap_scan;
 
@@ -25,7 +25,7 @@ impl Written {
     /// `fd_limit`-like: no descriptor is left here.
     pub(crate) fn of(space: &AddressSpace, pages: Pages) -> Result<Self, Failure> {
         let copied = space.pagemap().try_clone();
-        let pagemap = copied.map_err(|error| Failure::new(SkipReason::ProcUnavailable, error))?;
+        let pagemap = copied.map_err(|error| Failure::new(FailureKind::ProcUnavailable, error))?;
         Ok(Self { pagemap, pages })
     }
 
@@ -101,7 +101,7 @@ impl Written {
     fn words(&self, range: AddrRange) -> Result<Vec<u64>, Failure> {
         const WORD: u64 = 8;
         let unread =
-            |error: &dyn std::fmt::Display| Failure::new(SkipReason::ProcUnavailable, error);
+            |error: &dyn std::fmt::Display| Failure::new(FailureKind::ProcUnavailable, error);
         let base = self.pages.base;
         let at = range.start().get() / base.bytes() * WORD;
         let count = range.len() / base.bytes();

@@ -11,7 +11,7 @@ use tiexec_core::plan::edges::{Around, Reserved};
 use tiexec_core::plan::{Backing, Plan, RunningText, plan_running};
 use tiexec_core::proc::maps::{self, FileId, Perms, Vma};
 use tiexec_core::select::Select;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::Pid;
 use tiexec_sys::address_space::AddressSpace;
@@ -52,12 +52,12 @@ pub(crate) fn switch(
     let process = order.process;
     if stopped.dispatches {
         let what = "it has its system calls sent to a handler of its own";
-        return Err(Failure::new(SkipReason::SyscallDispatch, what));
+        return Err(Failure::new(FailureKind::SyscallDispatch, what));
     }
     let status = process.status().map_err(Failure::unreadable)?;
     if status.seccomp != 0 {
         let what = "an init function put a filter in force";
-        return Err(Failure::new(SkipReason::Seccomp, what));
+        return Err(Failure::new(FailureKind::Seccomp, what));
     }
     let space = AddressSpace::open(process).map_err(Failure::unreadable)?;
     // What it has loaded, and what it runs by now, is of its choice.
@@ -91,7 +91,7 @@ pub(crate) fn switch(
     let at = arch::stack_pointer(&stopped.registers);
     let stack = snapshot.vma_at(at).filter(|vma| vma.name == b"[stack]" && vma.perms.write);
     let stack = stack.ok_or_else(|| {
-        Failure::new(SkipReason::StackRoom, "it does not stand on its initial stack")
+        Failure::new(FailureKind::StackRoom, "it does not stand on its initial stack")
     })?;
     let home = arch::after_a_signal(&stopped.registers, stopped.interruption);
     let lets_in = lets_child_in(process, stopped.tid, &status);
@@ -229,11 +229,11 @@ impl<'a> Linker<'a> {
 pub(crate) fn not_reached(error: TraceError) -> Failure {
     match error {
         TraceError::Gone => {
-            Failure::new(SkipReason::TargetGone, "before its shared objects were mapped")
+            Failure::new(FailureKind::TargetGone, "before its shared objects were mapped")
         }
         TraceError::LetGo | TraceError::LostSight => {
             let what = "it began another program before its shared objects were mapped";
-            Failure::new(SkipReason::TargetGone, what)
+            Failure::new(FailureKind::TargetGone, what)
         }
         error => error.into(),
     }

@@ -8,7 +8,7 @@ use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
 use tiexec_core::escape::AsShown;
 use tiexec_core::plan::{Backing, Plan, Span};
 use tiexec_core::proc::maps::FileId;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, Reason};
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::{Errno, c};
 use tiexec_tracee::Failure;
@@ -49,7 +49,7 @@ pub(crate) fn by_memfd(
     let memfd = order
         .process
         .open_file(&format!("fd/{fd}"), true)
-        .map_err(|error| Failure::new(SkipReason::NoMemfd, error))?;
+        .map_err(|error| Failure::new(FailureKind::NoMemfd, error))?;
     let parts = program.parts();
     let source = Source { file: &program.exe, parts: parts.as_ref() };
     let memory = Memory { backing, pages: order.policy.pages, nodes: &nodes };
@@ -84,9 +84,9 @@ fn make_memfd(
     }
     let fd = answer.map_err(|error| {
         let reason = match error.errno {
-            Errno::MFILE => SkipReason::FdLimit,
-            Errno::NOENT | Errno::NOSYS | Errno::NODEV if of_pool => SkipReason::HugetlbPool,
-            _ => SkipReason::NoMemfd,
+            Errno::MFILE => FailureKind::FdLimit,
+            Errno::NOENT | Errno::NOSYS | Errno::NODEV if of_pool => FailureKind::HugetlbPool,
+            _ => FailureKind::NoMemfd,
         };
         Failure::new(reason, error)
     })?;
@@ -108,7 +108,7 @@ pub(crate) fn by_store(
     if spans.peek().is_none() {
         return Ok(());
     }
-    let refused = |what: String| Failure::new(SkipReason::StoreRefused, what);
+    let refused = |what: String| Failure::new(FailureKind::StoreRefused, what);
     // The program opens the image by its path, because its own rights decide whether it may read it.
     let mut path = stored.path.as_os_str().as_bytes().to_vec();
     path.push(0);
@@ -129,7 +129,7 @@ pub(crate) fn by_store(
             .ok_or_else(|| refused("the image has no such text".to_owned()))?;
         let part = Staged { span: *span, image_offset };
         switch(session, &program.snapshot, fd, &part).map_err(|failure| match failure.reason {
-            SkipReason::AddressSpace => refused(failure.detail),
+            Reason::Failed(FailureKind::AddressSpace) => refused(failure.detail),
             _ => failure,
         })?;
     }
@@ -150,7 +150,7 @@ pub(crate) fn edges_by_pagecache(
         return Ok(());
     }
     let fd = rebase::open_itself(session)
-        .map_err(|failure| Failure { reason: SkipReason::SwitchFailed, ..failure })?;
+        .map_err(|failure| Failure { reason: FailureKind::SwitchFailed.into(), ..failure })?;
     for span in edges {
         let part = Staged { span: *span, image_offset: span.file_offset };
         switch(session, &program.snapshot, fd, &part)?;

@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use tiexec_core::proc::status::Status;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, c, process};
 use tiexec_tracee::Failure;
@@ -38,14 +38,14 @@ pub(crate) fn lets_child_in(process: &ProcDir, pid: Pid, status: &Status) -> boo
 pub(crate) fn refused(refusal: Refusal) -> Failure {
     match refusal {
         Refusal::StackRoom => Failure::new(
-            SkipReason::StackRoom,
+            FailureKind::StackRoom,
             "too little of the stack is mapped below the arguments (RLIMIT_STACK, or very many arguments)",
         ),
         Refusal::ShadowStack => {
-            Failure::new(SkipReason::RegisterState, "it has a shadow stack (CET, GCS)")
+            Failure::new(FailureKind::RegisterState, "it has a shadow stack (CET, GCS)")
         }
         Refusal::RegisterState | Refusal::InACall => {
-            Failure::new(SkipReason::RegisterState, "extended registers the frame cannot carry")
+            Failure::new(FailureKind::RegisterState, "extended registers the frame cannot carry")
         }
     }
 }

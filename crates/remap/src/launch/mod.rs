@@ -20,7 +20,7 @@ use tiexec_core::plan::{Backing, Plan};
 use tiexec_core::proc::auxv;
 use tiexec_core::rebase::MainImage;
 use tiexec_core::report::Report;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_sys::address_space::Memory;
 use tiexec_sys::{process, ptrace};
 use tiexec_tracee::Failure;
@@ -74,7 +74,7 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
             // Without a session there is no way to end the program by a status of its own.
             let launched = work.finish(Some(failure));
             before_release(&launched);
-            let failed = launched.report.reason.is_some_and(SkipReason::is_failure);
+            let failed = launched.report.reason.is_some_and(Reason::is_failure);
             if order.refuse_with.is_some() && failed || order.policy.dry_run {
                 let _gone = process::kill(stop.pid);
             } else if order.refuse_with.is_some() {
@@ -107,7 +107,7 @@ fn release(
     launched: &Launched,
     before_release: impl FnOnce(&Launched),
 ) {
-    let failed = launched.report.reason.is_some_and(SkipReason::is_failure);
+    let failed = launched.report.reason.is_some_and(Reason::is_failure);
     let refused = order.refuse_with.filter(|_| failed);
     if let Some(status) = refused.or(order.policy.dry_run.then_some(0)) {
         session.exit_instead(status);
@@ -172,7 +172,7 @@ impl<'a> Work<'a> {
         self.use_store();
 
         let no_gadget = "the program has no `syscall; ret`, or no signal return, of its own";
-        let gadgets = gadgets.ok_or_else(|| Failure::new(SkipReason::NoGadget, no_gadget))?;
+        let gadgets = gadgets.ok_or_else(|| Failure::new(FailureKind::NoGadget, no_gadget))?;
         let stack = self.stack()?;
         let pid = self.stop.pid;
         let home = arch::at_exec_stop(&running::registers(pid)?);
@@ -279,7 +279,7 @@ impl<'a> Work<'a> {
                 let launched = self.finish(Some(failure));
                 before_release(&launched);
                 if order.refuse_with.is_some()
-                    && launched.report.reason.is_some_and(SkipReason::is_failure)
+                    && launched.report.reason.is_some_and(Reason::is_failure)
                 {
                     let _gone = process::kill(stopped.tid);
                 }
@@ -310,7 +310,7 @@ impl<'a> Work<'a> {
         let stack = self.program.as_ref().and_then(|program| program.snapshot.vma_at(at));
         let stack = stack.filter(|vma| vma.name == b"[stack]" && vma.perms.write);
         stack.map(|vma| vma.range).ok_or_else(|| {
-            Failure::new(SkipReason::StackRoom, "the initial stack is not where it should be")
+            Failure::new(FailureKind::StackRoom, "the initial stack is not where it should be")
         })
     }
 
@@ -351,7 +351,7 @@ impl<'a> Work<'a> {
         let (Some(program), Some(plan)) = (&self.program, &self.plan) else { return Ok(None) };
         match copies::by_store(session, program, plan) {
             Ok(()) => Ok(None),
-            Err(failure) if failure.reason == SkipReason::StoreRefused => Ok(Some(failure)),
+            Err(failure) if failure.reason == FailureKind::StoreRefused => Ok(Some(failure)),
             Err(failure) => Err(failure),
         }
     }
@@ -369,7 +369,7 @@ impl<'a> Work<'a> {
                 program.snapshot = rebase.applied(&program.snapshot);
                 program.image = rebase.moved_image(&program.image);
             }
-            Err(failure) if failure.reason == SkipReason::RebaseFailed => {
+            Err(failure) if failure.reason == FailureKind::RebaseFailed => {
                 *plan = program.plan(false);
                 self.setback = Some(failure);
             }

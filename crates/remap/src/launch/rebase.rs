@@ -15,7 +15,7 @@ use tiexec_core::proc::auxv::{AT_ENTRY, AT_PHDR};
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::stat::{self, Layout};
 use tiexec_core::rebase::{MainImage, Rebase};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
@@ -37,12 +37,12 @@ pub(crate) fn rebase(
     auxv: &[u8],
     base: PageSize,
 ) -> Result<(), Failure> {
-    let failed = |what: &str| Failure::new(SkipReason::RebaseFailed, what);
+    let failed = |what: &str| Failure::new(FailureKind::RebaseFailed, what);
     let layout = process
         .read("stat")
-        .map_err(|error| Failure::new(SkipReason::RebaseFailed, error))
+        .map_err(|error| Failure::new(FailureKind::RebaseFailed, error))
         .and_then(|text| {
-            stat::layout(&text).map_err(|error| Failure::new(SkipReason::RebaseFailed, error))
+            stat::layout(&text).map_err(|error| Failure::new(FailureKind::RebaseFailed, error))
         })?;
     let vector = Vector::find(session, auxv)?
         .ok_or_else(|| failed("the auxiliary vector is not where it should be"))?;
@@ -86,7 +86,7 @@ pub(crate) fn rebase(
         session.install_chain()?;
         flip.make(session, &flip.old, base, back)?;
         unmap(session, plan.to)?;
-        return Err(Failure::new(SkipReason::RebaseFailed, error));
+        return Err(Failure::new(FailureKind::RebaseFailed, error));
     }
     // It is moved; should the kernel not unmap the old place, that costs address space only.
     let _kept = session.call(unmap_old)?;
@@ -107,14 +107,14 @@ pub(crate) fn open_itself(session: &mut Session) -> Result<u64, Failure> {
     let path = session.scratch(b"/proc/self/exe\0")?;
     let fd = session
         .call(remote::open("open(/proc/self/exe)", path, 0))?
-        .map_err(|error| Failure::new(SkipReason::RebaseFailed, error))?;
+        .map_err(|error| Failure::new(FailureKind::RebaseFailed, error))?;
     session.release_on_the_way_home(remote::close(fd));
     Ok(fd)
 }
 
 fn unmap(session: &mut Session, range: AddrRange) -> Result<(), Failure> {
     let answer = session.call(remote::munmap(range))?;
-    answer.map(drop).map_err(|error| Failure::new(SkipReason::RebaseFailed, error))
+    answer.map(drop).map_err(|error| Failure::new(FailureKind::RebaseFailed, error))
 }
 
 /// Maps each piece of the image at its new place, with the contents it has at the old one.
@@ -143,7 +143,7 @@ fn map(session: &mut Session, piece: &Vma, to: AddrRange, fd: u64) -> Result<(),
         remote::mmap_anonymous(to, protection)
     };
     let answer = session.call(call)?;
-    answer.map(drop).map_err(|error| Failure::new(SkipReason::RebaseFailed, error))
+    answer.map(drop).map_err(|error| Failure::new(FailureKind::RebaseFailed, error))
 }
 
 /// Copies what the kernel wrote into a segment: the zeroes after the end of its file part, up to
@@ -279,8 +279,8 @@ impl Flip {
         let written = session.call(remote::write_within(pid, scratch, to))?;
         match written {
             Ok(count) if count == len => Ok(()),
-            Ok(_) => Err(Failure::new(SkipReason::RebaseFailed, "process_vm_writev wrote a part")),
-            Err(error) => Err(Failure::new(SkipReason::RebaseFailed, error)),
+            Ok(_) => Err(Failure::new(FailureKind::RebaseFailed, "process_vm_writev wrote a part")),
+            Err(error) => Err(Failure::new(FailureKind::RebaseFailed, error)),
         }
     }
 }

@@ -6,7 +6,7 @@ use tiexec_core::coverage::{Note, coverage, is_ours};
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::report::{Kind, LaunchCost, Outcome, Report};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_sys::{areas, thp};
 use tiexec_tracee::Failure;
 use tiexec_tracee::handshake::ExecStop;
@@ -75,21 +75,22 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
         report.detail = Some(failure.detail.clone());
     } else if !order.policy.dry_run && huge < planned {
         // All calls went well and yet: believe the kernel.
-        report.reason = Some(SkipReason::NoHugePage);
+        report.reason = Some(FailureKind::NoHugePage.into());
         report.detail = Some("switched, but not PMD-mapped".to_owned());
     } else {
         let unplanned =
             plan.and_then(|plan| plan.texts.iter().find_map(|text| unplanned(&text.rest)));
         // Where copies may be made only shared objects stay so, for which there is no store.
-        let unplanned = unplanned
-            .map(|why| if order.policy.sources.copy.is_some() { SkipReason::NoStore } else { why });
+        let unplanned = unplanned.map(|why| {
+            if order.policy.sources.copy.is_some() { SkipReason::NoStore.into() } else { why }
+        });
         let nothing = planned == 0 && report.huge_bytes == 0;
         report.reason = unplanned;
         if let (None, Some(failure)) = (unplanned, &found.unwatched) {
             report.reason = Some(failure.reason);
             report.detail = Some(failure.detail.clone());
         }
-        report.reason = report.reason.or(nothing.then_some(SkipReason::TooSmall));
+        report.reason = report.reason.or(nothing.then_some(SkipReason::TooSmall.into()));
     }
     report.launch = found.cost.as_ref().map(|cost| LaunchCost {
         backing: plan.and_then(Plan::main_backing),
@@ -110,9 +111,9 @@ fn micros(time: Duration) -> u64 {
 }
 
 /// Returns why whole huge pages of a text were not planned, if so.
-fn unplanned(rest: &[(SkipReason, u64)]) -> Option<SkipReason> {
+fn unplanned(rest: &[(Reason, u64)]) -> Option<Reason> {
     let of_whole_pages =
-        |reason: &SkipReason| matches!(reason, SkipReason::SmallFolios | SkipReason::NotCongruent);
+        |why: &Reason| *why == SkipReason::SmallFolios || *why == SkipReason::NotCongruent;
     rest.iter().map(|&(reason, _)| reason).find(of_whole_pages)
 }
 

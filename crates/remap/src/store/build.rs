@@ -11,7 +11,7 @@ use blake3::Hash;
 use tiexec_core::addr::mib;
 use tiexec_core::escape::AsShown;
 use tiexec_core::relaid::Layout;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_tracee::Failure;
 
 use super::directory::{Directory, Kind};
@@ -39,7 +39,7 @@ pub(super) fn build(
         }
         if Instant::now() >= order.deadline {
             let detail = format!("another process still builds {}", wanted.name);
-            return Err(Failure::new(SkipReason::Deadline, detail));
+            return Err(Failure::new(FailureKind::Deadline, detail));
         }
         std::thread::sleep(LOOK);
         if let Some(image) = find()? {
@@ -62,11 +62,11 @@ pub(super) fn build(
     let still = rustix::fs::fstat(order.original);
     if !still.is_ok_and(|stat| wanted.key.is_of(&stat)) {
         let detail = format!("{} changed while it was copied", order.path.shown());
-        return Err(Failure::new(SkipReason::ReadFailed, detail));
+        return Err(Failure::new(FailureKind::ReadFailed, detail));
     }
     temporary.finish(wanted, order.path, &hash)?;
     find()?.ok_or_else(|| {
-        Failure::new(SkipReason::StoreRefused, format_args!("{} was removed again", wanted.name))
+        Failure::new(FailureKind::StoreRefused, format_args!("{} was removed again", wanted.name))
     })
 }
 
@@ -90,7 +90,7 @@ fn leave_half(directory: &Directory, bytes: u64) -> Result<(), Failure> {
         mib(bytes),
         directory.path.shown()
     );
-    Err(Failure::new(SkipReason::StoreFull, detail))
+    Err(Failure::new(FailureKind::StoreFull, detail))
 }
 
 /// Waits until a change of the file would show in its times.
@@ -124,7 +124,7 @@ fn fill_or_make_room(
                         temporary.directory.path.shown(),
                         mib(layout.memory())
                     );
-                    return Err(Failure::new(SkipReason::StoreFull, detail));
+                    return Err(Failure::new(FailureKind::StoreFull, detail));
                 }
                 made_room = true;
             }

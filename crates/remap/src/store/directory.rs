@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatVfsMountFlags};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_tracee::Failure;
 
 use crate::trusted_directory::{self, Distrust, Rule};
@@ -168,5 +168,5 @@ fn holds_images(fd: &OwnedFd) -> bool {
 }
 
 fn refused(distrust: Distrust) -> Failure {
-    Failure::new(SkipReason::StoreRefused, distrust)
+    Failure::new(FailureKind::StoreRefused, distrust)
 }

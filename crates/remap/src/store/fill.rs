@@ -17,7 +17,7 @@ use blake3::hazmat::{
 use blake3::{Hash, Hasher};
 use tiexec_core::addr::mib;
 use tiexec_core::relaid::{Copied, Layout, Written};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_sys::SysError;
 use tiexec_sys::memory::FillMapping;
 use tiexec_tracee::arch;
@@ -111,7 +111,7 @@ impl Filler<'_> {
         if Instant::now() >= self.deadline {
             let detail =
                 format!("{} of {} MiB were copied in time", mib(start), mib(self.layout.len));
-            return Err(Stop::Failed(Failure::new(SkipReason::Deadline, detail)));
+            return Err(Stop::Failed(Failure::new(FailureKind::Deadline, detail)));
         }
         if self.layout.is_text(start) {
             self.make_huge(start)?;
@@ -170,7 +170,7 @@ impl Filler<'_> {
             let block = &mut buffer[..len];
             self.original.read_exact_at(block, copy.from + into).map_err(|error| {
                 let detail = format!("reading at {:#x}: {error}", copy.from + into);
-                Stop::Failed(Failure::new(SkipReason::ReadFailed, detail))
+                Stop::Failed(Failure::new(FailureKind::ReadFailed, detail))
             })?;
             hash.update(block);
             self.image.write_all_at(block, copy.to + into).map_err(unwritten)?;
@@ -185,7 +185,7 @@ impl Filler<'_> {
         let len = usize::try_from(pages.pmd.bytes()).unwrap_or(usize::MAX);
         let base = usize::try_from(pages.base.bytes()).unwrap_or(usize::MAX);
         let mapping = FillMapping::at(self.image, start, len, pages.pmd)
-            .map_err(|error| Stop::Failed(Failure::new(SkipReason::AddressSpace, error)))?;
+            .map_err(|error| Stop::Failed(Failure::new(FailureKind::AddressSpace, error)))?;
         mapping.advise_huge();
         mapping.make_huge(0, len, base).map_err(|error| self.refused(error))
     }
@@ -196,7 +196,7 @@ impl Filler<'_> {
         if left < self.layout.pages().pmd.bytes() {
             return Stop::Full;
         }
-        Stop::Failed(Failure::new(SkipReason::NoHugePage, error))
+        Stop::Failed(Failure::new(FailureKind::NoHugePage, error))
     }
 }
 
@@ -204,12 +204,12 @@ fn unwritten(error: std::io::Error) -> Stop {
     use rustix::io::Errno as E;
     match rustix::io::Errno::from_io_error(&error) {
         Some(E::NOSPC | E::DQUOT) => Stop::Full,
-        _ => Stop::Failed(Failure::new(SkipReason::StoreFull, format_args!("writing: {error}"))),
+        _ => Stop::Failed(Failure::new(FailureKind::StoreFull, format_args!("writing: {error}"))),
     }
 }
 
 fn stopped(call: &'static str) -> impl FnOnce(rustix::io::Errno) -> Stop {
-    move |errno| Stop::Failed(Failure::new(SkipReason::StoreFull, SysError::of(call)(errno)))
+    move |errno| Stop::Failed(Failure::new(FailureKind::StoreFull, SysError::of(call)(errno)))
 }
 
 /// The content of the image in one part.

@@ -4,7 +4,7 @@ use std::fs::File;
 
 use rustix::fs::{FileType, Mode, OFlags, Stat, Timespec, Timestamps};
 use tiexec_core::escape::AsShown;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::Errno;
 
 use super::directory::{Directory, Kind};
@@ -19,7 +19,7 @@ pub(super) fn open(directory: &Directory, name: &str, len: u64) -> Result<Option
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let refused = |what: &str| {
         let path = directory.path.join(name);
-        Failure::new(SkipReason::StoreRefused, format_args!("{} {what}", path.shown()))
+        Failure::new(FailureKind::StoreRefused, format_args!("{} {what}", path.shown()))
     };
     let file = match rustix::fs::openat(&directory.fd, name, flags, Mode::empty()) {
         Ok(file) => File::from(file),

@@ -34,7 +34,7 @@ use object::read::ReadCache;
 use tiexec_core::addr::{AddrRange, Pages};
 use tiexec_core::escape::AsShown;
 use tiexec_core::relaid::{Layout, LayoutError};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_sys::procfs::ProcDir;
 
 use directory::{Directories, Directory, Kind};
@@ -196,7 +196,7 @@ impl Wanted {
     ) -> Result<Self, Failure> {
         let stat = rustix::fs::fstat(original).map_err(|errno| {
             let detail = format!("fstat({}): {}", path.shown(), tiexec_sys::Errno::from(errno));
-            Failure::new(SkipReason::ReadFailed, detail)
+            Failure::new(FailureKind::ReadFailed, detail)
         })?;
         let headers = ReadCache::new(Headers { file: original, at: 0 });
         let layout = Layout::read(&headers, pages, bias).map_err(|error| {

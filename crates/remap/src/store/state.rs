@@ -8,7 +8,7 @@ use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags};
 use serde::Serialize;
 use tiexec_core::escape::AsShown;
 use tiexec_core::relaid;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::{Errno, thp};
 
 use super::SUFFIX;
@@ -79,7 +79,7 @@ pub(super) struct Names {
 pub(super) fn names(directory: &Directory) -> Result<Names, Failure> {
     let failed = |errno: rustix::io::Errno| {
         let detail = format!("reading {}: {}", directory.path.shown(), Errno::from(errno));
-        Failure::new(SkipReason::StoreRefused, detail)
+        Failure::new(FailureKind::StoreRefused, detail)
     };
     let mut names = Names::default();
     for entry in Dir::read_from(&directory.fd).map_err(failed)? {

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use blake3::Hash;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use tiexec_core::escape::AsShown;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::{Errno, SysError};
 
 use super::Wanted;
@@ -37,7 +37,7 @@ impl<'a> Temporary<'a> {
         let file = match file {
             Ok(file) => File::from(file),
             Err(errno @ (rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT)) => {
-                return Err(Failure::new(SkipReason::StoreFull, SysError::of("open")(errno)));
+                return Err(Failure::new(FailureKind::StoreFull, SysError::of("open")(errno)));
             }
             Err(errno) => {
                 return Err(refused(
@@ -129,7 +129,7 @@ fn write_sidecar(directory: &Directory, name: &str, text: &[u8]) -> Result<(), F
     let failed = |errno| {
         let full = matches!(errno, rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT);
         let _nothing_left = rustix::fs::unlinkat(&directory.fd, &temporary, AtFlags::empty());
-        let reason = if full { SkipReason::StoreFull } else { SkipReason::StoreRefused };
+        let reason = if full { FailureKind::StoreFull } else { FailureKind::StoreRefused };
         Failure::new(reason, format_args!("writing {name}: {}", Errno::from(errno)))
     };
     let file = rustix::fs::openat(&directory.fd, &temporary, flags, Mode::RUSR | Mode::WUSR);
@@ -144,5 +144,5 @@ fn write_sidecar(directory: &Directory, name: &str, text: &[u8]) -> Result<(), F
 
 fn refused(directory: &Directory, name: &str, what: impl std::fmt::Display) -> Failure {
     let path = directory.path.join(name);
-    Failure::new(SkipReason::StoreRefused, format_args!("{}: {what}", path.shown()))
+    Failure::new(FailureKind::StoreRefused, format_args!("{}: {what}", path.shown()))
 }

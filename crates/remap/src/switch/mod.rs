@@ -19,7 +19,7 @@ mod surroundings;
 use tiexec_core::addr::AddrRange;
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::maps::FileId;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_sys::{Errno, c};
 use tiexec_tracee::executor::Executor;
 use tiexec_tracee::remote::{
@@ -260,7 +260,7 @@ fn switch<E: Executor>(
     unchanged: Unchanged<'_>,
 ) -> Result<(), Failure> {
     if part.gaps.len() > MAX_GAPS {
-        return Err(Failure::new(SkipReason::EdgeInUse, "too many gaps in one huge page"));
+        return Err(Failure::new(FailureKind::EdgeInUse, "too many gaps in one huge page"));
     }
     // From here on an undo step unmaps what is staged.
     let mut staged = Staged::at(map_aside(executor, around, part)?);
@@ -289,7 +289,7 @@ fn populate(
     staged: AddrRange,
 ) -> Result<Result<(), Failure>, TraceError> {
     let answer = executor.call(remote::madvise(staged, Advice::PopulateRead))?;
-    Ok(answer.map(drop).map_err(|error| Failure::new(SkipReason::NoHugePage, error)))
+    Ok(answer.map(drop).map_err(|error| Failure::new(FailureKind::NoHugePage, error)))
 }
 
 /// Moves what is staged over the text.
@@ -314,10 +314,10 @@ fn move_over<E: Executor>(
         put_right(executor, around, part, staged.range())?;
         let reason = match (error.errno, around.company) {
             // The kernel looks for seals before it unmaps anything (`can_modify_vma`, `mm/vma.c`).
-            (Errno::PERM, Company::Shared(_)) => SkipReason::Sealed,
+            (Errno::PERM, Company::Shared(_)) => Reason::from(SkipReason::Sealed),
             // Another thread has unmapped what was staged, or another TiExec that took it for a dead one's.
-            (Errno::FAULT, Company::Shared(_)) => SkipReason::Changed,
-            _ => SkipReason::SwitchFailed,
+            (Errno::FAULT, Company::Shared(_)) => FailureKind::Changed.into(),
+            _ => FailureKind::SwitchFailed.into(),
         };
         return Err(Failure::new(reason, error));
     }
@@ -349,7 +349,7 @@ fn claim(
             executor.register(unmap);
             Ok(Ok(unmap))
         }
-        Err(error) => Ok(Err(Failure::new(SkipReason::EdgeInUse, format!("{gap}: {error}")))),
+        Err(error) => Ok(Err(Failure::new(FailureKind::EdgeInUse, format!("{gap}: {error}")))),
     }
 }
 
@@ -384,7 +384,7 @@ fn map_aside(
     around: &Surroundings<'_>,
     part: &Switch,
 ) -> Result<Room, Failure> {
-    let no_room = || Failure::new(SkipReason::AddressSpace, "no free address range to stage in");
+    let no_room = || Failure::new(FailureKind::AddressSpace, "no free address range to stage in");
     let mut now = None;
     for _ in 0..4 {
         let room = around.room_for(part, now.as_ref()).ok_or_else(no_room)?;
@@ -408,7 +408,7 @@ fn map_aside(
                     Company::Shared(shared) if error.errno == Errno::EXIST => {
                         now = Some(shared.looked_at_again(around.snapshot));
                     }
-                    _ => return Err(Failure::new(SkipReason::AddressSpace, error)),
+                    _ => return Err(Failure::new(FailureKind::AddressSpace, error)),
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::process::{self, Fork};
 use tiexec_sys::process_name::Role;
 use tiexec_sys::{Pid, impersonate};
@@ -61,7 +61,7 @@ fn tracer(
                 "it came to no end in {} s; a thread of it that stood has been let go",
                 patience.as_secs()
             );
-            return Err(Failure::new(SkipReason::Deadline, what));
+            return Err(Failure::new(FailureKind::Deadline, what));
         }
         match tracer.answers.read(&mut status) {
             Ok(1) => statuses.push(status[0]),
@@ -76,7 +76,7 @@ fn tracer(
         return Ok(());
     }
     let how = ended.map_or_else(|| "without an end".to_owned(), |end| format!("{end:?}"));
-    Err(Failure::new(SkipReason::HelperDied, format!("its tracer ended: {how}")))
+    Err(Failure::new(FailureKind::HelperDied, format!("its tracer ended: {how}")))
 }
 
 /// How long the end of a tracer is waited for: one that waits for a file cannot be killed.
@@ -118,7 +118,7 @@ impl Tracer {
 }
 
 fn fork_failed(error: impl std::fmt::Display) -> Failure {
-    Failure::new(SkipReason::ForkFailed, error)
+    Failure::new(FailureKind::ForkFailed, error)
 }
 
 /// Has `work` look at a process of other credentials, in a process of its own that is ended after `patience`, and returns
@@ -136,20 +136,20 @@ pub fn told_apart(patience: Duration, work: impl FnOnce() -> Vec<u8>) -> Result<
         let left = end_of_time.saturating_duration_since(Instant::now());
         if !tracer.until(left)? {
             let what = format!("it could not be looked at in {} s", patience.as_secs());
-            break Err(Failure::new(SkipReason::Deadline, what));
+            break Err(Failure::new(FailureKind::Deadline, what));
         }
         let mut buffer = [0; 16 << 10];
         match tracer.answers.read(&mut buffer) {
             Ok(0) => break Ok(()),
             Ok(count) => answer.extend(&buffer[..count]),
-            Err(error) => break Err(Failure::new(SkipReason::HelperDied, error)),
+            Err(error) => break Err(Failure::new(FailureKind::HelperDied, error)),
         }
     };
     end(tracer.pid, SOON);
     told?;
     if answer.is_empty() {
         let what = "the process that looked at it ended without an answer";
-        return Err(Failure::new(SkipReason::HelperDied, what));
+        return Err(Failure::new(FailureKind::HelperDied, what));
     }
     Ok(answer.split_off(1))
 }

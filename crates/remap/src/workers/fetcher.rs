@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::process_name::Role;
 use tiexec_sys::seqpacket::{Packet, Packets};
 use tiexec_sys::{Pid, impersonate, process};
@@ -43,7 +43,7 @@ impl Fetcher {
         match self.ask(Wanted::Copy, pid, number)? {
             (_, Some(socket)) => Ok(socket),
             (why, None) => {
-                Err(Failure::new(SkipReason::SwitchFailed, String::from_utf8_lossy(&why)))
+                Err(Failure::new(FailureKind::SwitchFailed, String::from_utf8_lossy(&why)))
             }
         }
     }

@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tiexec_core::proc::status::Credentials;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::process::{self, Fork};
 use tiexec_sys::process_name::Role;
 use tiexec_sys::procfs::ProcDir;
@@ -175,7 +175,7 @@ impl Worker {
     /// # Errors
     /// `fork_failed`, as fork(2); EAGAIN if this process has more than one thread.
     fn start(role: Role, task: &'static str, work: impl FnOnce(&Packets)) -> Result<Self, Failure> {
-        let failed = |error: SysError| Failure::new(SkipReason::ForkFailed, error);
+        let failed = |error: SysError| Failure::new(FailureKind::ForkFailed, error);
         let (packets, theirs) = seqpacket::pair().map_err(failed)?;
         match process::fork_single_threaded(role).map_err(failed)? {
             Fork::Parent(pid) => Ok(Self { pid, packets, task, lost: AtomicBool::new(false) }),
@@ -200,7 +200,7 @@ impl Worker {
         match self.packets.send(request, file) {
             // The worker never sees a request that is too long, and answers the next one.
             Err(error) if error.errno == Errno::MSGSIZE => {
-                Err(Failure::new(SkipReason::HelperDied, error))
+                Err(Failure::new(FailureKind::HelperDied, error))
             }
             sent => sent.map_err(|error| self.died(error)),
         }
@@ -214,7 +214,7 @@ impl Worker {
 
     fn died(&self, what: impl std::fmt::Display) -> Failure {
         self.lost.store(true, Ordering::Relaxed);
-        Failure::new(SkipReason::HelperDied, format!("{}: {what}", self.task))
+        Failure::new(FailureKind::HelperDied, format!("{}: {what}", self.task))
     }
 }
 

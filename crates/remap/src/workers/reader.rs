@@ -20,7 +20,7 @@ use tiexec_core::escape::AsShown;
 use tiexec_core::file_ranges::{Part, Parts};
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::proc::status::Credentials;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, Reason};
 use tiexec_sys::impersonate::{self, Place};
 use tiexec_sys::process;
 use tiexec_sys::process_name::Role;
@@ -99,7 +99,7 @@ struct Made {
 }
 
 /// A failure by its two fields.
-type WireFailure = (SkipReason, String);
+type WireFailure = (Reason, String);
 
 /// A span: address, length, offset in the file, backing, widened bytes, whether it is an edge.
 type WireSpan = (u64, u64, u64, Backing, u64, bool);
@@ -154,7 +154,7 @@ impl Reader {
         let (uid, gid) = (id(&credentials.uids), id(&credentials.gids));
         let (Some(uid), Some(gid)) = (uid, gid) else {
             let what = "/proc shows no credentials of the process";
-            return Err(Failure::new(SkipReason::ProcUnavailable, what));
+            return Err(Failure::new(FailureKind::ProcUnavailable, what));
         };
         let place = Place { uid, gid, groups: credentials.groups.clone() };
         let (cgroup, nobody_pays) = match headroom::charged_to(process) {
@@ -174,12 +174,12 @@ impl Reader {
     fn answer(&self, patience: Duration) -> Result<(Reply, Option<OwnedFd>), Failure> {
         let (bytes, file) = self.worker.answer(patience)?;
         let reply = serde_json::from_slice(&bytes);
-        Ok((reply.map_err(|error| Failure::new(SkipReason::HelperDied, error))?, file))
+        Ok((reply.map_err(|error| Failure::new(FailureKind::HelperDied, error))?, file))
     }
 
     fn ask(&self, request: &Request, file: Option<BorrowedFd<'_>>) -> Result<(), Failure> {
         let bytes = serde_json::to_vec(request);
-        let bytes = bytes.map_err(|error| Failure::new(SkipReason::HelperDied, error))?;
+        let bytes = bytes.map_err(|error| Failure::new(FailureKind::HelperDied, error))?;
         self.worker.ask(&bytes, file)
     }
 
@@ -279,7 +279,7 @@ impl Reader {
         self.ask(&Request::Make(Box::new(make)), None)?;
         match self.answer(Duration::from_millis(millis) + GRACE)? {
             (Reply::Made(made), Some(file)) => {
-                let odd = || Failure::new(SkipReason::HelperDied, "an image of an odd form");
+                let odd = || Failure::new(FailureKind::HelperDied, "an image of an odd form");
                 let spans = made.spans.iter().map(unwire).collect::<Option<Vec<_>>>();
                 let staged = made.staged.iter().map(|(span, image_offset)| {
                     Some(Staged { span: unwire(span)?, image_offset: *image_offset })
@@ -311,7 +311,7 @@ impl Reader {
 fn unexpected(reply: Reply) -> Failure {
     match reply {
         Reply::Failed(failure) => unwire_failure(failure),
-        _ => Failure::new(SkipReason::HelperDied, "an answer to another question"),
+        _ => Failure::new(FailureKind::HelperDied, "an answer to another question"),
     }
 }
 
@@ -321,8 +321,8 @@ fn serve(packets: &Packets, place: &Place, cgroup: Option<&Path>) {
     let reply = |reply: &Reply, file: Option<BorrowedFd<'_>>| {
         serde_json::to_vec(reply).is_ok_and(|bytes| packets.send(&bytes, file).is_ok())
     };
-    let refused = |reason, error: &dyn std::fmt::Display| {
-        reply(&Reply::Failed((reason, error.to_string())), None);
+    let refused = |kind: FailureKind, error: &dyn std::fmt::Display| {
+        reply(&Reply::Failed((kind.into(), error.to_string())), None);
     };
     // It is the first to go where memory is short.
     let _as_it_was = std::fs::write("/proc/self/oom_score_adj", "1000");
@@ -330,10 +330,10 @@ fn serve(packets: &Packets, place: &Place, cgroup: Option<&Path>) {
         && let Err(error) = std::fs::write(cgroup.join("cgroup.procs"), "0")
     {
         let what = format!("joining {}: {error}", cgroup.shown());
-        return refused(SkipReason::MemcgHeadroom, &what);
+        return refused(FailureKind::MemcgHeadroom, &what);
     }
     if let Err(error) = impersonate::take(place) {
-        return refused(SkipReason::ForkFailed, &error);
+        return refused(FailureKind::ForkFailed, &error);
     }
     if !reply(&Reply::Done, None) {
         return;
@@ -363,7 +363,7 @@ fn serve(packets: &Packets, place: &Place, cgroup: Option<&Path>) {
 }
 
 fn no_such_file() -> Failure {
-    Failure::new(SkipReason::FileGone, "no such file is open")
+    Failure::new(FailureKind::FileGone, "no such file is open")
 }
 
 struct Serving {
@@ -381,8 +381,8 @@ impl Serving {
         request: Request,
         file: Option<OwnedFd>,
     ) -> Result<(Reply, Option<Arc<Image>>), Failure> {
-        let odd = || Failure::new(SkipReason::HelperDied, "a request of an odd form");
-        let gone = |error: &dyn std::fmt::Display| Failure::new(SkipReason::FileGone, error);
+        let odd = || Failure::new(FailureKind::HelperDied, "a request of an odd form");
+        let gone = |error: &dyn std::fmt::Display| Failure::new(FailureKind::FileGone, error);
         let until = |millis| Instant::now() + Duration::from_millis(millis);
         Ok(match request {
             Request::Open { id } => {
@@ -434,7 +434,7 @@ impl Serving {
             Request::Send { id } => {
                 let socket = file.ok_or_else(odd)?;
                 process::send_descriptor(socket.as_fd(), self.file(id)?.as_fd())
-                    .map_err(|error| Failure::new(SkipReason::SwitchFailed, error))?;
+                    .map_err(|error| Failure::new(FailureKind::SwitchFailed, error))?;
                 (Reply::Done, None)
             }
         })

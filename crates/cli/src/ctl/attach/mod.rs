@@ -12,7 +12,7 @@ use tiexec_core::escape;
 use tiexec_core::plan::Plan;
 use tiexec_core::report::{JitArea, Outcome, Report, percent};
 use tiexec_core::select::Select;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_engine::hottest::Hot;
 use tiexec_engine::policy::{policy, too_large};
 use tiexec_engine::sampling::refusal;
@@ -344,9 +344,9 @@ fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
     let fix = failure.reason.fix().map_or(String::new(), |fix| format!("; fix: {fix}"));
     warn(format_args!("cannot {doing} process {}: {failure}{fix}", pid.as_raw_nonzero()));
     match failure.reason {
-        SkipReason::TargetGone => exit::GONE,
-        SkipReason::PtraceDenied => exit::NOT_PERMITTED,
-        SkipReason::Changed => exit::PARTIAL,
+        Reason::Failed(FailureKind::TargetGone) => exit::GONE,
+        Reason::Failed(FailureKind::PtraceDenied) => exit::NOT_PERMITTED,
+        Reason::Failed(FailureKind::Changed) => exit::PARTIAL,
         _ => exit::FAILED,
     }
 }

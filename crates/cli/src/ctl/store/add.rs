@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tiexec_core::escape::AsShown;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_remap::Failure;
 use tiexec_remap::store::{BuildOrder, Store};
 use tiexec_sys::procfs::ProcDir;
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 struct Added<'a> {
     original: &'a Path,
     image: Option<PathBuf>,
-    reason: Option<SkipReason>,
+    reason: Option<Reason>,
     detail: Option<String>,
 }
 
@@ -68,8 +68,8 @@ pub(super) fn run(files: &[PathBuf], json: bool) -> u8 {
 fn add(store: &Store, process: &ProcDir, path: &Path) -> Result<PathBuf, Failure> {
     let unread = |error: std::io::Error| {
         let reason = match error.kind() {
-            std::io::ErrorKind::PermissionDenied => SkipReason::UnreadableImage,
-            _ => SkipReason::ReadFailed,
+            std::io::ErrorKind::PermissionDenied => Reason::from(SkipReason::UnreadableImage),
+            _ => FailureKind::ReadFailed.into(),
         };
         Failure::new(reason, error)
     };

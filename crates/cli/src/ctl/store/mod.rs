@@ -10,7 +10,7 @@ mod verify;
 
 use tiexec_core::addr::Pages;
 use tiexec_core::escape::AsShown;
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_remap::Failure;
 use tiexec_remap::store::Store;
 use tiexec_remap::store::directory::{Directory, SYSTEM};
@@ -41,7 +41,7 @@ fn failed(doing: &str, failure: &Failure) -> u8 {
     exit::FAILED
 }
 
-fn hint(reason: SkipReason) {
+fn hint(reason: Reason) {
     if let Some(fix) = reason.fix() {
         warn(format_args!("hint: {fix}"));
     }
@@ -79,7 +79,7 @@ fn none(doing: &str) -> u8 {
 fn pages(doing: &str) -> Result<Pages, u8> {
     thp::pages().ok_or_else(|| {
         let why = "the kernel has no transparent huge pages";
-        failed(doing, &Failure::new(SkipReason::ThpUnsupported, why))
+        failed(doing, &Failure::new(FailureKind::ThpUnsupported, why))
     })
 }
 

@@ -8,7 +8,7 @@ use tiexec_core::addr::mib;
 use tiexec_core::coverage::Rest;
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::{SCHEMA, percent};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{Reason, SkipReason};
 use tiexec_remap::warm::Warmth;
 
 use crate::exit;
@@ -21,7 +21,7 @@ pub(super) struct Row {
     huge_bytes: u64,
     rest: Vec<Rest>,
     /// The reason for which the rest did not become huge.
-    reason: Option<SkipReason>,
+    reason: Option<Reason>,
     detail: Option<String>,
     #[serde(skip)]
     missing_bytes: u64,
@@ -46,7 +46,10 @@ impl Row {
         let told = |rest: &Rest| rest.reason == SkipReason::NotOwner;
         match (self.missing_bytes, self.huge_bytes) {
             (0, _) => exit::OK,
-            (_, 0) if self.reason == Some(SkipReason::NotOwner) || self.rest.iter().any(told) => {
+            (_, 0)
+                if self.reason.is_some_and(|why| why == SkipReason::NotOwner)
+                    || self.rest.iter().any(told) =>
+            {
                 exit::NOT_PERMITTED
             }
             (_, 0) => exit::FAILED,
@@ -147,10 +150,13 @@ impl fmt::Display for Rows {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tiexec_core::skip::FailureKind;
 
-    fn row(path: &str, huge: u64, rest: &[(SkipReason, u64)]) -> Row {
-        let rest: Vec<Rest> =
-            rest.iter().map(|&(reason, mib)| Rest { reason, bytes: mib << 20 }).collect();
+    fn row(path: &str, huge: u64, rest: &[(impl Into<Reason> + Copy, u64)]) -> Row {
+        let rest: Vec<Rest> = rest
+            .iter()
+            .map(|&(reason, mib)| Rest { reason: reason.into(), bytes: mib << 20 })
+            .collect();
         let text_bytes = (huge << 20) + rest.iter().map(|rest| rest.bytes).sum::<u64>();
         let warmth = Warmth { text_bytes, huge_bytes: huge << 20, rest, obstacle: None };
         Row::new(Path::new(path), warmth)
@@ -162,7 +168,8 @@ mod tests {
 
     #[test]
     fn the_status_is_that_of_all_or_partial() {
-        use SkipReason::{Edges, InUse, NotOwner, TooSmall};
+        use FailureKind::InUse;
+        use SkipReason::{Edges, NotOwner, TooSmall};
         let all = || row("/a", 4, &[(Edges, 1)]);
         let none = || row("/b", 0, &[(InUse, 4)]);
         assert_eq!(status(vec![]), exit::OK);
