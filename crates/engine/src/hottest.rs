@@ -18,11 +18,11 @@ use tiexec_sys::perf_sampler::Heirs;
 use tiexec_sys::{Pid, SysError, areas, processor};
 
 use crate::follow::Tell;
+use crate::locked_target::{LONGEST, LockedTarget, carry_out};
 use crate::policy::policy;
 use crate::retry::may_pass;
 use crate::sampling::{FREQUENCY, Sampling, miss_time, number};
 use crate::switched_off::is_switched_off;
-use crate::target::{LONGEST, Target, carry_out};
 
 /// How long is sampled if `--settle` does not say.
 const USUAL: Duration = Duration::from_secs(5);
@@ -69,8 +69,8 @@ impl Hot {
     ///
     /// # Errors
     /// It could not be looked at.
-    pub fn choose(&self, target: &Target) -> Result<Choice, Failure> {
-        let order = target.order(Policy { dry_run: true, ..self.policy });
+    pub fn choose(&self, locked: &LockedTarget) -> Result<Choice, Failure> {
+        let order = locked.order(Policy { dry_run: true, ..self.policy });
         let planned = attach(&order, &mut Images::default())?.plan;
         let pages = self.policy.pages;
         let step = pages.pmd.bytes() as usize;
@@ -79,7 +79,7 @@ impl Hot {
             .flat_map(|span| (span.range.start().get()..span.range.end().get()).step_by(step))
             .map(RemoteAddr::new)
             .collect();
-        let pid = number(target.pid);
+        let pid = number(locked.target.pid);
         let space = self.tally.spaces().iter().rposition(|of| of.pid == pid && of.current);
         let samples: Vec<(RemoteAddr, u64)> = self
             .tally
@@ -87,7 +87,7 @@ impl Hot {
             .filter(|page| Some(page.space) == space)
             .map(|page| (page.at, page.samples))
             .collect();
-        let huge = areas::huge_text(&target.process, pages).unwrap_or_default();
+        let huge = areas::huge_text(&locked.target.process, pages).unwrap_or_default();
         let itlb = Itlb::of(&processor::read());
         let time = self.time;
         let heat = Heat {
@@ -107,12 +107,12 @@ impl Hot {
     /// Nothing could be begun; the process is as it was.
     pub fn carry_out(
         &self,
-        target: &Target,
+        locked: &LockedTarget,
         images: &mut Images,
     ) -> Result<(Attached, Report), Failure> {
-        let choice = self.choose(target)?;
+        let choice = self.choose(locked)?;
         let allowed: Vec<RemoteAddr> = choice.pages.iter().map(|page| page.start).collect();
-        let mut order = target.order(self.policy);
+        let mut order = locked.order(self.policy);
         order.allowed = Some(&allowed);
         let (attached, mut report) = carry_out(&order, images)?;
         report.budget = Some(choice);
@@ -142,14 +142,14 @@ pub fn look_after(
     }
     let end = Instant::now() + PATIENCE;
     loop {
-        let done = Target::open(program).and_then(|target| {
-            let done = hot.carry_out(&target, &mut Images::default());
-            done.map(|done| (target, done))
+        let done = LockedTarget::open(program).and_then(|locked| {
+            let done = hot.carry_out(&locked, &mut Images::default());
+            done.map(|done| (locked, done))
         });
         match done {
-            Ok((target, (attached, report))) => {
-                target.record_attach(&attached);
-                tell(&target, &attached, &report);
+            Ok((locked, (attached, report))) => {
+                locked.record_attach(&attached);
+                tell(&locked, &attached, &report);
                 return Ok(());
             }
             Err(failure) if may_pass(failure.reason) && Instant::now() < end => {

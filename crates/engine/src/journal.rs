@@ -5,8 +5,7 @@ use std::os::unix::net::UnixDatagram;
 use tiexec_core::escape::AsShown;
 use tiexec_remap::build_id::build_id;
 use tiexec_remap::open_exe;
-use tiexec_sys::Pid;
-use tiexec_sys::procfs::ProcDir;
+use tiexec_tracee::target::Target;
 
 /// Where systemd's journal takes records in its own form (systemd.journal-fields(7)).
 const JOURNAL: &str = "/run/systemd/journal/socket";
@@ -20,9 +19,7 @@ pub struct Record<'a> {
     /// `attach` or `revert`.
     pub action: &'static str,
     /// The process.
-    pub pid: Pid,
-    /// Its directory under `/proc`.
-    pub process: &'a ProcDir,
+    pub target: &'a Target,
     /// Bytes of text that changed their backing.
     pub bytes: u64,
     /// How it ended: `ok`, or the reason.
@@ -35,13 +32,14 @@ impl Record<'_> {
         let Ok(socket) = UnixDatagram::unbound() else { return };
         // A full log must not hold anything up.
         let _stays_blocking = socket.set_nonblocking(true);
-        let exe = self.process.exe_path().unwrap_or_default();
+        let process = &self.target.process;
+        let exe = process.exe_path().unwrap_or_default();
         let exe = exe.shown();
-        let build_id = open_exe(self.process).ok().and_then(|exe| build_id(&exe));
+        let build_id = open_exe(process).ok().and_then(|exe| build_id(&exe));
         let build_id = build_id.unwrap_or_else(|| "-".to_owned());
         let uid = rustix::process::getuid().as_raw();
         let Self { action, bytes, result, .. } = self;
-        let pid = self.pid.as_raw_nonzero();
+        let pid = self.target.pid.as_raw_nonzero();
         let message = format!(
             "{action} by uid {uid}: pid {pid} {exe} build-id {build_id}: {bytes} bytes, {result}"
         );

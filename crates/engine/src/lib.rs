@@ -1,6 +1,6 @@
 //! The work on programs over time. Nothing is printed here: callers hear what was done, and tell it.
 //!
-//! - [`target`]: one process, opened, locked, and treated once.
+//! - [`locked_target`]: one process, opened, locked, and treated once.
 //! - [`policy`]: what the settings want done with a program's text.
 //! - [`follow`]: a program's descendants, and what they map later.
 //! - [`sampling`] and [`hottest`]: where a program executes, and its hottest huge pages only.
@@ -13,8 +13,8 @@
 pub mod follow;
 pub mod hottest;
 pub mod journal;
+pub mod locked_target;
 pub mod policy;
 pub mod retry;
 pub mod sampling;
 pub mod switched_off;
-pub mod target;

@@ -11,6 +11,7 @@ use tiexec_sys::areas::{self, Seen};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::Failure;
 use tiexec_tracee::arch;
+use tiexec_tracee::target::Target;
 
 use crate::attach::AttachOrder;
 use crate::open_mapped::open_mapped;
@@ -23,7 +24,7 @@ use crate::workers::Workers;
 /// # Errors
 /// `target_gone`, `ptrace_denied`, `proc_unavailable`.
 pub(crate) fn look(order: &AttachOrder<'_>) -> Result<Seen, Failure> {
-    let AttachOrder { space, process, workers, policy, .. } = *order;
+    let AttachOrder { target: Target { space, process, .. }, workers, policy, .. } = *order;
     let mut seen = areas::look_at(space, process, policy.pages).map_err(Failure::unreadable)?;
     if seen.smaps_for.is_none() && may_be_guarded(process, workers, &seen.areas) {
         let told = areas::by_smaps(process).map_err(Failure::unreadable)?;

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::Pid;
@@ -12,8 +13,8 @@ use tiexec_core::proc::status::{self, Status};
 use crate::error::SysError;
 
 /// `/proc/PID`, pinned: reads through it never see another process that got the same id.
-#[derive(Debug)]
-pub struct ProcDir(OwnedFd);
+#[derive(Clone, Debug)]
+pub struct ProcDir(Arc<OwnedFd>);
 
 impl ProcDir {
     /// Opens `/proc/self`. It goes on to mean this process after an exec, and in a forked child it
@@ -46,7 +47,9 @@ impl ProcDir {
 
     fn open(path: &Path, call: &'static str) -> Result<Self, SysError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        rustix::fs::openat(CWD, path, flags, Mode::empty()).map(Self).map_err(SysError::of(call))
+        rustix::fs::openat(CWD, path, flags, Mode::empty())
+            .map(|directory| Self(Arc::new(directory)))
+            .map_err(SysError::of(call))
     }
 
     /// Reads a whole file of the process, such as `maps`. A short read of a kernel file is not its

@@ -20,6 +20,7 @@ pub mod running;
 pub mod session;
 pub mod stopped;
 pub mod syscall_manifest;
+pub mod target;
 mod temporary_mask;
 pub mod threads;
 

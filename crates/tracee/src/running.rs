@@ -25,6 +25,7 @@ use crate::fault;
 use crate::session::{Ground, Refusal, Session};
 use crate::stopped::Stopped;
 use crate::syscall_manifest::{Filters, Permission};
+use crate::target::Target;
 use crate::threads::waits_forever;
 
 /// Seizes the thread and stops it, at the latest at `deadline`. `memory` is that of its process.
@@ -260,17 +261,16 @@ fn after_restartable_sequence(
 /// goroutine's, below which other data may lie.
 pub fn frame_ground(
     snapshot: &Snapshot,
-    space: &AddressSpace,
-    leader: Pid,
+    target: &Target,
     stopped: &Stopped,
 ) -> Option<(RemoteAddr, AddrRange)> {
     let top = arch::below_red_zone(&stopped.registers)?;
     let at = arch::stack_pointer(&stopped.registers);
     let stack = snapshot.vma_at(at).filter(|vma| vma.perms.write && !vma.perms.shared)?;
-    if stack.name == b"[stack]" && stopped.tid == leader {
+    if stack.name == b"[stack]" && stopped.tid == target.pid {
         return Some((top, stack.range));
     }
-    Some((top, thread_stack(snapshot, space, stopped, stack.range)?))
+    Some((top, thread_stack(snapshot, &target.space, stopped, stack.range)?))
 }
 
 /// Returns the part of the mapping `within` that glibc or musl made this thread's stack: the thread's
@@ -327,11 +327,10 @@ fn guards(pagemap: &File, range: AddrRange, base: PageSize) -> Option<Vec<Remote
 ///
 /// # Errors
 /// A [`Refusal`], also where the stack is not one for frames; a [`TraceError`]. The thread stands as
-/// it stood. [`TraceError::Changed`] if `space` is not the address space of the thread.
+/// it stood. [`TraceError::Changed`] if the target's address space is not that of the thread.
 pub fn begin(
     snapshot: &Snapshot,
-    space: &AddressSpace,
-    leader: Pid,
+    target: &Target,
     gadgets: Gadgets,
     stopped: &Stopped,
     now: &Status,
@@ -340,10 +339,10 @@ pub fn begin(
     if stopped.interruption == Interruption::Unknown {
         return Ok(Err(Refusal::InACall));
     }
-    let Some((top, within)) = frame_ground(snapshot, space, leader, stopped) else {
+    let Some((top, within)) = frame_ground(snapshot, target, stopped) else {
         return Ok(Err(Refusal::StackRoom));
     };
     let home = arch::after_a_signal(&stopped.registers, stopped.interruption);
     let ground = Ground { top: Some(top), within };
-    Session::lay(stopped.tid, space.memory(), gadgets, permission, home, ground, Some(now))
+    Session::lay(stopped.tid, target.space.memory(), gadgets, permission, home, ground, Some(now))
 }

@@ -2,7 +2,7 @@
 
 use tiexec_core::coverage::coverage;
 use tiexec_core::report::{Kind, Report};
-use tiexec_engine::target::LOOKING;
+use tiexec_engine::locked_target::LOOKING;
 use tiexec_remap::mapped::originals;
 use tiexec_remap::{numa_placement, systemd_units};
 use tiexec_sys::procfs::ProcDir;

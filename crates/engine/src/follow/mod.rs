@@ -3,7 +3,7 @@
 //! A process beside the program learns from the kernel, by records that stop nobody
 //! ([`tiexec_sys::perf_watch`]), of each program that is begun and of each executable mapping. A mapping too
 //! small to hold a huge page is passed over by its record alone. Otherwise the program is looked at a
-//! little later, when it has stopped mapping, and treated as a running one ([`crate::target`]).
+//! little later, when it has stopped mapping, and treated as a running one ([`crate::locked_target`]).
 //! It polls `/proc` if the kernel gives no records.
 
 pub mod companion;
@@ -30,10 +30,10 @@ use tiexec_sys::perf_watch::{Watch, Woken, wait_for_end};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, process, ptrace};
 
+use crate::locked_target::{LONGEST, LockedTarget, carry_out, start_time};
 use crate::policy::policy;
 use crate::retry::may_pass;
 use crate::switched_off::is_switched_off;
-use crate::target::{LONGEST, Target, carry_out, start_time};
 pub use patterns::Patterns;
 use tree::Tree;
 
@@ -122,7 +122,7 @@ impl Program {
 }
 
 /// The callback that hears what was done to a process.
-pub type Tell<'a> = &'a mut dyn FnMut(&Target, &Attached, &Report);
+pub type Tell<'a> = &'a mut dyn FnMut(&LockedTarget, &Attached, &Report);
 
 /// Looks after programs that come, and at what they map.
 pub struct Follower<'a> {
@@ -409,16 +409,16 @@ impl<'a> Follower<'a> {
         by_copy: bool,
         patience: Duration,
     ) -> Result<LookOutcome, Reason> {
-        let target = Target::open(pid).map_err(|failure| failure.reason)?;
-        let mut order = target.order(self.policy);
+        let locked = LockedTarget::open(pid).map_err(|failure| failure.reason)?;
+        let mut order = locked.order(self.policy);
         order.patience = patience;
         order.policy.sources.pagecache &= !by_copy;
         let (attached, report) =
             carry_out(&order, &mut self.images).map_err(|failure| failure.reason)?;
-        target.record_attach(&attached);
+        locked.record_attach(&attached);
         let done = attached.touched_it() || report.jit.iter().any(|area| area.made_bytes > 0);
         if done {
-            (self.tell)(&target, &attached, &report);
+            (self.tell)(&locked, &attached, &report);
         }
         let copied = attached.plan.spans_by(Backing::Pagecache).next().is_none();
         Ok(match (&attached.failure, done) {

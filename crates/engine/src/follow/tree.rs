@@ -6,7 +6,7 @@ use tiexec_core::proc::stat;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, process};
 
-use crate::target::start_time;
+use crate::locked_target::start_time;
 
 /// Processes known to belong to a tree. One whose parent has ended belongs on as long as it was seen
 /// before.

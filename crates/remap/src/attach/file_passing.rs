@@ -38,12 +38,12 @@ pub(super) struct Passage {
 }
 
 impl Passage {
-    /// Has the process `pid` make a pair of sockets; the session closes them.
+    /// Has the process make a pair of sockets; the session closes them.
     ///
     /// # Errors
     /// `fd_limit`, `seccomp`-like refusals as `switch_failed`; nothing is left in the process.
     pub(super) fn open(session: &mut Session, order: &AttachOrder<'_>) -> Result<Self, Failure> {
-        let AttachOrder { task: pid, workers, .. } = *order;
+        let AttachOrder { target, workers, .. } = *order;
         let refused = |error: SysError| {
             let no_number = error.errno == Errno::MFILE;
             let reason = if no_number { FailureKind::FdLimit } else { FailureKind::SwitchFailed };
@@ -51,8 +51,8 @@ impl Passage {
         };
         let [theirs, ours] = session.call_for_descriptors(remote::socketpair)?.map_err(refused)?;
         let copy = match workers.fetcher() {
-            Some(fetcher) => fetcher.socket_of(pid, ours)?,
-            None => process::descriptor_of(pid, ours)
+            Some(fetcher) => fetcher.socket_of(target.task, ours)?,
+            None => process::descriptor_of(target.task, ours)
                 .map_err(|error| Failure::new(FailureKind::SwitchFailed, error))?,
         };
         session.release_soon()?;

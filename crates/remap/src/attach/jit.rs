@@ -16,7 +16,6 @@ use tiexec_tracee::remote::{self, Advice, madvise_entry};
 use tiexec_tracee::session::Session;
 use tiexec_tracee::syscall_manifest::ManifestEntry;
 
-use super::identity;
 use super::written::Written;
 use super::{AttachOrder, Done, Stop, ThpOn, in_a_stop, thp_is_off};
 use tiexec_tracee::Failure;
@@ -33,13 +32,14 @@ const IN_ONE_STOP: usize = 4;
 /// # Errors
 /// The process could not be looked at; it is as it was. The areas tell what the kernel refuses.
 pub fn collapse_jit(order: &AttachOrder<'_>) -> Result<Vec<JitArea>, Failure> {
-    collapse_as_seen(order).map_err(|failure| identity::cause(order, failure))
+    collapse_as_seen(order).map_err(|failure| order.target.cause(failure))
 }
 
 fn collapse_as_seen(order: &AttachOrder<'_>) -> Result<Vec<JitArea>, Failure> {
-    let written = Written::of(order.space, order.policy.pages)?;
+    let written = Written::of(&order.target.space, order.policy.pages)?;
     let look = || {
-        areas::look_at(order.space, order.process, order.policy.pages).map_err(Failure::unreadable)
+        areas::look_at(&order.target.space, &order.target.process, order.policy.pages)
+            .map_err(Failure::unreadable)
     };
     let entries = look()?.areas;
     let mut areas: Vec<Jit> = entries
@@ -47,8 +47,8 @@ fn collapse_as_seen(order: &AttachOrder<'_>) -> Result<Vec<JitArea>, Failure> {
         .filter_map(|entry| Jit::of(order, &written, entry).transpose())
         .collect::<Result<_, _>>()?;
     if !order.policy.dry_run && areas.iter().any(|area| !area.wanted.is_empty()) {
-        let outside = process::open_pidfd(order.pid).map_err(Failure::unreadable)?;
-        if thp_is_off(order.process) || !from_outside(outside.as_fd(), &mut areas) {
+        let outside = process::open_pidfd(order.target.pid).map_err(Failure::unreadable)?;
+        if thp_is_off(&order.target.process) || !from_outside(outside.as_fd(), &mut areas) {
             from_inside(order, &entries, &mut areas);
         }
     }
@@ -145,7 +145,7 @@ fn from_inside(order: &AttachOrder<'_>, entries: &[Area], areas: &mut [Jit]) {
         .enumerate()
         .flat_map(|(index, area)| area.wanted.iter().map(move |&page| (index, page)))
         .collect();
-    let thp_off = thp_is_off(order.process);
+    let thp_off = thp_is_off(&order.target.process);
     for some in pages.chunks(IN_ONE_STOP) {
         let work = |session: &mut Session, _: &_| -> Done {
             if thp_off {

@@ -6,7 +6,6 @@
 
 mod boost;
 mod file_passing;
-mod identity;
 mod jit;
 mod mappings;
 mod pool;
@@ -28,11 +27,9 @@ use tiexec_core::area::{Area, SmapsFor};
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::Vma;
-use tiexec_core::proc::status::Credentials;
 use tiexec_core::skip::FailureKind;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::Pid;
-use tiexec_sys::address_space::AddressSpace;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
@@ -42,9 +39,9 @@ use tiexec_tracee::remote;
 use tiexec_tracee::session::{Counts, Session};
 use tiexec_tracee::stopped::Stopped;
 use tiexec_tracee::syscall_manifest::ManifestEntry;
+use tiexec_tracee::target::Target;
 
 use boost::Boost;
-pub use identity::cause_at_first_look;
 pub use jit::collapse_jit;
 pub(crate) use prepared::{Prepared, prepare};
 pub use revert::{Reverted, revert};
@@ -58,15 +55,7 @@ use crate::workers::{Fetcher, Workers};
 #[derive(Clone, Copy, Debug)]
 pub struct AttachOrder<'a> {
     /// The process.
-    pub pid: Pid,
-    /// A thread of it that has its address space: its first, unless that has ended.
-    pub task: Pid,
-    /// The directory of `task` under `/proc`.
-    pub process: &'a ProcDir,
-    /// The address space of `task`: what is looked at, planned for and switched.
-    pub space: &'a AddressSpace,
-    /// The credentials of `task`.
-    pub credentials: &'a Credentials,
+    pub target: &'a Target,
     /// The workers that open its files and copy its descriptors.
     pub workers: &'a Workers,
     /// The wishes. The process runs while staging goes on.
@@ -124,11 +113,11 @@ impl Attached {
 /// Nothing could be begun; the process is as it was. The [`Attached`] tells of later failures.
 pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, Failure> {
     let mut attached =
-        attach_as_seen(order, images).map_err(|failure| identity::cause(order, failure))?;
-    attached.failure = attached.failure.map(|failure| identity::cause(order, failure));
+        attach_as_seen(order, images).map_err(|failure| order.target.cause(failure))?;
+    attached.failure = attached.failure.map(|failure| order.target.cause(failure));
     if attached.failure.is_none() && !attached.touched_it() {
         // That there is nothing to do is true of what was looked at.
-        identity::still_there(order)?;
+        order.target.still_there()?;
     }
     Ok(attached)
 }
@@ -228,7 +217,7 @@ fn stop_and_work(
     let Stop { entries, rests_on, mut calls } = stop;
     let vmas = entries.iter().map(|entry| entry.vma.clone()).collect();
     let snapshot = Snapshot { pages: order.policy.pages, vmas, entry: RemoteAddr::new(0) };
-    thread::permitted(order)?;
+    thread::permitted(order.target)?;
     let gadgets = find_gadgets(order, &snapshot)?;
     let mut boost = Boost::begin(order.workers.fetcher().map(Fetcher::pid));
     calls.push(&boost::CALLS);
@@ -238,8 +227,7 @@ fn stop_and_work(
     }
     let gone = |error: TraceError| Failure::from(error);
     boost.take_along(&mut session, stopped.tid).map_err(gone)?;
-    let done =
-        identity::unchanged(order.space, rests_on).and_then(|()| work(&mut session, &snapshot));
+    let done = order.target.unchanged(rests_on).and_then(|()| work(&mut session, &snapshot));
     let (counts, lasted) = match boost.leave(session, &stopped) {
         Ok(left) => left,
         // The first thing that went wrong is the cause of the second.
@@ -251,11 +239,16 @@ fn stop_and_work(
 
 /// Looks for the instructions to call through, in the dynamic linker or in the program.
 fn find_gadgets(order: &AttachOrder<'_>, snapshot: &Snapshot) -> Result<Gadgets, Failure> {
-    let auxv = order.space.auxv().map_err(Failure::unreadable)?;
+    let auxv = order.target.space.auxv().map_err(Failure::unreadable)?;
     let at = |key| RemoteAddr::new(auxv::get(&auxv, key).unwrap_or(0));
-    gadgets::find_running(order.space.memory(), snapshot, at(auxv::AT_BASE), at(auxv::AT_ENTRY))
-        .ok_or_else(|| {
-            let what = "the program has no `syscall; ret`, or no signal return, of its own";
-            Failure::new(FailureKind::NoGadget, what)
-        })
+    gadgets::find_running(
+        order.target.space.memory(),
+        snapshot,
+        at(auxv::AT_BASE),
+        at(auxv::AT_ENTRY),
+    )
+    .ok_or_else(|| {
+        let what = "the program has no `syscall; ret`, or no signal return, of its own";
+        Failure::new(FailureKind::NoGadget, what)
+    })
 }

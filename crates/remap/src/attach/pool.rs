@@ -92,7 +92,7 @@ impl Exchange {
             while at < range.len() {
                 let mut bytes = vec![0; CHUNK.min(range.len() - at) as usize];
                 let from = range.start().checked_add(at).unwrap_or_default();
-                order.space.memory().read(from, &mut bytes).map_err(Failure::unreadable)?;
+                order.target.space.memory().read(from, &mut bytes).map_err(Failure::unreadable)?;
                 copy.write_all_at(&bytes, offset)
                     .map_err(|error| Failure::new(FailureKind::NoMemfd, error))?;
                 at += bytes.len() as u64;

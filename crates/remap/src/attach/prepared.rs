@@ -78,7 +78,7 @@ impl Prepared {
         if self.touched.is_empty() || self.thp_off {
             return;
         }
-        let Ok(process) = process::open_pidfd(order.pid) else { return };
+        let Ok(process) = process::open_pidfd(order.target.pid) else { return };
         self.touched.retain(|&range| {
             let done = process_advice::collapse(process.as_fd(), range).is_ok();
             self.attached.from_outside += if done { range.len() } else { 0 };
@@ -143,7 +143,8 @@ impl Prepared {
         order: &AttachOrder<'_>,
         snapshot: &Snapshot,
     ) -> Done {
-        let mut switched: Done = residue::take_away(session, order, &self.left).map(|_bytes| ());
+        let mut switched: Done =
+            residue::take_away(session, order.target, &self.left).map(|_bytes| ());
         if self.thp_off {
             ThpOn::begin(session)?;
         }
@@ -151,7 +152,7 @@ impl Prepared {
             let Self { texts, written, marks, locks, keys, .. } = self;
             let around = Surroundings {
                 snapshot,
-                company: Company::Shared(Shared { space: order.space, marks: *marks }),
+                company: Company::Shared(Shared { space: &order.target.space, marks: *marks }),
             };
             let (locks, keys, alone) = (*locks, *keys, &self.alone);
             let switching = Switching { order, around, texts, written, locks, keys, alone };
@@ -178,9 +179,9 @@ pub(crate) fn prepare(
     images: &mut Images,
     deadline: Instant,
 ) -> Result<Prepared, Failure> {
-    let written = Written::of(order.space, order.policy.pages)?;
+    let written = Written::of(&order.target.space, order.policy.pages)?;
     let Seen { areas: mut entries, smaps_for } = snapshot::look(order)?;
-    let marks = mapped::marks(order.process, order.policy.pages);
+    let marks = mapped::marks(&order.target.process, order.policy.pages);
     let mut left = residue::find(order, marks, &entries);
     // It is taken away first: what is planned is planned without it.
     entries.retain(|entry| !left.contains(&entry.vma));
@@ -190,7 +191,7 @@ pub(crate) fn prepare(
     let Policy { pages, edges, .. } = order.policy;
     let mut texts = Texts::read(&Looking { order, written: &written, deadline }, &entries);
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
-    let reserved = reserved(order.process, &entries, pages);
+    let reserved = reserved(&order.target.process, &entries, pages);
     let around = Around { pages, policy: edges, vmas: &vmas, reserved: &reserved };
     let mut plan = plan_running(&around, &texts.texts);
     let (mut stored, mut setback) = (Vec::new(), None);
@@ -210,8 +211,8 @@ pub(crate) fn prepare(
         bytes_copied: 0,
         smaps_for,
     };
-    let thp_off = thp_is_off(order.process);
-    let locks = has_locked_memory(order.process);
+    let thp_off = thp_is_off(&order.target.process);
+    let locks = has_locked_memory(&order.target.process);
     // smaps has told which have.
     let keys = smaps_for.is_none() && process::has_protection_keys();
     let (staged, edges, touched) = (Vec::new(), Vec::new(), Vec::new());
@@ -256,7 +257,7 @@ pub(crate) fn prepare(
     if prepared.covers() {
         let parts = prepared.staged.iter().map(|staged| staged.image.filled.staged.len());
         let parts = prepared.edges.len() + parts.sum::<usize>();
-        let maps = order.process.read("maps").map_err(Failure::unreadable)?;
+        let maps = order.target.process.read("maps").map_err(Failure::unreadable)?;
         mappings::check(maps.iter().filter(|&&byte| byte == b'\n').count(), parts)?;
     }
     Ok(prepared)
@@ -302,7 +303,7 @@ fn stage(
         // The reader's memory cgroup pays, which is that of the process; otherwise this process's own.
         let this = ProcDir::this_process().map_err(Failure::unreadable)?;
         headroom::check(
-            if order.workers.reader().is_some() { order.process } else { &this },
+            if order.workers.reader().is_some() { &order.target.process } else { &this },
             bytes,
         )?;
     }
@@ -311,7 +312,7 @@ fn stage(
     let parts = texts.text(vma).and_then(|text| text.parts.as_ref());
     let path = vma.display_path();
     let name = path.rsplit('/').next().unwrap_or_default();
-    let nodes = numa_placement::turns(order.policy.numa, order.process)?;
+    let nodes = numa_placement::turns(order.policy.numa, &order.target.process)?;
     let memory = Memory { backing, pages: order.policy.pages, nodes: &nodes };
     match file {
         TargetFile::Here(file) => images.get(Source { file, parts }, name, spans, memory, deadline),

@@ -14,6 +14,7 @@ use tiexec_core::skip::FailureKind;
 use tiexec_tracee::Failure;
 use tiexec_tracee::remote;
 use tiexec_tracee::session::Session;
+use tiexec_tracee::target::Target;
 use tiexec_tracee::threads;
 
 use super::AttachOrder;
@@ -31,7 +32,7 @@ pub(super) fn find(order: &AttachOrder<'_>, marks: Option<Marks>, entries: &[Are
     // A text that is mapped a second time, for it is staged, is not there.
     let here: Vec<&Area> = entries.iter().filter(|entry| !left.contains(&entry.vma)).collect();
     let vmas: Vec<Vma> = here.iter().map(|entry| entry.vma.clone()).collect();
-    let mut layouts = Layouts::new(order.process, order.workers, &vmas, order.policy.pages);
+    let mut layouts = Layouts::new(&order.target.process, order.workers, &vmas, order.policy.pages);
     let texts = here.into_iter().enumerate().filter(|(_, entry)| entry.vma.is_text());
     for (index, entry) in texts.take(MOST_TEXTS) {
         let vma = &entry.vma;
@@ -39,11 +40,12 @@ pub(super) fn find(order: &AttachOrder<'_>, marks: Option<Marks>, entries: &[Are
             break;
         }
         let is_left = if is_ours(vma) {
-            layouts.belongs_nowhere(order.space.memory(), index)
+            layouts.belongs_nowhere(order.target.space.memory(), index)
         } else {
             // Page cache of which all that is the file's was given back.
             let is_gap = |(_, parts): (_, Parts)| parts.within(vma.range).next().is_none();
-            layouts.widened(vma).is_some_and(is_gap) && is_marked_widened(order.process, entry)
+            layouts.widened(vma).is_some_and(is_gap)
+                && is_marked_widened(&order.target.process, entry)
         };
         if is_left {
             left.push(vma.clone());
@@ -55,7 +57,7 @@ pub(super) fn find(order: &AttachOrder<'_>, marks: Option<Marks>, entries: &[Are
 /// Returns what carries a mark among all mappings of the process, as far as it is taken away at once.
 pub(super) fn marked(order: &AttachOrder<'_>, marks: Option<Marks>, vmas: &[Vma]) -> Vec<Vma> {
     let marked = marks.map(|marks| marks.left(vmas)).unwrap_or_default();
-    let mut layouts = Layouts::new(order.process, order.workers, vmas, order.policy.pages);
+    let mut layouts = Layouts::new(&order.target.process, order.workers, vmas, order.policy.pages);
     // Only copies, and what a file has in a segment that is not written to, are ever staged.
     let mut could_be_staged = |vma: &Vma| {
         let Ok(file) = layouts.of(vma) else { return false };
@@ -72,18 +74,18 @@ pub(super) fn marked(order: &AttachOrder<'_>, marks: Option<Marks>, vmas: &[Vma]
 /// `already_traced`: somebody else traces a thread of the process, and it may be theirs.
 pub(super) fn take_away(
     session: &mut Session,
-    order: &AttachOrder<'_>,
+    target: &Target,
     left: &[Vma],
 ) -> Result<u64, Failure> {
     if left.is_empty() {
         return Ok(0);
     }
     // TiExecs of different users do not exclude each other, and staging goes with tracing.
-    let others = threads::list(order.process, order.pid);
+    let others = target.threads();
     let traced = others
         .into_iter()
         .filter(|&tid| tid != session.pid())
-        .filter_map(|tid| threads::alive(order.process, tid))
+        .filter_map(|tid| threads::alive(&target.process, tid))
         .find(|status| status.tracer_pid != 0);
     if let Some(status) = traced {
         let what = format!(
@@ -92,7 +94,7 @@ pub(super) fn take_away(
         );
         return Err(Failure::new(FailureKind::AlreadyTraced, what));
     }
-    let text = order.space.maps().map_err(Failure::unreadable)?;
+    let text = target.space.maps().map_err(Failure::unreadable)?;
     let now =
         maps::parse(&text).map_err(|torn| Failure::new(FailureKind::ProcUnavailable, torn))?;
     let mut bytes = 0;

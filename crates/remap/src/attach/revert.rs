@@ -26,7 +26,6 @@ use tiexec_tracee::session::Session;
 use tiexec_tracee::syscall_manifest::ManifestEntry;
 
 use super::file_passing::Passage;
-use super::identity;
 use super::pool::{self, Exchange};
 use super::prepared::COPY_CALLS;
 use super::written::Written;
@@ -83,21 +82,21 @@ struct Originals {
 /// # Errors
 /// Nothing could be begun; the process is as it was. The [`Reverted`] tells of later failures.
 pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
-    let mut reverted = revert_as_seen(order).map_err(|failure| identity::cause(order, failure))?;
-    reverted.failure = reverted.failure.map(|failure| identity::cause(order, failure));
+    let mut reverted = revert_as_seen(order).map_err(|failure| order.target.cause(failure))?;
+    reverted.failure = reverted.failure.map(|failure| order.target.cause(failure));
     if reverted.failure.is_none() && reverted.stop.is_none() {
         // That there is nothing to revert is true of what was looked at.
-        identity::still_there(order)?;
+        order.target.still_there()?;
     }
     Ok(reverted)
 }
 
 fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
-    let written = Written::of(order.space, order.policy.pages)?;
+    let written = Written::of(&order.target.space, order.policy.pages)?;
     let entries = snapshot::look(order)?.areas;
-    let locks = has_locked_memory(order.process);
+    let locks = has_locked_memory(&order.target.process);
     let mut reverted = Reverted { found: 0, reverted: 0, failure: None, stop: None };
-    let marks = mapped::marks(order.process, order.policy.pages);
+    let marks = mapped::marks(&order.target.process, order.policy.pages);
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
     let mut originals =
         Originals { left: residue::marked(order, marks, &vmas), ..Originals::default() };
@@ -105,14 +104,14 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     let entries: Vec<Area> =
         entries.into_iter().filter(|entry| !originals.left.contains(&entry.vma)).collect();
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
-    let mut layouts = Layouts::new(order.process, order.workers, &vmas, order.policy.pages);
+    let mut layouts = Layouts::new(&order.target.process, order.workers, &vmas, order.policy.pages);
     for (index, entry) in entries.iter().enumerate() {
         let looked = if entry.vma.is_text() && is_ours(&entry.vma) {
             originals.look_at_copy(order, &mut layouts, entry, index)
         } else {
             match layouts.widened(&entry.vma) {
-                Some((file, parts)) if is_marked_widened(order.process, entry) => {
-                    originals.look_at_widened(order.space.memory(), &file, &parts, entry)
+                Some((file, parts)) if is_marked_widened(&order.target.process, entry) => {
+                    originals.look_at_widened(order.target.space.memory(), &file, &parts, entry)
                 }
                 _ => continue,
             }
@@ -152,10 +151,10 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     let rests_on: Vec<&Vma> = vmas.iter().filter(of_ours).collect();
     let stop = Stop { entries: &entries, rests_on: &rests_on, calls };
     let (cost, outcome) = in_a_stop(order, stop, |session, snapshot| {
-        let taken = residue::take_away(session, order, &originals.left);
+        let taken = residue::take_away(session, order.target, &originals.left);
         let around = Surroundings {
             snapshot,
-            company: Company::Shared(Shared { space: order.space, marks }),
+            company: Company::Shared(Shared { space: &order.target.space, marks }),
         };
         let passage =
             if originals.files.is_empty() { None } else { Some(Passage::open(session, order)?) };
@@ -184,7 +183,7 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
             let unchanged = |piece: &Switch| {
                 written.base_pages(piece.to)?.into_iter().try_for_each(|pages| {
                     let into = pages.start().get() - piece.to.start().get();
-                    compare(order.space.memory(), pages, file, piece.offset + into)
+                    compare(order.target.space.memory(), pages, file, piece.offset + into)
                 })
             };
             switch::switch_all(session, &around, &switches, &unchanged, |piece, outcome| {
@@ -230,7 +229,7 @@ impl Originals {
         entry: &Area,
         index: usize,
     ) -> Result<(), Failure> {
-        let (memory, range) = (order.space.memory(), entry.vma.range);
+        let (memory, range) = (order.target.space.memory(), entry.vma.range);
         let (files, mut why) = layouts.beside(index);
         let places = files.iter().flat_map(|file| file.places.iter().map(move |at| (file, at)));
         let mut here: Vec<_> = places.filter(|(_, parts)| parts.is_at(range)).collect();

@@ -223,7 +223,7 @@ impl Switching<'_> {
         let changed = || Failure::new(FailureKind::EdgeInUse, format!("{page} has changed"));
         let parts: &Parts =
             self.texts.text(vma).and_then(|text| text.parts.as_ref()).ok_or_else(changed)?;
-        let maps = self.order.process.read("maps").map_err(Failure::unreadable)?;
+        let maps = self.order.target.process.read("maps").map_err(Failure::unreadable)?;
         let now = maps::parse(&maps).map_err(|_torn| changed())?;
         let as_described =
             in_range(&now, page).all(|now| now.file == vma.file && parts.describe(now, page));

@@ -71,7 +71,7 @@ impl Texts {
         let mut found = Self::default();
         let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
         let Policy { pages, sources, select, .. } = looking.order.policy;
-        let main = main_file(looking.order.process, entries);
+        let main = main_file(&looking.order.target.process, entries);
         let unselected = |vma: &Vma| {
             let selected = if main == Some(vma.file) { select.main } else { select.dso };
             (!selected).then_some(SkipReason::NotSelected.into())
@@ -146,12 +146,12 @@ impl Texts {
         extent: AddrRange,
         vmas: &[Vma],
     ) -> Result<(), Failure> {
-        let AttachOrder { process, workers, policy, .. } = *looking.order;
+        let AttachOrder { target, workers, policy, .. } = *looking.order;
         let id = text.vma.file;
         // A mapping may be of any length, with nothing in it: none of that is looked through.
         headroom::check_length(extent.len())?;
         if self.opened(&text.vma).is_none() {
-            let file = open_mapped(process, workers, &text.vma)?;
+            let file = open_mapped(&target.process, workers, &text.vma)?;
             let images = elf_facts(&file)
                 .map(|(_, facts)| Parts::find(&facts.loads, policy.pages.base, vmas, id, is_ours));
             self.files.push(Opened { id, file, images: images.unwrap_or_default() });

@@ -14,6 +14,7 @@ use tiexec_tracee::running;
 use tiexec_tracee::session::{Refusal, Session};
 use tiexec_tracee::stopped::Stopped;
 use tiexec_tracee::syscall_manifest::{Filters, ManifestEntry, NEEDS, Permission};
+use tiexec_tracee::target::Target;
 use tiexec_tracee::threads::{self, Takes};
 use tiexec_tracee::{TraceError, refusal};
 
@@ -44,7 +45,8 @@ pub(super) fn begin(
     let until = begun + order.patience;
     let mut pause = Duration::from_millis(1);
     let readable = may_read_filters();
-    let memory = order.space.memory();
+    let target = order.target;
+    let memory = target.space.memory();
     let what = "every thread sleeps in a call that may show that it was interrupted";
     let mut why = Failure::new(FailureKind::NoThread, what);
     // Threads whose refusal lasts, because filters and shadow stacks are never taken back. They are not stopped
@@ -53,11 +55,11 @@ pub(super) fn begin(
     let mut refusal = None;
     let mut attempts = 3;
     loop {
-        let alive = alive(order);
+        let alive = alive(target);
         if alive.is_empty() {
             return Err(Failure::new(FailureKind::TargetGone, "it has ended"));
         }
-        let same = |status: &Status| status.credentials.same_rights(order.credentials);
+        let same = |status: &Status| target.same_rights(status);
         if !alive.iter().any(|(_, status)| same(status)) {
             let what = "its credentials are others than when it was looked at";
             return Err(Failure::new(FailureKind::Changed, what));
@@ -93,22 +95,22 @@ pub(super) fn begin(
                     continue;
                 }
                 // A thread that has just ended cannot be traced either.
-                Err(_) if threads::alive(order.process, tid).is_none() => continue,
+                Err(_) if threads::alive(&target.process, tid).is_none() => continue,
                 // After an exec another thread may have this one's id; it lives.
                 Err(_) if !memory.is_used() => return Err(TraceError::Changed.into()),
                 // Another tracer that was in the way may have gone since; and while the process executes another
                 // program the kernel refuses, whoever asks.
                 Err(error)
-                    if attempts > 0 && traced_by(order.process, tid) == 0 && is_denied(error) =>
+                    if attempts > 0 && traced_by(&target.process, tid) == 0 && is_denied(error) =>
                 {
                     attempts -= 1;
                     break;
                 }
-                Err(error) => return Err(not_seized(order, tid, error)),
+                Err(error) => return Err(not_seized(target, tid, error)),
             };
             // It stands from here on. Nothing is written to it before it is known to be what it was.
-            let now = threads::alive(order.process, tid).unwrap_or_default();
-            if !memory.is_used() || !now.credentials.same_rights(order.credentials) {
+            let now = threads::alive(&target.process, tid).unwrap_or_default();
+            if !memory.is_used() || !target.same_rights(&now) {
                 running::drop_untouched(&stopped)?;
                 return Err(TraceError::Changed.into());
             }
@@ -131,18 +133,10 @@ pub(super) fn begin(
                     continue;
                 }
             };
-            let begun = running::begin(
-                snapshot,
-                order.space,
-                order.pid,
-                gadgets,
-                &stopped,
-                &now,
-                permission,
-            );
+            let begun = running::begin(snapshot, target, gadgets, &stopped, &now, permission);
             match begun {
                 Ok(Ok(mut session)) => {
-                    session.allow_batches(order.pid, &stopped, now.caught);
+                    session.allow_batches(target.pid, &stopped, now.caught);
                     return Ok((stopped, session));
                 }
                 Err(error @ TraceError::Changed) => {
@@ -181,15 +175,15 @@ pub(super) fn begin(
 ///
 /// # Errors
 /// `ptrace_denied`.
-pub(super) fn permitted(order: &AttachOrder<'_>) -> Result<(), Failure> {
+pub(super) fn permitted(target: &Target) -> Result<(), Failure> {
     // Other code reports that the process has ended.
-    let Some((tid, _)) = alive(order).into_iter().next() else { return Ok(()) };
-    match threads::may_look(order.process, tid) {
+    let Some((tid, _)) = alive(target).into_iter().next() else { return Ok(()) };
+    match threads::may_look(&target.process, tid) {
         Err(error @ SysError { errno: Errno::PERM | Errno::ACCES, .. })
-            if threads::alive(order.process, tid).is_some() =>
+            if threads::alive(&target.process, tid).is_some() =>
         {
-            if order.space.memory().is_used() {
-                Err(not_seized(order, tid, error.into()))
+            if target.space.memory().is_used() {
+                Err(not_seized(target, tid, error.into()))
             } else {
                 Err(TraceError::Changed.into())
             }
@@ -199,10 +193,11 @@ pub(super) fn permitted(order: &AttachOrder<'_>) -> Result<(), Failure> {
 }
 
 /// The threads that live, the leader first.
-fn alive(order: &AttachOrder<'_>) -> Vec<(Pid, Status)> {
-    threads::list(order.process, order.pid)
+fn alive(target: &Target) -> Vec<(Pid, Status)> {
+    target
+        .threads()
         .into_iter()
-        .filter_map(|tid| Some((tid, threads::alive(order.process, tid)?)))
+        .filter_map(|tid| Some((tid, threads::alive(&target.process, tid)?)))
         .collect()
 }
 
@@ -210,7 +205,7 @@ fn alive(order: &AttachOrder<'_>) -> Vec<(Pid, Status)> {
 /// run may be on stacks where no frames can lie.
 fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) -> Vec<Pid> {
     const OF_A_KIND: usize = 4;
-    let has_timeout = |fd| order.workers.has_timeout(order.task, fd);
+    let has_timeout = |fd| order.workers.has_timeout(order.target.task, fd);
     let mut candidates: Vec<(Pid, Takes)> = free
         .iter()
         .map(|(tid, status)| {
@@ -219,7 +214,7 @@ fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) ->
                 b'T' => Takes::Asleep,
                 // Nothing wakes it, and once seized it could not be let go.
                 b'D' => Takes::Badly,
-                _ => threads::takes(order.process, *tid, &has_timeout),
+                _ => threads::takes(&order.target.process, *tid, &has_timeout),
             };
             let unready = takes == Takes::AsleepForEintr && !threads::expects_eintr(status);
             (*tid, if unready { Takes::Badly } else { takes })
@@ -273,12 +268,12 @@ fn traced_by(process: &ProcDir, tid: Pid) -> u32 {
     threads::alive(process, tid).map_or(0, |status| status.tracer_pid)
 }
 
-fn not_seized(order: &AttachOrder<'_>, tid: Pid, error: TraceError) -> Failure {
+fn not_seized(target: &Target, tid: Pid, error: TraceError) -> Failure {
     let TraceError::Sys(denied) = error else { return error.into() };
     if !is_denied(error) {
         return error.into();
     }
-    match traced_by(order.process, tid) {
+    match traced_by(&target.process, tid) {
         0 => Failure::new(FailureKind::PtraceDenied, refusal(&denied)),
         tracer => {
             let what = format!("process {tracer} traces it");

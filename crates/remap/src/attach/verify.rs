@@ -15,11 +15,11 @@ use crate::systemd_units;
 
 /// Looks at the process and writes the report.
 pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
-    let process = order.process;
+    let process = &order.target.process;
     let none = |_gone| Seen { areas: Vec::new(), smaps_for: None };
     let Seen { areas: mut entries, smaps_for } =
-        areas::look_at(order.space, process, order.policy.pages).unwrap_or_else(none);
-    numa_placement::tell(order.pid, &mut entries, order.policy.pages);
+        areas::look_at(&order.target.space, process, order.policy.pages).unwrap_or_else(none);
+    numa_placement::tell(order.target.pid, &mut entries, order.policy.pages);
     let plan = &attached.plan;
     // The order's pages, with which the plan was made, may have another size.
     let pages = thp::pages().unwrap_or(order.policy.pages);
@@ -36,7 +36,7 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
         .collect();
     let originals = originals(process, &entries, order.policy.pages);
     let files = coverage(&entries, pages, &notes, &originals);
-    let pid = order.pid.as_raw_nonzero().get().unsigned_abs();
+    let pid = order.target.pid.as_raw_nonzero().get().unsigned_abs();
     let comm = process.status().unwrap_or_default().name;
     let comm = String::from_utf8_lossy(&comm).into_owned();
     let mut report = Report::new(Kind::Attach, pid, comm, files);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tiexec_core::addr::RemoteAddr;
 use tiexec_core::config::EdgePolicy;
+use tiexec_core::escape::AsShown;
 use tiexec_core::plan::edges::{Around, Reserved};
 use tiexec_core::plan::{Backing, Plan, RunningText, plan_running};
 use tiexec_core::proc::maps::{self, FileId, Perms, Vma};
@@ -22,6 +23,7 @@ use tiexec_tracee::ld_so::Progress;
 use tiexec_tracee::remote::SystemCall;
 use tiexec_tracee::session::Session;
 use tiexec_tracee::stopped::Stopped;
+use tiexec_tracee::target::Target;
 use tiexec_tracee::threads::{self, Takes};
 
 use crate::attach::{AttachOrder, Attached, Prepared, prepare};
@@ -60,18 +62,13 @@ pub(crate) fn switch(
         return Err(Failure::new(FailureKind::Seccomp, what));
     }
     let space = AddressSpace::open(process).map_err(Failure::unreadable)?;
+    let (tid, process) = (stopped.tid, process.clone());
+    let (credentials, comm) = (status.credentials.clone(), status.name.shown().to_string());
+    let target = Target { pid: tid, task: tid, process, space, credentials, comm };
     // What it has loaded, and what it runs by now, is of its choice.
-    let workers = if order.chain {
-        Pool::default().workers(process, &status.credentials)?
-    } else {
-        Workers::none()
-    };
+    let workers = if order.chain { Pool::default().workers(&target)? } else { Workers::none() };
     let attach = AttachOrder {
-        pid: stopped.tid,
-        task: stopped.tid,
-        process,
-        space: &space,
-        credentials: &status.credentials,
+        target: &target,
         workers: &workers,
         policy: Policy {
             // The main executable was seen to at the exec stop.
@@ -94,9 +91,9 @@ pub(crate) fn switch(
         Failure::new(FailureKind::StackRoom, "it does not stand on its initial stack")
     })?;
     let home = arch::after_a_signal(&stopped.registers, stopped.interruption);
-    let lets_in = lets_child_in(process, stopped.tid, &status);
+    let lets_in = lets_child_in(&target.process, tid, &status);
     let begun =
-        Session::begin(stopped.tid, space.memory(), gadgets, home, stack.range, lets_in, reap)?;
+        Session::begin(tid, target.space.memory(), gadgets, home, stack.range, lets_in, reap)?;
     let mut session = begun.map_err(refused)?;
     if let Some(patience) = workers.limit() {
         session.limit(patience);

@@ -37,6 +37,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::seqpacket::{self, Packet, Packets};
 use tiexec_sys::{Errno, Pid, SysError};
 use tiexec_tracee::Failure;
+use tiexec_tracee::target::Target;
 
 use crate::credentials;
 
@@ -105,15 +106,12 @@ struct Kin {
 }
 
 impl Pool {
-    /// Returns the workers for `process`: none if its credentials are this process's own. This process must have one thread.
+    /// Returns the workers for a process: none if its credentials are this process's own. This process must have one thread.
     ///
     /// # Errors
     /// `fork_failed`; `memcg_headroom` where the process's memory cgroup cannot be joined.
-    pub fn workers(
-        &mut self,
-        process: &ProcDir,
-        credentials: &Credentials,
-    ) -> Result<Workers, Failure> {
+    pub fn workers(&mut self, target: &Target) -> Result<Workers, Failure> {
+        let Target { process, credentials, .. } = target;
         if credentials::are_ours(process) {
             return Ok(Workers::none());
         }

@@ -12,9 +12,9 @@ use tiexec_core::config::Settings;
 use tiexec_core::plan::Backing;
 use tiexec_core::pmu_counts::Counted;
 use tiexec_engine::follow::tree::Tree;
+use tiexec_engine::locked_target::LockedTarget;
 use tiexec_engine::policy::policy;
 use tiexec_engine::sampling::{Sampling, number, refusal};
-use tiexec_engine::target::Target;
 use tiexec_remap::attach::attach;
 use tiexec_remap::images::Images;
 use tiexec_remap::policy::Policy;
@@ -179,9 +179,9 @@ fn planned(tally: &Tally, pids: &[Pid]) -> HashMap<usize, Vec<AddrRange>> {
     let settings = Settings::from_layers([]);
     let sources = Sources { pagecache: false, store: false, copy: Some(Backing::Image) };
     let spans = |pid: Pid| {
-        let target = Target::open(pid).ok()?;
+        let locked = LockedTarget::open(pid).ok()?;
         let policy = Policy { sources, ..policy(&settings, true).ok()? };
-        let attached = attach(&target.order(policy), &mut Images::default()).ok()?;
+        let attached = attach(&locked.order(policy), &mut Images::default()).ok()?;
         Some(attached.plan.spans().map(|span| span.range).collect())
     };
     let mut planned = HashMap::new();

@@ -14,9 +14,9 @@ use tiexec_core::report::{JitArea, Outcome, Report, percent};
 use tiexec_core::select::Select;
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_engine::hottest::Hot;
+use tiexec_engine::locked_target::{LONGEST, LockedTarget, carry_out, has_text_of_ours};
 use tiexec_engine::policy::{policy, too_large};
 use tiexec_engine::sampling::refusal;
-use tiexec_engine::target::{LONGEST, Target, carry_out, has_text_of_ours};
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{Attached, Reverted, revert};
 use tiexec_remap::images::Images;
@@ -72,11 +72,11 @@ pub(crate) fn run(options: &Attach) -> u8 {
         let first = |pid, images: &mut Images, pool: &mut Pool| {
             attach_one(pid, options, &settings, None, images, pool)
         };
-        let mut tell = |target: &Target, attached: &Attached, report: &Report| {
+        let mut tell = |locked: &LockedTarget, attached: &Attached, report: &Report| {
             if options.json {
                 print(&(report.to_json() + "\n"));
             } else if !options.quiet {
-                print(&line(target, attached, report));
+                print(&line(locked, attached, report));
             }
         };
         return follow::stay(&pids, &settings, first, &mut tell);
@@ -160,9 +160,9 @@ pub(crate) fn each(
 }
 
 /// Warns that other TiExecs are not kept out, if so.
-fn say_if_unlocked(target: &Target, quiet: bool) {
-    let Some(why) = target.lock.missing().filter(|_| !quiet) else { return };
-    let pid = target.pid.as_raw_nonzero();
+fn say_if_unlocked(locked: &LockedTarget, quiet: bool) {
+    let Some(why) = locked.lock.missing().filter(|_| !quiet) else { return };
+    let pid = locked.target.pid.as_raw_nonzero();
     let fix = if rustix::process::geteuid().is_root() {
         "give root a /run that only root may write to"
     } else {
@@ -182,20 +182,20 @@ fn attach_one(
     if settings.off && !options.dry_run {
         return failed("attach to", pid, &Failure::new(SkipReason::Disabled, "it is switched off"));
     }
-    let target = match Target::open_with(pid, pool) {
-        Ok(target) => target,
+    let locked = match LockedTarget::open_with(pid, pool) {
+        Ok(locked) => locked,
         Err(failure) => return failed("attach to", pid, &failure),
     };
-    say_if_unlocked(&target, options.quiet);
+    say_if_unlocked(&locked, options.quiet);
     let done = match hot {
-        Some(hot) => hot.carry_out(&target, images),
+        Some(hot) => hot.carry_out(&locked, images),
         None => policy(settings, options.dry_run)
-            .and_then(|policy| carry_out(&target.order(policy), images)),
+            .and_then(|policy| carry_out(&locked.order(policy), images)),
     };
     let (mut attached, report) = match done {
         Ok(done) => done,
         Err(failure) => {
-            target.record_refusal(&failure);
+            locked.record_refusal(&failure);
             return failed("attach to", pid, &failure);
         }
     };
@@ -212,10 +212,10 @@ fn attach_one(
     {
         attached.failure = Some(Failure::new(SkipReason::PageSize, too_large(size)));
     }
-    target.record_attach(&attached);
-    let mut status = say(&target, &attached, &report, options);
+    locked.record_attach(&attached);
+    let mut status = say(&locked, &attached, &report, options);
     if let (Some(time), true) = (options.for_, attached.touched_it()) {
-        let start_time = target.start_time().unwrap_or(0);
+        let start_time = locked.start_time().unwrap_or(0);
         if let Err(error) = scheduled_revert::revert_after(pid, start_time, time) {
             warn(format_args!("process {pid:?} will not be reverted by itself: {error}"));
             status = exit::PARTIAL;
@@ -225,27 +225,31 @@ fn attach_one(
 }
 
 /// Tells what came of it; returns the exit status.
-fn say(target: &Target, attached: &Attached, report: &Report, options: &Attach) -> u8 {
+fn say(locked: &LockedTarget, attached: &Attached, report: &Report, options: &Attach) -> u8 {
     if options.json {
         print(&(report.to_json() + "\n"));
     } else if !options.quiet {
-        print(&line(target, attached, report));
+        print(&line(locked, attached, report));
     }
     let Some(failure) = &attached.failure else { return exit::OK };
     if report.outcome == Outcome::Partial {
-        warn(format_args!("{} {}: in part: {failure}", target.comm, target.pid.as_raw_nonzero()));
+        warn(format_args!(
+            "{} {}: in part: {failure}",
+            locked.target.comm,
+            locked.target.pid.as_raw_nonzero()
+        ));
         return exit::PARTIAL;
     }
-    failed("attach to", target.pid, failure)
+    failed("attach to", locked.target.pid, failure)
 }
 
 /// The one line for people.
-pub(crate) fn line(target: &Target, attached: &Attached, report: &Report) -> String {
+pub(crate) fn line(locked: &LockedTarget, attached: &Attached, report: &Report) -> String {
     let Report { text_bytes, huge_bytes, .. } = *report;
     let mut line = format!(
         "{} {}: huge {} of {} MiB text ({} %)",
-        target.comm,
-        target.pid.as_raw_nonzero(),
+        locked.target.comm,
+        locked.target.pid.as_raw_nonzero(),
         mib(huge_bytes),
         mib(text_bytes),
         percent(huge_bytes, text_bytes)
@@ -257,7 +261,7 @@ pub(crate) fn line(target: &Target, attached: &Attached, report: &Report) -> Str
                 format!("one thread stopped for {}.{:02} ms", micros / 1000, micros % 1000 / 10);
             line += &match Plan::main_backing(&attached.plan) {
                 Some(backing) => {
-                    let pid = target.pid.as_raw_nonzero();
+                    let pid = locked.target.pid.as_raw_nonzero();
                     format!(" by {backing}, {stopped}; undo: tiexecctl revert {pid}")
                 }
                 None => format!("; removed what a killed TiExec had left, {stopped}"),
@@ -292,21 +296,21 @@ pub(crate) fn line(target: &Target, attached: &Attached, report: &Report) -> Str
 }
 
 fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
-    let target = match Target::open_with(pid, pool) {
-        Ok(target) => target,
+    let locked = match LockedTarget::open_with(pid, pool) {
+        Ok(locked) => locked,
         Err(failure) => return failed("revert", pid, &failure),
     };
-    if options.started_at.is_some_and(|wanted| target.start_time() != Some(wanted)) {
+    if options.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
         return exit::GONE;
     }
-    say_if_unlocked(&target, options.quiet);
+    say_if_unlocked(&locked, options.quiet);
     let policy = policy(&Settings::from_layers([]), options.dry_run);
     let all = policy.map(|policy| Policy { select: Select::ALL, ..policy });
-    let reverted = match all.and_then(|all| revert(&target.order(all))) {
+    let reverted = match all.and_then(|all| revert(&locked.order(all))) {
         Ok(reverted) => reverted,
         Err(failure) => return failed("revert", pid, &failure),
     };
-    target.record_revert(&reverted);
+    locked.record_revert(&reverted);
     let Reverted { found, reverted: bytes, failure, stop } = reverted;
     if options.json {
         let json = serde_json::json!({
@@ -328,7 +332,7 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
         } else {
             format!("{} of {} MiB are the file's own again", mib(bytes), mib(found))
         };
-        print(&format!("{} {}: {what}\n", target.comm, pid.as_raw_nonzero()));
+        print(&format!("{} {}: {what}\n", locked.target.comm, pid.as_raw_nonzero()));
     }
     match failure {
         None => exit::OK,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::stat;
-use tiexec_engine::target::{LOOKING, has_text_of_ours};
+use tiexec_engine::locked_target::{LOOKING, has_text_of_ours};
 use tiexec_remap::workers;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, interrupt, process, thp};

@@ -14,7 +14,7 @@ use super::attach::looked_at;
 use super::print;
 use crate::exit;
 use tiexec_core::escape;
-use tiexec_engine::target::LOOKING;
+use tiexec_engine::locked_target::LOOKING;
 
 /// How good a finding is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]

@@ -1,26 +1,20 @@
-//! One process that is worked on: opened, locked, ordered for, and treated once.
+//! One process that is worked on: locked, ordered for, and treated once.
 
 use std::time::Duration;
 
-use tiexec_core::escape::AsShown;
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::stat;
-use tiexec_core::proc::status::Credentials;
 use tiexec_core::report::Report;
-use tiexec_core::skip::FailureKind;
 use tiexec_remap::Failure;
-use tiexec_remap::attach::{
-    AttachOrder, Attached, Reverted, attach, cause_at_first_look, collapse_jit,
-};
+use tiexec_remap::attach::{AttachOrder, Attached, Reverted, attach, collapse_jit};
 use tiexec_remap::images::Images;
 use tiexec_remap::lock::Lock;
 use tiexec_remap::mapped;
 use tiexec_remap::policy::Policy;
 use tiexec_remap::workers::{self, Pool, Workers};
-use tiexec_sys::address_space::AddressSpace;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, thp};
-use tiexec_tracee::threads;
+use tiexec_tracee::target::Target;
 
 use crate::journal::Record;
 use crate::policy::unsupported;
@@ -36,25 +30,17 @@ pub const LONGEST: Duration = Duration::from_secs(60);
 /// may keep for ever (a page of a file of FUSE that another process of its user reads there).
 pub const LOOKING: Duration = Duration::from_secs(30);
 
-/// A process that this one may work on.
+/// A target that no other TiExec of this user works on.
 #[derive(Debug)]
-pub struct Target {
-    /// Its id.
-    pub pid: Pid,
-    /// A thread of it that has its address space.
-    task: Pid,
-    /// The directory of `task` under `/proc`.
-    pub process: ProcDir,
-    space: AddressSpace,
-    credentials: Credentials,
-    workers: Workers,
-    /// Its name, for people.
-    pub comm: String,
+pub struct LockedTarget {
+    /// The process.
+    pub target: Target,
     /// Held as long as this TiExec works on it.
     pub lock: Lock,
+    workers: Workers,
 }
 
-impl Target {
+impl LockedTarget {
     /// Opens and locks a process of this process's own credentials, or one that is already worked on apart.
     ///
     /// # Errors
@@ -68,41 +54,23 @@ impl Target {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_with(pid: Pid, pool: &mut Pool) -> Result<Self, Failure> {
-        Self::open_as_seen(pid, pool).map_err(|failure| cause_at_first_look(pid, failure))
+        Self::open_as_seen(pid, pool).map_err(|failure| Target::cause_at_first_look(pid, failure))
     }
 
     fn open_as_seen(pid: Pid, pool: &mut Pool) -> Result<Self, Failure> {
-        let named = ProcDir::of(pid).map_err(Failure::unreadable)?;
-        let status = named.status().map_err(Failure::unreadable)?;
-        let task = threads::list(&named, pid)
-            .into_iter()
-            .find(|&tid| threads::alive(&named, tid).is_some())
-            .ok_or_else(|| {
-                let what = "it has no address space (a kernel thread, or a process that has ended)";
-                Failure::new(FailureKind::TargetGone, what)
-            })?;
-        thp::pages().ok_or_else(unsupported)?;
-        let process =
-            if task == pid { named } else { ProcDir::of(task).map_err(Failure::unreadable)? };
-        let lock = Lock::take(&process)?;
-        let comm = status.name.shown().to_string();
-        let space = AddressSpace::open(&process).map_err(Failure::untraceable)?;
-        let alive = threads::alive(&process, task).unwrap_or_default();
-        let credentials = alive.credentials;
-        let workers = pool.workers(&process, &credentials)?;
-        Ok(Self { pid, task, process, space, credentials, workers, comm, lock })
+        let (target, lock) = Target::open(pid, |process| {
+            thp::pages().ok_or_else(unsupported)?;
+            Lock::take(process)
+        })?;
+        let workers = pool.workers(&target)?;
+        Ok(Self { target, lock, workers })
     }
 
     /// Returns the order to treat it. The deadline of a launch does not bind it.
     pub fn order(&self, policy: Policy) -> AttachOrder<'_> {
-        let Self { pid, task, process, space, credentials, workers, .. } = self;
         AttachOrder {
-            pid: *pid,
-            task: *task,
-            process,
-            space,
-            credentials,
-            workers,
+            target: &self.target,
+            workers: &self.workers,
             policy: Policy { deadline: STAGING, ..policy },
             allowed: None,
             only_shared: false,
@@ -112,7 +80,7 @@ impl Target {
 
     /// Returns when the process began, in clock ticks since boot; `None` once it is gone.
     pub fn start_time(&self) -> Option<u64> {
-        start_time(&self.process)
+        start_time(&self.target.process)
     }
 
     /// Writes a record of an attach, if it did something to the process.
@@ -136,7 +104,7 @@ impl Target {
 
     fn record(&self, action: &'static str, bytes: u64, failure: Option<&Failure>) {
         let result = failure.map_or("ok", |failure| failure.reason.as_str());
-        Record { action, pid: self.pid, process: &self.process, bytes, result }.write();
+        Record { action, target: &self.target, bytes, result }.write();
     }
 }
 

@@ -1,0 +1,158 @@
+//! A process that is worked on, as it was when it was opened.
+//!
+//! Its identity is its address space, not its PID. A PID, a pidfd and a start time survive execve(2); an address space
+//! does not ([`tiexec_sys::address_space`]). So a target is opened once, and everything after goes through what was
+//! opened then.
+
+use tiexec_core::escape::AsShown;
+use tiexec_core::proc::maps::Vma;
+use tiexec_core::proc::status::{Credentials, Status};
+use tiexec_core::skip::FailureKind;
+use tiexec_sys::address_space::AddressSpace;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, c};
+
+use crate::failure::Failure;
+use crate::threads;
+
+/// A process, opened once.
+#[derive(Debug)]
+pub struct Target {
+    /// Its id.
+    pub pid: Pid,
+    /// A thread of it that has its address space: its first, unless that has ended.
+    pub task: Pid,
+    /// The directory of `task` under `/proc`.
+    pub process: ProcDir,
+    /// The address space of `task`: what is looked at, planned for and switched.
+    pub space: AddressSpace,
+    /// The credentials of `task`.
+    pub credentials: Credentials,
+    /// Its name, for people.
+    pub comm: String,
+}
+
+/// What has become of a process since it was looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fate {
+    /// It runs what it ran, as far as looking tells.
+    Same,
+    /// It executed another program, or is about to.
+    Changed,
+    /// It has ended, or is about to.
+    Gone,
+}
+
+impl Target {
+    /// Opens a process, once `lock` has locked it. Opening waits for the lock of the process's memory, which a hostile
+    /// process may keep for ever. A later tracer then learns from the lock that this one is still at work.
+    ///
+    /// # Errors
+    /// `target_gone`, also for a process without an address space; `ptrace_denied`; `fd_limit`; those of `lock`.
+    pub fn open<L>(
+        pid: Pid,
+        lock: impl FnOnce(&ProcDir) -> Result<L, Failure>,
+    ) -> Result<(Self, L), Failure> {
+        let named = ProcDir::of(pid).map_err(Failure::unreadable)?;
+        let comm = named.status().map_err(Failure::unreadable)?.name.shown().to_string();
+        let task = threads::list(&named, pid)
+            .into_iter()
+            .find(|&tid| threads::alive(&named, tid).is_some())
+            .ok_or_else(|| {
+                let what = "it has no address space (a kernel thread, or a process that has ended)";
+                Failure::new(FailureKind::TargetGone, what)
+            })?;
+        let process =
+            if task == pid { named } else { ProcDir::of(task).map_err(Failure::unreadable)? };
+        let lock = lock(&process)?;
+        let space = AddressSpace::open(&process).map_err(Failure::untraceable)?;
+        let credentials = threads::alive(&process, task).ok_or_else(gone)?.credentials;
+        Ok((Self { pid, task, process, space, credentials, comm }, lock))
+    }
+
+    /// Lists its threads, the leader first.
+    pub fn threads(&self) -> Vec<Pid> {
+        threads::list(&self.process, self.pid)
+    }
+
+    /// Returns whether a thread with this status has the rights that the target had.
+    pub fn same_rights(&self, status: &Status) -> bool {
+        status.credentials.same_rights(&self.credentials)
+    }
+
+    /// Makes sure that each of `vmas` is mapped as it was: other threads go on, and may have mapped something else since.
+    /// (The session makes sure that the stopped thread has this address space.)
+    ///
+    /// # Errors
+    /// `changed`.
+    pub fn unchanged(&self, vmas: &[&Vma]) -> Result<(), Failure> {
+        let changed = self.space.first_changed(vmas).map_err(Failure::unreadable)?;
+        changed.map_or(Ok(()), |vma| Err(Failure::mapped_otherwise(vma)))
+    }
+
+    /// Makes sure that the process runs what it ran.
+    ///
+    /// # Errors
+    /// `changed`, `target_gone`.
+    pub fn still_there(&self) -> Result<(), Failure> {
+        match self.fate() {
+            Fate::Same => Ok(()),
+            Fate::Changed => Err(changed()),
+            Fate::Gone => Err(gone()),
+        }
+    }
+
+    /// Tells why something came to nothing. Where the process has ended or executed another program, that is why. Anything
+    /// noticed of it first only follows from that: a file without text, memory that is gone, a thread that does not
+    /// come.
+    pub fn cause(&self, failure: Failure) -> Failure {
+        match self.fate() {
+            Fate::Changed => changed(),
+            Fate::Gone => gone(),
+            // What is gone although the process is there was another program.
+            Fate::Same if failure.reason == FailureKind::TargetGone => changed(),
+            Fate::Same => failure,
+        }
+    }
+
+    /// Tells why a process could not even be opened: that it has ended, or executes another program, comes before what
+    /// follows from it.
+    pub fn cause_at_first_look(pid: Pid, failure: Failure) -> Failure {
+        match alive(pid) {
+            None if failure.reason != FailureKind::TargetGone => gone(),
+            Some(_) if failure.reason == FailureKind::TargetGone => changed(),
+            _ => failure,
+        }
+    }
+
+    fn fate(&self) -> Fate {
+        let Some(threads) = alive(self.pid) else { return Fate::Gone };
+        // A program that is about to be executed by one thread has all others killed first.
+        let dying = threads.iter().any(is_dying);
+        let is_it = !dying
+            && self.space.is_still_of(&self.process)
+            && threads.iter().any(|status| self.same_rights(status));
+        if is_it { Fate::Same } else { Fate::Changed }
+    }
+}
+
+fn changed() -> Failure {
+    Failure::new(FailureKind::Changed, "it executed another program meanwhile")
+}
+
+fn gone() -> Failure {
+    Failure::new(FailureKind::TargetGone, "it ended meanwhile")
+}
+
+/// The threads of a process; `None` if none of them goes on.
+fn alive(pid: Pid) -> Option<Vec<Status>> {
+    let process = ProcDir::of(pid).ok()?;
+    let tids = threads::list(&process, pid);
+    let threads: Vec<Status> =
+        tids.into_iter().filter_map(|tid| threads::alive(&process, tid)).collect();
+    threads.iter().any(|status| !is_dying(status)).then_some(threads)
+}
+
+fn is_dying(status: &Status) -> bool {
+    status.pending >> (c::SIGKILL - 1) & 1 == 1
+}
