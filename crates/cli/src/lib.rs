@@ -6,7 +6,6 @@
 pub mod command_line;
 pub mod ctl;
 pub mod exit;
-pub mod image_file;
 mod launch;
 mod memory_options;
 pub mod options;

@@ -15,6 +15,7 @@ use crate::addr::PageSize;
 use crate::budget::Budget;
 use crate::numa::Numa;
 use crate::select::Select;
+use crate::skip::Reason;
 use crate::value::{ValueError, parse_bytes, parse_duration, parse_page_size};
 
 /// Where the user wants the huge page to live.
@@ -339,6 +340,11 @@ impl Settings {
 }
 
 impl Settings {
+    /// Returns whether a program is refused rather than run on base pages for this reason.
+    pub fn refuses(&self, reason: Reason) -> bool {
+        self.strict && reason.is_failure()
+    }
+
     /// Returns the size of the pool's pages, if huge pages come from the pool and a setting names a size.
     pub fn pool_page(&self) -> Option<PageSize> {
         self.page_size.filter(|_| self.backing == BackingChoice::Hugetlb)

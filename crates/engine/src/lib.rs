@@ -1,5 +1,6 @@
 //! The work on programs over time. Nothing is printed here: callers hear what was done, and tell it.
 //!
+//! - [`launch`]: whether there is something to gain by a launch, and the helper that works on the program.
 //! - [`locked_target`]: one process, opened, locked, and treated once.
 //! - [`policy`]: what the settings want done with a program's text.
 //! - [`follow`]: a program's descendants, and what they map later.
@@ -13,6 +14,7 @@
 pub mod follow;
 pub mod hottest;
 pub mod journal;
+pub mod launch;
 pub mod locked_target;
 pub mod policy;
 pub mod retry;

@@ -74,8 +74,7 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
             // Without a session there is no way to end the program by a status of its own.
             let launched = work.finish(Some(failure));
             before_release(&launched);
-            let failed = launched.report.reason.is_some_and(Reason::is_failure);
-            if order.refuse_with.is_some() && failed || order.policy.dry_run {
+            if ends_with(order, &launched).is_some() {
                 let _gone = process::kill(stop.pid);
             } else if order.refuse_with.is_some() {
                 let _gone = ptrace::set_options(stop.pid, ptrace::Options::default());
@@ -100,6 +99,13 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
     release(order, session, &launched, before_release);
 }
 
+/// The status with which the program ends before it has run, if it does: after a dry run, and where text would stay on base
+/// pages that must not.
+fn ends_with(order: &Order<'_>, launched: &Launched) -> Option<u8> {
+    let failed = launched.report.reason.is_some_and(Reason::is_failure);
+    order.refuse_with.filter(|_| failed).or(order.policy.dry_run.then_some(0))
+}
+
 /// Ends the program, or has it go home, as its report says.
 fn release(
     order: &Order<'_>,
@@ -107,9 +113,7 @@ fn release(
     launched: &Launched,
     before_release: impl FnOnce(&Launched),
 ) {
-    let failed = launched.report.reason.is_some_and(Reason::is_failure);
-    let refused = order.refuse_with.filter(|_| failed);
-    if let Some(status) = refused.or(order.policy.dry_run.then_some(0)) {
+    if let Some(status) = ends_with(order, launched) {
         session.exit_instead(status);
     }
     if order.refuse_with.is_some() {
@@ -278,9 +282,7 @@ impl<'a> Work<'a> {
             Err(failure) => {
                 let launched = self.finish(Some(failure));
                 before_release(&launched);
-                if order.refuse_with.is_some()
-                    && launched.report.reason.is_some_and(Reason::is_failure)
-                {
+                if ends_with(order, &launched).is_some() {
                     let _gone = process::kill(stopped.tid);
                 }
                 let _gone = running::let_go(&stopped);

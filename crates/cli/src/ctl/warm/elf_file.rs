@@ -13,7 +13,7 @@ use tiexec_core::escape::AsShown;
 use tiexec_core::script;
 
 use crate::exit;
-use crate::image_file::{PREFIX, open, program_headers, read_up_to};
+use tiexec_engine::launch::image_file::{PREFIX, open, program_headers, read_up_to};
 
 /// The longest path that an ELF file may name.
 const PATH_MAX: u64 = 4096;

@@ -32,7 +32,7 @@ pub struct Image {
 
 /// How much of a file is read at first: the program headers follow the ELF header in every file that
 /// a linker wrote.
-pub(crate) const PREFIX: usize = 4096;
+pub const PREFIX: usize = 4096;
 
 /// Finds the file that execvp(3) would try first with success, or `None`.
 pub fn search(program: &OsStr) -> Option<PathBuf> {
@@ -107,7 +107,7 @@ fn judge_elf(path: PathBuf, file: &File, meta: &std::fs::Metadata, prefix: &[u8]
 }
 
 /// Opens a file for reading; does not wait at a FIFO.
-pub(crate) fn open(path: &Path) -> std::io::Result<File> {
+pub fn open(path: &Path) -> std::io::Result<File> {
     // The open must not wait for the other end of a FIFO.
     OpenOptions::new()
         .read(true)
@@ -116,11 +116,7 @@ pub(crate) fn open(path: &Path) -> std::io::Result<File> {
 }
 
 /// Returns the program headers, from `prefix` where they are in it.
-pub(crate) fn program_headers(
-    file: &File,
-    header: &ElfHeader,
-    prefix: &[u8],
-) -> std::io::Result<Vec<u8>> {
+pub fn program_headers(file: &File, header: &ElfHeader, prefix: &[u8]) -> std::io::Result<Vec<u8>> {
     let in_prefix = usize::try_from(header.table_offset)
         .ok()
         .and_then(|start| prefix.get(start..start.checked_add(header.table_len)?));
@@ -134,7 +130,7 @@ pub(crate) fn program_headers(
 }
 
 /// Reads until `buffer` is full or the file ends; returns how much there was.
-pub(crate) fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
+pub fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {
         match file.read_at(&mut buffer[done..], offset + done as u64) {

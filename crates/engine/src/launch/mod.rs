@@ -1,0 +1,283 @@
+//! A launch, up to the exec: whether there is something to gain by it, and the helper that works on the program.
+
+pub mod image_file;
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::time::Instant;
+
+use tiexec_core::config::Settings;
+use tiexec_core::coverage::{FileCoverage, Rest};
+use tiexec_core::plan::Backing;
+use tiexec_core::proc::status::{CAP_SYS_PTRACE, Status};
+use tiexec_core::report::{Kind, Report};
+use tiexec_core::skip::{FailureKind, SkipReason};
+use tiexec_remap::Failure;
+use tiexec_remap::launch::{Launched, bring_in, bring_in_object, carry_out};
+use tiexec_remap::objects::{self, Expected, Object};
+use tiexec_remap::order::Order;
+use tiexec_remap::policy::Policy;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Errno, Pid, SysError, process};
+use tiexec_tracee::TraceError;
+use tiexec_tracee::handshake::{Armed, Arming, MayTrace, arm, wait_for_exec};
+
+use crate::follow::Patterns;
+use crate::policy::{policy, too_large};
+use crate::sampling::number;
+
+use self::image_file::{Image, Verdict, judge, search};
+
+/// A program that is to be launched.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    /// The program, as the command line names it.
+    pub name: &'a OsStr,
+    /// The settings.
+    pub settings: &'a Settings,
+    /// Whether anybody will read the report in full.
+    pub wants_report: bool,
+    /// Plan only: the program never runs.
+    pub dry_run: bool,
+}
+
+/// How the program is to be started.
+#[derive(Debug)]
+pub enum Start {
+    /// Plainly: a plain exec finds its text in huge pages.
+    HugeAlready,
+    /// Under the eyes of a helper.
+    Held(Box<Caller>),
+}
+
+/// This process, before its exec.
+#[derive(Debug)]
+pub struct Caller {
+    process: ProcDir,
+    status: Status,
+    /// The wishes; the page cache has taken some of the time already.
+    policy: Policy,
+    /// The program's shared objects that have something to gain; `None` where it is not known yet which
+    /// program it will be.
+    objects: Option<Expected>,
+}
+
+/// The result of a launch, as the helper tells it.
+#[derive(Debug)]
+pub enum Told<'a> {
+    /// The text is where it will be; the program has not run yet.
+    Launched(&'a Launched),
+    /// The program of this name, which was waited for, never came.
+    NotReached(&'a str, TraceError),
+}
+
+/// Tells a missing `/proc` from a missing descriptor.
+fn proc_unreadable(error: SysError) -> Failure {
+    let reason = match error.errno {
+        Errno::MFILE => FailureKind::FdLimit,
+        _ => FailureKind::ProcUnavailable,
+    };
+    Failure::new(reason, error)
+}
+
+impl Launch<'_> {
+    /// Looks for any reason to exec plainly, the cheapest to find first.
+    ///
+    /// # Errors
+    /// The reason to exec plainly.
+    pub fn prepare(&self) -> Result<Start, Failure> {
+        let plain = |reason| Err(Failure::new(reason, ""));
+        if self.settings.off {
+            return plain(SkipReason::Disabled);
+        }
+        let select = self.settings.select;
+        if !select.text() {
+            return plain(SkipReason::NotSelected);
+        }
+        let policy = policy(self.settings, self.dry_run);
+        let pages = policy.as_ref().ok().map(|policy| policy.pages);
+        let mut objects = Vec::new();
+        let mut fills = true;
+        let verdict = search(self.name).map_or(Verdict::Unknown, |path| judge(&path));
+        if self.settings.until_exec.is_none() && !self.is_selected(&verdict) {
+            return plain(SkipReason::NotSelected);
+        }
+        match verdict {
+            Verdict::Plain(SkipReason::ForeignImage) if self.settings.until_exec.is_some() => {}
+            Verdict::Plain(reason) => return plain(reason),
+            _ if self.settings.until_exec.is_some() => {}
+            Verdict::Treat(ref image) => {
+                let edges = self.settings.edges;
+                fills = select.main
+                    && pages.is_none_or(|pages| {
+                        image.facts.may_fill(pages.pmd, pages.base)
+                            || edges.is_for(image.facts.text_bytes(), pages.pmd)
+                    });
+                if let Some(policy) =
+                    policy.as_ref().ok().filter(|_| select.dso && image.facts.dynamic)
+                {
+                    objects = objects::with_text(&image.path, policy);
+                }
+                if let (false, true, Some(size)) =
+                    (fills, objects.is_empty(), self.settings.pool_page())
+                {
+                    return Err(Failure::new(SkipReason::PageSize, too_large(size)));
+                }
+                if !fills && objects.is_empty() {
+                    let main =
+                        if select.main { SkipReason::TooSmall } else { SkipReason::NotSelected };
+                    return plain(main);
+                }
+            }
+            // The exec will fail, or run it by /bin/sh.
+            Verdict::Unknown => return plain(SkipReason::TooSmall),
+        }
+        let policy = policy?;
+        if policy.sources.copy != Some(Backing::Hugetlb) && process::thp_disabled() {
+            let detail = "PR_SET_THP_DISABLE is in force (prctl(2)); it is inherited";
+            return Err(Failure::new(FailureKind::ThpDisabled, detail));
+        }
+        let image = match &verdict {
+            Verdict::Treat(image) if self.settings.until_exec.is_none() => Some(image),
+            _ => None,
+        };
+        let process = ProcDir::this_process().map_err(proc_unreadable)?;
+        let status = process.status().map_err(proc_unreadable)?;
+        if !fills && status.seccomp != 0 {
+            let detail = "shared objects are left alone under a seccomp filter";
+            return Err(Failure::new(SkipReason::LinkerUnwatched, detail));
+        }
+        let begun = Instant::now();
+        // A filter may kill a process that looks at the page cache. Then the helper looks at it.
+        let huge = policy.sources.pagecache
+            && status.seccomp == 0
+            && image.is_some_and(|image| self.bring_in(image, &objects, &policy));
+        // A report, a dry run and `--strict` need the kernel's own figures of the process.
+        if huge && !self.wants_report && !self.dry_run && !self.settings.strict {
+            return Ok(Start::HugeAlready);
+        }
+        let objects = image.map(|_| Expected::of(&objects));
+        let deadline = policy.deadline.saturating_sub(begun.elapsed());
+        let policy = Policy { deadline, ..policy };
+        Ok(Start::Held(Box::new(Caller { process, status, policy, objects })))
+    }
+
+    /// Whether the program is one that the user means.
+    fn is_selected(&self, verdict: &Verdict) -> bool {
+        let Settings { select, only, except, .. } = self.settings;
+        let Verdict::Treat(image) = verdict else { return true };
+        let path = image.path.canonicalize().unwrap_or_else(|_| image.path.clone());
+        let meant = |patterns: Patterns| patterns.accept(path.as_os_str().as_encoded_bytes());
+        select.text() && Patterns::new(only, except).map_or(true, meant)
+    }
+
+    /// Has the page cache made huge; returns whether that is all there is to do.
+    fn bring_in(&self, image: &Image, objects: &[Object], policy: &Policy) -> bool {
+        let deadline = Instant::now() + policy.deadline;
+        let main = !policy.select.main
+            || File::open(&image.path)
+                .is_ok_and(|exe| bring_in(&exe, &image.facts, policy, deadline));
+        for object in objects {
+            bring_in_object(object, policy.pages, deadline);
+        }
+        main && objects.is_empty()
+    }
+
+    /// Has a helper trace this process, and work on the program once this process has exec'ed it. The helper goes on to
+    /// need the descriptors in `keep`; it calls `tell` before the program runs. With `--strict` the program ends with the
+    /// status `refused` instead of running on base pages.
+    ///
+    /// # Errors
+    /// The reason to exec plainly.
+    pub fn hold<'a>(
+        &self,
+        caller: &'a Caller,
+        mut keep: Vec<BorrowedFd<'a>>,
+        refused: u8,
+        tell: impl Fn(Told<'_>),
+    ) -> Result<Armed, Failure> {
+        let Caller { process, status, policy, objects } = caller;
+        if status.tracer_pid != 0 {
+            let detail = format!("process {} traces this one", status.tracer_pid);
+            return Err(Failure::new(FailureKind::AlreadyTraced, detail));
+        }
+        let order = Order {
+            process,
+            chain: self.settings.until_exec.is_some(),
+            policy: *policy,
+            objects: *objects,
+            refuse_with: self.settings.strict.then_some(refused),
+            wants_report: self.wants_report || self.dry_run,
+        };
+        keep.push(process.as_fd());
+        let arming = Arming {
+            deadline: self.settings.deadline + Settings::DEFAULT_DEADLINE,
+            rehearse: status.seccomp != 0,
+            keep: &keep,
+        };
+        let privileged = status.credentials.effective() & CAP_SYS_PTRACE != 0;
+        arm(arming, |target| self.help(target, &order, privileged, tell))
+    }
+
+    /// The helper's work, in the helper.
+    fn help(&self, target: Pid, order: &Order<'_>, privileged: bool, tell: impl Fn(Told<'_>)) {
+        let wanted = self.settings.until_exec.as_deref();
+        let is_the_one = || wanted.is_none_or(|name| is_named(order.process, name));
+        // The image of a direct launch has been judged already; those of a chain are not known yet.
+        let may_trace = |image: &Path| {
+            !matches!(
+                judge(image),
+                Verdict::Plain(SkipReason::PrivilegedImage | SkipReason::UnreadableImage)
+            )
+        };
+        let may_trace: Option<MayTrace<'_>> =
+            if wanted.is_some() && !privileged { Some(&may_trace) } else { None };
+        let stop = match wait_for_exec(target, may_trace, is_the_one) {
+            Ok(stop) => stop,
+            Err(end) => {
+                // The caller itself reports an exec that failed. A program that ended is no news,
+                // unless the program that was waited for never came.
+                if let Some(name) = wanted {
+                    tell(Told::NotReached(name, end));
+                }
+                return;
+            }
+        };
+        carry_out(order, stop, |launched| tell(Told::Launched(launched)));
+    }
+
+    /// Makes the report of a program that nothing is done to, from its file alone.
+    pub fn plain_report(&self, pid: Pid, why: &Failure) -> Report {
+        let Failure { reason, ref detail } = *why;
+        let file = search(self.name).and_then(|path| match judge(&path) {
+            Verdict::Treat(image) => Some(image),
+            _ => None,
+        });
+        let files = file.into_iter().map(|image| FileCoverage {
+            path: image.path.to_string_lossy().into_owned(),
+            text_bytes: image.facts.text_bytes(),
+            rest: vec![Rest { reason, bytes: image.facts.text_bytes() }],
+            ..FileCoverage::default()
+        });
+        let name = Path::new(self.name).file_name().unwrap_or(self.name);
+        let name = name.to_string_lossy().into_owned();
+        let mut report = Report::new(Kind::Launch, number(pid), name, files.collect());
+        report.reason = Some(reason);
+        report.detail = (!detail.is_empty()).then(|| detail.clone());
+        report
+    }
+}
+
+/// Returns whether the process runs the program that the user called `name`: by the name of its
+/// image file, or by the name it was called with (`mysqld` may be a link to `mariadbd`).
+fn is_named(process: &ProcDir, name: &str) -> bool {
+    let fits = |path: &[u8]| {
+        let base = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        path == name.as_bytes() || base == name.as_bytes()
+    };
+    let called = process.read_start("cmdline", 4096).unwrap_or_default();
+    let called = called.split(|&byte| byte == 0).next().unwrap_or_default();
+    process.exe_path().is_ok_and(|path| fits(&path)) || fits(called)
+}
