@@ -277,6 +277,37 @@ fn after_a_while_by_itself() {
 }
 
 #[test]
+fn treated_text_goes_back_by_itself_too() {
+    let copy = small("hold", Kind::DynamicNoPie);
+    let held = held(&copy);
+    let pid = held.pid();
+    let before = Before::of(pid);
+    attach(pid).assert_code(0);
+    assert_switched(pid);
+    let done = ctl(["attach", "--backing=image", "--for", "1s", &text(pid)]);
+    done.assert_code(0).assert_silent();
+    assert!(done.out().contains("nothing to do"), "{done}");
+    eventually_untouched(pid, &before);
+    assert_ends_well(held);
+}
+
+/// The shell and `sleep` are root's, and nobody may look at them.
+#[test]
+fn revert_of_all_counts_those_that_it_cannot_look_at() {
+    require!(is_root() && installed("setpriv").is_some(), "another user needs root and setpriv");
+    let public = Public::new();
+    let binary = public.add(support::tiexecctl(), "tiexecctl", 0o755);
+    let script = "sleep 60 & \"$@\"; code=$?; kill $!; exit $code";
+    let alone = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", script, "sh"];
+    let done = started(&[&alone[..], &NOBODY].concat(), &binary, ["revert", "--all"]).finish();
+    done.assert_code(5);
+    assert!(done.err().contains("cannot look at 2 processes"), "{done}");
+    assert!(done.err().contains("fix: run it as root"), "{done}");
+    let done = started(&alone, support::tiexecctl(), ["revert", "--all"]).finish();
+    done.assert_code(0).assert_silent();
+}
+
+#[test]
 fn exit_statuses() {
     let copy = small("hold", Kind::DynamicNoPie);
     let held = held(&copy);

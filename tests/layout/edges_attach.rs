@@ -48,6 +48,33 @@ fn the_seeds_example_there_and_back() {
     finish(held);
 }
 
+/// Returns the two figures of a line "X of Y MiB text".
+fn figures(done: &Done) -> (String, String) {
+    let out = done.out();
+    let before = out.split(" MiB text").next().expect("a line");
+    let mut words = before.split_ascii_whitespace().rev();
+    let all = words.next().expect("a figure").to_owned();
+    (words.nth(1).expect("a figure").to_owned(), all)
+}
+
+#[test]
+fn attach_and_revert_count_the_same_bytes() {
+    for edges in ["pad", "aggressive"] {
+        let copy = small("own_image", Kind::SeedNoPie);
+        let mut held = held(&copy);
+        let pid = held.pid().to_string();
+        let edges = format!("--edges={edges}");
+        let attached = ctl(["attach", "--backing=image", &edges, &pid]);
+        attached.assert_code(0).assert_silent();
+        let (huge, _) = figures(&attached);
+        let reverted = ctl(["revert", &pid]);
+        reverted.assert_code(0).assert_silent();
+        assert_eq!(figures(&reverted), (huge.clone(), huge), "{attached}{reverted}");
+        assert_unharmed(&mut held);
+        finish(held);
+    }
+}
+
 #[test]
 fn where_something_may_grow_down_no_edge_is_taken() {
     require!(pmd_size() == 2 << 20, "the example is made for huge pages of 2 MiB");

@@ -83,6 +83,12 @@ impl LockedTarget {
         start_time(&self.target.process)
     }
 
+    /// Whether it has text of ours; not so if that cannot be told.
+    pub fn has_text_of_ours(&self) -> bool {
+        let has = |pages| mapped::has_text_of_ours(&self.target.process, pages);
+        thp::pages().and_then(has) == Some(true)
+    }
+
     /// Writes a record of an attach, if it did something to the process.
     pub fn record_attach(&self, attached: &Attached) {
         if attached.touched_it() {
@@ -144,9 +150,16 @@ pub fn carry_out(
 
 /// Whether the process has text of ours; not so if it cannot be looked at.
 pub fn has_text_of_ours(process: &ProcDir) -> bool {
-    let has = || thp::pages().is_some_and(|pages| mapped::has_text_of_ours(process, pages));
+    look_for_text_of_ours(process) == Some(true)
+}
+
+/// Returns whether the process has text of ours; `None` if it cannot be looked at.
+pub fn look_for_text_of_ours(process: &ProcDir) -> Option<bool> {
+    let Some(pages) = thp::pages() else { return Some(false) };
+    let has = || mapped::has_text_of_ours(process, pages);
     if !workers::is_of_others(process) {
         return has();
     }
-    workers::told_apart(LOOKING, || vec![u8::from(has())]).is_ok_and(|told| told == [1])
+    let told = workers::told_apart(LOOKING, || has().map(u8::from).into_iter().collect());
+    told.ok()?.first().map(|&has| has == 1)
 }

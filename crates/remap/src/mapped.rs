@@ -14,8 +14,8 @@ use tiexec_core::marks::Marks;
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::{self, FileId, Vma};
 use tiexec_sys::address_space::Memory;
-use tiexec_sys::areas;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Errno, SysError, areas};
 use tiexec_tracee::Failure;
 use tiexec_tracee::arch;
 
@@ -291,21 +291,24 @@ pub(crate) fn marks(process: &ProcDir, pages: Pages) -> Option<Marks> {
     Marks::of(auxv::get(&auxv, auxv::AT_RANDOM)?, pages)
 }
 
-/// Returns whether a process has text of ours, or what a TiExec that died left; not so if that cannot be told.
-pub fn has_text_of_ours(process: &ProcDir, pages: Pages) -> bool {
-    let maps = process.read("maps").ok().and_then(|text| maps::parse(&text).ok());
-    let Some(vmas) = maps else { return false };
+/// Returns whether a process has text of ours, or what a TiExec that died left; `None` if its maps cannot be read.
+pub fn has_text_of_ours(process: &ProcDir, pages: Pages) -> Option<bool> {
+    let maps = match process.read("maps") {
+        Err(SysError { errno: Errno::SRCH | Errno::NOENT, .. }) => return Some(false),
+        maps => maps.ok()?,
+    };
+    let vmas = maps::parse(&maps).ok()?;
     if vmas.iter().any(|vma| vma.is_text() && is_ours(vma))
         || marks(process, pages).is_some_and(|marks| !marks.left(&vmas).is_empty())
     {
-        return true;
+        return Some(true);
     }
     let workers = Workers::none();
     let mut layouts = Layouts::new(process, &workers, &vmas, pages);
     let mut texts = vmas.iter().filter(|vma| vma.is_text());
-    texts.any(|vma| {
+    Some(texts.any(|vma| {
         layouts.widened(vma).is_some() && is_marked_widened(process, &Area::of(vma.clone()))
-    })
+    }))
 }
 
 /// Returns whether nothing but filler lies there.

@@ -43,6 +43,10 @@ pub struct Reverted {
     pub found: u64,
     /// Bytes of them that are the file's own again.
     pub reverted: u64,
+    /// Bytes of the file's text among those found: without filler, and without other parts of the file.
+    pub found_text: u64,
+    /// Bytes of the file's text among those reverted.
+    pub reverted_text: u64,
     /// Why not all.
     pub failure: Option<Failure>,
     /// The cost of the stop; `None` if no thread was stopped.
@@ -95,7 +99,14 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     let written = Written::of(&order.target.space, order.policy.pages)?;
     let entries = snapshot::look(order)?.areas;
     let locks = has_locked_memory(&order.target.process);
-    let mut reverted = Reverted { found: 0, reverted: 0, failure: None, stop: None };
+    let mut reverted = Reverted {
+        found: 0,
+        reverted: 0,
+        found_text: 0,
+        reverted_text: 0,
+        failure: None,
+        stop: None,
+    };
     let marks = mapped::marks(&order.target.process, order.policy.pages);
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
     let mut originals =
@@ -118,9 +129,11 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
         };
         reverted.found += entry.vma.range.len();
         if let Err(failure) = looked {
+            reverted.found_text += entry.vma.range.len();
             reverted.failure.get_or_insert(failure);
         }
     }
+    reverted.found_text += originals.text_bytes();
     if originals.is_empty() || order.policy.dry_run {
         return Ok(reverted);
     }
@@ -142,7 +155,7 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     }
     let name = originals.of_pool_name.strip_prefix(b"/memfd:").unwrap_or_default();
     let exchange = Exchange::prepare(order, name, of_pool)?;
-    let mut done = 0;
+    let (mut done, mut done_text) = (0, 0);
     let of_ours = |vma: &&Vma| {
         let taken = |range: &AddrRange| vma.range.overlaps(*range);
         pieces().any(|piece| taken(&piece.part.range))
@@ -187,7 +200,9 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
                 })
             };
             switch::switch_all(session, &around, &switches, &unchanged, |piece, outcome| {
-                done += if outcome.is_ok() { piece.to.len() } else { 0 };
+                let bytes = if outcome.is_ok() { piece.to.len() } else { 0 };
+                done += bytes;
+                done_text += if piece.protection == c::PROT_READ { 0 } else { bytes };
                 outcome
             })?;
             session.release_soon()?;
@@ -197,6 +212,7 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
         Ok(())
     })?;
     reverted.reverted = done;
+    reverted.reverted_text = done_text;
     reverted.stop = Some(cost);
     if let Err(failure) = outcome {
         reverted.failure.get_or_insert(failure);
@@ -214,6 +230,12 @@ fn unmap_all(session: &mut Session, ranges: &[AddrRange]) -> Result<u64, Failure
 }
 
 impl Originals {
+    /// Returns how many bytes of text go back.
+    fn text_bytes(&self) -> u64 {
+        let pieces = self.files.iter().flat_map(|file| &file.pieces);
+        pieces.filter(|piece| piece.part.text).map(|piece| piece.part.range.len()).sum()
+    }
+
     fn is_empty(&self) -> bool {
         self.files.is_empty()
             && self.left.is_empty()

@@ -14,7 +14,7 @@ use tiexec_core::report::{JitArea, Outcome, Report, percent};
 use tiexec_core::select::Select;
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_engine::hottest::Hot;
-use tiexec_engine::locked_target::{LONGEST, LockedTarget, carry_out, has_text_of_ours};
+use tiexec_engine::locked_target::{LONGEST, LockedTarget, carry_out, look_for_text_of_ours};
 use tiexec_engine::policy::{policy, too_large};
 use tiexec_engine::sampling::refusal;
 use tiexec_remap::Failure;
@@ -90,8 +90,13 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
     if let Some(time) = options.after {
         scheduled_revert::wait(Duration::from_millis(time));
     }
+    let mut unseen = Vec::new();
     let pids = if options.all {
-        select::every(has_text_of_ours)
+        select::every(|pid, process| {
+            let has = look_for_text_of_ours(process);
+            unseen.extend(has.is_none().then_some(pid));
+            has == Some(true)
+        })
     } else {
         match targets(&options.targets) {
             Ok(pids) => pids,
@@ -99,17 +104,37 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
         }
     };
     let one = |pid, pool: &mut Pool| revert_one(pid, options, pool);
-    each("revert", &pids, named(&options.targets) && !options.all, one)
+    let status = each("revert", &pids, named(&options.targets) && !options.all, one);
+    match (say_unseen(&unseen), status) {
+        (false, _) => status,
+        (true, exit::OK) if pids.is_empty() => exit::NOT_PERMITTED,
+        (true, exit::OK) => exit::PARTIAL,
+        (true, _) => status,
+    }
+}
+
+/// Warns that these processes could not be looked at; returns whether there are any.
+fn say_unseen(unseen: &[Pid]) -> bool {
+    let Some(first) = unseen.first() else { return false };
+    let fix = if rustix::process::geteuid().is_root() {
+        format!("`tiexecctl inspect {}` says why", first.as_raw_nonzero())
+    } else {
+        "run it as root".to_owned()
+    };
+    let (count, first) = (unseen.len(), first.as_raw_nonzero());
+    let s = if count == 1 { "" } else { "es" };
+    warn(format_args!("cannot look at {count} process{s} (the first is {first}); fix: {fix}"));
+    true
 }
 
 fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
     let found = if let Some(exe) = &targets.exe {
         let program = select::Program::at(exe);
-        select::every(|process| program.is_run_by(process))
+        select::every(|_, process| program.is_run_by(process))
     } else if let Some(unit) = &targets.user {
-        select::every(|process| select::is_of_user_unit(process, unit))
+        select::every(|_, process| select::is_of_user_unit(process, unit))
     } else if let Some(unit) = &targets.unit {
-        select::every(|process| select::is_of_unit(process, unit))
+        select::every(|_, process| select::is_of_unit(process, unit))
     } else {
         return select::parse(&targets.pids).map_err(|error| {
             warn(error);
@@ -214,7 +239,9 @@ fn attach_one(
     }
     locked.record_attach(&attached);
     let mut status = say(&locked, &attached, &report, options);
-    if let (Some(time), true) = (options.for_, attached.touched_it()) {
+    if let Some(time) = options.for_
+        && (attached.touched_it() || locked.has_text_of_ours())
+    {
         let start_time = locked.start_time().unwrap_or(0);
         if let Err(error) = scheduled_revert::revert_after(pid, start_time, time) {
             warn(format_args!("process {pid:?} will not be reverted by itself: {error}"));
@@ -311,7 +338,7 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
         Err(failure) => return failed("revert", pid, &failure),
     };
     locked.record_revert(&reverted);
-    let Reverted { found, reverted: bytes, failure, stop } = reverted;
+    let Reverted { found, reverted: bytes, found_text, reverted_text, failure, stop } = reverted;
     if options.json {
         let json = serde_json::json!({
             "schema": tiexec_core::report::SCHEMA,
@@ -328,9 +355,12 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
         let what = if found == 0 {
             "nothing to revert".to_owned()
         } else if options.dry_run {
-            format!("{} MiB would be the file's own again", mib(found))
+            format!("{} MiB text would be the file's own again", mib(found_text))
+        } else if found_text == 0 {
+            format!("removed {} of {} MiB that a killed TiExec had left", mib(bytes), mib(found))
         } else {
-            format!("{} of {} MiB are the file's own again", mib(bytes), mib(found))
+            let (back, all) = (mib(reverted_text), mib(found_text));
+            format!("{back} of {all} MiB text are the file's own again")
         };
         print(&format!("{} {}: {what}\n", locked.target.comm, pid.as_raw_nonzero()));
     }

@@ -27,10 +27,10 @@ pub(crate) fn parse(words: &[String]) -> Result<Vec<Pid>, String> {
 }
 
 /// Lists the processes that `wanted` accepts, this one left out.
-pub(crate) fn every(wanted: impl Fn(&ProcDir) -> bool) -> Vec<Pid> {
+pub(crate) fn every(mut wanted: impl FnMut(Pid, &ProcDir) -> bool) -> Vec<Pid> {
     let this = tiexec_sys::process::this();
     let others = ProcDir::every().filter(|(pid, _)| *pid != this);
-    others.filter(|(_, process)| wanted(process)).map(|(pid, _)| pid).collect()
+    others.filter(|(pid, process)| wanted(*pid, process)).map(|(pid, _)| pid).collect()
 }
 
 /// A program, by its file as this process finds it: another mount namespace can have another file at the same path.
