@@ -125,8 +125,23 @@ fn every_process_of_a_program_and_of_a_unit() {
     assert!(inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
     ctl(["revert", "--exe", &path]).assert_code(0);
     assert!(all.iter().all(|held| switched(held.pid()) == 0));
-    ctl(["attach", "--exe", "/nonexistent"]).assert_code(4);
-    ctl(["attach", "--unit", "tiexec-none.service"]).assert_code(4);
+    // No match: the message tells what was searched, and what is near.
+    let name = copy.path().file_name().expect("a name").to_str().expect("UTF-8");
+    let fails = |args: [&str; 3], says: &[&str]| {
+        let done = ctl(args);
+        done.assert_code(4);
+        let searched = [" searched", "; fix: "];
+        let told = says.iter().chain(&searched).all(|what| done.err().contains(what));
+        assert!(told, "{done}");
+    };
+    fails(["attach", "--exe", name], &[&format!("fix: use --exe {path}")]);
+    fails(["revert", "--exe", &format!("/nonexistent/{name}")], &[&format!("use --exe {path}")]);
+    fails(["attach", "--exe", "/nonexistent/no"], &["/nonexistent/no: there is no such file ("]);
+    fails(["attach", "--exe", "tiexec-none"], &["--exe takes a path", "by its path"]);
+    let idle = support::tiexec().to_string_lossy().into_owned();
+    fails(["attach", "--exe", &idle], &[&format!("fix: start it as `tiexec {idle}`")]);
+    fails(["attach", "--unit", "tiexec-none"], &["of unit tiexec-none.service: "]);
+    fails(["attach", "--user", "tiexec-none.scope"], &["of unit tiexec-none.scope: "]);
     all.into_iter().for_each(assert_ends_well);
     assert_ends_well(other);
 }
@@ -160,6 +175,11 @@ fn every_process_of_a_unit() {
     assert_eq!(all.len(), 4);
     all.iter().for_each(|&pid| assert_switched(pid));
     assert_eq!(switched(other.pid()), 0, "another unit");
+    // A service's kind may be left out; half of a name is told in full.
+    ctl(["attach", "-q", "--unit", "tiexec-test@a:b"]).assert_code(0).assert_silent();
+    let done = ctl(["attach", "--unit", "tiexec-test"]);
+    done.assert_code(4);
+    assert!(done.err().contains(&format!("fix: use --unit {unit}")), "{done}");
     ctl(["revert", "--unit", unit]).assert_code(0);
     assert!(all.iter().all(|&pid| switched(pid) == 0));
     assert_ends_well(ours);

@@ -325,7 +325,7 @@ pub struct Targets {
     #[arg(long, value_name = "FILE", group = "targets")]
     pub exe: Option<PathBuf>,
 
-    /// Every process of this unit of the system's systemd
+    /// Every process of this unit of the system's systemd; a name without a kind is a service's
     #[arg(long, value_name = "UNIT", group = "targets")]
     pub unit: Option<String>,
 

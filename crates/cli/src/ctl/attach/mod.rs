@@ -1,6 +1,7 @@
 //! `tiexec -p PID`, `tiexecctl attach`, `tiexecctl revert`.
 
 mod follow;
+mod not_found;
 mod scheduled_revert;
 mod select;
 
@@ -132,9 +133,11 @@ fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
         let program = select::Program::at(exe);
         select::every(|_, process| program.is_run_by(process))
     } else if let Some(unit) = &targets.user {
-        select::every(|_, process| select::is_of_user_unit(process, unit))
+        let unit = select::with_kind(unit);
+        select::every(|_, process| select::is_of_user_unit(process, &unit))
     } else if let Some(unit) = &targets.unit {
-        select::every(|_, process| select::is_of_unit(process, unit))
+        let unit = select::with_kind(unit);
+        select::every(|_, process| select::is_of_unit(process, &unit))
     } else {
         return select::parse(&targets.pids).map_err(|error| {
             warn(error);
@@ -142,7 +145,11 @@ fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
         });
     };
     if found.is_empty() {
-        warn("no such process");
+        warn(match (&targets.exe, &targets.user, &targets.unit) {
+            (Some(exe), ..) => not_found::program(exe),
+            (_, Some(unit), _) => not_found::unit(&select::with_kind(unit), true),
+            (.., unit) => not_found::unit(&select::with_kind(unit.as_deref().unwrap_or("")), false),
+        });
         return Err(exit::GONE);
     }
     Ok(found)

@@ -1,0 +1,136 @@
+//! No process matches a selector: what was searched, and what is near.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use tiexec_core::escape::AsShown;
+use tiexec_remap::systemd_units;
+use tiexec_sys::Errno;
+use tiexec_sys::procfs::ProcDir;
+
+use super::select::{self, Program};
+
+/// Most near names that a message lists.
+const NAMES: usize = 3;
+
+/// The processes that were searched.
+#[derive(Default)]
+struct Searched {
+    /// Those that could be looked at.
+    seen: usize,
+    /// Those that another user may not look at.
+    unseen: usize,
+    /// What they are that is near what was asked for.
+    near: BTreeSet<String>,
+}
+
+impl Searched {
+    /// Says why, and the first fix that there is: a near name, another user, or `otherwise`.
+    fn message(&self, object: &str, option: &str, cause: &str, otherwise: &str) -> String {
+        let Self { seen, unseen, near } = self;
+        let mut message = format!("cannot find a process {object}: {cause} ({seen} searched");
+        if *unseen > 0 {
+            message += &format!(", {unseen} could not be looked at");
+        }
+        let near: Vec<String> =
+            near.iter().take(NAMES).map(|name| format!("{option} {}", name.shown())).collect();
+        message += "); fix: ";
+        let as_root = rustix::process::geteuid().is_root();
+        message += &match &near[..] {
+            [] if *unseen == 0 || as_root => otherwise.to_owned(),
+            [] => "run it as root".to_owned(),
+            _ => format!("use {}", near.join(" or ")),
+        };
+        message
+    }
+}
+
+/// Returns the message for a program that no process runs.
+pub(super) fn program(path: &Path) -> String {
+    let mut searched = Searched::default();
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    select::every(|_, process| {
+        match process.exe_path() {
+            Err(error) => searched.unseen += usize::from(error.errno == Errno::ACCES),
+            Ok(exe) => {
+                searched.seen += 1;
+                let exe = Path::new(OsStr::from_bytes(&exe));
+                let of = exe.file_name().unwrap_or_default().as_bytes();
+                // A path of another mount namespace names another file here.
+                if of.starts_with(name) && Program::at(exe).is_run_by(process) {
+                    searched.near.insert(exe.to_string_lossy().into_owned());
+                }
+            }
+        }
+        false
+    });
+    let shown = path.as_os_str().as_bytes().shown().to_string();
+    let (cause, otherwise) = if path.exists() {
+        ("no process runs this file".to_owned(), format!("start it as `tiexec {shown}`"))
+    } else if path.components().count() == 1 {
+        let cause = format!("there is no file {shown} in this directory, and --exe takes a path");
+        (cause, "name the file by its path".to_owned())
+    } else {
+        ("there is no such file".to_owned(), "name a file that is there".to_owned())
+    };
+    searched.message(&format!("that runs {shown}"), "--exe", &cause, &otherwise)
+}
+
+/// Returns the message for a unit that no process belongs to: one of the system's manager, or of a user's.
+pub(super) fn unit(name: &str, of_user: bool) -> String {
+    let mut searched = Searched::default();
+    let mut units = BTreeSet::new();
+    select::every(|_, process| {
+        searched.seen += 1;
+        units.extend(own_unit(process, of_user));
+        false
+    });
+    let (option, list) = match of_user {
+        true => ("--user", "systemctl --user list-units --state=running"),
+        false => ("--unit", "systemctl list-units --state=running"),
+    };
+    let fix = if units.is_empty() {
+        "name the processes by --exe or by their ids".to_owned()
+    } else {
+        format!("use {option} with a unit that `{list}` shows")
+    };
+    let cause = match units.len() {
+        0 => "no process here belongs to a unit".to_owned(),
+        1 => "all processes belong to another unit".to_owned(),
+        count => format!("the processes here belong to {count} other units"),
+    };
+    searched.near = units.into_iter().filter(|unit| is_near(unit, name)).collect();
+    searched.message(&format!("of unit {}", name.shown()), option, &cause, &fix)
+}
+
+fn own_unit(process: &ProcDir, of_user: bool) -> Option<String> {
+    let units = systemd_units::of(process)?;
+    if !of_user {
+        return Some(units.system);
+    }
+    let unit = units.user?.name;
+    select::is_of_user_unit(process, &unit).then_some(unit)
+}
+
+/// Whether one name holds the other, their kinds left out.
+fn is_near(unit: &str, wanted: &str) -> bool {
+    let stem = |name: &str| name.rsplit_once('.').map_or(name, |(stem, _)| stem).to_lowercase();
+    let (unit, wanted) = (stem(unit), stem(wanted));
+    !wanted.is_empty() && unit.contains(&wanted) || !unit.is_empty() && wanted.contains(&unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_near;
+
+    #[test]
+    fn near_names() {
+        assert!(is_near("postgresql@16-main.service", "postgresql.service"));
+        assert!(is_near("redis-server.service", "redis.service"));
+        assert!(is_near("redis.service", "Redis-Server.service"));
+        assert!(!is_near("cron.service", "redis.service"));
+        assert!(!is_near("cron.service", ".service"));
+    }
+}
