@@ -226,6 +226,13 @@ fn doctor_judges_the_target_it_is_given() {
             .count()
     };
     assert!(bad(&b) > bad(&a), "well: {a}\nill: {b}");
+    // Attach treats both, and the advice names it.
+    for (held, said) in [(&well, a), (&ill, b)] {
+        let advice = format!("fix: tiexecctl attach {}", held.pid());
+        assert!(!said.contains("fail") && said.contains(&advice), "{said}");
+        assert!(ctl(&["attach", "--backing=image", &held.pid().to_string()]).status.success());
+        assert!(coverage(held.pid()).is_full(), "{said}");
+    }
     well.finish().assert_code(7);
     ill.finish().assert_code(7);
 }

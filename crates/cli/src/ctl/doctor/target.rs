@@ -47,8 +47,11 @@ pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
         ),
     });
     findings.push(match status.thp_enabled {
-        Some(false) => Finding::new(Level::Fail, "thp", "PR_SET_THP_DISABLE is in force for it")
-            .fix("start it without (prctl(2); some language runtimes and jemalloc set it)"),
+        Some(false) => Finding::new(
+            Level::Warn,
+            "thp",
+            "PR_SET_THP_DISABLE is in force for it; attach lifts it while it maps the text, a launch does not",
+        ),
         _ => Finding::new(Level::Ok, "thp", "not disabled for it"),
     });
     let Some(pages) = thp::pages() else {
@@ -59,7 +62,8 @@ pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
         ));
         return Ok(findings);
     };
-    findings.extend(text(&process, pages, &name).map_err(refuse)?);
+    let launches = status.thp_enabled != Some(false);
+    findings.extend(text(&process, pages, pid, launches.then_some(&name)).map_err(refuse)?);
     Ok(findings)
 }
 
@@ -83,8 +87,13 @@ fn image(process: &ProcDir) -> Finding {
     }
 }
 
-/// How much of its text is huge, and how much a launch could add.
-fn text(process: &ProcDir, pages: Pages, name: &str) -> Result<Vec<Finding>, SysError> {
+/// How much of its text is huge, and how much an attach could add, or a launch of the program of this name.
+fn text(
+    process: &ProcDir,
+    pages: Pages,
+    pid: i32,
+    launched: Option<&str>,
+) -> Result<Vec<Finding>, SysError> {
     let entries = areas::look(process, pages)?.areas;
     let files = coverage(&entries, pages, &[], &originals(process, &entries, pages));
     let sum = |field: fn(&tiexec_core::coverage::FileCoverage) -> u64| {
@@ -112,9 +121,10 @@ fn text(process: &ProcDir, pages: Pages, name: &str) -> Result<Vec<Finding>, Sys
             "text",
             format_args!("{figures}; {} MiB more could be", mib(on_base_pages)),
         )
-        .fix(format_args!(
-            "start it as `tiexec {name} …` (this version treats the main executable)"
-        ))
+        .fix(match launched {
+            Some(name) => format!("tiexecctl attach {pid}, or start it as `tiexec {name} …`"),
+            None => format!("tiexecctl attach {pid}"),
+        })
     });
     let copied = sum(|file| file.copied_bytes);
     findings.push(if copied == 0 {
@@ -129,7 +139,9 @@ fn text(process: &ProcDir, pages: Pages, name: &str) -> Result<Vec<Finding>, Sys
                  program that looks for its own file there"
             ),
         )
-        .fix(format_args!("tiexecctl revert; `tiexecctl warm` of the file, and --backing pagecache from then on"))
+        .fix(format_args!(
+            "tiexecctl revert {pid}; `tiexecctl warm` of the file, and --backing pagecache from then on"
+        ))
     });
     findings.push(match headroom::check(process, on_base_pages) {
         Ok(()) => Finding::new(Level::Ok, "memory", "its memory cgroup has room for an image"),
