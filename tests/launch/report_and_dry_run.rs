@@ -3,7 +3,7 @@
 use serde_json::Value;
 use support::child::said;
 use support::smaps::NO_TEXT_FOR_LARGE;
-use support::{Kind, Prep, Run, pmd_size, program, program_big, require};
+use support::{Kind, Prep, Run, coverage, pmd_size, program, program_big, require};
 
 fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_else(|| panic!("{key} in {value}"))
@@ -233,4 +233,26 @@ fn a_program_that_reports_on_itself_agrees() {
     done.assert_code(0);
     let seen: u64 = said(&done.out(), "huge").expect("a huge line").parse().expect("a number");
     assert_eq!(number(&object(&done.err()), "huge_bytes"), seen, "{done}");
+}
+
+/// The line tells how much was staged, and says that all text stays on base pages only if it does.
+#[test]
+fn a_deadline_that_cuts_the_copy() {
+    let path = program_big("hold", Kind::DynamicNoPie, 64);
+    let mut cut = 0;
+    for deadline in ["1ms", "2ms", "4ms", "8ms", "16ms", "32ms"] {
+        let options = ["--backing=image", "--deadline", deadline];
+        let held = Run::new(&path, ["7"]).options(options).hold();
+        let huge = coverage(held.pid()).huge >> 20;
+        let done = held.finish();
+        done.assert_code(7);
+        let err = done.err();
+        let Some((before, _)) = err.split_once(" MiB were staged in time") else { continue };
+        cut += 1;
+        assert!(err.contains("; fix: allow more time (--deadline="), "{err}");
+        assert!(before.contains(&format!(": {huge} of ")), "{huge} MiB are huge: {err}");
+        assert_eq!(err.contains("text stays on base pages: "), huge == 0, "{err}");
+        assert_eq!(err.contains(" MiB text stay on base pages: "), huge > 0, "{err}");
+    }
+    assert!(cut > 0, "64 MiB were copied in a millisecond");
 }

@@ -254,7 +254,9 @@ impl FailureKind {
             Self::MemcgHeadroom => "raise memory.max (systemd: MemoryMax=)",
             Self::HugetlbPool => "raise vm.nr_hugepages, or leave out --backing hugetlb",
             Self::Numa => "leave out --numa",
-            Self::Deadline => "--deadline",
+            Self::Deadline => {
+                "allow more time (--deadline=2s), or prepare the file once (tiexecctl warm FILE)"
+            }
             Self::AddressSpace => "ulimit -v",
             Self::FdLimit => "ulimit -n",
             Self::ForkFailed => "ulimit -u, or the pids cgroup's pids.max",

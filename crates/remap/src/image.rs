@@ -161,9 +161,10 @@ pub fn fill(
         let alike = all.chunk_by(|one, other| is_hole(one) == is_hole(other));
         for batch in alike.flat_map(|alike| alike.chunks(BATCH)) {
             if Instant::now() >= deadline {
-                let done = filled.copied >> 20;
+                let (done, all) = (filled.copied >> 20, bytes >> 20);
                 filled.shortfall.get_or_insert_with(|| {
-                    Failure::new(FailureKind::Deadline, format!("{done} MiB were staged in time"))
+                    let what = format!("{done} of {all} MiB were staged in time");
+                    Failure::new(FailureKind::Deadline, what)
                 });
                 break 'spans;
             }

@@ -321,6 +321,7 @@ impl Done {
         let rest = err.strip_prefix("tiexec: ").unwrap_or_else(|| panic!("no prefix: {self}"));
         let (_name, rest) = rest
             .split_once(": text stays on base pages: ")
+            .or_else(|| rest.split_once(" MiB text stay on base pages: "))
             .unwrap_or_else(|| panic!("another line: {self}"));
         let (reason, detail) = rest.split_once(": ").unwrap_or_else(|| panic!("no detail: {self}"));
         assert!(!detail.trim().is_empty(), "no detail: {self}");

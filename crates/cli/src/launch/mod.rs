@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use tiexec_core::addr::mib;
 use tiexec_core::config::{Layer, Settings};
 use tiexec_core::escape::AsShown;
 use tiexec_core::report::Report;
@@ -217,8 +218,11 @@ impl Launcher {
         if let Some(sink) = &self.sink {
             sink.write(&self.render(&launched.report));
         }
-        if let Some(reason) = launched.report.reason {
-            self.explain(reason, launched.report.detail.as_deref().unwrap_or_default());
+        let Report { reason, detail, text_bytes, huge_bytes, .. } = &launched.report;
+        if let Some(reason) = *reason {
+            let rest = (text_bytes.saturating_sub(*huge_bytes), *text_bytes);
+            let rest = Some(rest).filter(|_| *huge_bytes > 0);
+            self.explain(reason, detail.as_deref().unwrap_or_default(), rest);
         }
     }
 
@@ -242,17 +246,20 @@ impl Launcher {
         let _broken_pipe = write_briefly(std::io::stdout(), &text);
     }
 
-    /// Says why text stays on base pages: failures always, the rest if asked for.
-    fn explain(&self, reason: Reason, detail: &str) {
+    /// Says why text stays on base pages: failures always, the rest if asked for. If some of it is huge, `rest` is how
+    /// many bytes are not, and how many there are.
+    fn explain(&self, reason: Reason, detail: &str, rest: Option<(u64, u64)>) {
         let wanted = if reason.is_failure() { !self.settings.quiet } else { self.settings.verbose };
         if !wanted {
             return;
         }
         let name = Path::new(self.name()).file_name().unwrap_or(self.name()).shown();
         let what = if self.settings.refuses(reason) {
-            "refused, its text would stay on base pages"
+            "refused, its text would stay on base pages".to_owned()
+        } else if let Some((rest, all)) = rest {
+            format!("{} of {} MiB text stay on base pages", mib(rest), mib(all))
         } else {
-            "text stays on base pages"
+            "text stays on base pages".to_owned()
         };
         let colon = if detail.is_empty() { "" } else { ": " };
         let fix = reason.fix().map_or(String::new(), |fix| format!("; fix: {fix}"));
@@ -283,7 +290,7 @@ impl Launcher {
         if self.dry_run {
             return exit::OK;
         }
-        self.explain(why.reason, &why.detail);
+        self.explain(why.reason, &why.detail, None);
         if self.settings.refuses(why.reason) {
             return exit::LAUNCH_FAILED;
         }
