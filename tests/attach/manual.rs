@@ -382,6 +382,8 @@ fn another_users_process_is_refused() {
         let done = started(&NOBODY, &binary, [command, &text(held.pid())]).finish();
         done.assert_code(5);
         assert!(done.err().contains("ptrace_denied"), "{done}");
+        assert!(done.err().contains("; fix: run it as root"), "{done}");
+        assert!(!done.err().contains("PID"), "{done}");
     }
     assert_untouched(held.pid(), &before);
     assert_ends_well(held);

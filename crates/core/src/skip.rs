@@ -238,10 +238,10 @@ impl SkipReason {
         Some(match self {
             Self::SmallFolios => "tiexecctl warm FILE, or leave out --backing pagecache",
             Self::NotCongruent => "leave out --backing pagecache",
-            Self::LinkerUnwatched => "tiexec -p PID later",
+            Self::LinkerUnwatched => "attach to it once it runs (tiexecctl attach)",
             Self::NoStore => "tiexecctl store setup",
             Self::NotCached => "tiexecctl warm FILE",
-            Self::NotOwner => "be root, or the file's owner",
+            Self::NotOwner => "run it as root, or as the file's owner",
             _ => return None,
         })
     }
@@ -257,14 +257,17 @@ impl FailureKind {
             Self::Deadline => {
                 "allow more time (--deadline=2s), or prepare the file once (tiexecctl warm FILE)"
             }
-            Self::AddressSpace => "ulimit -v",
-            Self::FdLimit => "ulimit -n",
-            Self::ForkFailed => "ulimit -u, or the pids cgroup's pids.max",
+            Self::AddressSpace => "raise the limit on address space (ulimit -v)",
+            Self::FdLimit => "raise the limit on open files (ulimit -n)",
+            Self::ForkFailed => {
+                "raise the limit on processes (ulimit -u), or pids.max of the pids cgroup"
+            }
             Self::StoreFull => "tiexecctl store setup --size=SIZE",
             Self::InUse => {
                 "stop what uses it, tiexecctl warm FILE, start it again (systemd: ExecStartPre=-+/usr/bin/tiexecctl warm FILE)"
             }
             Self::DirtyFile => "sync FILE, then tiexecctl warm FILE",
+            Self::PtraceDenied => "`tiexecctl doctor` tells what forbids it",
             Self::ProcUnavailable => "mount -t proc proc /proc",
             _ => return None,
         })
@@ -280,6 +283,18 @@ impl fmt::Display for Reason {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_fix_names_an_action() {
+        let actions = ["allow ", "attach ", "leave ", "raise ", "run ", "stop ", "sync "];
+        let commands = ["tiexecctl ", "`tiexecctl ", "mount "];
+        for reason in Reason::all() {
+            let Some(fix) = reason.fix() else { continue };
+            let mut named = actions.iter().chain(&commands);
+            assert!(named.any(|start| fix.starts_with(start)), "{reason}: {fix}");
+            assert!(!fix.contains("PID"), "{reason}: {fix}");
+        }
+    }
 
     #[test]
     fn json_and_display_agree_for_every_reason() {

@@ -149,7 +149,7 @@ pub fn refusal(error: SysError) -> String {
             knob("perf_event_paranoid")
         ),
         Errno::MFILE => {
-            "; it has more threads, times processors, than descriptors are allowed; fix: ulimit -n"
+            "; it has more threads, times processors, than descriptors are allowed; fix: raise the limit (ulimit -n)"
                 .to_owned()
         }
         Errno::INVAL => {

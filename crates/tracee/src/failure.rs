@@ -5,7 +5,7 @@ use std::fmt;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::skip::{FailureKind, Reason};
-use tiexec_sys::{Errno, SysError};
+use tiexec_sys::{Errno, Pid, SysError};
 
 use crate::error::{TraceError, refusal};
 
@@ -51,6 +51,13 @@ impl Failure {
 }
 
 impl Failure {
+    /// Puts the process in the place of `PID` in the names of its files.
+    #[must_use]
+    pub fn of_process(self, pid: Pid) -> Self {
+        let directory = format!("/proc/{}", pid.as_raw_nonzero());
+        Self { detail: self.detail.replace("/proc/PID", &directory), ..self }
+    }
+
     /// Makes one of a mapping that is gone, or another one.
     pub fn mapped_otherwise(vma: &Vma) -> Self {
         let what = format!("{} is mapped otherwise than before: {}", vma.range, vma.path().shown());

@@ -111,7 +111,7 @@ impl Target {
             Fate::Gone => gone(),
             // What is gone although the process is there was another program.
             Fate::Same if failure.reason == FailureKind::TargetGone => changed(),
-            Fate::Same => failure,
+            Fate::Same => failure.of_process(self.pid),
         }
     }
 
@@ -121,7 +121,7 @@ impl Target {
         match alive(pid) {
             None if failure.reason != FailureKind::TargetGone => gone(),
             Some(_) if failure.reason == FailureKind::TargetGone => changed(),
-            _ => failure,
+            _ => failure.of_process(pid),
         }
     }
 

@@ -25,23 +25,22 @@ pub(super) fn run(pid: i32, json: bool) -> u8 {
 /// # Errors
 /// The exit status for what has been said on stderr.
 pub(super) fn report(pid: i32) -> Result<Report, u8> {
-    let doing = || format!("inspect process {pid}");
+    let refuse = |error| failed("inspect", pid, error);
     let gone = SysError { call: "open(/proc/PID)", errno: Errno::NOENT };
     let found = Pid::from_raw(pid).ok_or(gone).and_then(|pid| Ok((pid, ProcDir::of(pid)?)));
-    let (number, process) = found.map_err(|error| failed(doing(), error))?;
-    let status = process.status().map_err(|error| failed(doing(), error))?;
+    let (number, process) = found.map_err(refuse)?;
+    let status = process.status().map_err(refuse)?;
     if !status.has_mm {
         warn(format_args!(
-            "cannot {}: it has no address space (a kernel thread, or a process that has ended)",
-            doing()
+            "cannot inspect process {pid}: it has no address space (a kernel thread, or a process that has ended)"
         ));
         return Err(exit::FAILED);
     }
     let pages = thp::pages().ok_or_else(|| {
-        warn(format_args!("cannot {}: the kernel has no transparent huge pages", doing()));
+        warn("cannot inspect: the kernel has no transparent huge pages");
         exit::FAILED
     })?;
-    let seen = areas::look(&process, pages).map_err(|error| failed(doing(), error))?;
+    let seen = areas::look(&process, pages).map_err(refuse)?;
     let mut entries = seen.areas;
     numa_placement::tell(number, &mut entries, pages);
     let comm = String::from_utf8_lossy(&status.name).into_owned();

@@ -47,16 +47,17 @@ pub fn run() -> u8 {
 }
 
 /// Says that something could not be done to a process, and returns the exit status for it.
-fn failed(doing: impl Display, error: SysError) -> u8 {
+fn failed(doing: &str, pid: impl Display, error: SysError) -> u8 {
     let why = match (error.errno, error.call) {
         (Errno::SRCH, _) => "it has ended, or there is none".to_owned(),
         (Errno::NOENT, "open(/proc/PID)") => "there is no such process".to_owned(),
         (Errno::PERM | Errno::ACCES, "maps" | "smaps") => {
-            format!("{error}; fix: as root, or as its user")
+            format!("{error}; fix: run it as root, or as its user")
         }
         _ => error.to_string(),
     };
-    warn(format_args!("cannot {doing}: {why}"));
+    let why = why.replace("/proc/PID", &format!("/proc/{pid}"));
+    warn(format_args!("cannot {doing} process {pid}: {why}"));
     failed_status(error.errno)
 }
 

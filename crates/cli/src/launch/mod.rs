@@ -222,7 +222,9 @@ impl Launcher {
         if let Some(reason) = *reason {
             let rest = (text_bytes.saturating_sub(*huge_bytes), *text_bytes);
             let rest = Some(rest).filter(|_| *huge_bytes > 0);
-            self.explain(reason, detail.as_deref().unwrap_or_default(), rest);
+            let directory = format!("/proc/{}", launched.report.pid);
+            let detail = detail.as_deref().unwrap_or_default().replace("/proc/PID", &directory);
+            self.explain(reason, &detail, rest);
         }
     }
 

@@ -82,7 +82,7 @@ pub fn obstacle(capabilities: u64) -> Option<String> {
     (scope > 0 && capabilities & CAP_SYS_PTRACE == 0).then(|| {
         format!(
             "programs that are started cannot be reached: kernel.yama.ptrace_scope is {scope}; \
-             fix: sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE"
+             fix: sysctl kernel.yama.ptrace_scope=0, or run it with CAP_SYS_PTRACE"
         )
     })
 }

@@ -25,7 +25,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, areas, interrupt, process, processor};
 use tiexec_tracee::threads;
 
-use super::super::failed;
+use super::super::{failed, failed_status};
 use crate::exit;
 use crate::options::Advise;
 use crate::stdio::warn;
@@ -60,7 +60,7 @@ pub(super) fn gather(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
 
 fn running(pid: Pid, options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     let shown = pid.as_raw_nonzero();
-    let refuse = |error| failed(format_args!("advise on process {shown}"), error);
+    let refuse = |error| failed("advise on", shown, error);
     let named = ProcDir::of(pid).map_err(refuse)?;
     let status = named.status().map_err(refuse)?;
     if !status.has_mm {
@@ -133,7 +133,10 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     // This process does little in user mode, but is counted too.
     let counted = counters.read().since(&before);
     let ended = child.wait();
-    sampled.map_err(|error| failed(format_args!("sample {name}"), error))?;
+    sampled.map_err(|error| {
+        warn(format_args!("cannot sample {name}: {error}"));
+        failed_status(error.errno)
+    })?;
     if let Some(signal) = ended.ok().and_then(|status| status.signal()) {
         warn(format_args!("{name} was killed by signal {signal}"));
     }

@@ -382,7 +382,15 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
 
 /// Says why nothing was done; returns the exit status for it.
 fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
-    let fix = failure.reason.fix().map_or(String::new(), |fix| format!("; fix: {fix}"));
+    let fix = match failure.reason {
+        // The deadline of an attach is its own.
+        Reason::Failed(FailureKind::Deadline) => Some("do it again when the machine is less busy"),
+        Reason::Failed(FailureKind::PtraceDenied) if !rustix::process::geteuid().is_root() => {
+            Some("run it as root, or as the process's user")
+        }
+        reason => reason.fix(),
+    };
+    let fix = fix.map_or(String::new(), |fix| format!("; fix: {fix}"));
     warn(format_args!("cannot {doing} process {}: {failure}{fix}", pid.as_raw_nonzero()));
     match failure.reason {
         Reason::Failed(FailureKind::TargetGone) => exit::GONE,

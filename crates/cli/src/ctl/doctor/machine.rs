@@ -183,7 +183,7 @@ fn rebase(pages: Pages) -> Finding {
     }
 }
 
-const IMAGE_NEEDS: &str = "needs CONFIG_TRANSPARENT_HUGEPAGE and Linux 6.1 or later; before that, images from \
+const IMAGE_NEEDS: &str = "boot Linux 6.1 or later, with CONFIG_TRANSPARENT_HUGEPAGE; before that, use images from \
     `tiexecctl store setup`, or echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 /// Makes one huge page of a memfd, as a launch does.
@@ -307,7 +307,7 @@ fn attaching() -> Finding {
             let what =
                 format_args!("kernel.yama.ptrace_scope is {scope}: not without CAP_SYS_PTRACE");
             Finding::new(Level::No, "attach", what)
-                .fix("be root, or sysctl kernel.yama.ptrace_scope=0")
+                .fix("run it as root, or sysctl kernel.yama.ptrace_scope=0")
         }
     }
 }
@@ -344,7 +344,9 @@ fn tracing() -> Finding {
             match scope {
                 Some(3..) => finding
                     .fix("kernel.yama.ptrace_scope=3 holds until the next boot; set 1 in sysctl.d"),
-                Some(2) => finding.fix("sysctl kernel.yama.ptrace_scope=1, or CAP_SYS_PTRACE"),
+                Some(2) => {
+                    finding.fix("sysctl kernel.yama.ptrace_scope=1, or run it with CAP_SYS_PTRACE")
+                }
                 _ => finding.fix("allow ptrace in the seccomp profile or security module"),
             }
         }

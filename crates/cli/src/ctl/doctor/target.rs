@@ -16,7 +16,7 @@ use super::{Finding, Level};
 
 pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
     let gone = SysError { call: "open(/proc/PID)", errno: Errno::NOENT };
-    let refuse = |error| failed(format_args!("examine process {pid}"), error);
+    let refuse = |error| failed("examine", pid, error);
     let process = Pid::from_raw(pid).ok_or(gone).and_then(ProcDir::of).map_err(refuse)?;
     let status = process.status().map_err(refuse)?;
     let name = status.name.shown().to_string();

@@ -14,6 +14,7 @@ use tiexec_sys::procfs::ProcDir;
 
 use super::{failed, own, print};
 use crate::exit;
+use crate::stdio::warn;
 
 /// How long one image may take. Nobody waits for it to start a program.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -35,7 +36,10 @@ pub(super) fn run(files: &[PathBuf], json: bool) -> u8 {
     };
     let process = match ProcDir::this_process() {
         Ok(process) => process,
-        Err(error) => return super::super::failed(doing, error),
+        Err(error) => {
+            warn(format_args!("cannot {doing}: {error}"));
+            return super::super::failed_status(error.errno);
+        }
     };
     let mut all = Vec::new();
     for path in files {
