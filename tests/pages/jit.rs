@@ -37,8 +37,31 @@ fn what_is_populated_to_a_half() {
         assert_eq!(said["huge_bytes"], 2 * pmd_size(), "{done}");
         assert_eq!(said["populated_bytes"], 2 * pmd_size(), "{done}");
         assert!(said["refused"].is_null(), "{done}");
+        let seen = json(&ctl(["inspect", "--json", &pid]));
+        assert_eq!(seen["jit"][0]["huge_bytes"], 2 * pmd_size(), "{seen}");
         end(held);
     }
+}
+
+/// Before an attach and after it, in words.
+#[test]
+fn inspect_and_doctor_tell_of_it() {
+    let held = jit("plain");
+    let pid = held.pid().to_string();
+    let all = pmd_size() >> 19;
+    let line = |command: &str, of: &str| {
+        let done = ctl([command, &pid]);
+        let out = done.out();
+        out.lines().find(|line| line.contains(of)).unwrap_or_else(|| panic!("{done}")).to_owned()
+    };
+    assert!(line("inspect", "jit ").contains(&format!("huge 0.0 of {all}.0 MiB")));
+    let advice = line("doctor", "jit ");
+    let fix = advice.split_once("fix: tiexecctl ").unwrap_or_else(|| panic!("{advice}")).1;
+    ctl(fix.split_ascii_whitespace()).assert_code(0);
+    assert_eq!(huge(&held), 2 * pmd_size());
+    assert!(line("inspect", "jit ").contains(&format!("huge {all}.0 of {all}.0 MiB (100")));
+    assert!(line("doctor", "jit ").starts_with("ok "));
+    end(held);
 }
 
 #[test]

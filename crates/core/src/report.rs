@@ -113,6 +113,15 @@ pub struct JitArea {
     pub refused: Option<String>,
 }
 
+impl JitArea {
+    /// Returns how many bytes of the areas are huge, and how many are populated; `None` if there are no areas.
+    pub fn sums(areas: &[Self]) -> Option<(u64, u64)> {
+        let sum = |bytes: fn(&Self) -> u64| areas.iter().map(bytes).sum();
+        let sums = (sum(|area| area.huge_bytes), sum(|area| area.populated_bytes));
+        (!areas.is_empty()).then_some(sums)
+    }
+}
+
 /// One process's text and what it is made of.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Report {
@@ -148,7 +157,7 @@ pub struct Report {
     /// Which huge pages were taken, and why, where there was a budget.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<Choice>,
-    /// Code that it makes itself, where that was selected and there is any.
+    /// Code that it makes itself, where there is any; of an attach, if that was selected.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub jit: Vec<JitArea>,
     /// Why TiExec read smaps, if it did. Reading smaps keeps a process from mapping memory.
@@ -247,6 +256,12 @@ impl fmt::Display for Report {
         if !small.is_empty() {
             let small: Vec<FileCoverage> = small.into_iter().cloned().collect();
             line(f, width, &format!("({} more)", small.len()), &small)?;
+        }
+        if let Some((huge, populated)) = JitArea::sums(&self.jit) {
+            let (huge, populated, percent) = (mib(huge), mib(populated), percent(huge, populated));
+            let s = if self.jit.len() == 1 { "" } else { "s" };
+            let areas = self.jit.len();
+            writeln!(f, "jit   huge {huge} of {populated} MiB ({percent} %) in {areas} area{s}")?;
         }
         if let Some(reason) = self.reason {
             write!(f, "why   {reason}")?;

@@ -3,6 +3,7 @@
 use tiexec_core::coverage::coverage;
 use tiexec_core::report::{Kind, Report};
 use tiexec_engine::locked_target::LOOKING;
+use tiexec_remap::attach::look_at_jit;
 use tiexec_remap::mapped::originals;
 use tiexec_remap::{numa_placement, systemd_units};
 use tiexec_sys::procfs::ProcDir;
@@ -46,6 +47,7 @@ pub(super) fn report(pid: i32) -> Result<Report, u8> {
     let comm = String::from_utf8_lossy(&status.name).into_owned();
     let files = coverage(&entries, pages, &[], &originals(&process, &entries, pages));
     let mut report = Report::new(Kind::Inspect, pid.unsigned_abs(), comm, files);
+    report.jit = look_at_jit(&process, &entries, pages).unwrap_or_default();
     report.smaps_for = seen.smaps_for;
     report.unit = systemd_units::shown(&process);
     Ok(report)

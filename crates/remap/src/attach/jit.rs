@@ -6,10 +6,12 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use tiexec_core::addr::AddrRange;
+use tiexec_core::addr::{AddrRange, Pages};
 use tiexec_core::area::Area;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::report::JitArea;
+use tiexec_sys::address_space::AddressSpace;
+use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, SysError, areas, process, process_advice};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::remote::{self, Advice, madvise_entry};
@@ -44,7 +46,7 @@ fn collapse_as_seen(order: &AttachOrder<'_>) -> Result<Vec<JitArea>, Failure> {
     let entries = look()?.areas;
     let mut areas: Vec<Jit> = entries
         .iter()
-        .filter_map(|entry| Jit::of(order, &written, entry).transpose())
+        .filter_map(|entry| Jit::of(order.policy.pages, &written, entry).transpose())
         .collect::<Result<_, _>>()?;
     if !order.policy.dry_run && areas.iter().any(|area| !area.wanted.is_empty()) {
         let outside = process::open_pidfd(order.target.pid).map_err(Failure::unreadable)?;
@@ -54,6 +56,24 @@ fn collapse_as_seen(order: &AttachOrder<'_>) -> Result<Vec<JitArea>, Failure> {
     }
     let after = if order.policy.dry_run { entries } else { look()?.areas };
     Ok(areas.into_iter().map(|area| area.seen(&after)).collect())
+}
+
+/// Returns the areas of code that a process makes itself and that have whole huge pages to gain, as they are.
+///
+/// # Errors
+/// The process could not be looked at.
+pub fn look_at_jit(
+    process: &ProcDir,
+    entries: &[Area],
+    pages: Pages,
+) -> Result<Vec<JitArea>, Failure> {
+    let space = AddressSpace::open(process).map_err(Failure::untraceable)?;
+    let written = Written::of(&space, pages)?;
+    let areas = entries.iter().filter_map(|entry| Jit::of(pages, &written, entry).transpose());
+    let mut areas: Vec<JitArea> =
+        areas.map(|area| Ok(area?.seen(entries))).collect::<Result<_, Failure>>()?;
+    areas.retain(|area| area.populated_bytes > 0 || area.huge_bytes > 0);
+    Ok(areas)
 }
 
 /// Whether the area is anonymous memory that may be executed.
@@ -76,14 +96,9 @@ struct Jit {
 }
 
 impl Jit {
-    fn of(
-        order: &AttachOrder<'_>,
-        written: &Written,
-        entry: &Area,
-    ) -> Result<Option<Self>, Failure> {
+    fn of(pages: Pages, written: &Written, entry: &Area) -> Result<Option<Self>, Failure> {
         let range = entry.vma.range;
-        let Some(whole) = range.align_inward(order.policy.pages.pmd).filter(|_| is_jit(&entry.vma))
-        else {
+        let Some(whole) = range.align_inward(pages.pmd).filter(|_| is_jit(&entry.vma)) else {
             return Ok(None);
         };
         let mut wanted = written.populated(whole)?;

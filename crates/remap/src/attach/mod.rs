@@ -42,7 +42,7 @@ use tiexec_tracee::syscall_manifest::ManifestEntry;
 use tiexec_tracee::target::Target;
 
 use boost::Boost;
-pub use jit::collapse_jit;
+pub use jit::{collapse_jit, look_at_jit};
 pub(crate) use prepared::{Prepared, prepare};
 pub use revert::{Reverted, revert};
 pub use verify::report;

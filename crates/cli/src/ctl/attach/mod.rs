@@ -311,10 +311,7 @@ pub(crate) fn line(locked: &LockedTarget, attached: &Attached, report: &Report) 
         }
         None => {}
     }
-    let of_jit = |bytes: fn(&JitArea) -> u64| report.jit.iter().map(bytes).sum::<u64>();
-    if !report.jit.is_empty() {
-        let (huge, populated) =
-            (of_jit(|area| area.huge_bytes), of_jit(|area| area.populated_bytes));
+    if let Some((huge, populated)) = JitArea::sums(&report.jit) {
         line += &format!("; jit huge {} of {} MiB", mib(huge), mib(populated));
     }
     line += "\n";

@@ -4,8 +4,9 @@ use tiexec_core::addr::{Pages, mib};
 use tiexec_core::coverage::coverage;
 use tiexec_core::elf::{ElfError, ElfHeader};
 use tiexec_core::escape::AsShown;
-use tiexec_core::report::percent;
+use tiexec_core::report::{JitArea, percent};
 use tiexec_core::skip::SkipReason;
+use tiexec_remap::attach::look_at_jit;
 use tiexec_remap::headroom;
 use tiexec_remap::mapped::originals;
 use tiexec_sys::procfs::ProcDir;
@@ -126,6 +127,20 @@ fn text(
             None => format!("tiexecctl attach {pid}"),
         })
     });
+    let jit = look_at_jit(process, &entries, pages).unwrap_or_default();
+    if let Some((huge, populated)) = JitArea::sums(&jit) {
+        let figures = format!(
+            "{} MiB of code that it makes itself, {} MiB of it huge",
+            mib(populated),
+            mib(huge)
+        );
+        findings.push(if huge >= populated {
+            Finding::new(Level::Ok, "jit", figures)
+        } else {
+            let fix = format!("tiexecctl attach --select jit {pid}");
+            Finding::new(Level::No, "jit", figures).fix(fix)
+        });
+    }
     let copied = sum(|file| file.copied_bytes);
     findings.push(if copied == 0 {
         Finding::new(Level::Ok, "maps", "its maps name the files that its text is of")
