@@ -71,7 +71,7 @@ fn the_json_has_what_the_manual_says() {
     let bench: Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!(
         (&bench["schema"], &bench["kind"], &bench["unit"]),
-        (&1.into(), &"bench".into(), &"process".into())
+        (&2.into(), &"bench".into(), &"process".into())
     );
     assert_eq!((&bench["rounds"], &bench["pid"]), (&6.into(), &Value::Null));
     let metrics = bench["metrics"].as_array().expect("metrics");

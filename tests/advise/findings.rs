@@ -110,7 +110,7 @@ fn the_json_has_what_the_manual_says() {
     let done = on(held.pid(), 1);
     done.assert_code(0).assert_silent();
     let advice = json(&done);
-    assert_eq!(advice["schema"], 1);
+    assert_eq!(advice["schema"], 2);
     assert_eq!(advice["kind"], "advise");
     assert_eq!(advice["pid"], held.pid());
     assert!(advice["comm"].as_str().is_some_and(|comm| comm.starts_with("hotset")), "{advice}");

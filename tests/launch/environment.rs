@@ -30,7 +30,7 @@ fn the_environment_does_what_options_do() {
     let dir = tempfile::tempdir().expect("a directory");
     let report = dir.path().join("report");
     assert!(is_treated(&hold().env("TIEXEC", format!("report={},json=1", report.display()))));
-    assert!(std::fs::read_to_string(report).expect("a report").starts_with("{\"schema\":1"));
+    assert!(std::fs::read_to_string(report).expect("a report").starts_with("{\"schema\":2"));
     let silent =
         Run::new(program("hold", Kind::DynamicPie), ["7"]).env("TIEXEC", "quiet=1,deadline=0ms");
     assert!(!is_treated(&silent));

@@ -185,7 +185,7 @@ fn what_is_printed() {
     assert!(lines[0].starts_with("ORIGINAL") && lines[0].ends_with("STATE"), "{list}");
     assert_eq!((words[0], words[2], words.last()), (&*copy.to_string_lossy(), "0", Some(&"ok")));
     let all = json(&["list", "--json"]);
-    assert_eq!((&all["schema"], &all["kind"]), (&1.into(), &"store_list".into()), "{all}");
+    assert_eq!((&all["schema"], &all["kind"]), (&2.into(), &"store_list".into()), "{all}");
     let one = &all["images"][0];
     assert_eq!(one["original"], *copy.to_string_lossy());
     assert_eq!(one["store"], IMAGES);

@@ -14,7 +14,7 @@ use crate::plan::{Backing, Span, start_and_end};
 use crate::skip::Reason;
 
 /// The version of the JSON form. It grows by fields; it is counted up when one changes meaning.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// The subject of a report.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -68,8 +68,6 @@ pub struct LaunchCost {
     pub rebased: bool,
     /// Why something was done in a worse way than planned.
     pub setback: Option<String>,
-    /// Moments at which our death would not have left the program whole.
-    pub unsafe_windows: u32,
     /// The parts that were planned to be huge.
     pub spans: Vec<Span>,
 }
@@ -89,8 +87,6 @@ pub struct AttachCost {
     pub bytes_copied: u64,
     /// Why something was done in a worse way than could be.
     pub setback: Option<String>,
-    /// Moments at which our death would not have left the process whole.
-    pub unsafe_windows: u32,
     /// Whether the thread saw that a system call of its own was interrupted.
     pub interrupted: bool,
     /// The parts that were planned to be huge.
@@ -293,7 +289,7 @@ impl Report {
         if self.uses(Backing::Image) || self.uses(Backing::Hugetlb) {
             Some("only if recording began before")
         } else if self.uses(Backing::Store) || self.uses(Backing::Pagecache) {
-            (!self.uses(Backing::Anon)).then_some("ok")
+            Some("ok")
         } else {
             None
         }

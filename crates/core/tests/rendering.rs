@@ -63,7 +63,6 @@ fn mysqld() -> Report {
         bytes_copied: 52 * MIB,
         rebased: false,
         setback: None,
-        unsafe_windows: 0,
         spans: vec![span(0x80_0000, 0x3c0_0000, 0x40_0000)],
     });
     report

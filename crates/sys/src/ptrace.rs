@@ -364,19 +364,6 @@ pub fn set_signal_mask(pid: Pid, mask: u64) -> Result<(), SysError> {
     Ok(())
 }
 
-/// `PTRACE_GETSIGINFO` — returns the code of the signal that the tracee is about to get (`si_code`,
-/// sigaction(2)).
-///
-/// # Errors
-/// EINVAL if it is in no signal-delivery-stop; ESRCH.
-pub fn signal_code(pid: Pid) -> Result<i32, SysError> {
-    // SAFETY: an all-zero siginfo_t is valid: integers and a union of integers.
-    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    let call = "ptrace(PTRACE_GETSIGINFO)";
-    request(call, libc::PTRACE_GETSIGINFO, pid, std::ptr::null_mut(), (&raw mut info).cast())?;
-    Ok(info.si_code)
-}
-
 /// Where in a system call a syscall-stop is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SyscallStop {

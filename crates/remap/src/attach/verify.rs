@@ -58,7 +58,6 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
         remote_syscalls: stop.counts.calls,
         bytes_copied: attached.bytes_copied,
         setback: attached.setback.as_ref().map(ToString::to_string),
-        unsafe_windows: 0,
         interrupted: stop.shown,
         spans: plan.spans().copied().collect(),
     });

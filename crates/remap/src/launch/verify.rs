@@ -100,7 +100,6 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
         bytes_copied: cost.bytes_copied,
         rebased: cost.rebased,
         setback: cost.setback.as_ref().map(ToString::to_string),
-        unsafe_windows: 0,
         spans: plan.map(|plan| plan.spans().copied().collect()).unwrap_or_default(),
     });
     report
