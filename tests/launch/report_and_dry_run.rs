@@ -120,8 +120,18 @@ fn the_table_names_the_file_the_backing_and_the_undo() {
     assert_eq!(done.out(), "ran\n", "a launch never writes to standard output");
     let table = done.err();
     for word in [
-        "text ", "huge ", "MiB", " %)", "FILE", "BACKING", "image", "too_small", "stop", "perf",
-        "uprobes", "undo",
+        "text ",
+        "huge ",
+        "MiB",
+        " %)",
+        "FILE",
+        "BACKING",
+        "image",
+        "too_small",
+        "stop",
+        "perf",
+        "uprobes",
+        "undo",
     ] {
         assert!(table.contains(word), "no {word:?}: {done}");
     }
