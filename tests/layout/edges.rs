@@ -107,10 +107,10 @@ fn every_layout_a_linker_makes_is_whole_afterwards() {
             assert_eq!(huge, text + widened, "{kind:?} {edges} {report}");
             // It begins with a huge page, and its data lies in the one in which it ends.
             let has_edges = kind != Kind::OneSegmentNoPie;
-            if edges == "aggressive" {
-                assert_eq!(huge > conservative, has_edges, "{kind:?}: {huge} {report}");
+            // What can be moved lies where all of its whole pages are huge in any case.
+            if format!("{kind:?}").ends_with("NoPie") {
+                assert_eq!(huge > conservative, has_edges, "{kind:?} {edges}: {huge} {report}");
             }
-            // The rest of the text may be too little for a page of its own.
             assert!(huge >= conservative, "{kind:?} {edges}: {huge} {report}");
             assert_nothing_writable_is_executable(pid);
             assert_unharmed(&mut held);

@@ -185,6 +185,10 @@ impl Evictor<'_> {
             evict(self.file, chunk).map_err(unmapped)?;
             let mapping = map(self.file, chunk, self.pages)?;
             if !mapping.cached_parts(chunk, self.pages.base).map_err(unseen)?.is_empty() {
+                // What was just read stands on a list of its processor's for a moment, where nothing evicts it.
+                if tries > 0 && self.patience.wait(self.pages) {
+                    continue;
+                }
                 let _unreadable = mapping.populate(chunk);
                 // On overlayfs, cachestat(2) has seen nothing of what is to be written back.
                 let detail =

@@ -73,6 +73,10 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
     if let Some(failure) = &found.failure {
         report.reason = Some(failure.reason);
         report.detail = Some(failure.detail.clone());
+    } else if entries.is_empty() {
+        // Somebody has killed it meanwhile.
+        report.reason = Some(FailureKind::TargetGone.into());
+        report.detail = Some("the program ended".to_owned());
     } else if !order.policy.dry_run && huge < planned {
         // All calls went well and yet: believe the kernel.
         report.reason = Some(FailureKind::NoHugePage.into());
