@@ -7,6 +7,7 @@ use tiexec_core::plan::Plan;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::report::{Kind, LaunchCost, Outcome, Report};
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
+use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{areas, thp};
 use tiexec_tracee::Failure;
 use tiexec_tracee::handshake::ExecStop;
@@ -73,8 +74,8 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
     if let Some(failure) = &found.failure {
         report.reason = Some(failure.reason);
         report.detail = Some(failure.detail.clone());
-    } else if entries.is_empty() {
-        // Somebody has killed it meanwhile.
+    } else if huge < planned && has_ended(process) {
+        // The kernel ends the list of its mappings where it stood when somebody killed it.
         report.reason = Some(FailureKind::TargetGone.into());
         report.detail = Some("the program ended".to_owned());
     } else if !order.policy.dry_run && huge < planned {
@@ -107,6 +108,11 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
         spans: plan.map(|plan| plan.spans().copied().collect()).unwrap_or_default(),
     });
     report
+}
+
+/// Returns whether the program has no memory any more.
+fn has_ended(process: &ProcDir) -> bool {
+    process.read("maps").map_or(true, |maps| maps.is_empty())
 }
 
 fn micros(time: Duration) -> u64 {
