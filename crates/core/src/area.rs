@@ -49,6 +49,9 @@ pub struct Area {
     pub flags: Vec<[u8; 2]>,
     /// On which NUMA nodes its pages lie, as far as the kernel was asked.
     pub nodes: Vec<OnNode>,
+    /// Memory that the whole image takes that it maps of an image store; `None` for what is none, and where that is not
+    /// known.
+    pub image_bytes: Option<u64>,
 }
 
 impl Area {

@@ -9,7 +9,7 @@ use crate::addr::{AddrRange, PageSize, Pages};
 use crate::area::Area;
 use crate::numa::{self, OnNode};
 use crate::plan::Backing;
-use crate::proc::maps::Vma;
+use crate::proc::maps::{FileId, Vma};
 use crate::skip::{Reason, SkipReason};
 
 /// How the name of every memfd of ours begins in maps.
@@ -52,6 +52,8 @@ pub struct FileCoverage {
     /// Bytes of copies of ours, not of the file's own page cache, that are PMD-mapped or in hugetlb
     /// pages; widened ones included.
     pub copied_bytes: u64,
+    /// Memory that the copies take: the huge pages of memfds, and images of the store as a whole.
+    pub cost_bytes: u64,
     /// Bytes that are no text and became executable because they share a huge page with text.
     pub widened_bytes: u64,
     /// The backings of its huge text.
@@ -104,6 +106,10 @@ pub fn coverage(
         backings: Vec<Backing>,
         sizes: Vec<OfSize>,
         nodes: Vec<OnNode>,
+        /// Memory of copies that are not whole images of a store.
+        cost: u64,
+        /// Images of a store, and the memory of each; one may be there more than once.
+        images: Vec<(FileId, u64)>,
     }
     let mut runs: Vec<Run<'_>> = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
@@ -131,6 +137,8 @@ pub fn coverage(
             None => mapped.saturating_sub(widened),
         };
         let copied = if is_ours(vma) { mapped } else { 0 };
+        let image = entry.image_bytes.filter(|_| is_ours(vma)).map(|bytes| (vma.file, bytes));
+        let cost = if image.is_some() { 0 } else { copied };
         let backing = backing_of(entry, pages.base).filter(|_| huge > 0);
         let size = (huge > 0).then(|| size_of(entry, pages, huge));
         match runs.last_mut() {
@@ -150,6 +158,8 @@ pub fn coverage(
                 run.backings.extend(backing);
                 run.sizes.extend(size);
                 run.nodes.extend(&entry.nodes);
+                run.cost += cost;
+                run.images.extend(image);
             }
             _ => runs.push(Run {
                 owner,
@@ -161,12 +171,15 @@ pub fn coverage(
                 backings: backing.into_iter().collect(),
                 sizes: size.into_iter().collect(),
                 nodes: entry.nodes.clone(),
+                cost,
+                images: image.into_iter().collect(),
             }),
         }
     }
 
     let mut files: BTreeMap<_, FileCoverage> = BTreeMap::new();
     let mut rests: BTreeMap<_, BTreeMap<Reason, u64>> = BTreeMap::new();
+    let mut images: BTreeMap<FileId, BTreeMap<FileId, u64>> = BTreeMap::new();
     for run in runs {
         let file = files.entry(run.owner.file).or_insert_with(|| FileCoverage {
             path: run.owner.display_path(),
@@ -178,6 +191,8 @@ pub fn coverage(
         file.widened_bytes += run.widened;
         file.huge_bytes += run.huge;
         file.copied_bytes += run.copied;
+        file.cost_bytes += run.cost;
+        images.entry(run.owner.file).or_default().extend(run.images);
         file.backings.extend(run.backings);
         file.sizes.extend(run.sizes);
         file.nodes.extend(run.nodes);
@@ -205,6 +220,8 @@ pub fn coverage(
     let mut files: Vec<FileCoverage> = files
         .into_iter()
         .map(|(id, mut file)| {
+            let images = images.remove(&id).unwrap_or_default();
+            file.cost_bytes += images.into_values().sum::<u64>();
             file.backings.sort_unstable();
             file.backings.dedup();
             file.sizes = sum(&file.sizes);

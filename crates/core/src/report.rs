@@ -337,7 +337,8 @@ impl Report {
             };
             let shared = self.uses(Backing::Store) && !self.uses(Backing::Image);
             let shared = if shared { ", shared" } else { "" };
-            parts.push(format!("cost  {} MiB {kind}{shared}", mib(copied)));
+            let cost = self.files.iter().map(|file| file.cost_bytes).sum();
+            parts.push(format!("cost  {} MiB {kind}{shared}", mib(cost)));
         } else {
             parts.push("cost  0".to_owned());
         }
@@ -434,6 +435,7 @@ mod tests {
             text_bytes,
             huge_bytes,
             copied_bytes: huge_bytes,
+            cost_bytes: huge_bytes,
             widened_bytes: 0,
             backings,
             sizes: Vec::new(),

@@ -24,6 +24,7 @@ fn file(
         text_bytes: text,
         huge_bytes: huge,
         copied_bytes: if backings.iter().all(|&b| b == Backing::Pagecache) { 0 } else { huge },
+        cost_bytes: if backings.iter().all(|&b| b == Backing::Pagecache) { 0 } else { huge },
         widened_bytes: 0,
         backings: backings.to_vec(),
         sizes: Vec::new(),

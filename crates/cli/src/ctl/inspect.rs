@@ -5,7 +5,7 @@ use tiexec_core::report::{Kind, Report};
 use tiexec_engine::locked_target::LOOKING;
 use tiexec_remap::attach::look_at_jit;
 use tiexec_remap::mapped::originals;
-use tiexec_remap::{numa_placement, systemd_units};
+use tiexec_remap::{numa_placement, store, systemd_units};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, areas, thp};
 
@@ -44,6 +44,7 @@ pub(super) fn report(pid: i32) -> Result<Report, u8> {
     let seen = areas::look(&process, pages).map_err(refuse)?;
     let mut entries = seen.areas;
     numa_placement::tell(number, &mut entries, pages);
+    store::memory::tell(&mut entries);
     let comm = String::from_utf8_lossy(&status.name).into_owned();
     let files = coverage(&entries, pages, &[], &originals(&process, &entries, pages));
     let mut report = Report::new(Kind::Inspect, pid.unsigned_abs(), comm, files);

@@ -11,6 +11,7 @@ use tiexec_sys::{areas, thp};
 use super::{AttachOrder, Attached};
 use crate::mapped::originals;
 use crate::numa_placement;
+use crate::store;
 use crate::systemd_units;
 
 /// Looks at the process and writes the report.
@@ -20,6 +21,7 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
     let Seen { areas: mut entries, smaps_for } =
         areas::look_at(&order.target.space, process, order.policy.pages).unwrap_or_else(none);
     numa_placement::tell(order.target.pid, &mut entries, order.policy.pages);
+    store::memory::tell(&mut entries);
     let plan = &attached.plan;
     // The order's pages, with which the plan was made, may have another size.
     let pages = thp::pages().unwrap_or(order.policy.pages);

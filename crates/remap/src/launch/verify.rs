@@ -14,6 +14,7 @@ use tiexec_tracee::handshake::ExecStop;
 
 use crate::numa_placement;
 use crate::order::Order;
+use crate::store;
 use crate::systemd_units;
 
 /// The results of the phases before.
@@ -51,6 +52,7 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
     let mut entries = seen.map(|seen| seen.areas).unwrap_or_default();
     if order.wants_report {
         numa_placement::tell(stop.pid, &mut entries, order.policy.pages);
+        store::memory::tell(&mut entries);
     }
     let texts = found.plan.iter().flat_map(|plan| &plan.texts).map(|text| text.vma.clone());
     let originals: Vec<Vma> = texts.filter(|vma| !is_ours(vma)).collect();

@@ -9,7 +9,7 @@
 //! - `key`: which file, and which state of it, an image is of; its name; its sidecar.
 //! - `share`: which originals may have an image that everybody can read.
 //! - `lookup`: images in use. `build`, `fill`: new ones.
-//! - `state`, `users`, `prune`, `verify`, `setup`: what `tiexecctl store` does.
+//! - `memory`: what images cost. `state`, `users`, `prune`, `verify`, `setup`: what `tiexecctl store` does.
 
 mod build;
 pub mod directory;
@@ -17,6 +17,7 @@ mod fill;
 pub mod integrity;
 pub mod key;
 mod lookup;
+pub mod memory;
 pub mod prune;
 pub mod setup;
 mod share;
