@@ -1,4 +1,4 @@
-//! `--max-huge-pages` takes the hottest huge pages of a program, no more than it is told, and says which.
+//! `--max-huge-pages` takes the hottest huge pages of a program, no more than its number, and reports them.
 
 use serde_json::Value;
 

@@ -1,5 +1,5 @@
-//! Several calls are made for one wait, which a signal ends that is ignored by default: whatever the program does with such signals, it never
-//! sees one of TiExec's, and loses none of its own.
+//! TiExec waits once for several calls, and ends the wait by a signal that is ignored by default. The program never sees such a signal of
+//! TiExec's, and loses none of its own.
 
 use support::attaching::{attach, is_switched, ok, revert, switched};
 use support::child::eventually;

@@ -1,5 +1,5 @@
-//! A thread that sleeps in a system call sees nothing of an attach and of a revert: not what it returns, not how long it takes, not in its
-//! registers. Where it would see something, attach refuses and changes nothing.
+//! A thread that sleeps in a system call sees nothing of an attach and of a revert: not in the result, not in the time, not in its
+//! registers. If it would see something, attach refuses and changes nothing.
 
 use support::attaching::{
     attach, descriptors, is_switched, joined, ok, revert, switched, wait_call,

@@ -1,4 +1,4 @@
-//! Whichever call the kernel refuses to the process: it is as it was before, and the next attempt works.
+//! The kernel may refuse any call to the process: the process is as it was before, and the next attempt works.
 
 use support::attaching::{
     attach, attach_run, descriptors, is_switched, joined, ok, revert_run, switched,

@@ -1,4 +1,4 @@
-//! TiExec may die at any instant of an attach or a revert: the program goes on as if nothing had been, and a later one does its work.
+//! TiExec may die at any instant of an attach or a revert: the program goes on as if nothing had been, and a later attach or revert works.
 
 use support::attaching::{
     attach, attach_run, descriptors, is_switched, joined, ok, revert, revert_run, staged, switched,
@@ -55,7 +55,7 @@ fn at_each_place(mut held: Held, say: Option<&str>) {
                     break;
                 }
                 places = n;
-                // Whatever was half done is brought to where it began.
+                // An attach brings half-done text back to where it began.
                 if name == "revert" {
                     ok(&attach(pid));
                 } else {

@@ -1,4 +1,4 @@
-//! Limits that are met while text is staged: it is TiExec that pays and that meets them, and the program runs on unchanged.
+//! Staging text may exceed a limit: TiExec meets it and pays for it, and the program runs on unchanged.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! Looking at a process that runs costs it nothing: nobody reads smaps or numa_maps of it, which hold its mmap lock while every page
-//! that it has is counted.
+//! Looking at a running process costs the process nothing: TiExec reads neither its smaps nor its numa_maps, which hold its mmap lock while
+//! the kernel counts all its pages.
 
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -8,7 +8,7 @@ use support::attaching::{attach, ctl, ctl_behind, json, ok, revert, small};
 use support::child::eventually;
 use support::{Kind, Run, installed, is_root, require};
 
-/// Whether this kernel tells what is huge without smaps.
+/// Returns whether this kernel tells what is huge without smaps.
 fn kernel_scans() -> bool {
     /// `PAGEMAP_SCAN` (linux/fs.h), of a structure of 96 bytes.
     const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;

@@ -1,4 +1,4 @@
-//! `tiexec -p`, `tiexecctl attach` and `tiexecctl revert` do what the manual says, and nothing else: seen on programs that already run.
+//! `tiexec -p`, `tiexecctl attach` and `tiexecctl revert` do to running programs exactly what the manual says.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;

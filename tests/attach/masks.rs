@@ -1,5 +1,5 @@
-//! A thread that waits under a signal mask of its call's own, such as ppoll's, goes on waiting under it, whatever signal is pending, and
-//! has its own mask back afterwards.
+//! A thread that waits under the signal mask of its call, such as ppoll's, goes on waiting under it, whatever signal is pending. Afterwards
+//! it has its own mask back.
 
 use std::time::Duration;
 

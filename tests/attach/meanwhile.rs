@@ -1,4 +1,4 @@
-//! Changes to the program between the look at it and the switch, and programs that cannot be stopped.
+//! A program may change between the look at it and the switch; some programs cannot be stopped.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Programs in odd situations, attached to while they run: text is switched, or nothing has changed and the reason is said. None is harmed.
+//! Running programs in odd situations are attached to: text is switched, or nothing has changed and the reason is told. No program is
+//! harmed.
 
 use std::process::{Command, Stdio};
 
@@ -100,7 +101,7 @@ fn a_leader_that_has_exited() {
     works_without_its_leader("leader");
 }
 
-/// Whether the kernel makes guards inside mappings (`MADV_GUARD_INSTALL`), and shows them.
+/// Returns whether the kernel makes guards inside mappings (`MADV_GUARD_INSTALL`), and shows them.
 fn guards_are_seen() -> bool {
     let (anywhere, flags) = (std::ptr::null_mut(), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping, which nothing refers to; it stays.

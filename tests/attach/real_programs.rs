@@ -1,4 +1,4 @@
-//! Real programs at full load, attached to and reverted again and again: what they compute stays right.
+//! Real programs at full load are attached to and reverted again and again: their results stay right.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;

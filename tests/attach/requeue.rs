@@ -1,5 +1,5 @@
-//! A thread that waits on a futex may have been moved there from another one, and would go back to that if it were stopped: it is not, while
-//! another thread will do.
+//! A thread that waits on a futex may have been moved there from another futex, and would return to that one if it were stopped. TiExec
+//! does not stop such a thread while another will do.
 
 use support::attaching::{attach, is_switched, json, ok, revert, switched};
 use support::child::eventually;

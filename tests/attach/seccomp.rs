@@ -1,4 +1,4 @@
-//! Programs under seccomp filters: attached to where the filters allow every call, left as they are where one may not be.
+//! TiExec attaches to a program under seccomp filters if they allow every call, and leaves it as it is if one may be forbidden.
 
 use support::attaching::wait_call;
 use support::attaching::{

@@ -1,4 +1,4 @@
-//! Servers under load by clients, attached to and reverted again and again: no request fails, no connection is lost.
+//! Servers under load by clients are attached to and reverted again and again: no request fails, and no connection is lost.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

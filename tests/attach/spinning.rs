@@ -1,4 +1,4 @@
-//! Threads that run in the very text that is switched, take signals there and count what they do, go on exactly, attach after attach.
+//! Threads that run in the very text that is switched, take signals there and count their work, go on exactly, attach after attach.
 
 use support::attaching::{ctl, cycle, descriptors, joined, ok, revert, switched};
 use support::{Kind, Run, program, program_big};

@@ -1,5 +1,5 @@
 //! The program may end, exec, fork or be killed at any moment of an attach or a revert: it does so as if nobody were there, and TiExec
-//! says what came of it.
+//! reports the outcome.
 
 use support::attaching::{attach, attach_run, revert_run};
 use support::{Kind, Random, Run, program};

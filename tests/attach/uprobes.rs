@@ -1,4 +1,4 @@
-//! A uprobe on a function of a running program fires through attach and revert, each time, also when it is hit in that very moment.
+//! A uprobe on a function of a running program fires through attach and revert, each time, also if it is hit at that very moment.
 
 use support::attaching::{attach, json, revert, small, switched};
 use support::uprobe::{Uprobe, call, events};

@@ -1,4 +1,4 @@
-//! Shared objects of a running process: switched and reverted while eight threads run in them and check them.
+//! Shared objects of a running process are switched and reverted while eight threads run in them and check them.
 
 use support::attaching::{ctl, json};
 use support::objects::{Made, WithObject, object_coverage, own_text};

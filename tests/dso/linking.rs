@@ -1,4 +1,4 @@
-//! Whatever happens while `ld.so` and the init functions run, happens as without TiExec.
+//! `ld.so` and the init functions do the same as without TiExec.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Shared objects: their text becomes huge as the program's own does.
+//! The text of shared objects becomes huge as the program's own does.
 
 mod attach;
 mod killed;

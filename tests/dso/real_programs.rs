@@ -1,4 +1,5 @@
-//! Real programs whose text lies in shared objects: the same output as alone, and every whole huge page of the large objects PMD-mapped.
+//! Real programs whose text lies in shared objects have the same output as alone, and every whole huge page of the large objects is
+//! PMD-mapped.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Fail open under seccomp filters that refuse, kill or trap what TiExec calls, and where tracing is refused.
+//! The program runs if seccomp filters refuse, kill or trap TiExec's calls, and if tracing is refused.
 
 use support::{Done, Kind, Run, program};
 

@@ -1,5 +1,5 @@
-//! Where the kernel is told to allow less, programs run, are treated as far as that leaves it possible, and what forbids the rest is
-//! named.
+//! On a kernel that is told to allow less, programs run. TiExec treats them as far as the kernel lets it, and names the obstacle to the
+//! rest.
 
 use support::attaching::{
     Before, assert_switched, assert_there_and_back, assert_untouched, attach, collapses, ctl, held,
@@ -91,7 +91,7 @@ fn yama_refuses_an_attach_by_its_name() {
     held.finish().assert_code(7);
 }
 
-/// Whether the kernel keeps writing and executing apart (`PR_GET_MDWE`, since 6.3).
+/// Returns whether the kernel keeps writing and executing apart (`PR_GET_MDWE`, since 6.3).
 fn has_mdwe() -> bool {
     // SAFETY: the call takes numbers only.
     unsafe { libc::prctl(66, 0, 0, 0, 0) >= 0 }

@@ -1,4 +1,4 @@
-//! Fail open: where huge pages cannot be had, programs run all the same, and the reason is said.
+//! Programs run also if they cannot have huge pages, and the reason is told.
 
 mod filters;
 mod hardened;

@@ -1,5 +1,5 @@
-//! Whatever goes wrong with the huge pages, the program runs, and one line on stderr says why its text is on base pages. Here: memory,
-//! limits and knobs. `filters.rs` has seccomp and ptrace.
+//! The program runs even if huge pages fail for want of memory, by a limit or by a knob; one line on stderr says why its text is on base
+//! pages. `filters.rs` has seccomp and ptrace.
 
 use support::machine::{FELT, Machine, hugetlb_controller, is_throwaway, memory_controller, quiet};
 use support::{
@@ -9,7 +9,7 @@ use support::{
 
 const PR_SET_THP_DISABLE: i32 = 41;
 
-/// Runs `hold`; returns what was huge and how it ended. Whatever the case: the program ran, and its status is its own.
+/// Runs `hold`; returns what was huge and how it ended. In every case the program ran, and its status is its own.
 fn launch(run: &Run) -> (Coverage, Done) {
     let held = run.hold();
     let coverage = support::coverage(held.said_pid());
@@ -217,7 +217,7 @@ fn the_address_space_is_limited() {
 
 #[test]
 fn hardly_any_address_space_at_all() {
-    // So little that TiExec itself may have trouble. The program has room for itself.
+    // The limits are so low that TiExec itself may have trouble. The program has room for itself.
     let small = Run::new(program("hold", Kind::StaticNoPie), ["7"]);
     for mib in [9, 10, 12, 14, 16, 24, 48] {
         let run = small.clone().prep(Prep::Rlimit(libc::RLIMIT_AS, mib << 20));

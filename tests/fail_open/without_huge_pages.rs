@@ -1,4 +1,4 @@
-//! Where the kernel has no huge pages at all, or none for text (5.10), programs run plain, running ones are left alone, and every command
+//! On a kernel without huge pages, or without any for text (5.10), programs run plain, TiExec leaves running ones alone, and every command
 //! says why.
 
 use std::path::Path;

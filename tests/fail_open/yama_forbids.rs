@@ -1,11 +1,11 @@
-//! Where Yama forbids all tracing (`ptrace_scope` 3), programs run plain, running ones are left alone, and the knob is named. That
-//! holds until the next boot: the setting is made only on a machine that is thrown away afterwards.
+//! If Yama forbids all tracing (`ptrace_scope` 3), programs run plain, TiExec leaves running ones alone, and names the knob. The setting
+//! holds until the next boot, so the test makes it only on a machine that is thrown away afterwards.
 
 use support::attaching::{Before, assert_untouched, attach, ctl, held, small};
 use support::machine::{YAMA, is_throwaway, yama_scope};
 use support::{Kind, Run, is_root};
 
-/// Whether nobody may trace, or could be had not to.
+/// Returns whether nobody may trace, or could be had not to.
 fn forbidden() -> bool {
     if is_throwaway() && is_root() && yama_scope().is_some() {
         std::fs::write(YAMA, "3").expect("a higher scope may always be set");

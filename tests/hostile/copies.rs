@@ -1,5 +1,5 @@
-//! Mappings that are named like copies of TiExec's, as many as a process may have: root that looks through them is done soon,
-//! and takes none of them away.
+//! A process may have as many mappings as the kernel allows, named like TiExec's copies: root soon finishes looking through them, and takes
+//! none of them away.
 
 use crate::ATTACKER;
 use support::attaching::revert;

@@ -1,5 +1,5 @@
-//! The files of a process are its own choice, and so is what their paths lead to and when they answer: root reads none for
-//! it that it may not read itself, and waits for none.
+//! A process chooses its files, the targets of their paths, and the time of their answers: root reads no file for it that the process
+//! itself may not read, and waits for none.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! Nobody but root keeps root from a process, and nobody but a user and root keeps that user from one: no lock that another
-//! can take, no place for locks that another can occupy.
+//! Only root can keep root from a process, and only a user and root can keep that user from one: no other user can take a lock, or occupy a
+//! place for locks.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use support::child::tool;
 use support::store::{names, own_run, tmpfs};
 use support::{Done, Held, Kind, Public, Random, Run, installed, is_root, program, require};
 
-/// Where root's locks are.
+/// The directory of root's locks.
 const LOCKS: &str = "/run/tiexec/lock";
 
-/// Whether this machine has what every test here needs.
+/// Returns whether this machine has what every test here needs.
 fn can() -> bool {
     is_root()
         && ["setpriv", "flock", "unshare", "nsenter"].iter().all(|tool| installed(tool).is_some())
@@ -75,7 +75,7 @@ fn mode(path: &str) -> u32 {
 fn a_user_locks_all_it_can_and_root_attaches() {
     require!(can(), "another user needs root, setpriv, flock, unshare, nsenter");
     let place = place();
-    // So that root's directory is there to be attacked.
+    // The first attach makes root's directory, so that it is there to be attacked.
     let first = place.attacker(&[]);
     attach(&[], first.pid()).assert_code(0).assert_silent();
     assert_eq!((mode("/run/tiexec"), mode(LOCKS)), (0o755, 0o700));

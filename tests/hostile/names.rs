@@ -1,5 +1,4 @@
-//! A name is text, whatever it holds: nothing in it is a command to the terminal of who looks at a program, forges a line, turns
-//! text around, or makes a field of a log.
+//! Names are text: nothing in a name is a command to a terminal, forges a line, turns text around, or makes a field of a log.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;

@@ -1,5 +1,4 @@
-//! Root's output goes where root said: no link that another user has put there leads it elsewhere, and no pipe of
-//! another user's holds it up.
+//! Root's output goes to the file that root named: another user's link does not redirect it, and another user's pipe does not hold it up.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

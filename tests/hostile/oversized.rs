@@ -1,4 +1,4 @@
-//! Nothing that a program says of itself, however large, takes much of the memory or the time of who looks at it.
+//! Nothing that a program says of itself, however large, takes much memory or time of the process that looks at it.
 
 use std::io::Write;
 use std::os::unix::fs::FileExt;

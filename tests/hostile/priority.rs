@@ -1,5 +1,5 @@
-//! A stop gives no priority away: a thread of another user is never scheduled before others, and one of the tracer's own user
-//! neither keeps that nor hands it to children.
+//! A stop gives no priority away: a thread of another user is never scheduled before others, and one of the tracer's own user neither keeps
+//! the priority nor passes it to children.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -161,7 +161,7 @@ fn priority_ends_while_the_stop_lasts() {
     }
 }
 
-/// Whether no thread of the process is scheduled before normal ones, but such as only end that.
+/// Returns whether no thread of the process is scheduled before normal ones, but such as only end that.
 fn all_normal(pid: i32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).all(|tid: i32| {

@@ -1,5 +1,4 @@
-//! A program that executes another one, or ends, while it is attached to: what is said of it is that, and nothing that only follows
-//! from it.
+//! A program may execute another one, or end, while it is attached to: the report says so, and names no symptom of it.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +61,7 @@ fn it_ends() {
     leaves("exit", libc::SIGUSR1, &["-", "target_gone"]);
 }
 
-/// What it has become ends soon, too.
+/// The program that it becomes ends soon, too.
 #[test]
 fn another_thread_of_it_executes_a_program() {
     leaves("exec", libc::SIGUSR1, &["-", "changed", "target_gone"]);

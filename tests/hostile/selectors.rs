@@ -1,5 +1,5 @@
-//! `--exe` and `--unit` name what root means by them: no user makes a program of its own pass for root's by its path, nor a unit of
-//! its own by its name.
+//! `--exe` and `--unit` select the processes that root means: no user makes a program of their own pass for root's by its path, nor a unit
+//! of their own by its name.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ fn needs() -> bool {
     is_root() && installed("setpriv").is_some() && installed("unshare").is_some()
 }
 
-/// Whether users may have mounts of their own here.
+/// Returns whether users may have mounts of their own here.
 fn may_mount() -> bool {
     let front: Vec<&str> = ATTACKER.iter().chain(&OWN_MOUNTS).copied().collect();
     tool(&[&front[..], &["mount", "-t", "tmpfs", "none", "/mnt"]].concat()).status.success()

@@ -1,5 +1,5 @@
-//! Each kind of process that root finds on a machine and that is not its own: attach works or is refused for the right reason,
-//! the process is as it was, and what is said of it is true.
+//! Root attaches to each kind of other users' processes: the attach works or is refused for the right reason, the process is as it was, and
+//! the report is true.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;

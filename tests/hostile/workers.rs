@@ -1,5 +1,4 @@
-//! Another user's process is worked on by processes of TiExec's own: none of them can be held, robbed or made to pay, and
-//! their end harms nobody.
+//! Processes of TiExec's own work on another user's process: it can hold, rob or charge none of them, and their end harms nobody.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Bad input: whatever file is named, the status and the kind of error are those of a plain execvp, and never a panic.
+//! Any file may be named: the status and the kind of error are those of a plain execvp, and there is never a panic.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -217,7 +217,7 @@ impl Elf {
         u64::from_le_bytes(self.0[at..at + 8].try_into().expect("eight bytes"))
     }
 
-    /// Where the n-th program header of that type lies.
+    /// Returns the offset of the n-th program header of that type.
     fn header(&self, kind: u32, n: usize) -> usize {
         let at = |i: usize| self.u64(PHOFF) as usize + i * 56;
         (0..self.u16(PHNUM))
@@ -227,7 +227,7 @@ impl Elf {
             .expect("a program header")
     }
 
-    /// Where the executable LOAD segment's header lies.
+    /// Returns the offset of the executable LOAD segment's header.
     fn text(&self) -> usize {
         (0..)
             .map(|n| self.header(1, n))

@@ -1,4 +1,4 @@
-//! On a terminal: the launched program is in the foreground, gets the keys and their signals, and stops and continues as a job.
+//! A launched program on a terminal is in the foreground, gets the keys and their signals, and stops and continues as a job.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! Processes of TiExec's own do not show the command line of the program that they work for: whoever looks for it, or kills by it
-//! (`pgrep -f`, `pkill -f`), finds the program alone.
+//! Processes of TiExec's own do not show the command line of the program that they work for: `pgrep -f` and `pkill -f` find the program
+//! alone.
 
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;

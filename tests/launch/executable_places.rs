@@ -1,5 +1,5 @@
-//! Where the executable lies does not matter: deleted, without a name, on tmpfs or overlayfs, in a world where nothing may be executed
-//! from the usual temporary places.
+//! The executable may lie anywhere: deleted, without a name, on tmpfs or overlayfs, or on a machine that lets nothing be executed from the
+//! usual temporary places.
 
 use std::io::Read;
 use std::os::fd::AsRawFd;

@@ -1,4 +1,5 @@
-//! `-f`, `--follow`: programs that descendants start get huge pages however they are started, and nothing else about the tree changes.
+//! `-f`, `--follow`: programs that descendants start get huge pages, in whatever way they are started, and nothing else about the tree
+//! changes.
 
 use support::attaching::{ctl, small, started, switched};
 use support::child::eventually;

@@ -1,4 +1,5 @@
-//! The helper may die at any instruction: the program always runs. At each of its register writes, at each stop it sees, and at random.
+//! The helper may die at any instruction, and the program always runs: at each of the helper's register writes, at each stop that it sees,
+//! and at random.
 
 use std::path::Path;
 

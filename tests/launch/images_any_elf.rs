@@ -1,5 +1,5 @@
-//! Any image: every way of linking is treated; images with privileges, unreadable ones and foreign ones run plain, silently, with their
-//! privileges intact; scripts are their interpreter.
+//! Every way of linking is treated. Images with privileges, unreadable ones and foreign ones run plain, silently, with their privileges
+//! intact. A script counts as its interpreter.
 
 use support::child::tool;
 use support::programs::COMMON;

@@ -29,7 +29,7 @@ fn held_at_first_output(run: &Run) -> (Coverage, Vec<u8>) {
     (coverage, output)
 }
 
-/// Whether some thread is in write(1, …) or writev(1, …).
+/// Returns whether some thread is in write(1, …) or writev(1, …).
 fn writes(pid: i32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     tasks.flatten().any(|task| {

@@ -1,4 +1,4 @@
-//! `--settle`: what a program maps later becomes huge too.
+//! `--settle`: text that a program maps later becomes huge too.
 
 use std::path::{Path, PathBuf};
 

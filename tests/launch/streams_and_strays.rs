@@ -1,5 +1,5 @@
-//! Nothing that happens around a launch keeps the program from running: nobody who listens, a signal of its own, an odd
-//! namespace, an exec from a thread.
+//! Nothing around a launch keeps the program from running: not a stream without a reader, a signal of its own, an odd namespace, or an exec
+//! from a thread.
 
 use support::{Kind, Run, is_root, program, require};
 

@@ -1,4 +1,4 @@
-//! `--until-exec=NAME`: stays through same-PID execs, treats that program, detaches.
+//! `--until-exec=NAME` stays through the execs of one process, treats that program, and detaches.
 
 use std::path::Path;
 

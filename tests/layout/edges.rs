@@ -1,4 +1,4 @@
-//! `--edges`: how much of a text's ragged head and tail becomes huge at launch, and that nothing else does, nor is harmed.
+//! `--edges` makes the chosen part of a text's ragged head and tail huge at launch, and neither makes anything else huge nor harms it.
 
 use serde_json::Value;
 use support::edges::{ask, assert_unharmed, finish, hold, huge_ranges, text_bytes};
@@ -107,7 +107,7 @@ fn every_layout_a_linker_makes_is_whole_afterwards() {
             assert_eq!(huge, text + widened, "{kind:?} {edges} {report}");
             // It begins with a huge page, and its data lies in the one in which it ends.
             let has_edges = kind != Kind::OneSegmentNoPie;
-            // What can be moved lies where all of its whole pages are huge in any case.
+            // A program that can be moved lies where all of its whole pages are huge in any case.
             if format!("{kind:?}").ends_with("NoPie") {
                 assert_eq!(huge > conservative, has_edges, "{kind:?} {edges}: {huge} {report}");
             }

@@ -1,4 +1,5 @@
-//! `--edges` in a running process: attach, attach once more, revert. Nothing of its neighbours' is lost, nothing of ours is left.
+//! `--edges` in a running process: after attach, attach once more, and revert, its neighbours have lost nothing, and nothing of ours is
+//! left.
 
 use support::attaching::{Before, assert_untouched, ctl, json, revert, small, switched};
 use support::child::eventually;

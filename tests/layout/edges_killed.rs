@@ -1,4 +1,4 @@
-//! TiExec may die at any instant while it takes the edges of a text, or gives them back: the program goes on, and a later one does its work.
+//! TiExec may die at any instant while it takes the edges of a text, or gives them back: the program goes on, and a later attempt works.
 
 use support::attaching::{descriptors, joined, revert_run, small};
 use support::edges::{ask, assert_unharmed, finish, hold, huge_ranges};

@@ -1,4 +1,4 @@
-//! Where text lies: programs moved to where it is congruent, and its ragged edges made huge.
+//! The place of text: programs are moved to where it is congruent, and its ragged edges become huge.
 
 mod coverage;
 mod edges;

@@ -1,4 +1,4 @@
-//! Where the kernel refuses a step of the move, the program is left where it was, whole, and its text becomes huge by a copy.
+//! If the kernel refuses a step of the move, the program stays where it was, whole, and its text becomes huge by a copy.
 
 use std::path::Path;
 

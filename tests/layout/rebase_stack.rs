@@ -1,4 +1,4 @@
-//! A program is moved whatever lies on its stack: arguments and environment of every length, none, and very many.
+//! A program can be moved with anything on its stack: arguments and environment of every length, none, and very many.
 
 use std::collections::BTreeMap;
 

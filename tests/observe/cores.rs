@@ -1,4 +1,4 @@
-//! Core dumps of a launched program: readable, and no larger than they must be.
+//! Core dumps of a launched program are readable, and no larger than they must be.
 
 use std::path::{Path, PathBuf};
 
@@ -47,7 +47,7 @@ fn by_gcore(traced: &Traced, held: &Held) -> (PathBuf, u64) {
     (core, size)
 }
 
-/// Whether the kernel writes cores into the working directory.
+/// Returns whether the kernel writes cores into the working directory.
 fn kernel_writes_cores() -> bool {
     let read = |name: &str| {
         std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! gdb finds a launched program as it finds any: names, frames, breakpoints, whatever its text lies on.
+//! gdb finds the names, frames and breakpoints of a launched program like those of any other, on every backing.
 
 use support::traced::{ALL, By};
 use support::{Done, Run, installed, require};
@@ -108,7 +108,7 @@ fn breakpoints_in_an_image() {
     stops_at_breakpoints(By::Image);
 }
 
-/// Whether the kernel lets a debugger write to private text in hugetlb pages: not from 6.1.2 to 6.13
+/// Returns whether the kernel lets a debugger write to private text in hugetlb pages: not from 6.1.2 to 6.13
 /// (`check_vma_flags` in `mm/gup.c`).
 fn hugetlb_takes_breakpoints() -> bool {
     use std::os::unix::fs::FileExt;

@@ -1,5 +1,5 @@
-//! perf names the functions of a launched program: always where its text is the file's, and where it is a copy only if the recording
-//! began before the launch.
+//! perf names the functions of a launched program: always if its text is the file's own, and for a copy only if the recording began before
+//! the launch.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Uprobes fire in text on the page cache, set before the launch or after; in a copy of the text they are lost, and `inspect` says so.
+//! Uprobes fire in text on the page cache, set before the launch or after it; a copy of the text loses them, and `inspect` says so.
 
 use support::traced::{ALL, By};
 use support::uprobe::{Uprobe, call, events};

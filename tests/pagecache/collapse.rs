@@ -1,5 +1,5 @@
-//! Where the kernel collapses files of any file system (`READ_ONLY_THP_FOR_FS`), text that is cached in small folios becomes huge where
-//! it is: at a launch, in a running program, and by `tiexecctl warm`.
+//! On kernels that collapse files of any file system (`READ_ONLY_THP_FOR_FS`), text that is cached in small folios becomes huge in its
+//! place: at a launch, in a running program, and by `tiexecctl warm`.
 
 use support::attaching::{ctl, ok, small};
 use support::fresh::{assert_file_pmd_mapped, assert_launched_on_pagecache, collapses_files};

@@ -1,4 +1,4 @@
-//! Huge pages of the page cache itself: how files come into it, and who shares them.
+//! Huge pages of the page cache: how they come to hold files, and who shares them.
 
 mod cold;
 mod collapse;

@@ -1,4 +1,4 @@
-//! `tiexecctl warm --check` only looks; `--deps` finds what the file's own ld.so finds.
+//! `tiexecctl warm --check` only looks; `--deps` finds the libraries that the file's own ld.so finds.
 
 use std::path::Path;
 

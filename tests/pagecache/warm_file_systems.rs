@@ -1,4 +1,4 @@
-//! `tiexecctl warm` on each file system: huge where it has large folios, one clear line where it has not.
+//! `tiexecctl warm` makes text huge on file systems with large folios, and prints one clear line on the others.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `warm` makes text huge also where memory is fragmented.
+//! `tiexecctl warm` makes text huge even if memory is fragmented.
 
 use std::path::{Path, PathBuf};
 
@@ -98,9 +98,9 @@ impl Drop for Taken {
     }
 }
 
-/// So many copies of a program are warmed at a time.
+/// The number of copies of a program that are warmed at a time.
 const COPIES: u64 = 4;
-/// So many free huge pages do not help.
+/// A number of free huge pages that does not help.
 const FEW: u64 = 16;
 /// The most that are taken: enough memory is left for the program, in small pages.
 const MOST: usize = 1000;

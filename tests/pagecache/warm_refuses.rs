@@ -1,4 +1,4 @@
-//! `tiexecctl warm` evicts nothing that somebody needs, says what it left alone and why, and does the other files all the same.
+//! `tiexecctl warm` evicts nothing that somebody needs, says what it left alone and why, and still warms the other files.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -20,7 +20,7 @@ fn assert_guarded(pid: i32, program: &std::path::Path) {
     }
 }
 
-/// Whether the processor and the kernel have it: `HWCAP2_BTI`.
+/// Returns whether the processor and the kernel have it: `HWCAP2_BTI`.
 fn has_bti() -> bool {
     // SAFETY: the call takes a number.
     unsafe { libc::getauxval(libc::AT_HWCAP2) >> 17 & 1 == 1 }

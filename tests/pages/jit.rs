@@ -1,4 +1,4 @@
-//! `--select jit`: code that programs make themselves, made huge where it lies.
+//! `--select jit`: code that programs make themselves becomes huge in its place.
 
 use support::attaching::{ctl, ctl_behind, json};
 use support::child::eventually;
@@ -108,7 +108,7 @@ fn settling_makes_what_is_compiled_later_huge() {
     let java = busy_java();
     require!(java.is_some(), "no JDK");
     let (java, dir) = java.expect("just looked");
-    // So that there is enough code in one place whatever the program does.
+    // These options make enough code in one place, whatever the program does.
     let args = ["-Xcomp", "-XX:+SegmentedCodeCache", "-cp", &dir.path().to_string_lossy(), "Busy"];
     let options = ["--select=main,dso,jit", "--settle=30s", "--backing=image"];
     let held = Run::new(java, args).options(options).hold();

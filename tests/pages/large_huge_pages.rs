@@ -1,4 +1,4 @@
-//! Text that fills huge pages lies in them, however large the machine's are: 2 MiB, or 32 MiB with base pages of 16 KiB.
+//! Text that fills huge pages lies in them on machines with huge pages of 2 MiB, and of 32 MiB with base pages of 16 KiB.
 
 use support::attaching::{
     Before, assert_switched, assert_there_and_back, assert_untouched, attach,

@@ -1,4 +1,4 @@
-//! Huge pages of every kind: their size, their node, and what else than text of files they hold.
+//! Huge pages of every kind: their size, their node, and other contents than the text of files.
 
 mod guarded_text;
 mod jit;

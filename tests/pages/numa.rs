@@ -1,4 +1,4 @@
-//! `--numa` says on which nodes the huge pages of a copy lie, and `inspect` on which nodes text lies: as the kernel tells it.
+//! `--numa` chooses the nodes for the huge pages of a copy, and `inspect` tells the nodes of text: both as the kernel says.
 
 use std::collections::BTreeMap;
 

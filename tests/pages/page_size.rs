@@ -1,4 +1,5 @@
-//! `--page-size` takes the pool's pages of that size, plans by it, and reports say which: apart from what PMD entries map.
+//! `--page-size` takes the pool's pages of that size and plans with it. Reports name the size, and count such pages apart from those that
+//! PMD entries map.
 
 use std::path::Path;
 

@@ -192,7 +192,7 @@ int main(int argc, char **argv)
         setrlimit(RLIMIT_NOFILE, &limit);
         while (open("/dev/null", O_RDONLY) >= 0)
             ;
-        /* So many are left. */
+        /* That number of descriptors is left. */
         for (int i = 0; i < atoi(argv[2]); i++)
             close(63 - i);
     } else if (!strcmp(name, "address-space")) {

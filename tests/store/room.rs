@@ -1,4 +1,4 @@
-//! The image store without room: it says so, leaves nothing behind, and takes room only from images that nobody uses.
+//! A full image store says so, leaves nothing behind, and takes room only from images that nobody uses.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! `tiexecctl store setup` makes a tmpfs of its own, once; what the other commands print.
+//! `tiexecctl store setup` makes a tmpfs of its own, once; the other commands print its state.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Tools see through an image: a profile of a program that runs from one has the same names, and the original's stay right beside it.
+//! Tools see through an image: a profile of a program that runs from one has the same names as a profile of the original.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

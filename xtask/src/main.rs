@@ -57,7 +57,7 @@ fn commands() -> [(Command, &'static str); 2] {
     [(Launch::command(), "1"), (Ctl::command(), "8")]
 }
 
-/// Where in the prose the generated part goes.
+/// The place in the prose for the generated part.
 const MARKER: &str = ".\\\" OPTIONS\n";
 
 fn man(out: &Path) -> Result<()> {

@@ -1,7 +1,8 @@
 //! Files that are written for the user: reports, pages, figures.
 //!
-//! Root may be told to write where others make names too, such as `/tmp`. So a file is written beside its name, as a new one, and put
-//! there whole by rename(2): nobody finds a half of it, and a link that somebody has put there leads nowhere.
+//! Root may be told to write where others make names too, such as `/tmp`. So a file is written beside its name, as a
+//! new one, and put there whole by rename(2): nobody finds a half of it, and a link that somebody has put there leads
+//! nowhere.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -160,7 +161,7 @@ impl Output {
     }
 }
 
-/// Whether the path names a descriptor of this process's own: a link, but one that nobody else has put there.
+/// Returns whether the path names a descriptor of this process's own: a link, but one that nobody else has put there.
 fn is_descriptor(path: &Path) -> bool {
     let number = |rest: &Path| {
         rest.to_str()

@@ -14,7 +14,7 @@ use crate::proc::maps::Vma;
 pub enum SmapsFor {
     /// To find the huge parts: the kernel has no `PAGEMAP_SCAN`.
     Huge,
-    /// Whether text is guarded or has memory tags (aarch64).
+    /// The protection of text by guards or memory tags (aarch64).
     Guards,
 }
 
@@ -39,10 +39,10 @@ pub struct Area {
     pub anon_huge: u64,
     /// Bytes of files that huge pages map: page cache, tmpfs, memfds, the hugetlb pool.
     pub file_huge: u64,
-    /// Where the huge pages are: ascending, disjoint, within the VMA. `None` where it is known only how much
+    /// The ranges of the huge pages: ascending, disjoint, within the VMA. `None` where it is known only how much
     /// they map.
     pub huge: Option<Vec<AddrRange>>,
-    /// Whether the text has a memory protection key (pkeys(7)) or memory tags (aarch64). Only smaps tells: of
+    /// True if the text has a memory protection key (pkeys(7)) or memory tags (aarch64). Only smaps tells: of
     /// what was read otherwise, this is false.
     pub keyed: bool,
     /// The two-letter flags of smaps; none where that was not read.
@@ -110,7 +110,7 @@ impl Area {
         self.flags.contains(&flag)
     }
 
-    /// Whether its pages are of the hugetlb pool.
+    /// Returns whether its pages are of the hugetlb pool.
     pub fn is_hugetlb(&self, base: PageSize) -> bool {
         self.page_size > base.bytes()
     }

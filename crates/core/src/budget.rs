@@ -53,7 +53,7 @@ pub struct Misses {
 /// A huge page that is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct HotPage {
-    /// Where it begins.
+    /// Its first address.
     pub start: RemoteAddr,
     /// How many samples fell into it.
     pub samples: u64,

@@ -37,7 +37,7 @@ pub const fn native_machine() -> elf::Machine {
 /// The facts in the first 64 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ElfHeader {
-    /// Whether the image is placed by the kernel (ET_DYN: a PIE or a DSO) or fixed (ET_EXEC).
+    /// True if the kernel chooses the image's place (ET_DYN: a PIE or a DSO); else it is fixed (ET_EXEC).
     pub position_independent: bool,
     /// Entry point, as a vaddr.
     pub entry: u64,
@@ -102,9 +102,9 @@ pub struct LoadSegment {
     pub file_size: u64,
     /// `p_memsz`, bytes.
     pub mem_size: u64,
-    /// Whether it is mapped executable.
+    /// True if it is mapped executable.
     pub exec: bool,
-    /// Whether it is mapped writable.
+    /// True if it is mapped writable.
     pub write: bool,
 }
 
@@ -127,7 +127,7 @@ impl LoadSegment {
 pub struct ElfFacts {
     /// As in [`ElfHeader`].
     pub position_independent: bool,
-    /// Whether the kernel loads an interpreter (`ld.so`) to start it.
+    /// True if the kernel loads an interpreter (`ld.so`) to start it.
     pub dynamic: bool,
     /// The LOAD segments, in file order.
     pub loads: Vec<LoadSegment>,
@@ -277,7 +277,7 @@ fn part_of_type(header: &ElfHeader, table: &[u8], wanted: elf::ProgramType) -> O
     Some(start..start.checked_add(found.p_filesz.get(LittleEndian))?)
 }
 
-/// Whether GNU properties ask for text that is guarded against indirect branches
+/// Returns whether GNU properties ask for text that is guarded against indirect branches
 /// (`GNU_PROPERTY_AARCH64_FEATURE_1_BTI`): the kernel, or `ld.so`, may have mapped it so.
 pub fn asks_for_guards(properties: &[u8]) -> bool {
     let notes = NoteIterator::<FileHeader64<LittleEndian>>::new(LittleEndian, 8, properties);

@@ -94,7 +94,7 @@ pub fn json(value: &impl Serialize) -> String {
     escaped
 }
 
-/// Whether a character is a command to a terminal or a reader rather than text: C0, DEL and C1, the line and paragraph
+/// Returns whether a character is a command to a terminal or a reader rather than text: C0, DEL and C1, the line and paragraph
 /// separators, and what sets the direction of writing. All are of the basic plane.
 fn does_something(letter: char) -> bool {
     letter.is_control()
@@ -102,7 +102,7 @@ fn does_something(letter: char) -> bool {
             '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Whether a character is the layout of a text of ours.
+/// Returns whether a character is the layout of a text of ours.
 fn is_layout(letter: char) -> bool {
     matches!(letter, '\n' | '\t')
 }

@@ -1,5 +1,5 @@
-//! Which of a mapped file's addresses hold which of its bytes: what its program headers say, at the
-//! place where it is mapped.
+//! Maps the addresses of a mapped file to its bytes, by its program headers and the place where it is
+//! mapped.
 //!
 //! ```text
 //!             rodata    text            rodata            data
@@ -20,11 +20,11 @@ use crate::proc::maps::{FileId, Vma};
 /// Base pages that hold bytes of the file, unwritten.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Part {
-    /// Where; whole base pages.
+    /// Its addresses; whole base pages.
     pub range: AddrRange,
     /// Position in the file of the first byte; a multiple of the base page.
     pub file_offset: u64,
-    /// Whether it is text; else it is read-only data.
+    /// True if it is text; else it is read-only data.
     pub text: bool,
 }
 
@@ -61,9 +61,9 @@ pub struct Parts {
     /// Segments that are written to, or are odd; ascending.
     closed: Vec<Part>,
     load_bias: u64,
-    /// Whether no two segments share a base page.
+    /// True if no two segments share a base page.
     sound: bool,
-    /// Whether all of its text was seen there, and nothing against it.
+    /// True if all of its text was seen there, and nothing against it.
     complete: bool,
 }
 

@@ -63,12 +63,12 @@ impl Mapping {
     }
 }
 
-/// Where something is staged.
+/// The place of a staged mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     /// There; begins on a huge page.
     pub range: AddrRange,
-    /// Whether no other thread can map something there meanwhile.
+    /// True if no other thread can map something there meanwhile.
     pub far: bool,
 }
 
@@ -247,7 +247,7 @@ mod tests {
         maps::parse(line.as_bytes()).unwrap().remove(0)
     }
 
-    /// Whether it is found among the program's.
+    /// Returns whether it is found among the program's.
     fn is_left(marks: &Marks, vma: &Vma) -> bool {
         let mut vmas = maps::parse(PIE.as_bytes()).unwrap();
         vmas.push(vma.clone());

@@ -16,10 +16,10 @@ pub const LONGEST: u64 = 64 << 10;
 /// The longest build ID, in bytes: linkers write 8 to 32, and take any that a user gives.
 const LONGEST_ID: usize = 64;
 
-/// Where notes lie in a file.
+/// The place of notes in a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NotePart {
-    /// Where they begin, in bytes.
+    /// The offset of the first, in bytes.
     pub offset: u64,
     /// Their length in bytes.
     pub len: u64,

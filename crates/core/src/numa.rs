@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::value::ValueError;
 
-/// Where the huge pages of a copy are to lie.
+/// The NUMA nodes for the huge pages of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Numa {
     /// On all nodes by turns, one huge page each.

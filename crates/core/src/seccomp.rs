@@ -44,7 +44,7 @@ pub enum BadFilter {
     /// One that seccomp does not have.
     #[error("instruction {at} of the filter has the unknown code {code:#x}")]
     Code {
-        /// Which, from 0.
+        /// Its index.
         at: usize,
         /// Its code.
         code: u16,
@@ -69,7 +69,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Whether it can be `value`.
+    /// Returns whether it can be `value`.
     pub const fn covers(self, value: u64) -> bool {
         match self {
             Self::Is(known) => known == value,
@@ -134,7 +134,7 @@ impl Answer {
         (self.0 & 0xffff_0000).cast_signed()
     }
 
-    /// Whether the call is made, and nobody has a say in it: `SECCOMP_RET_ALLOW`, `SECCOMP_RET_LOG`.
+    /// Returns whether the call is made, and nobody has a say in it: `SECCOMP_RET_ALLOW`, `SECCOMP_RET_LOG`.
     pub const fn is_allowed(self) -> bool {
         matches!(self.action(), 0x7fff_0000 | 0x7ffc_0000)
     }

@@ -28,7 +28,7 @@ fn branch(code: u16, constant: u32, jump_true: u8, jump_false: u8) -> Instructio
     Instruction { code, jump_true, jump_false, constant }
 }
 
-/// Where the halves of an argument lie.
+/// Returns the offset of the low half of an argument.
 fn low(index: u32) -> u32 {
     16 + 8 * index
 }

@@ -27,7 +27,7 @@ use crate::switched_off::is_switched_off;
 /// How long is sampled if `--settle` does not say.
 const USUAL: Duration = Duration::from_secs(5);
 
-/// Where some processes have executed.
+/// The places where some processes have executed.
 #[derive(Debug)]
 pub struct Hot {
     tally: Tally,

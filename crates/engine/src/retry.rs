@@ -2,7 +2,7 @@
 
 use tiexec_core::skip::{FailureKind, Reason};
 
-/// Whether the obstacle may be gone a moment later, and asking again takes little. A shortage of huge pages is none:
+/// Returns whether the obstacle may be gone a moment later, and asking again takes little. A shortage of huge pages is none:
 /// each attempt makes the kernel look for some.
 pub const fn may_pass(reason: Reason) -> bool {
     matches!(

@@ -1,4 +1,4 @@
-//! Which file's image lies where in a process, also where TiExec's text stands in for a part of it.
+//! Finds where the image of each file lies in a process, also where TiExec's text stands in for a part of it.
 //!
 //! No record is kept of what was switched: the file's own headers say what belongs where, and what is
 //! left of it in maps says which file, and at which place.
@@ -208,7 +208,7 @@ impl<'a> Layouts<'a> {
     }
 }
 
-/// Whether a VMA is of a file that could be a program's, or a library's.
+/// Returns whether a VMA is of a file that could be a program's, or a library's.
 fn is_plain(vma: &Vma) -> bool {
     let special = [&b"/dev/"[..], b"/memfd:", b"/SYSV", b"anon_inode:"];
     vma.is_file_backed()

@@ -11,7 +11,7 @@ use crate::policy::Policy;
 pub struct Order<'a> {
     /// The program's directory under `/proc`.
     pub process: &'a ProcDir,
-    /// Whether the process was other programs before this one: it may be another user's by now.
+    /// True if the process was other programs before this one: it may be another user's by now.
     pub chain: bool,
     /// The wishes. A dry run ends the program with status 0 before it has run.
     pub policy: Policy,
@@ -20,7 +20,7 @@ pub struct Order<'a> {
     pub objects: Option<Expected>,
     /// End the program with this status, before it has run, rather than leave text on base pages.
     pub refuse_with: Option<u8>,
-    /// Whether anybody will read the report in full.
+    /// True if anybody will read the report in full.
     pub wants_report: bool,
 }
 

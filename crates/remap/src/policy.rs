@@ -1,4 +1,4 @@
-//! What the user wants done with a program's text, be it launched or running already.
+//! The user's wishes for a program's text, be it launched or running already.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub struct Policy {
     pub sources: Sources,
     /// The files whose text is looked after.
     pub select: Select,
-    /// Which ragged edges are taken.
+    /// The choice of ragged edges.
     pub edges: EdgePolicy,
     /// On which nodes copies lie; `None` to leave that to the kernel.
     pub numa: Option<Numa>,

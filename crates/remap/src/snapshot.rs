@@ -39,7 +39,7 @@ pub(crate) fn look(order: &AttachOrder<'_>) -> Result<Seen, Failure> {
     Ok(seen)
 }
 
-/// Whether the processor has guarded text, and a file of the process asks for that; or memory tags, which a program can
+/// Returns whether the processor has guarded text, and a file of the process asks for that; or memory tags, which a program can
 /// give to what it maps of a tmpfs. (Copies of ours are guarded if what was there before was.)
 fn may_be_guarded(process: &ProcDir, workers: &Workers, areas: &[Area]) -> bool {
     let Some(auxv) = process.read("auxv").ok().filter(|_| arch::GUARDS_TEXT) else { return false };
@@ -60,7 +60,7 @@ fn may_be_guarded(process: &ProcDir, workers: &Workers, areas: &[Area]) -> bool 
     })
 }
 
-/// Whether the file that a VMA maps asks for guards; `None` where it cannot be read.
+/// Returns whether the file that a VMA maps asks for guards; `None` where it cannot be read.
 fn asks(process: &ProcDir, workers: &Workers, vma: &Vma) -> Option<bool> {
     /// Real ones have a few words.
     const MOST: u64 = 4096;

@@ -7,9 +7,9 @@ use tiexec_core::plan::Backing;
 /// The sources from which a launch may make huge pages; the page cache first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sources {
-    /// Whether the file's own page cache may be used.
+    /// True if the file's own page cache may be used.
     pub pagecache: bool,
-    /// Whether copies may be in the image store, if there is one.
+    /// True if copies may be in the image store, if there is one.
     pub store: bool,
     /// The kind of copy for what neither holds; `None` for none.
     pub copy: Option<Backing>,

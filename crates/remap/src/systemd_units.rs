@@ -1,4 +1,4 @@
-//! Which systemd units a process belongs to.
+//! Tells the systemd units that a process belongs to.
 
 use tiexec_core::proc::cgroup::{self, Units};
 use tiexec_sys::Pid;

@@ -138,8 +138,9 @@ impl AddressSpace {
         Ok(text)
     }
 
-    /// Whether this is still the address space of `process`, as far as looking tells. After an exec it is not: no process uses it any
-    /// more, or one that shared it does, and the program that `process` runs was told of other addresses (if addresses are random).
+    /// Returns whether this is still the address space of `process`, as far as looking tells. After an exec it is not:
+    /// no process uses it any more, or one that shared it does, and the program that `process` runs was told of other
+    /// addresses (if addresses are random).
     pub fn is_still_of(&self, process: &ProcDir) -> bool {
         self.memory.is_used() && self.auxv().is_ok_and(|told| process.read("auxv") == Ok(told))
     }

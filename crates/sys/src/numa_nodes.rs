@@ -11,7 +11,7 @@ use tiexec_core::proc::status;
 
 use crate::error::{SysError, check};
 
-/// Where the kernel shows its nodes.
+/// The directory in which the kernel shows its nodes.
 const NODES: &str = "/sys/devices/system/node";
 
 /// Returns the nodes that have memory and that this process's cpuset lets it have memory of; the first

@@ -93,11 +93,11 @@ const INHERIT_THREAD: u64 = 1 << 35;
 const PERF_FLAG_FD_CLOEXEC: u64 = 1 << 3;
 /// `_IO('$', 5)`.
 const PERF_EVENT_IOC_SET_OUTPUT: u64 = 0x2405;
-/// Where `struct perf_event_mmap_page` has `data_head` and `data_tail`.
+/// The offsets of `data_head` and `data_tail` in `struct perf_event_mmap_page`.
 const DATA_HEAD: usize = 1024;
 const DATA_TAIL: usize = 1032;
 
-/// Which tasks an event passes to.
+/// The tasks that inherit an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Heirs {
     /// Threads that the process begins.
@@ -126,7 +126,7 @@ struct Ring {
     /// Bytes of records, a power of two, after one page of the kernel's own.
     len: usize,
     page: usize,
-    /// Whether the event's own thread and heirs have ended.
+    /// True if the event's own thread and heirs have ended.
     over: bool,
 }
 

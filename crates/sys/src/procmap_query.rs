@@ -11,7 +11,7 @@ use tiexec_core::proc::maps::{self, FileId, Perms, Vma};
 use crate::error::{Errno, SysError, check};
 use crate::procfs::{LONGEST_MAPS, read_to_end};
 
-/// Where a mapping lies, and of which file it is.
+/// The place of a mapping, and its file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mapping {
     /// Its addresses.
@@ -20,14 +20,14 @@ pub struct Mapping {
     pub perms: Perms,
     /// Position in the file of its first byte, in bytes.
     pub file_offset: u64,
-    /// Which file.
+    /// The file's identity.
     pub file: FileId,
     /// Bytes in each of its pages: a page of the hugetlb pool, or a base page.
     pub page_size: u64,
 }
 
 impl Mapping {
-    /// Whether it is that VMA.
+    /// Returns whether it is that VMA.
     fn is(&self, vma: &Vma) -> bool {
         (self.range, self.perms, self.file, self.file_offset) == place(vma)
     }

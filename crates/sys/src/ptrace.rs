@@ -282,7 +282,7 @@ pub fn set_registers(pid: Pid, regs: &Registers) -> Result<(), SysError> {
 /// Extended registers: floating point, vectors.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Extended {
-    /// Which set of registers they are (`NT_X86_XSTATE`, `NT_ARM_SVE`, …).
+    /// The number of the register set (`NT_X86_XSTATE`, `NT_ARM_SVE`, …).
     pub set: i32,
     /// The set, in the kernel's layout.
     pub bytes: Vec<u8>,
@@ -364,7 +364,7 @@ pub fn set_signal_mask(pid: Pid, mask: u64) -> Result<(), SysError> {
     Ok(())
 }
 
-/// Where in a system call a syscall-stop is.
+/// The side of a system call on which a syscall-stop is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SyscallStop {
     /// Before it: its number and arguments.

@@ -33,7 +33,7 @@ impl AsFd for PathFile {
 /// The type and the identity of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
-    /// Whether it is a regular file.
+    /// True if it is a regular file.
     pub regular: bool,
     /// The device, by its two numbers.
     pub device: (u32, u32),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tiexec_core::addr::{PageSize, Pages};
 
-/// Where the kernel shows its THP settings.
+/// The directory in which the kernel shows its THP settings.
 pub const DIRECTORY: &str = "/sys/kernel/mm/transparent_hugepage";
 
 /// Returns the sizes of the hugetlb pool's pages, the smallest first; none without `CONFIG_HUGETLBFS`.

@@ -1,4 +1,4 @@
-//! Who makes system calls: a stopped process ([`Session`]), or this very process ([`Local`]).
+//! The maker of system calls: a stopped process ([`Session`]), or this very process ([`Local`]).
 //!
 //! The switch of text to other pages is written once, for both.
 
@@ -21,7 +21,7 @@ pub trait Executor {
     /// The process is gone, or no longer does what it is told.
     fn call(&mut self, call: SystemCall) -> Result<Result<u64, SysError>, TraceError>;
 
-    /// Whether an optional call may be made: no seccomp filter forbids it.
+    /// Returns whether an optional call may be made: no seccomp filter forbids it.
     fn may(&self, entry: &ManifestEntry) -> bool;
 
     /// Registers an undo step, to be made before those registered earlier.
@@ -33,7 +33,7 @@ pub trait Executor {
     /// Returns how many more undo steps there is room for.
     fn room(&self) -> usize;
 
-    /// Whether [`batch`](Self::batch) makes calls.
+    /// Returns whether [`batch`](Self::batch) makes calls.
     fn has_batches(&self) -> bool;
 
     /// Makes calls one after the other; their effects alone tell how they went. Does nothing without batches.

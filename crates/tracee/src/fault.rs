@@ -39,13 +39,13 @@ pub(crate) fn at(point: Point) {
     }
 }
 
-/// Whether the remote call about to be made is to be one that the kernel refuses, and not made.
+/// Returns whether the remote call about to be made is to be one that the kernel refuses, and not made.
 #[cfg(feature = "fault-injection")]
 pub(crate) fn fails_call() -> bool {
     FAIL_NEXT.swap(false, Ordering::Relaxed) || is_due(4, "fail-call")
 }
 
-/// Whether the next call is to be refused too.
+/// True if the next call is to be refused too.
 #[cfg(feature = "fault-injection")]
 static FAIL_NEXT: AtomicBool = AtomicBool::new(false);
 

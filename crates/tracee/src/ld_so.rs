@@ -72,7 +72,7 @@ pub struct LinkWatch {
     gadgets: Gadgets,
     /// `ld.so`'s text.
     linker: AddrRange,
-    /// Where the program's RELRO begins.
+    /// The beginning of the program's RELRO.
     relro: Option<RemoteAddr>,
 }
 
@@ -188,7 +188,7 @@ impl LinkWatch {
         }
     }
 
-    /// Whether `ld.so` is done when this call has ended, which returns to `next`.
+    /// Returns whether `ld.so` is done when this call has ended, which returns to `next`.
     fn is_last(&self, number: u64, args: [u64; 6], next: RemoteAddr) -> bool {
         let number = i64::try_from(number).unwrap_or(-1);
         let relro = self.relro.map(RemoteAddr::get);

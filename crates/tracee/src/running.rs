@@ -256,7 +256,7 @@ fn after_restartable_sequence(
     Ok(registers)
 }
 
-/// Where frames may lie for a stopped thread: below its stack pointer, if that is on a stack that the
+/// Returns the ground on which frames may lie for a stopped thread: below its stack pointer, if that is on a stack that the
 /// kernel, or a C library, made for a thread to use downwards. `None` on any other, such as a
 /// goroutine's, below which other data may lie.
 pub fn frame_ground(

@@ -16,7 +16,7 @@ pub struct Stopped {
     pub tid: Pid,
     /// Since when.
     pub since: Instant,
-    /// Whether the process was stopped by a signal already; it stays so.
+    /// True if the process was stopped by a signal already; it stays so.
     pub group_stopped: bool,
     /// The registers to leave it with once a session has changed them.
     pub registers: Registers,
@@ -24,9 +24,9 @@ pub struct Stopped {
     pub(crate) untouched: Registers,
     /// The effect of the stop on the system call that the thread was in.
     pub interruption: Interruption,
-    /// Whether the program will see that its system call was interrupted.
+    /// True if the program will see that its system call was interrupted.
     pub shown: bool,
-    /// Whether its system calls come to a handler of its own: none may be made for us.
+    /// True if its system calls come to a handler of its own: none may be made for us.
     pub dispatches: bool,
 }
 

@@ -134,7 +134,7 @@ impl Filters {
         checked.map_or_else(|error| unknown(&error), Self::Known)
     }
 
-    /// Whether they allow a call with these very arguments, made by the instruction before
+    /// Returns whether they allow a call with these very arguments, made by the instruction before
     /// `instruction_pointer`. Filters that could not be read allow nothing.
     pub(crate) fn allow(&self, call: &Call, instruction_pointer: u64) -> bool {
         let Self::Known(filters) = self else { return false };
@@ -194,12 +194,12 @@ impl Permission {
         Ok(Self { allowed: Some(allowed) })
     }
 
-    /// Whether `call` is among what was asked for, and allowed.
+    /// Returns whether `call` is among what was asked for, and allowed.
     pub fn has(&self, call: &ManifestEntry) -> bool {
         self.allowed.as_ref().is_none_or(|all| all.contains(call))
     }
 
-    /// Whether so much was asked for.
+    /// Returns whether so much was asked for.
     pub(crate) fn covers(&self, call: &Call) -> bool {
         self.allowed.as_ref().is_none_or(|all| all.iter().any(|known| known.covers(call)))
     }

@@ -32,7 +32,7 @@ pub struct Target {
     pub comm: String,
 }
 
-/// What has become of a process since it was looked at.
+/// The fate of a process since it was looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     /// It runs what it ran, as far as looking tells.
@@ -109,7 +109,7 @@ impl Target {
         match self.fate() {
             Fate::Changed => changed(),
             Fate::Gone => gone(),
-            // What is gone although the process is there was another program.
+            // The process is there, so the program that is gone was another one.
             Fate::Same if failure.reason == FailureKind::TargetGone => changed(),
             Fate::Same => failure.of_process(self.pid),
         }

@@ -1,4 +1,4 @@
-//! Which thread of a running process to stop.
+//! Chooses the thread of a running process to stop.
 //!
 //! A stop interrupts the system call that a thread sleeps in. Most calls are restarted by the kernel
 //! and nobody notices; a few return EINTR, which a program that uses no signals may not expect
@@ -44,13 +44,13 @@ pub fn list(process: &ProcDir, pid: Pid) -> Vec<Pid> {
     tids.into_iter().filter_map(Pid::from_raw).collect()
 }
 
-/// Whether the thread has ended, reaped or not: it can no longer be seized, which the kernel answers
+/// Returns whether the thread has ended, reaped or not: it can no longer be seized, which the kernel answers
 /// with EPERM.
 pub fn has_ended(process: &ProcDir, tid: Pid) -> bool {
     status_of(process, tid).is_none_or(|status| matches!(status.state, b'Z' | b'X' | b'x'))
 }
 
-/// Whether the thread is frozen by a cgroup (v2; by v1 it is in state D): it can be seized and comes to
+/// Returns whether the thread is frozen by a cgroup (v2; by v1 it is in state D): it can be seized and comes to
 /// a stop, but makes no system call before it is thawed (`do_freezer_trap` in `kernel/signal.c`, which
 /// compilers put into its caller). False if the kernel does not tell where the thread sleeps.
 fn is_frozen(process: &ProcDir, tid: Pid) -> bool {
@@ -147,7 +147,7 @@ fn asleep(process: &ProcDir, number: u64, args: &[u64; 6], has_timeout: HasTimeo
     }
 }
 
-/// Whether a thread must be ready for EINTR in any case: a signal may come at any time for which it has
+/// Returns whether a thread must be ready for EINTR in any case: a signal may come at any time for which it has
 /// a handler. Those do not count that a thread raises by a fault of its own.
 pub fn expects_eintr(status: &Status) -> bool {
     let own = [c::SIGSEGV, c::SIGBUS, c::SIGFPE, c::SIGILL, c::SIGTRAP, c::SIGSYS, c::SIGABRT];
@@ -155,7 +155,7 @@ pub fn expects_eintr(status: &Status) -> bool {
     status.caught & !status.blocked & !faults != 0
 }
 
-/// Whether the call waits without end, has no effect before it returns, and answers EINTR to any
+/// Returns whether the call waits without end, has no effect before it returns, and answers EINTR to any
 /// interruption: then it can be made again, and nothing is lost.
 pub(crate) fn waits_forever(number: i64, args: &[u64; 6]) -> bool {
     const IORING_ENTER_EXT_ARG: u64 = 1 << 3;
@@ -170,7 +170,7 @@ pub(crate) fn waits_forever(number: i64, args: &[u64; 6]) -> bool {
     }
 }
 
-/// Whether the program may have moved a thread that waits so on a futex to another futex. It cannot have if the
+/// Returns whether the program may have moved a thread that waits so on a futex to another futex. It cannot have if the
 /// value that the thread waits to change is the id of a thread that lives, in memory that processes may share: so
 /// pthread_join(3) waits for that thread's end, and the kernel itself tells of the end.
 fn may_be_requeued(process: &ProcDir, args: &[u64; 6]) -> bool {
@@ -194,12 +194,12 @@ fn may_be_requeued(process: &ProcDir, args: &[u64; 6]) -> bool {
     }
 }
 
-/// Whether the flags of a receiving call are for a whole buffer.
+/// Returns whether the flags of a receiving call are for a whole buffer.
 fn waits_for_all(flags: u64) -> bool {
     flags as u32 & c::MSG_WAITALL.unsigned_abs() != 0
 }
 
-/// Whether the descriptor is a socket on which calls give up after a time; so if that cannot be told. The link
+/// Returns whether the descriptor is a socket on which calls give up after a time; so if that cannot be told. The link
 /// of what is no socket says so: no copy is made of it, for whoever closes a copy of a file may have to wait.
 fn has_a_timeout(process: &ProcDir, fd: u64, has_timeout: HasTimeout<'_>) -> bool {
     let Ok(fd) = i32::try_from(fd as u32) else { return true };

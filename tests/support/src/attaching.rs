@@ -16,7 +16,7 @@ pub fn ctl<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Done {
     ctl_behind(&[], args)
 }
 
-/// Whether the kernel has `MADV_COLLAPSE` (Linux 6.1).
+/// Returns whether the kernel has `MADV_COLLAPSE` (Linux 6.1).
 pub fn collapses() -> bool {
     // SAFETY: advice on no memory at all; the kernel only looks whether it knows it.
     unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_COLLAPSE) == 0 }
@@ -123,7 +123,7 @@ pub fn switched(pid: i32) -> u64 {
     vmas(pid).iter().filter(|vma| vma.is_switched()).map(|vma| vma.end - vma.start).sum()
 }
 
-/// Whether the text is all huge, in copies of TiExec's: the whole huge pages of the main executable.
+/// Returns whether the text is all huge, in copies of TiExec's: the whole huge pages of the main executable.
 pub fn is_switched(pid: i32) -> bool {
     switched(pid) > 0 && super::coverage(pid).is_full()
 }

@@ -227,12 +227,12 @@ impl Held {
         }
     }
 
-    /// Whether it has ended; it stays unreaped.
+    /// Returns whether it has ended; it stays unreaped.
     pub fn has_ended(&mut self) -> bool {
         self.ended_by(Instant::now())
     }
 
-    /// Whether it ends by then; it stays unreaped.
+    /// Returns whether it ends by then; it stays unreaped.
     fn ended_by(&mut self, until: Instant) -> bool {
         // SAFETY: pidfd_open takes numbers and returns a new descriptor or -1.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.pid(), 0) };

@@ -100,7 +100,7 @@ pub fn bring_in(path: &Path) -> u64 {
     })
 }
 
-/// Whether the file system under the copies reads files in as huge folios, found out without TiExec.
+/// Returns whether the file system under the copies reads files in as huge folios, found out without TiExec.
 pub fn huge_folios() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -113,7 +113,7 @@ pub fn huge_folios() -> bool {
     })
 }
 
-/// Whether the kernel makes a huge folio of small ones of a file under the copies (`MADV_COLLAPSE`), found out without TiExec.
+/// Returns whether the kernel makes a huge folio of small ones of a file under the copies (`MADV_COLLAPSE`), found out without TiExec.
 pub fn collapses_files() -> bool {
     let dir = directory();
     let path = dir.path().join("probe");
@@ -152,7 +152,7 @@ impl Report {
         self.dir.path().join("report")
     }
 
-    /// Whether a helper has come so far as to write it.
+    /// Returns whether a helper has come so far as to write it.
     pub fn complete(&self) -> bool {
         std::fs::read_to_string(self.path()).is_ok_and(|text| text.contains("\"launch\":{"))
     }

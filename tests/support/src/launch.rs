@@ -233,7 +233,7 @@ impl Run {
         argv
     }
 
-    /// Whether the deadline would be that of `tiexec`, which a machine shared with others may sleep through.
+    /// Returns whether the deadline would be that of `tiexec`, which a machine shared with others may sleep through.
     fn is_hurried(&self, launcher: &Launcher) -> bool {
         let mut said = launcher.options.iter().chain(self.env.iter().map(|(_, value)| value));
         !launcher.binary.ends_with("env")

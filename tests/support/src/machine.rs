@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 thread_local! {
-    /// Whether the test on this thread holds the machine.
+    /// True if the test on this thread holds the machine.
     static HELD: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
@@ -134,7 +134,7 @@ impl Drop for Machine {
 pub const FELT: &str =
     "the whole machine would feel the setting (TIEXEC_TEST_THROWAWAY=1 allows it, as in guests)";
 
-/// Whether the machine is thrown away after the tests, as a guest is: whatever is set there, nobody else feels.
+/// Returns whether the machine is thrown away after the tests, as a guest is: whatever is set there, nobody else feels.
 pub fn is_throwaway() -> bool {
     std::env::var_os("TIEXEC_TEST_THROWAWAY").is_some_and(|value| value == "1")
 }

@@ -29,7 +29,7 @@ pub enum Made {
 }
 
 impl Made {
-    /// Whether this machine has the compiler and the linker.
+    /// Returns whether this machine has the compiler and the linker.
     pub fn can_build(self) -> bool {
         let (compiler, linker) = (self.compiler(), if self == Made::Lld { "ld.lld" } else { "ld" });
         super::installed(compiler).is_some() && super::installed(linker).is_some()

@@ -1,4 +1,4 @@
-//! Where the binaries under test lie, where tests keep their files, and where the sources of their programs are.
+//! The places of the binaries under test, of the tests' files, and of the sources of their programs.
 //!
 //! Cargo tells it to a test program at build time, but not to a library. The test program itself lies in
 //! `target/PROFILE/deps`, the binaries beside `deps`, and the files in `target/tmp`.

@@ -162,14 +162,14 @@ impl Kind {
         if matches!(self, Kind::CxxPie | Kind::CxxStaticPie) { "cc" } else { "c" }
     }
 
-    /// Whether the compiler has a library of this name: else it prints the name alone.
+    /// Returns whether the compiler has a library of this name: else it prints the name alone.
     fn has_library(self, library: &str) -> bool {
         let printed =
             Command::new(self.compiler()).arg(format!("-print-file-name={library}")).output();
         printed.is_ok_and(|printed| printed.stdout.contains(&b'/'))
     }
 
-    /// Whether this machine has the compiler and the linker.
+    /// Returns whether this machine has the compiler and the linker.
     pub fn can_build(self) -> bool {
         let runtime = match self {
             Kind::ThreadSanitizer => Some("libtsan.so"),

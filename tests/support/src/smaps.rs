@@ -12,7 +12,7 @@ pub struct Vma {
     pub end: u64,
     /// As maps prints them: `r-xp`.
     pub perms: String,
-    /// Where in the file it begins.
+    /// Its offset in the file.
     pub offset: u64,
     /// The file, or a name in brackets; empty for anonymous memory.
     pub path: String,
@@ -27,7 +27,7 @@ impl Vma {
         self.counters.get(name).copied().unwrap_or(0)
     }
 
-    /// Whether it may be executed, and is no page of the kernel's.
+    /// Returns whether it may be executed, and is no page of the kernel's.
     pub fn is_text(&self) -> bool {
         self.perms.as_bytes()[2] == b'x' && self.path != "[vdso]" && self.path != "[vsyscall]"
     }
@@ -44,12 +44,12 @@ impl Vma {
         pages + pool
     }
 
-    /// Whether it is an image of TiExec's.
+    /// Returns whether it is an image of TiExec's.
     pub fn is_switched(&self) -> bool {
         self.path.starts_with("/memfd:tiexec:")
     }
 
-    /// Whether the name of the memfd is one for that file.
+    /// Returns whether the name of the memfd is one for that file.
     pub fn is_image_of(&self, file: &str) -> bool {
         let name = self.path.trim_start_matches("/memfd:tiexec:").trim_end_matches(" (deleted)");
         let file = file.trim_end_matches(" (deleted)");

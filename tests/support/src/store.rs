@@ -9,14 +9,14 @@ use std::time::Duration;
 use super::child::{Done, Held};
 use super::smaps::{pmd_size, vmas};
 
-/// Where the system's images are.
+/// The directory of the system's images.
 pub const IMAGES: &str = "/run/tiexec/images";
 
 /// The name of what is mounted on a test's own `/run`.
 const OWN: &str = "tiexec-test";
 
 thread_local! {
-    /// Whether this thread has been found to have a `/run` of its own.
+    /// True if this thread has been found to have a `/run` of its own.
     static HAS_OWN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
@@ -121,13 +121,13 @@ pub fn names(directory: impl AsRef<Path>) -> Vec<String> {
 /// One LOAD segment, as `readelf` shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
-    /// Where it lies in the file.
+    /// Its offset in the file.
     pub offset: u64,
     /// Its first vaddr.
     pub vaddr: u64,
     /// Its bytes in the file.
     pub size: u64,
-    /// Whether it is executable and not writable.
+    /// True if it is executable and not writable.
     pub text: bool,
 }
 

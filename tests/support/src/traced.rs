@@ -33,7 +33,7 @@ pub struct Traced {
 }
 
 impl By {
-    /// Whether the text stays the file's.
+    /// Returns whether the text stays the file's.
     pub fn is_the_file(self) -> bool {
         matches!(self, By::Rebase | By::Pagecache)
     }

@@ -44,7 +44,7 @@ impl Drop for Uprobe {
     }
 }
 
-/// Where uprobes are set.
+/// Returns the file in which uprobes are set.
 pub fn events() -> PathBuf {
     Path::new(TRACING).join("uprobe_events")
 }

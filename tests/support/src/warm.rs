@@ -18,7 +18,7 @@ pub fn directory() -> tempfile::TempDir {
     dir
 }
 
-/// Whether the file system of the target directory has large folios here: ext4 since 6.16, xfs.
+/// Returns whether the file system of the target directory has large folios here: ext4 since 6.16, xfs.
 pub fn has_large_folios(dir: &Path) -> bool {
     let name = said(Command::new("stat").args(["-f", "-c", "%T"]).arg(dir));
     let release = said(Command::new("uname").arg("-r"));

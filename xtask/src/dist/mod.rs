@@ -30,7 +30,7 @@ pub(crate) struct Dist {
 }
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Where the files lie, below `/usr`.
+/// The places of the files, below `/usr`.
 const FILES: [&str; 11] = [
     "bin/tiexec",
     "bin/tiexecctl",

@@ -1,4 +1,4 @@
-//! Where things lie that take long to make: `$TIEXEC_VM_CACHE`, else `tiexec-vm` in the user's cache
+//! The directory of things that take long to make: `$TIEXEC_VM_CACHE`, else `tiexec-vm` in the user's cache
 //! directory.
 
 use std::fs;

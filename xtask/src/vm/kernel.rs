@@ -12,7 +12,7 @@ use super::apt::Apt;
 use super::cache::Cache;
 use super::{Arch, Lacking, own};
 
-/// Where Debian's kernels are to be had, old and new.
+/// The servers that have Debian's kernels, old and new.
 pub(super) const SUITES: [&str; 5] =
     ["bullseye", "bookworm", "bookworm-backports", "trixie", "trixie-backports"];
 /// The kernels that are Ubuntu's, and where they are to be had: the LTS releases' own.

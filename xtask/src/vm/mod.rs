@@ -52,7 +52,7 @@ impl Arch {
         }
     }
 
-    /// Whether this machine is one.
+    /// Returns whether this machine is one.
     pub(crate) fn is_here(self) -> bool {
         self.name() == std::env::consts::ARCH
     }
@@ -132,7 +132,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Whether what is left out for want of something is a failure.
+/// Returns whether what is left out for want of something is a failure.
 pub(crate) fn forbids_skips() -> bool {
     std::env::var_os("TIEXEC_TEST_NO_SKIP").is_some_and(|value| value == "1")
 }

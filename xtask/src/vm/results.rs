@@ -38,7 +38,7 @@ struct Doctor {
 /// The name that stands for the tests that a file did not come to.
 const UNFINISHED: &str = "(did not come to its end)";
 
-/// Whose answers the doctor gave.
+/// The users that the doctor was run as.
 pub(crate) const USERS: [&str; 2] = ["root", "user"];
 
 /// All tests of one guest.
@@ -166,7 +166,7 @@ fn outcomes(log: &str, prefix: &str) -> BTreeMap<String, Outcome> {
     outcomes.into_iter().filter_map(own).collect()
 }
 
-/// Where runs are kept: for the document, or only here.
+/// The place where runs are kept: for the document, or only here.
 pub(crate) fn place(cache: &Cache, in_the_document: bool) -> Result<PathBuf> {
     if in_the_document { Ok(repository()?.join("docs/kernels")) } else { cache.dir("results") }
 }

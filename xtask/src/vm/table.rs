@@ -220,7 +220,7 @@ fn says(run: &Run, thing: &str, words: &str) -> &'static str {
     }
 }
 
-/// Whether the tests of these files passed.
+/// Returns whether the tests of these files passed.
 fn passed(run: &Run, files: &[&str]) -> String {
     let outcomes: Vec<&Outcome> = files
         .iter()

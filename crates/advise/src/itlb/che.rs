@@ -20,7 +20,7 @@ use super::per_kilo_instruction;
 use super::popularity::{Class, Popularity};
 use super::tlb::{Itlb, Level};
 
-/// Where references find their translation, as shares of all; they add up to 1.
+/// The shares of references by the place that has their translation; they add up to 1.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct Shares {
     /// In the first level.

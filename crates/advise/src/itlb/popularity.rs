@@ -19,7 +19,7 @@ pub(super) struct Class {
     pub(super) rate: f64,
     /// How many pages; an estimate may be broken.
     pub(super) pages: f64,
-    /// Whether they are huge.
+    /// True if they are huge.
     pub(super) huge: bool,
 }
 

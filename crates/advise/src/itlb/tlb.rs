@@ -52,7 +52,7 @@ pub struct Itlb {
     pub first: Level,
     /// The second level.
     pub second: Option<Level>,
-    /// Whether translations of data compete for the second level.
+    /// True if translations of data compete for the second level.
     pub second_holds_data: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Where a launch's report goes.
+//! The output of a launch's report.
 
 use std::fs::File;
 use std::path::Path;
@@ -9,7 +9,7 @@ use tiexec_sys::Errno;
 use crate::output::Output;
 use crate::stdio::{warn, write_briefly};
 
-/// Where reports go.
+/// The destination of reports.
 pub(super) enum Sink {
     Stderr,
     File(File),

@@ -23,7 +23,7 @@ pub enum Record {
     Mapped {
         /// The process.
         pid: u32,
-        /// Where.
+        /// Its addresses.
         range: AddrRange,
         /// The file; inode 0 for none.
         file: FileId,

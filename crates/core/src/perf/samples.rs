@@ -32,14 +32,14 @@ pub enum What {
     Sample {
         /// The process.
         pid: u32,
-        /// Where.
+        /// Its address.
         at: RemoteAddr,
     },
     /// A process mapped something executable.
     Mapped {
         /// The process.
         pid: u32,
-        /// Where.
+        /// Its addresses.
         range: AddrRange,
         /// The name of what is mapped, as maps shows it.
         name: Vec<u8>,

@@ -73,7 +73,7 @@ impl Reserved {
 pub struct Around<'a> {
     /// The page sizes.
     pub pages: Pages,
-    /// Which edges are wanted.
+    /// The choice of edges.
     pub policy: EdgePolicy,
     /// All VMAs, in address order.
     pub vmas: &'a [Vma],

@@ -1,4 +1,4 @@
-//! Where the main executable should lie.
+//! Chooses the place where the main executable should lie.
 
 use super::edges::potential;
 use super::{Backing, Means, pieces};

@@ -2,15 +2,15 @@
 
 /// The entry that ends the vector.
 pub const AT_NULL: u64 = 0;
-/// Where the program headers are mapped.
+/// The address of the program headers.
 pub const AT_PHDR: u64 = 3;
-/// Where the interpreter is mapped; 0 without one.
+/// The address of the interpreter; 0 without one.
 pub const AT_BASE: u64 = 7;
 /// The program's own entry point.
 pub const AT_ENTRY: u64 = 9;
-/// Whether the program runs with more privilege than its user (setuid and the like).
+/// Not 0 if the program runs with more privilege than its user (setuid and the like).
 pub const AT_SECURE: u64 = 23;
-/// Where sixteen random bytes lie, on the initial stack.
+/// The address of sixteen random bytes, on the initial stack.
 pub const AT_RANDOM: u64 = 25;
 /// The second word of processor features (`AT_HWCAP2`); each architecture defines the bits.
 pub const AT_HWCAP2: u64 = 26;

@@ -2,14 +2,14 @@
 
 use super::{lines, mountinfo, number};
 
-/// Where the files of a process's memory cgroup are.
+/// The place of the files of a process's memory cgroup.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemoryCgroup {
-    /// Where the hierarchy is mounted.
+    /// The mount point of the hierarchy.
     pub mount: Vec<u8>,
     /// The process's own directory below `mount`, without a leading slash; empty at the top.
     pub below: Vec<u8>,
-    /// Whether this is cgroup v2 (`memory.max`), else v1 (`memory.limit_in_bytes`).
+    /// True for cgroup v2 (`memory.max`), false for v1 (`memory.limit_in_bytes`).
     pub unified: bool,
 }
 

@@ -21,7 +21,7 @@ pub struct Perms {
 }
 
 impl Perms {
-    /// Whether nothing may be done there (`PROT_NONE`).
+    /// Returns whether nothing may be done there (`PROT_NONE`).
     pub const fn is_none(self) -> bool {
         !(self.read || self.write || self.exec)
     }
@@ -110,12 +110,12 @@ pub struct Vma {
     pub perms: Perms,
     /// Position in the file of its first byte, in bytes; meaningless without a file.
     pub file_offset: u64,
-    /// Which file.
+    /// The file's identity.
     pub file: FileId,
     /// The name column exactly as printed, still escaped (a newline is `\012`) and with any
     /// ` (deleted)`; empty for anonymous memory, `[heap]` and the like for the kernel's own.
     pub name: Name,
-    /// Whether an indirect branch into it must meet an instruction made for that (`PROT_BTI` on
+    /// True if an indirect branch into it must meet an instruction made for that (`PROT_BTI` on
     /// aarch64). Only smaps says so: read from maps, this is false.
     pub guarded: bool,
 }

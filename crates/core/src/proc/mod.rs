@@ -21,7 +21,7 @@ use thiserror::Error;
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("line {line} of {file}: {what}: {text:?}")]
 pub struct ParseError {
-    /// Which file under `/proc/PID`.
+    /// The file under `/proc/PID`.
     pub file: &'static str,
     /// The line, counted from 1.
     pub line: usize,

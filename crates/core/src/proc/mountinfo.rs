@@ -11,7 +11,7 @@ pub struct Mount<'a> {
     pub device: (u32, u32),
     /// The directory of the file system that is mounted, still escaped.
     pub root: &'a [u8],
-    /// Where it is mounted, still escaped.
+    /// Its mount point, still escaped.
     pub mount_point: &'a [u8],
     /// Its type, such as `ext4` or `fuse.sshfs`.
     pub kind: &'a [u8],

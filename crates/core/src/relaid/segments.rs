@@ -1,4 +1,4 @@
-//! Where the LOAD segments go.
+//! Places the LOAD segments.
 
 use std::ops::Range;
 

@@ -71,7 +71,7 @@ pub(super) fn place(
         }
     }
     for (from, end) in runs {
-        // Whatever alignment the sections have in the file up to this one, they keep.
+        // The sections keep the alignment that they have in the file, up to this one.
         let to = tail.end.next_multiple_of(PADDING) + from % PADDING;
         tail.copies.push(Copied { from, to, len: end - from });
         tail.end = to + (end - from);

@@ -25,7 +25,7 @@ impl Patterns {
         Ok(Self { only: read(only)?, except: read(except)? })
     }
 
-    /// Whether the program at `path` is meant.
+    /// Returns whether the program at `path` is meant.
     pub fn accept(&self, path: &[u8]) -> bool {
         let path = String::from_utf8_lossy(path);
         let path = path.strip_suffix(" (deleted)").unwrap_or(&path);

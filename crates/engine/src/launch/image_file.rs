@@ -1,4 +1,4 @@
-//! Which file an exec would end up running, and whether it is one to treat.
+//! Finds the file that an exec would end up running, and judges whether it is one to treat.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};

@@ -2,8 +2,8 @@
 //!
 //! For the time of a stop the tracer's thread is scheduled before all normal ones (`SCHED_FIFO`), where that is
 //! allowed. The stopped thread is scheduled so too, but only if its credentials are the tracer's: a thread of another
-//! user could keep the priority, by changing its registers' way back in its own memory, or give it to children. The fetcher, which
-//! the tracer waits for in a stop, is TiExec's own and is scheduled like the tracer.
+//! user could keep the priority, by changing its registers' way back in its own memory, or give it to children. The
+//! fetcher, which the tracer waits for in a stop, is TiExec's own and is scheduled like the tracer.
 //!
 //! - A boost ends with the stop. It ends before when the stopped thread has had it for ten milliseconds, or when the tracer's
 //!   thread has run for so long with it (waiting for a tracee takes nobody's processor). A warden sees to that, whatever the
@@ -36,7 +36,7 @@ const LONGEST: Duration = Duration::from_millis(10);
 /// The least `RLIMIT_RTTIME` with which a thread is boosted: the kernel counts in ticks, and kills.
 const LEAST_LIMIT: Duration = Duration::from_millis(100);
 
-/// Where `/proc` tells a thread's user namespace.
+/// The link in `/proc` that tells a thread's user namespace.
 const USERS: &str = "ns/user";
 
 /// The thread's way back, which it makes itself if this process dies.
@@ -52,7 +52,7 @@ pub(super) struct Boost {
     shared: Option<Arc<Shared>>,
     /// Ends the boosts that last too long.
     warden: Option<JoinHandle<()>>,
-    /// Whether a boost can be taken back without a trace.
+    /// True if a boost can be taken back without a trace.
     traceless: bool,
     with_thread: bool,
 }
@@ -78,7 +78,7 @@ struct State {
     left: Duration,
     /// The stopped thread and when its boost ends, while it has one.
     thread: Option<(Pid, Instant)>,
-    /// Whether there will be no more boosts.
+    /// True if there will be no more boosts.
     over: bool,
 }
 
@@ -163,7 +163,8 @@ impl Boost {
         Ok(())
     }
 
-    /// Lets the thread go on, scheduled normally again. Also returns for how long it stood: the end of the boost is not part of that.
+    /// Lets the thread go on, scheduled normally again. Also returns for how long it stood: the end of the boost is not
+    /// part of that.
     ///
     /// # Errors
     /// The thread is gone.

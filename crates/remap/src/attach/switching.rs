@@ -43,11 +43,11 @@ pub(super) struct Switching<'a> {
     pub around: Surroundings<'a>,
     /// Its texts.
     pub texts: &'a Texts,
-    /// Which of its pages have been written to.
+    /// Its pages that have been written to.
     pub written: &'a Written,
-    /// Whether some of its memory is locked.
+    /// True if some of its memory is locked.
     pub locks: bool,
-    /// Whether its text may have protection keys.
+    /// True if its text may have protection keys.
     pub keys: bool,
     /// Takes what must be left alone, and why.
     pub alone: &'a Mutex<Vec<(AddrRange, SkipReason)>>,
@@ -198,7 +198,7 @@ impl Switching<'_> {
         probe::may_read(session, vma.range, self.order.policy.pages.base)
     }
 
-    /// Whether the text at a part of a span is locked in memory.
+    /// Returns whether the text at a part of a span is locked in memory.
     fn is_locked(
         &self,
         session: &mut Session,

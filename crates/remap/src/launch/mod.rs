@@ -198,7 +198,7 @@ impl<'a> Work<'a> {
         }
         let expected = match objects {
             Some(expected) => expected,
-            // What its paths lead to is seen once it is mapped.
+            // The files that its paths lead to are read once they are mapped.
             None if self.foreign => Expected { objects: 1, relro: 0 },
             None => Expected::of(&self.objects()),
         };
@@ -384,7 +384,7 @@ impl<'a> Work<'a> {
     fn finish(&mut self, failure: Option<Failure>) -> Launched {
         let mut failure = failure.or_else(|| self.filled.shortfall.clone());
         if failure.is_some() && ptrace::registers(self.stop.pid).is_err() {
-            // Whatever failed, failed because it is dead.
+            // It is dead, which explains any failure.
             failure = Some(TraceError::Gone.into());
         }
         let found = Found {

@@ -1,4 +1,4 @@
-//! Which images running processes map.
+//! Finds the images that running processes map.
 
 use std::collections::HashMap;
 

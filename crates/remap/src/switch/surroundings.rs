@@ -1,4 +1,4 @@
-//! Where parts can be mapped before they are moved over the text, and what is mapped where.
+//! The places where parts can be mapped before they are moved over the text, and the mappings around them.
 
 use std::os::unix::fs::FileExt;
 
@@ -12,7 +12,7 @@ use tiexec_sys::address_space::AddressSpace;
 
 use super::Switch;
 
-/// Who else can map and unmap memory while text is switched. This is all that differs between the switch of a launch
+/// The others that can map and unmap memory while text is switched. This is all that differs between the switch of a launch
 /// and that of an attach.
 #[derive(Clone, Copy, Debug)]
 pub enum Company<'a> {
@@ -38,7 +38,7 @@ pub struct Shared<'a> {
 pub struct Surroundings<'a> {
     /// Its mappings, as they were looked at.
     pub snapshot: &'a Snapshot,
-    /// Who else runs in it.
+    /// The others that run in it.
     pub company: Company<'a>,
 }
 
@@ -47,7 +47,7 @@ pub struct Surroundings<'a> {
 pub(super) struct Room {
     /// The range.
     pub range: AddrRange,
-    /// Whether nobody else can have mapped anything there.
+    /// True if nobody else can have mapped anything there.
     pub exclusive: bool,
 }
 
@@ -96,7 +96,7 @@ impl Shared<'_> {
         Some(Room { range: place.range, exclusive })
     }
 
-    /// Whether each range is a private mapping of that file, from that offset on.
+    /// Returns whether each range is a private mapping of that file, from that offset on.
     pub(super) fn are_mapped(
         &self,
         snapshot: &Snapshot,
@@ -126,7 +126,7 @@ impl Shared<'_> {
         wanted.into_iter().map(&mut is_mapped).collect()
     }
 
-    /// Whether the last page of `range` is mapped.
+    /// Returns whether the last page of `range` is mapped.
     pub(super) fn is_present(&self, snapshot: &Snapshot, range: AddrRange) -> bool {
         const WORD: u64 = 8;
         let page = snapshot.pages.base.bytes();
@@ -136,7 +136,7 @@ impl Shared<'_> {
         read.is_ok() && pagemap::is_present(u64::from_ne_bytes(word))
     }
 
-    /// Whether the whole of `range` is mapped; yes where that cannot be read.
+    /// Returns whether the whole of `range` is mapped; yes where that cannot be read.
     pub(super) fn is_mapped_whole(&self, range: AddrRange) -> bool {
         let vmas = self.space.maps().ok().and_then(|text| maps::parse(&text).ok());
         vmas.is_none_or(|vmas| {

@@ -30,7 +30,7 @@ impl Stream {
         }
     }
 
-    /// Whether it is a pipe or a socket.
+    /// Returns whether it is a pipe or a socket.
     fn has_an_end(self) -> bool {
         let kind = rustix::fs::fstat(self.here()).map(|stat| FileType::from_raw_mode(stat.st_mode));
         matches!(kind, Ok(FileType::Fifo | FileType::Socket))

@@ -32,7 +32,7 @@ pub(crate) fn jump_distance(code: &[u8]) -> Option<i32> {
     Some(i32::from_le_bytes([a, b, c, d]) + 5)
 }
 
-/// Where the parts of an XSAVE area lie (Intel SDM volume 1, 13.4; CPUID leaf 0xd).
+/// The places of the parts of an XSAVE area (Intel SDM volume 1, 13.4; CPUID leaf 0xd).
 pub mod xsave {
     /// The legacy area and the header: every XSAVE area has at least these bytes.
     pub const MINIMUM: usize = 512 + 64;

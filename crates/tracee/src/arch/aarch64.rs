@@ -44,7 +44,7 @@ const TERMINATOR_LEN: u64 = 16;
 /// Bytes of a frame that makes a call.
 pub const FRAME_LEN: u64 = RECORDS + FPSIMD_LEN + TERMINATOR_LEN;
 
-/// Where in a frame the first argument of its call lies.
+/// The offset in a frame of the first argument of its call.
 pub const FIRST_ARGUMENT: u64 = SIGINFO + UCONTEXT + 8;
 
 /// How long an instruction is, in bytes.
@@ -72,32 +72,32 @@ const SVE_FLAG_IN_USE: u16 = 1;
 const VECTORS: usize = 32;
 const PREDICATES: usize = 16;
 
-/// Whether the registers of a stopped thread tell which system call was interrupted, and how. They do not:
+/// True if the registers of a stopped thread tell which system call was interrupted, and how. They do not:
 /// `do_signal` has wound the call back and forgotten its number. It also keeps the call's result to itself,
 /// and so whether a handler that runs now must make it return EINTR.
 pub const CALLS_ARE_SEEN: bool = false;
 
-/// Whether calls may be made in batches. They have not been tried here.
+/// True if calls may be made in batches. They have not been tried here.
 pub const HAS_BATCHES: bool = false;
 
-/// Whether the vDSO has the code that returns from a signal.
+/// True if the vDSO has the code that returns from a signal.
 pub const VDSO_RETURNS_FROM_SIGNALS: bool = true;
 
-/// Whether a system call loses extended registers: what SVE has beyond the floating-point ones
+/// True if a system call loses extended registers: what SVE has beyond the floating-point ones
 /// (`Documentation/arch/arm64/sve.rst`, "System call behaviour").
 pub const LOST_OVER_CALLS: bool = true;
 
-/// Whether the kernel may have mapped a program's text with more than smaps' first lines tell (`PROT_BTI`:
+/// True if the kernel may have mapped a program's text with more than smaps' first lines tell (`PROT_BTI`:
 /// of one without interpreter, `arch_elf_adjust_prot`, `arch/arm64/kernel/process.c`).
 pub const GUARDS_TEXT: bool = true;
 
-/// Whether text can be guarded against indirect branches: `HWCAP2_BTI` of
+/// Returns whether text can be guarded against indirect branches: `HWCAP2_BTI` of
 /// [`AT_HWCAP2`](tiexec_core::proc::auxv::AT_HWCAP2).
 pub const fn has_guards(hwcap2: u64) -> bool {
     hwcap2 >> 17 & 1 == 1
 }
 
-/// Whether memory can have tags: `HWCAP2_MTE`.
+/// Returns whether memory can have tags: `HWCAP2_MTE`.
 pub const fn has_tags(hwcap2: u64) -> bool {
     hwcap2 >> 18 & 1 == 1
 }
@@ -108,7 +108,7 @@ pub const OBSTACLES: &[Obstacle] = &[
     (0x40b, |set| flags(set).is_some_and(|flags| flags & SVE_FLAG_IN_USE != 0)),
 ];
 
-/// Whether the thread has a shadow stack, here called guarded control stack: it would see a return that
+/// Returns whether the thread has a shadow stack, here called guarded control stack: it would see a return that
 /// no call belongs to.
 ///
 /// # Errors
@@ -119,7 +119,7 @@ pub fn has_shadow_stack(tid: Pid, _now: Option<&Status>) -> Result<bool, SysErro
     Ok(set.is_some_and(|set| set.first().is_some_and(|features| features & 1 != 0)))
 }
 
-/// Whether these registers belong to code of another kind than 64-bit programs': a thread here runs in
+/// Returns whether these registers belong to code of another kind than 64-bit programs': a thread here runs in
 /// one mode from its exec to its end.
 pub fn is_foreign(_registers: &Registers) -> bool {
     false

@@ -28,7 +28,7 @@ pub const AUDIT_ARCH: u32 = 0xc000_003e;
 /// Bytes of one frame, its return address included.
 pub const FRAME_LEN: u64 = 8 + 304;
 
-/// Where in a frame the first argument of its call lies.
+/// The offset in a frame of the first argument of its call.
 pub const FIRST_ARGUMENT: u64 = 14 * 8;
 
 /// Bytes below the stack pointer that leaf functions may use (System V ABI, 3.2.2).
@@ -52,27 +52,27 @@ const SW_BYTES: usize = 464;
 /// AMX tiles: not part of a task's signal frame before it has asked for them.
 const AMX_COMPONENTS: u64 = 1 << 17 | 1 << 18;
 
-/// Whether the registers of a stopped thread tell which system call was interrupted, and how.
+/// True if the registers of a stopped thread tell which system call was interrupted, and how.
 pub const CALLS_ARE_SEEN: bool = true;
 
-/// Whether calls may be made in batches.
+/// True if calls may be made in batches.
 pub const HAS_BATCHES: bool = true;
 
-/// Whether the vDSO has the code that returns from a signal.
+/// True if the vDSO has the code that returns from a signal.
 pub const VDSO_RETURNS_FROM_SIGNALS: bool = false;
 
-/// Whether a system call loses extended registers: none here.
+/// True if a system call loses extended registers. None does here.
 pub const LOST_OVER_CALLS: bool = false;
 
-/// Whether the kernel may have mapped a program's text with more than smaps' first lines tell. It has not.
+/// True if the kernel may have mapped a program's text with more than smaps' first lines tell. It has not.
 pub const GUARDS_TEXT: bool = false;
 
-/// Whether text can be guarded against indirect branches. It cannot, in user mode.
+/// Returns whether text can be guarded against indirect branches. It cannot, in user mode.
 pub const fn has_guards(_hwcap2: u64) -> bool {
     false
 }
 
-/// Whether memory can have tags. It cannot.
+/// Returns whether memory can have tags. It cannot.
 pub const fn has_tags(_hwcap2: u64) -> bool {
     false
 }
@@ -80,13 +80,12 @@ pub const fn has_tags(_hwcap2: u64) -> bool {
 /// The sets of registers whose use stands in the way, and the check for it: none; see [`extended_state`].
 pub const OBSTACLES: &[Obstacle] = &[];
 
-/// Whether the thread has a shadow stack: it would see a return that no call belongs to, and a signal
+/// Returns whether the thread has a shadow stack: it would see a return that no call belongs to, and a signal
 /// return for which no signal came (`arch/x86/kernel/shstk.c`).
 ///
-/// `/proc/TID/status` says so, in every kernel that has shadow stacks. `NT_X86_SHSTK` is not looked at:
-/// without a shadow stack to show, Linux 6.6 to 6.12 warn about that (`ssp_get` in
-/// `arch/x86/kernel/fpu/regset.c`), and a machine may be told to stop for a warning. `now` is what the thread's status says, if it
-/// was read since the thread stopped.
+/// `/proc/TID/status` says so, in every kernel that has shadow stacks. `NT_X86_SHSTK` is not looked at: without a
+/// shadow stack to show, Linux 6.6 to 6.12 warn about that (`ssp_get` in `arch/x86/kernel/fpu/regset.c`), and a machine
+/// may be told to stop for a warning. `now` is what the thread's status says, if it was read since the thread stopped.
 ///
 /// # Errors
 /// It is gone.
@@ -97,7 +96,7 @@ pub fn has_shadow_stack(tid: Pid, now: Option<&Status>) -> Result<bool, SysError
     }
 }
 
-/// Whether these registers belong to code, or to a system call, of another kind than 64-bit programs'.
+/// Returns whether these registers belong to code, or to a system call, of another kind than 64-bit programs'.
 pub fn is_foreign(registers: &Registers) -> bool {
     /// `__USER_CS` (`arch/x86/include/asm/segment.h`).
     const USER_CS: u64 = 0x33;
@@ -244,8 +243,8 @@ pub fn below_red_zone(registers: &Registers) -> Option<RemoteAddr> {
     stack_pointer(registers).checked_sub(RED_ZONE)
 }
 
-/// Lays out the extended registers, the way a frame holds them. The kernel restores all of it only if the size it finds there is not above the
-/// task's own; above, it silently restores the first 512 bytes alone: so AMX is left out, and a
+/// Lays out the extended registers, the way a frame holds them. The kernel restores all of it only if the size it finds
+/// there is not above the task's own; above, it silently restores the first 512 bytes alone: so AMX is left out, and a
 /// task that has AMX state in use gives `None`.
 pub fn extended_state(extended: &Extended) -> Option<ExtendedState> {
     let xstate = &extended.bytes[..];

@@ -74,7 +74,7 @@ impl Session {
         self.ending = CANDIDATES.into_iter().find(unseen).map(|signal| Ending { process, signal });
     }
 
-    /// Whether [`batch`](Self::batch) may be called.
+    /// Returns whether [`batch`](Self::batch) may be called.
     pub const fn has_batches(&self) -> bool {
         self.ending.is_some()
     }

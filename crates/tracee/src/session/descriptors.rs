@@ -144,7 +144,7 @@ impl Session {
         Ok(answer.map(|_| numbers))
     }
 
-    /// Where the chain that is laid next will have the first argument of its `index`-th call.
+    /// Returns the address at which the chain that is laid next will have the first argument of its `index`-th call.
     fn first_argument_of_next_chain(&self, index: u64) -> RemoteAddr {
         let base = self.slots[1 - self.current_slot].get();
         RemoteAddr::new(base + arch::FRAME_LEN * index + arch::FIRST_ARGUMENT)

@@ -22,7 +22,7 @@ struct Searched {
     seen: usize,
     /// Those that another user may not look at.
     unseen: usize,
-    /// What they are that is near what was asked for.
+    /// The names near the wanted one, of these processes.
     near: BTreeSet<String>,
 }
 
@@ -114,7 +114,7 @@ fn own_unit(process: &ProcDir, of_user: bool) -> Option<String> {
     select::is_of_user_unit(process, &unit).then_some(unit)
 }
 
-/// Whether one name holds the other, their kinds left out.
+/// Returns whether one name holds the other, their kinds left out.
 fn is_near(unit: &str, wanted: &str) -> bool {
     let stem = |name: &str| name.rsplit_once('.').map_or(name, |(stem, _)| stem).to_lowercase();
     let (unit, wanted) = (stem(unit), stem(wanted));

@@ -1,4 +1,4 @@
-//! Which processes are meant.
+//! Selects processes by id, file or unit.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -35,9 +35,9 @@ pub(crate) fn every(mut wanted: impl FnMut(Pid, &ProcDir) -> bool) -> Vec<Pid> {
 
 /// A program, by its file as this process finds it: another mount namespace can have another file at the same path.
 pub(crate) struct Program {
-    /// Where it is, without links.
+    /// Its path, without links.
     path: PathBuf,
-    /// Which file it is, and whose; `None` if there is none.
+    /// Its identity and its owner; `None` if there is no such file.
     file: Option<(Identity, u32)>,
     /// The mounts of this process's own mount namespace.
     mounts: Vec<u64>,
@@ -56,14 +56,14 @@ impl Program {
         }
     }
 
-    /// Whether the process runs it, or the file that was at its path until that was replaced or removed.
+    /// Returns whether the process runs it, or the file that was at its path until that was replaced or removed.
     pub(crate) fn is_run_by(&self, process: &ProcDir) -> bool {
         let Ok(exe) = PathFile::of_process(process, "exe") else { return false };
         let Ok(identity) = exe.identity() else { return false };
         self.file.is_some_and(|(file, _)| file == identity) || self.was(process, &exe)
     }
 
-    /// Whether `exe` is what was at the path: a file that has no name any more. Nobody else can have put it there than
+    /// Returns whether `exe` is what was at the path: a file that has no name any more. Nobody else can have put it there than
     /// root, this user, or the owner of the file that is there now. It is on a mount of this mount namespace, because
     /// paths on others say nothing.
     fn was(&self, process: &ProcDir, exe: &PathFile) -> bool {
@@ -108,12 +108,12 @@ pub(crate) fn with_kind(unit: &str) -> String {
     }
 }
 
-/// Whether the process belongs to this unit of the system's manager.
+/// Returns whether the process belongs to this unit of the system's manager.
 pub(crate) fn is_of_unit(process: &ProcDir, unit: &str) -> bool {
     systemd_units::of(process).is_some_and(|units| units.system == unit)
 }
 
-/// Whether the process belongs to this unit of a user's own manager: of any user's for root, else of this user's.
+/// Returns whether the process belongs to this unit of a user's own manager: of any user's for root, else of this user's.
 pub(crate) fn is_of_user_unit(process: &ProcDir, unit: &str) -> bool {
     let own = rustix::process::geteuid();
     let of_user = systemd_units::of(process).and_then(|units| units.user);

@@ -1,4 +1,4 @@
-//! Which shared libraries a file needs: those that its own `ld.so` lists, by its own rules.
+//! Lists the shared libraries that a file needs, as its own `ld.so` finds them.
 //!
 //! `ld.so --list FILE` maps the file and its libraries and prints where they are; nothing of the
 //! file runs. Only `ld.so` itself runs, so it must be one that only root can have put there.
