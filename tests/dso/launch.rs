@@ -5,7 +5,7 @@ use std::path::Path;
 use support::attaching::descriptors;
 use support::objects::{Made, WithObject, object_coverage, own_text};
 use support::smaps::{children, status_field, vmas};
-use support::{Held, Report, Run, pmd_size, require};
+use support::{Held, Report, Run, installed, pmd_size, require};
 
 /// Every whole huge page of the object's text is PMD-mapped; nothing of ours is left in the process but that.
 fn assert_switched(held: &Held, with: &WithObject) {
@@ -151,6 +151,38 @@ fn without_text_to_gain_there_is_no_second_stop() {
     report.of(&with.run(&["7"])).hold().finish().assert_code(7).assert_silent();
     let said = report.read();
     assert_eq!((&said["reason"], &said["launch"]), (&"too_small".into(), &serde_json::Value::Null));
+}
+
+/// Without an image store an object has the huge pages of its page cache, which a plain exec maps as well: no helper
+/// starts. Under strace a launch that wants a helper says that it cannot have one.
+#[test]
+fn an_object_of_the_page_cache_costs_no_helper() {
+    require!(installed("strace").is_some(), "no strace");
+    let with = WithObject::new(Made::Gnu);
+    let (dir, run) = (with.dir(), Run::new(&with.program, ["7"]).options(["--deadline", "2m"]));
+    let traced = |run: &Run| {
+        let log = dir.join("log").to_string_lossy().into_owned();
+        let held = run.clone().behind(["strace", "-f", "-o", &log]).hold();
+        (held.finish(), std::fs::read_to_string(&log).expect("strace's log"))
+    };
+    let (done, log) = traced(&run);
+    done.assert_code(7).assert_silent();
+    let exec = format!("execve(\"{}\"", with.program.display());
+    let before = log.split(&exec).next().expect("the log begins with tiexec's calls");
+    let count = |call: &str| before.matches(&format!(" {call}(")).count();
+    assert!(before.len() < log.len(), "{log}");
+    assert_eq!(["clone", "clone3", "fork", "ptrace"].map(count), [0; 4], "{log}");
+    // An edge, a copy and a report need one.
+    for options in [&["--edges=pad"][..], &["--backing=image"], &["--report=/dev/null"]] {
+        traced(&run.clone().options(options)).0.assert_failed_open(&["already_traced"]);
+    }
+    if support::fresh::huge_folios() {
+        support::fresh::uncache(&with.object);
+        let held = run.hold();
+        let coverage = with.coverage(held.pid());
+        assert!(coverage.is_full(), "the program touches all of it: {coverage:?}");
+        held.finish().assert_code(7).assert_silent();
+    }
 }
 
 #[test]

@@ -14,12 +14,14 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use tiexec_core::addr::{Pages, RemoteAddr};
+use tiexec_core::config::Edges;
 use tiexec_core::dynamic::{Dynamic, dynamic_part};
 use tiexec_core::elf::{ElfFacts, ElfHeader, interpreter_part};
 use tiexec_core::ldcache;
 use tiexec_core::rebase::MainImage;
 
 use crate::policy::Policy;
+use crate::store::Store;
 
 /// A shared object that has whole huge pages of text.
 #[derive(Debug)]
@@ -75,6 +77,16 @@ pub fn with_text(program: &Path, policy: &Policy) -> Vec<Object> {
         return Vec::new();
     }
     Search::of(program).and_then(|search| search.run(policy)).unwrap_or_default()
+}
+
+/// Whether huge pages for objects can only be those of their own page cache: copies are for an image store, of which there
+/// is none, and no edge is wanted. The kernel maps those by itself: at the first touch of text that lies in a huge folio,
+/// where it is congruent (`do_set_pmd` in `mm/memory.c`).
+pub fn have_page_cache_only(policy: &Policy) -> bool {
+    let Policy { pages, sources, edges, .. } = *policy;
+    // A store that must not be used is a setback, which the helper reports.
+    let has_no_store = || matches!(Store::open_for_this_user(pages), Ok(None));
+    edges.edges == Edges::Conservative && sources.pagecache && sources.store && has_no_store()
 }
 
 /// One ELF file's headers, read.

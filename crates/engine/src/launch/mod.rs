@@ -151,12 +151,24 @@ impl Launch<'_> {
         }
         let begun = Instant::now();
         // A filter may kill a process that looks at the page cache. Then the helper looks at it.
-        let huge = policy.sources.pagecache
-            && status.seccomp == 0
-            && image.is_some_and(|image| self.bring_in(image, &objects, &policy));
-        // A report, a dry run and `--strict` need the kernel's own figures of the process.
-        if huge && !self.wants_report && !self.dry_run && !self.settings.strict {
-            return Ok(Start::HugeAlready);
+        if let Some(image) = image.filter(|_| policy.sources.pagecache && status.seccomp == 0) {
+            let huge = self.bring_in(image, &objects, &policy);
+            // A report, a dry run and `--strict` need the kernel's own figures of the process; `-v` wants to say what of
+            // the objects stays on base pages.
+            let plainly = !self.wants_report && !self.dry_run && !self.settings.strict;
+            if plainly && !self.settings.verbose && objects::have_page_cache_only(&policy) {
+                objects.clear();
+            }
+            if plainly && objects.is_empty() {
+                if !fills {
+                    let detail =
+                        "of its shared objects, a plain exec maps what the page cache holds";
+                    return Err(Failure::new(SkipReason::NoStore, detail));
+                }
+                if huge {
+                    return Ok(Start::HugeAlready);
+                }
+            }
         }
         let objects = image.map(|_| Expected::of(&objects));
         let deadline = policy.deadline.saturating_sub(begun.elapsed());
@@ -173,7 +185,7 @@ impl Launch<'_> {
         select.text() && Patterns::new(only, except).map_or(true, meant)
     }
 
-    /// Has the page cache made huge; returns whether that is all there is to do.
+    /// Has the page cache made huge; returns whether that is all there is to do for the program's own text.
     fn bring_in(&self, image: &Image, objects: &[Object], policy: &Policy) -> bool {
         let deadline = Instant::now() + policy.deadline;
         let main = !policy.select.main
@@ -182,7 +194,7 @@ impl Launch<'_> {
         for object in objects {
             bring_in_object(object, policy.pages, deadline);
         }
-        main && objects.is_empty()
+        main
     }
 
     /// Has a helper trace this process, and work on the program once this process has exec'ed it. The helper goes on to
