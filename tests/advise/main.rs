@@ -5,3 +5,4 @@ mod budget;
 mod findings;
 mod real_programs;
 mod report_page;
+mod ways;

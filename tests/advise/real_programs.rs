@@ -38,6 +38,32 @@ fn node() {
     assert!(in_file(held.pid(), "node") > 0.2, "node spends its time in its own text");
 }
 
+/// Its text has a long head and tail: `--edges=pad` reaches more of what it executes than an attach.
+#[test]
+fn python_and_its_edges() {
+    require!(installed("python3").is_some(), "no python3");
+    let script = "import json\nwhile True: json.loads(json.dumps([str(i) for i in range(500)]))";
+    let python = support::child::tool(&["python3", "-c", "import sys; print(sys.executable)"]);
+    let python = String::from_utf8_lossy(&python.stdout).trim().to_owned();
+    let held = Run::new(&python, ["-c", script]).plain().start();
+    eventually("it is at work", || user_ticks(held.pid()) > 20);
+    let pid = held.pid().to_string();
+    let done = ctl(["advise", "--json", "--duration", "2s", &pid]);
+    done.assert_code(0);
+    let advice = json(&done);
+    let ways = advice["ways"].as_array().expect("ways");
+    let reached = |command: String| {
+        let way = ways.iter().find(|way| way["command"] == command);
+        way.map(|way| way["on_huge"].as_f64().expect("a share"))
+    };
+    let plain = reached(format!("tiexecctl attach {pid}")).expect("an attach");
+    let edges = reached(format!("tiexecctl attach --edges=pad {pid}"));
+    assert!(edges.is_none_or(|edges| edges > plain), "{advice}");
+    let table = ctl(["advise", "--duration", "1s", &pid]).out();
+    let last = table.lines().last().expect("lines");
+    assert!(last.starts_with("next  "), "{table}");
+}
+
 #[test]
 fn python() {
     require!(installed("python3").is_some(), "no python3");

@@ -100,7 +100,8 @@ fn of_a_process() {
     let (pid, out) = (held.pid().to_string(), file.display().to_string());
     ctl(["report", "--duration", "1s", "-o", &out, &pid]).assert_code(0).assert_silent();
     let html = std::fs::read_to_string(&file).expect("a page");
-    assert!(assert_numbers(&html) > 20, "{html}");
+    // The text in the copy counts to its file: there is one row.
+    assert!(assert_numbers(&html) > 12, "{html}");
     for part in [
         "Coverage",
         "Footprint",

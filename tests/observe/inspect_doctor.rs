@@ -131,7 +131,7 @@ fn wrong_usage_is_2() {
         &["inspect", "nobody"],
         &["inspect", "-1"],
         &["inspect", "0"],
-        &["inspect", "1", "2"],
+        &["inspect", "1", "2", "x"],
         &["inspect", "99999999999999999999"],
         &["frobnicate"],
         &[],

@@ -5,4 +5,6 @@ mod gdb;
 mod inspect_doctor;
 mod maps;
 mod perf;
+mod restart;
+mod selected;
 mod uprobes;

@@ -1,5 +1,5 @@
 /* jit HOW: makes code in anonymous memory of four huge pages, of which all, six tenths, four tenths and nothing is populated, and runs it until told to
-   end. HOW: plain; toggle (a thread makes the first two writable, changes a constant in them and makes them executable again, without end); nohuge
+   end. HOW: plain; spin (a thread runs it without end); toggle (a thread makes the first two writable, changes a constant in them and makes them executable again, without end); nohuge
    (MADV_NOHUGEPAGE); nothp (PR_SET_THP_DISABLE). */
 #include <pthread.h>
 #include <stdint.h>
@@ -57,12 +57,21 @@ static void *toggle(void *unused)
     return NULL;
 }
 
+static void *spin(void *unused)
+{
+    (void)unused;
+    while (!over)
+        if (!all_right(0))
+            _exit(CORRUPT);
+    return NULL;
+}
+
 int main(int argc, char **argv)
 {
     const char *how = argc > 1 ? argv[1] : "plain";
     char size[32] = "";
     FILE *f = fopen("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "re");
-    int toggles = !strcmp(how, "toggle");
+    int toggles = !strcmp(how, "toggle"), spins = !strcmp(how, "spin");
     pthread_t thread;
     if (!f || !fgets(size, sizeof size, f))
         return BROKEN;
@@ -84,12 +93,12 @@ int main(int argc, char **argv)
             put(area + part * huge + i * page, part * 1000003 + i);
     if (!all_right(0))
         return CORRUPT;
-    if (toggles && pthread_create(&thread, NULL, toggle, NULL))
+    if ((toggles || spins) && pthread_create(&thread, NULL, toggles ? toggle : spin, NULL))
         return BROKEN;
     printf("pid %d\narea %lx\n", getpid(), (unsigned long)area);
     ready_and_wait();
     over = 1;
-    if (toggles)
+    if (toggles || spins)
         pthread_join(thread, NULL);
     return all_right(toggles ? 2 : 0) ? 7 : CORRUPT;
 }

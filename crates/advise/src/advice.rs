@@ -1,4 +1,7 @@
 //! `tiexecctl advise`: from samples to its findings, one value, printed as a table or as JSON.
+//!
+//! There are several [ways](Way) to get text onto huge pages. Each is modelled; the findings are about the first that
+//! gains nearly as much as the best.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,10 +14,10 @@ use tiexec_core::pmu_counts::Counted;
 use tiexec_core::report::SCHEMA;
 
 use crate::itlb::{
-    Evidence, Footprint, Itlb, Judgement, Level, MissTime, Model, Popularity, Shares, Source,
-    footprint,
+    Evidence, Footprint, Itlb, Judgement, Level, MissTime, Model, NOT_WORTH_IT, Popularity, Shares,
+    Source, Verdict, footprint,
 };
-use crate::samples::{SampledPage, Tally};
+use crate::samples::{SampledPage, Space, Tally};
 
 /// The facts beside the samples.
 #[derive(Clone, Debug)]
@@ -23,13 +26,52 @@ pub struct Circumstances {
     pub pages: Pages,
     /// The ranges that are PMD-mapped now, in some of the tally's spaces.
     pub huge: HashMap<usize, Vec<AddrRange>>,
-    /// The ranges that an attach would put onto huge pages, in some of them. In others these are taken to be the whole
-    /// huge pages of each file's text.
-    pub planned: HashMap<usize, Vec<AddrRange>>,
+    /// The ways to get text onto huge pages, those that change least first; none for one that takes the whole huge pages
+    /// of each file's text.
+    pub ways: Vec<Way>,
     /// The processor's instruction TLB.
     pub itlb: Itlb,
     /// The cost of a miss.
     pub time: MissTime,
+}
+
+/// A way to get text onto huge pages.
+#[derive(Clone, Debug, Default)]
+pub struct Way {
+    /// The command.
+    pub command: String,
+    /// What it gives, in some of the tally's spaces. In others it gives the whole huge pages of each file's text.
+    pub reach: HashMap<usize, Reach>,
+}
+
+/// The ranges of one address space that come to lie on huge pages.
+#[derive(Clone, Debug, Default)]
+pub struct Reach {
+    /// The ranges, where they will lie.
+    pub spans: Vec<AddrRange>,
+    /// What is moved before that, and to where: a launch may move the program.
+    pub moved: Option<(AddrRange, RemoteAddr)>,
+}
+
+impl Reach {
+    /// Returns where the byte at `at` will lie.
+    fn place(&self, at: RemoteAddr) -> RemoteAddr {
+        let moved = self.moved.filter(|(from, _)| from.contains(at));
+        moved.map_or(at, |(from, to)| {
+            RemoteAddr::new(to.get().wrapping_add(at.get() - from.start().get()))
+        })
+    }
+}
+
+/// The expectation of a way.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct WayAdvice {
+    /// The command.
+    pub command: String,
+    /// The share of the samples that lies on huge pages then.
+    pub on_huge: f64,
+    /// The share of its processor time that the program is expected to save.
+    pub saving: f64,
 }
 
 /// How the samples were taken.
@@ -106,8 +148,15 @@ pub struct Advice {
     pub files: Vec<TextAdvice>,
     /// The counts of the processor.
     pub counted: Counted,
-    /// The judgement.
+    /// The ways that are of use, each of which reaches more than those before.
+    pub ways: Vec<WayAdvice>,
+    /// The position among the circumstances' ways of the one that is recommended.
+    #[serde(skip)]
+    pub way: usize,
+    /// The judgement, of the way that is recommended.
     pub judgement: Judgement,
+    /// The command to run next; `None` if there is nothing to do.
+    pub next: Option<String>,
 }
 
 impl Advice {
@@ -120,25 +169,55 @@ impl Advice {
         sampling: Sampling,
         counted: Counted,
     ) -> Option<Self> {
-        let Circumstances { pages, itlb, time, .. } = circumstances;
-        let placed = Placed::all(tally, circumstances);
-        if placed.is_empty() {
-            return None;
-        }
-        let whole = |then: bool| {
-            let (base, huge) = units(&placed, pages.pmd, then);
+        let Circumstances { pages, itlb, time, ways, .. } = circumstances;
+        let whole = Way::default();
+        let ways = if ways.is_empty() { std::slice::from_ref(&whole) } else { ways };
+        let modelled = |placed: &[Placed], on: On| {
+            let (base, huge) = units(placed, pages.pmd, on);
             let popularity = Popularity::of_samples(base, huge);
             let model = Model::new(&popularity, itlb);
             (popularity, model)
         };
-        let (now, then) = (whole(false), whole(true));
+        let misses = |of: &(Popularity, Model)| of.1.shares(&of.0).per_kilo_instruction(itlb);
+        let (mut told, mut outcomes) = (Vec::new(), Vec::new());
+        for (index, way) in ways.iter().enumerate() {
+            let placed = Placed::all(tally, circumstances, way);
+            let samples: u64 = placed.iter().map(|placed| placed.page.samples).sum();
+            let on_huge = |which: fn(&Placed) -> bool| {
+                let on = placed.iter().filter(|placed| which(placed));
+                on.map(|placed| placed.page.samples).sum::<u64>() as f64 / samples as f64
+            };
+            let [now, then, before] = [On::Now, On::Then, On::Base].map(|on| modelled(&placed, on));
+            let evidence = Evidence {
+                samples,
+                huge_now: on_huge(|placed| placed.huge_now),
+                reachable: on_huge(|placed| placed.huge_then),
+                before: misses(&before),
+                now: misses(&now),
+                then: misses(&then),
+                walk_share: counted.walk_share(),
+                time: *time,
+            };
+            let reached = told.last().map_or(-1.0, |last: &WayAdvice| last.on_huge);
+            if samples > 0 && evidence.reachable > reached + FURTHER {
+                let judgement = evidence.judge();
+                told.push(WayAdvice {
+                    command: way.command.clone(),
+                    on_huge: evidence.reachable,
+                    saving: judgement.saving,
+                });
+                outcomes.push((index, placed, now, then, judgement));
+            }
+        }
+        let chosen = recommended(&told)?;
+        let (way, placed, now, then, judgement) = outcomes.swap_remove(chosen);
         let samples: u64 = placed.iter().map(|placed| placed.page.samples).sum();
         let advise = |path: String, part: &[Placed]| {
-            let shares = |of: &(Popularity, Model), on_huge: bool| {
-                let (base, huge) = units(part, pages.pmd, on_huge);
+            let shares = |of: &(Popularity, Model), on: On| {
+                let (base, huge) = units(part, pages.pmd, on);
                 of.1.shares(&of.0.part(base, huge))
             };
-            let (shares_now, shares_then) = (shares(&now, false), shares(&then, true));
+            let (shares_now, shares_then) = (shares(&now, On::Now), shares(&then, On::Then));
             TextAdvice::new(
                 path,
                 part,
@@ -163,15 +242,9 @@ impl Advice {
             other.samples.cmp(&one.samples).then_with(|| one.path.cmp(&other.path))
         });
         let text = advise("all".to_owned(), &placed);
-        let evidence = Evidence {
-            samples,
-            huge_now: text.on_huge_now,
-            reachable: text.on_huge_then,
-            now: text.model.misses_now,
-            then: text.model.misses_then,
-            walk_share: counted.walk_share(),
-            time: *time,
-        };
+        let next = Some(told[chosen].command.clone()).filter(|command| {
+            !command.is_empty() && matches!(judgement.verdict, Verdict::WorthIt | Verdict::Maybe)
+        });
         Some(Self {
             schema: SCHEMA,
             kind: "advise",
@@ -183,7 +256,10 @@ impl Advice {
             text,
             files,
             counted,
-            judgement: evidence.judge(),
+            ways: told,
+            way,
+            judgement,
+            next,
         })
     }
 
@@ -196,53 +272,91 @@ impl Advice {
     }
 }
 
+/// A way is told of only if it reaches so much more of the samples than those before.
+const FURTHER: f64 = 0.005;
+/// A way that changes less is recommended if it gains this share of what the best gains.
+const NEARLY: f64 = 0.9;
+
+/// Returns which way to recommend: the first with nearly all that can be gained; `None` of none.
+fn recommended(ways: &[WayAdvice]) -> Option<usize> {
+    let most = ways.iter().map(|way| way.saving).fold(f64::NEG_INFINITY, f64::max);
+    let enough = |way: &WayAdvice| most < NOT_WORTH_IT || way.saving >= most * NEARLY;
+    ways.iter().position(enough)
+}
+
 /// A page with samples, and on what it lies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placed {
     pub(crate) page: SampledPage,
+    /// Where it will lie.
+    pub(crate) then_at: RemoteAddr,
     pub(crate) huge_now: bool,
     pub(crate) huge_then: bool,
 }
 
 impl Placed {
-    pub(crate) fn all(tally: &Tally, circumstances: &Circumstances) -> Vec<Self> {
-        let Circumstances { pages, huge, planned, .. } = circumstances;
+    pub(crate) fn all(tally: &Tally, circumstances: &Circumstances, way: &Way) -> Vec<Self> {
+        let Circumstances { pages, huge, .. } = circumstances;
         let covers =
             |ranges: &[AddrRange], at: RemoteAddr| ranges.iter().any(|range| range.contains(at));
-        let interiors: Vec<Vec<AddrRange>> = tally
+        let whole = tally
             .spaces()
             .iter()
-            .map(|space| {
-                let files = space.mappings().filter(|&(_, name)| is_file(tally, name));
-                files.filter_map(|(range, _)| range.align_inward(pages.pmd)).collect()
-            })
+            .map(|space| Reach { spans: interiors(tally, space, *pages), ..Reach::default() });
+        let reaches: Vec<Reach> = whole
+            .enumerate()
+            .map(|(space, whole)| way.reach.get(&space).cloned().unwrap_or(whole))
             .collect();
         tally
             .pages()
             .map(|page| {
+                let reach = &reaches[page.space];
                 let huge_now = huge.get(&page.space).is_some_and(|huge| covers(huge, page.at));
-                let spans = planned.get(&page.space).unwrap_or(&interiors[page.space]);
-                Self { page, huge_now, huge_then: huge_now || covers(spans, page.at) }
+                let then_at = reach.place(page.at);
+                let huge_then = huge_now || covers(&reach.spans, then_at);
+                Self { page, then_at, huge_now, huge_then }
             })
             .collect()
     }
+}
+
+/// Returns the whole huge pages of the text of files in an address space.
+pub fn interiors(tally: &Tally, space: &Space, pages: Pages) -> Vec<AddrRange> {
+    let files = space.mappings().filter(|&(_, name)| is_file(tally, name));
+    files.filter_map(|(range, _)| range.align_inward(pages.pmd)).collect()
 }
 
 fn is_file(tally: &Tally, name: usize) -> bool {
     tally.names()[name].starts_with(b"/")
 }
 
-/// Adds samples up by what one TLB entry serves: those of base pages, and those of huge pages.
-fn units(part: &[Placed], pmd: PageSize, then: bool) -> (Vec<u64>, Vec<u64>) {
-    let on_huge = |placed: &&Placed| if then { placed.huge_then } else { placed.huge_now };
-    let base = part.iter().filter(|placed| !on_huge(placed)).map(|placed| placed.page.samples);
-    (base.collect(), by_huge_page(part.iter().filter(on_huge), pmd))
+/// A state of the text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum On {
+    /// All of it on base pages.
+    Base,
+    /// As it is.
+    Now,
+    /// As it will be.
+    Then,
 }
 
-fn by_huge_page<'a>(part: impl Iterator<Item = &'a Placed>, pmd: PageSize) -> Vec<u64> {
+/// Adds samples up by what one TLB entry serves: those of base pages, and those of huge pages.
+fn units(part: &[Placed], pmd: PageSize, on: On) -> (Vec<u64>, Vec<u64>) {
+    let on_huge = |placed: &&Placed| match on {
+        On::Base => false,
+        On::Now => placed.huge_now,
+        On::Then => placed.huge_then,
+    };
+    let base = part.iter().filter(|placed| !on_huge(placed)).map(|placed| placed.page.samples);
+    (base.collect(), by_huge_page(part.iter().filter(on_huge), pmd, on == On::Then))
+}
+
+fn by_huge_page<'a>(part: impl Iterator<Item = &'a Placed>, pmd: PageSize, then: bool) -> Vec<u64> {
     let mut huge: HashMap<(usize, RemoteAddr), u64> = HashMap::new();
-    for Placed { page, .. } in part {
-        *huge.entry((page.space, page.at.align_down(pmd))).or_default() += page.samples;
+    for Placed { page, then_at, .. } in part {
+        let at = if then { *then_at } else { page.at };
+        *huge.entry((page.space, at.align_down(pmd))).or_default() += page.samples;
     }
     huge.into_values().collect()
 }
@@ -260,7 +374,7 @@ impl TextAdvice {
             samples,
             share: share(samples, all),
             base_pages: footprint(part.iter().map(|placed| placed.page.samples)),
-            huge_pages: footprint(by_huge_page(part.iter(), pages.pmd)),
+            huge_pages: footprint(by_huge_page(part.iter(), pages.pmd, true)),
             on_huge_now: share(sum(|placed| placed.huge_now), samples),
             on_huge_then: share(sum(|placed| placed.huge_then), samples),
             model,
@@ -329,15 +443,36 @@ impl fmt::Display for Advice {
         if let Some(line) = counted(&self.counted) {
             writeln!(f, "PMU   {line}")?;
         }
-        let Judgement { verdict, saving, saving_range: [least, most], reasons } = &self.judgement;
-        let percent = |share: f64| format!("{:.1}", share * 100.0);
-        let (saving, least, most) = (percent(*saving), percent(*least), percent(*most));
-        write!(f, "{verdict}: about {saving} % of its time in user mode")?;
-        if least != most {
-            write!(f, " ({least} to {most} %, by what a walk takes)")?;
+        if self.ways.len() > 1 {
+            let width = self.ways.iter().map(|way| way.command.chars().count()).max().unwrap_or(0);
+            writeln!(f, "{:<width$}  ON HUGE PAGES  SAVES", "WAY")?;
+            for WayAdvice { command, on_huge, saving } in &self.ways {
+                let (on_huge, saving) = (on_huge * 100.0, saving * 100.0);
+                writeln!(f, "{command:<width$}  {on_huge:>11.0} %  {saving:>3.1} %")?;
+            }
         }
-        writeln!(f)?;
-        reasons.iter().try_for_each(|reason| writeln!(f, "  - {reason}"))
+        let Judgement { verdict, saving, saving_range: [least, most], saved, reasons } =
+            &self.judgement;
+        let percent = |share: f64| format!("{:.1}", share * 100.0);
+        if *verdict == Verdict::Done {
+            writeln!(
+                f,
+                "{verdict}: huge pages save about {} % of its time in user mode",
+                percent(*saved)
+            )?;
+        } else {
+            let (saving, least, most) = (percent(*saving), percent(*least), percent(*most));
+            write!(f, "{verdict}: about {saving} % of its time in user mode")?;
+            if least != most {
+                write!(f, " ({least} to {most} %, by what a walk takes)")?;
+            }
+            writeln!(f)?;
+        }
+        reasons.iter().try_for_each(|reason| writeln!(f, "  - {reason}"))?;
+        match &self.next {
+            Some(command) => writeln!(f, "next  {command}"),
+            None => writeln!(f, "next  nothing: leave it as it is"),
+        }
     }
 }
 
@@ -412,7 +547,7 @@ mod tests {
         Circumstances {
             pages: PAGES,
             huge: HashMap::new(),
-            planned: HashMap::new(),
+            ways: Vec::new(),
             itlb: Itlb::USUAL,
             time: MissTime::USUAL,
         }
@@ -460,7 +595,7 @@ mod tests {
         assert!(big.model.now.misses() > 0.9 && big.model.then.misses() < 0.01, "{big:?}");
         assert_eq!(advice.files[1].path, "(anonymous)");
         assert_eq!(advice.files[1].on_huge_then, 0.0);
-        assert_eq!(advice.judgement.verdict, crate::itlb::Verdict::WorthIt, "{advice}");
+        assert_eq!(advice.judgement.verdict, Verdict::WorthIt, "{advice}");
     }
 
     #[test]
@@ -471,19 +606,52 @@ mod tests {
         let advice = advise(&tally(5), &circumstances);
         assert_eq!(advice.files[0].on_huge_now, 1.0);
         assert_eq!(advice.text.model.now, advice.text.model.then);
-        assert_eq!(advice.judgement.verdict, crate::itlb::Verdict::NotWorthIt, "{advice}");
-        assert!(advice.to_string().contains("already"), "{advice}");
+        assert_eq!(advice.judgement.verdict, Verdict::Done, "{advice}");
+        assert!(advice.judgement.saved > 0.01 && advice.next.is_none(), "{advice}");
+        let text = advice.to_string();
+        assert!(text.contains("already") && text.contains("done: huge pages save about"), "{text}");
     }
 
     #[test]
     fn only_what_is_planned_is_possible() {
         let mut circumstances = circumstances();
-        circumstances.planned.insert(0, Vec::new());
+        let reach = HashMap::from([(0, Reach::default())]);
+        circumstances.ways.push(Way { command: "none".to_owned(), reach });
         let advice = advise(&tally(1), &circumstances);
         assert_eq!(advice.text.on_huge_then, 0.0);
         let json: serde_json::Value = serde_json::from_str(&advice.to_json()).unwrap();
         assert_eq!(json["kind"], "advise");
         assert_eq!(json["files"][0]["base_pages"]["all"], 2048);
+    }
+
+    /// Ways that reach nothing, the lower half, no more than that, and all of it after a move.
+    #[test]
+    fn the_way_that_gains_nearly_most_is_recommended() {
+        let range =
+            |start: u64, mib: u64| AddrRange::with_len(RemoteAddr::new(start), mib << 20).unwrap();
+        let way = |command: &str, spans: &[AddrRange], moved| Way {
+            command: command.to_owned(),
+            reach: HashMap::from([(0, Reach { spans: spans.to_vec(), moved })]),
+        };
+        let to = RemoteAddr::new(0x1000_0000);
+        let mut circumstances = circumstances();
+        circumstances.ways = vec![
+            way("none", &[], None),
+            way("half", &[range(0x40_0000, 4)], None),
+            way("the same", &[range(0x40_0000, 4)], None),
+            way("start", &[range(0x1000_0000, 8)], Some((range(0x40_0000, 8), to))),
+        ];
+        let made = advise(&tally(5), &circumstances);
+        let commands: Vec<&str> = made.ways.iter().map(|way| way.command.as_str()).collect();
+        assert_eq!(commands, ["none", "half", "start"], "{made}");
+        assert!(made.ways.is_sorted_by(|one, other| one.saving < other.saving), "{made}");
+        assert_eq!((made.next.as_deref(), made.way), (Some("start"), 3), "{made}");
+        assert_eq!((made.files[0].on_huge_then, made.text.huge_pages.all), (1.0, 5));
+        let text = made.to_string();
+        assert!(text.ends_with("next  start\n") && text.contains("\nWAY "), "{text}");
+        // Without the move half is the best.
+        circumstances.ways.pop();
+        assert_eq!(advise(&tally(5), &circumstances).next.as_deref(), Some("half"));
     }
 
     #[test]

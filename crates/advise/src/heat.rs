@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 use tiexec_core::addr::RemoteAddr;
 
-use crate::advice::{Circumstances, Placed};
+use crate::advice::{Circumstances, Placed, Way};
 use crate::samples::Tally;
 
 /// In how many cells a huge page is shown.
@@ -23,7 +23,7 @@ pub struct Row {
     pub samples: u64,
     /// Whether some of what was executed there is on huge pages.
     pub huge_now: bool,
-    /// Whether it would be after an attach.
+    /// Whether it would be by the way that is recommended.
     pub huge_then: bool,
     /// Samples in each of [`CELLS`] equal parts.
     pub cells: Vec<u64>,
@@ -65,13 +65,13 @@ pub struct Heat {
 }
 
 impl Heat {
-    /// Makes it.
-    pub fn new(tally: &Tally, circumstances: &Circumstances) -> Self {
+    /// Makes it; `way` says what would be huge.
+    pub fn new(tally: &Tally, circumstances: &Circumstances, way: &Way) -> Self {
         let pmd = circumstances.pages.pmd;
-        let placed = Placed::all(tally, circumstances);
+        let placed = Placed::all(tally, circumstances, way);
         let mut files: HashMap<(usize, usize), BTreeMap<RemoteAddr, Row>> = HashMap::new();
         let mut huge: HashMap<(usize, RemoteAddr), u64> = HashMap::new();
-        for Placed { page, huge_now, huge_then } in &placed {
+        for Placed { page, huge_now, huge_then, .. } in &placed {
             let start = page.at.align_down(pmd);
             *huge.entry((page.space, start)).or_default() += page.samples;
             let rows = files.entry((page.space, page.name)).or_default();
@@ -143,11 +143,11 @@ mod tests {
         let circumstances = Circumstances {
             pages,
             huge: HashMap::new(),
-            planned: HashMap::new(),
+            ways: Vec::new(),
             itlb: Itlb::USUAL,
             time: MissTime::USUAL,
         };
-        let heat = Heat::new(&tally, &circumstances);
+        let heat = Heat::new(&tally, &circumstances, &Way::default());
         assert_eq!((heat.files.len(), heat.files[0].samples), (1, 10));
         let rows = &heat.files[0].rows;
         assert_eq!((rows.len(), rows[0].samples, rows[1].samples), (2, 5, 5));

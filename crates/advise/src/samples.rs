@@ -102,6 +102,16 @@ impl Tally {
         }
     }
 
+    /// Says of which file the text in a range is: what stands in for it has another name in maps.
+    pub fn attribute(&mut self, space: usize, range: AddrRange, name: &[u8]) {
+        let name = self.name(name);
+        for (&(of, at), (known, _)) in &mut self.counts {
+            if of == space && range.contains(at) {
+                *known = name;
+            }
+        }
+    }
+
     /// Returns the pages with samples, in no order.
     pub fn pages(&self) -> impl Iterator<Item = SampledPage> + '_ {
         self.counts.iter().map(|(&(space, at), &(name, samples))| SampledPage {
@@ -141,12 +151,16 @@ impl Tally {
             name if is_file => name,
             _ => &self.names[Self::ANONYMOUS].clone(),
         };
-        let name = self.names.iter().position(|known| known == name).unwrap_or_else(|| {
-            self.names.push(name.to_vec());
-            self.names.len() - 1
-        });
+        let name = self.name(name);
         let space = self.space(pid);
         self.spaces[space].mappings.push((range, name));
+    }
+
+    fn name(&mut self, name: &[u8]) -> usize {
+        self.names.iter().position(|known| known == name).unwrap_or_else(|| {
+            self.names.push(name.to_vec());
+            self.names.len() - 1
+        })
     }
 }
 

@@ -211,28 +211,30 @@ pub struct Ctl {
 /// The commands of `tiexecctl`.
 #[derive(Subcommand, Clone, Debug)]
 pub enum CtlCommand {
-    /// Show how much of a process's text is on huge pages, and why the rest is not
+    /// Show how much of the text of processes is on huge pages, and why the rest is not
     Inspect {
-        /// The process
-        #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
-        pid: i32,
+        /// The processes.
+        #[command(flatten)]
+        targets: Targets,
         /// As JSON
         #[arg(long)]
         json: bool,
     },
-    /// Say what this machine, or one process on it, lets TiExec do, and how to fix what it does not
+    /// Say what this machine, or processes on it, let TiExec do, and how to fix what they do not
+    #[command(mut_group("targets", |group| group.required(false)))]
     Doctor {
-        /// Judge this process
-        #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
-        pid: Option<i32>,
+        /// The processes to judge.
+        #[command(flatten)]
+        targets: Targets,
         /// As JSON
         #[arg(long)]
         json: bool,
     },
-    /// Say whether huge pages would help a program: sample where it executes, and model the
-    /// instruction TLB
+    /// Say whether huge pages would help a program, and which way to get them: sample where it executes, and
+    /// model the instruction TLB
     #[command(
-        override_usage = "tiexecctl advise [OPTIONS] PID\n       tiexecctl advise [OPTIONS] -- COMMAND [ARGS]..."
+        override_usage = "tiexecctl advise [OPTIONS] PID...\n       tiexecctl advise [OPTIONS] -- COMMAND [ARGS]...",
+        mut_group("targets", |group| group.required(false))
     )]
     Advise(Advise),
     /// Compare a command, or a running process, with and without huge pages
@@ -314,7 +316,7 @@ pub enum StoreCommand {
 }
 
 /// Which processes.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 #[group(required = true, multiple = false, id = "targets")]
 pub struct Targets {
     /// The processes; also as lists with commas or blanks, as pidof prints them
@@ -334,12 +336,36 @@ pub struct Targets {
     pub user: Option<String>,
 }
 
+impl Targets {
+    /// Whether nothing is selected.
+    pub fn is_empty(&self) -> bool {
+        let Self { pids, exe, unit, user } = self;
+        pids.is_empty() && exe.is_none() && unit.is_none() && user.is_none()
+    }
+
+    /// Returns the words that select the same processes, to be put into a command line.
+    pub fn words(&self) -> Vec<OsString> {
+        let Self { pids, exe, unit, user } = self;
+        let named = |option: &str, name: OsString| vec![OsString::from(option), name];
+        if let Some(exe) = exe {
+            return named("--exe", exe.into());
+        }
+        if let Some(unit) = unit {
+            return named("--unit", unit.into());
+        }
+        if let Some(user) = user {
+            return named("--user", user.into());
+        }
+        pids.iter().flat_map(|pids| pids.split([',', ' ', '\t', '\n'])).map(Into::into).collect()
+    }
+}
+
 /// The options of `tiexecctl advise`.
 #[derive(Args, Clone, Debug)]
 pub struct Advise {
-    /// The process
-    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), required_unless_present = "command", conflicts_with = "command")]
-    pub pid: Option<i32>,
+    /// The processes.
+    #[command(flatten)]
+    pub targets: Targets,
 
     /// How long to sample, such as 30s [default: 5s; a command to its end]
     #[arg(long, value_name = "DURATION", value_parser = parse_positive_duration)]
@@ -349,7 +375,7 @@ pub struct Advise {
     #[arg(short = 'F', long, value_name = "HZ", default_value_t = tiexec_engine::sampling::FREQUENCY, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub frequency: u32,
 
-    /// Also sample the processes that it starts
+    /// Also sample the processes that they start
     #[arg(short, long)]
     pub follow: bool,
 
@@ -362,7 +388,12 @@ pub struct Advise {
     pub output: Option<PathBuf>,
 
     /// A command to start and to sample
-    #[arg(last = true, value_name = "COMMAND")]
+    #[arg(
+        last = true,
+        value_name = "COMMAND",
+        required_unless_present = "targets",
+        conflicts_with = "targets"
+    )]
     pub command: Vec<OsString>,
 }
 

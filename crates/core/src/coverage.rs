@@ -69,6 +69,30 @@ pub struct FileCoverage {
     pub rest: Vec<Rest>,
 }
 
+impl FileCoverage {
+    /// Whether none of its text is huge, because none of it fills a huge page.
+    pub fn is_small(&self) -> bool {
+        let too_small = |rest: &Rest| rest.reason == SkipReason::TooSmall;
+        self.huge_bytes == 0 && self.rest.iter().all(too_small)
+    }
+}
+
+/// Returns the files that have a row of their own, and the others, which [are small](FileCoverage::is_small); the largest
+/// has one where all are small.
+pub fn apart_from_small(files: &[FileCoverage]) -> (Vec<&FileCoverage>, Vec<&FileCoverage>) {
+    let (mut small, mut others): (Vec<_>, Vec<_>) = files.iter().partition(|file| file.is_small());
+    if others.is_empty() && !small.is_empty() {
+        others.push(small.remove(0));
+    }
+    (others, small)
+}
+
+/// Says how many files are summed up in a last row.
+pub fn small_files(count: usize) -> String {
+    let s = if count == 1 { "" } else { "s" };
+    format!("and {count} file{s} with text below a huge page")
+}
+
 /// A reason known from the launch for text in `range` that would be called `base_pages` by its pages alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Note {

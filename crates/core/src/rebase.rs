@@ -120,7 +120,7 @@ impl MainImage {
 
     /// Returns the run-time addresses from the first segment to the end of the last, in whole base
     /// pages; `None` if they make no sense.
-    fn range(&self, base: PageSize) -> Option<AddrRange> {
+    pub fn range(&self, base: PageSize) -> Option<AddrRange> {
         let at = |vaddr: u64| RemoteAddr::new(vaddr.wrapping_add(self.load_bias));
         let first = self.loads.iter().map(|load| load.vaddr).min()?;
         let last = self.loads.iter().map(|load| load.vaddr.saturating_add(load.mem_size)).max()?;

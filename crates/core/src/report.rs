@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::addr::{AddrRange, mib, short};
 use crate::area::SmapsFor;
 use crate::budget::Choice;
-use crate::coverage::FileCoverage;
+use crate::coverage::{FileCoverage, apart_from_small, small_files};
 use crate::escape::{self, AsShown};
 use crate::numa;
 use crate::plan::{Backing, Span, start_and_end};
@@ -107,6 +107,9 @@ pub struct JitArea {
     pub made_bytes: u64,
     /// The kernel's first refusal.
     pub refused: Option<String>,
+    /// The huge pages of it that are populated to at least a half.
+    #[serde(skip)]
+    pub populated: Vec<AddrRange>,
 }
 
 impl JitArea {
@@ -116,6 +119,19 @@ impl JitArea {
         let sums = (sum(|area| area.huge_bytes), sum(|area| area.populated_bytes));
         (!areas.is_empty()).then_some(sums)
     }
+}
+
+/// A start by `tiexec` that would give more of the program's own text than can be huge where it lies.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Restart {
+    /// The program, as maps shows it, lossy UTF-8.
+    pub path: String,
+    /// Bytes of its text.
+    pub text_bytes: u64,
+    /// Bytes of it that are huge, or can be where it lies.
+    pub here_bytes: u64,
+    /// Bytes of it that a launch puts on huge pages.
+    pub launch_bytes: u64,
 }
 
 /// One process's text and what it is made of.
@@ -156,6 +172,9 @@ pub struct Report {
     /// Code that it makes itself, where there is any; of an attach, if that was selected.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub jit: Vec<JitArea>,
+    /// What a start by `tiexec` would give, where that is more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restart: Option<Restart>,
     /// Why TiExec read smaps, if it did. Reading smaps keeps a process from mapping memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub smaps_for: Option<SmapsFor>,
@@ -182,6 +201,7 @@ impl Report {
             attach: None,
             budget: None,
             jit: Vec::new(),
+            restart: None,
             smaps_for: None,
         }
     }
@@ -234,30 +254,46 @@ impl fmt::Display for Report {
             mib(self.huge_bytes),
             percent(self.huge_bytes, self.text_bytes)
         )?;
-        let (shown, small): (Vec<_>, Vec<_>) = self.files.iter().partition(|file| {
-            file.huge_bytes > 0 || percent(file.text_bytes, self.text_bytes) >= SMALL_SHARE_PERCENT
-        });
+        let (others, small) = apart_from_small(&self.files);
+        let (shown, rest): (Vec<&FileCoverage>, Vec<&FileCoverage>) =
+            others.into_iter().partition(|file| {
+                file.huge_bytes > 0
+                    || file.is_small()
+                    || percent(file.text_bytes, self.text_bytes) >= SMALL_SHARE_PERCENT
+            });
         let name = |file: &FileCoverage| {
             format!("{}{}", file.path.shown(), if file.deleted { " (deleted)" } else { "" })
         };
-        let width = shown.iter().map(|file| name(file).chars().count()).max().unwrap_or(0).max(16);
+        let mut rows: Vec<(String, Vec<FileCoverage>)> =
+            shown.into_iter().map(|file| (name(file), vec![file.clone()])).collect();
+        if !rest.is_empty() {
+            rows.push((format!("({} more)", rest.len()), rest.into_iter().cloned().collect()));
+        }
+        if !small.is_empty() {
+            rows.push((small_files(small.len()), small.into_iter().cloned().collect()));
+        }
+        let width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0).max(16);
         writeln!(
             f,
             "{:<width$} {:>7} {:>7} {:>4}  BACKING    REST BECAUSE",
             "FILE", "TEXT", "HUGE", "%"
         )?;
-        for file in &shown {
-            line(f, width, &name(file), std::slice::from_ref(*file))?;
-        }
-        if !small.is_empty() {
-            let small: Vec<FileCoverage> = small.into_iter().cloned().collect();
-            line(f, width, &format!("({} more)", small.len()), &small)?;
+        for (name, files) in &rows {
+            line(f, width, name, files)?;
         }
         if let Some((huge, populated)) = JitArea::sums(&self.jit) {
             let (huge, populated, percent) = (mib(huge), mib(populated), percent(huge, populated));
             let s = if self.jit.len() == 1 { "" } else { "s" };
             let areas = self.jit.len();
             writeln!(f, "jit   huge {huge} of {populated} MiB ({percent} %) in {areas} area{s}")?;
+        }
+        if let Some(Restart { path, text_bytes, here_bytes, launch_bytes }) = &self.restart {
+            let [here, text, launch] = [here_bytes, text_bytes, launch_bytes].map(|&sum| mib(sum));
+            let path = path.shown();
+            writeln!(
+                f,
+                "start {here} of {text} MiB of {path} can be huge where it lies; a start by tiexec gives {launch}"
+            )?;
         }
         if let Some(reason) = self.reason {
             write!(f, "why   {reason}")?;
@@ -466,11 +502,23 @@ mod tests {
     #[test]
     fn a_small_file_has_a_line_of_its_own_once_it_is_huge() {
         let files = vec![file("/big", 1 << 30, 0), file("/small", 2 << 20, 0)];
-        let table = Report::new(Kind::Inspect, 1, "p".to_owned(), files).to_string();
-        assert!(!table.contains("/small") && table.contains("(1 more)"), "{table}");
-        let files = vec![file("/big", 1 << 30, 0), file("/small", 2 << 20, 2 << 20)];
-        let table = Report::new(Kind::Inspect, 1, "p".to_owned(), files).to_string();
-        assert!(table.contains("/small") && !table.contains("more)"), "{table}");
+        let table = |files: Vec<FileCoverage>| {
+            Report::new(Kind::Inspect, 1, "p".to_owned(), files).to_string()
+        };
+        let all = table(files);
+        assert!(!all.contains("/small") && all.contains("/big"), "{all}");
+        assert!(all.contains("and 1 file with text below a huge page"), "{all}");
+        let huge = table(vec![file("/big", 1 << 30, 0), file("/small", 2 << 20, 2 << 20)]);
+        assert!(huge.contains("/small") && !huge.contains("/big"), "{huge}");
+        assert!(huge.contains("and 1 file with text below"), "{huge}");
+        // A file that could be huge and is not has its own reason, and is summed up only with its like.
+        let reason = SkipReason::BasePages.into();
+        let rest = |bytes| vec![Rest { reason, bytes }];
+        let could = |path: &str, bytes| FileCoverage { rest: rest(bytes), ..file(path, bytes, 0) };
+        let some = table(vec![could("/big", 1 << 30), could("/some", 2 << 20), file("/x", 99, 0)]);
+        for part in ["/big", "(1 more)", "base_pages", "and 1 file with text below a huge page"] {
+            assert!(some.contains(part), "{part}: {some}");
+        }
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub enum Verdict {
     Maybe,
     /// Less than three thousandths.
     NotWorthIt,
+    /// Less than three thousandths more: huge pages save that much already.
+    Done,
 }
 
 impl fmt::Display for Verdict {
@@ -23,6 +25,7 @@ impl fmt::Display for Verdict {
             Self::WorthIt => "worth it",
             Self::Maybe => "maybe",
             Self::NotWorthIt => "not worth it",
+            Self::Done => "done",
         })
     }
 }
@@ -105,7 +108,9 @@ pub struct Evidence {
     pub huge_now: f64,
     /// The share of them that would lie on huge pages.
     pub reachable: f64,
-    /// The modelled misses, as the text is now.
+    /// The modelled misses with all of the text on base pages.
+    pub before: Misses,
+    /// The same as the text is now.
     pub now: Misses,
     /// The same with all on huge pages that can be.
     pub then: Misses,
@@ -125,6 +130,8 @@ pub struct Judgement {
     /// The least and the most that it may save, by what a walk was found to take; what else the model leaves
     /// open is not in it.
     pub saving_range: [f64; 2],
+    /// The share of its processor time that the huge pages which it has are expected to save.
+    pub saved: f64,
     /// The reasons, a sentence each.
     pub reasons: Vec<String>,
 }
@@ -139,6 +146,7 @@ impl Evidence {
         };
         let (lost_now, lost_then) = lost(&self.time);
         let saving = lost_now - lost_then;
+        let saved = self.time.share_lost(&self.before) - self.time.share_lost(&self.now);
         let mut saving_range = self.time.walk_range_ns.map(|walk_ns| {
             let (now, then) = lost(&MissTime::of_walk(walk_ns));
             now - then
@@ -151,6 +159,9 @@ impl Evidence {
             saving if saving < NOT_WORTH_IT && saving_range[1] < WORTH_IT => Verdict::NotWorthIt,
             _ => Verdict::Maybe,
         };
+        if verdict == Verdict::NotWorthIt && saved >= NOT_WORTH_IT {
+            verdict = Verdict::Done;
+        }
         if self.time.measured && self.time.walk_range_ns[1] < 1.0 {
             reasons.push(
                 "on this machine a jump over much text is no faster on huge pages: a host that \
@@ -180,17 +191,18 @@ impl Evidence {
                 percent(share)
             ));
         }
-        if self.huge_now > 0.5 {
+        if self.huge_now >= 0.0005 {
             reasons.push(format!(
                 "{} of what it executes is on huge pages already",
                 percent(self.huge_now)
             ));
         }
         if self.reachable < 0.0005 {
-            reasons.push("nothing of what it executes can be put on huge pages".to_owned());
+            reasons
+                .push("nothing of what it executes lies in a whole huge page of text".to_owned());
         } else if self.reachable < 0.5 {
             reasons.push(format!(
-                "only {} of what it executes can be put on huge pages",
+                "only {} of what it executes comes to lie on huge pages",
                 percent(self.reachable)
             ));
         }
@@ -210,7 +222,7 @@ impl Evidence {
                 self.samples
             ));
         }
-        Judgement { verdict, saving, saving_range, reasons }
+        Judgement { verdict, saving, saving_range, saved, reasons }
     }
 }
 
@@ -224,7 +236,17 @@ mod tests {
 
     fn evidence(now: Misses, then: Misses) -> Evidence {
         let time = MissTime::USUAL;
-        Evidence { samples: 5000, huge_now: 0.0, reachable: 1.0, now, then, walk_share: None, time }
+        let (before, walk_share) = (now, None);
+        Evidence {
+            samples: 5000,
+            huge_now: 0.0,
+            reachable: 1.0,
+            before,
+            now,
+            then,
+            walk_share,
+            time,
+        }
     }
 
     #[test]

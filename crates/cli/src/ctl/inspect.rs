@@ -1,24 +1,96 @@
-//! `tiexecctl inspect PID`: how much of a process's text is huge, as the kernel says it.
+//! `tiexecctl inspect PID...`: how much of the text of processes is huge, as the kernel says it.
 
+use tiexec_core::addr::mib;
+use tiexec_core::config::EdgePolicy;
 use tiexec_core::coverage::coverage;
-use tiexec_core::report::{Kind, Report};
+use tiexec_core::escape;
+use tiexec_core::report::{Kind, Report, SCHEMA, percent};
 use tiexec_engine::locked_target::LOOKING;
 use tiexec_remap::attach::look_at_jit;
+use tiexec_remap::launch::restart;
 use tiexec_remap::mapped::originals;
-use tiexec_remap::{numa_placement, store, systemd_units};
+use tiexec_remap::{numa_placement, store, systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, areas, thp};
 
-use super::attach::looked_at;
+use super::attach::{self, targets, together};
 use super::{failed, print};
 use crate::exit;
+use crate::options::Targets;
 use crate::stdio::warn;
 
-pub(super) fn run(pid: i32, json: bool) -> u8 {
-    looked_at("inspect", pid, LOOKING, || match report(pid) {
-        Ok(report) => print(&if json { report.to_json() + "\n" } else { report.to_string() }),
-        Err(status) => status,
-    })
+/// The figures of one process that a sum needs.
+struct Figures {
+    status: u8,
+    text_bytes: u64,
+    huge_bytes: u64,
+}
+
+impl Figures {
+    /// Inspects a process, and prints its report.
+    fn of(pid: i32, json: bool) -> Self {
+        match report(pid) {
+            Ok(report) => {
+                let text = if json { report.to_json() + "\n" } else { report.to_string() };
+                let Report { text_bytes, huge_bytes, .. } = report;
+                Self { status: print(&text), text_bytes, huge_bytes }
+            }
+            Err(status) => Self { status, text_bytes: 0, huge_bytes: 0 },
+        }
+    }
+
+    /// Does the same apart from this process, which the process that is inspected can keep waiting.
+    fn apart(pid: Pid, json: bool) -> Self {
+        let inspect = || {
+            let figures = Self::of(pid.as_raw_nonzero().get(), json);
+            let bytes = [figures.text_bytes, figures.huge_bytes].map(u64::to_le_bytes);
+            [&[figures.status], bytes.as_flattened()].concat()
+        };
+        let told = workers::told_apart(LOOKING, inspect);
+        let status = match &told {
+            Ok(told) => told.first().copied().unwrap_or(exit::FAILED),
+            Err(failure) => attach::failed("inspect", pid, failure),
+        };
+        let number = |index: usize| {
+            let bytes = told.as_ref().ok()?.get(1 + 8 * index..9 + 8 * index)?;
+            Some(u64::from_le_bytes(bytes.try_into().ok()?))
+        };
+        let [text_bytes, huge_bytes] = [0, 1].map(|index| number(index).unwrap_or(0));
+        Self { status, text_bytes, huge_bytes }
+    }
+}
+
+/// Inspects the processes; of several, also prints the sums.
+pub(super) fn run(selected: &Targets, json: bool) -> u8 {
+    let pids = match targets(selected) {
+        Ok(pids) => pids,
+        Err(status) => return status,
+    };
+    let one = |&pid: &Pid| match workers::is_foreign(pid) {
+        true => Figures::apart(pid, json),
+        false => Figures::of(pid.as_raw_nonzero().get(), json),
+    };
+    let all: Vec<Figures> = pids.iter().map(one).collect();
+    let seen: Vec<&Figures> = all.iter().filter(|one| one.status == exit::OK).collect();
+    if pids.len() > 1 && !seen.is_empty() {
+        let sum = |of: fn(&Figures) -> u64| seen.iter().map(|one| of(one)).sum::<u64>();
+        let (text, huge) = (sum(|one| one.text_bytes), sum(|one| one.huge_bytes));
+        let processes = seen.len();
+        print(&if json {
+            let sums = serde_json::json!({
+                "schema": SCHEMA,
+                "kind": "inspect_sum",
+                "processes": processes,
+                "text_bytes": text,
+                "huge_bytes": huge,
+            });
+            escape::json(&sums) + "\n"
+        } else {
+            let (percent, text, huge) = (percent(huge, text), mib(text), mib(huge));
+            format!("all {processes} processes   text {text} MiB   huge {huge} MiB ({percent} %)\n")
+        });
+    }
+    together(all.iter().map(|one| one.status).collect(), selected)
 }
 
 /// Looks at a process.
@@ -51,5 +123,6 @@ pub(super) fn report(pid: i32) -> Result<Report, u8> {
     report.jit = look_at_jit(&process, &entries, pages).unwrap_or_default();
     report.smaps_for = seen.smaps_for;
     report.unit = systemd_units::shown(&process);
+    report.restart = restart::gain(&process, &report.files, EdgePolicy::default(), pages);
     Ok(report)
 }

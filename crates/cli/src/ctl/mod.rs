@@ -34,8 +34,8 @@ pub fn run() -> u8 {
         }
     };
     match ctl.command {
-        CtlCommand::Inspect { pid, json } => inspect::run(pid, json),
-        CtlCommand::Doctor { pid, json } => doctor::run(pid, json),
+        CtlCommand::Inspect { targets, json } => inspect::run(&targets, json),
+        CtlCommand::Doctor { targets, json } => doctor::run(&targets, json),
         CtlCommand::Store(command) => store::run(command),
         CtlCommand::Advise(options) => advise::run(&options),
         CtlCommand::Bench(options) => bench::run(&options),

@@ -6,10 +6,12 @@ use tiexec_advise::compare::Bench;
 use tiexec_advise::heat::Heat;
 use tiexec_advise::page::{Page, Subject};
 use tiexec_engine::sampling::FREQUENCY;
+use tiexec_sys::Pid;
 
+use super::advise::Advised;
 use super::{advise, can_write, inspect, write};
 use crate::exit;
-use crate::options::{Advise, ReportPage};
+use crate::options::{Advise, ReportPage, Targets};
 use crate::stdio::warn;
 
 /// Runs `report`; returns the exit status.
@@ -18,9 +20,12 @@ pub(super) fn run(options: &ReportPage) -> u8 {
         return status;
     }
     match options.subject.parse::<i32>() {
-        Ok(pid) if pid > 0 => advise::sampled("report on", pid, options.duration, || {
-            show(of_process(pid, options.duration), options)
-        }),
+        Ok(pid) if pid > 0 => {
+            let pids: Vec<Pid> = Pid::from_raw(pid).into_iter().collect();
+            advise::sampled("report on", &pids, options.duration, || {
+                show(of_process(&pids, pid, options.duration), options)
+            })
+        }
         _ => show(of_bench(&options.subject), options),
     }
 }
@@ -34,9 +39,9 @@ fn show(subject: Result<Subject, u8>, options: &ReportPage) -> u8 {
     write(&text, options.output.as_deref())
 }
 
-fn of_process(pid: i32, duration: Option<Duration>) -> Result<Subject, u8> {
+fn of_process(pids: &[Pid], pid: i32, duration: Option<Duration>) -> Result<Subject, u8> {
     let options = Advise {
-        pid: Some(pid),
+        targets: Targets { pids: vec![pid.to_string()], ..Targets::default() },
         duration,
         frequency: FREQUENCY,
         follow: false,
@@ -44,11 +49,12 @@ fn of_process(pid: i32, duration: Option<Duration>) -> Result<Subject, u8> {
         output: None,
         command: Vec::new(),
     };
-    let advised = advise::sample(&options)?;
+    let Advised { advice, tally, circumstances } = advise::sample(pids, &options)?;
     let coverage = inspect::report(pid)?;
+    let way = circumstances.ways.get(advice.way).cloned().unwrap_or_default();
     Ok(Subject::Process {
-        heat: Box::new(Heat::new(&advised.tally, &advised.circumstances)),
-        advice: Box::new(advised.advice),
+        heat: Box::new(Heat::new(&tally, &circumstances, &way)),
+        advice: Box::new(advice),
         coverage: Box::new(coverage),
     })
 }

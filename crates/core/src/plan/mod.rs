@@ -18,6 +18,7 @@
 pub mod edges;
 mod layout;
 mod render;
+mod start;
 
 mod cuts;
 
@@ -35,6 +36,8 @@ use crate::rebase::{MainImage, Rebase};
 use crate::skip::{Reason, SkipReason};
 use crate::snapshot::Snapshot;
 use edges::{Around, Reserved};
+
+pub use start::plan_start;
 
 /// Where a huge page lives. See the table in `docs/design/backings.md`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]

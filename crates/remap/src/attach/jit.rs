@@ -87,7 +87,7 @@ fn is_jit(vma: &Vma) -> bool {
 /// One such area.
 struct Jit {
     range: AddrRange,
-    populated: u64,
+    populated: Vec<AddrRange>,
     /// Bytes that are huge already.
     huge: u64,
     /// The huge pages to make.
@@ -101,12 +101,10 @@ impl Jit {
         let Some(whole) = range.align_inward(pages.pmd).filter(|_| is_jit(&entry.vma)) else {
             return Ok(None);
         };
-        let mut wanted = written.populated(whole)?;
-        let populated = wanted.iter().map(|page| page.len()).sum();
+        let populated = written.populated(whole)?;
         let huge = entry.huge_bytes();
-        if huge >= populated {
-            wanted.clear();
-        }
+        let is_huge = huge >= populated.iter().map(|page| page.len()).sum();
+        let wanted = if is_huge { Vec::new() } else { populated.clone() };
         Ok(Some(Self { range, populated, huge, wanted, refused: None }))
     }
 
@@ -117,10 +115,11 @@ impl Jit {
         let huge_bytes: u64 = now.map(Area::huge_bytes).sum();
         JitArea {
             range: self.range,
-            populated_bytes: self.populated,
+            populated_bytes: self.populated.iter().map(|page| page.len()).sum(),
             huge_bytes,
             made_bytes: huge_bytes.saturating_sub(self.huge),
             refused: self.refused,
+            populated: self.populated,
         }
     }
 }

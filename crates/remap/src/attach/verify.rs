@@ -9,6 +9,7 @@ use tiexec_sys::areas::Seen;
 use tiexec_sys::{areas, thp};
 
 use super::{AttachOrder, Attached};
+use crate::launch::restart;
 use crate::mapped::originals;
 use crate::numa_placement;
 use crate::store;
@@ -44,6 +45,7 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
     let mut report = Report::new(Kind::Attach, pid, comm, files);
     report.smaps_for = attached.smaps_for.or(smaps_for);
     report.unit = systemd_units::shown(process);
+    report.restart = restart::gain(process, &report.files, order.policy.edges, pages);
     let planned = plan.span_bytes();
     let huge = plan.huge_bytes_in(&entries);
     if planned > 0 {

@@ -5,6 +5,7 @@ mod after_ld_so;
 mod copies;
 mod helper_end;
 mod rebase;
+pub mod restart;
 mod verify;
 
 use std::ffi::OsStr;

@@ -1,4 +1,4 @@
-//! Sampling a process, or a command that is started for it.
+//! Sampling processes, or a command that is started for it.
 
 use std::collections::HashMap;
 use std::os::unix::process::ExitStatusExt;
@@ -8,15 +8,18 @@ use std::time::{Duration, Instant};
 use tiexec_advise::itlb::{Itlb, walk_event};
 use tiexec_advise::samples::Tally;
 use tiexec_core::addr::{AddrRange, Pages};
-use tiexec_core::config::Settings;
+use tiexec_core::config::{EdgePolicy, Edges, Settings};
 use tiexec_core::plan::Backing;
 use tiexec_core::pmu_counts::Counted;
+use tiexec_core::proc::maps::Vma;
 use tiexec_engine::follow::tree::Tree;
 use tiexec_engine::locked_target::LockedTarget;
 use tiexec_engine::policy::policy;
 use tiexec_engine::sampling::{Sampling, number, refusal};
-use tiexec_remap::attach::attach;
+use tiexec_remap::attach::{attach, look_at_jit};
 use tiexec_remap::images::Images;
+use tiexec_remap::launch::restart::{self, Started};
+use tiexec_remap::mapped::originals;
 use tiexec_remap::policy::Policy;
 use tiexec_remap::sources::Sources;
 use tiexec_sys::counters::Counters;
@@ -38,27 +41,41 @@ pub(super) struct Gathered {
     pub(super) pid: u32,
     pub(super) comm: String,
     pub(super) tally: Tally,
-    /// The PMD-mapped ranges, by the tally's spaces.
-    pub(super) huge: HashMap<usize, Vec<AddrRange>>,
-    /// The ranges that an attach would put onto huge pages, likewise.
-    pub(super) planned: HashMap<usize, Vec<AddrRange>>,
+    /// The address spaces beside their samples, by the tally's spaces.
+    pub(super) known: HashMap<usize, Known>,
     pub(super) counted: Counted,
     pub(super) clock: Clock,
     pub(super) lasted: Duration,
 }
 
-/// Samples what the options name.
+/// Samples these processes, or the command that the options name.
 ///
 /// # Errors
 /// The exit status for what has been said on stderr.
-pub(super) fn gather(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
-    match options.pid.and_then(Pid::from_raw) {
-        Some(pid) => running(pid, options, pages),
-        None => command(options, pages),
+pub(super) fn gather(pids: &[Pid], options: &Advise, pages: Pages) -> Result<Gathered, u8> {
+    let (mut status, mut names) = (exit::OK, Vec::new());
+    for &pid in pids {
+        match may_sample(pid) {
+            Ok(name) => names.push((pid, name)),
+            Err(why) => status = why,
+        }
+    }
+    // Some may have ended since they were selected.
+    match names.first() {
+        Some((first, name)) => {
+            let living: Vec<Pid> = names.iter().map(|&(pid, _)| pid).collect();
+            running(&living, number(*first), name.clone(), options, pages)
+        }
+        None if pids.is_empty() => command(options, pages),
+        None => Err(status),
     }
 }
 
-fn running(pid: Pid, options: &Advise, pages: Pages) -> Result<Gathered, u8> {
+/// Returns the name of a process that can be sampled.
+///
+/// # Errors
+/// The exit status for what has been said on stderr.
+fn may_sample(pid: Pid) -> Result<String, u8> {
     let shown = pid.as_raw_nonzero();
     let refuse = |error| failed("advise on", shown, error);
     let named = ProcDir::of(pid).map_err(refuse)?;
@@ -74,33 +91,43 @@ fn running(pid: Pid, options: &Advise, pages: Pages) -> Result<Gathered, u8> {
         warn(format_args!("{shown} is a thread of process {process}; fix: advise on the process"));
         return Err(exit::USAGE);
     }
-    // The named process must be readable. Other processes may have ended, or belong to other users.
+    // It must be readable. Processes that it has started may have ended, or belong to other users.
     named.read("maps").map_err(refuse)?;
+    Ok(String::from_utf8_lossy(&status.name).into_owned())
+}
+
+fn running(
+    pids: &[Pid],
+    first: u32,
+    comm: String,
+    options: &Advise,
+    pages: Pages,
+) -> Result<Gathered, u8> {
+    let refuse = |error| failed("advise on", first, error);
     let (heirs, members) = if options.follow {
-        (Heirs::Processes, Tree::of(&[pid]).walk(true))
+        (Heirs::Processes, Tree::of(pids).walk(true))
     } else {
-        (Heirs::Threads, vec![pid])
+        (Heirs::Threads, pids.to_vec())
     };
     let mut sampling = Sampling::of_running(&members, heirs, options.frequency, pages.base)
-        .map_err(|error| refused(number(pid), error))?;
-    sampling.only = (!options.follow).then(|| number(pid));
+        .map_err(|error| refused(first, error))?;
+    sampling.only = (members.len() == 1 && !options.follow).then_some(first);
     let living = members.iter().filter_map(|&pid| Some((pid, ProcDir::of(pid).ok()?)));
     let tids: Vec<Pid> = living.flat_map(|(pid, process)| threads::list(&process, pid)).collect();
     let counters = Counters::open(&tids, heirs, walk_event(&Itlb::of(&processor::read())));
-    let mut huge = HashMap::new();
+    let mut known = HashMap::new();
     let (begun, only) = (Instant::now(), sampling.only);
     let end = begun.checked_add(options.duration.unwrap_or(USUAL));
     // Ctrl-C ends it early; the report has the samples until then.
     interrupt::catch();
-    let look = |tally: &Tally| look(tally, only, pages, &mut huge);
+    let look = |tally: &Tally| look(tally, only, pages, &mut known);
     sampling.until(end, interrupt::asked, look).map_err(refuse)?;
     let lasted = begun.elapsed();
     let counted = counters.read();
-    let planned = planned(sampling.tally(), &members);
-    let comm = String::from_utf8_lossy(&status.name).into_owned();
+    plan(sampling.tally(), &members, &mut known);
     let clock = sampling.clock();
-    let tally = sampling.end();
-    Ok(Gathered { pid: number(pid), comm, tally, huge, planned, counted, clock, lasted })
+    let tally = attributed(sampling.end(), &known);
+    Ok(Gathered { pid: first, comm, tally, known, counted, clock, lasted })
 }
 
 /// Starts the command, with this process as the one whose events it inherits.
@@ -126,8 +153,8 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     let begun = Instant::now();
     let end = options.duration.and_then(|duration| begun.checked_add(duration));
     let (pid, only) = (child.id(), sampling.only);
-    let mut huge = HashMap::new();
-    let look = |tally: &Tally| look(tally, only, pages, &mut huge);
+    let mut known = HashMap::new();
+    let look = |tally: &Tally| look(tally, only, pages, &mut known);
     let sampled = sampling.until(end, || has_ended(&mut child), look);
     let lasted = begun.elapsed();
     // This process does little in user mode, but is counted too.
@@ -141,9 +168,9 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
         warn(format_args!("{name} was killed by signal {signal}"));
     }
     let comm = name.rsplit('/').next().unwrap_or(&name).to_owned();
-    let (clock, planned) = (sampling.clock(), HashMap::new());
-    let tally = sampling.end();
-    Ok(Gathered { pid, comm, tally, huge, planned, counted, clock, lasted })
+    let clock = sampling.clock();
+    let tally = attributed(sampling.end(), &known);
+    Ok(Gathered { pid, comm, tally, known, counted, clock, lasted })
 }
 
 fn has_ended(child: &mut Child) -> bool {
@@ -160,39 +187,72 @@ fn refused(pid: u32, error: SysError) -> u8 {
     }
 }
 
-/// Sees what is on huge pages of those that live.
-fn look(
-    tally: &Tally,
-    only: Option<u32>,
-    pages: Pages,
-    found: &mut HashMap<usize, Vec<AddrRange>>,
-) {
+/// What an address space is beside its samples, as it was last seen.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// The PMD-mapped ranges.
+    pub(super) huge: Vec<AddrRange>,
+    /// The text of files that images of ours stand in for.
+    originals: Vec<Vma>,
+    /// The populated huge pages of code that the process makes itself.
+    pub(super) jit: Vec<AddrRange>,
+    /// What an attach would put onto huge pages, with [`EDGES`]; `None` of a process that has ended.
+    pub(super) attach: Option<[Vec<AddrRange>; 2]>,
+    /// What a launch would do to the program, likewise.
+    pub(super) start: Option<[Started; 2]>,
+}
+
+/// The settings of edges that are compared.
+pub(super) const EDGES: [Edges; 2] = [Edges::Conservative, Edges::Pad];
+
+/// Looks at the address spaces of those that live.
+fn look(tally: &Tally, only: Option<u32>, pages: Pages, found: &mut HashMap<usize, Known>) {
     for (space, of) in tally.spaces().iter().enumerate() {
         let wanted = of.current && only.is_none_or(|only| only == of.pid);
         let Some(pid) = i32::try_from(of.pid).ok().and_then(Pid::from_raw) else { continue };
-        let huge = || areas::huge_text(&ProcDir::of(pid)?, pages);
-        if wanted && let Ok(huge) = huge() {
-            found.insert(space, huge);
+        let Some(process) = ProcDir::of(pid).ok().filter(|_| wanted) else { continue };
+        let Ok(seen) = areas::look(&process, pages) else { continue };
+        let known = found.entry(space).or_default();
+        let executable = seen.areas.iter().filter(|area| area.vma.perms.exec);
+        known.huge = executable.flat_map(|area| area.huge_parts(pages.pmd)).collect();
+        known.originals = originals(&process, &seen.areas, pages);
+        let jit = look_at_jit(&process, &seen.areas, pages).unwrap_or_default();
+        known.jit = jit.into_iter().flat_map(|area| area.populated).collect();
+        if known.start.is_none() {
+            let [leave, take] = EDGES.map(|edges| {
+                let edges = EdgePolicy { edges, ..EdgePolicy::default() };
+                restart::plan(&process, edges, pages).ok()
+            });
+            known.start = leave.zip(take).map(|(leave, take)| [leave, take]);
         }
     }
 }
 
+/// Returns the samples by the files that the text is of, also where an image of ours stands in for one.
+fn attributed(mut tally: Tally, known: &HashMap<usize, Known>) -> Tally {
+    for (&space, known) in known {
+        for text in &known.originals {
+            tally.attribute(space, text.range, text.path());
+        }
+    }
+    tally
+}
+
 /// Plans an attach to those that live, as `attach --dry-run` does.
-fn planned(tally: &Tally, pids: &[Pid]) -> HashMap<usize, Vec<AddrRange>> {
+fn plan(tally: &Tally, pids: &[Pid], known: &mut HashMap<usize, Known>) {
     let settings = Settings::from_layers([]);
     let sources = Sources { pagecache: false, store: false, copy: Some(Backing::Image) };
-    let spans = |pid: Pid| {
-        let locked = LockedTarget::open(pid).ok()?;
-        let policy = Policy { sources, ..policy(&settings, true).ok()? };
+    let spans = |locked: &LockedTarget, edges: Edges| {
+        let edges = EdgePolicy { edges, ..EdgePolicy::default() };
+        let policy = Policy { sources, edges, ..policy(&settings, true).ok()? };
         let attached = attach(&locked.order(policy), &mut Images::default()).ok()?;
         Some(attached.plan.spans().map(|span| span.range).collect())
     };
-    let mut planned = HashMap::new();
     for &pid in pids {
         let space = tally.spaces().iter().rposition(|of| of.pid == number(pid));
-        if let (Some(space), Some(spans)) = (space, spans(pid)) {
-            planned.insert(space, spans);
-        }
+        let Some(known) = space.and_then(|space| known.get_mut(&space)) else { continue };
+        let Ok(locked) = LockedTarget::open(pid) else { continue };
+        let [leave, take] = EDGES.map(|edges| spans(&locked, edges));
+        known.attach = leave.zip(take).map(|(leave, take)| [leave, take]);
     }
-    planned
 }

@@ -4,13 +4,16 @@
 //! `/proc` files are read.
 
 mod gather;
+mod ways;
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::time::Duration;
 
 use tiexec_advise::advice::{Advice, Circumstances, Sampling, TextAdvice};
 use tiexec_advise::itlb::{Itlb, Verdict};
 use tiexec_advise::samples::Tally;
+use tiexec_core::budget::ENOUGH_SAMPLES;
 use tiexec_core::escape::AsShown;
 use tiexec_engine::locked_target::LONGEST;
 use tiexec_engine::sampling::miss_time;
@@ -19,7 +22,7 @@ use tiexec_remap::workers;
 use tiexec_sys::perf_sampler::Clock;
 use tiexec_sys::{Pid, process, processor, thp};
 
-use super::attach::looked_at;
+use super::attach::{looked_at, targets};
 use super::{can_write, write};
 use crate::exit;
 use crate::options::Advise;
@@ -39,45 +42,50 @@ pub(super) fn run(options: &Advise) -> u8 {
     if let Err(status) = can_write(options.output.as_deref()) {
         return status;
     }
-    let advise = || match sample(options) {
+    let pids = if options.targets.is_empty() {
+        Vec::new()
+    } else {
+        match targets(&options.targets) {
+            Ok(pids) => pids,
+            Err(status) => return status,
+        }
+    };
+    sampled("advise on", &pids, options.duration, || match sample(&pids, options) {
         Ok(Advised { advice, .. }) => {
             let text = if options.json { advice.to_json() + "\n" } else { advice.to_string() };
             write(&text, options.output.as_deref())
         }
         Err(status) => status,
-    };
-    match options.pid {
-        Some(pid) => sampled("advise on", pid, options.duration, advise),
-        None => advise(),
-    }
+    })
 }
 
-/// Does `work`, which samples the process for `duration` and looks at it: apart if the process has other credentials.
+/// Does `work`, which samples the processes for `duration` and looks at them: apart if one of them has other credentials.
 pub(super) fn sampled(
     doing: &str,
-    pid: i32,
+    pids: &[Pid],
     duration: Option<Duration>,
     work: impl FnOnce() -> u8,
 ) -> u8 {
+    let Some(foreign) = pids.iter().copied().find(|&pid| workers::is_foreign(pid)) else {
+        return work();
+    };
     let patience = duration.unwrap_or(gather::USUAL).saturating_add(LONGEST);
-    if Pid::from_raw(pid).is_some_and(workers::is_foreign) {
-        // Ctrl-C ends the sampling, and what was seen until then is told.
-        process::ignore_interrupts();
-    }
-    looked_at(doing, pid, patience, work)
+    // Ctrl-C ends the sampling, and what was seen until then is told.
+    process::ignore_interrupts();
+    looked_at(doing, foreign.as_raw_nonzero().get(), patience, work)
 }
 
 /// Samples, and puts together what is to be told.
 ///
 /// # Errors
 /// The exit status for what has been said on stderr.
-pub(super) fn sample(options: &Advise) -> Result<Advised, u8> {
+pub(super) fn sample(pids: &[Pid], options: &Advise) -> Result<Advised, u8> {
     let pages = thp::pages().ok_or_else(|| {
         warn("cannot advise: the kernel has no transparent huge pages");
         exit::FAILED
     })?;
-    let gathered = gather::gather(options, pages)?;
-    let Gathered { pid, comm, tally, huge, planned, counted, clock, lasted } = gathered;
+    let Gathered { pid, comm, tally, known, counted, clock, lasted } =
+        gather::gather(pids, options, pages)?;
     let processes: HashSet<u32> =
         tally.pages().map(|page| tally.spaces()[page.space].pid).collect();
     let sampling = Sampling {
@@ -94,28 +102,14 @@ pub(super) fn sample(options: &Advise) -> Result<Advised, u8> {
     let itlb = Itlb::of(&processor::read());
     // This comes after the sampling, so that it disturbs no process that is sampled.
     let time = miss_time(pages);
-    let circumstances = Circumstances { pages, huge, planned, itlb, time };
+    let ways = ways::ways(options, &comm, &tally, &known, pages);
+    let huge = known.into_iter().map(|(space, known)| (space, known.huge)).collect();
+    let circumstances = Circumstances { pages, huge, ways, itlb, time };
     let advice = Advice::new(pid, comm, &tally, &circumstances, sampling, counted);
-    let mut advice = advice.ok_or_else(|| {
-        let seconds = lasted.as_secs_f64();
-        let what = match options.pid {
-            Some(_) => format!("process {pid}"),
-            None => options.command.first().map_or_else(String::new, |it| it.shown().to_string()),
-        };
-        let fix = match (options.pid, options.follow) {
-            (None, false) => "with its children (advise --follow), or a run that takes longer",
-            (None, true) => "a run that takes longer",
-            (Some(_), false) => {
-                "while it is busy, for longer (--duration), or with its children (advise --follow)"
-            }
-            (Some(_), true) => "while it is busy, or for longer (--duration)",
-        };
-        warn(format_args!(
-            "{what}: there was nothing to sample in {seconds:.1} s: it was idle, in the kernel, or had ended; \
-             fix: {fix}"
-        ));
-        exit::FAILED
-    })?;
+    let mut advice = advice.ok_or_else(|| nothing_sampled(pid, pids, options, lasted))?;
+    if advice.sampling.samples < ENOUGH_SAMPLES {
+        advice.next = Some(longer(options, lasted));
+    }
     if is_for_a_store(&advice) && Directory::all().is_ok_and(|stores| stores.usable.is_empty()) {
         let reason = "most of that is in shared libraries; a program that is launched gets them onto huge pages \
                       where their page cache can be huge, else by an image store (tiexecctl store setup) or \
@@ -123,6 +117,47 @@ pub(super) fn sample(options: &Advise) -> Result<Advised, u8> {
         advice.judgement.reasons.push(reason.to_owned());
     }
     Ok(Advised { advice, tally, circumstances })
+}
+
+/// Says that nothing was sampled; returns the exit status.
+fn nothing_sampled(pid: u32, pids: &[Pid], options: &Advise, lasted: Duration) -> u8 {
+    let seconds = lasted.as_secs_f64();
+    let command = options.command.first().map_or_else(String::new, |it| it.shown().to_string());
+    let what = match pids.len() {
+        0 => command,
+        1 => format!("process {pid}"),
+        count => format!("{count} processes"),
+    };
+    let fix = match (pids.is_empty(), options.follow) {
+        (true, false) => "with its children (advise --follow), or a run that takes longer",
+        (true, true) => "a run that takes longer",
+        (false, false) => {
+            "while it is busy, for longer (--duration), or with its children (advise --follow)"
+        }
+        (false, true) => "while it is busy, or for longer (--duration)",
+    };
+    warn(format_args!(
+        "{what}: there was nothing to sample in {seconds:.1} s: it was idle, in the kernel, or had ended; \
+         fix: {fix}"
+    ));
+    exit::FAILED
+}
+
+/// Returns the command that samples for long enough, or more often where it is a command that ended.
+fn longer(options: &Advise, lasted: Duration) -> String {
+    let mut words: Vec<OsString> = vec!["tiexecctl".into(), "advise".into()];
+    if options.follow {
+        words.push("--follow".into());
+    }
+    if options.command.is_empty() {
+        words.extend(["--duration".into(), format!("{}s", lasted.as_secs() * 6 + 6).into()]);
+        words.extend(options.targets.words());
+    } else {
+        words.extend(["-F".into(), (options.frequency * 10).min(100_000).to_string().into()]);
+        words.push("--".into());
+        words.extend(options.command.iter().cloned());
+    }
+    ways::shell(&words)
 }
 
 /// Whether most of what there is to gain lies in shared libraries.

@@ -11,7 +11,7 @@ use tiexec_core::addr::mib;
 use tiexec_core::config::Settings;
 use tiexec_core::escape;
 use tiexec_core::plan::Plan;
-use tiexec_core::report::{JitArea, Outcome, Report, percent};
+use tiexec_core::report::{JitArea, Outcome, Report, Restart, percent};
 use tiexec_core::select::Select;
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_engine::hottest::Hot;
@@ -128,7 +128,11 @@ fn say_unseen(unseen: &[Pid]) -> bool {
     true
 }
 
-fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
+/// Returns the processes that are selected.
+///
+/// # Errors
+/// The exit status for what has been said on stderr: there are none, or the selection is malformed.
+pub(crate) fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
     let found = if let Some(exe) = &targets.exe {
         let program = select::Program::at(exe);
         select::every(|_, process| program.is_run_by(process))
@@ -181,6 +185,15 @@ pub(crate) fn each(
             statuses.extend(pids.iter().map(|&pid| one(pid, &mut pool)));
         }
     }
+    of_all(statuses, named)
+}
+
+/// Returns the exit status of all together for those of the processes that were selected.
+pub(crate) fn together(statuses: Vec<u8>, selected: &Targets) -> u8 {
+    of_all(statuses, named(selected))
+}
+
+fn of_all(mut statuses: Vec<u8>, named: bool) -> u8 {
     if !named && statuses.iter().any(|&status| status != exit::GONE) {
         statuses.retain(|&status| status != exit::GONE);
     }
@@ -314,6 +327,10 @@ pub(crate) fn line(locked: &LockedTarget, attached: &Attached, report: &Report) 
     if let Some((huge, populated)) = JitArea::sums(&report.jit) {
         line += &format!("; jit huge {} of {} MiB", mib(huge), mib(populated));
     }
+    if let Some(Restart { text_bytes, launch_bytes, .. }) = &report.restart {
+        let (text, launch) = (mib(*text_bytes), mib(*launch_bytes));
+        line += &format!("; a start by tiexec gives {launch} of {text} MiB of its own text");
+    }
     line += "\n";
     if let Some(choice) = &report.budget {
         line += &format!("  budget {}: {choice}\n", choice.budget);
@@ -378,7 +395,7 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
 }
 
 /// Says why nothing was done; returns the exit status for it.
-fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
+pub(crate) fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
     let fix = match failure.reason {
         // The deadline of an attach is its own.
         Reason::Failed(FailureKind::Deadline) => Some("do it again when the machine is less busy"),

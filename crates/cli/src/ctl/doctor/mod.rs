@@ -10,11 +10,13 @@ use std::fmt::{self, Write};
 
 use serde::Serialize;
 
-use super::attach::looked_at;
+use super::attach::{looked_at, targets, together};
 use super::print;
 use crate::exit;
+use crate::options::Targets;
 use tiexec_core::escape;
 use tiexec_engine::locked_target::LOOKING;
+use tiexec_sys::Pid;
 
 /// How good a finding is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -64,11 +66,19 @@ impl Finding {
     }
 }
 
-pub(super) fn run(pid: Option<i32>, json: bool) -> u8 {
-    match pid {
-        Some(pid) => looked_at("examine", pid, LOOKING, || examine(Some(pid), json)),
-        None => examine(None, json),
+pub(super) fn run(selected: &Targets, json: bool) -> u8 {
+    if selected.is_empty() {
+        return examine(None, json);
     }
+    let pids = match targets(selected) {
+        Ok(pids) => pids,
+        Err(status) => return status,
+    };
+    let one = |pid: Pid| {
+        let pid = pid.as_raw_nonzero().get();
+        looked_at("examine", pid, LOOKING, || examine(Some(pid), json))
+    };
+    together(pids.into_iter().map(one).collect(), selected)
 }
 
 fn examine(pid: Option<i32>, json: bool) -> u8 {

@@ -1,6 +1,7 @@
 //! One process: what it is, and what a launch of it would meet.
 
 use tiexec_core::addr::{Pages, mib};
+use tiexec_core::config::EdgePolicy;
 use tiexec_core::coverage::coverage;
 use tiexec_core::elf::{ElfError, ElfHeader};
 use tiexec_core::escape::AsShown;
@@ -8,6 +9,7 @@ use tiexec_core::report::{JitArea, percent};
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::attach::look_at_jit;
 use tiexec_remap::headroom;
+use tiexec_remap::launch::restart;
 use tiexec_remap::mapped::originals;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, areas, thp};
@@ -127,6 +129,17 @@ fn text(
             None => format!("tiexecctl attach {pid}"),
         })
     });
+    if let Some(restart) = restart::gain(process, &files, EdgePolicy::default(), pages) {
+        let [here, launch] = [restart.here_bytes, restart.launch_bytes].map(mib);
+        let path = restart.path.shown();
+        findings.push(Finding::new(
+            Level::No,
+            "start",
+            format_args!(
+                "{here} MiB of {path} can be huge where it lies; a start by tiexec gives {launch} MiB"
+            ),
+        ));
+    }
     let jit = look_at_jit(process, &entries, pages).unwrap_or_default();
     if let Some((huge, populated)) = JitArea::sums(&jit) {
         let figures = format!(

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use tiexec_core::addr::mib;
-use tiexec_core::coverage::Rest;
+use tiexec_core::coverage::{Rest, small_files};
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::{SCHEMA, percent};
 use tiexec_core::skip::{Reason, SkipReason};
@@ -141,7 +141,7 @@ impl fmt::Display for Rows {
         }
         if !small.is_empty() {
             let text = small.iter().map(|row| row.text_bytes).sum();
-            line(&format!("({} more)", small.len()), text, 0, SkipReason::TooSmall.as_str())?;
+            line(&small_files(small.len()), text, 0, SkipReason::TooSmall.as_str())?;
         }
         Ok(())
     }
@@ -192,7 +192,7 @@ mod tests {
             table,
             "FILE                TEXT    HUGE    %  REST BECAUSE\n\
              /usr/bin/node       25.0    24.0   96  edges 1.0\n\
-             (3 more)             3.0     0.0    0  too_small\n"
+             and 3 files with text below a huge page     3.0     0.0    0  too_small\n"
         );
     }
 }

@@ -1,0 +1,139 @@
+//! The ways to get the text of what was sampled onto huge pages, as commands.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+
+use tiexec_advise::advice::{Reach, Way, interiors};
+use tiexec_advise::samples::Tally;
+use tiexec_core::addr::{AddrRange, Pages};
+use tiexec_core::config::Edges;
+use tiexec_core::escape::AsShown;
+use tiexec_remap::launch::restart::Started;
+
+use super::gather::{EDGES, Known};
+use crate::options::Advise;
+
+/// Returns the ways, those that change least first: an attach, if processes were named, and a start by `tiexec`.
+pub(super) fn ways(
+    options: &Advise,
+    program: &str,
+    tally: &Tally,
+    known: &HashMap<usize, Known>,
+    pages: Pages,
+) -> Vec<Way> {
+    let has_jit = known.values().any(|known| !known.jit.is_empty());
+    let is_running = options.command.is_empty();
+    let mut ways = Vec::new();
+    for start in [false, true] {
+        for jit in [false, true] {
+            if (start || is_running) && (has_jit || !jit) {
+                let of = |index| Wish { start, edges: EDGES[index], index, jit };
+                ways.extend(
+                    [0, 1].map(|index| of(index).way(options, program, tally, known, pages)),
+                );
+            }
+        }
+    }
+    ways
+}
+
+/// One way.
+struct Wish {
+    start: bool,
+    edges: Edges,
+    /// The position of `edges` in [`EDGES`].
+    index: usize,
+    jit: bool,
+}
+
+impl Wish {
+    fn way(
+        &self,
+        options: &Advise,
+        program: &str,
+        tally: &Tally,
+        known: &HashMap<usize, Known>,
+        pages: Pages,
+    ) -> Way {
+        let reach = known.iter().filter_map(|(&space, known)| {
+            let whole = || interiors(tally, &tally.spaces()[space], pages);
+            Some((space, self.reach(known, whole)?))
+        });
+        Way { command: self.command(options, program), reach: reach.collect() }
+    }
+
+    /// Returns what it gives to an address space; `None` if that is not known.
+    fn reach(&self, known: &Known, whole: impl FnOnce() -> Vec<AddrRange>) -> Option<Reach> {
+        let attach = known.attach.as_ref().map(|plans| plans[self.index].clone());
+        let mut reach = Reach::default();
+        if self.start {
+            let Started { image, plan, .. } = &known.start.as_ref()?[self.index];
+            // Shared objects lie where they would lie.
+            reach.spans = attach.unwrap_or_else(whole);
+            reach.spans.retain(|span| !span.overlaps(*image));
+            reach.spans.extend(plan.spans().map(|span| span.range));
+            reach.moved = plan.rebase.as_ref().map(|rebase| (rebase.from, rebase.to.start()));
+        } else {
+            reach.spans = attach?;
+        }
+        if self.jit {
+            reach.spans.extend(&known.jit);
+        }
+        Some(reach)
+    }
+
+    fn command(&self, options: &Advise, program: &str) -> String {
+        let mut words: Vec<OsString> = match self.start {
+            true => vec!["tiexec".into()],
+            false => vec!["tiexecctl".into(), "attach".into()],
+        };
+        if options.follow {
+            words.push("--follow".into());
+        }
+        if self.edges == Edges::Pad {
+            words.push("--edges=pad".into());
+        }
+        if self.jit {
+            words.push("--select=all".into());
+        }
+        match self.start {
+            // What the program compiles comes later.
+            true if self.jit => words.push("--settle=1m".into()),
+            true => {}
+            false => words.extend(options.targets.words()),
+        }
+        if !self.start {
+            return shell(&words);
+        }
+        if options.command.is_empty() {
+            return format!("{} {} ...", shell(&words), shell(&[program.into()]));
+        }
+        words.extend(options.command.iter().cloned());
+        shell(&words)
+    }
+}
+
+/// Returns the words as a shell would have to be given them.
+pub(super) fn shell(words: &[OsString]) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./=:,+@%".contains(letter);
+    let one = |word: &OsString| {
+        let shown = word.shown().to_string();
+        if !shown.is_empty() && shown.chars().all(plain) {
+            shown
+        } else {
+            format!("'{}'", shown.replace('\'', "'\\''"))
+        }
+    };
+    words.iter().map(one).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shell;
+
+    #[test]
+    fn words_survive_the_shell() {
+        let words = ["tiexec", "--edges=pad", "a b", "it's", ""].map(Into::into);
+        assert_eq!(shell(&words), r"tiexec --edges=pad 'a b' 'it'\''s' ''");
+    }
+}

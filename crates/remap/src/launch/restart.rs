@@ -1,0 +1,101 @@
+//! What a launch would give to a program that runs already, where it can lie at a better place.
+
+use std::fs::File;
+use std::ops::Range;
+
+use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
+use tiexec_core::config::EdgePolicy;
+use tiexec_core::coverage::FileCoverage;
+use tiexec_core::plan::{Plan, plan_start};
+use tiexec_core::proc::auxv;
+use tiexec_core::rebase::MainImage;
+use tiexec_core::report::Restart;
+use tiexec_core::skip::FailureKind;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_tracee::Failure;
+
+use crate::open_mapped::open_exe;
+use crate::pagecache::{self, ChunkState};
+use crate::program::elf_facts;
+
+/// A running program, and what a launch would do to it.
+#[derive(Clone, Debug)]
+pub struct Started {
+    /// Where all of it lies now.
+    pub image: AddrRange,
+    /// The plan of a launch.
+    pub plan: Plan,
+    /// Bytes of its text.
+    text_bytes: u64,
+    /// Bytes of its text that fill whole huge pages where it lies now.
+    whole_bytes: u64,
+}
+
+/// Plans a start of the program that a process runs.
+///
+/// # Errors
+/// Its file could not be opened, or is none that a launch treats.
+pub fn plan(process: &ProcDir, edges: EdgePolicy, pages: Pages) -> Result<Started, Failure> {
+    let exe = open_exe(process)?;
+    let (header, facts) = elf_facts(&exe)?;
+    let auxv = process.read("auxv").map_err(Failure::unreadable)?;
+    let nowhere = || Failure::new(FailureKind::ProcUnavailable, "auxv has no entry point");
+    let entry = RemoteAddr::new(auxv::get(&auxv, auxv::AT_ENTRY).ok_or_else(nowhere)?);
+    let image = MainImage::new(&facts, header.entry, entry);
+    let texts = facts.loads.iter().filter(|load| load.is_text());
+    let moved = |at: RemoteAddr| RemoteAddr::new(at.get().wrapping_add(image.load_bias));
+    let texts: Vec<AddrRange> = texts
+        .filter_map(|load| load.mapped(pages.base))
+        .filter_map(|text| AddrRange::new(moved(text.start()), moved(text.end())))
+        .collect();
+    let whole = texts.iter().filter_map(|text| text.align_inward(pages.pmd));
+    Ok(Started {
+        image: image.range(pages.base).ok_or_else(nowhere)?,
+        plan: of_start(&exe, &image, entry, edges, pages),
+        text_bytes: texts.iter().map(|text| text.len()).sum(),
+        whole_bytes: whole.map(AddrRange::len).sum(),
+    })
+}
+
+/// Plans by what the page cache holds now, and reads nothing into it: a launch lays a program for the page cache if any of
+/// its text is in huge folios.
+fn of_start(
+    exe: &File,
+    image: &MainImage,
+    entry: RemoteAddr,
+    edges: EdgePolicy,
+    pages: Pages,
+) -> Plan {
+    let by = |folios: &[Range<u64>]| plan_start(image, entry, folios, edges, pages);
+    let len = exe.metadata().map_or(0, |meta| meta.len());
+    let bias = image.congruent_bias(pages.pmd).unwrap_or(0);
+    let chunks = image.chunks(bias, pages, edges, len);
+    let (copied, cached) = (by(&[]), by(&chunks));
+    let Ok(states) = pagecache::state(exe, &chunks, pages) else { return copied };
+    if states.iter().all(|(_, state)| *state == ChunkState::Small) {
+        return copied;
+    }
+    let huge = states.into_iter().filter(|(_, state)| *state == ChunkState::Huge);
+    let huge: Vec<Range<u64>> = huge.map(|(page, _)| page).collect();
+    if !huge.is_empty() {
+        return by(&huge);
+    }
+    // A launch reads in what is not cached, in huge folios or not.
+    if cached.huge_bytes() < copied.huge_bytes() { cached } else { copied }
+}
+
+/// Returns what a start would give, if that is more than the process, whose files these are, has or can have.
+pub fn gain(
+    process: &ProcDir,
+    files: &[FileCoverage],
+    edges: EdgePolicy,
+    pages: Pages,
+) -> Option<Restart> {
+    let Started { plan, text_bytes, whole_bytes, .. } = plan(process, edges, pages).ok()?;
+    let exe = process.exe_path().ok()?;
+    let path =
+        String::from_utf8_lossy(exe.strip_suffix(b" (deleted)").unwrap_or(&exe)).into_owned();
+    let huge = files.iter().find(|file| file.path == path).map_or(0, |file| file.huge_bytes);
+    let (here_bytes, launch_bytes) = (huge.max(whole_bytes), plan.huge_bytes());
+    (launch_bytes > here_bytes).then_some(Restart { path, text_bytes, here_bytes, launch_bytes })
+}

@@ -1,0 +1,147 @@
+//! `tiexecctl advise` compares the ways to get text onto huge pages, and ends with the command to run; what it says of a way is what
+//! that way gives.
+
+use serde_json::Value;
+
+use support::attaching::{attach, ctl, json, small, switched};
+use support::smaps::pmd_size;
+use support::{Done, Fresh, Held, Kind, Run, program, require};
+
+fn share(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no share"))
+}
+
+/// `hotset`, executing all over its text for longer than a test takes.
+fn spinning(copy: &Fresh) -> Held {
+    let mut held = Run::new(copy.path(), ["1500", "600"]).plain().start();
+    held.wait_line("spinning");
+    held
+}
+
+fn advise(args: &[&str]) -> Done {
+    let done = ctl([&["advise", "-F", "1999", "--duration", "2s"], args].concat());
+    done.assert_code(0).assert_silent();
+    done
+}
+
+fn ways(advice: &Value) -> Vec<(String, f64)> {
+    let ways = advice["ways"].as_array().unwrap_or_else(|| panic!("{advice}"));
+    let way = |way: &Value| {
+        (way["command"].as_str().expect("a command").to_owned(), share(&way["on_huge"]))
+    };
+    ways.iter().map(way).collect()
+}
+
+/// Runs a command that the advice names, by the binaries of this test.
+fn follow(command: &str) {
+    let words = command.strip_prefix("tiexecctl ").unwrap_or_else(|| panic!("{command}"));
+    ctl(words.split(' ')).assert_code(0).assert_silent();
+}
+
+#[test]
+fn an_attach_and_its_edges() {
+    let copy = small("hotset", Kind::DynamicNoPie);
+    // Where the heap begins is chance, and may be in the huge page of the text's tail.
+    let mut tried = (0..8).map(|_| {
+        let held = spinning(&copy);
+        let advice = json(&advise(&["--json", &held.pid().to_string()]));
+        (held, advice)
+    });
+    let (held, advice) =
+        tried.find(|(_, advice)| ways(advice).len() == 2).expect("free edges in one of eight");
+    let pid = held.pid().to_string();
+    let ways = ways(&advice);
+    let commands: Vec<&str> = ways.iter().map(|(command, _)| command.as_str()).collect();
+    let edges = format!("tiexecctl attach --edges=pad {pid}");
+    assert_eq!(commands, [&format!("tiexecctl attach {pid}"), &edges], "{advice}");
+    assert!(ways[0].1 + 0.1 < ways[1].1, "{advice}");
+    // The figures are those of the way that is recommended, whichever that is.
+    let reached = share(&advice["text"]["on_huge_then"]);
+    assert!(ways.iter().any(|(_, on_huge)| *on_huge == reached), "{advice}");
+    // And so it comes.
+    follow(&edges);
+    let after = json(&advise(&["--json", &pid]));
+    let now = share(&after["text"]["on_huge_now"]);
+    assert!((now - ways[1].1).abs() < 0.05, "{now}: {advice}");
+}
+
+/// Text that lies in an image is its file's.
+#[test]
+fn a_treated_process_has_one_row_for_its_text() {
+    let copy = small("hotset", Kind::DynamicNoPie);
+    let held = spinning(&copy);
+    attach(held.pid()).assert_code(0);
+    assert!(switched(held.pid()) > 0);
+    let advice = json(&advise(&["--json", &held.pid().to_string()]));
+    let path = copy.path().to_string_lossy();
+    let files = advice["files"].as_array().expect("files");
+    let named = |part: &str| -> Vec<&Value> {
+        files.iter().filter(|f| f["path"].as_str().is_some_and(|p| p.contains(part))).collect()
+    };
+    assert_eq!((named(&path).len(), named("memfd").len()), (1, 0), "{advice}");
+    let (now, of) = (share(&named(&path)[0]["on_huge_now"]), share(&named(&path)[0]["share"]));
+    assert!(now > 0.3 && now < 1.0 && of > 0.9, "{advice}");
+    // The share that it has is told of, and what that saves, by what a walk takes here.
+    let judgement = &advice["judgement"];
+    let reasons = judgement["reasons"].to_string();
+    assert!(reasons.contains("is on huge pages already"), "{advice}");
+    let (saved, saving) = (share(&judgement["saved"]), share(&judgement["saving"]));
+    assert!(saved >= 0.0, "{advice}");
+    if judgement["verdict"] == "done" {
+        assert!(saved >= 0.003 && saving < 0.003 && advice["next"].is_null(), "{advice}");
+    }
+    // Where no way reaches more there is nothing to do.
+    follow(&format!("tiexecctl attach --edges=pad {}", held.pid()));
+    let text = advise(&[&held.pid().to_string()]).out();
+    assert!(text.ends_with("\nnext  nothing: leave it as it is\n"), "{text}");
+}
+
+/// A start by tiexec moves a position-independent program to where the most of its text fills huge pages.
+#[test]
+fn a_start_where_that_gives_more() {
+    require!(pmd_size() <= 2 << 20, "{}", support::smaps::NO_TEXT_FOR_LARGE);
+    let copy = small("hotset", Kind::DynamicPie);
+    // One place within a huge page of 30 is as good.
+    let mut told = (0..5).map(|_| {
+        let held = spinning(&copy);
+        json(&advise(&["--json", &held.pid().to_string()]))
+    });
+    let start = |advice: &Value| ways(advice).iter().any(|(way, _)| way.starts_with("tiexec hot"));
+    assert!(told.any(|advice| start(&advice)));
+}
+
+#[test]
+fn a_command_ends_with_itself_by_tiexec() {
+    let hot = program("hotset", Kind::DynamicNoPie).to_string_lossy().into_owned();
+    let dir = tempfile::tempdir().expect("a directory");
+    let out = dir.path().join("advice").to_string_lossy().into_owned();
+    ctl(["advise", "--json", "-F", "1999", "-o", &out, "--", &hot, "1500", "1"]).assert_code(0);
+    let advice: Value =
+        serde_json::from_str(&std::fs::read_to_string(&out).expect("the advice")).expect("JSON");
+    let ways = ways(&advice);
+    assert_eq!(ways[0].0, format!("tiexec {hot} 1500 1"), "{advice}");
+    assert_eq!(ways[1].0, format!("tiexec --edges=pad {hot} 1500 1"), "{advice}");
+    // Too few samples are taken again.
+    ctl(["advise", "-F", "50", "-o", &out, "--", &hot, "1500", "0.2"]).assert_code(0);
+    let text = std::fs::read_to_string(&out).expect("the advice");
+    let again = format!("next  tiexecctl advise -F 500 -- {hot} 1500 0.2\n");
+    assert!(text.ends_with(&again) && text.contains("\nmaybe: "), "{text}");
+}
+
+/// Code that a program makes itself lies on huge pages with `--select` only.
+#[test]
+fn code_that_a_program_makes_itself() {
+    let mut held = Run::new(program("jit", Kind::DynamicPie), ["spin"]).plain().hold();
+    let pid = held.pid().to_string();
+    let advice = json(&advise(&["--json", &pid]));
+    let ways = ways(&advice);
+    let take = format!("tiexecctl attach --select=all {pid}");
+    let reached = ways.iter().find(|(way, _)| *way == take).unwrap_or_else(|| panic!("{advice}")).1;
+    assert!(
+        reached > ways[0].1 + 0.1 && ways[0].0 == format!("tiexecctl attach {pid}"),
+        "{advice}"
+    );
+    follow(&take);
+    held.write(b"\n");
+    held.finish().assert_code(7).assert_silent();
+}

@@ -1,0 +1,107 @@
+//! `inspect`, `doctor` and `advise` take the processes that `attach` takes: lists, `--exe` and `--unit`. `inspect` adds them up.
+
+use serde_json::Value;
+
+use support::attaching::{ctl, held, small};
+use support::{Done, Kind, Run, is_root, require};
+
+fn lines(done: &Done) -> Vec<Value> {
+    let line = |line: &str| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {done}"));
+    done.out().lines().map(line).collect()
+}
+
+fn sum<'a>(reports: impl IntoIterator<Item = &'a Value>, key: &str) -> u64 {
+    reports.into_iter().map(|report| report[key].as_u64().expect("a number")).sum()
+}
+
+#[test]
+fn lists_and_every_process_that_runs_a_file() {
+    let copy = small("hold", Kind::DynamicNoPie);
+    let all = [held(&copy), held(&copy), held(&copy)];
+    let pids: Vec<String> = all.iter().map(|held| held.pid().to_string()).collect();
+    ctl(["attach", "--backing=image", &pids[0]]).assert_code(0);
+    let exe = copy.path().to_string_lossy().into_owned();
+    let list = pids.join(",");
+    let mut texts = Vec::new();
+    for args in
+        [&pids.iter().map(String::as_str).collect::<Vec<_>>()[..], &[&list], &["--exe", &exe]]
+    {
+        let done = ctl([&["inspect", "--json"], args].concat());
+        done.assert_code(0).assert_silent();
+        let told = lines(&done);
+        let (sums, reports) = told.split_last().expect("lines");
+        assert_eq!((reports.len(), &sums["kind"]), (3, &"inspect_sum".into()), "{done}");
+        assert_eq!(sums["processes"], 3, "{done}");
+        for key in ["text_bytes", "huge_bytes"] {
+            assert_eq!(sums[key], sum(reports, key), "{key}: {done}");
+        }
+        assert!(sum(reports, "huge_bytes") > 0, "{done}");
+        let table = ctl([&["inspect"], args].concat()).out();
+        assert_eq!(table.matches("FILE ").count(), 3, "{table}");
+        let last = table.lines().last().expect("lines");
+        assert!(last.starts_with("all 3 processes   text "), "{table}");
+        texts.push(table);
+        let done = ctl([&["doctor"], args].concat());
+        done.assert_code(0).assert_silent();
+        assert_eq!(done.out().matches("process ").count(), 3, "{done}");
+        // None of them does anything.
+        let done = ctl([&["advise", "--duration", "100ms"], args].concat());
+        done.assert_code(1);
+        assert!(done.err().contains("3 processes: there was nothing to sample"), "{done}");
+    }
+    assert!(texts.windows(2).all(|pair| pair[0] == pair[1]), "{texts:?}");
+    // One process has no sum.
+    assert_eq!(lines(&ctl(["inspect", "--json", &pids[0]])).len(), 1);
+    // The revert takes the same.
+    let done = ctl(["revert", "--exe", &exe]);
+    done.assert_code(0).assert_silent();
+    assert_eq!(done.out().lines().count(), 3, "{done}");
+    let ended = Run::new("/bin/true", [""; 0]).plain().start();
+    let gone = ended.pid().to_string();
+    ended.finish();
+    ctl(["inspect", &gone, &pids[0]]).assert_code(3);
+    for held in all {
+        held.finish().assert_code(7);
+    }
+}
+
+/// Root looks at a process of another user apart; the sum has it too.
+#[test]
+fn processes_of_several_users() {
+    require!(is_root(), "needs root to be another user");
+    let copy = small("hold", Kind::DynamicNoPie);
+    let own = held(&copy);
+    let front = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let public = support::Public::new();
+    let theirs = public.add(copy.path(), "hold", 0o755);
+    let other = Run::new(&theirs, ["7"]).plain().behind(front).hold();
+    let (own_pid, other_pid) = (own.pid().to_string(), other.pid().to_string());
+    let done = ctl(["inspect", "--json", &own_pid, &other_pid]);
+    done.assert_code(0).assert_silent();
+    let told = lines(&done);
+    let (sums, reports) = told.split_last().expect("lines");
+    let pids: Vec<&Value> = reports.iter().map(|report| &report["pid"]).collect();
+    assert_eq!(pids, [&Value::from(own.pid()), &Value::from(other.pid())], "{done}");
+    assert_eq!(sums["text_bytes"], sum(reports, "text_bytes"), "{done}");
+    for held in [own, other] {
+        held.finish().assert_code(7);
+    }
+}
+
+#[test]
+fn a_selection_of_nobody() {
+    for command in ["inspect", "doctor", "advise", "attach", "revert"] {
+        let done = ctl([command, "--unit", "tiexec-no-such-unit"]);
+        done.assert_code(4);
+        assert!(
+            done.err().contains("cannot find a process of unit tiexec-no-such-unit.service: "),
+            "{done}"
+        );
+        assert!(done.err().contains("; fix: ") && done.out().is_empty(), "{done}");
+        let done = ctl([command, "--exe", "/nonexistent/program"]);
+        done.assert_code(4);
+        assert!(done.err().contains("there is no such file"), "{done}");
+        ctl([command, "1", "--exe", "/bin/true"]).assert_code(2);
+        ctl([command, "1,x"]).assert_code(2);
+    }
+}
