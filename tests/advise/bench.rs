@@ -91,6 +91,81 @@ fn the_json_has_what_the_manual_says() {
     assert!(done.out().contains("too few rounds"), "{done}");
 }
 
+/// A metric that is by chance nine times as much one way as the other: nothing can be told, and how many rounds would.
+#[test]
+fn a_metric_that_scatters_asks_for_more_rounds() {
+    let script = "echo took $((1 + $(od -An -N1 -tu1 /dev/urandom) % 9)) us";
+    let args =
+        ["bench", "-r", "8", "-w", "0", "--option=--backing=off", TOOK, "--", "sh", "-c", script];
+    // By chance the rounds may agree.
+    let done =
+        (0..5).map(|_| ctl(args)).find(|done| done.out().contains("too noisy to tell: between 0."));
+    let done = done.expect("too noisy in one of five");
+    done.assert_code(0);
+    let out = done.out();
+    let rounds = out.split_once("(-r ").and_then(|(_, rest)| rest.split_once(')')).map(|it| it.0);
+    let more = out.contains("it would take more than 10000 rounds");
+    assert!(
+        more || rounds.is_some_and(|rounds| rounds.parse::<u32>().is_ok_and(|it| it > 8)),
+        "{done}"
+    );
+    assert!(out.contains("  too noisy\n"), "{done}");
+}
+
+/// Time is better if it is less. What a metric is, only its user knows.
+#[test]
+fn which_way_is_better() {
+    let _alone = alone();
+    // Only the program that tiexec starts sleeps less.
+    let script = "case $TIEXEC_WAY in fast) ;; *) sleep 0.2;; esac; echo took 5 us";
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("bench.json");
+    let export = format!("--export-json={}", file.display());
+    let prepare = dir.path().join("count").display().to_string();
+    // Rounds take the ways by turns: plain first in the first one.
+    let script = script.replace(
+        "case $TIEXEC_WAY in fast)",
+        &format!("n=$(cat {prepare} 2>/dev/null || echo 0); echo $((n + 1)) >{prepare}; case $((n % 4)) in 1|2)"),
+    );
+    let args = [
+        "bench",
+        "-r",
+        "8",
+        "-w",
+        "0",
+        &export,
+        "--option=--backing=off",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ];
+    let done = ctl(args);
+    done.assert_code(0);
+    let out = done.out();
+    let row = out.lines().find(|line| line.starts_with("wall time")).expect("a row");
+    assert!(row.ends_with("less, better"), "{done}");
+    assert!(
+        out.contains("less by tiexec (between ") && out.contains("), which is better"),
+        "{done}"
+    );
+    let bench: Value =
+        serde_json::from_str(&std::fs::read_to_string(&file).expect("the figures")).expect("JSON");
+    let better = |name: &str| {
+        let metrics = bench["metrics"].as_array().expect("metrics");
+        let metric = metrics.iter().find(|metric| metric["name"] == name);
+        metric.map_or(Value::Null, |metric| metric["better"].clone())
+    };
+    assert_eq!((better("wall time"), better("page faults")), ("less".into(), "less".into()));
+    let date = bench["date"].as_str().expect("a date");
+    assert!(date.ends_with(" UTC") && bench["version"].is_string(), "{bench}");
+    // The page has them, and what to do next.
+    let page = ctl(["report", &file.to_string_lossy()]).out();
+    for part in [date, "Linux ", "Next: ", "use it: tiexec --backing=off sh"] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+}
+
 #[test]
 fn commands_that_fail() {
     let failing = ["--", "sh", "-c", "echo its last words >&2; exit 3"];
@@ -194,7 +269,10 @@ fn slices_of_a_running_process() {
     let named = |name: &str| metrics.iter().find(|metric| metric["name"] == name);
     let found = named("metric per CPU s").unwrap_or_else(|| panic!("{bench}"));
     assert_eq!(found["finding"], "more", "{bench}");
-    assert!(named("metric per s").is_some() && named("CPU s per s").is_some(), "{bench}");
+    assert!(named("CPU s per s").is_some_and(|metric| metric["better"].is_null()), "{bench}");
+    let rate = named("metric per s").unwrap_or_else(|| panic!("{bench}"));
+    assert_eq!((&rate["unit"], &rate["better"]), (&"/s".into(), &"more".into()), "{bench}");
+    assert_eq!((&found["unit"], &found["better"]), (&"/CPU s".into(), &"more".into()), "{bench}");
     assert_eq!(bench["huge_plain_bytes"], 0, "{bench}");
     assert!(bench["huge_tiexec_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{bench}");
     assert_eq!(joined(held.pid()), before);

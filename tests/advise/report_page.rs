@@ -110,6 +110,10 @@ fn of_a_process() {
         "@media print",
         "class=\"now\"",
         "class=\"hot\"",
+        "Next: ",
+        " UTC; ",
+        "Linux ",
+        "TiExec ",
     ] {
         assert!(html.contains(part), "{part}");
     }

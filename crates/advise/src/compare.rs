@@ -65,12 +65,24 @@ pub enum Finding {
     Less,
     /// It is more by TiExec.
     More,
-    /// No difference was seen.
+    /// No difference was seen, and none of a fifth or more is hidden.
     NoDifference,
+    /// The rounds scatter so much that the interval says little.
+    TooNoisy,
     /// A figure is not above zero, or nearly all rounds are the same: no interval can be told.
     CannotTell,
     /// There were too few rounds to tell.
     TooFewRounds,
+}
+
+/// Which way a figure is better.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Better {
+    /// Less of it, such as time.
+    Less,
+    /// More of it, such as a rate.
+    More,
 }
 
 /// One figure, compared.
@@ -88,11 +100,14 @@ pub struct Comparison {
     pub ratio: Option<Ratio>,
     /// The claim that the measurements allow.
     pub finding: Finding,
+    /// Which way it is better; `None` where only the user knows.
+    #[serde(default)]
+    pub better: Option<Better>,
 }
 
 impl Comparison {
     /// Compares what was measured in each round, plain and by TiExec.
-    pub fn new(name: &str, unit: &str, rounds: &[(f64, f64)]) -> Self {
+    pub fn new(name: &str, unit: &str, better: Option<Better>, rounds: &[(f64, f64)]) -> Self {
         let logs: Vec<f64> = rounds
             .iter()
             .map(|(plain, tiexec)| (tiexec / plain).ln())
@@ -105,6 +120,7 @@ impl Comparison {
             None => Finding::CannotTell,
             Some(ratio) if ratio.high < 1.0 => Finding::Less,
             Some(ratio) if ratio.low > 1.0 => Finding::More,
+            Some(ratio) if ratio.high / ratio.low > WIDE => Finding::TooNoisy,
             Some(_) => Finding::NoDifference,
         };
         Self {
@@ -114,7 +130,33 @@ impl Comparison {
             tiexec: Sample::new(rounds.iter().map(|round| round.1).collect()),
             ratio,
             finding,
+            better,
         }
+    }
+
+    /// Says whether TiExec's figure is the better one, if it differs and that can be told.
+    fn is_better(&self) -> Option<bool> {
+        match (self.finding, self.better?) {
+            (Finding::Less, better) => Some(better == Better::Less),
+            (Finding::More, better) => Some(better == Better::More),
+            _ => None,
+        }
+    }
+
+    /// Puts into words how many rounds would show a difference as large as the estimate, or of [`SMALL`], if that is more:
+    /// an interval of four times as many rounds is half as wide.
+    fn enough_rounds(&self, Ratio { estimate, low, high }: Ratio) -> String {
+        let reach = (high / low).ln() / 2.0;
+        let wanted = estimate.ln().abs().max(SMALL.ln_1p());
+        let rounds = self.plain.values.len() as f64 * (reach / wanted).powi(2) * MARGIN;
+        let share = (wanted.exp() - 1.0) * 100.0;
+        if rounds > MOST_ROUNDS {
+            return format!("it would take more than {MOST_ROUNDS:.0} rounds to show {share:.1} %");
+        }
+        // In numbers that a person would choose.
+        let step = 10.0_f64.powf((rounds.log10() - 1.0).floor().max(0.0));
+        let rounds = (rounds / step).ceil() * step;
+        format!("about {rounds:.0} rounds (-r {rounds:.0}) would show {share:.1} %")
     }
 
     /// Puts what may be claimed into words.
@@ -122,28 +164,40 @@ impl Comparison {
         let percent = |share: f64| format!("{:.1} %", share.abs() * 100.0);
         match (self.finding, self.ratio) {
             (Finding::TooFewRounds, _) => {
-                format!("too few rounds to tell: it takes {ENOUGH_ROUNDS}")
+                format!("too few rounds to tell: it takes {ENOUGH_ROUNDS} (-r {ENOUGH_ROUNDS})")
             }
             (Finding::CannotTell, _) | (_, None) => {
                 "cannot tell: a figure is zero, or nearly all rounds are the same".to_owned()
             }
-            (Finding::NoDifference, Some(Ratio { low, high, .. })) => {
-                let more =
-                    if high / low > WIDE { "; more rounds (-r) would tell more" } else { "" };
+            (Finding::NoDifference, Some(ratio)) => {
+                let wide = ratio.high / ratio.low > (1.0 + SMALL).powi(2);
+                let more = wide.then(|| "; ".to_owned() + &self.enough_rounds(ratio));
                 format!(
-                    "no difference seen: between {} and {} times{more}",
-                    times(low),
-                    times(high)
+                    "no difference seen: between {} and {} times{}",
+                    times(ratio.low),
+                    times(ratio.high),
+                    more.unwrap_or_default()
                 )
             }
+            (Finding::TooNoisy, Some(ratio)) => format!(
+                "too noisy to tell: between {} and {} times; {}",
+                times(ratio.low),
+                times(ratio.high),
+                self.enough_rounds(ratio)
+            ),
             (finding, Some(Ratio { estimate, low, high })) => {
                 let (word, near, far) = if finding == Finding::Less {
                     ("less", 1.0 - high, 1.0 - low)
                 } else {
                     ("more", low - 1.0, high - 1.0)
                 };
+                let better = match self.is_better() {
+                    Some(true) => ", which is better",
+                    Some(false) => ", which is worse",
+                    None => "",
+                };
                 format!(
-                    "{} {word} by tiexec (between {} and {})",
+                    "{} {word} by tiexec (between {} and {}){better}",
                     percent(estimate - 1.0),
                     percent(near),
                     percent(far)
@@ -152,6 +206,13 @@ impl Comparison {
         }
     }
 }
+
+/// The smallest difference, as a share, for which rounds are counted.
+const SMALL: f64 = 0.01;
+/// More rounds than the estimate asks for: another run may scatter more.
+const MARGIN: f64 = 1.2;
+/// The most rounds that an option takes.
+const MOST_ROUNDS: f64 = 10_000.0;
 
 /// How far apart the ends of an interval are, as a ratio, from which it says little.
 const WIDE: f64 = 1.2;
@@ -282,6 +343,12 @@ pub struct Bench {
     pub huge_tiexec_bytes: Option<u64>,
     /// The processor and the kernel.
     pub machine: String,
+    /// When it ended (UTC); `None` of one that an earlier version wrote.
+    #[serde(default)]
+    pub date: Option<String>,
+    /// The version of TiExec, likewise.
+    #[serde(default)]
+    pub version: Option<String>,
     /// The figures that were compared; the first is the subject of the bench.
     pub metrics: Vec<Comparison>,
 }
@@ -309,6 +376,34 @@ impl Bench {
     pub fn to_json(&self) -> String {
         escape::json(self)
     }
+
+    /// Says in words what to do next about the first figure; `None` without one.
+    pub fn next(&self) -> Option<String> {
+        let first = self.metrics.first()?;
+        let command = || {
+            let options = self.options.iter().map(|option| format!(" {option}"));
+            let options: String = options.collect();
+            match self.pid {
+                Some(pid) => format!("tiexecctl attach{options} {pid}"),
+                None => format!("tiexec{options} {}", self.command.join(" ")),
+            }
+        };
+        Some(match (first.finding, first.is_better(), first.ratio) {
+            (_, Some(true), _) => format!("use it: {}", command()),
+            (_, Some(false), _) => "leave it plain".to_owned(),
+            (Finding::TooNoisy, _, Some(ratio)) => {
+                format!("measure again: {}", first.enough_rounds(ratio))
+            }
+            (Finding::TooFewRounds, ..) => format!("measure again with -r {ENOUGH_ROUNDS} or more"),
+            (Finding::NoDifference, ..) => "leave it plain: nothing is gained".to_owned(),
+            (Finding::Less | Finding::More, ..) => {
+                format!("if that is better: {}", command())
+            }
+            (Finding::CannotTell | Finding::TooNoisy, ..) => {
+                "measure again, with another --metric".to_owned()
+            }
+        })
+    }
 }
 
 /// Puts a ratio in few digits. With few rounds that scatter, an interval may end anywhere.
@@ -322,6 +417,8 @@ pub fn figure(value: f64, unit: &str) -> String {
         "s" if value < 1.0 => (value * 1e3, "ms"),
         "" if value >= 1e9 => (value / 1e9, "G"),
         "" if value >= 1e6 => (value / 1e6, "M"),
+        "/s" if value >= 1e6 => (value / 1e6, "M/s"),
+        "/CPU s" if value >= 1e6 => (value / 1e6, "M/CPU s"),
         unit => (value, unit),
     };
     if value.abs() >= 1e9 || value != 0.0 && value.abs() < 0.0005 {
@@ -370,7 +467,7 @@ impl fmt::Display for Bench {
             "MEDIAN (RANGE)", "PLAIN", "TIEXEC"
         )?;
         for metric in &self.metrics {
-            let Comparison { name, unit, plain, tiexec, ratio, finding } = metric;
+            let Comparison { name, unit, plain, tiexec, ratio, finding, .. } = metric;
             let shown = |sample: &Sample| {
                 let of = |value| figure(value, unit);
                 format!("{} ({}–{})", of(sample.median), of(sample.lowest), of(sample.highest))
@@ -380,14 +477,20 @@ impl fmt::Display for Bench {
                 Finding::Less => "less",
                 Finding::More => "more",
                 Finding::NoDifference => "no difference seen",
+                Finding::TooNoisy => "too noisy",
                 Finding::CannotTell => "cannot tell",
                 Finding::TooFewRounds => "too few rounds",
+            };
+            let better = match metric.is_better() {
+                Some(true) => ", better",
+                Some(false) => ", worse",
+                None => "",
             };
             match ratio {
                 None => writeln!(f, "      –  {word}")?,
                 Some(Ratio { estimate, low, high }) => {
                     let (estimate, low, high) = (times(*estimate), times(*low), times(*high));
-                    writeln!(f, "  {estimate}  {low}–{high}  {word}")?;
+                    writeln!(f, "  {estimate}  {low}–{high}  {word}{better}")?;
                 }
             }
         }
@@ -427,7 +530,7 @@ mod tests {
             .filter(|_| {
                 let pairs: Vec<(f64, f64)> =
                     (0..rounds).map(|_| (scatter.time(), factor * scatter.time())).collect();
-                let finding = Comparison::new("wall", "s", &pairs).finding;
+                let finding = Comparison::new("wall", "s", None, &pairs).finding;
                 finding == Finding::Less || finding == Finding::More
             })
             .count()
@@ -451,29 +554,32 @@ mod tests {
     #[test]
     fn what_is_exact_is_exact() {
         let pairs = [(100.0, 95.0); 10];
-        let Comparison { ratio, finding, plain, .. } = Comparison::new("x", "", &pairs);
+        let Comparison { ratio, finding, plain, .. } = Comparison::new("x", "", None, &pairs);
         let ratio = ratio.unwrap();
         assert!((ratio.low - 0.95).abs() < 1e-9 && (ratio.high - 0.95).abs() < 1e-9, "{ratio:?}");
         assert_eq!((finding, plain.median), (Finding::Less, 100.0));
-        assert_eq!(Comparison::new("x", "", &[(5.0, 5.0); 10]).finding, Finding::NoDifference);
+        assert_eq!(
+            Comparison::new("x", "", None, &[(5.0, 5.0); 10]).finding,
+            Finding::NoDifference
+        );
     }
 
     #[test]
     fn what_cannot_be_told_is_not() {
-        let few = Comparison::new("x", "s", &[(1.0, 2.0); ENOUGH_ROUNDS - 1]);
+        let few = Comparison::new("x", "s", None, &[(1.0, 2.0); ENOUGH_ROUNDS - 1]);
         assert_eq!((few.finding, few.ratio), (Finding::TooFewRounds, None));
-        let zeros = Comparison::new("x", "", &[(0.0, 0.0); 10]);
+        let zeros = Comparison::new("x", "", None, &[(0.0, 0.0); 10]);
         assert_eq!((zeros.finding, zeros.ratio), (Finding::CannotTell, None));
-        assert_eq!(Comparison::new("x", "", &[]).finding, Finding::TooFewRounds);
+        assert_eq!(Comparison::new("x", "", None, &[]).finding, Finding::TooFewRounds);
         // Six figures of a coarse clock.
         let coarse =
             [(1.0, 1.0), (1e-6, 1.0), (1.0, 1.0), (1.0, 1e-6), (1.0, 1.0), (1.0, 1.0 + 1e-12)];
-        let ratio = Comparison::new("x", "s", &coarse).ratio;
+        let ratio = Comparison::new("x", "s", None, &coarse).ratio;
         assert!(ratio.is_none_or(|ratio| ratio.low > 0.0 && ratio.high.is_finite()), "{ratio:?}");
         for odd in [f64::NAN, f64::INFINITY, -1.0] {
             let mut pairs = vec![(1.0, 1.0); 10];
             pairs[3].0 = odd;
-            assert_eq!(Comparison::new("x", "", &pairs).ratio, None);
+            assert_eq!(Comparison::new("x", "", None, &pairs).ratio, None);
         }
     }
 
@@ -482,7 +588,7 @@ mod tests {
         // An interval of everything would be no answer, and none at all would be taken for one.
         let pairs =
             [(137.0, 9.0), (150.0, 8.0), (187.0, 15.6), (140.0, 7.9), (151.0, 9.5), (160.0, 8.8)];
-        let apart = Comparison::new("x", "", &pairs);
+        let apart = Comparison::new("x", "", None, &pairs);
         assert_eq!(apart.finding, Finding::Less, "{apart:?}");
         let counts = [
             (2161.0, 247.0),
@@ -492,19 +598,42 @@ mod tests {
             (2161.0, 247.0),
             (2162.0, 247.0),
         ];
-        assert_eq!(Comparison::new("x", "", &counts).finding, Finding::Less);
+        assert_eq!(Comparison::new("x", "", None, &counts).finding, Finding::Less);
         let noisy = [(1.0, 1.2), (1.0, 0.8), (1.0, 1.0), (1.0, 1.5), (1.0, 1.02), (1.0, 0.99)];
-        let noisy = Comparison::new("x", "", &noisy);
+        let noisy = Comparison::new("x", "", None, &noisy);
         let ratio = noisy.ratio.unwrap();
-        assert_eq!(noisy.finding, Finding::NoDifference);
+        assert_eq!(noisy.finding, Finding::TooNoisy);
         assert!(ratio.low > 0.4 && ratio.high < 2.5, "{ratio:?}");
-        assert!(noisy.words().ends_with("more rounds (-r) would tell more"), "{}", noisy.words());
+        let words = noisy.words();
+        assert!(words.starts_with("too noisy to tell: between 0."), "{words}");
+        let rounds = words.split_once("(-r ").and_then(|(_, rest)| rest.split_once(')'));
+        let rounds: u32 = rounds.unwrap_or_else(|| panic!("{words}")).0.parse().unwrap();
+        assert!(rounds > 6, "{words}");
         // One round unlike five that are the same.
         let mut pairs = [(100.0, 110.0); 6];
         pairs[2].1 = 100.0;
-        let one = Comparison::new("x", "", &pairs);
+        let one = Comparison::new("x", "", None, &pairs);
         assert_eq!((one.finding, one.ratio), (Finding::CannotTell, None));
         assert!(one.words().starts_with("cannot tell"), "{}", one.words());
+    }
+
+    #[test]
+    fn so_many_rounds_show_it() {
+        // Each round scatters by some 30 %, and TiExec's figure is 5 % less.
+        let mut scatter = Scatter(Random(7));
+        let mut time = || scatter.time().powi(10);
+        let mut pairs = |rounds: usize| -> Vec<(f64, f64)> {
+            (0..rounds).map(|_| (time(), 0.95 * time())).collect()
+        };
+        let few = Comparison::new("x", "s", Some(Better::Less), &pairs(8));
+        assert_eq!(few.finding, Finding::TooNoisy, "{few:?}");
+        let words = few.words();
+        assert!(words.contains(" rounds (-r ") || words.contains("more than 10000"), "{words}");
+        let worse =
+            Comparison::new("x", "/s", Some(Better::More), &[(10.0, 9.0), (20.0, 18.0)].repeat(5));
+        assert!(worse.words().ends_with(", which is worse"), "{}", worse.words());
+        let unknown = Comparison::new("x", "", None, &[(10.0, 9.0), (20.0, 18.0)].repeat(5));
+        assert!(unknown.words().ends_with("10.0 %)"), "{}", unknown.words());
     }
 
     #[test]
@@ -522,13 +651,25 @@ mod tests {
             huge_plain_bytes: Some(0),
             huge_tiexec_bytes: None,
             machine: "m".to_owned(),
-            metrics: vec![Comparison::new("wall", "s", &pairs)],
+            date: None,
+            version: Some("1".to_owned()),
+            metrics: vec![Comparison::new("wall", "s", Some(Better::Less), &pairs)],
         };
         assert_eq!(Bench::from_json(&bench.to_json()), Ok(bench.clone()));
         let other = bench.to_json().replace("\"kind\":\"bench\"", "\"kind\":\"advise\"");
         assert!(Bench::from_json(&other).is_err());
+        // One that an earlier version wrote has fewer fields.
+        let older = bench.to_json().replace(",\"date\":null,\"version\":\"1\"", "");
+        let older = older.replace(",\"better\":\"less\"", "");
+        let older = Bench::from_json(&older).unwrap();
+        assert_eq!((older.version, older.metrics[0].better), (None, None));
         assert!(Bench::from_json("{}").is_err());
-        assert!(bench.to_string().contains("wall: 10.0 % less by tiexec"), "{bench}");
+        assert!(
+            bench.to_string().contains(
+                "wall: 10.0 % less by tiexec (between 10.0 % and 10.0 %), which is better"
+            ),
+            "{bench}"
+        );
     }
 
     #[test]
@@ -539,6 +680,8 @@ mod tests {
             (123.45, "MiB", "123.5 MiB"),
             (42.0, "", "42"),
             (2_500_000.0, "", "2.500 M"),
+            (2_500_000.0, "/s", "2.500 M/s"),
+            (42.0, "/CPU s", "42 /CPU s"),
             (12_345.6, "", "12346"),
             (1e308, "", "1.000e299 G"),
             (0.000_012, "", "1.200e-5"),

@@ -13,12 +13,14 @@ use plots::Plot;
 use serde::Serialize;
 use serde_json::Value;
 use tiexec_core::addr::mib;
+use tiexec_core::coverage::{FileCoverage, apart_from_small, small_files};
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::{Report, SCHEMA};
 
 use crate::advice::Advice;
 use crate::compare::{Bench, Unit, figure, times};
 use crate::heat::Heat;
+use crate::itlb::Verdict;
 
 /// The subject of a page.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -37,6 +39,17 @@ pub enum Subject {
     Bench(Box<Bench>),
 }
 
+/// When, where and by what a page was made.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Made {
+    /// When (UTC).
+    pub date: String,
+    /// The processor and the kernel.
+    pub machine: String,
+    /// The version of TiExec.
+    pub version: &'static str,
+}
+
 /// A page.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Page {
@@ -44,6 +57,8 @@ pub struct Page {
     pub schema: u32,
     /// `page`.
     pub kind: &'static str,
+    /// When, where and by what it was made.
+    pub made: Made,
     /// The subject of the page.
     #[serde(flatten)]
     pub subject: Subject,
@@ -51,8 +66,8 @@ pub struct Page {
 
 impl Page {
     /// Makes one.
-    pub fn new(subject: Subject) -> Self {
-        Self { schema: SCHEMA, kind: "page", subject }
+    pub fn new(subject: Subject, made: Made) -> Self {
+        Self { schema: SCHEMA, kind: "page", made, subject }
     }
 
     /// Renders it as a whole HTML document.
@@ -72,9 +87,31 @@ impl Page {
             "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width\">\n<meta name=\"color-scheme\" content=\"light dark\">\n\
              <link rel=\"icon\" href=\"data:,\">\n<title>TiExec: {title}</title>\n<style>\n{STYLE}</style>\n</head>\n\
-             <body>\n{body}<script type=\"application/json\" id=\"data\">{carried}</script>\n</body>\n</html>\n",
+             <body>\n{body}<p class=\"quiet\">{made}</p>\n<script type=\"application/json\" id=\"data\">{carried}</script>\n</body>\n</html>\n",
             title = escape(&title),
+            made = self.made(),
         )
+    }
+
+    /// Says when, where and by what it was made; of a benchmark, its measurements.
+    fn made(&self) -> String {
+        let Made { date, machine, version } = &self.made;
+        match &self.subject {
+            Subject::Process { .. } => {
+                format!("{}; {}; TiExec {version}", escape(date), escape(machine))
+            }
+            Subject::Bench(bench) => {
+                let measured = bench.date.as_deref().unwrap_or("at a time that was not recorded");
+                let by =
+                    bench.version.as_deref().map_or(String::new(), |by| format!(" by TiExec {by}"));
+                format!(
+                    "measured {}{}; page made {} by TiExec {version}",
+                    escape(measured),
+                    escape(&by),
+                    escape(date)
+                )
+            }
+        }
     }
 
     /// Renders the plots alone, one below the other, as an SVG document.
@@ -140,6 +177,14 @@ impl Data<'_> {
     }
 }
 
+/// Says what to do next.
+fn next(command: Option<&str>) -> String {
+    match command {
+        Some(command) => format!("<p>Next: <code>{}</code></p>\n", escape(command)),
+        None => "<p>Next: nothing; leave it as it is.</p>\n".to_owned(),
+    }
+}
+
 /// Files beyond are in the JSON only.
 const ROWS: usize = 20;
 
@@ -175,23 +220,36 @@ fn of_process(data: &Data<'_>, advice: &Advice, coverage: &Report, heat: &Heat) 
         data.number("/process/advice/sampling/duration_ms", |ms| format!("{:.1} s", ms / 1000.0)),
         data.count("/process/advice/sampling/lost"),
     );
+    let (saved, at) = match advice.judgement.verdict {
+        Verdict::Done => ("huge pages save about", "saved"),
+        _ => ("about", "saving"),
+    };
     let _infallible = write!(
         html,
-        "<p class=\"verdict\">{}: about {} of its time in user mode</p>\n<ul>\n",
+        "<p class=\"verdict\">{}: {saved} {} of its time in user mode</p>\n<ul>\n",
         advice.judgement.verdict,
-        data.percent("/process/advice/judgement/saving")
+        data.percent(&format!("/process/advice/judgement/{at}"))
     );
     for reason in &advice.judgement.reasons {
         let _infallible = writeln!(html, "<li>{}</li>", escape(reason));
     }
     html.push_str("</ul>\n");
+    html.push_str(&next(advice.next.as_deref()));
 
     let mut content = plots::bars(coverage).to_html();
-    let rows = coverage.files.iter().enumerate().take(ROWS).map(|(index, file)| {
-        let at = |key: &str| data.mib(&format!("/process/coverage/files/{index}/{key}"));
-        vec![escape(&file.path), at("text_bytes"), at("huge_bytes")]
-    });
+    let (shown, _) = apart_from_small(&coverage.files);
+    let is_shown = |(_, file): &(usize, &FileCoverage)| shown.contains(file);
+    let rows =
+        coverage.files.iter().enumerate().filter(is_shown).take(ROWS).map(|(index, file)| {
+            let at = |key: &str| data.mib(&format!("/process/coverage/files/{index}/{key}"));
+            vec![escape(&file.path), at("text_bytes"), at("huge_bytes")]
+        });
     table(&mut content, &["file", "text", "on huge pages"], rows);
+    let (_, small) = apart_from_small(&coverage.files);
+    if !small.is_empty() {
+        let words = small_files(small.len());
+        let _infallible = writeln!(content, "<p class=\"quiet\">{words}</p>");
+    }
     section(
         &mut html,
         "Coverage",
@@ -271,6 +329,9 @@ fn of_bench(data: &Data<'_>, bench: &Bench) -> String {
             escape(&first.words())
         );
     }
+    if let Some(command) = bench.next() {
+        html.push_str(&next(Some(&command)));
+    }
     let mut content = plots::ratios(bench).to_html();
     let rows = bench.metrics.iter().enumerate().map(|(index, metric)| {
         let at = |key: &str| format!("/bench/metrics/{index}/{key}");
@@ -304,7 +365,7 @@ mod tests {
     fn bench(command: &str) -> Page {
         let pairs: Vec<(f64, f64)> =
             (0..10).map(|i| (1.0 + f64::from(i) / 100.0, 0.9 + f64::from(i) / 90.0)).collect();
-        Page::new(Subject::Bench(Box::new(Bench {
+        let subject = Subject::Bench(Box::new(Bench {
             schema: SCHEMA,
             kind: Bench::KIND.to_owned(),
             command: vec![command.to_owned()],
@@ -316,11 +377,28 @@ mod tests {
             huge_plain_bytes: None,
             huge_tiexec_bytes: None,
             machine: "a machine".to_owned(),
+            date: Some("2026-01-02 03:04 UTC".to_owned()),
+            version: Some("0.9".to_owned()),
             metrics: vec![
-                Comparison::new("wall time", "s", &pairs),
-                Comparison::new("page faults", "", &[(0.0, 0.0); 10]),
+                Comparison::new("wall time", "s", None, &pairs),
+                Comparison::new("page faults", "", None, &[(0.0, 0.0); 10]),
             ],
-        })))
+        }));
+        let (date, machine) = ("2026-05-06 07:08 UTC".to_owned(), "another".to_owned());
+        Page::new(subject, Made { date, machine, version: "1.0" })
+    }
+
+    #[test]
+    fn a_page_says_when_it_was_measured_and_by_what() {
+        let html = bench("true").to_html();
+        for part in [
+            "measured 2026-01-02 03:04 UTC by TiExec 0.9",
+            "page made 2026-05-06 07:08 UTC by TiExec 1.0",
+            "a machine",
+            "Next: ",
+        ] {
+            assert!(html.contains(part), "{part}: {html}");
+        }
     }
 
     #[test]

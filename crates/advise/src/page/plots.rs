@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use tiexec_core::addr::mib;
+use tiexec_core::coverage::apart_from_small;
 use tiexec_core::report::Report;
 
 use super::escape;
@@ -145,7 +146,8 @@ pub(super) fn curves(heat: &Heat, itlb: &Itlb) -> Plot {
 /// How much of each file's text is on huge pages.
 pub(super) fn bars(coverage: &Report) -> Plot {
     const ROW: f64 = 24.0;
-    let mut files: Vec<_> = coverage.files.iter().filter(|file| file.text_bytes > 0).collect();
+    let (mut files, _) = apart_from_small(&coverage.files);
+    files.retain(|file| file.text_bytes > 0);
     files.sort_by_key(|file| std::cmp::Reverse(file.text_bytes));
     files.truncate(12);
     let most = files.first().map_or(1, |file| file.text_bytes) as f64;

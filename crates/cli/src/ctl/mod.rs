@@ -3,6 +3,7 @@
 mod advise;
 pub(crate) mod attach;
 mod bench;
+mod date;
 mod doctor;
 mod inspect;
 mod progress;
@@ -44,6 +45,17 @@ pub fn run() -> u8 {
         CtlCommand::Revert(options) => attach::run_revert(&options),
         CtlCommand::Warm(options) => warm::run(&options),
     }
+}
+
+/// The processor and the kernel.
+fn machine() -> String {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model =
+        cpuinfo.lines().find_map(|line| Some(line.strip_prefix("model name")?.split_once(": ")?.1));
+    let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let system = rustix::system::uname();
+    let model = model.unwrap_or_else(|| system.machine().to_str().unwrap_or("processor"));
+    format!("{count} × {model}, Linux {}", system.release().to_string_lossy())
 }
 
 /// Says that something could not be done to a process, and returns the exit status for it.

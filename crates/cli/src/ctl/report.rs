@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use tiexec_advise::compare::Bench;
 use tiexec_advise::heat::Heat;
-use tiexec_advise::page::{Page, Subject};
+use tiexec_advise::page::{Made, Page, Subject};
 use tiexec_engine::sampling::FREQUENCY;
 use tiexec_sys::Pid;
 
 use super::advise::Advised;
-use super::{advise, can_write, inspect, write};
+use super::{advise, can_write, date, inspect, machine, write};
 use crate::exit;
 use crate::options::{Advise, ReportPage, Targets};
 use crate::stdio::warn;
@@ -32,7 +32,10 @@ pub(super) fn run(options: &ReportPage) -> u8 {
 
 fn show(subject: Result<Subject, u8>, options: &ReportPage) -> u8 {
     let page = match subject {
-        Ok(subject) => Page::new(subject),
+        Ok(subject) => {
+            let (date, version) = (date::now(), env!("CARGO_PKG_VERSION"));
+            Page::new(subject, Made { date, machine: machine(), version })
+        }
         Err(status) => return status,
     };
     let text = if options.svg { page.to_svg() } else { page.to_html() };

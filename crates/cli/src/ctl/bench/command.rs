@@ -17,7 +17,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, interrupt, process, processor, thp};
 
 use super::child;
-use super::{Arm, Measured, Rounds, Subject, Workload};
+use super::{Arm, Figure, Measured, Rounds, Subject, Workload};
 use crate::exit;
 use crate::options::Bench;
 use crate::stdio::warn;
@@ -130,25 +130,27 @@ impl Subject for Runs<'_> {
         if let Some(metric) = &self.metric {
             let text = child::text_of(output) + "\n" + &words;
             match figure(metric, &text) {
-                Some(found) => figures.push(("metric", "", found)),
+                Some(found) => figures.push(Figure::new("metric", "", found)),
                 None => {
                     warn(format_args!("--metric: no number where {metric} matches the output"));
                     return Err(exit::FAILED);
                 }
             }
         }
-        figures.push(("wall time", "s", lasted.as_secs_f64()));
-        figures.push(("user time", "s", used.user.as_secs_f64()));
-        figures.push(("system time", "s", used.system.as_secs_f64()));
-        figures.push(("page faults", "", (used.minor_faults + used.major_faults) as f64));
+        figures.push(Figure::less("wall time", "s", lasted.as_secs_f64()));
+        figures.push(Figure::less("user time", "s", used.user.as_secs_f64()));
+        figures.push(Figure::less("system time", "s", used.system.as_secs_f64()));
+        let faults = used.minor_faults + used.major_faults;
+        figures.push(Figure::less("page faults", "", faults as f64));
         let of_pmu = [
             ("cycles", counted.cycles),
             ("instructions", counted.instructions),
             ("iTLB misses", counted.itlb_misses),
             ("walk cycles", counted.walk_cycles),
         ];
-        let known = of_pmu.into_iter().filter_map(|(name, count)| Some((name, "", count? as f64)));
-        figures.extend(known);
+        let known = of_pmu.into_iter();
+        figures
+            .extend(known.filter_map(|(name, count)| Some(Figure::less(name, "", count? as f64))));
         Ok(Measured { figures, huge })
     }
 }

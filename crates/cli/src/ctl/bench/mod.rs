@@ -6,12 +6,13 @@ mod slices;
 
 use std::time::Instant;
 
-use tiexec_advise::compare::{Bench, CONFIDENCE, Comparison, Unit};
+use tiexec_advise::compare::{Bench, Better, CONFIDENCE, Comparison, Unit};
 use tiexec_core::report::SCHEMA;
 use tiexec_sys::interrupt;
 
+use super::date;
 use super::progress::Progress;
-use super::{can_write, print, write};
+use super::{can_write, machine, print, write};
 use crate::exit;
 use crate::options;
 use crate::stdio::warn;
@@ -34,11 +35,38 @@ impl Arm {
     }
 }
 
+/// One figure.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Figure {
+    name: &'static str,
+    unit: &'static str,
+    /// Which way it is better, where that is known.
+    better: Option<Better>,
+    value: f64,
+}
+
+impl Figure {
+    /// Makes one of which less is better.
+    fn less(name: &'static str, unit: &'static str, value: f64) -> Self {
+        Self { name, unit, better: Some(Better::Less), value }
+    }
+
+    /// Makes one of which more is better.
+    fn more(name: &'static str, unit: &'static str, value: f64) -> Self {
+        Self { name, unit, better: Some(Better::More), value }
+    }
+
+    /// Makes one of which only the user knows that.
+    fn new(name: &'static str, unit: &'static str, value: f64) -> Self {
+        Self { name, unit, better: None, value }
+    }
+}
+
 /// The figures of one run or slice.
 #[derive(Clone, PartialEq, Debug, Default)]
 struct Measured {
-    /// Name, unit and figure; the first is what the benchmark is about.
-    figures: Vec<(&'static str, &'static str, f64)>,
+    /// The figures; the first is what the benchmark is about.
+    figures: Vec<Figure>,
     /// Bytes of text that were seen on huge pages; `None` if nobody looked.
     huge: Option<u64>,
 }
@@ -100,13 +128,14 @@ impl Rounds {
 
     fn compared(&self) -> Vec<Comparison> {
         let names = self.counted.first().map(|[plain, _]| plain.figures.clone());
-        let compare = |(name, unit, _): (&'static str, &str, f64)| {
+        let compare = |Figure { name, unit, better, .. }: Figure| {
             let of = |measured: &Measured| {
-                measured.figures.iter().find(|figure| figure.0 == name).map(|figure| figure.2)
+                let mut figures = measured.figures.iter();
+                figures.find(|figure| figure.name == name).map(|figure| figure.value)
             };
             let pairs = self.counted.iter().map(|[plain, tiexec]| Some((of(plain)?, of(tiexec)?)));
             let pairs: Option<Vec<(f64, f64)>> = pairs.collect();
-            Some(Comparison::new(name, unit, &pairs?))
+            Some(Comparison::new(name, unit, better, &pairs?))
         };
         names.into_iter().flatten().filter_map(compare).collect()
     }
@@ -168,6 +197,8 @@ pub(super) fn run(options: &options::Bench) -> u8 {
         huge_plain_bytes: rounds.huge[Arm::Plain as usize],
         huge_tiexec_bytes: rounds.huge[Arm::Tiexec as usize],
         machine: machine(),
+        date: Some(date::now()),
+        version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         metrics: rounds.compared(),
     };
     let mut status = rounds.failed.or(interrupted).unwrap_or(exit::OK).max(doubts(&bench));
@@ -206,15 +237,4 @@ fn doubts(bench: &Bench) -> u8 {
         );
     }
     exit::OK
-}
-
-/// The processor and the kernel.
-fn machine() -> String {
-    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model =
-        cpuinfo.lines().find_map(|line| Some(line.strip_prefix("model name")?.split_once(": ")?.1));
-    let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let system = rustix::system::uname();
-    let model = model.unwrap_or_else(|| system.machine().to_str().unwrap_or("processor"));
-    format!("{count} × {model}, Linux {}", system.release().to_string_lossy())
 }

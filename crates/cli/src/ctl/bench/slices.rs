@@ -13,7 +13,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, interrupt, process, thp};
 
 use super::child;
-use super::{Arm, Measured, Rounds, Subject, Workload};
+use super::{Arm, Figure, Measured, Rounds, Subject, Workload};
 use crate::ctl::failed;
 use crate::exit;
 use crate::options::Bench;
@@ -103,13 +103,16 @@ impl Subject for Slices<'_> {
             return Err(exit::FAILED);
         }
         let mut figures = if self.options.counter {
-            vec![("metric per s", "", figure / seconds), ("metric per CPU s", "", figure / used)]
+            vec![
+                Figure::more("metric per s", "/s", figure / seconds),
+                Figure::more("metric per CPU s", "/CPU s", figure / used),
+            ]
         } else {
-            vec![("metric", "", figure)]
+            vec![Figure::new("metric", "", figure)]
         };
         // Without any it could not be divided by.
-        figures.retain(|(_, _, figure)| figure.is_finite());
-        figures.push(("CPU s per s", "", used / seconds));
+        figures.retain(|figure| figure.value.is_finite());
+        figures.push(Figure::new("CPU s per s", "CPUs", used / seconds));
         Ok(Measured { figures, huge })
     }
 
