@@ -16,7 +16,8 @@ fn assert_treated_and_childless(run: &Run) -> Done {
 }
 
 fn identity() -> Run {
-    Run::new(program("identity", Kind::DynamicPie), [""; 0])
+    // The watch of the start is a child there (`start::as_process_1_…`).
+    Run::new(program("identity", Kind::DynamicPie), [""; 0]).options(["--settle=0"])
 }
 
 #[test]
@@ -50,16 +51,20 @@ fn pid_1_where_proc_shows_another_namespace() {
 
 #[test]
 fn under_a_subreaper_nothing_comes_up_to_be_reaped() {
+    // An orphan that watches the start would be one to reap.
     let run = Run::new(program("exits", Kind::DynamicPie), ["code", "7"])
+        .options(["--settle=0"])
         .behind([program("subreaper", Kind::DynamicPie)]);
     let done = run.output();
     done.assert_code(0).assert_silent();
     assert_eq!(done.out(), "ran\nexited 7\nstrays 0\n");
     // The same with a program that is not treated, and with one that is killed.
     let run = Run::new(program("small", Kind::DynamicPie), ["3"])
+        .options(["--settle=0"])
         .behind([program("subreaper", Kind::DynamicPie)]);
     assert_eq!(run.output().out(), "small ran\nexited 3\nstrays 0\n");
     let run = Run::new(program("exits", Kind::StaticPie), ["signal", "11"])
+        .options(["--settle=0"])
         .behind([program("subreaper", Kind::DynamicPie)]);
     assert_eq!(run.output().out(), "ran\nsignaled 11\nstrays 0\n");
 }
@@ -120,7 +125,7 @@ fn a_user_namespace_without_root_gets_full_coverage() {
     .status
     .success();
     require!(works, "unprivileged user namespaces are switched off");
-    let run = Run::new(&identity, [""; 0]).binary(public.tiexec());
+    let run = Run::new(&identity, [""; 0]).binary(public.tiexec()).options(["--settle=0"]);
     let done = assert_treated_and_childless(&run.clone().behind(nobody));
     assert!(done.out().contains("status Uid:\t0\t0"), "{done}");
     let done = assert_treated_and_childless(&run.behind(nobody).behind([
@@ -138,6 +143,7 @@ fn where_proc_hides_other_users_processes() {
     let identity = public.add(&program("identity", Kind::DynamicPie), "identity", 0o755);
     let script = "mount -t proc -o hidepid=2 proc /proc; exec runuser -u nobody -- \"$@\"";
     let run = Run::new(identity, [""; 0])
+        .options(["--settle=0"])
         .binary(public.tiexec())
         .behind(["unshare", "--mount", "--pid", "--fork"])
         .behind_sh(script);

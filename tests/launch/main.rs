@@ -16,6 +16,7 @@ mod images_any_elf;
 mod real_programs;
 mod report_and_dry_run;
 mod settle;
+mod start;
 mod streams_and_strays;
 mod strict;
 mod under_tracers;

@@ -70,7 +70,8 @@ fn refuses_where_the_hugetlb_pool_is_empty() {
 #[test]
 fn leaves_nobody_behind_when_it_refuses() {
     let subreaper = program("subreaper", Kind::DynamicPie);
-    let done = exits().behind([&subreaper]).prep(Prep::Prctl(41, 1, 0)).output();
+    let done =
+        exits().options(["--settle=0"]).behind([&subreaper]).prep(Prep::Prctl(41, 1, 0)).output();
     done.assert_code(0);
     assert_eq!(done.out(), "exited 125\nstrays 0\n", "{done}");
 }

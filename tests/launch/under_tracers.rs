@@ -35,6 +35,7 @@ fn a_small_program_is_two_execs_and_no_fork() {
     let dir = tempfile::tempdir().expect("a directory");
     let log = dir.path().join("log");
     let done = Run::new("/bin/true", [""; 0])
+        .options(["--settle=0"])
         .behind(["strace", "-f", "-o", &log.to_string_lossy()])
         .output();
     done.assert_code(0).assert_silent();

@@ -1,4 +1,5 @@
-/* late MODE LIBRARY: loads the library when told to, by a line on stdin (MODE wait), or after half a second (MODE later), and has it check its text before
+/* late MODE LIBRARY: loads the library when told to, by a line on stdin (MODE wait), after half a second (MODE later), or
+   after it has worked for 0.2 seconds (MODE busy), and has it check its text before
    and after it is told to end. Compiled with LIBRARY, it is the library. */
 #define BIG_EXPORT
 #ifdef LIBRARY
@@ -10,6 +11,7 @@ int check(void)
 }
 #else
 #include <dlfcn.h>
+#include <time.h>
 #include "situation.h"
 
 int main(int argc, char **argv)
@@ -19,6 +21,9 @@ int main(int argc, char **argv)
         return BROKEN;
     if (!strcmp(argv[1], "wait"))
         ready_and_wait();
+    else if (!strcmp(argv[1], "busy"))
+        while (clock() < CLOCKS_PER_SEC / 5)
+            ;
     else
         usleep(500000);
     void *library = dlopen(argv[2], RTLD_NOW);

@@ -294,6 +294,8 @@ pub struct Settings {
     pub follow: bool,
     /// For how long to look again for what a program maps later; zero for not at all.
     pub settle: Duration,
+    /// Watch the start of the program: neither `settle` nor `follow` nor a budget says what is looked at after it began.
+    pub watch_start: bool,
     /// How many huge pages to take, the hottest first; by default all.
     pub max_huge_pages: Option<Budget>,
     /// Only programs whose path one of these patterns fits; all, if there are none.
@@ -331,6 +333,9 @@ impl Settings {
             until_exec: all.until_exec,
             select: all.select.unwrap_or_default(),
             follow: all.follow.unwrap_or(false),
+            watch_start: all.settle.is_none()
+                && all.follow != Some(true)
+                && all.max_huge_pages.is_none(),
             settle: all.settle.unwrap_or_default(),
             max_huge_pages: all.max_huge_pages,
             only: all.only.unwrap_or_default(),

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixDatagram;
 use tiexec_core::escape::AsShown;
 use tiexec_remap::build_id::build_id;
 use tiexec_remap::open_exe;
+use tiexec_sys::Pid;
 use tiexec_tracee::target::Target;
 
 /// Where systemd's journal takes records in its own form (systemd.journal-fields(7)).
@@ -29,9 +30,7 @@ pub struct Record<'a> {
 impl Record<'_> {
     /// Writes the record, if somebody listens.
     pub fn write(&self) {
-        let Ok(socket) = UnixDatagram::unbound() else { return };
-        // A full log must not hold anything up.
-        let _stays_blocking = socket.set_nonblocking(true);
+        let Some(socket) = socket() else { return };
         let process = &self.target.process;
         let exe = process.exe_path().unwrap_or_default();
         let exe = exe.shown();
@@ -48,10 +47,31 @@ impl Record<'_> {
              TIEXEC_PID={pid}\nTIEXEC_EXE={exe}\nTIEXEC_BUILD_ID={build_id}\nTIEXEC_BYTES={bytes}\n\
              TIEXEC_RESULT={result}\nTIEXEC_UID={uid}\n"
         );
-        if socket.send_to(fields.as_bytes(), JOURNAL).is_err() {
-            let own = std::process::id();
-            let line = format!("<{PRIORITY}>tiexec[{own}]: {message}");
-            let _nobody_listens = socket.send_to(line.as_bytes(), SYSLOG);
-        }
+        send(&socket, &fields, &message);
+    }
+}
+
+/// Writes that text of a program is left on base pages, if somebody listens. No part of `message` may hold a line end.
+pub fn note(message: &str, pid: Pid) {
+    let Some(socket) = socket() else { return };
+    let pid = pid.as_raw_nonzero();
+    let fields = format!(
+        "MESSAGE={message}\nPRIORITY=6\nSYSLOG_IDENTIFIER=tiexec\nTIEXEC_ACTION=start\nTIEXEC_PID={pid}\n"
+    );
+    send(&socket, &fields, message);
+}
+
+fn socket() -> Option<UnixDatagram> {
+    let socket = UnixDatagram::unbound().ok()?;
+    // A full log must not hold anything up.
+    socket.set_nonblocking(true).ok()?;
+    Some(socket)
+}
+
+fn send(socket: &UnixDatagram, fields: &str, message: &str) {
+    if socket.send_to(fields.as_bytes(), JOURNAL).is_err() {
+        let own = std::process::id();
+        let line = format!("<{PRIORITY}>tiexec[{own}]: {message}");
+        let _nobody_listens = socket.send_to(line.as_bytes(), SYSLOG);
     }
 }

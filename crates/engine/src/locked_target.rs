@@ -6,7 +6,7 @@ use tiexec_core::plan::Plan;
 use tiexec_core::proc::stat;
 use tiexec_core::report::Report;
 use tiexec_remap::Failure;
-use tiexec_remap::attach::{AttachOrder, Attached, Reverted, attach, collapse_jit};
+use tiexec_remap::attach::{AttachOrder, Attached, PrivateCopies, Reverted, attach, collapse_jit};
 use tiexec_remap::images::Images;
 use tiexec_remap::lock::Lock;
 use tiexec_remap::mapped;
@@ -73,7 +73,7 @@ impl LockedTarget {
             workers: &self.workers,
             policy: Policy { deadline: STAGING, ..policy },
             allowed: None,
-            only_shared: false,
+            private_copies: PrivateCopies::All,
             patience: PATIENCE,
         }
     }

@@ -21,30 +21,23 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, fstat, openat, statat, unlinkat};
-use tiexec_core::escape::AsShown;
 use tiexec_core::proc::stat;
 use tiexec_core::skip::FailureKind;
+use tiexec_sys::process::INITIAL_PID_NAMESPACE;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, process};
 use tiexec_tracee::Failure;
 
 use crate::credentials;
-use crate::trusted_directory::{self, Rule};
+use crate::runtime_directory;
 
-/// Where root's locks are.
-const SYSTEM: &str = "/run/tiexec/lock";
-/// Below a user's runtime directory.
-const BELOW_RUNTIME: &str = "tiexec/lock";
 /// In the directory: when files of processes that have ended were last removed.
 const SWEPT: &str = ".swept";
 /// How often such files are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(600);
-/// The inode number of the initial PID namespace (`PROC_PID_INIT_INO` in `include/linux/proc_ns.h`).
-const INITIAL_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 /// The right to work on a process, until it is dropped.
 #[derive(Debug)]
@@ -69,7 +62,7 @@ impl Lock {
     /// not be read about, nor traced.
     pub fn take(thread: &ProcDir) -> Result<Self, Failure> {
         let name = Name::of(thread).map_err(Failure::unreadable)?.to_string();
-        let directory = match directory() {
+        let directory = match runtime_directory::open("lock") {
             Ok(directory) => directory,
             Err(why) => return of_process(thread, why),
         };
@@ -155,37 +148,6 @@ impl std::fmt::Display for Name {
 
 fn busy() -> Failure {
     Failure::new(FailureKind::Busy, "another tiexec is at work on it")
-}
-
-/// Opens this user's directory of locks, and makes it if need be.
-fn directory() -> Result<OwnedFd, String> {
-    let user = rustix::process::geteuid().as_raw();
-    let places: Vec<(PathBuf, [u32; 2])> = if user == 0 {
-        // The image store lies beside the locks, for everybody.
-        vec![(SYSTEM.into(), [0o755, 0o700])]
-    } else {
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        let usual = PathBuf::from(format!("/run/user/{user}"));
-        let all = runtime.into_iter().filter(|path| path.is_absolute()).chain([usual]);
-        all.map(|path| (path.join(BELOW_RUNTIME), [0o700, 0o700])).collect()
-    };
-    let mut why = None;
-    for (path, make) in places {
-        let refused =
-            match trusted_directory::open(&path, &Rule { user, sticky: true, make: &make }) {
-                Ok(Some((fd, stat))) if stat.st_uid == user && stat.st_mode & 0o7777 == 0o700 => {
-                    return Ok(fd);
-                }
-                Ok(Some((_, stat))) => {
-                    let mode = stat.st_mode & 0o7777;
-                    format!("{} belongs to user {} with mode {mode:04o}", path.shown(), stat.st_uid)
-                }
-                Ok(None) => format!("{} has no directory above it", path.shown()),
-                Err(distrust) => distrust.to_string(),
-            };
-        why.get_or_insert(refused);
-    }
-    Err(why.unwrap_or_default())
 }
 
 /// Opens the file of that name, made if need be, and locks it; `None` while another holds it.
@@ -288,7 +250,7 @@ impl Ended {
             return None;
         }
         let own_namespace = this.namespace("ns/pid").ok()?;
-        let all = (own_namespace == INITIAL_NAMESPACE).then(|| {
+        let all = (own_namespace == INITIAL_PID_NAMESPACE).then(|| {
             let identity = |process: ProcDir| {
                 let status = process.status().ok()?;
                 let start_time = stat::start_time(&process.read("stat").ok()?).ok()?;
@@ -322,7 +284,7 @@ mod tests {
 
     #[test]
     fn names_are_read_as_they_are_written() {
-        let name = Name { namespace: INITIAL_NAMESPACE, pid: 42, start_time: 7 };
+        let name = Name { namespace: INITIAL_PID_NAMESPACE, pid: 42, start_time: 7 };
         assert_eq!(name.to_string(), "4026531836-42-7");
         assert_eq!(Name::parse(&name.to_string()), Some(name));
         for odd in ["", ".swept", "1-2", "1-2-3-4", "1--2-3", "x-2-3", "1-2-"] {

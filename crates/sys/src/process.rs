@@ -10,6 +10,9 @@ use crate::process_name::{self, Role};
 use crate::same_processor::Beside;
 use crate::schedule;
 
+/// The inode number of the initial PID namespace (`PROC_PID_INIT_INO` in `include/linux/proc_ns.h`).
+pub const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
+
 /// Which side of a fork this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fork {

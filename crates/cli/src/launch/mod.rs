@@ -1,6 +1,7 @@
 //! `tiexec PROGRAM ARGS…`: decide, arm the helper if there is something to gain, become the program.
 
 mod report_output;
+mod start;
 
 use std::cell::OnceCell;
 use std::ffi::{OsStr, OsString};
@@ -13,7 +14,7 @@ use tiexec_core::config::{Layer, Settings};
 use tiexec_core::escape::AsShown;
 use tiexec_core::report::Report;
 use tiexec_core::skip::{Reason, SkipReason};
-use tiexec_engine::follow::companion::{self, Companion};
+use tiexec_engine::follow::companion::{self, Begun, Companion};
 use tiexec_engine::follow::{Follower, Patterns, obstacle, without_watch};
 use tiexec_engine::hottest;
 use tiexec_engine::launch::image_file::{is_executable, search};
@@ -78,7 +79,11 @@ impl Launcher {
                 return self.exec();
             }
         }
-        match self.as_launch().prepare() {
+        // It becomes an orphan while this process looks at the program.
+        let watch = self.begin_watch();
+        let start = self.as_launch().prepare();
+        self.keep_watch(watch, start.as_ref().err());
+        match start {
             Ok(Start::Held(caller)) => self.held(&caller),
             Ok(Start::HugeAlready) => self.exec(),
             Err(why) => self.plainly(&why),
@@ -109,7 +114,7 @@ impl Launcher {
             Some(Sink::Stderr) => vec![stderr.as_fd()],
             None => Vec::new(),
         };
-        let started = companion::start(heirs, &keep, |program, watch| {
+        let started = companion::begin(Some(heirs), &keep, |program, watch| {
             let mut tell = |_: &_, _: &_, report: &Report| {
                 if let Some(sink) = &self.sink {
                     sink.write(&self.render(report));
@@ -141,7 +146,7 @@ impl Launcher {
                 follower.run(None);
             }
         });
-        match started {
+        match started.and_then(Begun::finish) {
             Ok(Companion { pid, no_watch }) => {
                 if let (Some(why), Some(_)) = (&no_watch, budget) {
                     complain(&format_args!(

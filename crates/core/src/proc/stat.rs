@@ -67,6 +67,20 @@ pub fn parent(text: &[u8]) -> Result<u64, ParseError> {
     field.ok_or_else(|| ParseError::new("stat", 1, "ppid", text))
 }
 
+/// Returns whether the process is in the foreground of the terminal whose device number is `device`
+/// (`pgrp`, `tty_nr`, `tpgid`).
+///
+/// # Errors
+/// Says so where a field is missing or is no number.
+pub fn in_foreground(text: &[u8], device: u64) -> Result<bool, ParseError> {
+    let fields = fields(text)?;
+    let field = |index: usize| fields.get(index - 3).and_then(|digits| number(digits, 10));
+    let (group, terminal) =
+        field(5).zip(field(7)).ok_or_else(|| ParseError::new("stat", 1, "tty_nr", text))?;
+    // Without a terminal `tpgid` is -1.
+    Ok(terminal == device && field(8) == Some(group))
+}
+
 /// Returns the processor on which the thread runs, or last ran (`processor`).
 ///
 /// # Errors
@@ -117,6 +131,11 @@ mod tests {
         assert_eq!(parent(line.as_bytes()).unwrap(), 4);
         assert_eq!(processor(line.as_bytes()).unwrap(), 39);
         assert_eq!(run_time(line.as_bytes()).unwrap(), 14 + 15);
+        assert!(!in_foreground(line.as_bytes(), 7).unwrap());
+        let foreground = b"1 (x) S 1 50 50 34816 50 0";
+        assert!(in_foreground(foreground, 34816).unwrap());
+        assert!(!in_foreground(foreground, 34817).unwrap());
+        assert!(!in_foreground(b"1 (x) S 1 50 50 0 -1 0", 0).unwrap());
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub struct Status {
     pub pending: u64,
     /// Blocked signals, likewise.
     pub blocked: u64,
+    /// Signals that are ignored, likewise.
+    pub ignored: u64,
     /// Signals that a handler catches, likewise.
     pub caught: u64,
     /// `VmLck`, bytes locked in memory.
@@ -131,6 +133,7 @@ pub fn parse(text: &[u8]) -> Status {
             b"THP_enabled" => status.thp_enabled = small().map(|value| value != 0),
             b"SigPnd" | b"ShdPnd" => status.pending |= number(first, 16).unwrap_or_default(),
             b"SigBlk" => status.blocked = number(first, 16).unwrap_or_default(),
+            b"SigIgn" => status.ignored = number(first, 16).unwrap_or_default(),
             b"SigCgt" => status.caught = number(first, 16).unwrap_or_default(),
             b"VmLck" => status.locked = kib().unwrap_or_default(),
             b"VmStk" => status.stack = kib().unwrap_or_default(),

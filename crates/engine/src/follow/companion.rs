@@ -1,4 +1,4 @@
-//! The process that lives beside a launched program for `--follow` and `--settle`.
+//! The process that lives beside a launched program for what comes after its start.
 //!
 //! It is an orphan, in a session of its own: no `wait` of the program's sees it, and its end tells the
 //! program nothing. (The helper of the start is a child, and reaped by the program on its way home; but
@@ -16,9 +16,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use tiexec_sys::perf_watch::{Heirs, Watch, wait_for_end};
-use tiexec_sys::process::{self, Fork};
+use tiexec_sys::process::{self, Fork, INITIAL_PID_NAMESPACE};
 use tiexec_sys::process_name::Role;
-use tiexec_sys::{Pid, SysError};
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, SysError, c};
 
 /// How long it may take to begin: perf_event_open(2) waits for an RCU grace period, which takes some
 /// milliseconds where processors are to be had, and seconds in a guest that does not get any.
@@ -33,20 +34,46 @@ pub struct Companion {
     pub no_watch: Option<String>,
 }
 
-/// Has `work` done beside this process and what it execs, with a watch on it if there can be one. Only
-/// the descriptors in `keep` stay open there.
+/// Returns whether a companion of this process would leave no zombie behind for ever. The end of an orphan is for process 1
+/// to reap, or for a subreaper. In a container, process 1 may be a program that knows of no such duty; one that blocks or
+/// ignores SIGCHLD knows it, or has the kernel reap.
+pub fn would_be_reaped() -> bool {
+    const SIGCHLD: u64 = 1 << (c::SIGCHLD - 1);
+    let namespace = ProcDir::this_process().and_then(|this| this.namespace("ns/pid"));
+    if process::takes_in_orphans() || namespace.is_ok_and(|own| own == INITIAL_PID_NAMESPACE) {
+        return true;
+    }
+    let init = ProcDir::of(Pid::INIT).and_then(|init| init.status());
+    init.is_ok_and(|status| (status.blocked | status.ignored) & SIGCHLD != 0)
+}
+
+/// A companion that was begun. [`finish`](Self::finish) must be called before the exec: else the program would have a
+/// child that it does not know.
+#[derive(Debug)]
+#[must_use = "a child of this process is to be reaped"]
+pub struct Begun {
+    child: Pid,
+    channel: UnixStream,
+    /// Whether the child is the companion, and not between it and this process.
+    as_child: bool,
+    /// Whether it says more than its id.
+    has_watch: bool,
+}
+
+/// Has `work` done beside this process and what it execs, with a watch on its `heirs` if one is wanted and there can be
+/// one. Only the descriptors in `keep` stay open there.
 ///
 /// # Errors
 /// Why there is no companion; this process is as it was.
-pub fn start(
-    heirs: Heirs,
+pub fn begin(
+    heirs: Option<Heirs>,
     keep: &[BorrowedFd<'_>],
     work: impl FnOnce(Pid, Option<Watch>),
-) -> Result<Companion, String> {
+) -> Result<Begun, String> {
     if !process::children_share_pid_namespace() {
         return Err("children of this process go to a new PID namespace".to_owned());
     }
-    let (mut ours, theirs) = UnixStream::pair().map_err(|error| error.to_string())?;
+    let (ours, mut theirs) = UnixStream::pair().map_err(|error| error.to_string())?;
     let this = process::this();
     let as_child = process::takes_in_orphans();
     let failed = |error: SysError| error.to_string();
@@ -54,10 +81,14 @@ pub fn start(
         Fork::Child => {
             drop(ours);
             let life = || {
-                if !as_child
-                    && !matches!(process::fork_single_threaded(Role::Follower), Ok(Fork::Child))
-                {
-                    return;
+                if as_child {
+                    tell_id(&mut theirs, process::this());
+                } else {
+                    match process::fork_single_threaded(Role::Follower) {
+                        Ok(Fork::Child) => {}
+                        Ok(Fork::Parent(companion)) => return tell_id(&mut theirs, companion),
+                        Err(_) => return,
+                    }
                 }
                 live(this, theirs, heirs, keep, as_child, work);
             };
@@ -65,36 +96,53 @@ pub fn start(
             process::exit_now(i32::from(ended.is_err()));
         }
         Fork::Parent(child) => {
-            drop(theirs);
-            let said = listen(&mut ours);
-            if !as_child || said.is_err() {
-                // Between this process and an orphan stood one that has ended; of a child that says
-                // nothing there is no use.
-                if as_child {
-                    let _already_gone = process::kill(child);
-                }
-                let _reaped = process::wait(child);
-            }
-            said
+            Ok(Begun { child, channel: ours, as_child, has_watch: heirs.is_some() })
         }
     }
 }
 
-/// Hears what the companion says of itself: its id, and why it has no watch.
-fn listen(channel: &mut UnixStream) -> Result<Companion, String> {
-    let mut said = Vec::new();
-    channel.set_read_timeout(Some(PATIENCE)).map_err(|error| error.to_string())?;
-    channel.read_to_end(&mut said).map_err(|error| error.to_string())?;
-    let said = String::from_utf8_lossy(&said);
-    let (pid, why) = said.split_once('\n').ok_or("it ended before it began")?;
-    let no_watch = (!why.is_empty()).then(|| why.to_owned());
-    Ok(Companion { pid: pid.parse().ok().and_then(Pid::from_raw), no_watch })
+fn tell_id(channel: &mut UnixStream, id: Pid) {
+    let _it_has_given_up = channel.write_all(&id.as_raw_nonzero().get().to_ne_bytes());
+}
+
+impl Begun {
+    /// Waits until the companion has its watch, if it is to have one, and for no longer than it takes to be an orphan if
+    /// not.
+    ///
+    /// # Errors
+    /// Why there is no companion; this process is as it was.
+    pub fn finish(mut self) -> Result<Companion, String> {
+        let said = self.listen();
+        if !self.as_child || said.is_err() {
+            // Between this process and an orphan stood one that has ended; of a child that says
+            // nothing there is no use.
+            if self.as_child {
+                let _already_gone = process::kill(self.child);
+            }
+            let _reaped = process::wait(self.child);
+        }
+        said
+    }
+
+    /// Hears what the companion says of itself: its id, and why it has no watch.
+    fn listen(&mut self) -> Result<Companion, String> {
+        let failed = |error: std::io::Error| error.to_string();
+        self.channel.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+        let mut id = [0; 4];
+        self.channel.read_exact(&mut id).map_err(|_| "it ended before it began".to_owned())?;
+        let mut why = String::new();
+        if self.has_watch {
+            self.channel.read_to_string(&mut why).map_err(failed)?;
+        }
+        let no_watch = (!why.is_empty()).then_some(why);
+        Ok(Companion { pid: Pid::from_raw(i32::from_ne_bytes(id)), no_watch })
+    }
 }
 
 fn live(
     program: Pid,
     mut channel: UnixStream,
-    heirs: Heirs,
+    heirs: Option<Heirs>,
     keep: &[BorrowedFd<'_>],
     as_child: bool,
     work: impl FnOnce(Pid, Option<Watch>),
@@ -109,14 +157,13 @@ fn live(
     // Each image that is kept is one.
     process::lift_descriptor_limit();
     let pidfd = as_child.then(|| process::open_pidfd(program));
-    let (watch, why) = match Watch::open(&[program], heirs) {
-        Ok(watch) => (Some(watch), String::new()),
-        Err(error) => (None, error.to_string()),
-    };
-    let own = process::this().as_raw_nonzero();
-    if channel.write_all(format!("{own}\n{why}").as_bytes()).is_err() {
+    let watch = heirs.map(|heirs| Watch::open(&[program], heirs)).transpose();
+    if let Err(why) = &watch
+        && channel.write_all(why.to_string().as_bytes()).is_err()
+    {
         return;
     }
+    let watch = watch.unwrap_or_default();
     drop(channel);
     work(program, watch);
     if let Some(Ok(pidfd)) = pidfd {

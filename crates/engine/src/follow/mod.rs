@@ -8,6 +8,7 @@
 
 pub mod companion;
 mod patterns;
+pub mod start;
 pub mod tree;
 
 use std::collections::{HashMap, HashSet};

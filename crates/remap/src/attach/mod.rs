@@ -62,10 +62,23 @@ pub struct AttachOrder<'a> {
     pub policy: Policy,
     /// The huge pages that may be taken, by their addresses; `None` for all.
     pub allowed: Option<&'a [RemoteAddr]>,
-    /// Whether copies may only be such as the whole machine shares: in the image store.
-    pub only_shared: bool,
+    /// The text that may be copied for this process alone, where there are sources that processes share.
+    pub private_copies: PrivateCopies,
     /// How long to look for a thread that takes a stop well, and for the right moment.
     pub patience: Duration,
+}
+
+/// Text that may be copied for one process alone. The other text becomes huge by what processes share: the page cache
+/// and the image store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PrivateCopies {
+    /// All text.
+    All,
+    /// All text if that is no more than this number of bytes; else the program's own. A compiler's 200 MiB of libraries
+    /// are too much for one start of it.
+    UpTo(u64),
+    /// None.
+    None,
 }
 
 /// The result of an attach.

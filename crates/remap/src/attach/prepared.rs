@@ -28,8 +28,8 @@ use super::switching::{Staging, Switching};
 use super::texts::{Looking, Texts, reserved};
 use super::written::Written;
 use super::{
-    AttachOrder, Attached, Done, ThpOn, file_passing, has_locked_memory, mappings, probe, residue,
-    thp_is_off,
+    AttachOrder, Attached, Done, PrivateCopies, ThpOn, file_passing, has_locked_memory, mappings,
+    probe, residue, thp_is_off,
 };
 use crate::image::{Memory, Source};
 use crate::images::{Image, Images};
@@ -197,8 +197,15 @@ pub(crate) fn prepare(
     let (mut stored, mut setback) = (Vec::new(), None);
     if order.policy.sources.store && plan.span_bytes_by(Backing::Image) > 0 {
         (stored, setback) = stored::find(order, images, &mut texts, &plan, deadline);
-        if order.only_shared {
-            texts.copy_nothing_to(Backing::Image);
+        match order.private_copies {
+            PrivateCopies::All => {}
+            PrivateCopies::UpTo(most)
+                if plan_running(&around, &texts.texts).span_bytes_by(Backing::Image) <= most => {}
+            PrivateCopies::UpTo(_) => {
+                let exe = order.target.process.exe_path().unwrap_or_default();
+                texts.copy_nothing_to(Backing::Image, |path| path != exe);
+            }
+            PrivateCopies::None => texts.copy_nothing_to(Backing::Image, |_| true),
         }
         plan = plan_running(&around, &texts.texts);
     }

@@ -15,8 +15,8 @@ use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::Failure;
 
-use super::AttachOrder;
 use super::texts::Texts;
+use super::{AttachOrder, PrivateCopies};
 use crate::image::{Filled, Staged};
 use crate::images::{Image, Images};
 use crate::program::elf_facts;
@@ -102,7 +102,8 @@ fn find_one<'a>(
     let in_time = || {
         let left = deadline.saturating_duration_since(Instant::now()).as_millis();
         let len = original.metadata().map_or(0, |meta| meta.len());
-        !order.only_shared || u128::from(len) <= left * BUILT_PER_MILLISECOND
+        order.private_copies == PrivateCopies::All
+            || u128::from(len) <= left * BUILT_PER_MILLISECOND
     };
     let image = if order.policy.dry_run || !in_time() {
         store.find(original, path, Some(bias))?

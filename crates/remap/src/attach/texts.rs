@@ -130,10 +130,12 @@ impl Texts {
         }
     }
 
-    /// Has nothing be copied that would be to `backing`.
-    pub(super) fn copy_nothing_to(&mut self, backing: Backing) {
+    /// Has nothing be copied to `backing` of the files whose paths `meant` picks.
+    pub(super) fn copy_nothing_to(&mut self, backing: Backing, meant: impl Fn(&[u8]) -> bool) {
         for text in self.texts.iter_mut().filter(|text| text.copy == Some(backing)) {
-            text.copy = None;
+            if meant(text.vma.path()) {
+                text.copy = None;
+            }
         }
     }
 

@@ -26,7 +26,7 @@ use tiexec_tracee::stopped::Stopped;
 use tiexec_tracee::target::Target;
 use tiexec_tracee::threads::{self, Takes};
 
-use crate::attach::{AttachOrder, Attached, Prepared, prepare};
+use crate::attach::{AttachOrder, Attached, Prepared, PrivateCopies, prepare};
 use crate::images::Images;
 use crate::launch::helper_end::{lets_child_in, refused};
 use crate::objects::Object;
@@ -78,7 +78,11 @@ pub(crate) fn switch(
             ..order.policy
         },
         allowed: None,
-        only_shared: only_shared(order.policy.sources),
+        private_copies: if only_shared(order.policy.sources) {
+            PrivateCopies::None
+        } else {
+            PrivateCopies::All
+        },
         // It stands already.
         patience: Duration::ZERO,
     };

@@ -1,0 +1,147 @@
+//! The watch of a program's start, and the line about text that is left on base pages when the start is over.
+
+use std::io::IsTerminal;
+use std::os::fd::AsFd;
+
+use rustix::termios::{LocalModes, tcgetattr};
+use tiexec_core::addr::mib;
+use tiexec_core::escape::AsShown;
+use tiexec_core::proc::stat;
+use tiexec_core::report::Report;
+use tiexec_core::skip::{Reason, SkipReason};
+use tiexec_engine::follow::companion::{self, Begun};
+use tiexec_engine::follow::start::{Left, StartWatch};
+use tiexec_engine::journal;
+use tiexec_remap::Failure;
+use tiexec_remap::once_a_day::first_today;
+use tiexec_remap::store::Store;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, process, thp};
+
+use super::Launcher;
+use super::report_output::Sink;
+use crate::stdio::warn;
+
+/// How many files a line names at most.
+const MOST_FILES: usize = 3;
+
+impl Launcher {
+    /// Begins the watch of the start, where nothing else was said.
+    pub(super) fn begin_watch(&self) -> Option<Begun> {
+        let settings = &self.settings;
+        if !settings.watch_start || !settings.select.text() || self.dry_run {
+            return None;
+        }
+        if !companion::would_be_reaped() {
+            if settings.verbose && !settings.quiet {
+                warn(format_args!(
+                    "{}: its start is not watched: process 1 may not reap what ends; fix: run the container with an \
+                     init (podman run --init), or say --settle=10s",
+                    self.name().shown()
+                ));
+            }
+            return None;
+        }
+        let stderr = std::io::stderr();
+        let is_terminal = stderr.is_terminal();
+        let mut keep = Vec::with_capacity(2);
+        if let Some(Sink::File(file)) = &self.sink {
+            keep.push(file.as_fd());
+        }
+        // A pipe must end when the program's end of it does.
+        if is_terminal {
+            keep.push(stderr.as_fd());
+        }
+        let begun = companion::begin(None, &keep, |program, _no_watch| {
+            let mut tell = |report: &Report| {
+                if let Some(sink @ Sink::File(_)) = &self.sink {
+                    sink.write(&self.render(report));
+                }
+            };
+            let mut left = |left: &Left| {
+                if !settings.quiet && first_today(&left.exe) {
+                    let line = line_of(left);
+                    journal::note(&line, program);
+                    if is_terminal && may_write_over(program) {
+                        warn(line);
+                    }
+                }
+            };
+            if let Some(watch) = StartWatch::new(settings, program, &mut tell, &mut left) {
+                watch.run();
+            }
+        });
+        // Without a companion the program runs as it would without us.
+        begun.ok()
+    }
+
+    /// Keeps the watch, unless the program is to be left alone for this reason.
+    pub(super) fn keep_watch(&self, watch: Option<Begun>, alone: Option<&Failure>) {
+        let Some(companion) = watch.and_then(|begun| begun.finish().ok()?.pid) else { return };
+        if alone.is_none_or(|why| may_come_to_text(why.reason)) {
+            let _once = self.companion.set(companion);
+        } else {
+            let _already_gone = process::kill(companion);
+            // It is a child of this process only where orphans would become one.
+            let _reaped = process::wait(companion);
+        }
+    }
+}
+
+/// Returns whether a program whose own text is left alone for this reason may come to have other text.
+fn may_come_to_text(reason: Reason) -> bool {
+    let Reason::Skipped(why) = reason else { return false };
+    // A tracer has no rights over what a privileged program becomes.
+    !matches!(why, SkipReason::Disabled | SkipReason::PrivilegedImage | SkipReason::UnreadableImage)
+}
+
+/// Says what is left, and the commands that help.
+fn line_of(left: &Left) -> String {
+    let name = left.exe.rsplit(|&byte| byte == b'/').next().unwrap_or_default().shown();
+    let (rest, all) = (mib(left.bytes), mib(left.text_bytes));
+    let pid = left.pid.as_raw_nonzero();
+    let detail = left.detail.as_ref().map_or(String::new(), |detail| format!(": {detail}"));
+    let files =
+        left.files.iter().take(MOST_FILES).map(String::as_str).collect::<Vec<_>>().join(" ");
+    let later = match left.reason {
+        Reason::Skipped(SkipReason::NotCongruent | SkipReason::NoStore) if !has_store() => {
+            Some("tiexecctl store setup".to_owned())
+        }
+        Reason::Skipped(SkipReason::NotCongruent | SkipReason::NoStore) => {
+            Some(format!("tiexecctl store add {files}"))
+        }
+        Reason::Skipped(
+            SkipReason::BasePages | SkipReason::NotCached | SkipReason::SmallFolios,
+        ) => Some(format!("once it has ended, tiexecctl warm {files}")),
+        _ => None,
+    };
+    let fix = match (later, left.reason.fix()) {
+        (Some(later), _) => format!("; fix: tiexecctl attach {pid}; for later starts: {later}"),
+        (None, Some(fix)) => format!("; fix: {fix}"),
+        (None, None) => String::new(),
+    };
+    let reason = left.reason;
+    format!(
+        "{name} (pid {pid}): {rest} of {all} MiB text stay on base pages: {reason}{detail}{fix}"
+    )
+}
+
+/// Whether this user has an image store.
+fn has_store() -> bool {
+    let store = thp::pages().map(|pages| Store::open_for_this_user(pages));
+    matches!(store, Some(Ok(Some(_))))
+}
+
+/// Whether the program is in the foreground of the terminal that standard error is, and does not draw on it: a program
+/// that does has line editing off.
+fn may_write_over(program: Pid) -> bool {
+    let stderr = std::io::stderr();
+    let Ok(device) = rustix::fs::fstat(&stderr).map(|stat| stat.st_rdev) else { return false };
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    // As `new_encode_dev` in `include/linux/kdev_t.h` does.
+    let device = u64::from((minor & 0xff) | (major << 8) | ((minor & !0xff) << 12));
+    let stat = ProcDir::of(program).and_then(|process| process.read("stat"));
+    let is_in_front = stat.is_ok_and(|text| stat::in_foreground(&text, device).unwrap_or(false));
+    let edits_lines = |modes: LocalModes| modes.contains(LocalModes::ICANON);
+    is_in_front && tcgetattr(&stderr).is_ok_and(|terminal| edits_lines(terminal.local_modes))
+}

@@ -1,0 +1,243 @@
+//! The start of a program, which is watched unless `--settle` or `--follow` say more.
+//!
+//! Much text is not where one looks first: a script or a launcher executes another program, or a program loads the
+//! library that does the work. So the process is looked at through `/proc`, at growing distances: nothing of it stops
+//! for that, it takes no perf event, for which the kernel would let the start wait for an RCU grace period, and it works
+//! under a seccomp profile that forbids perf. Text that came to be there is treated as that of a running program
+//! ([`crate::locked_target`]), with one difference: libraries are copied for one process alone only when the start is
+//! over, and only if they are not large.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use tiexec_core::addr::AddrRange;
+use tiexec_core::config::Settings;
+use tiexec_core::coverage::{FileCoverage, Rest};
+use tiexec_core::escape::AsShown;
+use tiexec_core::proc::maps::FileId;
+use tiexec_core::report::Report;
+use tiexec_core::skip::{Reason, SkipReason};
+use tiexec_remap::attach::PrivateCopies;
+use tiexec_remap::images::Images;
+use tiexec_remap::policy::Policy;
+use tiexec_remap::workers::{self, Pool};
+use tiexec_sys::perf_watch::wait_for_end;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, areas, process};
+
+use super::{FIRST_GAP, LONGEST_GAP, Patterns, has_worked};
+use crate::locked_target::{LONGEST, LockedTarget, carry_out};
+use crate::policy::policy;
+use crate::retry::may_pass;
+use crate::switched_off::is_switched_off;
+
+/// How long after a program began, or after text came to be there, a start is over.
+const SETTLED: Duration = Duration::from_secs(10);
+/// How long a start takes at most: an entry script may first set up a database.
+const LONGEST_START: Duration = Duration::from_secs(60);
+
+/// How much text of libraries is copied for one process, in bytes, when its start is over and it still runs.
+const MOST_COPIED: u64 = 64 << 20;
+
+/// Text that is still on base pages when the start is over.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Left {
+    /// The process.
+    pub pid: Pid,
+    /// Its image file, as `/proc/PID/exe` names it.
+    pub exe: Vec<u8>,
+    /// Bytes of text that could be huge and are not.
+    pub bytes: u64,
+    /// Bytes of text, in all.
+    pub text_bytes: u64,
+    /// Why most of them are not.
+    pub reason: Reason,
+    /// The files with such text, the one with the most text first.
+    pub files: Vec<String>,
+    /// The cause in words, where there is one.
+    pub detail: Option<String>,
+}
+
+/// The watch of one process.
+pub struct StartWatch<'a> {
+    program: Pid,
+    policy: Policy,
+    patterns: Patterns,
+    images: Images,
+    /// The text on base pages that was there at the last look.
+    looked_at: Vec<(AddrRange, FileId)>,
+    /// Hears what was switched.
+    tell: &'a mut dyn FnMut(&Report),
+    /// Hears what is left when the start is over.
+    left: &'a mut dyn FnMut(&Left),
+}
+
+/// The result of a look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+enum Look {
+    /// No text that could be huge is on base pages, or it was looked at before.
+    Nothing,
+    /// There was such text.
+    Text,
+    /// There is such text, and the obstacle may be gone a moment later.
+    MayPass,
+}
+
+impl<'a> StartWatch<'a> {
+    /// Makes the watch of `program`; `None` where nothing can be huge.
+    pub fn new(
+        settings: &Settings,
+        program: Pid,
+        tell: &'a mut dyn FnMut(&Report),
+        left: &'a mut dyn FnMut(&Left),
+    ) -> Option<Self> {
+        let patterns = Patterns::new(&settings.only, &settings.except).ok()?;
+        let policy = policy(settings, false).ok()?;
+        let (images, looked_at) = (Images::default(), Vec::new());
+        Some(Self { program, policy, patterns, images, looked_at, tell, left })
+    }
+
+    /// Watches until the start is over or the program has ended.
+    pub fn run(mut self) {
+        let Ok(pidfd) = process::open_pidfd(self.program) else { return };
+        let begun = Instant::now();
+        let (mut gap, mut exe, mut has_text) = (FIRST_GAP, self.exe(), false);
+        let mut changed = begun;
+        loop {
+            match wait_for_end(Some(pidfd.as_fd()), Some(gap)) {
+                Ok(false) => {}
+                Ok(true) => return,
+                Err(_interrupted) => continue,
+            }
+            let now = Instant::now();
+            let next = self.exe();
+            if next != exe {
+                (exe, changed, gap, has_text) = (next, now, FIRST_GAP, false);
+                self.looked_at.clear();
+            }
+            let settled = has_text && now >= changed + SETTLED;
+            let is_over = settled || now >= begun + LONGEST_START;
+            if is_switched_off() {
+                return;
+            }
+            if is_over || has_worked(self.program) {
+                match self.look(is_over) {
+                    Look::Nothing => {}
+                    Look::Text => (changed, has_text) = (now, true),
+                    Look::MayPass => has_text = true,
+                }
+            }
+            if is_over {
+                return;
+            }
+            gap = (gap * 2).min(LONGEST_GAP);
+        }
+    }
+
+    fn exe(&self) -> Vec<u8> {
+        ProcDir::of(self.program).and_then(|process| process.exe_path()).unwrap_or_default()
+    }
+
+    /// Looks at the program; `is_over` says that this is the last look.
+    fn look(&mut self, is_over: bool) -> Look {
+        if !workers::is_foreign(self.program) {
+            return self.look_here(is_over);
+        }
+        // What it learns there is lost: the next look is as the first.
+        let program = self.program;
+        let one = |_pid, _: &mut Pool| self.look_here(is_over) as u8;
+        let answers = workers::each_apart(&[program], LONGEST, one, |_, _| Look::Nothing as u8);
+        let of = |look: Look| answers.first() == Some(&(look as u8));
+        [Look::Text, Look::MayPass].into_iter().find(|&look| of(look)).unwrap_or(Look::Nothing)
+    }
+
+    fn look_here(&mut self, is_over: bool) -> Look {
+        let Ok(process) = ProcDir::of(self.program) else { return Look::Nothing };
+        let Ok(exe) = process.exe_path() else { return Look::Nothing };
+        if !self.patterns.accept(&exe) {
+            return Look::Nothing;
+        }
+        let Ok(seen) = areas::look(&process, self.policy.pages) else { return Look::Nothing };
+        let huge = self.policy.pages.pmd;
+        let on_base_pages = seen.areas.iter().filter(|area| {
+            let whole = area.vma.range.align_inward(huge).map_or(0, |whole| whole.len());
+            let made = area.huge_parts(huge).iter().map(|part| part.len()).sum::<u64>();
+            area.vma.is_text() && area.vma.file.inode != 0 && made < whole
+        });
+        let texts: Vec<_> = on_base_pages.map(|area| (area.vma.range, area.vma.file)).collect();
+        if texts.is_empty() || (texts == self.looked_at && !is_over) {
+            return Look::Nothing;
+        }
+        let outcome = self.treat(&exe, is_over);
+        if outcome == Look::Text {
+            self.looked_at = texts;
+        }
+        outcome
+    }
+
+    fn treat(&mut self, exe: &[u8], is_over: bool) -> Look {
+        let of_failure = |reason| if may_pass(reason) { Look::MayPass } else { Look::Text };
+        let locked = match LockedTarget::open(self.program) {
+            Ok(locked) => locked,
+            Err(failure) => return of_failure(failure.reason),
+        };
+        let mut order = locked.order(self.policy);
+        if self.policy.sources.pagecache && self.policy.sources.store {
+            let for_libraries = if is_over && has_worked(self.program) { MOST_COPIED } else { 0 };
+            order.private_copies = PrivateCopies::UpTo(for_libraries);
+        }
+        let (attached, report) = match carry_out(&order, &mut self.images) {
+            Ok(done) => done,
+            Err(failure) => return of_failure(failure.reason),
+        };
+        locked.record_attach(&attached);
+        if attached.touched_it() {
+            (self.tell)(&report);
+        }
+        if is_over && let Some(left) = self.left_of(exe, &report) {
+            (self.left)(&left);
+        }
+        attached.failure.map_or(Look::Text, |failure| of_failure(failure.reason))
+    }
+
+    /// Returns what could be huge by the report and is not; `None` if that is less than a huge page.
+    fn left_of(&self, exe: &[u8], report: &Report) -> Option<Left> {
+        let mut by_reason: BTreeMap<Reason, u64> = BTreeMap::new();
+        for rest in report.files.iter().flat_map(could_be_huge) {
+            *by_reason.entry(rest.reason).or_default() += rest.bytes;
+        }
+        let bytes = by_reason.values().sum();
+        let (reason, _) = by_reason.into_iter().max_by_key(|&(_, bytes)| bytes)?;
+        // The file with the most text is the first.
+        let files = report
+            .files
+            .iter()
+            .filter(|file| could_be_huge(file).any(|rest| rest.reason == reason));
+        (bytes >= self.policy.pages.pmd.bytes()).then(|| Left {
+            pid: self.program,
+            exe: exe.to_owned(),
+            bytes,
+            text_bytes: report.text_bytes,
+            files: files.map(|file| file.path.shown().to_string()).collect(),
+            reason,
+            detail: report.detail.clone(),
+        })
+    }
+}
+
+/// Returns what of the file's text could be huge and is not.
+fn could_be_huge(file: &FileCoverage) -> impl Iterator<Item = &Rest> {
+    const NEVER: [SkipReason; 8] = [
+        SkipReason::TooSmall,
+        SkipReason::Edges,
+        SkipReason::AlreadyPmdMapped,
+        SkipReason::CutInPieces,
+        SkipReason::NotSelected,
+        SkipReason::ModifiedText,
+        SkipReason::Sealed,
+        SkipReason::ProtectionKey,
+    ];
+    file.rest.iter().filter(|rest| !NEVER.into_iter().any(|why| rest.reason == why))
+}

@@ -1,0 +1,273 @@
+//! The start of a program is watched: text that it executes or loads in its first seconds becomes huge too, or a line says what
+//! helps.
+
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use support::attaching::{ctl, switched};
+use support::child::{self, Held, eventually, soon};
+use support::pty::Pty;
+use support::smaps::{Vma, children, vmas};
+use support::{Kind, Prep, Run, busy_java, installed, is_root, program, require, warm};
+
+/// A library with so much text, in the page cache in small folios.
+fn library(dir: &Path, mib: u32) -> PathBuf {
+    let (source, made) = (support::sources().join("late.c"), dir.join("late.so"));
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-shared", "-fPIC", "-DLIBRARY", &format!("-DBIG_MIB={mib}"), "-o"]);
+    cc.args([&made, &source]);
+    let built = cc.output().expect("cc");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let copies = dir.join("copies");
+    std::fs::create_dir(&copies).expect("a directory");
+    warm::small(&made, &copies)
+}
+
+/// A program that works for a moment, and loads that library then.
+fn loads(library: &Path) -> Run {
+    Run::new(program("late", Kind::DynamicPie), ["busy".as_ref(), library.as_os_str()])
+}
+
+/// Bytes of the library's text that are huge.
+fn huge_of(pid: i32, library: &Path) -> u64 {
+    let name = library.file_name().expect("a name").to_string_lossy().into_owned();
+    let is_its = |vma: &Vma| vma.path.contains(&name);
+    vmas(pid).iter().filter(|vma| is_its(vma)).map(Vma::huge).sum()
+}
+
+/// Ends a program that has loaded a library: its text is what it was.
+fn end(mut held: Held) {
+    held.write(b"\n");
+    held.finish().assert_code(7).assert_silent();
+}
+
+/// Listens as the journal does, in this test's own `/run`.
+fn journal() -> UnixDatagram {
+    support::store::own_run();
+    std::fs::create_dir_all("/run/systemd/journal").expect("a directory in a /run of its own");
+    let journal = UnixDatagram::bind("/run/systemd/journal/socket").expect("a socket");
+    journal.set_read_timeout(Some(child::patience(Duration::from_secs(60)))).expect("a time limit");
+    journal
+}
+
+/// Waits for the line about text that is left.
+fn line_of(journal: &UnixDatagram) -> String {
+    let mut record = [0; 4096];
+    loop {
+        let len = journal.recv(&mut record).expect("a record");
+        let text = String::from_utf8_lossy(&record[..len]).into_owned();
+        if text.contains("TIEXEC_ACTION=start") {
+            let line = text.lines().find_map(|line| line.strip_prefix("MESSAGE="));
+            return line.expect("a message").to_owned();
+        }
+    }
+}
+
+/// Runs the commands of a fix: what stands before `; for later starts: ` and what stands behind it.
+fn fixes(line: &str) -> (Vec<String>, Vec<String>) {
+    let (_, fix) = line.split_once("; fix: ").unwrap_or_else(|| panic!("no fix: {line}"));
+    let (now, later) = fix.split_once("; for later starts: ").expect("two commands");
+    let later = later.strip_prefix("once it has ended, ").unwrap_or(later);
+    let words = |command: &str| {
+        let command = command.strip_prefix("tiexecctl ").expect("a command of ours");
+        command.split(' ').map(str::to_owned).collect::<Vec<_>>()
+    };
+    (words(now), words(later))
+}
+
+#[test]
+fn a_program_that_a_shell_executes() {
+    // It works for a moment first, as programs do.
+    let script = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; exec \"$0\" busy \"$1\"";
+    let late = program("late", Kind::DynamicPie);
+    let dir = tempfile::tempdir().expect("a directory");
+    let library = library(dir.path(), 4);
+    let args = ["-c".into(), script.into()];
+    let args = args.into_iter().chain([late.clone().into_os_string(), library.into()]);
+    let mut held = Run::new("sh", args).hold();
+    held.wait_line("loaded");
+    let pid = held.pid();
+    let own = late.file_name().expect("a name").to_string_lossy().into_owned();
+    let is_its = |vma: &Vma| vma.path.contains(&own) && vma.huge() > 0;
+    eventually("its own text is huge", || vmas(pid).iter().any(is_its));
+    end(held);
+}
+
+#[test]
+fn node_behind_a_shell() {
+    let node = installed("node");
+    require!(node.is_some(), "no node");
+    let node = node.expect("just looked");
+    let script = format!(
+        "exec {} -e 'const t=Date.now(); while (Date.now()-t<300); console.log(\"ready\"); process.stdin.once(\"data\", () => process.exit(7))'",
+        node.display()
+    );
+    let mut held = Run::new("sh", ["-c", &script]).hold();
+    let pid = held.pid();
+    eventually("its text is huge", || vmas(pid).iter().map(Vma::huge).sum::<u64>() >= 8 << 20);
+    held.write(b"\n");
+    held.finish().assert_code(7).assert_silent();
+}
+
+#[test]
+fn a_warm_library_that_is_loaded_later() {
+    let dir = warm::directory();
+    require!(warm::has_large_folios(dir.path()), "this file system has no large folios");
+    let library = library(dir.path(), 6);
+    warm::unless_reclaimed(|| {
+        warm::warm(&[], &[&library]);
+        let mut held = loads(&library).start();
+        held.wait_line("loaded");
+        let pid = held.pid();
+        assert!(soon(|| huge_of(pid, &library) >= 4 << 20), "{} bytes", huge_of(pid, &library));
+        end(held);
+    });
+}
+
+#[test]
+fn java() {
+    let java = busy_java();
+    require!(java.is_some(), "no JDK");
+    let (java, dir) = java.expect("just looked");
+    let args = ["-cp", &dir.path().to_string_lossy(), "Busy"];
+    let held = Run::new(java, args).limit(120).hold();
+    let pid = held.pid();
+    let jvm = |vma: &Vma| vma.path.contains("libjvm.so");
+    let huge = || vmas(pid).iter().filter(|vma| jvm(vma)).map(Vma::huge).sum::<u64>();
+    assert!(soon(|| huge() >= 8 << 20), "{} bytes of libjvm are huge", huge());
+    held.finish().assert_code(7).assert_silent();
+}
+
+#[test]
+fn text_that_is_left_and_what_makes_it_huge() {
+    require!(is_root(), "a journal in a /run of its own needs root");
+    let dir = warm::directory();
+    require!(warm::has_large_folios(dir.path()), "this file system has no large folios");
+    let journal = journal();
+    // More than is copied for one start.
+    let library = library(dir.path(), 70);
+    // A line is written once a day for each program.
+    let late = dir.path().join("late");
+    support::install(&program("late", Kind::DynamicPie), &late, 0o755);
+    let run = Run::new(&late, ["busy".as_ref(), library.as_os_str()]).limit(120);
+    let mut held = run.start();
+    held.wait_line("loaded");
+    let pid = held.pid();
+    let line = line_of(&journal);
+    assert!(line.contains(" MiB text stay on base pages: "), "{line}");
+    assert_eq!(huge_of(pid, &library), 0, "{line}");
+    let (now, later) = fixes(&line);
+    ctl(&now).assert_code(0);
+    assert!(huge_of(pid, &library) >= 60 << 20, "{line}: {} bytes", huge_of(pid, &library));
+    end(held);
+    warm::unless_reclaimed(|| {
+        ctl(&later).assert_code(0);
+        let mut held = run.start();
+        held.wait_line("loaded");
+        let pid = held.pid();
+        let is_huge = soon(|| huge_of(pid, &library) >= 60 << 20);
+        assert!(is_huge, "{line}: {} bytes", huge_of(pid, &library));
+        end(held);
+    });
+}
+
+#[test]
+fn the_line_comes_to_a_terminal_once_a_day_and_to_no_pipe() {
+    require!(is_root(), "a journal in a /run of its own needs root");
+    let dir = tempfile::tempdir().expect("a directory");
+    let library = library(dir.path(), 70);
+    let journal = journal();
+    let mut pty = Pty::new();
+    let run = loads(&library).prep(Prep::Terminal).same_group().limit(120);
+    let tty = pty.slave_fd();
+    let held = run.stdio([tty, tty, tty]).start();
+    let seen = pty.wait_for("for later starts: ");
+    assert!(seen.contains("MiB text stay on base pages: "), "{seen}");
+    assert!(line_of(&journal).contains("tiexecctl attach"));
+    pty.type_keys("\n");
+    held.finish().assert_code(7);
+    // The next one of that day, and one whose standard error is a pipe, are silent.
+    journal.set_read_timeout(Some(Duration::from_secs(1))).expect("a time limit");
+    let mut held = loads(&library).start();
+    held.wait_line("loaded");
+    std::thread::sleep(Duration::from_secs(12));
+    end(held);
+    let mut record = [0; 4096];
+    while let Ok(len) = journal.recv(&mut record) {
+        let text = String::from_utf8_lossy(&record[..len]);
+        assert!(!text.contains("TIEXEC_ACTION=start"), "{text}");
+    }
+}
+
+#[test]
+fn settle_0_turns_it_off() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let library = library(dir.path(), 6);
+    let (run, off) = (loads(&library), loads(&library).options(["--settle=0"]));
+    let mut held = off.start();
+    held.wait_line("loaded");
+    let (off, before) = (held.pid(), switched(held.pid()));
+    // The one beside it shows how long to wait.
+    let mut watched = run.start();
+    watched.wait_line("loaded");
+    let pid = watched.pid();
+    eventually("the watched one's library is huge", || huge_of(pid, &library) > 0);
+    assert_eq!(switched(off), before);
+    end(held);
+    end(watched);
+}
+
+/// The end of whoever watches would be a zombie for ever where process 1 does not reap.
+#[test]
+fn nothing_is_left_to_a_process_1_that_does_not_reap() {
+    require!(is_root(), "a PID namespace needs root");
+    require!(installed("python3").is_some(), "no python3");
+    let script = "import os, subprocess, sys, time\n\
+        subprocess.run(sys.argv[1:], check=True)\n\
+        time.sleep(1)\n\
+        left = [p for p in os.listdir('/proc') if p.isdigit() and p != '1']\n\
+        print('left', left)";
+    let run = Run::new("/bin/true", [""; 0]).behind([
+        "unshare",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "python3",
+        "-c",
+        script,
+    ]);
+    let done = run.output();
+    done.assert_code(0).assert_silent();
+    assert_eq!(done.out(), "left []\n", "{done}");
+}
+
+#[test]
+fn as_process_1_it_is_one_child_that_no_plain_wait_sees() {
+    require!(is_root(), "a PID namespace needs root");
+    let run = Run::new(program("identity", Kind::DynamicPie), [""; 0]);
+    let held = run.behind(["unshare", "--pid", "--fork", "--mount-proc"]).hold();
+    assert_eq!(held.said("wait_plain").as_deref(), Some("No child processes"), "{}", held.command);
+    let unshare = held.pid();
+    let init = children(unshare)[0];
+    assert_eq!(children(init).len(), 1, "{}", held.command);
+    held.finish().assert_code(0).assert_silent();
+}
+
+#[test]
+fn whoever_is_left_alone_is_not_watched() {
+    require!(installed("strace").is_some(), "no strace");
+    let dir = tempfile::tempdir().expect("a directory");
+    let log = dir.path().join("log");
+    let count = |options: &[&str]| {
+        let run = Run::new("/bin/true", [""; 0]).options(options);
+        let done = run.behind(["strace", "-o", &log.to_string_lossy()]).output();
+        done.assert_code(0).assert_silent();
+        let log = std::fs::read_to_string(&log).expect("strace's log");
+        log.lines().filter(|line| line.starts_with("clone(")).count()
+    };
+    assert_eq!(count(&[]), 1);
+    assert_eq!(count(&["--settle=0"]), 0);
+    assert_eq!(count(&["--backing=off"]), 0);
+}
