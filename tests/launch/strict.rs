@@ -86,7 +86,10 @@ fn a_treated_program_runs() {
 #[test]
 fn a_program_with_nothing_to_gain_runs() {
     let done = Run::new(program("small", Kind::DynamicPie), ["5"]).options(["--strict"]).output();
-    done.assert_code(5).assert_silent();
+    done.assert_code(5);
+    assert!(done.err().contains("--strict cannot judge what it executes or loads later"), "{done}");
+    let quiet = Run::new(program("small", Kind::DynamicPie), ["5"]).options(["--strict", "-q"]);
+    quiet.output().assert_code(5).assert_silent();
     assert_eq!(done.out(), "small ran\n");
 }
 

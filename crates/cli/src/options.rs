@@ -159,7 +159,8 @@ pub struct AfterStart {
     #[arg(short, long)]
     pub follow: bool,
 
-    /// Look again, for so long after a program has begun, for what it maps later, such as 10s
+    /// Look again, for so long after a program has begun, for what it maps later, such as 30s; 0: not at all
+    /// [default: until its start is over, about 10s]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub settle: Option<Duration>,
 

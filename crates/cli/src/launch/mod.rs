@@ -301,6 +301,12 @@ impl Launcher {
         if self.settings.refuses(why.reason) {
             return exit::LAUNCH_FAILED;
         }
+        if self.settings.strict && !self.settings.quiet && why.reason == SkipReason::TooSmall {
+            warn(format_args!(
+                "{}: it has no text of a huge page itself; --strict cannot judge what it executes or loads later",
+                self.name().shown()
+            ));
+        }
         self.exec()
     }
 
