@@ -91,6 +91,25 @@ fn a_name_that_never_comes() {
     assert!(done.out().starts_with("exited 9\n"), "{done}");
 }
 
+/// A name that is wrong keeps the program traced for no longer than a start may last.
+#[test]
+fn a_name_that_does_not_come_in_time() {
+    let hold = program("hold", Kind::DynamicPie);
+    let script = format!("exec {} 7", hold.display());
+    let run = Run::new("sh", ["-c", &script]).options(["--until-exec=never-to-come"]).limit(180);
+    let held = run.hold();
+    let tracer = || status_field(held.pid(), "TracerPid");
+    assert_ne!(tracer().as_deref(), Some("0"));
+    let begun = std::time::Instant::now();
+    while tracer().as_deref() != Some("0") && begun.elapsed().as_secs() < 150 {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    assert_eq!(tracer().as_deref(), Some("0"), "it is still traced");
+    let done = held.finish();
+    done.assert_code(7);
+    assert!(done.err().contains("never-to-come was not reached: not within 60 s"), "{done}");
+}
+
 #[test]
 fn other_processes_of_that_name_are_left_alone() {
     let hold = program("hold", Kind::DynamicPie);

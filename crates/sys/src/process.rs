@@ -174,17 +174,21 @@ pub fn wait_polling(pid: Pid) -> Result<Wait, SysError> {
 }
 
 /// As [`wait`], for a process that blocks all signals, and looks again every quarter of a second: a
-/// tracee whose id passes to another thread by an exec wakes no waiter.
+/// tracee whose id passes to another thread by an exec wakes no waiter. `None` if nothing has come for `longest`.
 ///
 /// # Errors
 /// ECHILD if it is neither child nor tracee, or no longer.
-pub fn wait_attentively(pid: Pid) -> Result<Wait, SysError> {
+pub fn wait_attentively(pid: Pid, longest: Option<Duration>) -> Result<Option<Wait>, SysError> {
     if let Some(stop) = look_for_a_moment(pid)? {
-        return Ok(stop);
+        return Ok(Some(stop));
     }
+    let begun = std::time::Instant::now();
     loop {
         if let Some(stop) = wait_for(pid, Duration::from_millis(250))? {
-            return Ok(stop);
+            return Ok(Some(stop));
+        }
+        if longest.is_some_and(|longest| begun.elapsed() >= longest) {
+            return Ok(None);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! How tracing ends when it does not end well.
 
+use std::time::Duration;
+
 use thiserror::Error;
 use tiexec_sys::process::Wait;
 use tiexec_sys::{Errno, SysError, ptrace};
@@ -30,6 +32,10 @@ pub enum TraceError {
     /// A thread that is not traced exec'ed and took the tracee's place.
     #[error("lost sight of it: it exec'ed from another thread than its first")]
     LostSight,
+    /// The program that was waited for had not come when the start was over. The tracee runs, and is let go when this
+    /// process ends.
+    #[error("not within {} s of the start; for longer: --settle=TIME", .0.as_secs())]
+    StartOver(Duration),
     /// The thread executed another program, or its address space is another one than the one that was looked
     /// at. Nothing was written to it; it is let go.
     #[error("it executed another program meanwhile")]

@@ -254,24 +254,30 @@ pub struct ExecStop {
 pub type MayTrace<'a> = &'a dyn Fn(&Path) -> bool;
 
 /// Follows the seized process until it has exec'ed a program that `is_the_one` accepts, passing on
-/// all signals and stops meanwhile.
+/// all signals and stops meanwhile, for at most `longest`; `None` for ever.
 ///
 /// With `may_trace`, which an unprivileged tracer needs, each exec is looked at before it happens:
 /// the kernel ignores the setuid bit of an image under such a tracer.
 ///
 /// # Errors
-/// [`TraceError::Gone`] if it ends before, [`TraceError::LetGo`] after a no of `may_trace`.
+/// [`TraceError::Gone`] if it ends before, [`TraceError::LetGo`] after a no of `may_trace`, [`TraceError::StartOver`].
 pub fn wait_for_exec(
     pid: Pid,
+    longest: Option<Duration>,
     may_trace: Option<MayTrace<'_>>,
     mut is_the_one: impl FnMut() -> bool,
 ) -> Result<ExecStop, TraceError> {
     let run = if may_trace.is_some() { Resume::ToSyscall } else { Resume::Run };
+    let begun = Instant::now();
     loop {
-        let stop = process::wait_attentively(pid).map_err(|error| match error.errno {
+        let left = longest.map(|longest| longest.saturating_sub(begun.elapsed()));
+        let stop = process::wait_attentively(pid, left).map_err(|error| match error.errno {
             Errno::CHILD => TraceError::LostSight,
             _ => error.into(),
         })?;
+        let Some(stop) = stop else {
+            return Err(TraceError::StartOver(longest.unwrap_or_default()));
+        };
         fault::at(fault::Point::Stop);
         let (how, signal) = match stop {
             Wait::ExecEvent => {

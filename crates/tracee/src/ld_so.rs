@@ -117,7 +117,7 @@ impl LinkWatch {
         loop {
             let stop = match phase {
                 Phase::Mapping => process::wait_for(pid, FIRST_LOOK.max(begun.elapsed() / 16)),
-                _ => process::wait_attentively(pid).map(Some),
+                _ => process::wait_attentively(pid, None),
             };
             let stop = stop.map_err(|error| match error.errno {
                 Errno::CHILD => TraceError::LostSight,

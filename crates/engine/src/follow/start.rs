@@ -35,7 +35,7 @@ use crate::switched_off::is_switched_off;
 /// How long after a program began, or after text came to be there, a start is over.
 const SETTLED: Duration = Duration::from_secs(10);
 /// How long a start takes at most: an entry script may first set up a database.
-const LONGEST_START: Duration = Duration::from_secs(60);
+pub const LONGEST_START: Duration = Duration::from_secs(60);
 
 /// How much text of libraries is copied for one process, in bytes, when its start is over and it still runs.
 const MOST_COPIED: u64 = 64 << 20;

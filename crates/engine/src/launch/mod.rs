@@ -25,6 +25,7 @@ use tiexec_tracee::TraceError;
 use tiexec_tracee::handshake::{Armed, Arming, MayTrace, arm, wait_for_exec};
 
 use crate::follow::Patterns;
+use crate::follow::start::LONGEST_START;
 use crate::policy::{policy, too_large};
 use crate::sampling::number;
 
@@ -246,7 +247,8 @@ impl Launch<'_> {
         };
         let may_trace: Option<MayTrace<'_>> =
             if wanted.is_some() && !privileged { Some(&may_trace) } else { None };
-        let stop = match wait_for_exec(target, may_trace, is_the_one) {
+        let longest = wanted.map(|_| self.settings.settle.max(LONGEST_START));
+        let stop = match wait_for_exec(target, longest, may_trace, is_the_one) {
             Ok(stop) => stop,
             Err(end) => {
                 // The caller itself reports an exec that failed. A program that ended is no news,
