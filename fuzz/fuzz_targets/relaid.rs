@@ -7,7 +7,7 @@ mod check;
 use tiexec_core::relaid::Layout;
 
 libfuzzer_sys::fuzz_target!(|file: &[u8]| {
-    if let Ok(layout) = Layout::read(file, check::PAGES, 0) {
+    if let Ok(layout) = Layout::read(file, check::PAGES) {
         check::check(&layout, file);
     }
 });

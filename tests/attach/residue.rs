@@ -322,7 +322,7 @@ combinations! {
     pad_image: SeedNoPie, "image", "pad";
     aggressive_image: SpreadPie, "image", "aggressive";
     conservative_store: DynamicNoPie, "store", "conservative";
-    pad_store: DynamicPie, "store", "pad";
+    pad_store: DynamicNoPie, "store", "pad";
     aggressive_store: SeedNoPie, "store", "aggressive";
     pad_pagecache: StaticNoPie, "pagecache", "pad";
     aggressive_pagecache: StaticNoPie, "pagecache", "aggressive";

@@ -417,5 +417,5 @@ fn only_root_changes_the_systems_store_and_all_may_use_it() {
     let other = public.add(&program("exits", Kind::DynamicPie), "other", 0o755);
     let none = as_nobody(&public, &["add", &other.to_string_lossy()], "");
     none.assert_code(1);
-    assert!(none.err().contains("no_store"), "{none}");
+    assert!(none.err().contains("not_stored") && none.err().contains("as root"), "{none}");
 }

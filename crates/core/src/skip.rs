@@ -84,6 +84,10 @@ reasons! {
     SmallFolios = "small_folios",
     /// There is no image store here.
     NoStore = "no_store",
+    /// The image store has no image of the file, and this user, or this launch in its time, cannot build one.
+    NotStored = "not_stored",
+    /// Mapped where each start has the file in another place. The store's image fits the one place that many starts have.
+    Misplaced = "misplaced",
     /// Not everybody may read the file, so it gets no image that everybody may read.
     NotShareable = "not_shareable",
     /// The file's headers are beyond what an image of the store can be made of.
@@ -240,6 +244,11 @@ impl SkipReason {
             Self::NotCongruent => "leave out --backing pagecache",
             Self::LinkerUnwatched => "attach to it once it runs (tiexecctl attach)",
             Self::NoStore => "tiexecctl store setup",
+            Self::NotStored => "tiexecctl store add FILE, as root for the system's store",
+            Self::Misplaced => "run it with --backing=image, for a copy at each start",
+            Self::NotShareable => {
+                "run it with --backing=image, for a copy at each start, or install it where all may read it"
+            }
             Self::NotCached => "tiexecctl warm FILE",
             Self::NotOwner => "run it as root, or as the file's owner",
             _ => return None,

@@ -196,11 +196,13 @@ impl Program {
         } else {
             let order = BuildOrder { original, path, bias: None, process, deadline };
             match store.find_or_build(&order) {
-                Err(failure) if failure.reason == SkipReason::NoStore => None,
+                Err(failure) if failure.reason == SkipReason::NotStored => None,
                 found => Some(found?),
             }
         };
-        self.stored = found;
+        // Not so of a program that its headers do not tell from a library.
+        let bias = self.image.bias_for_copies(order.policy.pages);
+        self.stored = found.filter(|image| image.layout.fits(bias));
         Ok(self.stored.is_some())
     }
 }

@@ -3,19 +3,22 @@
 //!
 //! ```text
 //! image offset  0         front                                       tail
-//!               | headers | LOAD ····· hole ····· LOAD | hole | LOAD | sections | section headers |
+//!               | headers | text ··· hole ··· call frames | hole | symbols | sections | section headers |
 //!                 notes     image offset = vaddr + shift
 //! ```
 //!
-//! The shift is a multiple of the huge page, plus what the load bias of the process it is made for is
-//! beside one: at a launch, which moves the program so, [the best one](crate::rebase::launch_bias); anything in a running
-//! process.
+//! The shift is a multiple of the huge page, plus what the load bias of the processes that the image fits is beside one. A
+//! file has one image, for the load bias that many starts have:
+//!
+//! - a program at fixed addresses: 0;
+//! - a program that a launch moves: [the best one](crate::rebase::launch_bias);
+//! - a shared object: where the kernel maps large files, from a multiple of the huge page on.
 //!
 //! The file and program headers, and the notes that hold the build ID, go to a front of their own.
-//! They are what must differ from the original; so each byte that a LOAD segment maps is the
-//! original's, also where the headers lie inside the text. Bytes that no LOAD segment maps (symbols,
-//! debug sections) follow behind, and the section headers come last, so that `readelf`, `nm`, `perf` and
-//! `gdb` read the image as they read the original.
+//! They are what must differ from the original; so each byte of text is the original's, also where the headers lie
+//! inside the text. Of other LOAD segments the image holds what tools read from files (`kept`), and holes instead of
+//! the program's data. Bytes that no LOAD segment maps (symbols, debug sections) follow behind, and the section headers come
+//! last, so that `readelf`, `nm`, `perf` and `gdb` read the image as they read the original.
 //!
 //! A huge page of the image that holds text, and nothing that may be written to, can be mapped as a
 //! whole: filler that traps stands where no segment maps it.
@@ -24,8 +27,10 @@
 //! trusted; every sum is checked.
 
 mod headers;
+mod kept;
 mod kind;
 mod notes;
+mod place;
 mod segments;
 mod tail;
 
@@ -41,11 +46,13 @@ use thiserror::Error;
 use crate::addr::{AddrRange, Pages};
 use crate::elf::{ElfError, ElfHeader};
 use crate::rebase::launch_bias;
+use place::Place;
 
 /// Which rules laid an image out. An image made by others is not this version's.
 ///
-/// 2: filler beside text. 3: for launches, the load bias at which most text lies in whole huge pages.
-pub const VERSION: u32 = 3;
+/// 2: filler beside text. 3: for launches, the load bias at which most text lies in whole huge pages. 4: shared objects for
+/// where the kernel maps them; no data.
+pub const VERSION: u32 = 4;
 
 /// Why a file cannot be laid out anew.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -94,10 +101,8 @@ pub struct Layout {
     /// The original's build ID.
     pub build_id: Option<Vec<u8>>,
     pages: Pages,
-    /// The load bias, modulo the PMD size, of the processes it is laid out for.
+    /// The load bias, modulo the PMD size, of the processes that it fits.
     bias: u64,
-    /// That of launches.
-    launch_bias: u64,
     /// Image offset minus vaddr, wrapping.
     shift: u64,
     /// Vaddrs of text, whole base pages, ascending and disjoint.
@@ -108,19 +113,11 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Reads the headers of a whole file and lays it out for these page sizes, and for processes whose
-    /// load bias is `bias` modulo the PMD size; a multiple of the base page. `None` is for launches.
+    /// Reads the headers of a whole file and lays it out for these page sizes.
     ///
     /// # Errors
     /// [`LayoutError`]: the file has no image.
-    pub fn read<'data, R: ReadRef<'data>>(
-        file: R,
-        pages: Pages,
-        bias: Option<u64>,
-    ) -> Result<Self, LayoutError> {
-        if bias.unwrap_or_default() & (pages.base.bytes() - 1) != 0 {
-            return Err(LayoutError::Odd("a load bias that no page has"));
-        }
+    pub fn read<'data, R: ReadRef<'data>>(file: R, pages: Pages) -> Result<Self, LayoutError> {
         let past_end = |()| LayoutError::Malformed("headers past the end of the file");
         let file_len = file.len().map_err(past_end)?;
         let prefix =
@@ -141,15 +138,18 @@ impl Layout {
             .end
             .checked_next_multiple_of(pages.pmd.bytes())
             .ok_or(LayoutError::Odd("no room for the headers"))?;
-        let mut segments = segments::place(programs, file_len, front, pages, bias.unwrap_or(0))?;
-        let launch_bias =
-            if facts.position_independent { launch_bias(&segments.texts, pages.pmd) } else { 0 };
-        let bias = bias.unwrap_or(launch_bias) & (pages.pmd.bytes() - 1);
+        let mut segments = segments::place(programs, file_len, front, pages, 0)?;
+        let bias = match place::of(&facts, programs, file) {
+            Place::Fixed => 0,
+            Place::Moved => launch_bias(&segments.texts, pages.pmd),
+            Place::Kernels(bias) => bias & (pages.pmd.bytes() - pages.base.bytes()),
+        };
         if bias != 0 {
             segments = segments::place(programs, file_len, front, pages, bias)?;
         }
         let tail = tail::place(&sections, file_len, &segments, &notes)?;
 
+        let mut copies = kept::kept(&header, &sections, &tail.sections, file, &segments);
         header.e_phoff.set(LittleEndian, ElfHeader::LEN as u64);
         header.e_shoff.set(LittleEndian, tail.table_offset);
         let programs = headers::headers(&segments, programs, &notes, &tail);
@@ -161,7 +161,6 @@ impl Layout {
         if !table.is_empty() {
             writes.push(Written { at: tail.table_offset, bytes: table });
         }
-        let mut copies = segments.copies.clone();
         copies.extend(tail.copies);
         let copied = copies.iter().fold(0, |sum: u64, copy| sum.saturating_add(copy.len));
         // A file may map the same bytes over and over; its image shall not.
@@ -175,7 +174,6 @@ impl Layout {
             build_id: notes.build_id,
             pages,
             bias,
-            launch_bias,
             shift: segments.shift,
             texts: segments.texts,
             huge: segments.huge,
@@ -212,14 +210,9 @@ impl Layout {
         (start < to).then_some(start..to)
     }
 
-    /// Returns the load bias, modulo the PMD size, of the processes that it is laid out for.
-    pub const fn bias(&self) -> u64 {
-        self.bias
-    }
-
-    /// Returns that of launches.
-    pub const fn launch_bias(&self) -> u64 {
-        self.launch_bias
+    /// Returns whether the image fits a process with this load bias: its text can be mapped there by PMD entries.
+    pub fn fits(&self, load_bias: u64) -> bool {
+        load_bias.wrapping_sub(self.bias) & (self.pages.pmd.bytes() - 1) == 0
     }
 
     /// Returns the page sizes it was made for.

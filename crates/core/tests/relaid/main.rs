@@ -11,7 +11,7 @@ use tiexec_core::elf::ElfError;
 use tiexec_core::relaid::{Layout, LayoutError};
 
 fn layout(file: &[u8]) -> Result<Layout, LayoutError> {
-    Layout::read(file, PAGES, Some(0))
+    Layout::read(file, PAGES)
 }
 
 fn range(start: u64, end: u64) -> AddrRange {

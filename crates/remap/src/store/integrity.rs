@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use rustix::fs::{AtFlags, Mode, OFlags};
+use tiexec_core::relaid;
 use tiexec_sys::Errno;
 
 use super::directory::Directory;
@@ -40,7 +41,8 @@ fn one(directory: &Directory, name: String) -> Option<Verdict> {
         _ if !problems.is_empty() => {}
         None => problems.push("has no sidecar that can be read".into()),
         Some(sidecar) => {
-            if sidecar.key.image_name(Path::new(&sidecar.original)) != name {
+            let is_ours = sidecar.key.layout_version == relaid::VERSION;
+            if is_ours && sidecar.key.image_name(Path::new(&sidecar.original)) != name {
                 problems.push("has not the name that its sidecar gives it".into());
             }
             let size = stat.st_size.cast_unsigned();

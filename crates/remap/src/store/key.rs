@@ -12,8 +12,7 @@ use super::SUFFIX;
 /// Version of the sidecar's form.
 pub const SCHEMA: u32 = 1;
 
-/// The state of the file that an image was made from. A file that differs in any field has another
-/// image.
+/// The state of the file that an image was made from. A file in one state has one image.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Key {
     /// Device the original lies on.
@@ -32,8 +31,6 @@ pub struct Key {
     pub layout_version: u32,
     /// The PMD size it was laid out for, in bytes.
     pub pmd_size: u64,
-    /// The load bias that it was laid out for, modulo the PMD size, in bytes.
-    pub bias: u64,
 }
 
 impl Key {
@@ -48,7 +45,6 @@ impl Key {
             build_id: layout.build_id.as_deref().map(hex),
             layout_version: relaid::VERSION,
             pmd_size: layout.pages().pmd.bytes(),
-            bias: layout.bias(),
         }
     }
 
@@ -61,17 +57,12 @@ impl Key {
             && self.ctime == (stat.st_ctime, stat.st_ctime_nsec.cast_signed())
     }
 
-    /// Returns whether `other` is of the same file in the same state, for another load bias.
-    pub(crate) fn differs_in_bias(&self, other: &Self) -> bool {
-        self.bias != other.bias && Self { bias: self.bias, ..other.clone() } == *self
-    }
-
     /// Returns the file name of the image: the original's name, so that a reader of maps knows it,
     /// and a digest of the key.
     pub fn image_name(&self, original: &Path) -> String {
         let mut digest = blake3::Hasher::new();
         digest.update(b"tiexec image");
-        for number in [self.device, self.inode, self.size, self.pmd_size, self.bias] {
+        for number in [self.device, self.inode, self.size, self.pmd_size] {
             digest.update(&number.to_le_bytes());
         }
         for number in [self.mtime.0, self.mtime.1, self.ctime.0, self.ctime.1] {
@@ -149,14 +140,13 @@ mod tests {
             build_id: Some("ab".into()),
             layout_version: 1,
             pmd_size: 2 << 20,
-            bias: 0,
         }
     }
 
     #[test]
     fn every_part_of_the_key_is_in_the_name() {
         let name = |key: &Key| key.image_name(Path::new("/usr/bin/node"));
-        let changes: [fn(&mut Key); 11] = [
+        let changes: [fn(&mut Key); 10] = [
             |key| key.device += 1,
             |key| key.inode += 1,
             |key| key.size += 1,
@@ -167,7 +157,6 @@ mod tests {
             |key| key.build_id = None,
             |key| key.layout_version += 1,
             |key| key.pmd_size *= 2,
-            |key| key.bias += 4096,
         ];
         let mut names = vec![name(&key())];
         for change in changes {

@@ -79,8 +79,7 @@ pub struct BuildOrder<'a> {
     pub original: &'a File,
     /// Its path, as `/proc/PID/exe` or maps show it.
     pub path: &'a Path,
-    /// The load bias of the processes it is for, of which only what it is beside a multiple of the PMD size
-    /// matters; `None` for that of launches.
+    /// The load bias of a running process that the image must fit; `None` for a launch, which moves the program.
     pub bias: Option<u64>,
     /// The building process's directory under `/proc`: its memory cgroup pays.
     pub process: &'a ProcDir,
@@ -105,12 +104,12 @@ impl Store {
         &self.directories.refused
     }
 
-    /// Returns the image of the original's present state for processes with the load bias `bias` (`None`: for launches), if
-    /// there is one.
+    /// Returns the image of the original's present state, if there is one. With `bias`, it must fit a process with that load
+    /// bias.
     ///
     /// # Errors
-    /// `store_refused`: there is one that must not be used; `odd_file`, `foreign_image`,
-    /// `read_failed`: there can be none.
+    /// `store_refused`: there is one that must not be used; `misplaced`: the image does not fit; `odd_file`,
+    /// `foreign_image`, `read_failed`: there can be none.
     pub fn find(
         &self,
         original: &File,
@@ -118,7 +117,7 @@ impl Store {
         bias: Option<u64>,
     ) -> Result<Option<StoredImage>, Failure> {
         let wanted = Wanted::read(original, path, self.pages, bias)?;
-        self.find_wanted(wanted).map(Result::ok)
+        Ok(self.find_wanted(wanted)?.ok())
     }
 
     fn find_wanted(&self, wanted: Wanted) -> Result<Result<StoredImage, Wanted>, Failure> {
@@ -140,8 +139,8 @@ impl Store {
     /// deadlines. If the builder dies, no half image is in use, and the next process takes over.
     ///
     /// # Errors
-    /// As [`find`](Self::find); besides `not_shareable` and `no_store` (no store for such an
-    /// original), `store_full`, `no_huge_page`, `memcg_headroom`, `deadline`. Nothing is left behind.
+    /// As [`find`](Self::find); besides `not_shareable`, `not_stored` (only another user may build it), `store_full`,
+    /// `no_huge_page`, `memcg_headroom`, `deadline`. Nothing is left behind.
     ///
     /// # Kernel
     /// 6.1, for `MADV_COLLAPSE` on shared memory; 5.14 where the tmpfs has `huge=advise`.
@@ -153,7 +152,6 @@ impl Store {
         };
         let directory = self.place_for(order.original, order.path)?;
         let file = build::build(directory, &wanted, order)?;
-        prune::biases_no_longer_used(directory, &wanted.key, wanted.layout.launch_bias());
         Ok(wanted.found(directory, file))
     }
 
@@ -161,15 +159,16 @@ impl Store {
     fn place_for(&self, original: &File, path: &Path) -> Result<&Directory, Failure> {
         let Directories { usable, refused } = &self.directories;
         let find = |kind| usable.iter().find(|directory| directory.kind == kind);
-        let none =
-            || Failure::new(SkipReason::NoStore, "this user has no image store of their own");
-        let mut why = refused.first().cloned().unwrap_or_else(none);
-        if let Some(system) = find(Kind::System).filter(|system| system.is_ours()) {
-            match share::check(original, path) {
-                Ok(()) => return Ok(system),
-                Err(failure) => why = failure,
-            }
-        }
+        let system = find(Kind::System);
+        let shareable = system.map(|_| share::check(original, path));
+        let why = match (system, shareable) {
+            (Some(system), Some(Ok(()))) if system.is_ours() => return Ok(system),
+            (_, Some(Err(not_shareable))) => not_shareable,
+            _ => refused.first().cloned().unwrap_or_else(|| {
+                let detail = format!("only root builds images in {}", directory::SYSTEM);
+                Failure::new(SkipReason::NotStored, detail)
+            }),
+        };
         find(Kind::User).ok_or(why)
     }
 
@@ -200,13 +199,17 @@ impl Wanted {
             Failure::new(FailureKind::ReadFailed, detail)
         })?;
         let headers = ReadCache::new(Headers { file: original, at: 0 });
-        let layout = Layout::read(&headers, pages, bias).map_err(|error| {
+        let layout = Layout::read(&headers, pages).map_err(|error| {
             let reason = match error {
                 LayoutError::Elf(_) => SkipReason::ForeignImage,
                 LayoutError::Malformed(_) | LayoutError::Odd(_) => SkipReason::OddFile,
             };
             Failure::new(reason, format!("{}: {error}", path.shown()))
         })?;
+        if bias.is_some_and(|bias| !layout.fits(bias)) {
+            let detail = format!("{} lies where only this start of it has it", path.shown());
+            return Err(Failure::new(SkipReason::Misplaced, detail));
+        }
         let key = Key::new(&stat, &layout);
         let name = key.image_name(path);
         Ok(Self { key, layout, name })

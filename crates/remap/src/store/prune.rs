@@ -10,7 +10,7 @@ use tiexec_sys::lease::{Against, Lease};
 
 use super::SUFFIX;
 use super::directory::Directory;
-use super::key::{Key, sidecar_name};
+use super::key::sidecar_name;
 use super::state::{self, Entry, State};
 use super::temporary::Temporary;
 use super::users::Users;
@@ -98,25 +98,6 @@ pub(super) fn make_room(directory: &Directory, bytes: u64) -> u64 {
         freed += remove_unused(directory, entry).map_or(0, |removed| removed.bytes);
     }
     freed
-}
-
-/// Removes what was built of the same file for running processes that lay elsewhere, and that nobody
-/// uses any more: each start of a program puts it in another place, so such an image seldom finds a
-/// second process.
-pub(super) fn biases_no_longer_used(directory: &Directory, key: &Key, launch_bias: u64) {
-    if key.bias == launch_bias {
-        return;
-    }
-    let other = |entry: &Entry| {
-        let sidecar = entry.sidecar.as_ref();
-        sidecar.is_some_and(|sidecar| {
-            sidecar.key.bias != launch_bias && key.differs_in_bias(&sidecar.key)
-        })
-    };
-    let entries = state::entries(directory, &Users::default()).unwrap_or_default();
-    for entry in entries.into_iter().filter(other) {
-        let _in_use = remove_unused(directory, entry);
-    }
 }
 
 /// Removes an image unless some process has it open or maps it.
