@@ -128,7 +128,7 @@ fn line_of(left: &Left) -> String {
 
 /// Whether this user has an image store.
 fn has_store() -> bool {
-    let store = thp::pages().map(|pages| Store::open_for_this_user(pages));
+    let store = thp::pages().map(Store::open_for_this_user);
     matches!(store, Some(Ok(Some(_))))
 }
 

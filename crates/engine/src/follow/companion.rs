@@ -129,7 +129,7 @@ impl Begun {
         let failed = |error: std::io::Error| error.to_string();
         self.channel.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
         let mut id = [0; 4];
-        self.channel.read_exact(&mut id).map_err(|_| "it ended before it began".to_owned())?;
+        self.channel.read_exact(&mut id).map_err(|_ended| "it ended before it began".to_owned())?;
         let mut why = String::new();
         if self.has_watch {
             self.channel.read_to_string(&mut why).map_err(failed)?;
