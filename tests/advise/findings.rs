@@ -144,12 +144,12 @@ fn the_json_has_what_the_manual_says() {
 fn who_is_idle_gives_nothing_to_sample() {
     let held = Run::new("sleep", ["600"]).plain().start();
     eventually("sleep sleeps", || support::child::state(held.pid()) == Some('S'));
-    let done = ctl(["advise", "--duration", "500ms", &held.pid().to_string()]);
+    let pid = held.pid().to_string();
+    let done = ctl(["advise", "--duration", "500ms", &pid]);
     done.assert_code(1);
-    assert!(
-        done.err().contains("nothing to sample") && done.err().contains("--duration"),
-        "{done}"
-    );
+    let err = done.err();
+    assert!(err.starts_with(&format!("tiexecctl: cannot advise on process {pid}: ")), "{done}");
+    assert!(err.contains(&format!("; fix: `tiexecctl advise --duration 6s {pid}` ")), "{done}");
     assert!(done.out().is_empty(), "{done}");
 }
 

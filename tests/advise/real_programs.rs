@@ -127,8 +127,11 @@ fn rustc() {
     let command = [&rustc, "-O", "--crate-type=lib", "--emit=obj", "-o", &output, &source];
     let done = ctl(["advise", "--follow", "--json", "--"].into_iter().chain(command));
     done.assert_code(0);
-    let judgement = &json(&done)["judgement"];
+    let advice = json(&done);
+    let judgement = &advice["judgement"];
     let reasons = judgement["reasons"].as_array().expect("reasons");
     let named = |reason: &Value| reason.as_str().is_some_and(|text| text.contains("store setup"));
     assert_eq!(reasons.iter().any(named), judgement["verdict"] != "not_worth_it", "{judgement}");
+    let next = advice["next"].as_str().unwrap_or_default();
+    assert!(next.is_empty() || next.starts_with("tiexecctl store setup && tiexec "), "{next}");
 }

@@ -307,6 +307,7 @@ fn treated_text_goes_back_by_itself_too() {
     let done = ctl(["attach", "--backing=image", "--for", "1s", &text(pid)]);
     done.assert_code(0).assert_silent();
     assert!(done.out().contains("nothing to do"), "{done}");
+    assert!(done.out().ends_with(&format!(" {pid}: its own text comes back in 1s\n")), "{done}");
     eventually_untouched(pid, &before);
     assert_ends_well(held);
 }

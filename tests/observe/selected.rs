@@ -47,7 +47,10 @@ fn lists_and_every_process_that_runs_a_file() {
         // None of them does anything.
         let done = ctl([&["advise", "--duration", "100ms"], args].concat());
         done.assert_code(1);
-        assert!(done.err().contains("3 processes: there was nothing to sample"), "{done}");
+        assert!(
+            done.err().contains("cannot advise on 3 processes: there was nothing to sample"),
+            "{done}"
+        );
     }
     assert!(texts.windows(2).all(|pair| pair[0] == pair[1]), "{texts:?}");
     // One process has no sum.

@@ -14,8 +14,8 @@ use tiexec_core::pmu_counts::Counted;
 use tiexec_core::report::SCHEMA;
 
 use crate::itlb::{
-    Evidence, Footprint, Itlb, Judgement, Level, MissTime, Model, NOT_WORTH_IT, Popularity, Shares,
-    Source, Verdict, footprint,
+    Evidence, Footprint, Itlb, Judgement, Level, MissTime, Model, Popularity, Shares, Source,
+    Verdict, footprint,
 };
 use crate::samples::{SampledPage, Space, Tally};
 
@@ -192,6 +192,7 @@ impl Advice {
                 samples,
                 huge_now: on_huge(|placed| placed.huge_now),
                 reachable: on_huge(|placed| placed.huge_then),
+                huge_entries: itlb.first.entries().1,
                 before: misses(&before),
                 now: misses(&now),
                 then: misses(&then),
@@ -277,11 +278,14 @@ const FURTHER: f64 = 0.005;
 /// A way that changes less is recommended if it gains this share of what the best gains.
 const NEARLY: f64 = 0.9;
 
-/// Returns which way to recommend: the first with nearly all that can be gained; `None` of none.
+/// Returns which way to recommend: the first with nearly all that can be gained; the one that reaches most, if the model
+/// knows no difference; `None` of none.
 fn recommended(ways: &[WayAdvice]) -> Option<usize> {
     let most = ways.iter().map(|way| way.saving).fold(f64::NEG_INFINITY, f64::max);
-    let enough = |way: &WayAdvice| most < NOT_WORTH_IT || way.saving >= most * NEARLY;
-    ways.iter().position(enough)
+    if most == 0.0 {
+        return ways.len().checked_sub(1);
+    }
+    ways.iter().position(|way| way.saving >= most * if most > 0.0 { NEARLY } else { 1.0 })
 }
 
 /// A page with samples, and on what it lies.

@@ -108,6 +108,8 @@ pub struct Evidence {
     pub huge_now: f64,
     /// The share of them that would lie on huge pages.
     pub reachable: f64,
+    /// The first-level entries that huge pages may use.
+    pub huge_entries: u32,
     /// The modelled misses with all of the text on base pages.
     pub before: Misses,
     /// The same as the text is now.
@@ -179,11 +181,11 @@ impl Evidence {
             ));
         }
         if self.then.first > self.now.first * 1.05 + FITS {
-            reasons.push(
-                "there are more hot huge pages than first-level entries for them: fewer huge pages \
-                 may be better than all"
-                    .to_owned(),
-            );
+            reasons.push(format!(
+                "there are more hot huge pages than the {0} first-level entries for them: fewer huge pages may be \
+                 better than all (--max-huge-pages {0})",
+                self.huge_entries
+            ));
         }
         if let Some(share) = self.walk_share {
             reasons.push(format!(
@@ -236,11 +238,12 @@ mod tests {
 
     fn evidence(now: Misses, then: Misses) -> Evidence {
         let time = MissTime::USUAL;
-        let (before, walk_share) = (now, None);
+        let (before, walk_share, huge_entries) = (now, None, 8);
         Evidence {
             samples: 5000,
             huge_now: 0.0,
             reachable: 1.0,
+            huge_entries,
             before,
             now,
             then,
@@ -259,7 +262,7 @@ mod tests {
         let worse = evidence(misses(0.2, 0.0), misses(1.0, 0.0)).judge();
         assert_eq!(worse.verdict, Verdict::NotWorthIt);
         assert!(worse.saving < 0.0);
-        assert!(worse.reasons.iter().any(|reason| reason.contains("fewer huge pages")));
+        assert!(worse.reasons.iter().any(|reason| reason.ends_with("(--max-huge-pages 8)")));
     }
 
     #[test]

@@ -110,11 +110,19 @@ pub(super) fn sample(pids: &[Pid], options: &Advise) -> Result<Advised, u8> {
     if advice.sampling.samples < ENOUGH_SAMPLES {
         advice.next = Some(longer(options, lasted));
     }
-    if is_for_a_store(&advice) && Directory::all().is_ok_and(|stores| stores.usable.is_empty()) {
+    // An attach copies the text of libraries, too.
+    let starts = advice.ways.last().is_some_and(|way| way.command.starts_with("tiexec "));
+    if starts
+        && is_for_a_store(&advice)
+        && Directory::all().is_ok_and(|stores| stores.usable.is_empty())
+    {
         let reason = "most of that is in shared libraries; a program that is launched gets them onto huge pages \
                       where their page cache can be huge, else by an image store (tiexecctl store setup) or \
                       with --backing image only";
         advice.judgement.reasons.push(reason.to_owned());
+        let start = advice.next.take_if(|next| next.starts_with("tiexec "));
+        advice.next =
+            start.map(|start| format!("tiexecctl store setup && {start}")).or(advice.next);
     }
     Ok(Advised { advice, tally, circumstances })
 }
@@ -128,17 +136,13 @@ fn nothing_sampled(pid: u32, pids: &[Pid], options: &Advise, lasted: Duration) -
         1 => format!("process {pid}"),
         count => format!("{count} processes"),
     };
-    let fix = match (pids.is_empty(), options.follow) {
-        (true, false) => "with its children (advise --follow), or a run that takes longer",
-        (true, true) => "a run that takes longer",
-        (false, false) => {
-            "while it is busy, for longer (--duration), or with its children (advise --follow)"
-        }
-        (false, true) => "while it is busy, or for longer (--duration)",
-    };
+    let moment = if pids.is_empty() { "in a run that takes longer" } else { "while they are busy" };
+    let children =
+        if options.follow { "" } else { ", with --follow if their children do the work" };
     warn(format_args!(
-        "{what}: there was nothing to sample in {seconds:.1} s: it was idle, in the kernel, or had ended; \
-         fix: {fix}"
+        "cannot advise on {what}: there was nothing to sample in {seconds:.1} s (idle, in the kernel, or ended); \
+         fix: `{}` {moment}{children}",
+        longer(options, lasted)
     ));
     exit::FAILED
 }

@@ -263,9 +263,19 @@ fn attach_one(
         && (attached.touched_it() || locked.has_text_of_ours())
     {
         let start_time = locked.start_time().unwrap_or(0);
-        if let Err(error) = scheduled_revert::revert_after(pid, start_time, time) {
-            warn(format_args!("process {pid:?} will not be reverted by itself: {error}"));
-            status = exit::PARTIAL;
+        let of = (&locked.target.comm, pid.as_raw_nonzero());
+        match scheduled_revert::revert_after(pid, start_time, time) {
+            Ok(()) if options.json || options.quiet => {}
+            Ok(()) => {
+                print(&format!("{} {}: its own text comes back in {time:?}\n", of.0, of.1));
+            }
+            Err(error) => {
+                warn(format_args!(
+                    "cannot revert process {} by itself in {time:?}: {error}; fix: tiexecctl revert {0}",
+                    of.1
+                ));
+                status = exit::PARTIAL;
+            }
         }
     }
     status

@@ -53,7 +53,8 @@ pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
         Some(false) => Finding::new(
             Level::Warn,
             "thp",
-            "PR_SET_THP_DISABLE is in force for it; attach lifts it while it maps the text, a launch does not",
+            "PR_SET_THP_DISABLE is in force for it; attach lifts it while it maps the text; a launch helps only if the program \
+             itself sets it, as mariadbd does",
         ),
         _ => Finding::new(Level::Ok, "thp", "not disabled for it"),
     });
