@@ -226,6 +226,25 @@ fn a_dry_run_of_what_is_not_there_is_the_launchs_error() {
     Run::new("/etc/passwd", [""; 0]).options(["--dry-run"]).output().assert_code(126);
 }
 
+/// There is no program to report on: one line says so, and the exit status is the launch's own.
+#[test]
+fn a_program_that_is_not_there_has_no_report() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("report");
+    let to_file = format!("--report={}", file.display());
+    for (name, code) in
+        [("no-such-program", 127), ("/nonexistent/program", 127), ("/etc/passwd", 126)]
+    {
+        for options in [&["--report"][..], &["--report", "--json"], &["-v"], &[&to_file]] {
+            let done = Run::new(name, [""; 0]).options(options).output();
+            done.assert_code(code);
+            assert_eq!((done.out().as_str(), done.err().lines().count()), ("", 1), "{done}");
+            assert!(done.err().starts_with(&format!("tiexec: cannot run {name}: ")), "{done}");
+        }
+    }
+    assert_eq!(std::fs::read_to_string(&file).expect("it was opened"), "");
+}
+
 #[test]
 fn a_verbose_launch_says_why_it_left_text_alone() {
     let done = Run::new(program("small", Kind::DynamicPie), ["5"]).options(["-v"]).output();

@@ -275,13 +275,14 @@ impl Launcher {
 
     /// Execs without a helper, after saying so where that is due.
     fn plainly(&self, why: &Failure) -> u8 {
-        if self.dry_run {
-            // A program that would not run has no plan.
-            match search(self.name()) {
-                Some(path) if is_executable(&path) => {}
-                Some(path) if path.exists() => return self.not_executed(Errno::ACCES),
-                _ => return self.not_executed(Errno::NOENT),
+        // A program that would not run has no plan, and no report.
+        let path = search(self.name());
+        if !path.as_deref().is_some_and(is_executable) {
+            if !self.dry_run {
+                return self.exec();
             }
+            let exists = path.is_some_and(|path| path.exists());
+            return self.not_executed(if exists { Errno::ACCES } else { Errno::NOENT });
         }
         let report = self.sink.is_some() || self.dry_run;
         if report {
