@@ -52,6 +52,28 @@ fn however_a_program_is_started() {
 }
 
 #[test]
+fn a_copy_ends_with_the_program_that_has_it() {
+    let copy = small("hold", Kind::DynamicPie);
+    let mark = format!("copies-{}", std::process::id());
+    let script = "\"$0\" 7; /bin/true; echo next; read line";
+    let run = followed("sh", &["-c", script, &copy.path().to_string_lossy()]).env(MARK, &mark);
+    let mut held = run.start();
+    wait_switched(&mut held);
+    let follower = companion(&mark).expect("there is a companion");
+    let copies = || {
+        let descriptors = std::fs::read_dir(format!("/proc/{follower}/fd")).expect("it lives");
+        let links = descriptors.flatten().filter_map(|entry| entry.path().read_link().ok());
+        links.filter(|link| link.to_string_lossy().contains("memfd:tiexec:")).count()
+    };
+    assert!(copies() > 0, "another start of the program could share the copy");
+    held.write(b"\n");
+    held.wait_line("next");
+    eventually("the copy is let go of", || copies() == 0);
+    held.write(b"\n");
+    held.finish().assert_code(0);
+}
+
+#[test]
 fn shells_and_make_see_what_they_see_without() {
     let make = "all: one two\none two:\n\t@true; echo $@; sh -c 'exit 3' || echo status $$?\n";
     let dir = tempfile::tempdir().expect("a directory");

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use support::attaching;
 use support::objects::{Made, WithObject};
 use support::smaps::{Vma, vmas};
-use support::store::{IMAGES, add, json, names, own_run, set_up};
-use support::{Kind, Public, Run, installed, is_root, program, require};
+use support::store::{IMAGES, add, json, mount, names, own_run, set_up};
+use support::{Kind, Public, Report, Run, installed, is_root, program, require};
 
 /// The mappings of a process's text that TiExec made.
 fn ours(pid: i32) -> Vec<Vma> {
@@ -152,6 +152,97 @@ fn after_many_programs_it_holds_those_that_starts_share() {
     }
     let left = listed();
     assert!(left.iter().all(|(file, users)| *users == 0 && launched.contains(file)), "{left:?}");
+}
+
+/// The reports of a program whose library nobody can share, and what TiExec says of it.
+fn report(program: &Path, options: &[&str]) -> (serde_json::Value, String) {
+    let report = Report::new();
+    let run = Run::new(program, ["7"]).options(["--deadline=2m", "-v"]).options(options);
+    let done = report.of(&run).hold().finish();
+    done.assert_code(7);
+    (report.read(), done.err())
+}
+
+#[test]
+fn a_library_that_not_all_may_read_is_not_shareable() {
+    require!(is_root(), "a mount namespace needs root");
+    own_run();
+    set_up("256M");
+    let with = WithObject::new(Made::Lld);
+    let public = Public::new();
+    let home = public.path().join("home");
+    std::fs::create_dir(&home).expect("a directory");
+    let [program, _] = [&with.program, &with.object].map(|file| {
+        let copy = home.join(file.file_name().expect("a name"));
+        support::install(file, &copy, 0o755);
+        support::warm::cache_small(&copy);
+        copy
+    });
+    support::chmod(&home, 0o700);
+    let (said, told) = report(&program, &["--backing=auto"]);
+    assert_eq!(said["reason"], "not_shareable", "{said}");
+    assert!(said["detail"].as_str().is_some_and(|why| why.contains("home: it has mode 0700")));
+    assert!(told.contains("not_shareable") && told.contains("--backing=image"), "{told}");
+    assert!(!told.contains("store setup") && !told.contains("no_store"), "{told}");
+    assert_eq!(names(IMAGES), [""; 0]);
+    // Where there is no store at all, the fix is one.
+    support::store::ctl(["unset"]).assert_code(0);
+    let (said, told) = report(&program, &["--backing=auto"]);
+    assert_eq!(said["reason"], "no_store", "{said}");
+    assert!(told.contains("tiexecctl store setup"), "{told}");
+}
+
+/// rustc's own files, where they lie below a home that is closed to others.
+#[test]
+fn rustc_below_a_closed_home_is_not_shareable() {
+    require!(is_root(), "a mount namespace needs root");
+    let asked = std::process::Command::new("rustc").args(["--print", "sysroot"]).output();
+    let root = asked.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    let rustc = PathBuf::from(root.unwrap_or_default()).join("bin/rustc");
+    require!(rustc.is_file(), "no rustc");
+    own_run();
+    set_up("1G");
+    let is_closed = |directory: &Path| {
+        use std::os::unix::fs::MetadataExt;
+        directory.metadata().is_ok_and(|meta| meta.mode() & 0o111 != 0o111)
+    };
+    require!(rustc.ancestors().any(is_closed), "everybody may read rustc's files");
+    let report = Report::new();
+    let work = tempfile::tempdir().expect("a directory");
+    std::fs::write(work.path().join("a.rs"), "pub fn f() {}\n").expect("a file");
+    let run = Run::new(&rustc, ["--crate-type=lib", "--emit=obj", "a.rs"]).cwd(work.path());
+    let done = report.of(&run.options(["-v", "--deadline=2m"])).output();
+    done.assert_code(0);
+    assert_eq!(report.read()["reason"], "not_shareable", "{}", report.read());
+    assert!(!done.err().contains("store setup"), "{done}");
+    assert_eq!(names(IMAGES), [""; 0]);
+}
+
+#[test]
+fn a_library_in_a_place_of_chance_is_misplaced() {
+    require!(is_root(), "a mount namespace needs root");
+    own_run();
+    set_up("256M");
+    let with = WithObject::new(Made::Lld);
+    // The kernel maps files of a tmpfs without huge pages anywhere.
+    let small = Path::new("/run/small");
+    std::fs::create_dir(small).expect("a directory");
+    mount("none", small, Some("tmpfs"), 0, "mode=0755,huge=never");
+    let [program, object] = [&with.program, &with.object].map(|file| {
+        let copy = small.join(file.file_name().expect("a name"));
+        support::install(file, &copy, 0o755);
+        copy
+    });
+    let mut said = serde_json::Value::Null;
+    for _ in 0..3 {
+        said = report(&program, &["--backing=auto"]).0;
+        if said["reason"] == "misplaced" {
+            break;
+        }
+    }
+    assert_eq!(said["reason"], "misplaced", "{said}");
+    let object = object.to_string_lossy().into_owned();
+    assert!(listed().iter().all(|(file, _)| *file != object), "{:?}", listed());
 }
 
 #[test]

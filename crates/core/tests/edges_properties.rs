@@ -189,6 +189,7 @@ impl World {
                 vma: vma.clone(),
                 folios: Vec::new(),
                 copy: Some(Backing::Image),
+                uncopied: None,
                 kept: Vec::new(),
                 leave: None,
                 parts: images

@@ -11,9 +11,10 @@ use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::skip::FailureKind;
 use tiexec_sys::SysError;
+use tiexec_sys::address_space::Memory;
 use tiexec_tracee::Failure;
 
-use crate::image::{self, Filled, Memory, Source};
+use crate::image::{self, Filled, Source};
 use crate::store::Store;
 
 /// The text of some spans of one file, in huge pages.
@@ -42,16 +43,56 @@ struct Key {
 }
 
 /// Where images are: those made here, by what they are of, and the store.
+///
+/// An image made here is kept for others as long as a process lives that it was given to; its memory ends with the last
+/// process that maps it.
 #[derive(Debug, Default)]
 pub struct Images {
-    made: Vec<(Key, Arc<Image>)>,
+    made: Vec<Made>,
+    bytes_copied: u64,
     store: OnceCell<Result<Option<Store>, Failure>>,
+}
+
+/// An image that was made here.
+#[derive(Debug)]
+struct Made {
+    key: Key,
+    image: Arc<Image>,
+    /// The memory of processes that it was given to; empty where they are not known, as in a reader, which ends soon.
+    users: Vec<Memory>,
+}
+
+/// Most processes of which one image's use is known; each holds a descriptor.
+const MAX_USERS: usize = 8;
+
+impl Made {
+    fn give_to(&mut self, user: Option<&Memory>) -> Arc<Image> {
+        self.users.retain(Memory::is_used);
+        if self.users.len() < MAX_USERS {
+            self.users.extend(user.cloned());
+        }
+        Arc::clone(&self.image)
+    }
+
+    fn is_used(&self) -> bool {
+        self.users.is_empty() || self.users.iter().any(Memory::is_used)
+    }
 }
 
 impl Images {
     /// Returns how many bytes were copied so far into all of them.
     pub(crate) fn bytes_copied(&self) -> u64 {
-        self.made.iter().map(|(_, image)| image.filled.copied).sum()
+        self.bytes_copied
+    }
+
+    /// Whether images were made here that somebody may use.
+    pub fn has_copies(&self) -> bool {
+        !self.made.is_empty()
+    }
+
+    /// Lets go of the images whose users have all ended.
+    pub fn forget_unused(&mut self) {
+        self.made.retain(Made::is_used);
     }
 
     /// Returns the store that this user can use, if there is one.
@@ -63,8 +104,8 @@ impl Images {
         store.as_ref().map(Option::as_ref).map_err(Clone::clone)
     }
 
-    /// Returns the image of `spans` of a file, making it if this is the first time it is wanted. Its
-    /// name in maps will be `name`.
+    /// Returns the image of `spans` of a file for the process with the memory `user`, making it if there is none. Its name in
+    /// maps will be `name`.
     ///
     /// # Errors
     /// No memory, no huge page, no descriptor; nothing is left behind.
@@ -73,10 +114,11 @@ impl Images {
         source: Source<'_>,
         name: &str,
         spans: &[Span],
-        memory: Memory<'_>,
+        memory: image::Memory<'_>,
+        user: Option<&Memory>,
         deadline: Instant,
     ) -> Result<Arc<Image>, Failure> {
-        let Memory { backing, pages, nodes } = memory;
+        let image::Memory { backing, pages, nodes } = memory;
         let meta =
             source.file.metadata().map_err(|error| Failure::new(FailureKind::ReadFailed, error))?;
         let key = Key {
@@ -90,18 +132,22 @@ impl Images {
             huge: pages.pmd,
             nodes: nodes.to_vec(),
         };
-        if let Some((_, image)) = self.made.iter().find(|(known, _)| *known == key) {
-            return Ok(Arc::clone(image));
+        self.forget_unused();
+        if let Some(made) = self.made.iter_mut().find(|made| made.key == key) {
+            return Ok(made.give_to(user));
         }
         let memfd = make_memfd(name, memory)?;
         let filled = image::fill(&memfd, source, spans, memory, deadline)?;
         let image = Arc::new(Image { file: memfd, filled, spans: spans.to_vec() });
-        self.made.push((key, Arc::clone(&image)));
+        self.bytes_copied += image.filled.copied;
+        let mut made = Made { key, image, users: Vec::new() };
+        let image = made.give_to(user);
+        self.made.push(made);
         Ok(image)
     }
 }
 
-fn make_memfd(name: &str, memory: Memory<'_>) -> Result<File, Failure> {
+fn make_memfd(name: &str, memory: image::Memory<'_>) -> Result<File, Failure> {
     let name = image::memfd_name(name);
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let hugetlb = memory.backing == Backing::Hugetlb;

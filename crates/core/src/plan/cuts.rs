@@ -59,6 +59,7 @@ mod tests {
             vma,
             folios: Vec::new(),
             copy: Some(Backing::Image),
+            uncopied: None,
             kept: Vec::new(),
             leave: None,
             parts: None,

@@ -274,7 +274,7 @@ pub fn plan(snapshot: &Snapshot, means: &Means<'_>) -> Plan {
                 let why = if too_small { SkipReason::TooSmall } else { SkipReason::NotSelected };
                 return leave(vma, why);
             }
-            let mut text = plan_text(vma, huge, means.folios, copy, &[]);
+            let mut text = plan_text(vma, huge, means.folios, copy.ok_or(None), &[]);
             if let Some(parts) = &parts {
                 let kept = |_| false;
                 edges::take(&mut text, &around, parts, means.folios, copy, kept, &mut taken);
@@ -296,6 +296,8 @@ pub struct RunningText {
     pub folios: Vec<Range<u64>>,
     /// The backing for a copy of the rest; `None` for none.
     pub copy: Option<Backing>,
+    /// Why there is no such backing, if the page cache is not the reason.
+    pub uncopied: Option<Reason>,
     /// Addresses that must not be touched, and why; in whole huge pages, ascending.
     pub kept: Vec<(AddrRange, SkipReason)>,
     /// Why none of it is to be touched, if so.
@@ -312,11 +314,12 @@ pub fn plan_running(around: &Around<'_>, texts: &[RunningText]) -> Plan {
     let mut planned: Vec<TextPlan> = texts
         .iter()
         .map(|text| {
-            let RunningText { vma, folios, copy, kept, .. } = text;
+            let RunningText { vma, folios, copy, uncopied, kept, .. } = text;
             if let Some(why) = text.leave {
                 return leave(vma, why);
             }
-            let mut planned = plan_text(vma, huge, folios, *copy, kept);
+            let means = copy.ok_or(*uncopied);
+            let mut planned = plan_text(vma, huge, folios, means, kept);
             if let Some(parts) = &text.parts {
                 let kept = |page| kept.iter().any(|(range, _)| range.overlaps(page));
                 edges::take(&mut planned, around, parts, folios, *copy, kept, &mut taken);
@@ -390,11 +393,12 @@ fn pieces(range: Range<u64>, folios: &[Range<u64>]) -> Vec<(Range<u64>, bool)> {
     pieces
 }
 
+/// Plans one text. `copy` is the backing for what the page cache does not hold, or the reason why there is none.
 fn plan_text(
     vma: &Vma,
     huge: PageSize,
     folios: &[Range<u64>],
-    copy: Option<Backing>,
+    copy: Result<Backing, Option<Reason>>,
     kept: &[(AddrRange, SkipReason)],
 ) -> TextPlan {
     let len = vma.range.len();
@@ -425,22 +429,22 @@ fn plan_text(
         })
         .collect();
 
-    let mut rest: Vec<(SkipReason, u64)> = vec![(SkipReason::Edges, len - whole.len())];
+    let mut rest: Vec<(Reason, u64)> = vec![(SkipReason::Edges.into(), len - whole.len())];
     rest.extend(
         kept.iter()
             .filter(|(range, _)| whole.covers(*range))
-            .map(|&(range, why)| (why, range.len())),
+            .map(|&(range, why)| (why.into(), range.len())),
     );
     let mut text = TextPlan { vma: vma.clone(), spans: Vec::new(), rest: Vec::new() };
-    let why = if congruent { SkipReason::SmallFolios } else { SkipReason::NotCongruent };
+    let of_the_cache = if congruent { SkipReason::SmallFolios } else { SkipReason::NotCongruent };
     let free = pieces(start..end, &kept_in_file).into_iter().filter(|(_, kept)| !kept);
     for (piece, cached) in free.flat_map(|(piece, _)| pieces(piece, folios)) {
         let len = piece.end - piece.start;
         let range = whole.start().checked_add(piece.start - start);
         let range = range.and_then(|start| AddrRange::with_len(start, len));
-        let backing = if cached { Some(Backing::Pagecache) } else { copy };
+        let backing = if cached { Ok(Backing::Pagecache) } else { copy };
         match (range, backing) {
-            (Some(range), Some(backing)) => {
+            (Some(range), Ok(backing)) => {
                 text.spans.push(Span {
                     range,
                     file_offset: piece.start,
@@ -449,13 +453,13 @@ fn plan_text(
                     edge: false,
                 });
             }
-            _ => rest.push((why, len)),
+            (_, why) => rest.push((why.err().flatten().unwrap_or(of_the_cache.into()), len)),
         }
     }
     for (why, bytes) in rest.into_iter().filter(|&(_, bytes)| bytes > 0) {
         match text.rest.iter_mut().find(|(reason, _)| *reason == why) {
             Some((_, sum)) => *sum += bytes,
-            None => text.rest.push((why.into(), bytes)),
+            None => text.rest.push((why, bytes)),
         }
     }
     text
@@ -509,6 +513,7 @@ mod tests {
             vma: vma.clone(),
             folios: Vec::new(),
             copy: Some(Backing::Image),
+            uncopied: None,
             kept: Vec::new(),
             leave: vma.path().starts_with(b"/usr").then_some(SkipReason::NotSelected.into()),
             parts: None,

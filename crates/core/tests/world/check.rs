@@ -429,6 +429,7 @@ impl World<'_> {
             vma: vma.clone(),
             folios: file.map(|file| file.folios.clone()).unwrap_or_default(),
             copy: [None, Some(Backing::Image), Some(Backing::Hugetlb)][choices.below(3) as usize],
+            uncopied: None,
             kept,
             leave: (choices.below(8) == 0).then_some(SkipReason::NotSelected.into()),
             parts,

@@ -184,10 +184,13 @@ impl<'a> Follower<'a> {
                 return;
             }
             self.look_at_due();
+            self.images.forget_unused();
             let due = self.programs.values().filter_map(|program| program.due);
             let window = self.programs.values().map(|program| program.until);
             let window = if self.settings.follow { None } else { window.max() };
-            let next = due.chain(window).chain(end).min();
+            // Nobody tells that the users of a copy have ended.
+            let copies = self.images.has_copies().then(|| now + MEMORY);
+            let next = due.chain(window).chain(end).chain(copies).min();
             let time = next.map(|next| next.saturating_duration_since(Instant::now()));
             let Some(watch) = &mut self.watch else {
                 let Some(found) = self.look_around() else { return };

@@ -322,7 +322,10 @@ fn stage(
     let nodes = numa_placement::turns(order.policy.numa, &order.target.process)?;
     let memory = Memory { backing, pages: order.policy.pages, nodes: &nodes };
     match file {
-        TargetFile::Here(file) => images.get(Source { file, parts }, name, spans, memory, deadline),
+        TargetFile::Here(file) => {
+            let (source, user) = (Source { file, parts }, order.target.space.memory());
+            images.get(source, name, spans, memory, Some(user), deadline)
+        }
         TargetFile::Apart(reader, id, _) => {
             let image = reader.make_image(*id, parts, name, spans, memory, deadline)?;
             Ok(Arc::new(image))

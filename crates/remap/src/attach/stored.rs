@@ -1,17 +1,18 @@
-//! Images in the store for a running process: each laid out for where the process has the file, since
-//! it cannot be moved.
+//! Images in the store for a running process. The process cannot be moved, so it has an image of the store only where that
+//! fits by itself: of a program at fixed addresses, and of a shared object that the kernel maps at a multiple of the huge
+//! page. Text in a place of chance gets a copy of its own (`crate::images`).
 
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Instant;
 
 use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_core::escape::AsShown;
 use tiexec_core::plan::{Backing, Plan, Span};
 use tiexec_core::proc::maps::{FileId, Vma};
-use tiexec_core::skip::{FailureKind, SkipReason};
+use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::Failure;
 
@@ -21,11 +22,12 @@ use crate::image::{Filled, Staged};
 use crate::images::{Image, Images};
 use crate::program::elf_facts;
 use crate::store::{BuildOrder, Store, StoredImage};
+use crate::target_file::TargetFile;
 
 /// Bytes of an image that a machine builds in a millisecond, about.
 const BUILT_PER_MILLISECOND: u128 = 256 << 10;
 
-/// The store's image of a file, for where a process has it.
+/// The store's image of a file, and where a process has it.
 #[derive(Debug)]
 pub(super) struct Stored {
     file: FileId,
@@ -43,9 +45,9 @@ impl Stored {
 }
 
 /// Finds the images of those texts that a copy is planned for. Has the missing ones built, until
-/// `deadline`. A text that has an image now gets it as its copy.
+/// `deadline`. A text that has an image now gets it as its copy; of another it is noted why it has none.
 ///
-/// Also returns the first reason why a text has no image although there is a store.
+/// Also returns the first reason why a text has no image that it could have.
 pub(super) fn find(
     order: &AttachOrder<'_>,
     images: &Images,
@@ -53,30 +55,51 @@ pub(super) fn find(
     plan: &Plan,
     deadline: Instant,
 ) -> (Vec<Stored>, Option<Failure>) {
-    let store = match images.store(order.policy.pages) {
-        Ok(Some(store)) => store,
-        Ok(None) => return (Vec::new(), None),
-        Err(failure) => return (Vec::new(), Some(failure)),
-    };
+    let none = || Failure::new(SkipReason::NoStore, "there is no image store");
+    let store = images.store(order.policy.pages).and_then(|store| store.ok_or_else(none));
     let (mut found, mut setback) = (Vec::new(), None);
     let copied = |span: &&Span| span.backing == Backing::Image;
     for text in &plan.texts {
         let spans: Vec<&Span> = text.spans.iter().filter(copied).collect();
-        let file = texts.file(&text.vma).filter(|_| !spans.is_empty());
-        let file = file.and_then(|file| file.for_the_store(text.vma.path()));
-        let Some(file) = file else { continue };
-        match find_one(order, store, &mut found, &text.vma, &file, deadline) {
+        let Some(file) = texts.file(&text.vma).filter(|_| !spans.is_empty()) else { continue };
+        let one = store.clone().and_then(|store| {
+            let file = original(file, &text.vma)?;
+            find_one(order, store, &mut found, &text.vma, &file, deadline)
+        });
+        match one {
             Ok(Some(stored)) if spans.iter().all(|span| stored.offset_of(span).is_some()) => {
                 texts.copy_from(&text.vma, Backing::Store);
             }
             Ok(_) => {}
-            Err(failure) if failure.reason == SkipReason::NoStore => {}
             Err(failure) => {
-                setback.get_or_insert(failure);
+                texts.is_not_stored(&text.vma, failure.reason);
+                let usual = match failure.reason {
+                    Reason::Skipped(SkipReason::NoStore) => true,
+                    // A copy of its own is what such a process gets.
+                    Reason::Skipped(SkipReason::Misplaced) => {
+                        order.private_copies == PrivateCopies::All
+                    }
+                    _ => false,
+                };
+                if !usual {
+                    setback.get_or_insert(failure);
+                }
             }
         }
     }
     (found, setback)
+}
+
+/// Opens a text's file for the store, which keeps only what others can start, too.
+fn original(file: &TargetFile, vma: &Vma) -> Result<File, Failure> {
+    let private = |what: &str| {
+        let detail = format!("{} {what}", vma.display_path().shown());
+        Failure::new(SkipReason::NotShareable, detail)
+    };
+    if file.facts().links == 0 {
+        return Err(private("has no name any more"));
+    }
+    file.for_the_store(vma.path()).ok_or_else(|| private("is not only root's to change"))
 }
 
 fn find_one<'a>(
@@ -87,10 +110,6 @@ fn find_one<'a>(
     original: &File,
     deadline: Instant,
 ) -> Result<Option<&'a Stored>, Failure> {
-    // A file that has no name any more will not be started again.
-    if original.metadata().is_ok_and(|meta| meta.nlink() == 0) {
-        return Ok(None);
-    }
     let (_, facts) = elf_facts(original)?;
     let Some(bias) = facts.load_bias(vma, order.policy.pages.base) else { return Ok(None) };
     let known = |stored: &Stored| stored.file == vma.file && stored.bias == bias;
@@ -105,17 +124,20 @@ fn find_one<'a>(
         order.private_copies == PrivateCopies::All
             || u128::from(len) <= left * BUILT_PER_MILLISECOND
     };
-    let image = if order.policy.dry_run || !in_time() {
+    let image = if order.policy.dry_run {
         store.find(original, path, Some(bias))?
-    } else {
+    } else if in_time() {
         let process = &ProcDir::this_process().map_err(Failure::unreadable)?;
-        Some(store.find_or_build(&BuildOrder {
-            original,
-            path,
-            bias: Some(bias),
-            process,
-            deadline,
-        })?)
+        let bias = Some(bias);
+        Some(store.find_or_build(&BuildOrder { original, path, bias, process, deadline })?)
+    } else {
+        let found = store.find(original, path, Some(bias))?;
+        if found.is_none() {
+            store.may_build(original, path)?;
+            let detail = format!("building an image of {} takes longer", path.shown());
+            return Err(Failure::new(SkipReason::NotStored, detail));
+        }
+        found
     };
     let Some(image) = image else { return Ok(None) };
     found.push(Stored { file: vma.file, bias, image });

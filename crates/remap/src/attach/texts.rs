@@ -82,6 +82,7 @@ impl Texts {
                 vma: entry.vma.clone(),
                 folios: Vec::new(),
                 copy: sources.copy,
+                uncopied: None,
                 kept: huge_already(entry, pages),
                 leave: unselected(&entry.vma)
                     .or_else(|| extent.and_then(|_| leave(entry, pages)))
@@ -127,6 +128,13 @@ impl Texts {
     pub(super) fn copy_from(&mut self, vma: &Vma, backing: Backing) {
         for text in self.texts.iter_mut().filter(|text| text.vma == *vma) {
             text.copy = Some(backing);
+        }
+    }
+
+    /// Notes why a text has no image in the store.
+    pub(super) fn is_not_stored(&mut self, vma: &Vma, why: Reason) {
+        for text in self.texts.iter_mut().filter(|text| text.vma == *vma) {
+            text.uncopied = Some(why);
         }
     }
 

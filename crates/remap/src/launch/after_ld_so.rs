@@ -12,7 +12,7 @@ use tiexec_core::plan::edges::{Around, Reserved};
 use tiexec_core::plan::{Backing, Plan, RunningText, plan_running};
 use tiexec_core::proc::maps::{self, FileId, Perms, Vma};
 use tiexec_core::select::Select;
-use tiexec_core::skip::FailureKind;
+use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::Pid;
 use tiexec_sys::address_space::AddressSpace;
@@ -119,8 +119,8 @@ fn only_shared(sources: Sources) -> bool {
 /// until `deadline`, and nothing is built.
 pub(crate) fn expected(policy: &Policy, objects: &[Object], deadline: Instant) -> Plan {
     let Policy { pages, sources, .. } = *policy;
-    let store = if sources.store { Store::open_for_this_user(pages).ok() } else { None };
-    let store = store.flatten();
+    let none = || Failure::new(SkipReason::NoStore, "there is no image store");
+    let store = Store::open_for_this_user(pages).and_then(|store| store.ok_or_else(none));
     let mut texts = Vec::new();
     for object in objects {
         let Ok(meta) = object.file.metadata() else { continue };
@@ -128,12 +128,17 @@ pub(crate) fn expected(policy: &Policy, objects: &[Object], deadline: Instant) -
         let prepared =
             sources.pagecache.then(|| pagecache::prepare(&object.file, &chunks, pages, deadline));
         let folios = prepared.and_then(Result::ok).unwrap_or_default().huge;
-        let stored =
-            store.as_ref().and_then(|store| store.find(&object.file, &object.path, None).ok());
-        let copy = stored
-            .flatten()
-            .map(|_| Backing::Store)
-            .or(sources.copy.filter(|_| !only_shared(sources)));
+        let find = |store: &Store| {
+            let found = store.find(&object.file, &object.path, None)?;
+            if found.is_none() {
+                store.may_build(&object.file, &object.path)?;
+            }
+            found.ok_or_else(|| Failure::new(SkipReason::NotStored, "there is no image of it yet"))
+        };
+        let stored = store.as_ref().map_err(Clone::clone).and_then(find);
+        let own = sources.copy.filter(|_| !only_shared(sources));
+        let copy = stored.as_ref().ok().filter(|_| sources.store).map(|_| Backing::Store).or(own);
+        let uncopied = stored.err().filter(|_| sources.store).map(|failure| failure.reason);
         for load in object.facts.loads.iter().filter(|load| load.is_text()) {
             let Some(range) = load.mapped(pages.base) else { continue };
             let vma = Vma {
@@ -146,8 +151,15 @@ pub(crate) fn expected(policy: &Policy, objects: &[Object], deadline: Instant) -
                 name: object.path.as_os_str().as_bytes().into(),
                 guarded: false,
             };
-            let (folios, kept) = (folios.clone(), Vec::new());
-            texts.push(RunningText { vma, folios, copy, kept, leave: None, parts: None });
+            texts.push(RunningText {
+                vma,
+                folios: folios.clone(),
+                copy,
+                uncopied,
+                kept: Vec::new(),
+                leave: None,
+                parts: None,
+            });
         }
     }
     // The surroundings of the objects are not known yet: no edges.

@@ -85,14 +85,13 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
         report.reason = Some(FailureKind::NoHugePage.into());
         report.detail = Some("switched, but not PMD-mapped".to_owned());
     } else {
+        let setback = found.cost.as_ref().and_then(|cost| cost.setback.as_ref());
         let unplanned =
-            plan.and_then(|plan| plan.texts.iter().find_map(|text| unplanned(&text.rest)));
-        // Where copies may be made only shared objects stay so, for which there is no store.
-        let unplanned = unplanned.map(|why| {
-            if order.policy.sources.copy.is_some() { SkipReason::NoStore.into() } else { why }
-        });
+            plan.and_then(|plan| plan.texts.iter().find_map(|text| unplanned(&text.rest, setback)));
         let nothing = planned == 0 && report.huge_bytes == 0;
         report.reason = unplanned;
+        let setback = setback.filter(|setback| Some(setback.reason) == unplanned);
+        report.detail = setback.map(|failure| failure.detail.clone());
         if let (None, Some(failure)) = (unplanned, &found.unwatched) {
             report.reason = Some(failure.reason);
             report.detail = Some(failure.detail.clone());
@@ -121,10 +120,22 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Returns why whole huge pages of a text were not planned, if so.
-fn unplanned(rest: &[(Reason, u64)]) -> Option<Reason> {
-    let of_whole_pages =
-        |why: &Reason| *why == SkipReason::SmallFolios || *why == SkipReason::NotCongruent;
+/// Returns why whole huge pages of a text were not planned, if so: for what the page cache or the image store lacks, or for
+/// the store's failure, which is the launch's `setback`.
+fn unplanned(rest: &[(Reason, u64)], setback: Option<&Failure>) -> Option<Reason> {
+    let of_whole_pages = |why: &Reason| match why {
+        Reason::Skipped(why) => matches!(
+            why,
+            SkipReason::SmallFolios
+                | SkipReason::NotCongruent
+                | SkipReason::NoStore
+                | SkipReason::NotStored
+                | SkipReason::NotShareable
+                | SkipReason::Misplaced
+                | SkipReason::OddFile
+        ),
+        Reason::Failed(_) => setback.is_some_and(|setback| setback.reason == *why),
+    };
     rest.iter().map(|&(reason, _)| reason).find(of_whole_pages)
 }
 

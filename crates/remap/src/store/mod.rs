@@ -155,6 +155,14 @@ impl Store {
         Ok(wanted.found(directory, file))
     }
 
+    /// Checks that this user may build an image of `original`.
+    ///
+    /// # Errors
+    /// `not_shareable`, `not_stored`, `store_refused`.
+    pub(crate) fn may_build(&self, original: &File, path: &Path) -> Result<(), Failure> {
+        self.place_for(original, path).map(|_directory| ())
+    }
+
     /// Chooses where an image of `original` may be built by this user.
     fn place_for(&self, original: &File, path: &Path) -> Result<&Directory, Failure> {
         let Directories { usable, refused } = &self.directories;

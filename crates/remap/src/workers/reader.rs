@@ -420,7 +420,7 @@ impl Serving {
                 let file = self.files.get(&id).ok_or_else(no_such_file)?;
                 let source = Source { file, parts: parts.as_ref() };
                 let before = self.images.bytes_copied();
-                let image = self.images.get(source, &name, &spans, memory, until(millis))?;
+                let image = self.images.get(source, &name, &spans, memory, None, until(millis))?;
                 let staged = image.filled.staged.iter();
                 let made = Made {
                     staged: staged.map(|part| (wire(&part.span), part.image_offset)).collect(),
