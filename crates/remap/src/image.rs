@@ -115,12 +115,8 @@ pub fn fill(
     let Memory { backing, pages, .. } = memory;
     let no_page = no_page_reason(backing);
     if backing == Backing::Hugetlb {
-        let stays = |error| {
-            let what =
-                format_args!("the kernel moves no pages of the pool, Linux 5.16 does: {error}");
-            Failure::new(no_page, what)
-        };
-        hugetlb::can_move(pages.pmd).map_err(stays)?;
+        let stays = "the kernel moves no pages of the pool, Linux 5.16 does";
+        hugetlb::can_move(pages.pmd).map_err(|error| Failure::of(no_page)(error).about(stays))?;
     }
     let too_long = |_| Failure::new(FailureKind::AddressSpace, "the text is too long to map");
     let (spans, beyond) = within_file(source.file, spans, pages);
@@ -132,14 +128,15 @@ pub fn fill(
     let bytes: u64 = spans.iter().map(|span| span.range.len()).sum();
     let len = usize::try_from(bytes).map_err(too_long)?;
     rustix::fs::ftruncate(memfd, bytes)
-        .map_err(|errno| Failure::new(no_page, SysError::of("ftruncate")(errno)))?;
+        .map_err(SysError::of("ftruncate"))
+        .map_err(Failure::of(no_page))?;
     let mut mapping = FillMapping::new(memfd, len, pages.pmd).map_err(|error| {
         let reason = if backing == Backing::Hugetlb && error.call == "mmap(MAP_SHARED)" {
             FailureKind::HugetlbPool
         } else {
             FailureKind::AddressSpace
         };
-        Failure::new(reason, error)
+        Failure::of(reason)(error)
     })?;
     if backing == Backing::Image {
         mapping.advise_huge();
@@ -196,9 +193,9 @@ pub fn fill(
     }
     // A writable mapping would forbid the seal against writing.
     drop(mapping);
-    seal(memfd).map_err(|errno| {
-        Failure::new(FailureKind::NoMemfd, SysError::of("fcntl(F_ADD_SEALS)")(errno))
-    })?;
+    seal(memfd)
+        .map_err(SysError::of("fcntl(F_ADD_SEALS)"))
+        .map_err(Failure::of(FailureKind::NoMemfd))?;
     Ok(filled)
 }
 
@@ -233,7 +230,7 @@ fn allocate(
     count: usize,
 ) -> Vec<Result<(), Failure>> {
     let Memory { backing, pages, nodes } = memory;
-    let no_page = |error: SysError| Failure::new(no_page_reason(backing), error);
+    let no_page = Failure::of(no_page_reason(backing));
     let huge = usize::try_from(pages.pmd.bytes()).unwrap_or(usize::MAX);
     let base = usize::try_from(pages.base.bytes()).unwrap_or(usize::MAX);
     let start = usize::try_from(image_offset).unwrap_or(usize::MAX);
@@ -242,7 +239,7 @@ fn allocate(
         // The kernel collapses onto the node that the one base page is on (`hpage_collapse_find_target_node`),
         // and its own interleaving goes by base pages: the first ones of huge pages would share a node.
         if let Some(node) = nodes.get((at / huge).checked_rem(nodes.len()).unwrap_or(0)) {
-            let refused = |error| Failure::new(FailureKind::Numa, error);
+            let refused = Failure::of(FailureKind::Numa);
             mapping.prefer_node(at, huge, *node).map_err(refused)?;
         }
         let populated = match backing {
@@ -280,10 +277,8 @@ fn copy(
     image_offset: u64,
     pages: Pages,
 ) -> Result<(), Failure> {
-    let size = |bytes: u64| {
-        usize::try_from(bytes).map_err(|error| Failure::new(FailureKind::AddressSpace, error))
-    };
-    let unread = |error: SysError| Failure::new(FailureKind::ReadFailed, error);
+    let size = |bytes: u64| usize::try_from(bytes).map_err(Failure::of(FailureKind::AddressSpace));
+    let unread = Failure::of(FailureKind::ReadFailed);
     let content = source.content(page);
     let of_file: u64 = content.iter().map(|part| part.range.len()).sum();
     if of_file < page.range.len() {

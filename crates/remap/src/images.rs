@@ -119,8 +119,7 @@ impl Images {
         deadline: Instant,
     ) -> Result<Arc<Image>, Failure> {
         let image::Memory { backing, pages, nodes } = memory;
-        let meta =
-            source.file.metadata().map_err(|error| Failure::new(FailureKind::ReadFailed, error))?;
+        let meta = source.file.metadata().map_err(Failure::of(FailureKind::ReadFailed))?;
         let key = Key {
             device: meta.dev(),
             inode: meta.ino(),
@@ -155,7 +154,7 @@ fn make_memfd(name: &str, memory: image::Memory<'_>) -> Result<File, Failure> {
         flags |= MemfdFlags::from_bits_retain(image::hugetlb_flags(memory.pages.pmd));
     }
     let reason = if hugetlb { FailureKind::HugetlbPool } else { FailureKind::NoMemfd };
-    memfd(name.as_bytes(), flags).map_err(|error| Failure::new(reason, error))
+    memfd(name.as_bytes(), flags).map_err(Failure::of(reason))
 }
 
 /// `memfd_create` — makes an empty memfd; its mode has no x bits where the kernel can see to that.

@@ -20,7 +20,7 @@ pub(crate) fn turns(numa: Option<Numa>, process: &ProcDir) -> Result<Vec<u32>, F
     let Some(numa) = numa else { return Ok(Vec::new()) };
     let stat = process.read("stat").map_err(Failure::unreadable)?;
     let home = stat::processor(&stat).map_or(0, node_of_processor);
-    numa.turns(&usable_nodes(), home).map_err(|error| Failure::new(FailureKind::Numa, error))
+    numa.turns(&usable_nodes(), home).map_err(Failure::of(FailureKind::Numa))
 }
 
 /// Most bytes of text whose pages are each looked up. No program has as much, but any may map a file that claims

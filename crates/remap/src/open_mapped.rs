@@ -78,7 +78,7 @@ pub(crate) fn open_mapped(
             let (id, facts) = reader.open(&file)?;
             Ok(TargetFile::Apart(Arc::clone(reader), id, facts))
         }
-        None => file.open().map(TargetFile::Here).map_err(|error| gone(vma, &error)),
+        None => file.open().map(TargetFile::Here).map_err(gone(vma)),
     }
 }
 
@@ -88,15 +88,14 @@ pub(crate) fn open_mapped(
 /// `foreign_filesystem`; `target_gone`; `ptrace_denied`; `file_gone`.
 pub fn open_exe(process: &ProcDir) -> Result<File, Failure> {
     let file = PathFile::of_process(process, "exe").map_err(Failure::unreadable)?;
-    let not = |what: &dyn std::fmt::Display| Failure::new(FailureKind::FileGone, what);
     if !credentials::are_ours(process) {
         let id = file.mount_id();
         must_be_local(process, |mount| Some(mount.id) == id, "its program")?;
     }
     if !file.identity().is_ok_and(|identity| identity.regular) {
-        return Err(not(&"its program is not a regular file"));
+        return Err(Failure::new(FailureKind::FileGone, "its program is not a regular file"));
     }
-    file.open().map_err(|error| not(&error))
+    file.open().map_err(Failure::of(FailureKind::FileGone))
 }
 
 /// Takes hold of the file by the mapping; `None` where the kernel does not let this process.
@@ -110,7 +109,7 @@ fn by_mapping(process: &ProcDir, vma: &Vma) -> Result<Option<PathFile>, Failure>
     // The mapping may have become another since it was looked at, and the link one to another file.
     let maps = process.open_file("maps", false).map_err(Failure::unreadable)?;
     match procmap_query::first_changed(&maps, &[vma]).map_err(Failure::unreadable)? {
-        None => file.map(Some).map_err(|error| gone(vma, &error)),
+        None => file.map(Some).map_err(gone(vma)),
         Some(_) => Err(Failure::mapped_otherwise(vma)),
     }
 }
@@ -135,7 +134,7 @@ fn by_path(process: &ProcDir, vma: &Vma, trusted: bool) -> Result<PathFile, Fail
         must_be_local_by(process, None, vma)?;
     }
     let path = vma.path();
-    let file = PathFile::in_root_of(process, path).map_err(|error| gone(vma, &error))?;
+    let file = PathFile::in_root_of(process, path).map_err(gone(vma))?;
     let now = must_be_regular(&file, vma)?;
     if now.inode != vma.file.inode {
         return Err(refused("is another file by now"));
@@ -160,8 +159,9 @@ fn is_mapped_as(file: &PathFile, id: FileId) -> bool {
 }
 
 fn must_be_regular(file: &PathFile, vma: &Vma) -> Result<Identity, Failure> {
-    let identity = file.identity().map_err(|error| gone(vma, &error))?;
-    if identity.regular { Ok(identity) } else { Err(gone(vma, &"is not a regular file")) }
+    let identity = file.identity().map_err(gone(vma))?;
+    let odd = || format!("{}: is not a regular file", vma.path().shown());
+    if identity.regular { Ok(identity) } else { Err(Failure::new(FailureKind::FileGone, odd())) }
 }
 
 /// Makes sure of all files that a process of other credentials maps, as [`open_mapped`] does of one: that reading its memory waits for
@@ -240,8 +240,8 @@ fn mounted_by_us(process: &ProcDir) -> bool {
     own.is_some() && reopen::owner_of_mounts(process).ok().flatten() == own
 }
 
-fn gone(vma: &Vma, what: &dyn std::fmt::Display) -> Failure {
-    Failure::new(FailureKind::FileGone, format!("{}: {what}", vma.path().shown()))
+fn gone(vma: &Vma) -> impl FnOnce(SysError) -> Failure {
+    move |error| Failure::of(FailureKind::FileGone)(error).about(vma.path().shown())
 }
 
 fn foreign(name: &str, kind: &[u8]) -> Failure {

@@ -169,11 +169,11 @@ pub(crate) fn unmapped(error: SysError) -> Failure {
         Errno::NOMEM => FailureKind::AddressSpace,
         _ => FailureKind::ReadFailed,
     };
-    Failure::new(reason, error)
+    Failure::of(reason)(error)
 }
 
 pub(crate) fn unseen(error: SysError) -> Failure {
-    Failure::new(FailureKind::ProcUnavailable, error)
+    Failure::of(FailureKind::ProcUnavailable)(error)
 }
 
 /// Touches the first base page of each huge page: one in a huge folio is then PMD-mapped. A page

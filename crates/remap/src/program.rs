@@ -12,7 +12,7 @@ use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
 use tiexec_core::elf::{ElfFacts, ElfHeader};
 use tiexec_core::file_ranges::Parts;
 use tiexec_core::plan::{Backing, Means, Plan, plan};
-use tiexec_core::proc::{ParseError, auxv, maps, smaps, stat};
+use tiexec_core::proc::{auxv, maps, smaps, stat};
 use tiexec_core::rebase::MainImage;
 use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_core::snapshot::Snapshot;
@@ -65,14 +65,14 @@ impl Program {
             // A process that has died has no address space to read about.
             let gone = matches!(error.errno, Errno::SRCH | Errno::NOENT);
             let reason = if gone { FailureKind::TargetGone } else { FailureKind::ProcUnavailable };
-            Failure::new(reason, error)
+            Failure::of(reason)(error)
         };
-        let malformed = |error: ParseError| Failure::new(FailureKind::ProcUnavailable, error);
+        let malformed = Failure::of(FailureKind::ProcUnavailable);
         let exe = if foreign {
             open_exe(process)?
         } else {
             process.open_file("exe", false).map_err(|error| match error.errno {
-                Errno::ACCES | Errno::PERM => Failure::new(SkipReason::UnreadableImage, error),
+                Errno::ACCES | Errno::PERM => Failure::of(SkipReason::UnreadableImage)(error),
                 _ => unreadable(error),
             })?
         };
@@ -177,10 +177,7 @@ impl Program {
         if self.exe.metadata().is_ok_and(|meta| meta.nlink() == 0) {
             return Ok(false);
         }
-        let path = order
-            .process
-            .exe_path()
-            .map_err(|error| Failure::new(FailureKind::ProcUnavailable, error))?;
+        let path = order.process.exe_path().map_err(Failure::of(FailureKind::ProcUnavailable))?;
         let path = Path::new(OsStr::from_bytes(&path));
         let shared = if foreign {
             let Ok(meta) = self.exe.metadata() else { return Ok(false) };
@@ -224,8 +221,7 @@ fn folios(exe: &File, image: &MainImage, policy: &Policy, deadline: Instant) -> 
 /// Reads the headers of the program's file.
 pub(crate) fn elf_facts(exe: &impl ReadAt) -> Result<(ElfHeader, ElfFacts), Failure> {
     let (header, table) = elf_headers(exe)?;
-    let facts = ElfFacts::parse(&header, &table)
-        .map_err(|error| Failure::new(SkipReason::ForeignImage, error))?;
+    let facts = ElfFacts::parse(&header, &table).map_err(Failure::of(SkipReason::ForeignImage))?;
     Ok((header, facts))
 }
 
@@ -234,11 +230,10 @@ pub(crate) fn elf_facts(exe: &impl ReadAt) -> Result<(ElfHeader, ElfFacts), Fail
 /// # Errors
 /// `read_failed`; `foreign_image` if it is no ELF file for this machine.
 pub(crate) fn elf_headers(file: &impl ReadAt) -> Result<(ElfHeader, Vec<u8>), Failure> {
-    let unread = |error| Failure::new(FailureKind::ReadFailed, error);
+    let unread = Failure::of(FailureKind::ReadFailed);
     let mut header = [0; ElfHeader::LEN];
     file.read_exact_at(&mut header, 0).map_err(unread)?;
-    let header =
-        ElfHeader::parse(&header).map_err(|error| Failure::new(SkipReason::ForeignImage, error))?;
+    let header = ElfHeader::parse(&header).map_err(Failure::of(SkipReason::ForeignImage))?;
     let mut table = vec![0; header.table_len];
     file.read_exact_at(&mut table, header.table_offset).map_err(unread)?;
     Ok((header, table))

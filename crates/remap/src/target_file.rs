@@ -92,7 +92,7 @@ impl TargetFile {
     pub(crate) fn send_over(&self, socket: BorrowedFd<'_>) -> Result<(), Failure> {
         match self {
             Self::Here(file) => process::send_descriptor(socket, file.as_fd())
-                .map_err(|error| Failure::new(FailureKind::SwitchFailed, error)),
+                .map_err(Failure::of(FailureKind::SwitchFailed)),
             Self::Apart(reader, id, _) => reader.send_over(*id, socket),
         }
     }

@@ -4,6 +4,7 @@
 //! nobody else, and be no symbolic link. In a sticky directory of root's, such as `/tmp`, others may make names, but
 //! cannot exchange what belongs to the user: it will do on the way, where the caller says so.
 
+use std::error::Error;
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -28,13 +29,22 @@ pub(crate) struct Rule<'a> {
 pub(crate) struct Distrust {
     /// The directory.
     pub path: PathBuf,
-    /// Reads on after the path: `is a symbolic link`.
+    /// Reads on after the path: `is a symbolic link`; or the call that failed.
     pub what: String,
+    /// The error of the call that failed.
+    pub source: Option<Errno>,
+}
+
+impl Error for Distrust {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_ref().map(|errno| errno as _)
+    }
 }
 
 impl fmt::Display for Distrust {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.path.shown(), self.what)
+        write!(f, "{} {}", self.path.shown(), self.what)?;
+        self.source.map_or(Ok(()), |errno| write!(f, ": {errno}"))
     }
 }
 
@@ -43,8 +53,9 @@ impl fmt::Display for Distrust {
 /// # Errors
 /// The first directory that somebody else could have put there, or that cannot be opened or made.
 pub(crate) fn open(path: &Path, rule: &Rule<'_>) -> Result<Option<(OwnedFd, Stat)>, Distrust> {
-    let failed = |at: &Path, call: &str, errno: rustix::io::Errno| {
-        distrust(at, format_args!("{call}: {}", Errno::from(errno)))
+    let failed = |at: &Path, call: &str, errno: rustix::io::Errno| Distrust {
+        source: Some(errno.into()),
+        ..distrust(at, call)
     };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let passing = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -98,7 +109,7 @@ pub(crate) fn open(path: &Path, rule: &Rule<'_>) -> Result<Option<(OwnedFd, Stat
 
 fn checked(fd: &OwnedFd, at: &Path, rule: &Rule<'_>, last: bool) -> Result<Stat, Distrust> {
     let stat = rustix::fs::fstat(fd)
-        .map_err(|errno| distrust(at, format_args!("fstat: {}", Errno::from(errno))))?;
+        .map_err(|errno| Distrust { source: Some(errno.into()), ..distrust(at, "fstat") })?;
     if stat.st_uid != 0 && stat.st_uid != rule.user {
         return Err(distrust(at, format_args!("belongs to user {}", stat.st_uid)));
     }
@@ -111,5 +122,5 @@ fn checked(fd: &OwnedFd, at: &Path, rule: &Rule<'_>, last: bool) -> Result<Stat,
 }
 
 fn distrust(path: &Path, what: impl fmt::Display) -> Distrust {
-    Distrust { path: path.to_owned(), what: what.to_string() }
+    Distrust { path: path.to_owned(), what: what.to_string(), source: None }
 }

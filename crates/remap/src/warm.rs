@@ -286,10 +286,7 @@ fn not_owner(call: &str) -> Failure {
 fn unknown(error: SysError) -> Failure {
     match error.errno {
         Errno::PERM | Errno::ACCES => not_owner(error.call),
-        _ => {
-            let detail = format!("nothing was evicted: {error}");
-            Failure::new(SkipReason::SmallFolios, detail)
-        }
+        _ => Failure::of(SkipReason::SmallFolios)(error).about("nothing was evicted"),
     }
 }
 

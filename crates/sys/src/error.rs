@@ -108,6 +108,8 @@ impl fmt::Display for Errno {
     }
 }
 
+impl std::error::Error for Errno {}
+
 impl fmt::Debug for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -127,6 +129,7 @@ pub struct SysError {
     /// The call with the argument that tells it apart: `ptrace(PTRACE_SEIZE)`.
     pub call: &'static str,
     /// The kernel's answer.
+    #[source]
     pub errno: Errno,
 }
 

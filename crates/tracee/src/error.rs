@@ -6,18 +6,31 @@ use thiserror::Error;
 use tiexec_sys::process::Wait;
 use tiexec_sys::{Errno, SysError, ptrace};
 
-/// Puts a refusal to be traced into words, with the knob that may have done it.
-pub fn refusal(error: &SysError) -> String {
-    // ptrace(2) says EPERM; opening `/proc/PID/mem`, which takes the same right, EACCES.
-    let denied = matches!(error.errno, Errno::PERM | Errno::ACCES);
-    let scope = ptrace::yama_scope().filter(|&scope| scope > 0 && denied);
-    let Some(scope) = scope else { return error.to_string() };
+/// A refusal to be traced, with the knob that may have done it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("{source}{}", knob(*.scope))]
+pub(crate) struct Denied {
+    source: SysError,
+    /// The scope that Yama is set to, if that may be why.
+    scope: Option<u32>,
+}
+
+impl Denied {
+    pub(crate) fn new(source: SysError) -> Self {
+        // ptrace(2) says EPERM; opening `/proc/PID/mem`, which takes the same right, EACCES.
+        let denied = matches!(source.errno, Errno::PERM | Errno::ACCES);
+        Self { source, scope: ptrace::yama_scope().filter(|&scope| scope > 0 && denied) }
+    }
+}
+
+fn knob(scope: Option<u32>) -> String {
+    let Some(scope) = scope else { return String::new() };
     let whom = match scope {
         1 => "descendants, unless with CAP_SYS_PTRACE",
         2 => "with CAP_SYS_PTRACE only",
         _ => "nobody, until the next boot",
     };
-    format!("{error}; kernel.yama.ptrace_scope is {scope}: {whom}")
+    format!("; kernel.yama.ptrace_scope is {scope}: {whom}")
 }
 
 /// A failure of tracing, by what the caller can do about it.

@@ -1,56 +1,76 @@
 //! The one failure: why text is left where it is.
 
+use std::error::Error;
 use std::fmt;
+use std::sync::Arc;
 
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::skip::{FailureKind, Reason};
 use tiexec_sys::{Errno, Pid, SysError};
 
-use crate::error::{TraceError, refusal};
+use crate::error::{Denied, TraceError};
 
 /// A reason to leave text where it is, with the detail for the message.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Failure {
     /// The reason, as reports print it.
     pub reason: Reason,
-    /// The exact event; empty if the reason says everything.
+    /// The exact event, with the words of the error; empty if the reason says everything.
     pub detail: String,
+    /// The error that it comes from.
+    pub source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
 impl Failure {
-    /// Makes one.
+    /// Makes one of an event that no error tells.
     pub fn new(reason: impl Into<Reason>, detail: impl fmt::Display) -> Self {
-        Self { reason: reason.into(), detail: detail.to_string() }
+        Self { reason: reason.into(), detail: detail.to_string(), source: None }
     }
-}
 
-impl Failure {
+    /// Makes one of an error.
+    pub fn of<E: Error + Send + Sync + 'static>(
+        reason: impl Into<Reason>,
+    ) -> impl Fn(E) -> Self + Copy {
+        let reason = reason.into();
+        move |error| Self {
+            detail: error.to_string(),
+            source: Some(Arc::new(error)),
+            ..Self::new(reason, "")
+        }
+    }
+
+    /// Names the object or the action that the error belongs to.
+    #[must_use]
+    pub fn about(self, what: impl fmt::Display) -> Self {
+        Self { detail: format!("{what}: {}", self.detail), ..self }
+    }
+
     /// Makes one of an error in reading about a running process: gone, not to be traced, or else.
     pub fn unreadable(error: SysError) -> Self {
-        let reason = match error.errno {
+        Self::of(match error.errno {
             Errno::SRCH | Errno::NOENT => FailureKind::TargetGone,
             Errno::PERM | Errno::ACCES => FailureKind::PtraceDenied,
             Errno::FBIG => FailureKind::Oversized,
             Errno::MFILE => FailureKind::FdLimit,
             _ => FailureKind::ProcUnavailable,
-        };
-        Self::new(reason, error)
+        })(error)
     }
 
     /// Makes one of an error in opening the memory of a running process. That takes the right to trace the process, so
     /// both refusals have the same name (`mm_access` in `kernel/fork.c`, `yama_ptrace_access_check`).
     pub fn untraceable(error: SysError) -> Self {
-        match Self::unreadable(error) {
-            denied if denied.reason == FailureKind::PtraceDenied => {
-                Self { detail: refusal(&error), ..denied }
-            }
-            other => other,
+        match error.errno {
+            Errno::PERM | Errno::ACCES => Self::denied(error),
+            _ => Self::unreadable(error),
         }
     }
-}
 
-impl Failure {
+    /// Makes one of a refusal to be traced.
+    pub fn denied(error: SysError) -> Self {
+        Self::of(FailureKind::PtraceDenied)(Denied::new(error))
+    }
+
     /// Puts the process in the place of `PID` in the names of its files.
     #[must_use]
     pub fn of_process(self, pid: Pid) -> Self {
@@ -67,22 +87,50 @@ impl Failure {
 
 impl From<TraceError> for Failure {
     fn from(error: TraceError) -> Self {
-        let reason = match error {
+        Self::of(match error {
             TraceError::Gone => FailureKind::TargetGone,
             TraceError::Changed => FailureKind::Changed,
             TraceError::Late => FailureKind::Deadline,
             TraceError::Foreign => FailureKind::RegisterState,
             TraceError::Sys(SysError { errno: Errno::MFILE, .. }) => FailureKind::FdLimit,
             _ => FailureKind::SwitchFailed,
-        };
-        Self::new(reason, error)
+        })(error)
     }
 }
 
-impl std::error::Error for Failure {}
+impl PartialEq for Failure {
+    /// Errors cannot be compared; their words, which are in the detail, can.
+    fn eq(&self, other: &Self) -> bool {
+        (self.reason, &self.detail) == (other.reason, &other.detail)
+    }
+}
+
+impl Eq for Failure {}
+
+impl Error for Failure {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.reason, self.detail)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_keeps_the_error_that_it_comes_from() {
+        let error = SysError { call: "ptrace(PTRACE_SEIZE)", errno: Errno::PERM };
+        let failure = Failure::of(FailureKind::SwitchFailed)(error).about("thread 5");
+        let words =
+            "switch_failed: thread 5: ptrace(PTRACE_SEIZE): operation not permitted (EPERM)";
+        assert_eq!(failure.to_string(), words);
+        let source = Error::source(&failure).and_then(|source| source.downcast_ref::<SysError>());
+        assert_eq!(source, Some(&error));
     }
 }

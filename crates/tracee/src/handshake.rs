@@ -33,7 +33,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::ptrace::{self, Options, Resume, SyscallStop};
 use tiexec_sys::{Errno, Pid, SysError, c, seccomp_trial};
 
-use crate::error::{TraceError, refusal};
+use crate::error::TraceError;
 use crate::failure::Failure;
 use crate::fault;
 use crate::session::resume_to_syscall;
@@ -79,7 +79,6 @@ pub struct Arming<'a> {
 /// # Panics
 /// Never in the caller. A panic of `work` ends the helper, whose tracee then goes home.
 pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure> {
-    let declined = |reason, error: &dyn ToString| Failure::new(reason, error.to_string());
     if !process::children_share_pid_namespace() {
         // The helper would be its init, and its end the end of the namespace.
         let detail = "this process's children go to a new PID namespace (unshare --fork first)";
@@ -88,11 +87,10 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
     if arming.rehearse {
         scout()?;
     }
-    let (mut ours, theirs) =
-        UnixStream::pair().map_err(|error| declined(FailureKind::FdLimit, &error))?;
+    let (mut ours, theirs) = UnixStream::pair().map_err(Failure::of(FailureKind::FdLimit))?;
     let target = process::this();
     match process::fork_single_threaded(Role::Helper)
-        .map_err(|error| declined(FailureKind::ForkFailed, &error))?
+        .map_err(Failure::of(FailureKind::ForkFailed))?
     {
         Fork::Child => {
             drop(ours);
@@ -102,7 +100,7 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
         Fork::Parent(helper) => {
             drop(theirs);
             let answer = process::set_ptracer(Some(helper))
-                .map_err(|error| declined(FailureKind::PtraceDenied, &error))
+                .map_err(Failure::of(FailureKind::PtraceDenied))
                 .and_then(|()| handshake(&mut ours, arming.deadline));
             // The leave was for this once; the helper is the tracer by now, or never will be.
             let _no_yama = process::set_ptracer(None);
@@ -112,8 +110,7 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
                     let end = end_helper(helper);
                     if why.reason == FailureKind::HelperDied && end == Some(Wait::Killed(c::SIGSYS))
                     {
-                        why.reason = FailureKind::Seccomp.into();
-                        why.detail = "a filter kills on a call that is needed".to_owned();
+                        why = Failure::new(FailureKind::Seccomp, FILTER_KILLS);
                     }
                     Err(why)
                 }
@@ -126,11 +123,11 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
 /// under the seccomp filters in force: if one of them kills, it kills the child. Until the child has
 /// said that it outlived `wait4`, the caller itself makes no call but `pipe2`, `clone` and `read`.
 fn scout() -> Result<(), Failure> {
-    let refused = |what: &dyn ToString| Failure::new(FailureKind::Seccomp, what.to_string());
+    let refused = |what: &str| Err(Failure::new(FailureKind::Seccomp, what));
     let (mut from_child, mut to_caller) =
-        std::io::pipe().map_err(|error| Failure::new(FailureKind::FdLimit, error))?;
-    let forked = process::fork_single_threaded(Role::Scout)
-        .map_err(|error| Failure::new(FailureKind::ForkFailed, error))?;
+        std::io::pipe().map_err(Failure::of(FailureKind::FdLimit))?;
+    let forked =
+        process::fork_single_threaded(Role::Scout).map_err(Failure::of(FailureKind::ForkFailed))?;
     let Fork::Parent(child) = forked else {
         let _panicked = catch_unwind(AssertUnwindSafe(|| {
             process::block_signals();
@@ -153,12 +150,12 @@ fn scout() -> Result<(), Failure> {
     }
     match &said[..] {
         [SCOUT_WAITED, SCOUT_DONE] => Ok(()),
-        [SCOUT_WAITED, error @ ..] if !error.is_empty() => {
-            Err(refused(&String::from_utf8_lossy(error)))
-        }
-        _ => Err(refused(&"a filter kills on a call that is needed")),
+        [SCOUT_WAITED, error @ ..] if !error.is_empty() => refused(&String::from_utf8_lossy(error)),
+        _ => refused(FILTER_KILLS),
     }
 }
+
+const FILTER_KILLS: &str = "a filter kills on a call that is needed";
 
 /// The scout's messages: `wait4` was allowed; all calls were allowed.
 const SCOUT_WAITED: u8 = 1;
@@ -178,10 +175,9 @@ fn rehearse_launch() -> std::io::Result<()> {
 
 /// Tells the helper to go on, and waits for its answer.
 fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Failure> {
-    let died = |what: &str| Failure::new(FailureKind::HelperDied, what);
-    if let Err(error) = channel.write_all(b"g") {
-        return Err(died(&format!("before it began: {error}")));
-    }
+    channel
+        .write_all(b"g")
+        .map_err(|error| Failure::of(FailureKind::HelperDied)(error).about("before it began"))?;
     let end = Instant::now() + deadline;
     let mut answer = [0; 512];
     let len = loop {
@@ -189,7 +185,10 @@ fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Failure
         let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let read = channel.set_read_timeout(Some(left)).and_then(|()| channel.read(&mut answer));
         match read {
-            Ok(0) => return Err(died("before it traced the program")),
+            Ok(0) => {
+                let what = "before it traced the program";
+                return Err(Failure::new(FailureKind::HelperDied, what));
+            }
             Ok(len) => break len,
             // A stop and continue, or a signal seen by the helper that traces us by now.
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -198,7 +197,7 @@ fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Failure
                 return Err(Failure::new(FailureKind::Deadline, late));
             }
             // It died with our word unread.
-            Err(error) => return Err(died(&error.to_string())),
+            Err(error) => return Err(Failure::of(FailureKind::HelperDied)(error)),
         }
     };
     let text = String::from_utf8_lossy(&answer[..len]);
@@ -224,7 +223,7 @@ fn helper(target: Pid, mut channel: UnixStream, arming: &Arming<'_>, work: impl 
     if channel.read_exact(&mut go).is_err() {
         return;
     }
-    let ready = ptrace::seize(target, Options::default()).map_err(seize_refused);
+    let ready = ptrace::seize(target, Options::default()).map_err(Failure::denied);
     let answer = match &ready {
         Ok(()) => "ok".to_owned(),
         Err(why) => format!("{}\n{}", why.reason, why.detail),
@@ -235,10 +234,6 @@ fn helper(target: Pid, mut channel: UnixStream, arming: &Arming<'_>, work: impl 
     drop(channel);
     process::be_expendable();
     work(target);
-}
-
-fn seize_refused(error: SysError) -> Failure {
-    Failure::new(FailureKind::PtraceDenied, refusal(&error))
 }
 
 /// A program stopped right after its exec, before its first instruction, in syscall-exit-stop.

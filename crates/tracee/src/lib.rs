@@ -24,5 +24,5 @@ pub mod target;
 mod temporary_mask;
 pub mod threads;
 
-pub use error::{TraceError, refusal};
+pub use error::TraceError;
 pub use failure::Failure;

@@ -80,7 +80,7 @@ fn proc_unreadable(error: SysError) -> Failure {
         Errno::MFILE => FailureKind::FdLimit,
         _ => FailureKind::ProcUnavailable,
     };
-    Failure::new(reason, error)
+    Failure::of(reason)(error)
 }
 
 impl Launch<'_> {
@@ -264,7 +264,7 @@ impl Launch<'_> {
 
     /// Makes the report of a program that nothing is done to, from its file alone.
     pub fn plain_report(&self, pid: Pid, why: &Failure) -> Report {
-        let Failure { reason, ref detail } = *why;
+        let Failure { reason, ref detail, .. } = *why;
         let file = search(self.name).and_then(|path| match judge(&path) {
             Verdict::Treat(image) => Some(image),
             _ => None,

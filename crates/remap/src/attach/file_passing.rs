@@ -47,13 +47,13 @@ impl Passage {
         let refused = |error: SysError| {
             let no_number = error.errno == Errno::MFILE;
             let reason = if no_number { FailureKind::FdLimit } else { FailureKind::SwitchFailed };
-            Failure::new(reason, error)
+            Failure::of(reason)(error)
         };
         let [theirs, ours] = session.call_for_descriptors(remote::socketpair)?.map_err(refused)?;
         let copy = match workers.fetcher() {
             Some(fetcher) => fetcher.socket_of(target.task, ours)?,
             None => process::descriptor_of(target.task, ours)
-                .map_err(|error| Failure::new(FailureKind::SwitchFailed, error))?,
+                .map_err(Failure::of(FailureKind::SwitchFailed))?,
         };
         session.release_soon()?;
         Ok(Self { theirs: u64::from(theirs.unsigned_abs()), ours: copy })
@@ -116,7 +116,7 @@ impl Passage {
         }
         let fd = session
             .call_for_descriptor(receive)?
-            .map_err(|error| Failure::new(FailureKind::SwitchFailed, error))?
+            .map_err(Failure::of(FailureKind::SwitchFailed))?
             // The process had no descriptor left: the message came without it.
             .ok_or_else(|| Failure::new(FailureKind::FdLimit, "recvmsg brought no descriptor"))?;
         Ok(Received { fd: u64::from(fd.unsigned_abs()), has_read: false })
@@ -134,8 +134,7 @@ impl Passage {
 /// # Errors
 /// `switch_failed`.
 pub(super) fn send(socket: BorrowedFd<'_>, file: &File) -> Result<(), Failure> {
-    process::send_descriptor(socket, file.as_fd())
-        .map_err(|error| Failure::new(FailureKind::SwitchFailed, error))
+    process::send_descriptor(socket, file.as_fd()).map_err(Failure::of(FailureKind::SwitchFailed))
 }
 
 const WORD: usize = size_of::<u64>();

@@ -194,7 +194,7 @@ impl ThpOn {
         session.release_on_the_way_home(remote::set_thp_disable(true));
         session
             .call(remote::set_thp_disable(false))?
-            .map_err(|error| Failure::new(FailureKind::ThpDisabled, error))?;
+            .map_err(Failure::of(FailureKind::ThpDisabled))?;
         Ok(())
     }
 }
@@ -217,7 +217,7 @@ fn in_a_stop(
         let thread = std::thread::Builder::new().name("tiexec-stop".into()).stack_size(512 << 10);
         let stop = thread
             .spawn_scoped(scope, || stop_and_work(order, stop, work))
-            .map_err(|error| Failure::new(FailureKind::ForkFailed, error))?;
+            .map_err(Failure::of(FailureKind::ForkFailed))?;
         stop.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }

@@ -83,8 +83,7 @@ impl Exchange {
             return Err(Failure::new(FailureKind::MemoryHeadroom, what));
         }
         headroom::check(&ProcDir::this_process().map_err(Failure::unreadable)?, len)?;
-        let copy = memfd(name, MemfdFlags::CLOEXEC)
-            .map_err(|error| Failure::new(FailureKind::NoMemfd, error))?;
+        let copy = memfd(name, MemfdFlags::CLOEXEC).map_err(Failure::of(FailureKind::NoMemfd))?;
         let mut offset = 0;
         for (range, _) in &pages {
             const CHUNK: u64 = 1 << 20;
@@ -93,8 +92,7 @@ impl Exchange {
                 let mut bytes = vec![0; CHUNK.min(range.len() - at) as usize];
                 let from = range.start().checked_add(at).unwrap_or_default();
                 order.target.space.memory().read(from, &mut bytes).map_err(Failure::unreadable)?;
-                copy.write_all_at(&bytes, offset)
-                    .map_err(|error| Failure::new(FailureKind::NoMemfd, error))?;
+                copy.write_all_at(&bytes, offset).map_err(Failure::of(FailureKind::NoMemfd))?;
                 at += bytes.len() as u64;
                 offset += bytes.len() as u64;
             }

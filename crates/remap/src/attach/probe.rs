@@ -44,6 +44,6 @@ pub(super) fn may_read(
                 format!("{text} may be executed, and not read by the thread that was stopped");
             Err(Failure::new(SkipReason::ProtectionKey, what))
         }
-        Err(error) => Err(Failure::new(FailureKind::ReadFailed, error)),
+        Err(error) => Err(Failure::of(FailureKind::ReadFailed)(error)),
     })
 }

@@ -95,8 +95,7 @@ pub(super) fn take_away(
         return Err(Failure::new(FailureKind::AlreadyTraced, what));
     }
     let text = target.space.maps().map_err(Failure::unreadable)?;
-    let now =
-        maps::parse(&text).map_err(|torn| Failure::new(FailureKind::ProcUnavailable, torn))?;
+    let now = maps::parse(&text).map_err(Failure::of(FailureKind::ProcUnavailable))?;
     let mut bytes = 0;
     for vma in left.iter().filter(|vma| now.contains(vma)) {
         bytes += unmap(session, vma.range)?;

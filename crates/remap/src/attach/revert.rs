@@ -330,7 +330,7 @@ impl Originals {
         let (id, pieces) = (file.id, pieces.collect::<Vec<_>>());
         if !pieces.is_empty() {
             let copied = file.file.try_clone();
-            let file = copied.map_err(|error| Failure::new(FailureKind::FdLimit, error))?;
+            let file = copied.map_err(Failure::of(FailureKind::FdLimit))?;
             self.files.push(Original { id, file, pieces });
         }
         Ok(())
@@ -350,9 +350,9 @@ fn compare(
     while at < range.len() {
         let len = CHUNK.min(range.len() - at) as usize;
         let from = RemoteAddr::new(range.start().get() + at);
-        let unread = |error: &dyn std::fmt::Display| Failure::new(FailureKind::ReadFailed, error);
         memory.read(from, &mut here[..len]).map_err(Failure::unreadable)?;
-        read_mapped(file, &mut there[..len], file_offset + at).map_err(|error| unread(&error))?;
+        read_mapped(file, &mut there[..len], file_offset + at)
+            .map_err(Failure::of(FailureKind::ReadFailed))?;
         if here[..len] != there[..len] {
             let what = format!("the file's bytes differ from those at {from:?}");
             return Err(Failure::new(SkipReason::ModifiedText, what));

@@ -1,7 +1,7 @@
 //! Finding the thread to stop: one that takes it well, and whose seccomp filters allow what it is to
 //! call.
 
-use std::fmt;
+use std::error::Error;
 use std::time::{Duration, Instant};
 
 use tiexec_core::proc::status::Status;
@@ -9,6 +9,7 @@ use tiexec_core::skip::FailureKind;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError};
+use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Gadgets;
 use tiexec_tracee::running;
 use tiexec_tracee::session::{Refusal, Session};
@@ -16,7 +17,6 @@ use tiexec_tracee::stopped::Stopped;
 use tiexec_tracee::syscall_manifest::{Filters, ManifestEntry, NEEDS, Permission};
 use tiexec_tracee::target::Target;
 use tiexec_tracee::threads::{self, Takes};
-use tiexec_tracee::{TraceError, refusal};
 
 use super::AttachOrder;
 use super::boost::Boost;
@@ -87,10 +87,10 @@ pub(super) fn begin(
                 Err(TraceError::Gone) => continue,
                 Err(error @ TraceError::Changed) => return Err(error.into()),
                 Err(error @ (TraceError::Late | TraceError::RseqUntold)) => {
-                    return Err(Failure::new(FailureKind::NoThread, error));
+                    return Err(Failure::of(FailureKind::NoThread)(error));
                 }
                 Err(error @ TraceError::Foreign) if memory.is_used() => {
-                    refusal.get_or_insert(not_carried(tid, &error));
+                    refusal.get_or_insert(not_carried(tid)(error));
                     refused.push(tid);
                     continue;
                 }
@@ -150,13 +150,13 @@ pub(super) fn begin(
                 Ok(Err(what)) => {
                     running::let_go(&stopped)?;
                     if what == Refusal::ShadowStack {
-                        refusal.get_or_insert(not_carried(tid, &what));
+                        refusal.get_or_insert(not_carried(tid)(what));
                         refused.push(tid);
                         continue;
                     }
                     why = match what {
-                        Refusal::RegisterState => not_carried(tid, &what),
-                        _ => Failure::new(FailureKind::NoThread, what),
+                        Refusal::RegisterState => not_carried(tid)(what),
+                        _ => Failure::of(FailureKind::NoThread)(what),
                     };
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
@@ -255,8 +255,11 @@ fn all_filtered(alive: &[(Pid, Status)]) -> Failure {
 }
 
 /// A thread whose state no frame can bring back.
-fn not_carried(tid: Pid, what: &dyn fmt::Display) -> Failure {
-    Failure::new(FailureKind::RegisterState, format!("thread {}: {what}", tid.as_raw_nonzero()))
+fn not_carried<E: Error + Send + Sync + 'static>(tid: Pid) -> impl FnOnce(E) -> Failure {
+    move |error| {
+        Failure::of(FailureKind::RegisterState)(error)
+            .about(format_args!("thread {}", tid.as_raw_nonzero()))
+    }
 }
 
 fn is_denied(error: TraceError) -> bool {
@@ -274,7 +277,7 @@ fn not_seized(target: &Target, tid: Pid, error: TraceError) -> Failure {
         return error.into();
     }
     match traced_by(&target.process, tid) {
-        0 => Failure::new(FailureKind::PtraceDenied, refusal(&denied)),
+        0 => Failure::denied(denied),
         tracer => {
             let what = format!("process {tracer} traces it");
             Failure::new(FailureKind::AlreadyTraced, what)

@@ -25,7 +25,7 @@ impl Written {
     /// `fd_limit`-like: no descriptor is left here.
     pub(crate) fn of(space: &AddressSpace, pages: Pages) -> Result<Self, Failure> {
         let copied = space.pagemap().try_clone();
-        let pagemap = copied.map_err(|error| Failure::new(FailureKind::ProcUnavailable, error))?;
+        let pagemap = copied.map_err(Failure::of(FailureKind::ProcUnavailable))?;
         Ok(Self { pagemap, pages })
     }
 
@@ -100,13 +100,13 @@ impl Written {
     /// As [`huge_pages`](Self::huge_pages).
     fn words(&self, range: AddrRange) -> Result<Vec<u64>, Failure> {
         const WORD: u64 = 8;
-        let unread =
-            |error: &dyn std::fmt::Display| Failure::new(FailureKind::ProcUnavailable, error);
         let base = self.pages.base;
         let at = range.start().get() / base.bytes() * WORD;
         let count = range.len() / base.bytes();
-        let mut bytes = vec![0; usize::try_from(count * WORD).map_err(|error| unread(&error))?];
-        self.pagemap.read_exact_at(&mut bytes, at).map_err(|error| unread(&error))?;
+        let unread = FailureKind::ProcUnavailable;
+        let len = usize::try_from(count * WORD).map_err(Failure::of(unread))?;
+        let mut bytes = vec![0; len];
+        self.pagemap.read_exact_at(&mut bytes, at).map_err(Failure::of(unread))?;
         let words = bytes.chunks_exact(WORD as usize);
         Ok(words.filter_map(|word| word.try_into().ok().map(u64::from_ne_bytes)).collect())
     }

@@ -49,7 +49,7 @@ pub(crate) fn by_memfd(
     let memfd = order
         .process
         .open_file(&format!("fd/{fd}"), true)
-        .map_err(|error| Failure::new(FailureKind::NoMemfd, error))?;
+        .map_err(Failure::of(FailureKind::NoMemfd))?;
     let parts = program.parts();
     let source = Source { file: &program.exe, parts: parts.as_ref() };
     let memory = Memory { backing, pages: order.policy.pages, nodes: &nodes };
@@ -88,7 +88,7 @@ fn make_memfd(
             Errno::NOENT | Errno::NOSYS | Errno::NODEV if of_pool => FailureKind::HugetlbPool,
             _ => FailureKind::NoMemfd,
         };
-        Failure::new(reason, error)
+        Failure::of(reason)(error)
     })?;
     session.release_on_the_way_home(remote::close(fd));
     Ok(fd)
@@ -108,17 +108,17 @@ pub(crate) fn by_store(
     if spans.peek().is_none() {
         return Ok(());
     }
-    let refused = |what: String| Failure::new(FailureKind::StoreRefused, what);
     // The program opens the image by its path, because its own rights decide whether it may read it.
     let mut path = stored.path.as_os_str().as_bytes().to_vec();
     path.push(0);
     if path.len() as u64 > SCRATCH_LEN {
-        return Err(refused(format!("{} is too long a path", stored.path.shown())));
+        let what = format!("{} is too long a path", stored.path.shown());
+        return Err(Failure::new(FailureKind::StoreRefused, what));
     }
     let path = session.scratch(&path)?;
     let fd = session
         .call(remote::open("open(image)", path, c::O_NOFOLLOW))?
-        .map_err(|error| refused(error.to_string()))?;
+        .map_err(Failure::of(FailureKind::StoreRefused))?;
     session.release_on_the_way_home(remote::close(fd));
     for span in spans {
         let vaddr = |addr: u64| addr.wrapping_sub(program.image.load_bias);
@@ -126,10 +126,12 @@ pub(crate) fn by_store(
         let vaddrs = AddrRange::new(RemoteAddr::new(start), RemoteAddr::new(end));
         let image_offset = vaddrs
             .and_then(|vaddrs| stored.offset_of(vaddrs))
-            .ok_or_else(|| refused("the image has no such text".to_owned()))?;
+            .ok_or_else(|| Failure::new(FailureKind::StoreRefused, "the image has no such text"))?;
         let part = Staged { span: *span, image_offset };
         switch(session, &program.snapshot, fd, &part).map_err(|failure| match failure.reason {
-            Reason::Failed(FailureKind::AddressSpace) => refused(failure.detail),
+            Reason::Failed(FailureKind::AddressSpace) => {
+                Failure { reason: FailureKind::StoreRefused.into(), ..failure }
+            }
             _ => failure,
         })?;
     }

@@ -40,10 +40,8 @@ pub(crate) fn rebase(
     let failed = |what: &str| Failure::new(FailureKind::RebaseFailed, what);
     let layout = process
         .read("stat")
-        .map_err(|error| Failure::new(FailureKind::RebaseFailed, error))
-        .and_then(|text| {
-            stat::layout(&text).map_err(|error| Failure::new(FailureKind::RebaseFailed, error))
-        })?;
+        .map_err(Failure::of(FailureKind::RebaseFailed))
+        .and_then(|text| stat::layout(&text).map_err(Failure::of(FailureKind::RebaseFailed)))?;
     let vector = Vector::find(session, auxv)?
         .ok_or_else(|| failed("the auxiliary vector is not where it should be"))?;
     let flip = vector.flip(plan).ok_or_else(|| failed("AT_PHDR or AT_ENTRY is missing"))?;
@@ -86,7 +84,7 @@ pub(crate) fn rebase(
         session.install_chain()?;
         flip.make(session, &flip.old, base, back)?;
         unmap(session, plan.to)?;
-        return Err(Failure::new(FailureKind::RebaseFailed, error));
+        return Err(Failure::of(FailureKind::RebaseFailed)(error));
     }
     // It is moved; should the kernel not unmap the old place, that costs address space only.
     let _kept = session.call(unmap_old)?;
@@ -107,14 +105,14 @@ pub(crate) fn open_itself(session: &mut Session) -> Result<u64, Failure> {
     let path = session.scratch(b"/proc/self/exe\0")?;
     let fd = session
         .call(remote::open("open(/proc/self/exe)", path, 0))?
-        .map_err(|error| Failure::new(FailureKind::RebaseFailed, error))?;
+        .map_err(Failure::of(FailureKind::RebaseFailed))?;
     session.release_on_the_way_home(remote::close(fd));
     Ok(fd)
 }
 
 fn unmap(session: &mut Session, range: AddrRange) -> Result<(), Failure> {
     let answer = session.call(remote::munmap(range))?;
-    answer.map(drop).map_err(|error| Failure::new(FailureKind::RebaseFailed, error))
+    answer.map(drop).map_err(Failure::of(FailureKind::RebaseFailed))
 }
 
 /// Maps each piece of the image at its new place, with the contents it has at the old one.
@@ -143,7 +141,7 @@ fn map(session: &mut Session, piece: &Vma, to: AddrRange, fd: u64) -> Result<(),
         remote::mmap_anonymous(to, protection)
     };
     let answer = session.call(call)?;
-    answer.map(drop).map_err(|error| Failure::new(FailureKind::RebaseFailed, error))
+    answer.map(drop).map_err(Failure::of(FailureKind::RebaseFailed))
 }
 
 /// Copies what the kernel wrote into a segment: the zeroes after the end of its file part, up to
@@ -280,7 +278,7 @@ impl Flip {
         match written {
             Ok(count) if count == len => Ok(()),
             Ok(_) => Err(Failure::new(FailureKind::RebaseFailed, "process_vm_writev wrote a part")),
-            Err(error) => Err(Failure::new(FailureKind::RebaseFailed, error)),
+            Err(error) => Err(Failure::of(FailureKind::RebaseFailed)(error)),
         }
     }
 }

@@ -115,7 +115,7 @@ impl Directory {
         };
         if stat.st_uid != user {
             let what = format!("belongs to user {}", stat.st_uid);
-            return Err(refused(Distrust { path, what }));
+            return Err(refused(Distrust { path, what, source: None }));
         }
         Ok(Self::usable(fd, stat, &path, Kind::User))
     }
@@ -168,5 +168,5 @@ fn holds_images(fd: &OwnedFd) -> bool {
 }
 
 fn refused(distrust: Distrust) -> Failure {
-    Failure::new(FailureKind::StoreRefused, distrust)
+    Failure::of(FailureKind::StoreRefused)(distrust)
 }

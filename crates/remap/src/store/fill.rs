@@ -169,8 +169,8 @@ impl Filler<'_> {
                 usize::try_from(copy.len - into).map_or(buffer.len(), |len| len.min(buffer.len()));
             let block = &mut buffer[..len];
             self.original.read_exact_at(block, copy.from + into).map_err(|error| {
-                let detail = format!("reading at {:#x}: {error}", copy.from + into);
-                Stop::Failed(Failure::new(FailureKind::ReadFailed, detail))
+                let at = format!("reading at {:#x}", copy.from + into);
+                Stop::Failed(Failure::of(FailureKind::ReadFailed)(error).about(at))
             })?;
             hash.update(block);
             self.image.write_all_at(block, copy.to + into).map_err(unwritten)?;
@@ -185,7 +185,7 @@ impl Filler<'_> {
         let len = usize::try_from(pages.pmd.bytes()).unwrap_or(usize::MAX);
         let base = usize::try_from(pages.base.bytes()).unwrap_or(usize::MAX);
         let mapping = FillMapping::at(self.image, start, len, pages.pmd)
-            .map_err(|error| Stop::Failed(Failure::new(FailureKind::AddressSpace, error)))?;
+            .map_err(|error| Stop::Failed(Failure::of(FailureKind::AddressSpace)(error)))?;
         mapping.advise_huge();
         mapping.make_huge(0, len, base).map_err(|error| self.refused(error))
     }
@@ -196,7 +196,7 @@ impl Filler<'_> {
         if left < self.layout.pages().pmd.bytes() {
             return Stop::Full;
         }
-        Stop::Failed(Failure::new(FailureKind::NoHugePage, error))
+        Stop::Failed(Failure::of(FailureKind::NoHugePage)(error))
     }
 }
 
@@ -204,12 +204,12 @@ fn unwritten(error: std::io::Error) -> Stop {
     use rustix::io::Errno as E;
     match rustix::io::Errno::from_io_error(&error) {
         Some(E::NOSPC | E::DQUOT) => Stop::Full,
-        _ => Stop::Failed(Failure::new(FailureKind::StoreFull, format_args!("writing: {error}"))),
+        _ => Stop::Failed(Failure::of(FailureKind::StoreFull)(error).about("writing")),
     }
 }
 
 fn stopped(call: &'static str) -> impl FnOnce(rustix::io::Errno) -> Stop {
-    move |errno| Stop::Failed(Failure::new(FailureKind::StoreFull, SysError::of(call)(errno)))
+    move |errno| Stop::Failed(Failure::of(FailureKind::StoreFull)(SysError::of(call)(errno)))
 }
 
 /// The content of the image in one part.

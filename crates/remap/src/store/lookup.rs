@@ -17,19 +17,19 @@ use tiexec_tracee::Failure;
 /// `store_refused`: it is not as a builder leaves one.
 pub(super) fn open(directory: &Directory, name: &str, len: u64) -> Result<Option<File>, Failure> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let refused = |what: &str| {
-        let path = directory.path.join(name);
-        Failure::new(FailureKind::StoreRefused, format_args!("{} {what}", path.shown()))
+    let about = |what: &str| format!("{} {what}", directory.path.join(name).shown());
+    let refused = |what: &str| Failure::new(FailureKind::StoreRefused, about(what));
+    let failed = |what, errno: rustix::io::Errno| {
+        Failure::of(FailureKind::StoreRefused)(Errno::from(errno)).about(about(what))
     };
     let file = match rustix::fs::openat(&directory.fd, name, flags, Mode::empty()) {
         Ok(file) => File::from(file),
         // Or it is just being pruned.
         Err(rustix::io::Errno::NOENT | rustix::io::Errno::WOULDBLOCK) => return Ok(None),
         Err(rustix::io::Errno::LOOP) => return Err(refused("is a symbolic link")),
-        Err(errno) => return Err(refused(&format!("cannot be opened: {}", Errno::from(errno)))),
+        Err(errno) => return Err(failed("cannot be opened", errno)),
     };
-    let stat = rustix::fs::fstat(&file);
-    let stat = stat.map_err(|errno| refused(&format!("fstat: {}", Errno::from(errno))))?;
+    let stat = rustix::fs::fstat(&file).map_err(|errno| failed("fstat", errno))?;
     if let Some(wrong) = wrong_with(directory, &stat) {
         return Err(refused(&wrong));
     }

@@ -203,8 +203,8 @@ impl Wanted {
         bias: Option<u64>,
     ) -> Result<Self, Failure> {
         let stat = rustix::fs::fstat(original).map_err(|errno| {
-            let detail = format!("fstat({}): {}", path.shown(), tiexec_sys::Errno::from(errno));
-            Failure::new(FailureKind::ReadFailed, detail)
+            Failure::of(FailureKind::ReadFailed)(tiexec_sys::Errno::from(errno))
+                .about(format_args!("fstat({})", path.shown()))
         })?;
         let headers = ReadCache::new(Headers { file: original, at: 0 });
         let layout = Layout::read(&headers, pages).map_err(|error| {
@@ -212,7 +212,7 @@ impl Wanted {
                 LayoutError::Elf(_) => SkipReason::ForeignImage,
                 LayoutError::Malformed(_) | LayoutError::Odd(_) => SkipReason::OddFile,
             };
-            Failure::new(reason, format!("{}: {error}", path.shown()))
+            Failure::of(reason)(error).about(path.shown())
         })?;
         if bias.is_some_and(|bias| !layout.fits(bias)) {
             let detail = format!("{} lies where only this start of it has it", path.shown());

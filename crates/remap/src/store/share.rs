@@ -19,12 +19,12 @@ const LISTS: [&str; 2] = ["system.posix_acl_access", "system.nfs4_acl"];
 /// # Errors
 /// `not_shareable`, with the file or directory that keeps somebody out.
 pub(super) fn check(original: &File, path: &Path) -> Result<(), Failure> {
-    let wanted = rustix::fs::fstat(original).map_err(|errno| closed(path, unseen(errno)))?;
+    let wanted = rustix::fs::fstat(original).map_err(unseen(path))?;
     let mut at = std::path::PathBuf::from("/");
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let directory = flags | OFlags::DIRECTORY;
     let root = rustix::fs::openat(CWD, "/", directory, Mode::empty());
-    let mut fd = root.map_err(|errno| closed(&at, unseen(errno)))?;
+    let mut fd = root.map_err(unseen(&at))?;
     let mut components = path.components().peekable();
     if components.next() != Some(Component::RootDir) {
         return Err(closed(path, "is no absolute path"));
@@ -34,7 +34,7 @@ pub(super) fn check(original: &File, path: &Path) -> Result<(), Failure> {
         at.push(component);
         let flags = if components.peek().is_some() { directory } else { flags };
         fd = rustix::fs::openat(&fd, component.as_os_str(), flags, Mode::empty())
-            .map_err(|errno| closed(&at, unseen(errno)))?;
+            .map_err(unseen(&at))?;
         if components.peek().is_some() {
             open_to_all(&fd, &at, 0o111)?;
         }
@@ -51,7 +51,7 @@ pub(super) fn check(original: &File, path: &Path) -> Result<(), Failure> {
 
 /// Checks that owner, group and others all have the right `mode`, and no list says otherwise.
 fn open_to_all(fd: &impl AsFd, at: &Path, mode: u32) -> Result<Stat, Failure> {
-    let stat = rustix::fs::fstat(fd).map_err(|errno| closed(at, unseen(errno)))?;
+    let stat = rustix::fs::fstat(fd).map_err(unseen(at))?;
     if stat.st_mode & mode != mode {
         return Err(closed(at, format_args!("has mode {:04o}", stat.st_mode & 0o7777)));
     }
@@ -59,7 +59,7 @@ fn open_to_all(fd: &impl AsFd, at: &Path, mode: u32) -> Result<Stat, Failure> {
         match rustix::fs::fgetxattr(fd, list, &mut [0u8; 0][..]) {
             Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP) => {}
             Ok(_) | Err(rustix::io::Errno::RANGE) => return Err(closed(at, "has an access list")),
-            Err(errno) => return Err(closed(at, unseen(errno))),
+            Err(errno) => return Err(unseen(at)(errno)),
         }
     }
     Ok(stat)
@@ -70,6 +70,9 @@ fn closed(at: &Path, what: impl std::fmt::Display) -> Failure {
     Failure::new(SkipReason::NotShareable, detail)
 }
 
-fn unseen(errno: rustix::io::Errno) -> String {
-    format!("cannot be looked at: {}", Errno::from(errno))
+fn unseen(at: &Path) -> impl FnOnce(rustix::io::Errno) -> Failure {
+    move |errno| {
+        let what = closed(at, "cannot be looked at").detail;
+        Failure::of(SkipReason::NotShareable)(Errno::from(errno)).about(what)
+    }
 }

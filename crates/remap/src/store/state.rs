@@ -78,8 +78,8 @@ pub(super) struct Names {
 /// `store_refused`: it cannot be read.
 pub(super) fn names(directory: &Directory) -> Result<Names, Failure> {
     let failed = |errno: rustix::io::Errno| {
-        let detail = format!("reading {}: {}", directory.path.shown(), Errno::from(errno));
-        Failure::new(FailureKind::StoreRefused, detail)
+        Failure::of(FailureKind::StoreRefused)(Errno::from(errno))
+            .about(format_args!("reading {}", directory.path.shown()))
     };
     let mut names = Names::default();
     for entry in Dir::read_from(&directory.fd).map_err(failed)? {

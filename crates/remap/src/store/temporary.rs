@@ -1,5 +1,6 @@
 //! An image under its temporary name, which is also its lock.
 
+use std::error::Error;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
@@ -37,25 +38,17 @@ impl<'a> Temporary<'a> {
         let file = match file {
             Ok(file) => File::from(file),
             Err(errno @ (rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT)) => {
-                return Err(Failure::new(FailureKind::StoreFull, SysError::of("open")(errno)));
+                return Err(Failure::of(FailureKind::StoreFull)(SysError::of("open")(errno)));
             }
             Err(errno) => {
-                return Err(refused(
-                    directory,
-                    &name,
-                    format_args!("open: {}", Errno::from(errno)),
-                ));
+                return Err(refused(directory, &name)(SysError::of("open")(errno)));
             }
         };
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
             Err(errno) => {
-                return Err(refused(
-                    directory,
-                    &name,
-                    format_args!("flock: {}", Errno::from(errno)),
-                ));
+                return Err(refused(directory, &name)(SysError::of("flock")(errno)));
             }
         }
         // Between our open and our lock its last holder may have renamed or removed it.
@@ -70,7 +63,9 @@ impl<'a> Temporary<'a> {
         }
         let regular = FileType::from_raw_mode(opened.st_mode) == FileType::RegularFile;
         if !regular || opened.st_uid != directory.owner || opened.st_nlink != 1 {
-            return Err(refused(directory, &name, "is not what a builder leaves"));
+            let what =
+                format!("{}: is not what a builder leaves", directory.path.join(name).shown());
+            return Err(Failure::new(FailureKind::StoreRefused, what));
         }
         let temporary = Self { directory, name, file, finished: false };
         temporary.empty()?;
@@ -81,7 +76,8 @@ impl<'a> Temporary<'a> {
     pub(super) fn empty(&self) -> Result<(), Failure> {
         rustix::fs::ftruncate(&self.file, 0)
             .and_then(|()| rustix::fs::fchmod(&self.file, Mode::RUSR | Mode::WUSR))
-            .map_err(|errno| refused(self.directory, &self.name, Errno::from(errno)))
+            .map_err(Errno::from)
+            .map_err(refused(self.directory, &self.name))
     }
 
     /// Gives the image its sidecar, its mode and its name.
@@ -106,7 +102,7 @@ impl<'a> Temporary<'a> {
         let renamed = rustix::fs::fchmod(&self.file, directory.image_mode()).and_then(|()| {
             rustix::fs::renameat(&directory.fd, &self.name, &directory.fd, &wanted.name)
         });
-        renamed.map_err(|errno| refused(directory, &wanted.name, Errno::from(errno)))?;
+        renamed.map_err(Errno::from).map_err(refused(directory, &wanted.name))?;
         self.finished = true;
         Ok(())
     }
@@ -130,7 +126,7 @@ fn write_sidecar(directory: &Directory, name: &str, text: &[u8]) -> Result<(), F
         let full = matches!(errno, rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT);
         let _nothing_left = rustix::fs::unlinkat(&directory.fd, &temporary, AtFlags::empty());
         let reason = if full { FailureKind::StoreFull } else { FailureKind::StoreRefused };
-        Failure::new(reason, format_args!("writing {name}: {}", Errno::from(errno)))
+        Failure::of(reason)(Errno::from(errno)).about(format_args!("writing {name}"))
     };
     let file = rustix::fs::openat(&directory.fd, &temporary, flags, Mode::RUSR | Mode::WUSR);
     let mut file = File::from(file.map_err(failed)?);
@@ -142,7 +138,12 @@ fn write_sidecar(directory: &Directory, name: &str, text: &[u8]) -> Result<(), F
     rustix::fs::renameat(&directory.fd, &temporary, &directory.fd, name).map_err(failed)
 }
 
-fn refused(directory: &Directory, name: &str, what: impl std::fmt::Display) -> Failure {
-    let path = directory.path.join(name);
-    Failure::new(FailureKind::StoreRefused, format_args!("{}: {what}", path.shown()))
+fn refused<E: Error + Send + Sync + 'static>(
+    directory: &Directory,
+    name: &str,
+) -> impl FnOnce(E) -> Failure {
+    move |error| {
+        let path = directory.path.join(name);
+        Failure::of(FailureKind::StoreRefused)(error).about(path.shown())
+    }
 }

@@ -289,7 +289,7 @@ fn populate(
     staged: AddrRange,
 ) -> Result<Result<(), Failure>, TraceError> {
     let answer = executor.call(remote::madvise(staged, Advice::PopulateRead))?;
-    Ok(answer.map(drop).map_err(|error| Failure::new(FailureKind::NoHugePage, error)))
+    Ok(answer.map(drop).map_err(Failure::of(FailureKind::NoHugePage)))
 }
 
 /// Moves what is staged over the text.
@@ -319,7 +319,7 @@ fn move_over<E: Executor>(
             (Errno::FAULT, Company::Shared(_)) => FailureKind::Changed.into(),
             _ => FailureKind::SwitchFailed.into(),
         };
-        return Err(Failure::new(reason, error));
+        return Err(Failure::of(reason)(error));
     }
     Ok(lock(executor, part)?)
 }
@@ -349,7 +349,7 @@ fn claim(
             executor.register(unmap);
             Ok(Ok(unmap))
         }
-        Err(error) => Ok(Err(Failure::new(FailureKind::EdgeInUse, format!("{gap}: {error}")))),
+        Err(error) => Ok(Err(Failure::of(FailureKind::EdgeInUse)(error).about(gap))),
     }
 }
 
@@ -408,7 +408,7 @@ fn map_aside(
                     Company::Shared(shared) if error.errno == Errno::EXIST => {
                         now = Some(shared.looked_at_again(around.snapshot));
                     }
-                    _ => return Err(Failure::new(FailureKind::AddressSpace, error)),
+                    _ => return Err(Failure::of(FailureKind::AddressSpace)(error)),
                 }
             }
         }

@@ -68,7 +68,8 @@ fn tracer(
             _ => break,
         }
     }
-    let ended = process::wait_until(tracer.pid, Instant::now() + SOON).map_err(fork_failed)?;
+    let ended = process::wait_until(tracer.pid, Instant::now() + SOON)
+        .map_err(Failure::of(FailureKind::ForkFailed))?;
     if ended.is_none() {
         end(tracer.pid, SOON);
     }
@@ -76,7 +77,7 @@ fn tracer(
         return Ok(());
     }
     let how = ended.map_or_else(|| "without an end".to_owned(), |end| format!("{end:?}"));
-    Err(Failure::new(FailureKind::HelperDied, format!("its tracer ended: {how}")))
+    Err(Failure::new(FailureKind::HelperDied, format_args!("its tracer ended: {how}")))
 }
 
 /// How long the end of a tracer is waited for: one that waits for a file cannot be killed.
@@ -92,9 +93,12 @@ struct Tracer {
 impl Tracer {
     /// Forks it: it does `work`, which has the socket for its answers, and exits.
     fn fork(work: impl FnOnce(&mut UnixStream)) -> Result<Self, Failure> {
-        let (answers, mut theirs) = UnixStream::pair().map_err(fork_failed)?;
-        let mut output = Output::new().map_err(fork_failed)?;
-        match process::fork_single_threaded(Role::Tracer).map_err(fork_failed)? {
+        let (answers, mut theirs) =
+            UnixStream::pair().map_err(Failure::of(FailureKind::ForkFailed))?;
+        let mut output = Output::new().map_err(Failure::of(FailureKind::ForkFailed))?;
+        match process::fork_single_threaded(Role::Tracer)
+            .map_err(Failure::of(FailureKind::ForkFailed))?
+        {
             Fork::Parent(pid) => {
                 output.listen();
                 Ok(Self { pid, answers, output })
@@ -113,12 +117,8 @@ impl Tracer {
 
     /// As [`Output::until`], for its answers.
     fn until(&mut self, patience: Duration) -> Result<bool, Failure> {
-        self.output.until(&self.answers, patience).map_err(fork_failed)
+        self.output.until(&self.answers, patience).map_err(Failure::of(FailureKind::ForkFailed))
     }
-}
-
-fn fork_failed(error: impl std::fmt::Display) -> Failure {
-    Failure::new(FailureKind::ForkFailed, error)
 }
 
 /// Has `work` look at a process of other credentials, in a process of its own that is ended after `patience`, and returns
@@ -142,7 +142,7 @@ pub fn told_apart(patience: Duration, work: impl FnOnce() -> Vec<u8>) -> Result<
         match tracer.answers.read(&mut buffer) {
             Ok(0) => break Ok(()),
             Ok(count) => answer.extend(&buffer[..count]),
-            Err(error) => break Err(Failure::new(FailureKind::HelperDied, error)),
+            Err(error) => break Err(Failure::of(FailureKind::HelperDied)(error)),
         }
     };
     end(tracer.pid, SOON);

@@ -173,7 +173,7 @@ impl Worker {
     /// # Errors
     /// `fork_failed`, as fork(2); EAGAIN if this process has more than one thread.
     fn start(role: Role, task: &'static str, work: impl FnOnce(&Packets)) -> Result<Self, Failure> {
-        let failed = |error: SysError| Failure::new(FailureKind::ForkFailed, error);
+        let failed = Failure::of(FailureKind::ForkFailed);
         let (packets, theirs) = seqpacket::pair().map_err(failed)?;
         match process::fork_single_threaded(role).map_err(failed)? {
             Fork::Parent(pid) => Ok(Self { pid, packets, task, lost: AtomicBool::new(false) }),
@@ -193,26 +193,33 @@ impl Worker {
     /// Sends it a request.
     fn ask(&self, request: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), Failure> {
         if !self.answers() {
-            return Err(self.died("there was no answer before"));
+            return Err(self.silent("there was no answer before"));
         }
         match self.packets.send(request, file) {
             // The worker never sees a request that is too long, and answers the next one.
             Err(error) if error.errno == Errno::MSGSIZE => {
-                Err(Failure::new(FailureKind::HelperDied, error))
+                Err(Failure::of(FailureKind::HelperDied)(error))
             }
-            sent => sent.map_err(|error| self.died(error)),
+            sent => sent.map_err(self.died()),
         }
     }
 
     /// Waits for its answer.
     fn answer(&self, patience: Duration) -> Result<Packet, Failure> {
-        let answer = self.packets.receive_within(patience).map_err(|error| self.died(error))?;
-        answer.ok_or_else(|| self.died("no answer in time"))
+        let answer = self.packets.receive_within(patience).map_err(self.died())?;
+        answer.ok_or_else(|| self.silent("no answer in time"))
     }
 
-    fn died(&self, what: impl std::fmt::Display) -> Failure {
+    fn died(&self) -> impl FnOnce(SysError) -> Failure {
+        |error| {
+            self.lost.store(true, Ordering::Relaxed);
+            Failure::of(FailureKind::HelperDied)(error).about(self.task)
+        }
+    }
+
+    fn silent(&self, what: &str) -> Failure {
         self.lost.store(true, Ordering::Relaxed);
-        Failure::new(FailureKind::HelperDied, format!("{}: {what}", self.task))
+        Failure::new(FailureKind::HelperDied, format_args!("{}: {what}", self.task))
     }
 }
 

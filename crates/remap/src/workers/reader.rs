@@ -119,7 +119,7 @@ fn wire_failure(failure: &Failure) -> WireFailure {
 }
 
 fn unwire_failure((reason, detail): WireFailure) -> Failure {
-    Failure { reason, detail }
+    Failure::new(reason, detail)
 }
 
 const fn wire_pages(pages: Pages) -> (u64, u64) {
@@ -174,12 +174,12 @@ impl Reader {
     fn answer(&self, patience: Duration) -> Result<(Reply, Option<OwnedFd>), Failure> {
         let (bytes, file) = self.worker.answer(patience)?;
         let reply = serde_json::from_slice(&bytes);
-        Ok((reply.map_err(|error| Failure::new(FailureKind::HelperDied, error))?, file))
+        Ok((reply.map_err(Failure::of(FailureKind::HelperDied))?, file))
     }
 
     fn ask(&self, request: &Request, file: Option<BorrowedFd<'_>>) -> Result<(), Failure> {
         let bytes = serde_json::to_vec(request);
-        let bytes = bytes.map_err(|error| Failure::new(FailureKind::HelperDied, error))?;
+        let bytes = bytes.map_err(Failure::of(FailureKind::HelperDied))?;
         self.worker.ask(&bytes, file)
     }
 
@@ -382,13 +382,12 @@ impl Serving {
         file: Option<OwnedFd>,
     ) -> Result<(Reply, Option<Arc<Image>>), Failure> {
         let odd = || Failure::new(FailureKind::HelperDied, "a request of an odd form");
-        let gone = |error: &dyn std::fmt::Display| Failure::new(FailureKind::FileGone, error);
         let until = |millis| Instant::now() + Duration::from_millis(millis);
         Ok(match request {
             Request::Open { id } => {
                 let file = PathFile::from(file.ok_or_else(odd)?).open();
-                let file = file.map_err(|error| gone(&error))?;
-                let facts = FileFacts::of(&file).map_err(|error| gone(&error))?;
+                let file = file.map_err(Failure::of(FailureKind::FileGone))?;
+                let facts = FileFacts::of(&file).map_err(Failure::of(FailureKind::FileGone))?;
                 self.files.insert(id, file);
                 (Reply::Opened(facts), None)
             }
@@ -434,7 +433,7 @@ impl Serving {
             Request::Send { id } => {
                 let socket = file.ok_or_else(odd)?;
                 process::send_descriptor(socket.as_fd(), self.file(id)?.as_fd())
-                    .map_err(|error| Failure::new(FailureKind::SwitchFailed, error))?;
+                    .map_err(Failure::of(FailureKind::SwitchFailed))?;
                 (Reply::Done, None)
             }
         })

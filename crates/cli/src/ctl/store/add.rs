@@ -75,7 +75,7 @@ fn add(store: &Store, process: &ProcDir, path: &Path) -> Result<PathBuf, Failure
             std::io::ErrorKind::PermissionDenied => Reason::from(SkipReason::UnreadableImage),
             _ => FailureKind::ReadFailed.into(),
         };
-        Failure::new(reason, error)
+        Failure::of(reason)(error)
     };
     // The path that maps shows, with all links followed.
     let path = path.canonicalize().map_err(unread)?;
