@@ -11,6 +11,7 @@
 
 use std::fmt;
 
+use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::SCHEMA;
@@ -225,11 +226,12 @@ fn interval(logs: &[f64]) -> Option<Ratio> {
     if whole.error == 0.0 && sorted[0] != sorted[sorted.len() - 1] {
         return None;
     }
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    // Always the same numbers: the same figures give the same interval.
+    let mut random = Rng::with_seed(0x9e37_79b9_7f4a_7c15);
     let mut again = vec![0.0; logs.len()];
     let mut deviations: Vec<f64> = (0..RESAMPLES)
         .map(|_| {
-            again.iter_mut().for_each(|value| *value = logs[random.below(logs.len())]);
+            again.iter_mut().for_each(|value| *value = logs[random.usize(..logs.len())]);
             let one = trimmed(&mut again);
             let deviation = (one.mean - whole.mean).abs();
             // Where all are the same there is nothing to divide by.
@@ -292,20 +294,6 @@ fn trimmed(values: &mut [f64]) -> Trimmed {
     let kept = 1.0 - 2.0 * off as f64 / count as f64;
     let error = (squares / (count - 1) as f64).sqrt() / (kept * (count as f64).sqrt());
     Trimmed { mean, error, inner: inner.len() }
-}
-
-/// Always the same numbers: the same figures give the same interval.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        // The upper bits are the better ones.
-        let drawn = u128::from(self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)) * limit as u128;
-        (drawn >> 64) as usize
-    }
 }
 
 /// How the two ways were measured.
@@ -509,11 +497,11 @@ mod tests {
     use super::*;
 
     /// Draws that scatter as run times do: most a little, some a lot, upwards.
-    struct Scatter(Random);
+    struct Scatter(Rng);
 
     impl Scatter {
         fn uniform(&mut self) -> f64 {
-            self.0.below(1 << 30) as f64 / f64::from(1 << 30)
+            self.0.f64()
         }
 
         fn time(&mut self) -> f64 {
@@ -525,7 +513,7 @@ mod tests {
     }
 
     fn claims(rounds: usize, factor: f64, often: usize) -> usize {
-        let mut scatter = Scatter(Random(42));
+        let mut scatter = Scatter(Rng::with_seed(42));
         (0..often)
             .filter(|_| {
                 let pairs: Vec<(f64, f64)> =
@@ -620,7 +608,7 @@ mod tests {
     #[test]
     fn so_many_rounds_show_it() {
         // Each round scatters by some 30 %, and TiExec's figure is 5 % less.
-        let mut scatter = Scatter(Random(7));
+        let mut scatter = Scatter(Rng::with_seed(7));
         let mut time = || scatter.time().powi(10);
         let mut pairs = |rounds: usize| -> Vec<(f64, f64)> {
             (0..rounds).map(|_| (time(), 0.95 * time())).collect()

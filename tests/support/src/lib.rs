@@ -157,7 +157,7 @@ pub fn chmod(path: &Path, mode: u32) {
 }
 
 /// A small generator for random moments; prints its seed so that a failure can be repeated.
-pub struct Random(u64);
+pub struct Random(fastrand::Rng);
 
 impl Random {
     /// Starts from `TIEXEC_TEST_SEED`, else from the time.
@@ -169,18 +169,15 @@ impl Random {
                 let now = std::time::SystemTime::now()
                     .duration_since(std::time::UNIX_EPOCH)
                     .expect("the clock is past 1970");
-                now.as_nanos() as u64 | 1
+                now.as_nanos() as u64
             });
         println!("TIEXEC_TEST_SEED={seed}");
-        Random(seed)
+        Random(fastrand::Rng::with_seed(seed))
     }
 
     /// A number below `limit`.
     pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
+        self.0.u64(..limit)
     }
 
     /// Spins for up to `limit` microseconds: a random moment, not a synchronisation.

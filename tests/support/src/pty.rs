@@ -2,8 +2,12 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{LocalModes, OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
 
 /// Both ends; the slave is for the child.
 pub struct Pty {
@@ -16,36 +20,17 @@ pub struct Pty {
 impl Pty {
     /// Opens one of 33 rows and 77 columns.
     pub fn new() -> Pty {
-        let (mut master, mut slave) = (-1, -1);
-        let size = libc::winsize { ws_row: 33, ws_col: 77, ws_xpixel: 0, ws_ypixel: 0 };
-        // SAFETY: two descriptors are written to live integers, the size is read from a live struct.
-        let ret = unsafe {
-            libc::openpty(
-                &mut master,
-                &mut slave,
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
-                &size,
-            )
-        };
-        assert_eq!(ret, 0, "openpty: {}", std::io::Error::last_os_error());
-        for fd in [master, slave] {
-            // SAFETY: an own descriptor; no other test's child may inherit it.
-            unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
-        }
-        // SAFETY: an all-zero termios is a valid object to overwrite.
-        let mut modes: libc::termios = unsafe { std::mem::zeroed() };
-        // SAFETY: the descriptor is open, the struct live.
-        assert_eq!(unsafe { libc::tcgetattr(slave, &mut modes) }, 0);
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let master = openpt(flags).expect("a pseudo-terminal");
+        unlockpt(&master).expect("its other side may be opened");
+        let slave = ioctl_tiocgptpeer(&master, flags).expect("its other side");
+        let mut modes = tcgetattr(&slave).expect("the modes of a terminal");
         // Without it Ctrl-C and Ctrl-Z throw away what the program has just written.
-        modes.c_lflag |= libc::NOFLSH;
-        // SAFETY: as above.
-        assert_eq!(unsafe { libc::tcsetattr(slave, libc::TCSANOW, &modes) }, 0);
-        // SAFETY: openpty made this descriptor, and nothing else owns it.
-        let master = unsafe { File::from_raw_fd(master) };
-        // SAFETY: as above.
-        let slave = unsafe { OwnedFd::from_raw_fd(slave) };
-        Pty { master, slave, seen: String::new() }
+        modes.local_modes |= LocalModes::NOFLSH;
+        tcsetattr(&slave, OptionalActions::Now, &modes).expect("a terminal takes modes");
+        let pty = Pty { master: master.into(), slave, seen: String::new() };
+        pty.resize(33, 77);
+        pty
     }
 
     /// The number of the programs' side.
@@ -60,18 +45,13 @@ impl Pty {
 
     /// Changes the size of the window.
     pub fn resize(&self, rows: u16, cols: u16) {
-        let size = libc::winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
-        // SAFETY: the ioctl reads one live winsize.
-        let ret = unsafe { libc::ioctl(self.master.as_raw_fd(), libc::TIOCSWINSZ, &size) };
-        assert_eq!(ret, 0);
+        let size = Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&self.master, size).expect("a terminal takes a size");
     }
 
     /// Returns the text on the screen that was not waited for yet, without waiting; forgets it.
     pub fn drain(&mut self) -> String {
-        let mut poll =
-            libc::pollfd { fd: self.master.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one live pollfd.
-        if unsafe { libc::poll(&mut poll, 1, 1) } == 1 && poll.revents & libc::POLLIN != 0 {
+        if has_news(&self.master, Duration::from_millis(1)) {
             let mut buf = [0; 4096];
             if let Ok(n) = self.master.read(&mut buf) {
                 self.seen.push_str(&String::from_utf8_lossy(&buf[..n]));
@@ -96,9 +76,7 @@ pub fn read_until(mut source: &File, seen: &mut String, text: &str) -> String {
         }
         let left = until.saturating_duration_since(Instant::now());
         assert!(left > Duration::ZERO, "no {text:?}, only {seen:?}");
-        let mut poll = libc::pollfd { fd: source.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one live pollfd.
-        if unsafe { libc::poll(&mut poll, 1, left.as_millis() as i32) } == 1 {
+        if has_news(source, left) {
             let mut buf = [0; 4096];
             let n =
                 source.read(&mut buf).unwrap_or_else(|e| panic!("{e}: no {text:?}, only {seen:?}"));
@@ -108,15 +86,14 @@ pub fn read_until(mut source: &File, seen: &mut String, text: &str) -> String {
     }
 }
 
+/// Waits until there is something to read, or the end.
+fn has_news(source: &File, wait: Duration) -> bool {
+    let wait = wait.try_into().expect("a short time");
+    poll(&mut [PollFd::new(source, PollFlags::IN)], Some(&wait)) == Ok(1)
+}
+
 /// A pipe whose read end is the test's, closed on exec at both ends.
 pub fn pipe() -> (File, File) {
-    let mut fds = [0; 2];
-    // SAFETY: two descriptors are written to a live array.
-    let ret = unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) };
-    assert_eq!(ret, 0);
-    // SAFETY: pipe2 made this descriptor, and nothing else owns it.
-    let read = unsafe { File::from_raw_fd(fds[0]) };
-    // SAFETY: as above.
-    let write = unsafe { File::from_raw_fd(fds[1]) };
-    (read, write)
+    let (read, write) = std::io::pipe().expect("a pipe");
+    (OwnedFd::from(read).into(), OwnedFd::from(write).into())
 }

@@ -13,7 +13,7 @@ fn itlb(first: Level, second: Option<Level>) -> Itlb {
 /// Independent references, drawn with these weights.
 struct Draw {
     cumulated: Vec<u64>,
-    state: u64,
+    random: fastrand::Rng,
 }
 
 impl Draw {
@@ -22,7 +22,7 @@ impl Draw {
             *sum += weight;
             Some(*sum)
         });
-        Self { cumulated: sums.collect(), state: seed | 1 }
+        Self { cumulated: sums.collect(), random: fastrand::Rng::with_seed(seed) }
     }
 }
 
@@ -30,11 +30,7 @@ impl Iterator for Draw {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
-        let all = *self.cumulated.last()?;
-        let drawn = self.state.wrapping_mul(0x2545_f491_4f6c_dd1d) % all;
+        let drawn = self.random.u64(..*self.cumulated.last()?);
         Some(self.cumulated.partition_point(|&sum| sum <= drawn))
     }
 }
