@@ -82,6 +82,8 @@ fn nonsense_in_the_environment_is_one_warning() {
     let held = hold().env("TIEXEC", "frobnicate=1,backing=off").hold();
     assert_eq!(huge(&held), 0);
     held.finish().assert_code(7);
+    let quiet = hold().env("TIEXEC", "frobnicate=1").options(["--quiet"]);
+    assert!(is_treated(&quiet), "--quiet prints no warning");
 }
 
 #[test]

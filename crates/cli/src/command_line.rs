@@ -1,19 +1,18 @@
 //! The command line of `tiexec`: a program to launch, or a process to attach to.
 
 use clap::Parser;
-use tiexec_core::config::Layer;
 use tiexec_sys::startup::Argv;
 
 use crate::ctl::attach;
 use crate::exit;
 use crate::launch;
-use crate::options::{Attach, Launch};
+use crate::options::{Attach, Launch, LaunchSettings};
 use crate::stdio::say_usage;
 
 /// The task that a command line names.
 enum Invocation {
     /// To launch a program: which argument it is, the options before it, and whether to plan only.
-    Launch { program: usize, options: Layer, dry_run: bool },
+    Launch { program: usize, options: LaunchSettings, dry_run: bool },
     /// To attach to a process.
     Attach(Attach),
     /// None: clap has printed help, or the defect, and this is the exit status.
@@ -35,7 +34,11 @@ fn parse(argv: Argv) -> Invocation {
     // The everyday case has no option at all: do not build a parser before every program.
     let first = argv.get(1).unwrap_or_default();
     if first.as_encoded_bytes().first().is_some_and(|&byte| byte != b'-') {
-        return Invocation::Launch { program: 1, options: Layer::default(), dry_run: false };
+        return Invocation::Launch {
+            program: 1,
+            options: LaunchSettings::default(),
+            dry_run: false,
+        };
     }
     match Launch::try_parse_from(argv.collect_from(0)) {
         Ok(Launch { pid: Some(pid), settings, dry_run, .. }) => {
@@ -43,7 +46,7 @@ fn parse(argv: Argv) -> Invocation {
         }
         Ok(parsed) => Invocation::Launch {
             program: argv.len() - parsed.program.len(),
-            options: parsed.settings.layer(),
+            options: parsed.settings,
             dry_run: parsed.dry_run,
         },
         Err(error) => {

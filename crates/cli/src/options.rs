@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use tiexec_core::addr::PageSize;
 use tiexec_core::budget::Budget;
-use tiexec_core::config::{BackingChoice, Edges, Layer};
+use tiexec_core::config::{BackingChoice, Edges, Settings};
 use tiexec_core::numa::Numa;
 use tiexec_core::select::Select;
 use tiexec_core::value::{parse_bytes, parse_duration, parse_page_size, parse_positive_duration};
@@ -47,7 +47,7 @@ pub struct Launch {
 }
 
 /// The settings of a launch that may also come from `TIEXEC` and the configuration file.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct LaunchSettings {
     /// The text, and what becomes of it.
     #[command(flatten)]
@@ -127,28 +127,36 @@ pub struct TextOptions {
 }
 
 impl TextOptions {
-    /// Returns what was said, as a layer of settings.
-    pub fn layer(self) -> Layer {
+    /// Puts what was said into the settings.
+    fn put_into(self, settings: &mut Settings) {
         let Self { backing, page_size, numa, edges, pad_threshold, select } = self;
-        Layer { backing, page_size, numa, edges, pad_threshold, select, ..Layer::default() }
+        put(&mut settings.backing, backing);
+        settings.page_size = page_size.or(settings.page_size);
+        settings.numa = numa.or(settings.numa);
+        put(&mut settings.edges.edges, edges);
+        put(&mut settings.edges.pad_threshold, pad_threshold);
+        put(&mut settings.select, select);
     }
 }
 
 impl LaunchSettings {
-    /// Returns what was said, as a layer of settings.
-    pub fn layer(self) -> Layer {
-        let yes = |flag: bool| flag.then_some(true);
-        let layer = Layer {
-            strict: yes(self.strict),
-            deadline: self.deadline,
-            report: self.report,
-            json: yes(self.json),
-            quiet: yes(self.quiet),
-            verbose: yes(self.verbose),
-            until_exec: self.until_exec,
-            ..self.after_start.layer()
-        };
-        layer.over(self.text.layer())
+    /// Puts what was said into the settings.
+    pub fn put_into(self, settings: &mut Settings) {
+        self.text.put_into(settings);
+        self.after_start.put_into(settings);
+        settings.strict |= self.strict;
+        settings.deadline = self.deadline.or(settings.deadline);
+        settings.report = self.report.or(settings.report.take());
+        settings.json |= self.json;
+        settings.quiet |= self.quiet;
+        settings.verbose |= self.verbose;
+        settings.until_exec = self.until_exec.or(settings.until_exec.take());
+    }
+}
+
+fn put<T>(setting: &mut T, said: Option<T>) {
+    if let Some(said) = said {
+        *setting = said;
     }
 }
 
@@ -181,17 +189,14 @@ pub struct AfterStart {
 }
 
 impl AfterStart {
-    /// Returns what was said, as a layer of settings.
-    pub fn layer(self) -> Layer {
+    /// Puts what was said into the settings.
+    pub fn put_into(self, settings: &mut Settings) {
         let said = |list: Vec<String>| (!list.is_empty()).then_some(list);
-        Layer {
-            follow: self.follow.then_some(true),
-            settle: self.settle,
-            max_huge_pages: self.max_huge_pages,
-            only: said(self.only),
-            except: said(self.except),
-            ..Layer::default()
-        }
+        settings.follow |= self.follow;
+        settings.settle = self.settle.or(settings.settle);
+        settings.max_huge_pages = self.max_huge_pages.or(settings.max_huge_pages);
+        put(&mut settings.only, said(self.only));
+        put(&mut settings.except, said(self.except));
     }
 }
 

@@ -1,10 +1,11 @@
 //! The settings of a launch or an attach: from the command line, the environment, the configuration file and the kill switch.
 
-use tiexec_core::config::{Layer, Malformed, Settings};
+use tiexec_core::config::Settings;
 use tiexec_engine::switched_off::is_switched_off;
 use tiexec_sys::startup::is_secure;
 
 use crate::memory_options;
+use crate::options::LaunchSettings;
 use crate::stdio::warn;
 
 /// Settings for the machine, one `key=value` a line.
@@ -14,34 +15,23 @@ pub(crate) const CONFIG_FILE: &str = "/etc/tiexec/config";
 ///
 /// # Errors
 /// An option that this machine cannot follow, in words.
-pub(crate) fn settings(options: Layer) -> Result<Settings, String> {
-    let (page_size, numa) = (options.page_size, options.numa);
-    let mut settings = Settings::from_layers([options, environment(), configuration()]);
+pub(crate) fn settings(options: LaunchSettings) -> Result<Settings, String> {
+    let mut settings = Settings::default();
+    let file = std::fs::read(CONFIG_FILE).unwrap_or_default();
+    let of_file = settings.take_file(&String::from_utf8_lossy(&file));
+    // A program that runs with more privilege than its user must not obey its user's environment.
+    let environment = std::env::var_os("TIEXEC").filter(|_| !is_secure()).unwrap_or_default();
+    let of_environment = settings.take_environment(&environment.to_string_lossy());
+    let (page_size, numa) = (options.text.page_size, options.text.numa);
+    options.put_into(&mut settings);
     // The administrator's kill switch: nothing overrules it.
     settings.off |= is_switched_off();
+    for (source, malformed) in [("TIEXEC", of_environment), (CONFIG_FILE, of_file)] {
+        if !settings.quiet && !malformed.is_empty() {
+            let list: Vec<String> = malformed.iter().map(ToString::to_string).collect();
+            warn(format_args!("{source} ignored in part: {}", list.join("; ")));
+        }
+    }
     memory_options::check(page_size, numa, &settings)?;
     Ok(settings)
-}
-
-fn environment() -> Layer {
-    // A program that runs with more privilege than its user must not obey its user's environment.
-    let Some(value) = std::env::var_os("TIEXEC").filter(|_| !is_secure()) else {
-        return Layer::default();
-    };
-    layer_from("TIEXEC", Layer::from_environment(&value.to_string_lossy()))
-}
-
-fn configuration() -> Layer {
-    match std::fs::read(CONFIG_FILE) {
-        Ok(text) => layer_from(CONFIG_FILE, Layer::from_file(&String::from_utf8_lossy(&text))),
-        Err(_) => Layer::default(),
-    }
-}
-
-fn layer_from(source: &str, (layer, malformed): (Layer, Vec<Malformed>)) -> Layer {
-    if layer.quiet != Some(true) && !malformed.is_empty() {
-        let list: Vec<String> = malformed.iter().map(ToString::to_string).collect();
-        warn(format_args!("{source} ignored in part: {}", list.join("; ")));
-    }
-    layer
 }

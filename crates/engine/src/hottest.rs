@@ -55,7 +55,7 @@ impl Hot {
         policy.sources.pagecache = settings.backing == BackingChoice::Pagecache;
         let pages = policy.pages;
         let mut sampling = Sampling::of_running(pids, Heirs::Threads, FREQUENCY, pages.base)?;
-        let time = if settings.settle.is_zero() { USUAL } else { settings.settle };
+        let time = if settings.settle().is_zero() { USUAL } else { settings.settle() };
         sampling.until(Instant::now().checked_add(time), || false, |_| {})?;
         // Whether a walk costs anything here decides only for `auto`.
         let time = match budget {
@@ -122,7 +122,7 @@ impl Hot {
 
 /// Returns how long [`look_after`] may take, at most.
 pub fn longest(settings: &Settings) -> Duration {
-    let sampling = if settings.settle.is_zero() { USUAL } else { settings.settle };
+    let sampling = if settings.settle().is_zero() { USUAL } else { settings.settle() };
     sampling.saturating_add(PATIENCE).saturating_add(LONGEST)
 }
 

@@ -13,10 +13,11 @@ use tiexec_sys::thp;
 /// # Errors
 /// `thp_unsupported`.
 pub fn policy(settings: &Settings, dry_run: bool) -> Result<Policy, Failure> {
-    let Settings { backing, numa, select, edges, deadline, .. } = *settings;
+    let Settings { backing, numa, select, edges, .. } = *settings;
     let pages = settings.pool_page().map_or_else(thp::pages, thp::pages_of_pool);
     let pages = pages.ok_or_else(unsupported)?;
     let sources = Sources::asked_for(backing, numa);
+    let deadline = settings.deadline();
     Ok(Policy { pages, sources, select, edges, numa, deadline, dry_run })
 }
 

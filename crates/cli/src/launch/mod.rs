@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use tiexec_core::addr::mib;
-use tiexec_core::config::{Layer, Settings};
+use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
 use tiexec_core::report::Report;
 use tiexec_core::skip::{Reason, SkipReason};
@@ -29,6 +29,7 @@ use tiexec_sys::startup::Argv;
 use tiexec_sys::{Errno, Pid, process};
 
 use crate::exit;
+use crate::options::LaunchSettings;
 use crate::settings;
 use crate::stdio::{warn, write_briefly};
 
@@ -50,7 +51,7 @@ struct Launcher {
 
 /// Runs the program that stands at that place of the arguments; returns an exit status only if it could not become
 /// the program.
-pub(crate) fn run(argv: Argv, program: usize, options: Layer, dry_run: bool) -> u8 {
+pub(crate) fn run(argv: Argv, program: usize, options: LaunchSettings, dry_run: bool) -> u8 {
     let settings = match settings::settings(options) {
         Ok(settings) => settings,
         Err(what) => {
@@ -69,7 +70,7 @@ pub(crate) fn run(argv: Argv, program: usize, options: Layer, dry_run: bool) -> 
 
 impl Launcher {
     fn launch(&self) -> u8 {
-        if self.settings.off && !self.dry_run {
+        if self.settings.is_off() && !self.dry_run {
             return self.plainly(&Failure::new(SkipReason::Disabled, ""));
         }
         if !self.dry_run {
@@ -94,7 +95,7 @@ impl Launcher {
     fn accompany(&self) {
         let settings = &self.settings;
         let budget = settings.max_huge_pages;
-        if !settings.follow && settings.settle.is_zero() && budget.is_none() {
+        if !settings.follow && settings.settle().is_zero() && budget.is_none() {
             return;
         }
         let complain = |what: &dyn std::fmt::Display| {

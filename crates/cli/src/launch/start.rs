@@ -29,7 +29,7 @@ impl Launcher {
     /// Begins the watch of the start, where nothing else was said.
     pub(super) fn begin_watch(&self) -> Option<Begun> {
         let settings = &self.settings;
-        if !settings.watch_start || !settings.select.text() || self.dry_run {
+        if !settings.watches_start() || !settings.select.text() || self.dry_run {
             return None;
         }
         if !companion::would_be_reaped() {

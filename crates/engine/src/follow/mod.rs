@@ -216,7 +216,7 @@ impl<'a> Follower<'a> {
     fn begin(&mut self, pid: Pid) {
         let now = Instant::now();
         let least = if self.settings.follow { BEGINNING } else { Duration::ZERO };
-        let until = now + self.settings.settle.max(least);
+        let until = now + self.settings.settle().max(least);
         let program = self.programs.entry(pid).or_insert_with(|| Program {
             seen: now,
             seen_ticks: 0,

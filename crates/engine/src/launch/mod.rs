@@ -90,7 +90,7 @@ impl Launch<'_> {
     /// The reason to exec plainly.
     pub fn prepare(&self) -> Result<Start, Failure> {
         let plain = |reason| Err(Failure::new(reason, ""));
-        if self.settings.off {
+        if self.settings.is_off() {
             return plain(SkipReason::Disabled);
         }
         let select = self.settings.select;
@@ -226,7 +226,7 @@ impl Launch<'_> {
         };
         keep.push(process.as_fd());
         let arming = Arming {
-            deadline: self.settings.deadline + Settings::DEFAULT_DEADLINE,
+            deadline: self.settings.deadline() + Settings::DEFAULT_DEADLINE,
             rehearse: status.seccomp != 0,
             keep: &keep,
         };
@@ -247,7 +247,7 @@ impl Launch<'_> {
         };
         let may_trace: Option<MayTrace<'_>> =
             if wanted.is_some() && !privileged { Some(&may_trace) } else { None };
-        let longest = wanted.map(|_| self.settings.settle.max(LONGEST_START));
+        let longest = wanted.map(|_| self.settings.settle().max(LONGEST_START));
         let stop = match wait_for_exec(target, longest, may_trace, is_the_one) {
             Ok(stop) => stop,
             Err(end) => {

@@ -240,7 +240,7 @@ fn attributed(mut tally: Tally, known: &HashMap<usize, Known>) -> Tally {
 
 /// Plans an attach to those that live, as `attach --dry-run` does.
 fn plan(tally: &Tally, pids: &[Pid], known: &mut HashMap<usize, Known>) {
-    let settings = Settings::from_layers([]);
+    let settings = Settings::default();
     let sources = Sources { pagecache: false, store: false, copy: Some(Backing::Image) };
     let spans = |locked: &LockedTarget, edges: Edges| {
         let edges = EdgePolicy { edges, ..EdgePolicy::default() };

@@ -32,7 +32,7 @@ pub(super) fn stay(
             return exit::USAGE;
         }
     };
-    let end = (!settings.settle.is_zero()).then(|| Instant::now() + settings.settle);
+    let end = (!settings.settle().is_zero()).then(|| Instant::now() + settings.settle());
     // Ended only between two processes, never while one is worked on.
     process::block_signals();
     // The watch comes first, so that it sees a process that begins meanwhile.

@@ -27,7 +27,7 @@ use tiexec_sys::Pid;
 
 use super::print;
 use crate::exit;
-use crate::options::{Attach, Revert, Targets};
+use crate::options::{Attach, LaunchSettings, Revert, Targets};
 use crate::settings;
 use crate::stdio::warn;
 
@@ -38,8 +38,10 @@ pub(crate) fn run(options: &Attach) -> u8 {
         Err(status) => return status,
     };
     // Only options can ask for later work: an attach that nobody asked to stay returns.
-    let later = options.after_start.clone().layer();
-    let settings = match settings::settings(options.text.layer()) {
+    let mut later = Settings::default();
+    options.after_start.clone().put_into(&mut later);
+    let (text, quiet) = (options.text, options.quiet);
+    let settings = match settings::settings(LaunchSettings { text, quiet, ..Default::default() }) {
         Ok(settings) => settings,
         Err(what) => {
             warn(what);
@@ -47,11 +49,11 @@ pub(crate) fn run(options: &Attach) -> u8 {
         }
     };
     let settings = Settings {
-        follow: later.follow.unwrap_or(false),
-        settle: later.settle.unwrap_or_default(),
+        follow: later.follow,
+        settle: later.settle,
         max_huge_pages: later.max_huge_pages,
-        only: later.only.unwrap_or_default(),
-        except: later.except.unwrap_or_default(),
+        only: later.only,
+        except: later.except,
         ..settings
     };
     // One for all: processes of a family get the same image.
@@ -69,7 +71,7 @@ pub(crate) fn run(options: &Attach) -> u8 {
         };
         return each("attach to", &pids, named(&options.targets), one);
     }
-    if !options.dry_run && (settings.follow || !settings.settle.is_zero()) {
+    if !options.dry_run && (settings.follow || !settings.settle().is_zero()) {
         let first = |pid, images: &mut Images, pool: &mut Pool| {
             attach_one(pid, options, &settings, None, images, pool)
         };
@@ -224,7 +226,7 @@ fn attach_one(
     images: &mut Images,
     pool: &mut Pool,
 ) -> u8 {
-    if settings.off && !options.dry_run {
+    if settings.is_off() && !options.dry_run {
         return failed("attach to", pid, &Failure::new(SkipReason::Disabled, "it is switched off"));
     }
     let locked = match LockedTarget::open_with(pid, pool) {
@@ -362,7 +364,7 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
         return exit::GONE;
     }
     say_if_unlocked(&locked, options.quiet);
-    let policy = policy(&Settings::from_layers([]), options.dry_run);
+    let policy = policy(&Settings::default(), options.dry_run);
     let all = policy.map(|policy| Policy { select: Select::ALL, ..policy });
     let reverted = match all.and_then(|all| revert(&locked.order(all))) {
         Ok(reverted) => reverted,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use tiexec_core::addr::{Pages, mib};
-use tiexec_core::config::Layer;
+use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::status::CAP_SYS_PTRACE;
 use tiexec_core::rebase::MAX_ALIGNMENT;
@@ -94,10 +94,13 @@ fn switches() -> Vec<Finding> {
     }
     let environment = std::env::var("TIEXEC").unwrap_or_default();
     let file = std::fs::read_to_string(CONFIG_FILE).unwrap_or_default();
-    for (source, (layer, malformed)) in
-        [("TIEXEC", Layer::from_environment(&environment)), (CONFIG_FILE, Layer::from_file(&file))]
+    let (mut by_environment, mut by_file) = (Settings::default(), Settings::default());
+    let (bad, bad_in_file) =
+        (by_environment.take_environment(&environment), by_file.take_file(&file));
+    for (source, settings, malformed) in
+        [("TIEXEC", by_environment, bad), (CONFIG_FILE, by_file, bad_in_file)]
     {
-        if layer.off == Some(true) {
+        if settings.off {
             findings.push(Finding::new(Level::Off, "switch", format_args!("{source} says off")));
         }
         for bad in malformed {
