@@ -1,4 +1,4 @@
-//! `tiexecctl advise` finds where a program executes, and says what huge pages would change; it disturbs nobody.
+//! `tiexecctl advise` finds the places where a program executes, and tells the effect of huge pages; it disturbs nobody.
 
 use std::sync::mpsc::channel;
 

@@ -1,4 +1,4 @@
-//! `tiexecctl advise`, `bench`, `report` and `--max-huge-pages`: what is measured of programs, and what is concluded.
+//! `tiexecctl advise`, `bench`, `report` and `--max-huge-pages`: their measurements of programs, and their conclusions.
 
 mod bench;
 mod budget;

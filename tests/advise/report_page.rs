@@ -189,7 +189,7 @@ fn of_what_is_neither() {
         done.assert_code(1);
         assert!(done.out().is_empty() && done.err().contains("export-json"), "{done}");
     }
-    // Where it cannot be written is found before anybody is sampled.
+    // A file that cannot be written is found before anybody is sampled.
     let own = std::process::id().to_string();
     let nowhere = dir.path().join("missing/page.html").to_string_lossy().into_owned();
     for command in ["report", "advise"] {

@@ -1,6 +1,6 @@
-//! TiExec dies at any moment of an attach or a revert, with every kind of copy and of edges: the next revert restores the
-//! program's mappings exactly and leaves nothing of TiExec's mapped, and the next attach works. So it is in address spaces
-//! where little is free, and where the thread that TiExec had stopped is killed with it while another process goes on.
+//! TiExec may die at any moment of an attach or a revert, with every kind of copy and of edges. The next revert restores the program's
+//! mappings exactly and leaves nothing of TiExec's mapped, and the next attach works. This holds in address spaces with little free room,
+//! and if the thread that TiExec had stopped is killed with it while another process uses the same address space.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use support::{Fresh, Kind, Public, Random, Run, installed, is_root, program, req
 const NONE: [&str; 0] = [];
 const POINTS: [&str; 3] = ["die-after-setregs", "die-after-stop", "die-after-write"];
 
-/// Where a program's file lies; gone with this value.
+/// The place of a program's file; gone with this value.
 enum Place {
     Fresh(Fresh),
     Public { _dir: Public, path: PathBuf },
@@ -134,7 +134,7 @@ impl Target {
         staged(self.pid(), self.place.path())
     }
 
-    /// Whether nothing is left of what was staged, by the time the thread is home.
+    /// Returns whether nothing is left of what was staged, by the time the thread is home.
     fn is_home(&self, when: &str) {
         if self.crowd.is_none() {
             eventually(&format!("{when}: nothing staged is left"), || self.staged().is_empty());
@@ -194,7 +194,7 @@ impl Target {
     }
 }
 
-/// Whether it died; of a process of another user only the one that traces does.
+/// Returns whether it died; of a process of another user only the one that traces does.
 fn struck(run: &Run, point: &str, n: u32) -> bool {
     let done = run.clone().env("TIEXEC_FAULT", format!("{point}:{n}")).output();
     done.end() != (Some(0), None)

@@ -1,5 +1,5 @@
-//! Where there is an image store, the text of a running program at fixed addresses comes from there, with its symbols; another program's from a
-//! copy, which its family shares.
+//! With an image store, a running program's text comes from there: one image, with its symbols, for all programs that have the file in the
+//! same place.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

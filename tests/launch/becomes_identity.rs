@@ -1,5 +1,4 @@
-//! A launched program sees of itself exactly what it would see alone: the same launch is made plain and through `tiexec`, and what the
-//! program prints of itself must be equal.
+//! A launched program sees of itself exactly what it would see alone: its output about itself is the same plain and through `tiexec`.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -201,7 +200,7 @@ fn huge_arguments_and_environment_arrive() {
         launched
     };
     check(&with_env(Run::new(&argv, std::iter::repeat_n(word.as_str(), 12)))).assert_silent();
-    // So many that the pointers to them fill the stack as far as the kernel has made it: there may be no room for a frame.
+    // The pointers to so many arguments fill the stack as far as the kernel has made it: there may be no room for a frame.
     let many = check(&with_env(Run::new(&argv, std::iter::repeat_n("y", 30_000))));
     if let Some(reason) = many.fail_open_reason() {
         assert_eq!(reason, "stack_room", "{many}");

@@ -1,4 +1,5 @@
-//! As PID 1 of a namespace, under a subreaper, and as a user without any privilege: no stray process, no zombie, full coverage.
+//! A launched program as PID 1 of a namespace, under a subreaper, or of a user without any privilege has full coverage, no stray process
+//! and no zombie.
 
 use support::{Done, Kind, Public, Run, is_root, program, require};
 

@@ -1,5 +1,5 @@
-//! `TIEXEC=…`, the configuration file and the kill switches: options beat environment beats configuration; nonsense is an error as an
-//! option and a warning elsewhere.
+//! `TIEXEC=…`, the configuration file and the kill switches: options override the environment, which overrides the configuration. Nonsense
+//! is an error as an option and a warning elsewhere.
 
 use support::{Held, Kind, Public, Run, installed, is_root, program, require};
 
@@ -11,7 +11,7 @@ fn huge(held: &Held) -> u64 {
     held.said("huge").expect("a huge line").parse().expect("a number")
 }
 
-/// Whether the launch treats the program; either way it runs and nothing is said.
+/// Returns whether the launch treats the program; either way it runs and nothing is said.
 fn is_treated(run: &Run) -> bool {
     let held = run.hold();
     let huge = huge(&held);

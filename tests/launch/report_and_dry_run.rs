@@ -1,4 +1,4 @@
-//! `--report` says what is true, where it was asked to, before the program's first instruction; `--dry-run` never runs the program.
+//! `--report` writes the truth to the right place, before the program's first instruction; `--dry-run` never runs the program.
 
 use serde_json::Value;
 use support::child::said;

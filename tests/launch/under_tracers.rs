@@ -1,4 +1,4 @@
-//! Other tracers: under them the program runs plain and says why; after the launch they find a program like any other.
+//! Under another tracer the program runs plain and says why; after the launch a tracer finds a program like any other.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

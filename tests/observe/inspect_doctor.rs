@@ -1,4 +1,4 @@
-//! `tiexecctl inspect` and `tiexecctl doctor` tell the truth about any process, and what to do.
+//! `tiexecctl inspect` and `tiexecctl doctor` tell the truth about any process, and name the fix.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

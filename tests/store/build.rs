@@ -1,4 +1,5 @@
-//! An image of the store is its original, byte for byte, in huge pages, and tools read it like the original; whoever dies while building it.
+//! An image of the store is its original, byte for byte, in huge pages, and tools read it like the original; its builder may die at any
+//! instant.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -315,7 +316,7 @@ fn a_builder_killed_at_any_moment_leaves_no_half_image() {
             left.iter().any(|name| name.starts_with('.') && name.ends_with(".tiexec.new")),
         );
         if left.iter().any(|name| name.ends_with(".tiexec")) {
-            // Whatever has its name is whole.
+            // An image that has its final name is whole.
             done += 1;
             ctl(["verify"]).assert_code(0).assert_silent();
             ctl(["prune", "--all-unused"]).assert_code(0);

@@ -1,4 +1,4 @@
-//! The image store: who may use it, what it holds, and what tools see through it.
+//! The image store: its users, its contents, and the view of tools through it.
 
 mod admission;
 mod build;

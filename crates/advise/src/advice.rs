@@ -94,7 +94,7 @@ pub struct Sampling {
 /// The model's figures for some text: as it is now, and with everything on huge pages that can be.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Modelled {
-    /// Where references find their translation, as shares.
+    /// The shares of references by the place that has their translation.
     pub now: Shares,
     /// The same on huge pages.
     pub then: Shares,

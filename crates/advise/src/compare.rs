@@ -52,9 +52,9 @@ impl Sample {
 pub struct Ratio {
     /// The estimate.
     pub estimate: f64,
-    /// Where its interval begins.
+    /// The lower end of its interval.
     pub low: f64,
-    /// Where it ends.
+    /// The upper end of its interval.
     pub high: f64,
 }
 

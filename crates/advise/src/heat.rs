@@ -1,4 +1,4 @@
-//! Where in its text a process executes, for people to look at: counts by address, and how few pages hold
+//! The places in its text where a process executes, for people to look at: counts by address, and how few pages hold
 //! most of them.
 
 use std::collections::{BTreeMap, HashMap};
@@ -17,13 +17,13 @@ const POINTS: usize = 120;
 /// One huge page's worth of addresses.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Row {
-    /// Where it begins.
+    /// Its first address.
     pub start: RemoteAddr,
     /// Samples in it.
     pub samples: u64,
-    /// Whether some of what was executed there is on huge pages.
+    /// True if some of what was executed there is on huge pages.
     pub huge_now: bool,
-    /// Whether it would be by the way that is recommended.
+    /// True if it would be by the way that is recommended.
     pub huge_then: bool,
     /// Samples in each of [`CELLS`] equal parts.
     pub cells: Vec<u64>,

@@ -14,7 +14,7 @@ pub struct Space {
     pub pid: u32,
     /// The ranges that it has mapped executable, the latest last, each with the index of its name.
     mappings: Vec<(AddrRange, usize)>,
-    /// Whether the process is still at it.
+    /// True if the process is still at it.
     pub current: bool,
 }
 
@@ -33,11 +33,11 @@ impl Space {
 /// The samples of one base page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SampledPage {
-    /// Which of [`Tally::spaces`] it lies in.
+    /// Its address space: an index into [`Tally::spaces`].
     pub space: usize,
     /// Its address.
     pub at: RemoteAddr,
-    /// Which of [`Tally::names`] it is of.
+    /// Its file: an index into [`Tally::names`].
     pub name: usize,
     /// How many samples.
     pub samples: u64,
@@ -55,7 +55,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Which of the names is of code in no file: what a compiler made as the program ran.
+    /// The index of the name for code in no file, which a compiler made as the program ran.
     pub const ANONYMOUS: usize = 0;
 
     /// Begins to count, by base pages of this size.

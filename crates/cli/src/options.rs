@@ -88,7 +88,7 @@ pub struct LaunchSettings {
     pub verbose: bool,
 }
 
-/// Which text becomes huge, and how: for a launch and an attach alike.
+/// The text that becomes huge, and its huge pages: for a launch and an attach alike.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct TextOptions {
     /// Where the huge pages come from: auto, pagecache (the file's own page cache; nothing is
@@ -321,7 +321,7 @@ pub enum StoreCommand {
     Path,
 }
 
-/// Which processes.
+/// The processes to work on.
 #[derive(Args, Clone, Debug, Default)]
 #[group(required = true, multiple = false, id = "targets")]
 pub struct Targets {
@@ -343,7 +343,7 @@ pub struct Targets {
 }
 
 impl Targets {
-    /// Whether nothing is selected.
+    /// Returns whether nothing is selected.
     pub fn is_empty(&self) -> bool {
         let Self { pids, exe, unit, user } = self;
         pids.is_empty() && exe.is_none() && unit.is_none() && user.is_none()

@@ -17,7 +17,7 @@ use crate::select::Select;
 use crate::skip::Reason;
 use crate::value::{ValueError, parse_bytes, parse_duration, parse_page_size};
 
-/// Where the user wants the huge page to live.
+/// The user's choice of the place for huge pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BackingChoice {
@@ -76,7 +76,7 @@ impl FromStr for Edges {
     }
 }
 
-/// Which ragged edges are taken.
+/// The choice of ragged edges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EdgePolicy {
     /// See [`Edges`].
@@ -138,7 +138,7 @@ pub struct Settings {
     pub off: bool,
     /// See [`BackingChoice`].
     pub backing: BackingChoice,
-    /// Which ragged edges are taken.
+    /// The choice of ragged edges.
     pub edges: EdgePolicy,
     /// The size of the hugetlb pool's pages; by default that of a huge page.
     pub page_size: Option<PageSize>,
@@ -149,7 +149,7 @@ pub struct Settings {
     /// How long staging may take, if a source says so; see [`deadline`](Self::deadline). Text that is not staged by then
     /// stays on base pages.
     pub deadline: Option<Duration>,
-    /// Where the report goes: `Some("")` is stderr.
+    /// The file that the report goes to: `Some("")` is stderr.
     pub report: Option<String>,
     /// Reports and plans as JSON.
     pub json: bool,

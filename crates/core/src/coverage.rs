@@ -31,7 +31,7 @@ pub struct Rest {
 pub struct OfSize {
     /// The size of each page, in bytes.
     pub page_size: u64,
-    /// Whether one entry of the PMD table maps each; otherwise they are contiguous smaller ones, or
+    /// True if one entry of the PMD table maps each; otherwise they are contiguous smaller ones, or
     /// larger: pages of the hugetlb pool of another size.
     pub pmd_mapped: bool,
     /// How many bytes.
@@ -43,7 +43,7 @@ pub struct OfSize {
 pub struct FileCoverage {
     /// The path as maps shows it, lossy UTF-8.
     pub path: String,
-    /// Whether the file has been unlinked or replaced since it was mapped.
+    /// True if the file has been unlinked or replaced since it was mapped.
     pub deleted: bool,
     /// Bytes of text mapped.
     pub text_bytes: u64,
@@ -70,7 +70,7 @@ pub struct FileCoverage {
 }
 
 impl FileCoverage {
-    /// Whether none of its text is huge, because none of it fills a huge page.
+    /// Returns whether none of its text is huge, because none of it fills a huge page.
     pub fn is_small(&self) -> bool {
         let too_small = |rest: &Rest| rest.reason == SkipReason::TooSmall;
         self.huge_bytes == 0 && self.rest.iter().all(too_small)
@@ -96,7 +96,7 @@ pub fn small_files(count: usize) -> String {
 /// A reason known from the launch for text in `range` that would be called `base_pages` by its pages alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Note {
-    /// Which text.
+    /// The text.
     pub range: AddrRange,
     /// Why it is not huge.
     pub reason: Reason,
@@ -157,7 +157,7 @@ pub fn coverage(
         let mapped = entry.huge_in(vma.range);
         let huge = match entry.huge {
             Some(_) => texts.iter().map(|&text| entry.huge_in(text)).sum(),
-            // Which bytes are huge is not known: at least these.
+            // The kernel does not tell which bytes are huge: at least these.
             None => mapped.saturating_sub(widened),
         };
         let copied = if is_ours(vma) { mapped } else { 0 };

@@ -1,7 +1,7 @@
-//! Where a position-independent executable would have to lie for its text to be congruent.
+//! The place where a position-independent executable would have to lie for its text to be congruent.
 //!
 //! The kernel maps a file's huge page only at an address that equals the file offset modulo the
-//! size of a huge page. Where the kernel loads a PIE is a matter of chance; at the exec stop it can
+//! size of a huge page. The kernel loads a PIE at a random place; at the exec stop it can
 //! be moved: its segments are mapped anew at a better place, and the two entries of the auxiliary
 //! vector that point at it are changed. Here is only the arithmetic.
 
@@ -26,7 +26,7 @@ pub struct MainImage {
     pub loads: Vec<LoadSegment>,
     /// The run-time address minus the vaddr (modulo 2^64).
     pub load_bias: u64,
-    /// Whether it may lie elsewhere (ET_DYN).
+    /// True if it may lie elsewhere (ET_DYN).
     pub position_independent: bool,
 }
 
@@ -133,7 +133,7 @@ impl MainImage {
 /// `texts` are vaddrs, whole base pages.
 ///
 /// The kernel chooses any of 512 places within a huge page, and text of 5 MiB fills one whole huge page at some and two
-/// at others. Which place is best depends on the file alone, so each launch gets the same text huge.
+/// at others. The best place depends on the file alone, so each launch gets the same text huge.
 pub fn launch_bias(texts: &[AddrRange], huge: PageSize) -> u64 {
     let mask = huge.bytes() - 1;
     let size = u128::from(huge.bytes());
@@ -166,9 +166,9 @@ pub fn launch_bias(texts: &[AddrRange], huge: PageSize) -> u64 {
 /// A move of the main executable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rebase {
-    /// Where it is, in whole base pages.
+    /// Its present range, in whole base pages.
     pub from: AddrRange,
-    /// Where it goes: as long, below `from`, free.
+    /// Its new range: as long, below `from`, free.
     pub to: AddrRange,
     /// Its VMAs, where they are now, in address order.
     pub pieces: Vec<Vma>,

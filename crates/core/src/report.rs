@@ -64,7 +64,7 @@ pub struct LaunchCost {
     pub remote_syscalls: u32,
     /// Bytes copied from files into images.
     pub bytes_copied: u64,
-    /// Whether the program was moved to where its text is congruent.
+    /// True if the program was moved to where its text is congruent.
     pub rebased: bool,
     /// Why something was done in a worse way than planned.
     pub setback: Option<String>,
@@ -87,7 +87,7 @@ pub struct AttachCost {
     pub bytes_copied: u64,
     /// Why something was done in a worse way than could be.
     pub setback: Option<String>,
-    /// Whether the thread saw that a system call of its own was interrupted.
+    /// True if the thread saw that a system call of its own was interrupted.
     pub interrupted: bool,
     /// The parts that were planned to be huge.
     pub spans: Vec<Span>,
@@ -96,7 +96,7 @@ pub struct AttachCost {
 /// An area of code that a process makes itself: anonymous executable memory.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct JitArea {
-    /// Where it lies.
+    /// Its addresses.
     #[serde(flatten, serialize_with = "start_and_end")]
     pub range: AddrRange,
     /// Bytes of the huge pages of it that are populated to at least a half.
@@ -166,7 +166,7 @@ pub struct Report {
     /// The cost of the attach.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attach: Option<AttachCost>,
-    /// Which huge pages were taken, and why, where there was a budget.
+    /// The huge pages that a budget took, and why.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<Choice>,
     /// Code that it makes itself, where there is any; of an attach, if that was selected.

@@ -14,7 +14,7 @@ use tiexec_core::snapshot::Snapshot;
 const BASE: u64 = 4 << 10;
 const HUGE: u64 = 2 << 20;
 const FILE: FileId = FileId { major: 8, minor: 1, inode: 42 };
-/// Where everything begins.
+/// The lowest address.
 const FLOOR: u64 = 16 * HUGE;
 
 fn pages() -> Pages {

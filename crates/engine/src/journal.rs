@@ -8,9 +8,9 @@ use tiexec_remap::open_exe;
 use tiexec_sys::Pid;
 use tiexec_tracee::target::Target;
 
-/// Where systemd's journal takes records in its own form (systemd.journal-fields(7)).
+/// The socket on which systemd's journal takes records in its own form (systemd.journal-fields(7)).
 const JOURNAL: &str = "/run/systemd/journal/socket";
-/// Where syslog listens (syslog(3)).
+/// The socket on which syslog listens (syslog(3)).
 const SYSLOG: &str = "/dev/log";
 /// `LOG_DAEMON | LOG_INFO`.
 const PRIORITY: u8 = 3 << 3 | 6;

@@ -83,7 +83,7 @@ impl LockedTarget {
         start_time(&self.target.process)
     }
 
-    /// Whether it has text of ours; not so if that cannot be told.
+    /// Returns whether it has text of ours; not so if that cannot be told.
     pub fn has_text_of_ours(&self) -> bool {
         let has = |pages| mapped::has_text_of_ours(&self.target.process, pages);
         thp::pages().and_then(has) == Some(true)
@@ -148,7 +148,7 @@ pub fn carry_out(
     Ok((attached, report))
 }
 
-/// Whether the process has text of ours; not so if it cannot be looked at.
+/// Returns whether the process has text of ours; not so if it cannot be looked at.
 pub fn has_text_of_ours(process: &ProcDir) -> bool {
     look_for_text_of_ours(process) == Some(true)
 }

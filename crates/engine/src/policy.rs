@@ -1,4 +1,4 @@
-//! What the settings want, as a policy.
+//! Makes a policy of settings.
 
 use tiexec_core::addr::{PageSize, short};
 use tiexec_core::config::Settings;

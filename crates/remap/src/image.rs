@@ -34,7 +34,7 @@ pub(crate) fn memfd_name(name: &str) -> String {
 /// A part of a span that is staged, and where in the memfd.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Staged {
-    /// Which text; begins and ends on a huge page.
+    /// The text; begins and ends on a huge page.
     pub span: Span,
     /// Position of its first byte in the memfd, in bytes; a multiple of the huge page.
     pub image_offset: u64,
@@ -90,7 +90,7 @@ impl Source<'_> {
 /// The memory that an image is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Memory<'a> {
-    /// Whether huge pages are collapsed ones or of the pool.
+    /// The source of huge pages: collapsed ones or those of the pool.
     pub backing: Backing,
     /// The page sizes.
     pub pages: Pages,

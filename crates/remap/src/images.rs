@@ -42,7 +42,7 @@ struct Key {
     nodes: Vec<u32>,
 }
 
-/// Where images are: those made here, by what they are of, and the store.
+/// The images at hand: those made here, by their key, and the store.
 ///
 /// An image made here is kept for others as long as a process lives that it was given to; its memory ends with the last
 /// process that maps it.
@@ -85,7 +85,7 @@ impl Images {
         self.bytes_copied
     }
 
-    /// Whether images were made here that somebody may use.
+    /// Returns whether images were made here that somebody may use.
     pub fn has_copies(&self) -> bool {
         !self.made.is_empty()
     }

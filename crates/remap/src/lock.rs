@@ -110,7 +110,7 @@ impl Drop for Lock {
     }
 }
 
-/// Which process is meant, for tracers in any PID namespace.
+/// The identity of a process, for tracers in any PID namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Name {
     namespace: u64,

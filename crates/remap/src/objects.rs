@@ -1,5 +1,5 @@
-//! Which shared objects with much text `ld.so` is going to map for a program, found by reading a few
-//! headers: so that a program that has none is not held for them.
+//! Finds the shared objects with much text that `ld.so` is going to map for a program, by reading a few
+//! headers. A program that has none is then not held for them.
 //!
 //! An approximation of `ld.so`'s search (ld.so(8)), in microseconds. An object that it misses stays on
 //! base pages, and one that it finds too much costs a needless stop; neither harms. (`tiexecctl warm --deps`
@@ -28,7 +28,7 @@ use crate::store::Store;
 pub struct Object {
     /// It, open for reading.
     pub file: File,
-    /// Where it was found.
+    /// The path where it was found.
     pub path: PathBuf,
     /// Its headers.
     pub facts: ElfFacts,
@@ -53,14 +53,14 @@ impl Expected {
 }
 
 const GLIBC_CACHE: &str = "/etc/ld.so.cache";
-/// Where glibc looks last: Debian's, for containers without a cache, or everybody else's.
+/// The directories in which glibc looks last: Debian's, for containers without a cache, or everybody else's.
 fn glibc_directories() -> Vec<PathBuf> {
     let multiarch = format!("{}-linux-gnu", std::env::consts::ARCH);
     let debian = ["/lib", "/usr/lib"].map(|directory| Path::new(directory).join(&multiarch));
     let others = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"].map(PathBuf::from);
     debian.into_iter().chain(others).collect()
 }
-/// Where musl looks if its own file of directories is not there.
+/// The directories in which musl looks if its own file of directories is not there.
 const MUSL_DIRECTORIES: &str = "/lib:/usr/local/lib:/usr/lib";
 /// More objects than this are not looked at.
 const MOST: usize = 512;
@@ -79,9 +79,9 @@ pub fn with_text(program: &Path, policy: &Policy) -> Vec<Object> {
     Search::of(program).and_then(|search| search.run(policy)).unwrap_or_default()
 }
 
-/// Whether huge pages for objects can only be those of their own page cache: copies are for an image store, of which there
-/// is none, and no edge is wanted. The kernel maps those by itself: at the first touch of text that lies in a huge folio,
-/// where it is congruent (`do_set_pmd` in `mm/memory.c`).
+/// Returns whether huge pages for objects can only be those of their own page cache: copies are for an image store, of
+/// which there is none, and no edge is wanted. The kernel maps those by itself: at the first touch of text that lies in
+/// a huge folio, where it is congruent (`do_set_pmd` in `mm/memory.c`).
 pub fn have_page_cache_only(policy: &Policy) -> bool {
     let Policy { pages, sources, edges, .. } = *policy;
     // A store that must not be used is a setback, which the helper reports.

@@ -145,7 +145,7 @@ fn by_path(process: &ProcDir, vma: &Vma, trusted: bool) -> Result<PathFile, Fail
     Ok(file)
 }
 
-/// Whether maps shows a mapping of the file with this identity: statx tells other device numbers for btrfs and
+/// Returns whether maps shows a mapping of the file with this identity: statx tells other device numbers for btrfs and
 /// overlayfs than maps does.
 fn is_mapped_as(file: &PathFile, id: FileId) -> bool {
     let Some(pages) = thp::pages() else { return false };
@@ -164,8 +164,8 @@ fn must_be_regular(file: &PathFile, vma: &Vma) -> Result<Identity, Failure> {
     if identity.regular { Ok(identity) } else { Err(Failure::new(FailureKind::FileGone, odd())) }
 }
 
-/// Makes sure of all files that a process of other credentials maps, as [`open_mapped`] does of one: that reading its memory waits for
-/// nobody.
+/// Makes sure of all files that a process of other credentials maps, as [`open_mapped`] does of one: that reading its
+/// memory waits for nobody.
 ///
 /// # Errors
 /// `foreign_filesystem`; `changed`.
@@ -219,7 +219,7 @@ fn must_be_local(
     must(!by_user && is_local(mount, &own_mounts), mount.kind)
 }
 
-/// Whether the pages of a mounted file system come from this kernel alone.
+/// Returns whether the pages of a mounted file system come from this kernel alone.
 fn is_local(mount: &Mount<'_>, own_mounts: &[Mount<'_>]) -> bool {
     if mount.kind != b"overlay" {
         return LOCAL.contains(&mount.kind);
@@ -234,7 +234,7 @@ fn is_local(mount: &Mount<'_>, own_mounts: &[Mount<'_>]) -> bool {
     })
 }
 
-/// Whether nobody without rights in this process's own user namespace can have mounted what the process sees.
+/// Returns whether nobody without rights in this process's own user namespace can have mounted what the process sees.
 fn mounted_by_us(process: &ProcDir) -> bool {
     let own = ProcDir::this_process().and_then(|this| this.namespace("ns/user")).ok();
     own.is_some() && reopen::owner_of_mounts(process).ok().flatten() == own

@@ -41,7 +41,7 @@ pub(crate) struct Program {
     pub folios: Vec<Range<u64>>,
     /// Its image in the store.
     pub stored: Option<StoredImage>,
-    /// Whether an interpreter maps shared objects for it.
+    /// True if an interpreter maps shared objects for it.
     pub dynamic: bool,
     /// Its RELRO, as vaddrs.
     relro: Option<Range<u64>>,

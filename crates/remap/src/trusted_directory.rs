@@ -18,7 +18,7 @@ use tiexec_sys::Errno;
 pub(crate) struct Rule<'a> {
     /// The user who may own its directories besides root.
     pub user: u32,
-    /// Whether root's sticky directories may be written to by others, on the way.
+    /// True if root's sticky directories may be written to by others, on the way.
     pub sticky: bool,
     /// The modes with which the last components are made where they are missing; the last mode is the last component's.
     pub make: &'a [u32],
@@ -74,7 +74,7 @@ pub(crate) fn open(path: &Path, rule: &Rule<'_>) -> Result<Option<(OwnedFd, Stat
         if let Some(&mode) = rule.make.iter().rev().nth(behind) {
             let mode = Mode::from_raw_mode(mode);
             match rustix::fs::mkdirat(&fd, *name, mode) {
-                // Whatever the umask is.
+                // The umask does not decide its mode.
                 Ok(()) => rustix::fs::chmodat(&fd, *name, mode, AtFlags::empty())
                     .map_err(|errno| failed(&at, "chmod", errno))?,
                 Err(rustix::io::Errno::EXIST) => {}

@@ -97,12 +97,12 @@ pub fn warm(
 struct Evictor<'a> {
     file: &'a File,
     pages: Pages,
-    /// Whether some part of the file is in a huge folio.
+    /// True if some part of the file is in a huge folio.
     seen_huge: bool,
     obstacle: Option<Failure>,
-    /// Whether it was asked who owns, writes and keeps the file.
+    /// True if it was asked who owns, writes and keeps the file.
     asked: bool,
-    /// What is left of the time for fragmented memory.
+    /// The rest of the time to wait for fragmented memory.
     patience: Patience,
 }
 
@@ -113,7 +113,7 @@ struct Patience {
     waited: Duration,
     /// The next wait.
     next: Duration,
-    /// Whether all memory was compacted.
+    /// True if all memory was compacted.
     compacted: bool,
 }
 
@@ -185,7 +185,7 @@ impl Evictor<'_> {
             evict(self.file, chunk).map_err(unmapped)?;
             let mapping = map(self.file, chunk, self.pages)?;
             if !mapping.cached_parts(chunk, self.pages.base).map_err(unseen)?.is_empty() {
-                // What was just read stands on a list of its processor's for a moment, where nothing evicts it.
+                // A page that was just read stands on a list of its processor's for a moment, where nothing evicts it.
                 if tries > 0 && self.patience.wait(self.pages) {
                     continue;
                 }
@@ -207,9 +207,9 @@ impl Evictor<'_> {
         }
     }
 
-    /// Whether a part that came in small folios may come in a huge one when memory is less fragmented. A file of which no
-    /// part was ever huge may lie on a file system without large folios: it is tried twice, or as long as few huge pages
-    /// are free.
+    /// Returns whether a part that came in small folios may come in a huge one when memory is less fragmented. A file
+    /// of which no part was ever huge may lie on a file system without large folios: it is tried twice, or as long as
+    /// few huge pages are free.
     fn may_be_fragmentation(&self, tries: u32) -> bool {
         /// As many huge pages as other users of memory may take between two tries.
         const FEW: u64 = 16;

@@ -13,7 +13,7 @@ use crate::schedule;
 /// The inode number of the initial PID namespace (`PROC_PID_INIT_INO` in `include/linux/proc_ns.h`).
 pub const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// Which side of a fork this is.
+/// The two sides of a fork.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fork {
     /// The new process.
@@ -22,9 +22,9 @@ pub enum Fork {
     Parent(Pid),
 }
 
-/// `clone(0)` — forks a child whose end sends its parent no signal while the parent has not
-/// exec'ed, and which `wait` without `__WALL` or `__WCLONE` does not see. The child shows its `role` as its name and as its command
-/// line, so that nobody takes it for this process or for the program that this becomes.
+/// `clone(0)` — forks a child whose end sends its parent no signal while the parent has not exec'ed, and which `wait`
+/// without `__WALL` or `__WCLONE` does not see. The child shows its `role` as its name and as its command line, so that
+/// nobody takes it for this process or for the program that this becomes.
 ///
 /// # Errors
 /// As fork(2): EAGAIN at `RLIMIT_NPROC` or the pids cgroup's limit, ENOMEM.

@@ -59,7 +59,7 @@ pub enum TraceError {
     /// The thread runs 32-bit code, or is in one of its system calls.
     #[error("it runs 32-bit code, or makes a system call as such")]
     Foreign,
-    /// Whether the thread is in the middle of a restartable sequence is not known, and it may be.
+    /// The thread may be in the middle of a restartable sequence; the kernel does not tell.
     #[error(
         "this kernel does not tell whether a thread is inside a restartable sequence (rseq(2)); \
          Linux 5.13 and later do"

@@ -65,7 +65,7 @@ fn end_helper(helper: Pid) -> Option<Wait> {
 pub struct Arming<'a> {
     /// How long the helper may take until it traces this process.
     pub deadline: Duration,
-    /// Whether seccomp filters are in force, so that the calls must be rehearsed.
+    /// True if seccomp filters are in force, so that the calls must be rehearsed.
     pub rehearse: bool,
     /// Descriptors that the helper goes on to need.
     pub keep: &'a [BorrowedFd<'a>],

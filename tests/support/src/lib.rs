@@ -85,7 +85,7 @@ pub fn installed(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&dirs).chain(more).map(|d| d.join(name)).find(|p| p.is_file())
 }
 
-/// Whether the tests run as root: mounts, cgroups and other users need it.
+/// Returns whether the tests run as root: mounts, cgroups and other users need it.
 pub fn is_root() -> bool {
     // SAFETY: geteuid has no conditions and cannot fail.
     unsafe { libc::geteuid() == 0 }

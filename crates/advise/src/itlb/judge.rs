@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 use tiexec_core::budget::{ENOUGH_SAMPLES, Misses};
 
-/// Whether huge text is worth it.
+/// The answer: is huge text worth it?
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -49,7 +49,7 @@ pub struct MissTime {
     pub walk_ns: f64,
     /// The least and the most that it was found to be.
     pub walk_range_ns: [f64; 2],
-    /// Whether the latter two were measured on this machine.
+    /// True if the latter two were measured on this machine.
     pub measured: bool,
 }
 

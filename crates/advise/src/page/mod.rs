@@ -32,7 +32,7 @@ pub enum Subject {
         advice: Box<Advice>,
         /// The text on huge pages, as the kernel reports it.
         coverage: Box<Report>,
-        /// Where it executes.
+        /// The places where it executes.
         heat: Box<Heat>,
     },
     /// A benchmark.

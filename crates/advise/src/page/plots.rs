@@ -164,7 +164,7 @@ pub(super) fn bars(coverage: &Report) -> Plot {
     plot
 }
 
-/// Where the hottest files execute.
+/// Plots the places where the hottest files execute.
 pub(super) fn maps(heat: &Heat) -> Vec<Plot> {
     heat.files.iter().take(MAPS).map(map).collect()
 }

@@ -38,7 +38,7 @@ use self::report_output::{Sink, open_sink};
 /// Everything decided before the exec.
 struct Launcher {
     argv: Argv,
-    /// Which argument is the program.
+    /// The index of the argument that is the program.
     program: usize,
     /// The program's name, as that argument gives it.
     name: OsString,
@@ -76,7 +76,7 @@ impl Launcher {
         if !self.dry_run {
             self.accompany();
             if self.settings.max_huge_pages.is_some() {
-                // Which pages are hot is not known yet.
+                // It is not known yet which pages are hot.
                 return self.exec();
             }
         }

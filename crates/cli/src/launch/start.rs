@@ -126,13 +126,13 @@ fn line_of(left: &Left) -> String {
     )
 }
 
-/// Whether this user has an image store.
+/// Returns whether this user has an image store.
 fn has_store() -> bool {
     let store = thp::pages().map(Store::open_for_this_user);
     matches!(store, Some(Ok(Some(_))))
 }
 
-/// Whether the program is in the foreground of the terminal that standard error is, and does not draw on it: a program
+/// Returns whether the program is in the foreground of the terminal that standard error is, and does not draw on it: a program
 /// that does has line editing off.
 fn may_write_over(program: Pid) -> bool {
     let stderr = std::io::stderr();

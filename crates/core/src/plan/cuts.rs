@@ -13,7 +13,7 @@ pub(super) fn tell(texts: &mut [TextPlan], huge: PageSize) {
     }
 }
 
-/// Whether `next` goes on where `vma` ends, in memory and in the file.
+/// Returns whether `next` goes on where `vma` ends, in memory and in the file.
 fn continues(vma: &Vma, next: &Vma) -> bool {
     vma.range.end() == next.range.start()
         && vma.file == next.file

@@ -39,7 +39,7 @@ use edges::{Around, Reserved};
 
 pub use start::plan_start;
 
-/// Where a huge page lives. See the table in `docs/design/backings.md`.
+/// The kind of memory that a huge page comes from. See the table in `docs/design/backings.md`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backing {
@@ -70,7 +70,7 @@ impl fmt::Display for Backing {
 /// Whole huge pages that are made huge together: of one text VMA, or one at the edge of a text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Span {
-    /// Where, in the target; begins and ends on a huge page.
+    /// Its addresses in the target; begins and ends on a huge page.
     #[serde(flatten, serialize_with = "start_and_end")]
     pub range: AddrRange,
     /// Position in the file, in bytes, of the first of its bytes that are the file's; of its very first
@@ -80,7 +80,7 @@ pub struct Span {
     pub backing: Backing,
     /// Bytes of it that are no text, and become executable.
     pub widened_bytes: u64,
-    /// Whether it is a huge page at the edge of a text: [`Parts`] tells what is where in it.
+    /// True if it is a huge page at the edge of a text: [`Parts`] tells what is where in it.
     #[serde(skip)]
     pub edge: bool,
 }
@@ -95,7 +95,7 @@ impl Span {
 /// The means by which a plan can make huge pages.
 #[derive(Clone, Debug, Default)]
 pub struct Means<'a> {
-    /// Whether the main executable is to be left alone.
+    /// True if the main executable is to be left alone.
     pub leave_main: bool,
     /// The main executable, where it may be moved to make its text congruent.
     pub image: Option<&'a MainImage>,
@@ -104,9 +104,9 @@ pub struct Means<'a> {
     pub folios: &'a [Range<u64>],
     /// Backings that hold a copy, the preferred one first; none where nothing may be copied.
     pub copies: &'a [Backing],
-    /// Which ragged edges are taken, if `image` says what is around the text.
+    /// The choice of ragged edges; they need an `image` that says what is around the text.
     pub edges: EdgePolicy,
-    /// Where the heap begins, if that is known.
+    /// The beginning of the heap, if that is known.
     pub start_brk: Option<u64>,
 }
 
@@ -153,7 +153,7 @@ impl TextPlan {
 pub struct Plan {
     /// The size of huge page that spans are made of.
     pub huge: PageSize,
-    /// Where the main executable goes before anything else, if it is to be moved.
+    /// The place that the main executable is moved to before anything else, if it is to be moved.
     pub rebase: Option<Rebase>,
     /// Each text VMA, in address order, where it is after the move.
     pub texts: Vec<TextPlan>,

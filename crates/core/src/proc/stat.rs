@@ -3,7 +3,7 @@
 
 use super::{ParseError, number};
 
-/// Where the kernel thinks a program's parts are; addresses.
+/// The addresses of a program's parts, as the kernel keeps them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Layout {
     /// `startcode`.

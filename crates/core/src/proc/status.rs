@@ -24,7 +24,7 @@ pub struct Status {
     pub seccomp: u32,
     /// Number of threads.
     pub threads: u32,
-    /// Whether THP may be used: 0 after `PR_SET_THP_DISABLE`. Since Linux 5.0.
+    /// True if THP may be used: 0 after `PR_SET_THP_DISABLE`. Since Linux 5.0.
     pub thp_enabled: Option<bool>,
     /// Pending signals of the thread and of the process, one bit per signal (bit 0 is signal 1).
     pub pending: u64,
@@ -43,9 +43,9 @@ pub struct Status {
     pub hugetlb: Option<u64>,
     /// How often it has gone to sleep, or otherwise given the processor away by itself.
     pub slept: u64,
-    /// Whether the thread has a shadow stack (`x86_Thread_features`, since Linux 6.6, x86-64).
+    /// True if the thread has a shadow stack (`x86_Thread_features`, since Linux 6.6, x86-64).
     pub shadow_stack: bool,
-    /// Whether there is an address space at all (kernel threads and zombies have none).
+    /// True if there is an address space at all (kernel threads and zombies have none).
     pub has_mm: bool,
 }
 

@@ -59,7 +59,7 @@ pub(super) fn kept<'data, R: ReadRef<'data>>(
     kept
 }
 
-/// Whether tools read the section from the file: code, tables of every kind, and what is loaded by no segment.
+/// Returns whether tools read the section from the file: code, tables of every kind, and what is loaded by no segment.
 fn is_read<'data, R: ReadRef<'data>>(
     section: &SectionHeader64<LittleEndian>,
     strings: StringTable<'data, R>,

@@ -48,7 +48,7 @@ use crate::elf::{ElfError, ElfHeader};
 use crate::rebase::launch_bias;
 use place::Place;
 
-/// Which rules laid an image out. An image made by others is not this version's.
+/// The version of the rules that lay an image out. This version does not use images of another.
 ///
 /// 2: filler beside text. 3: for launches, the load bias at which most text lies in whole huge pages. 4: shared objects for
 /// where the kernel maps them; no data.

@@ -42,7 +42,7 @@ pub(super) fn of<'data, R: ReadRef<'data>>(
     }))
 }
 
-/// Whether a position-independent file is a program: the linker says so (`DF_1_PIE`), or it has an interpreter, as some
+/// Returns whether a position-independent file is a program: the linker says so (`DF_1_PIE`), or it has an interpreter, as some
 /// libraries have that can be run, but no name as a library.
 fn is_program<'data, R: ReadRef<'data>>(
     programs: &[ProgramHeader64<LittleEndian>],

@@ -90,7 +90,7 @@ fn same_contents(layout: &Layout, file: &[u8], image: &[u8]) {
     }
 }
 
-/// Whether every byte is the original's, or lies in a hole.
+/// Returns whether every byte is the original's, or lies in a hole.
 fn is_kept_or_hole(was: &[u8], is: &[u8]) -> bool {
     was.len() == is.len() && was.iter().zip(is).all(|(was, is)| was == is || *is == 0)
 }

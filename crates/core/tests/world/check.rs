@@ -29,7 +29,7 @@ const MAPPINGS: u64 = 16;
 const SEGMENTS: usize = 6;
 /// Files that the mappings are of.
 const FILES: u64 = 3;
-/// Where no user address is any more.
+/// The end of user addresses.
 const TOP: u64 = 1 << 47;
 
 /// Bytes that decide; zeros once they are used up.

@@ -54,9 +54,9 @@ pub fn would_be_reaped() -> bool {
 pub struct Begun {
     child: Pid,
     channel: UnixStream,
-    /// Whether the child is the companion, and not between it and this process.
+    /// True if the child is the companion, and not between it and this process.
     as_child: bool,
-    /// Whether it says more than its id.
+    /// True if it says more than its id.
     has_watch: bool,
 }
 

@@ -384,7 +384,7 @@ impl<'a> Follower<'a> {
         outcome == LookOutcome::MayPass
     }
 
-    /// Whether the process is of the tree, runs a program that the user means, and has text that could
+    /// Returns whether the process is of the tree, runs a program that the user means, and has text that could
     /// be huge.
     fn is_meant(&self, pid: Pid, seen_ticks: u64) -> bool {
         if is_switched_off() {
@@ -456,7 +456,7 @@ impl LookOutcome {
     }
 }
 
-/// Whether the process has run long enough to be worth a look.
+/// Returns whether the process has run long enough to be worth a look.
 fn has_worked(pid: Pid) -> bool {
     let text = ProcDir::of(pid).and_then(|process| process.read("stat"));
     let time = text.ok().and_then(|text| stat::run_time(&text).ok());

@@ -38,7 +38,7 @@ pub struct Launch<'a> {
     pub name: &'a OsStr,
     /// The settings.
     pub settings: &'a Settings,
-    /// Whether anybody will read the report in full.
+    /// True if anybody will read the report in full.
     pub wants_report: bool,
     /// Plan only: the program never runs.
     pub dry_run: bool,
@@ -177,7 +177,7 @@ impl Launch<'_> {
         Ok(Start::Held(Box::new(Caller { process, status, policy, objects })))
     }
 
-    /// Whether the program is one that the user means.
+    /// Returns whether the program is one that the user means.
     fn is_selected(&self, verdict: &Verdict) -> bool {
         let Settings { select, only, except, .. } = self.settings;
         let Verdict::Treat(image) = verdict else { return true };

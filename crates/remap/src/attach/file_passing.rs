@@ -26,7 +26,7 @@ pub(super) const CALLS: [ManifestEntry; 3] =
 pub(super) struct Received {
     /// Its number in the process.
     pub fd: u64,
-    /// Whether the thread is known to be able to read the byte that was asked for.
+    /// True if the thread is known to be able to read the byte that was asked for.
     pub has_read: bool,
 }
 

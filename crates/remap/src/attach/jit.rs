@@ -76,7 +76,7 @@ pub fn look_at_jit(
     Ok(areas)
 }
 
-/// Whether the area is anonymous memory that may be executed.
+/// Returns whether the area is anonymous memory that may be executed.
 fn is_jit(vma: &Vma) -> bool {
     // `[anon:name]` is what PR_SET_VMA_ANON_NAME made of it.
     vma.perms.exec

@@ -109,12 +109,12 @@ pub struct StopCost {
     pub lasted: Duration,
     /// Counters of the calls that it made for us.
     pub counts: Counts,
-    /// Whether it saw that a system call was interrupted.
+    /// True if it saw that a system call was interrupted.
     pub shown: bool,
 }
 
 impl Attached {
-    /// Whether something was done to the process.
+    /// Returns whether something was done to the process.
     pub fn touched_it(&self) -> bool {
         self.stop.is_some() || self.from_outside > 0
     }
@@ -129,7 +129,7 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
         attach_as_seen(order, images).map_err(|failure| order.target.cause(failure))?;
     attached.failure = attached.failure.map(|failure| order.target.cause(failure));
     if attached.failure.is_none() && !attached.touched_it() {
-        // That there is nothing to do is true of what was looked at.
+        // There is nothing to do for the program that was looked at; it may be another by now.
         order.target.still_there()?;
     }
     Ok(attached)
@@ -165,14 +165,14 @@ struct Stop<'a> {
     calls: Vec<&'static [ManifestEntry]>,
 }
 
-/// Whether the process has turned THP off for itself (`PR_SET_THP_DISABLE`; mariadbd does, for its
+/// Returns whether the process has turned THP off for itself (`PR_SET_THP_DISABLE`; mariadbd does, for its
 /// heap). PMD-mapped text stays so, but nothing new would become so.
 fn thp_is_off(process: &ProcDir) -> bool {
     let status = process.status().unwrap_or_default();
     status.thp_enabled == Some(false)
 }
 
-/// Whether the process has locked some of its memory (mlock(2)).
+/// Returns whether the process has locked some of its memory (mlock(2)).
 fn has_locked_memory(process: &ProcDir) -> bool {
     let status = process.status().unwrap_or_default();
     status.locked > 0

@@ -51,22 +51,22 @@ pub(crate) struct Prepared {
     /// Text that is in huge folios.
     touched: Vec<AddrRange>,
     texts: Texts,
-    /// Which of it has been written to.
+    /// The pages that have been written to.
     written: Written,
     thp_off: bool,
     marks: Option<Marks>,
     /// The mappings that a dead TiExec left there.
     left: Vec<Vma>,
-    /// Whether some of its memory is locked.
+    /// True if some of its memory is locked.
     locks: bool,
-    /// Whether its text may have protection keys.
+    /// True if its text may have protection keys.
     keys: bool,
     /// Text of which only the stop has shown that it must be left alone, and why.
     alone: Mutex<Vec<(AddrRange, SkipReason)>>,
 }
 
 impl Prepared {
-    /// Whether nothing is to be done to the process itself.
+    /// Returns whether nothing is to be done to the process itself.
     pub(crate) fn is_empty(&self) -> bool {
         !self.covers() && self.touched.is_empty() && self.left.is_empty()
     }
@@ -94,7 +94,7 @@ impl Prepared {
         }
     }
 
-    /// Whether something is to be mapped over the text.
+    /// Returns whether something is to be mapped over the text.
     fn covers(&self) -> bool {
         !self.staged.is_empty() || !self.edges.is_empty()
     }

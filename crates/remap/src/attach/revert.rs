@@ -89,7 +89,7 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     let mut reverted = revert_as_seen(order).map_err(|failure| order.target.cause(failure))?;
     reverted.failure = reverted.failure.map(|failure| order.target.cause(failure));
     if reverted.failure.is_none() && reverted.stop.is_none() {
-        // That there is nothing to revert is true of what was looked at.
+        // There is nothing to revert in the program that was looked at; it may be another by now.
         order.target.still_there()?;
     }
     Ok(reverted)

@@ -47,7 +47,7 @@ struct Opened {
 pub(super) struct Looking<'a> {
     /// The order.
     pub order: &'a AttachOrder<'a>,
-    /// Which of the process's pages have been written to.
+    /// The process's pages that have been written to.
     pub written: &'a Written,
     /// When to stop bringing files into the page cache.
     pub deadline: Instant,

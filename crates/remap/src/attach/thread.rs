@@ -227,7 +227,7 @@ fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) ->
     kinds.flat_map(|kind| kind.iter().take(OF_A_KIND)).map(|(tid, _)| *tid).collect()
 }
 
-/// Whether this process could read a thread's filters, as far as it knows: if not, none is stopped for
+/// Returns whether this process could read a thread's filters, as far as it knows: if not, none is stopped for
 /// nothing.
 fn may_read_filters() -> bool {
     const SYS_ADMIN: u64 = 1 << 21;

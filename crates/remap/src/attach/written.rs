@@ -1,4 +1,4 @@
-//! Which pages of a running process's text were written to: told by its pagemap, as often as asked.
+//! Tells, by a running process's pagemap, which pages of its text were written to.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

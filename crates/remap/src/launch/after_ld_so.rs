@@ -65,7 +65,7 @@ pub(crate) fn switch(
     let (tid, process) = (stopped.tid, process.clone());
     let (credentials, comm) = (status.credentials.clone(), status.name.shown().to_string());
     let target = Target { pid: tid, task: tid, process, space, credentials, comm };
-    // What it has loaded, and what it runs by now, is of its choice.
+    // The program itself chose the code that it has loaded and runs by now.
     let workers = if order.chain { Pool::default().workers(&target)? } else { Workers::none() };
     let attach = AttachOrder {
         target: &target,
@@ -109,7 +109,7 @@ pub(crate) fn switch(
     Ok((session, prepared.attached))
 }
 
-/// Whether objects are copied into the image store only: unless a copy was asked for. A compiler's 200 MiB
+/// Returns whether objects are copied into the image store only: unless a copy was asked for. A compiler's 200 MiB
 /// of libraries are too much for one start of it.
 fn only_shared(sources: Sources) -> bool {
     sources.pagecache && sources.store
@@ -183,7 +183,7 @@ pub(crate) struct Linker<'a> {
     pid: Pid,
     /// Those that are mapped from the beginning.
     known: Vec<FileId>,
-    /// Where the program's RELRO begins.
+    /// The beginning of the program's RELRO.
     relro: RemoteAddr,
     /// The maps file at the last look.
     before: Vec<u8>,

@@ -92,7 +92,7 @@ pub(crate) fn rebase(
     Ok(())
 }
 
-/// Where the image's byte that is at `addr` after the move was before it.
+/// Returns the address before the move of the byte that is at `addr` after it.
 fn moved_back(plan: &Rebase, addr: RemoteAddr) -> RemoteAddr {
     if !plan.to.contains(addr) {
         return addr;

@@ -39,7 +39,7 @@ pub(crate) struct Cost {
     pub remote_syscalls: u32,
     /// Bytes copied from the file.
     pub bytes_copied: u64,
-    /// Whether the program was moved.
+    /// True if the program was moved.
     pub rebased: bool,
     /// Why something was done in a worse way than planned.
     pub setback: Option<Failure>,

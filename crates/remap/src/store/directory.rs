@@ -1,4 +1,4 @@
-//! Where the stores are, and whether one is to be trusted.
+//! Finds the stores, and tells whether one is to be trusted.
 //!
 //! A store is trusted if nobody else can have exchanged its directory (`crate::trusted_directory`).
 
@@ -11,7 +11,7 @@ use tiexec_tracee::Failure;
 
 use crate::trusted_directory::{self, Distrust, Rule};
 
-/// Where `tiexecctl store setup` mounts the system's store.
+/// The mount point of the system's store, which `tiexecctl store setup` mounts.
 pub const SYSTEM: &str = "/run/tiexec/images";
 
 /// Below the user's runtime directory.

@@ -1,4 +1,4 @@
-//! Which file, and which state of it, an image is of.
+//! The key of an image: its original file, and that file's state.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;

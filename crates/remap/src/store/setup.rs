@@ -1,4 +1,4 @@
-//! Where the system's images live: a tmpfs of their own.
+//! The system's image store: a tmpfs of its own.
 //!
 //! The tmpfs has `huge=advise`, not `always`: the builder says which parts shall be huge, and
 //! symbols, data and sidecars do not take a huge page each. It is not `/run` itself, which is often
@@ -93,7 +93,7 @@ pub struct SetupError {
     pub doing: String,
     /// The kernel's answer, or another obstacle.
     pub why: String,
-    /// Whether root could do it.
+    /// True if root could do it.
     pub denied: bool,
 }
 
@@ -189,7 +189,7 @@ pub fn unset() -> Result<bool, SetupError> {
 fn make(path: &Path) -> Result<(), SetupError> {
     let doing = format!("make the directory {}", path.shown());
     match std::fs::DirBuilder::new().mode(0o755).create(path) {
-        // Whatever the umask was.
+        // The umask does not decide its mode.
         Ok(()) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
             .map_err(|error| SetupError::io(doing, &error)),
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),

@@ -1,4 +1,4 @@
-//! Which originals may have an image that everybody can read: those that everybody can read.
+//! Decides which originals may have an image that everybody can read: those that everybody can read.
 
 use std::fs::File;
 use std::os::fd::AsFd;

@@ -51,7 +51,7 @@ pub struct Switch {
     pub offset: u64,
     /// The text that it covers, whole pages.
     pub to: AddrRange,
-    /// Whether that text is locked in memory.
+    /// True if that text is locked in memory.
     pub locked: bool,
     /// The protection with which it is mapped: that of text, or of read-only data.
     pub protection: i32,
@@ -88,7 +88,7 @@ pub const EDGE_CALLS: [ManifestEntry; 2] =
 pub const DATA_CALLS: [ManifestEntry; 2] =
     [mmap_entry(c::PROT_READ, Placing::Aside), mmap_entry(c::PROT_READ, Placing::Over).optional()];
 
-/// What is known of a part as late as can be: whether its text may still go.
+/// The last check before a part is switched: whether its text is still the same.
 pub type Unchanged<'a> = &'a dyn Fn(&Switch) -> Result<(), Failure>;
 
 /// Switches `parts`, and tells `done` how each went; an error of `done` ends it.
@@ -157,7 +157,7 @@ fn together<E: Executor>(
     for ((index, one), is_mapped) in staged.into_iter().zip(mapped) {
         let part = &parts[index];
         if !is_mapped {
-            // What is there, if anything, is not ours. Tried again by itself, the call tells why.
+            // A mapping that is there is not ours. Tried again by itself, the call tells why.
             executor.withdraw(one.unmap());
             continue;
         }
@@ -190,7 +190,7 @@ fn together<E: Executor>(
     Ok(outcomes)
 }
 
-/// What is mapped aside for one part.
+/// The mapping aside for one part.
 struct Staged {
     room: Room,
     /// The undo steps that unmap it, and what was claimed for it.
@@ -240,7 +240,7 @@ impl Switch {
         remote::mmap(aside, self.protection, Placing::Aside, self.source.fd, self.offset)
     }
 
-    /// Whether the file's own pages are mapped beyond where they were. smaps shows the advice that such a mapping gets
+    /// Returns whether the file's own pages are mapped beyond where they were. smaps shows the advice that such a mapping gets
     /// as `hg`, by which a revert knows it.
     fn is_widened(&self) -> bool {
         self.backing == Some(Backing::Pagecache)

@@ -59,13 +59,13 @@ impl Workers {
         Self { reader: None, fetcher: None }
     }
 
-    /// Whether none of them has left a question unanswered.
+    /// Returns whether none of them has left a question unanswered.
     fn answer(&self) -> bool {
         self.reader.as_ref().is_none_or(|reader| reader.worker.answers())
             && self.fetcher.as_ref().is_none_or(|fetcher| fetcher.worker.answers())
     }
 
-    /// Whether the process may do its worst: nothing that it does is waited for without end.
+    /// Returns whether the process may do its worst: nothing that it does is waited for without end.
     pub(crate) fn limit(&self) -> Option<Duration> {
         self.fetcher.as_ref().map(|_| LONGEST_SESSION)
     }
@@ -139,14 +139,14 @@ impl Pool {
     }
 }
 
-/// Whether this process may take the place of any other: CAP_SETGID and CAP_SETUID.
+/// Returns whether this process may take the place of any other: CAP_SETGID and CAP_SETUID.
 fn may_take_places() -> bool {
     const BOTH: u64 = 1 << 6 | 1 << 7;
     let own = ProcDir::this_process().and_then(|this| this.status()).unwrap_or_default();
     own.credentials.effective() & BOTH == BOTH
 }
 
-/// Whether a process has other credentials than this one, so that it is to be worked on apart.
+/// Returns whether a process has other credentials than this one, so that it is to be worked on apart.
 pub fn is_foreign(pid: Pid) -> bool {
     ProcDir::of(pid).is_ok_and(|process| is_of_others(&process))
 }
@@ -163,7 +163,7 @@ struct Worker {
     packets: Packets,
     /// Its work, as errors show it.
     task: &'static str,
-    /// Whether it left a request unanswered: it gets no further ones.
+    /// True if it left a request unanswered: it gets no further ones.
     lost: AtomicBool,
 }
 
@@ -185,7 +185,7 @@ impl Worker {
         }
     }
 
-    /// Whether it has answered all that it was asked.
+    /// Returns whether it has answered all that it was asked.
     fn answers(&self) -> bool {
         !self.lost.load(Ordering::Relaxed)
     }

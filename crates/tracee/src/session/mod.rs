@@ -82,7 +82,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Where frames may lie.
+/// The place where frames may lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ground {
     /// They lie below this; `None` if there is no such place.
@@ -106,7 +106,7 @@ pub struct Session {
     /// The process's id in its own PID namespace, where known.
     own_id: Option<u32>,
     memory: Memory,
-    /// Whether the tracee did something else than it was made to do: it was detached from then, and nothing more
+    /// True if the tracee did something else than it was made to do: it was detached from then, and nothing more
     /// is written to it.
     lost: bool,
     /// When the tracee is given up if it has not come to the next stop; never, without.
@@ -123,7 +123,7 @@ pub struct Session {
     /// The same as frames hold them, and where the part lies that is not in the frame.
     state: ExtendedState,
     apart: RemoteAddr,
-    /// Where eight bytes of zero lie.
+    /// The address of eight bytes of zero.
     zeroes: RemoteAddr,
     /// Two places for a chain and the home frame at its end.
     slots: [RemoteAddr; 2],
@@ -131,19 +131,19 @@ pub struct Session {
     scratch: RemoteAddr,
     /// The undo steps; the last is made first.
     releases: Vec<Call>,
-    /// Where the chain for `releases` begins, once laid.
+    /// The beginning of the chain for `releases`, once laid.
     chain: Option<RemoteAddr>,
     current_slot: usize,
     masked: bool,
-    /// Whether calls are made also while the process is stopped by a signal.
+    /// True if calls are made also while the process is stopped by a signal.
     while_stopped: bool,
     /// The means to end a batch, where batches are allowed.
     ending: Option<Ending>,
     /// How many calls of a batch a slot has room for.
     batch_room: usize,
-    /// Whether the signal that ends batches is not blocked.
+    /// True if the signal that ends batches is not blocked.
     signal_is_open: bool,
-    /// Whether the tracee stands where it takes signals: there the kernel looks for an interrupted call to restart.
+    /// True if the tracee stands where it takes signals: there the kernel looks for an interrupted call to restart.
     takes_signals: bool,
     counts: Counts,
 }
@@ -350,7 +350,7 @@ impl Session {
         self.gadgets
     }
 
-    /// Whether an optional call may be made.
+    /// Returns whether an optional call may be made.
     pub fn may(&self, call: &ManifestEntry) -> bool {
         self.permission.has(call)
     }

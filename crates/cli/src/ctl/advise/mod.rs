@@ -164,7 +164,7 @@ fn longer(options: &Advise, lasted: Duration) -> String {
     ways::shell(&words)
 }
 
-/// Whether most of what there is to gain lies in shared libraries.
+/// Returns whether most of what there is to gain lies in shared libraries.
 fn is_for_a_store(advice: &Advice) -> bool {
     let gain = |text: &TextAdvice| text.share * (text.on_huge_then - text.on_huge_now).max(0.0);
     let is_library = |text: &&TextAdvice| text.path.ends_with(".so") || text.path.contains(".so.");

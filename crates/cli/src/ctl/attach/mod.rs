@@ -161,7 +161,7 @@ pub(crate) fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
     Ok(found)
 }
 
-/// Whether the processes were named by their ids.
+/// Returns whether the processes were named by their ids.
 fn named(targets: &Targets) -> bool {
     !targets.pids.is_empty()
 }

@@ -33,7 +33,7 @@ struct Runs<'a> {
     tiexec: PathBuf,
     metric: Option<Regex>,
     pages: Option<Pages>,
-    /// Whether tiexec's message has been shown: tiexec repeats it in every run.
+    /// True if tiexec's message has been shown: tiexec repeats it in every run.
     said: bool,
 }
 

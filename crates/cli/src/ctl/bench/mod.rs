@@ -79,7 +79,7 @@ trait Subject {
     /// The exit status for what has been said on stderr.
     fn measure(&mut self, arm: Arm, warmup: bool) -> Result<Measured, u8>;
 
-    /// Whether it should come to an end before all rounds are done.
+    /// Returns whether it should come to an end before all rounds are done.
     fn is_over(&self) -> bool {
         false
     }

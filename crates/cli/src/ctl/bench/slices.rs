@@ -28,7 +28,7 @@ struct Slices<'a> {
     process: ProcDir,
     tiexecctl: PathBuf,
     metric: &'a str,
-    /// Whether it was ever attached to.
+    /// True if it was ever attached to.
     switched: bool,
 }
 

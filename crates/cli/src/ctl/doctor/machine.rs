@@ -70,7 +70,7 @@ fn kernel() -> Finding {
     Finding::new(Level::Ok, "kernel", text)
 }
 
-/// Whether a process can be looked at without keeping it from anything.
+/// Returns whether a process can be looked at without keeping it from anything.
 fn looking(pages: Pages) -> Finding {
     match ProcDir::this_process().and_then(|this| areas::look(&this, pages)) {
         Err(error) => Finding::new(Level::Fail, "look", error).fix("mount /proc"),
@@ -171,7 +171,7 @@ fn page_cache(pages: Pages) -> Finding {
     }
 }
 
-/// Whether a program can be moved to where the page cache's huge pages fit.
+/// Returns whether a program can be moved to where the page cache's huge pages fit.
 fn rebase(pages: Pages) -> Finding {
     if pages.pmd.bytes() > MAX_ALIGNMENT {
         let finding = "huge pages are so large here that programs stay where the kernel loads them";

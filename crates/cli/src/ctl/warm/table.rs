@@ -85,7 +85,7 @@ struct Failed {
 pub(super) struct Rows {
     schema: u32,
     kind: &'static str,
-    /// Whether they were only looked at.
+    /// True if they were only looked at.
     check: bool,
     files: Vec<Row>,
     failed: Vec<Failed>,
