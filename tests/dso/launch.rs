@@ -154,12 +154,14 @@ fn without_text_to_gain_there_is_no_second_stop() {
 }
 
 /// Without an image store an object has the huge pages of its page cache, which a plain exec maps as well: no helper
-/// starts. Under strace a launch that wants a helper says that it cannot have one.
+/// starts, and without a watch of the start nothing else does. Under strace a launch that wants a helper says that it
+/// cannot have one.
 #[test]
 fn an_object_of_the_page_cache_costs_no_helper() {
     require!(installed("strace").is_some(), "no strace");
     let with = WithObject::new(Made::Gnu);
-    let (dir, run) = (with.dir(), Run::new(&with.program, ["7"]).options(["--deadline", "2m"]));
+    let (dir, run) =
+        (with.dir(), Run::new(&with.program, ["7"]).options(["--deadline", "2m", "--settle=0"]));
     let traced = |run: &Run| {
         let log = dir.join("log").to_string_lossy().into_owned();
         let held = run.clone().behind(["strace", "-f", "-o", &log]).hold();

@@ -129,6 +129,7 @@ fn assert_rehearsed(action: &str) {
         "process_vm_readv",
         "process_vm_writev",
         "setsid",
+        "socketpair",
     ] {
         let run = filtered(action, calls);
         let done = run.output();

@@ -9,12 +9,13 @@
 //! It holds no descriptor, directory or terminal of the program's, and ends with the processes that it
 //! follows.
 
-use std::io::{Read, Write};
+use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use tiexec_sys::perf_watch::{Heirs, Watch, wait_for_end};
 use tiexec_sys::process::{self, Fork, INITIAL_PID_NAMESPACE};
 use tiexec_sys::process_name::Role;
@@ -53,7 +54,7 @@ pub fn would_be_reaped() -> bool {
 #[must_use = "a child of this process is to be reaped"]
 pub struct Begun {
     child: Pid,
-    channel: UnixStream,
+    channel: PipeReader,
     /// True if the child is the companion, and not between it and this process.
     as_child: bool,
     /// True if it says more than its id.
@@ -62,6 +63,9 @@ pub struct Begun {
 
 /// Has `work` done beside this process and what it execs, with a watch on its `heirs` if one is wanted and there can be
 /// one. Only the descriptors in `keep` stay open there.
+///
+/// A seccomp filter may kill whoever waits for a child: the child tries that first, and until it has said that it
+/// outlived it, this process makes no calls but those that a scout of the launch wants as well.
 ///
 /// # Errors
 /// Why there is no companion; this process is as it was.
@@ -73,7 +77,7 @@ pub fn begin(
     if !process::children_share_pid_namespace() {
         return Err("children of this process go to a new PID namespace".to_owned());
     }
-    let (ours, mut theirs) = UnixStream::pair().map_err(|error| error.to_string())?;
+    let (ours, mut theirs) = std::io::pipe().map_err(|error| error.to_string())?;
     let this = process::this();
     let as_child = process::takes_in_orphans();
     let failed = |error: SysError| error.to_string();
@@ -81,6 +85,10 @@ pub fn begin(
         Fork::Child => {
             drop(ours);
             let life = || {
+                process::rehearse_wait();
+                if theirs.write_all(&[MAY_WAIT]).is_err() {
+                    return;
+                }
                 if as_child {
                     tell_id(&mut theirs, process::this());
                 } else {
@@ -101,7 +109,10 @@ pub fn begin(
     }
 }
 
-fn tell_id(channel: &mut UnixStream, id: Pid) {
+/// The first byte that a child says: no filter kills whoever waits for it.
+const MAY_WAIT: u8 = 1;
+
+fn tell_id(channel: &mut PipeWriter, id: Pid) {
     let _it_has_given_up = channel.write_all(&id.as_raw_nonzero().get().to_ne_bytes());
 }
 
@@ -112,6 +123,10 @@ impl Begun {
     /// # Errors
     /// Why there is no companion; this process is as it was.
     pub fn finish(mut self) -> Result<Companion, String> {
+        let mut first = [0];
+        if self.channel.read_exact(&mut first).is_err() && has_filters() {
+            return Err("a seccomp filter kills on a call that is needed".to_owned());
+        }
         let said = self.listen();
         if !self.as_child || said.is_err() {
             // Between this process and an orphan stood one that has ended; of a child that says
@@ -126,22 +141,47 @@ impl Begun {
 
     /// Hears what the companion says of itself: its id, and why it has no watch.
     fn listen(&mut self) -> Result<Companion, String> {
-        let failed = |error: std::io::Error| error.to_string();
-        self.channel.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
         let mut id = [0; 4];
         self.channel.read_exact(&mut id).map_err(|_ended| "it ended before it began".to_owned())?;
-        let mut why = String::new();
+        let mut why = Vec::new();
         if self.has_watch {
-            self.channel.read_to_string(&mut why).map_err(failed)?;
+            self.hear_of_watch(&mut why)?;
         }
-        let no_watch = (!why.is_empty()).then_some(why);
+        let no_watch = (!why.is_empty()).then(|| String::from_utf8_lossy(&why).into_owned());
         Ok(Companion { pid: Pid::from_raw(i32::from_ne_bytes(id)), no_watch })
     }
+
+    /// Reads until the companion has its watch, or has said why not.
+    fn hear_of_watch(&mut self, why: &mut Vec<u8>) -> Result<(), String> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).map_err(|error| error.to_string())?;
+            match poll(&mut [PollFd::new(&self.channel, PollFlags::IN)], Some(&left)) {
+                Ok(0) => return Err("it took too long to begin".to_owned()),
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.to_string()),
+            }
+            let mut piece = [0; 256];
+            match self.channel.read(&mut piece) {
+                Ok(0) => return Ok(()),
+                Ok(len) => why.extend_from_slice(piece.get(..len).unwrap_or_default()),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    }
+}
+
+/// Returns whether seccomp filters are in force for this process.
+fn has_filters() -> bool {
+    let status = ProcDir::this_process().and_then(|this| this.status());
+    status.is_ok_and(|status| status.seccomp != 0)
 }
 
 fn live(
     program: Pid,
-    mut channel: UnixStream,
+    mut channel: PipeWriter,
     heirs: Option<Heirs>,
     keep: &[BorrowedFd<'_>],
     as_child: bool,
