@@ -188,6 +188,15 @@ impl Settings {
         self.take(text.lines().map(|line| line.split('#').next().unwrap_or_default()))
     }
 
+    /// Takes over one setting of a rule.
+    ///
+    /// # Errors
+    /// The key or the value means nothing.
+    pub fn take_setting(&mut self, key: &str, value: &str) -> Result<(), Malformed> {
+        let item = format!("{key}={value}");
+        self.set(&item).map_err(|problem| Malformed { item, problem })
+    }
+
     fn take<'a>(&mut self, items: impl Iterator<Item = &'a str>) -> Vec<Malformed> {
         // A kill switch that a stronger source could overrule would be none.
         let off = std::mem::take(&mut self.off);

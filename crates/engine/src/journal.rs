@@ -61,6 +61,20 @@ pub fn note(message: &str, pid: Pid) {
     send(&socket, &fields, message);
 }
 
+/// The `MESSAGE_ID` of a crash after a switch (journalctl(1)).
+pub const CRASH: &str = "5c1d9f0e6b8a4f1cb1a7c2f0d3e49a61";
+
+/// Writes that a program has crashed soon after a switch, at priority err. No part of `message` may hold a line end.
+pub fn crash(message: &str, pid: Pid, build_id: &str, rule: &str) {
+    let Some(socket) = socket() else { return };
+    let pid = pid.as_raw_nonzero();
+    let fields = format!(
+        "MESSAGE={message}\nPRIORITY=3\nMESSAGE_ID={CRASH}\nSYSLOG_IDENTIFIER=tiexec\nTIEXEC_ACTION=crash\n\
+         TIEXEC_PID={pid}\nTIEXEC_BUILD_ID={build_id}\nTIEXEC_RULE={rule}\n"
+    );
+    send(&socket, &fields, message);
+}
+
 fn socket() -> Option<UnixDatagram> {
     let socket = UnixDatagram::unbound().ok()?;
     // A full log must not hold anything up.

@@ -1,11 +1,11 @@
-//! The build ID of a file.
+//! The build ID of a file, and the key of its text.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use tiexec_core::notes::{build_ids, parts};
 
-use crate::program::elf_headers;
+use crate::program::{elf_facts, elf_headers};
 
 /// Returns the build ID of an ELF file in hexadecimal digits; `None` if it has none. Reads no more than 64 KiB of
 /// headers, and as much of notes.
@@ -17,4 +17,30 @@ pub fn build_id(file: &File) -> Option<String> {
         let id = build_ids(&notes, part.align).into_iter().next()?;
         Some(notes[id].iter().map(|byte| format!("{byte:02x}")).collect())
     })
+}
+
+/// Most bytes of text that are hashed: a program's owner decides how long its file says that the text is.
+const MOST_TEXT: u64 = 256 << 20;
+
+/// Returns a digest of an ELF file's text, in hexadecimal digits: two files with one build ID need not hold the same.
+/// `None` for another kind of file, one that cannot be read, and one with text beyond any program's.
+pub fn text_key(file: &File) -> Option<String> {
+    let (_, facts) = elf_facts(file).ok()?;
+    let mut digest = blake3::Hasher::new();
+    let mut left = MOST_TEXT;
+    let mut buffer = vec![0; 1 << 20];
+    for load in facts.loads.iter().filter(|load| load.is_text()) {
+        left = left.checked_sub(load.file_size)?;
+        for number in [load.file_offset, load.vaddr, load.file_size] {
+            digest.update(&number.to_le_bytes());
+        }
+        let (mut at, end) = (load.file_offset, load.file_offset.checked_add(load.file_size)?);
+        while at < end {
+            let len = usize::try_from(end - at).map_or(buffer.len(), |len| len.min(buffer.len()));
+            file.read_exact_at(&mut buffer[..len], at).ok()?;
+            digest.update(&buffer[..len]);
+            at += len as u64;
+        }
+    }
+    Some(digest.finalize().to_hex()[..32].to_owned())
 }

@@ -31,7 +31,7 @@ pub mod store;
 pub mod switch;
 pub mod systemd_units;
 mod target_file;
-mod trusted_directory;
+pub mod trusted_directory;
 pub mod warm;
 pub mod workers;
 

@@ -14,3 +14,42 @@ pub fn of(process: &ProcDir) -> Option<Units> {
 pub fn shown(process: &ProcDir) -> Option<String> {
     of(process).map(|units| units.to_string())
 }
+
+/// Returns a unit's name, or a pattern of names, with its kind: a service's, if it has none (systemd: `unit_name_mangle`).
+pub fn with_kind(unit: &str) -> String {
+    const KINDS: [&str; 11] = [
+        "automount",
+        "device",
+        "mount",
+        "path",
+        "scope",
+        "service",
+        "slice",
+        "socket",
+        "swap",
+        "target",
+        "timer",
+    ];
+    match unit.rsplit_once('.') {
+        Some((_, kind)) if KINDS.contains(&kind) => unit.to_owned(),
+        _ => format!("{unit}.service"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_unit_without_a_kind_is_a_service() {
+        for (name, full) in [
+            ("redis-server", "redis-server.service"),
+            ("redis-server.service", "redis-server.service"),
+            ("session-3.scope", "session-3.scope"),
+            ("pg@16.1", "pg@16.1.service"),
+            ("postgresql@*", "postgresql@*.service"),
+        ] {
+            assert_eq!(with_kind(name), full);
+        }
+    }
+}

@@ -15,7 +15,7 @@ use tiexec_core::escape::AsShown;
 use tiexec_sys::Errno;
 
 /// The requirements on a path.
-pub(crate) struct Rule<'a> {
+pub struct Rule<'a> {
     /// The user who may own its directories besides root.
     pub user: u32,
     /// True if root's sticky directories may be written to by others, on the way.
@@ -26,7 +26,7 @@ pub(crate) struct Rule<'a> {
 
 /// The defect of a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Distrust {
+pub struct Distrust {
     /// The directory.
     pub path: PathBuf,
     /// Reads on after the path: `is a symbolic link`; or the call that failed.
@@ -52,7 +52,7 @@ impl fmt::Display for Distrust {
 ///
 /// # Errors
 /// The first directory that somebody else could have put there, or that cannot be opened or made.
-pub(crate) fn open(path: &Path, rule: &Rule<'_>) -> Result<Option<(OwnedFd, Stat)>, Distrust> {
+pub fn open(path: &Path, rule: &Rule<'_>) -> Result<Option<(OwnedFd, Stat)>, Distrust> {
     let failed = |at: &Path, call: &str, errno: rustix::io::Errno| Distrust {
         source: Some(errno.into()),
         ..distrust(at, call)

@@ -93,6 +93,22 @@ pub fn warm(
     Ok(weigh(text, &self::state(file, &interiors, pages)?, obstacle, pages))
 }
 
+/// Brings the text of a program's file into huge folios; returns how many bytes of it are in such then.
+///
+/// # Errors
+/// As [`warm`]; `foreign_image` for what is no program; `thp_unsupported`.
+pub fn warm_program(file: &File) -> Result<u64, Failure> {
+    let pages = tiexec_sys::thp::pages().ok_or_else(|| {
+        Failure::new(FailureKind::ThpUnsupported, "the kernel has no transparent huge pages")
+    })?;
+    let (_, facts) = crate::program::elf_facts(file)?;
+    let warmed = warm(file, &facts.text_parts(pages.base), pages, |_| {})?;
+    match warmed.obstacle {
+        Some(obstacle) if warmed.huge_bytes == 0 => Err(obstacle),
+        _ => Ok(warmed.huge_bytes),
+    }
+}
+
 /// Evicts and reads back, until something speaks against it.
 struct Evictor<'a> {
     file: &'a File,

@@ -47,6 +47,14 @@ pub fn asked() -> bool {
     signal().is_some()
 }
 
+/// SIGHUP.
+pub const HANGUP: i32 = libc::SIGHUP;
+
+/// Returns which of them has come last, and forgets it.
+pub fn take() -> Option<i32> {
+    Some(ASKED.swap(0, Ordering::SeqCst)).filter(|&signal| signal != 0)
+}
+
 /// Returns which of them has come last.
 pub fn signal() -> Option<i32> {
     Some(ASKED.load(Ordering::SeqCst)).filter(|&signal| signal != 0)

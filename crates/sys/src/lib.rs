@@ -28,6 +28,7 @@ pub mod pagemap_scan;
 mod perf_event;
 pub mod perf_sampler;
 pub mod perf_watch;
+pub mod pidfd;
 pub mod process;
 pub mod process_advice;
 pub mod process_name;

@@ -51,13 +51,18 @@ pub(crate) fn open(
     tid: Option<Pid>,
     processor: i32,
 ) -> Result<OwnedFd, SysError> {
+    open_for(attributes, Pid::as_raw(tid), processor)
+}
+
+/// [`open`], by the number that the kernel takes: 0 for the calling thread, -1 for everybody.
+fn open_for(attributes: &Attributes, tid: i32, processor: i32) -> Result<OwnedFd, SysError> {
     let whole = Attributes { size: size_of::<Attributes>() as u32, ..*attributes };
     // SAFETY: the kernel reads the live structure, whose size it says.
     let returned = unsafe {
         libc::syscall(
             libc::SYS_perf_event_open,
             &raw const whole,
-            Pid::as_raw(tid),
+            tid,
             processor,
             -1,
             PERF_FLAG_FD_CLOEXEC,
@@ -175,6 +180,27 @@ impl Rings {
             return Err(SysError { call: "perf_event_open", errno: Errno::SRCH });
         }
         Ok(Self { rings, more })
+    }
+
+    /// Opens an event for all processes on each processor.
+    ///
+    /// # Errors
+    /// As [`open`]: EACCES, EPERM without CAP_PERFMON where `kernel.perf_event_paranoid` is above -1.
+    pub(crate) fn open_everywhere(attributes: &Attributes, most: usize) -> Result<Self, SysError> {
+        let mut rings = Vec::new();
+        for processor in online_processors() {
+            match open_for(attributes, -1, processor) {
+                Ok(event) => rings.push(Ring::map(processor, event, most)?),
+                Err(error) if error.errno == Errno::NODEV => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self { rings, more: Vec::new() })
+    }
+
+    /// Returns the descriptors to poll.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.rings.iter().map(|ring| ring.event.as_fd())
     }
 
     /// Waits for records, at most for `time`, with no signal blocked: one whose action is to end this

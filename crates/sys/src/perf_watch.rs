@@ -47,6 +47,27 @@ impl Watch {
         Rings::open(tids, heirs, &attributes, Self::MOST).map(Self)
     }
 
+    /// Watches all processes for execs alone. A reader who waits for input from the [descriptors](Self::descriptors) is
+    /// woken when a buffer is half full.
+    ///
+    /// # Errors
+    /// EACCES, EPERM without CAP_PERFMON, and under filters.
+    pub fn open_everywhere() -> Result<Self, SysError> {
+        let attributes = Attributes {
+            kind: PERF_TYPE_SOFTWARE,
+            config: PERF_COUNT_SW_DUMMY,
+            flags: EXCLUDE_KERNEL | EXCLUDE_HV | WATERMARK | COMM | COMM_EXEC,
+            wakeup_watermark: (Self::MOST / 2) as u32,
+            ..Attributes::default()
+        };
+        Rings::open_everywhere(&attributes, Self::MOST).map(Self)
+    }
+
+    /// Returns the descriptors to poll.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.0.descriptors()
+    }
+
     /// Waits for records, at most for `time`, with no signal blocked: one whose action is to end this
     /// process ends it here.
     ///

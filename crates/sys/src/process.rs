@@ -80,7 +80,7 @@ pub enum Wait {
 }
 
 impl Wait {
-    fn from_status(status: i32) -> Self {
+    pub(crate) fn from_status(status: i32) -> Self {
         if libc::WIFEXITED(status) {
             return Self::Exited(libc::WEXITSTATUS(status));
         }

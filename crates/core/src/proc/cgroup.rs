@@ -84,6 +84,12 @@ pub fn units(cgroup: &[u8], of_init: &[u8]) -> Option<Units> {
     })
 }
 
+/// Returns the process's path in the hierarchy of systemd's manager: cgroup v2, or its own where that is in use.
+pub fn path(cgroup: &[u8]) -> Option<&[u8]> {
+    let own = path_in(cgroup, b"name=systemd").filter(|path| *path != b"/");
+    own.or_else(|| path_in(cgroup, b""))
+}
+
 /// Returns the process's path in the hierarchy that has exactly these controllers, as far as they are named.
 fn path_in<'a>(cgroup: &'a [u8], controllers: &[u8]) -> Option<&'a [u8]> {
     paths(cgroup).find_map(|(named, path)| (named == controllers).then_some(path))
@@ -206,6 +212,14 @@ mod tests {
         assert_eq!(shown(path, "0::/docker/xy\n"), None);
         assert_eq!(shown("0::/docker/xy/a.service\n", "0::/docker/x\n"), None);
         assert_eq!(shown("0::/a.service\n", ""), Some("a.service".to_owned()));
+    }
+
+    #[test]
+    fn the_path_is_that_of_the_managers_hierarchy() {
+        assert_eq!(path(b"4:memory:/c\n0::/a/b\n"), Some(&b"/a/b"[..]));
+        assert_eq!(path(b"1:name=systemd:/d\n0::/a\n"), Some(&b"/d"[..]));
+        assert_eq!(path(b"1:name=systemd:/\n0::/a\n"), Some(&b"/a"[..]));
+        assert_eq!(path(b"4:memory:/c\n"), None);
     }
 
     #[test]

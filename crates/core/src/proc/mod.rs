@@ -10,6 +10,7 @@ pub mod maps;
 pub mod meminfo;
 pub mod mountinfo;
 pub mod pagemap;
+pub mod pressure;
 pub mod smaps;
 pub mod stat;
 pub mod status;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use tiexec_core::proc::mountinfo;
 use tiexec_remap::systemd_units;
+pub(crate) use tiexec_remap::systemd_units::with_kind;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::{Holding, Identity, PathFile};
@@ -87,27 +88,6 @@ fn real(path: &Path) -> PathBuf {
     path.canonicalize().ok().or_else(of_directory).unwrap_or_else(|| path.to_owned())
 }
 
-/// Returns a unit's name with its kind: a service's, if it has none (systemd: `unit_name_mangle`).
-pub(crate) fn with_kind(unit: &str) -> String {
-    const KINDS: [&str; 11] = [
-        "automount",
-        "device",
-        "mount",
-        "path",
-        "scope",
-        "service",
-        "slice",
-        "socket",
-        "swap",
-        "target",
-        "timer",
-    ];
-    match unit.rsplit_once('.') {
-        Some((_, kind)) if KINDS.contains(&kind) => unit.to_owned(),
-        _ => format!("{unit}.service"),
-    }
-}
-
 /// Returns whether the process belongs to this unit of the system's manager.
 pub(crate) fn is_of_unit(process: &ProcDir, unit: &str) -> bool {
     systemd_units::of(process).is_some_and(|units| units.system == unit)
@@ -123,18 +103,6 @@ pub(crate) fn is_of_user_unit(process: &ProcDir, unit: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_unit_without_a_kind_is_a_service() {
-        for (name, full) in [
-            ("redis-server", "redis-server.service"),
-            ("redis-server.service", "redis-server.service"),
-            ("session-3.scope", "session-3.scope"),
-            ("pg@16.1", "pg@16.1.service"),
-        ] {
-            assert_eq!(with_kind(name), full);
-        }
-    }
 
     #[test]
     fn lists_as_pidof_and_pgrep_print_them() {
