@@ -9,7 +9,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 DIST := $(TARGET_DIR)/dist
-PROGRAMS := tiexec tiexecctl
+PROGRAMS := tiexec tiexecctl tiexecd
 FEATURES := --features tiexec/fault-injection
 
 # Asked for when a recipe runs: `make demo` may have to install rustc first.
@@ -22,6 +22,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates xtask docs/man -type f 2>/d
 
 BINDIR = $(DESTDIR)$(PREFIX)/bin
 SHAREDIR = $(DESTDIR)$(PREFIX)/share
+UNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 
 .PHONY: all programs demo test vm-test bench man completions install uninstall clean
 
@@ -84,11 +85,15 @@ $(DIST)/man $(DIST)/completions: $(SOURCES)
 	mv $@.new $@
 
 install: all
-	install -d $(BINDIR) $(SHAREDIR)/man/man1 $(SHAREDIR)/man/man8 $(SHAREDIR)/doc/tiexec \
+	install -d $(BINDIR) $(UNITDIR) $(UNITDIR)-preset $(SHAREDIR)/man/man1 $(SHAREDIR)/man/man5 $(SHAREDIR)/man/man8 $(SHAREDIR)/doc/tiexec \
 		$(SHAREDIR)/bash-completion/completions $(SHAREDIR)/zsh/site-functions $(SHAREDIR)/fish/vendor_completions.d
 	install -m 755 $(addprefix $(DIST)/,$(PROGRAMS)) $(BINDIR)
 	install -m 644 $(DIST)/man/tiexec.1 $(SHAREDIR)/man/man1
-	install -m 644 $(DIST)/man/tiexecctl.8 $(SHAREDIR)/man/man8
+	install -m 644 $(DIST)/man/tiexec.conf.5 $(SHAREDIR)/man/man5
+	install -m 644 $(DIST)/man/tiexecctl.8 $(DIST)/man/tiexecd.8 $(SHAREDIR)/man/man8
+	sed 's,/usr/bin/tiexecd,$(PREFIX)/bin/tiexecd,' systemd/tiexecd.service >$(UNITDIR)/tiexecd.service
+	chmod 644 $(UNITDIR)/tiexecd.service
+	install -m 644 systemd/80-tiexec.preset $(UNITDIR)-preset
 	for program in $(PROGRAMS); do \
 		install -m 644 $(DIST)/completions/$$program.bash $(SHAREDIR)/bash-completion/completions/$$program && \
 		install -m 644 $(DIST)/completions/_$$program $(SHAREDIR)/zsh/site-functions && \
@@ -101,7 +106,8 @@ uninstall:
 		rm -f $(BINDIR)/$$program $(SHAREDIR)/bash-completion/completions/$$program \
 			$(SHAREDIR)/zsh/site-functions/_$$program $(SHAREDIR)/fish/vendor_completions.d/$$program.fish || exit; \
 	done
-	rm -f $(SHAREDIR)/man/man1/tiexec.1 $(SHAREDIR)/man/man8/tiexecctl.8
+	rm -f $(SHAREDIR)/man/man1/tiexec.1 $(SHAREDIR)/man/man5/tiexec.conf.5 $(SHAREDIR)/man/man8/tiexecctl.8 \
+		$(SHAREDIR)/man/man8/tiexecd.8 $(UNITDIR)/tiexecd.service $(UNITDIR)-preset/80-tiexec.preset
 	rm -rf $(SHAREDIR)/doc/tiexec
 
 clean:

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Command, CommandFactory, Parser};
 use clap_complete::Shell;
 use clap_mangen::Man;
-use tiexec::options::{Ctl, Launch};
+use tiexec::options::{Ctl, Daemon, Launch};
 
 #[derive(Parser, Debug)]
 #[command(name = "cargo xtask", about = "Chores of the project")]
@@ -53,9 +53,12 @@ fn made(dir: &Path) -> Result<PathBuf> {
 }
 
 /// The commands and the sections of the manual they belong to.
-fn commands() -> [(Command, &'static str); 2] {
-    [(Launch::command(), "1"), (Ctl::command(), "8")]
+fn commands() -> [(Command, &'static str); 3] {
+    [(Launch::command(), "1"), (Ctl::command(), "8"), (Daemon::command(), "8")]
 }
+
+/// The manual pages of files, which no command defines.
+const FILES: [&str; 1] = ["tiexec.conf.5"];
 
 /// The place in the prose for the generated part.
 const MARKER: &str = ".\\\" OPTIONS\n";
@@ -82,6 +85,11 @@ fn man(out: &Path) -> Result<()> {
         }
         page.extend(after.as_bytes());
         fs::write(out.join(name), page)?;
+    }
+    for page in FILES {
+        let source = prose.join(format!("{page}.in"));
+        fs::copy(&source, out.join(page))
+            .with_context(|| format!("cannot copy {}", source.display()))?;
     }
     Ok(())
 }

@@ -5,14 +5,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each crate, and those of ours that it may use.
-const LAYERS: [(&str, &[&str]); 7] = [
+const LAYERS: [(&str, &[&str]); 8] = [
     ("core", &[]),
     ("advise", &["core"]),
     ("sys", &["core"]),
     ("tracee", &["core", "sys"]),
     ("remap", &["core", "sys", "tracee"]),
     ("engine", &["advise", "core", "remap", "sys", "tracee"]),
-    ("cli", &["advise", "core", "engine", "remap", "sys", "tracee"]),
+    ("agent", &["core", "engine", "remap", "sys"]),
+    ("cli", &["advise", "agent", "core", "engine", "remap", "sys", "tracee"]),
 ];
 
 fn crates() -> PathBuf {

@@ -5,6 +5,7 @@
 
 pub mod command_line;
 pub mod ctl;
+pub mod daemon;
 pub mod exit;
 mod launch;
 mod memory_options;

@@ -258,6 +258,11 @@ pub enum CtlCommand {
     /// Bring the text of programs and shared libraries into huge pages of their page cache, where
     /// every process and every later exec shares them
     Warm(Warm),
+    /// Say which rule of the agent matches a process, and what would be done
+    #[command(subcommand)]
+    Rules(RulesCommand),
+    /// List the builds of programs that crashed soon after a switch, or release one
+    Quarantine(Quarantine),
     /// Look after the image store: files of huge pages that hold the text of programs, one for the
     /// whole machine
     #[command(subcommand)]
@@ -609,4 +614,65 @@ mod tests {
         assert!(parse(&[]).is_err());
         assert!(parse(&["--deadline", "soon", "true"]).is_err());
     }
+}
+
+/// The places of the agent's files.
+#[derive(Args, Clone, Debug)]
+pub struct AgentFiles {
+    /// The directory of the rules
+    #[arg(long, value_name = "DIR", default_value = tiexec_agent::rules::DIRECTORY)]
+    pub conf_dir: PathBuf,
+
+    /// The directory of the agent's state
+    #[arg(long, value_name = "DIR", default_value = tiexec_agent::state::DIRECTORY)]
+    pub state_dir: PathBuf,
+}
+
+/// The commands of `tiexecctl rules`.
+#[derive(Subcommand, Clone, Debug)]
+pub enum RulesCommand {
+    /// Check the rule files, and show the rule of each process and what tiexecd would do to it now
+    Check {
+        /// The processes, also as lists [default: all that a rule matches]
+        #[arg(value_name = "PID")]
+        pids: Vec<String>,
+
+        /// The places of its files.
+        #[command(flatten)]
+        files: AgentFiles,
+    },
+}
+
+/// The options of `tiexecctl quarantine`.
+#[derive(Args, Clone, Debug)]
+pub struct Quarantine {
+    /// Let programs with this build ID, or this digest of their text, be attached to again
+    #[arg(long, value_name = "ID")]
+    pub release: Option<String>,
+
+    /// The directory of the agent's state
+    #[arg(long, value_name = "DIR", default_value = tiexec_agent::state::DIRECTORY)]
+    pub state_dir: PathBuf,
+}
+
+/// `tiexecd`: attaches to programs by rules.
+#[derive(Parser, Clone, Debug)]
+#[command(
+    name = "tiexecd",
+    version,
+    about = "Put the text of a machine's programs onto huge pages by rules",
+    max_term_width = 100
+)]
+pub struct Daemon {
+    /// The places of its files.
+    #[command(flatten)]
+    pub files: AgentFiles,
+
+    /// Look at all processes once, and stop
+    #[arg(long, requires = "dry_run")]
+    pub once: bool,
+
+    /// Print what would be done, and change nothing
+    #[arg(long, requires = "once")]
+    pub dry_run: bool,
 }

@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 pub use child::{Done, Held};
 pub use fresh::{Fresh, Report};
 pub use launch::{Prep, Run};
-pub use places::{files, sources, tiexec, tiexecctl};
+pub use places::{files, sources, tiexec, tiexecctl, tiexecd};
 pub use programs::{Kind, busy_java, program, program_big};
 pub use smaps::{Coverage, coverage, pmd_size};
 

@@ -45,6 +45,13 @@ pub fn tiexecctl() -> &'static Path {
     FOUND.get_or_init(|| binary("tiexecctl"))
 }
 
+/// The `tiexecd` under test, for a thread that has a [`/run` of its own](super::store::own_run).
+pub fn tiexecd() -> &'static Path {
+    super::store::own_run();
+    static FOUND: OnceLock<PathBuf> = OnceLock::new();
+    FOUND.get_or_init(|| binary("tiexecd"))
+}
+
 /// The directory for files of tests, which outlive the run: `target/tmp`.
 pub fn files() -> &'static Path {
     static FOUND: OnceLock<PathBuf> = OnceLock::new();

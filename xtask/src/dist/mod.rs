@@ -31,17 +31,25 @@ pub(crate) struct Dist {
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The places of the files, below `/usr`.
-const FILES: [&str; 11] = [
+const FILES: [&str; 19] = [
     "bin/tiexec",
     "bin/tiexecctl",
+    "bin/tiexecd",
     "share/man/man1/tiexec.1",
+    "share/man/man5/tiexec.conf.5",
     "share/man/man8/tiexecctl.8",
+    "share/man/man8/tiexecd.8",
     "share/bash-completion/completions/tiexec",
     "share/bash-completion/completions/tiexecctl",
+    "share/bash-completion/completions/tiexecd",
     "share/zsh/site-functions/_tiexec",
     "share/zsh/site-functions/_tiexecctl",
+    "share/zsh/site-functions/_tiexecd",
     "share/fish/vendor_completions.d/tiexec.fish",
     "share/fish/vendor_completions.d/tiexecctl.fish",
+    "share/fish/vendor_completions.d/tiexecd.fish",
+    "lib/systemd/system/tiexecd.service",
+    "lib/systemd/system-preset/80-tiexec.preset",
     "share/doc/tiexec/copyright",
 ];
 const SUMMARY: &str = "Puts the executable text of Linux programs on huge pages";
@@ -95,6 +103,7 @@ fn stage_all(arch: Arch, stage: &Path) -> Result<()> {
         let (from, mode) = match file.split('/').collect::<Vec<_>>()[..] {
             ["bin", _] => (programs.join(name), 0o755),
             [.., "bash-completion", _, _] => (made.path().join(format!("{name}.bash")), 0o644),
+            ["lib", "systemd", ..] => (repository()?.join("systemd").join(name), 0o644),
             [.., "copyright"] => (repository()?.join("LICENSE"), 0o644),
             _ => (made.path().join(name), 0o644),
         };
@@ -172,7 +181,7 @@ fn rpm(arch: Arch, stage: &Path, out: &Path) -> Result<Option<PathBuf>> {
          %description\nAt launch (tiexec PROGRAM), or in a running process (tiexec -p PID).\n\
          %install\ncp -a {}/. %{{buildroot}}\n\
          %files\n%defattr(-,root,root)\n/usr/bin/*\n/usr/share/man/*/*\n/usr/share/doc/tiexec\n\
-         /usr/share/bash-completion/completions/*\n/usr/share/zsh/site-functions/*\n\
+         /usr/lib/systemd/*/*\n/usr/share/bash-completion/completions/*\n/usr/share/zsh/site-functions/*\n\
          /usr/share/fish/vendor_completions.d/*\n",
         stage.display()
     );

@@ -9,7 +9,7 @@ pub(super) fn now() -> String {
 }
 
 /// Returns the date of so many seconds after the beginning of 1970.
-fn of(seconds: u64) -> String {
+pub(super) fn of(seconds: u64) -> String {
     let (mut days, minutes) = (seconds / 86_400, seconds % 86_400 / 60);
     let is_leap =
         |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);

@@ -7,7 +7,9 @@ mod date;
 mod doctor;
 mod inspect;
 mod progress;
+mod quarantine;
 mod report;
+pub(crate) mod rules;
 mod store;
 mod warm;
 
@@ -37,6 +39,8 @@ pub fn run() -> u8 {
     match ctl.command {
         CtlCommand::Inspect { targets, json } => inspect::run(&targets, json),
         CtlCommand::Doctor { targets, json } => doctor::run(&targets, json),
+        CtlCommand::Rules(command) => rules::run(&command),
+        CtlCommand::Quarantine(options) => quarantine::run(&options),
         CtlCommand::Store(command) => store::run(command),
         CtlCommand::Advise(options) => advise::run(&options),
         CtlCommand::Bench(options) => bench::run(&options),

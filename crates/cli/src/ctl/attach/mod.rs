@@ -25,6 +25,8 @@ use tiexec_remap::policy::Policy;
 use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::Pid;
 
+pub(crate) use select::parse as parse_pids;
+
 use super::print;
 use crate::exit;
 use crate::options::{Attach, LaunchSettings, Revert, Targets};

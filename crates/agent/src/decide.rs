@@ -1,0 +1,115 @@
+//! What would be done to a process, and why: a decision that can be shown.
+
+use std::time::Duration;
+
+use tiexec_engine::switched_off::is_switched_off;
+use tiexec_sys::process::ticks;
+use tiexec_sys::procfs::ProcDir;
+
+use crate::processes::Process;
+use crate::rules::{Action, Rule, Rules};
+use crate::state::State;
+use crate::treat;
+
+/// Why less is done than the rule says. The names are an interface.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Instead {
+    /// `/etc/tiexec/disabled` is there.
+    Disabled,
+    /// Nothing tells how a program ends (before Linux 6.15).
+    NoCrashGuard,
+    /// Builds of this rule have crashed.
+    RuleOff,
+    /// Builds of several rules have crashed.
+    ObserveOnly,
+    /// The program has run for less than `min-age`.
+    TooYoung,
+    /// The process has less text than `min-text`.
+    TooSmall,
+    /// This build has crashed.
+    Quarantined,
+    /// The process cannot be looked at, for this reason.
+    Unseen(String),
+}
+
+impl Instead {
+    /// Returns its stable name.
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Disabled => "disabled",
+            Self::NoCrashGuard => "no_crash_guard",
+            Self::RuleOff => "rule_off",
+            Self::ObserveOnly => "observe_only",
+            Self::TooYoung => "too_young",
+            Self::TooSmall => "too_small",
+            Self::Quarantined => "quarantined",
+            Self::Unseen(reason) => reason,
+        }
+    }
+}
+
+/// Returns why a rule does nothing at the moment, whatever the process.
+pub(crate) fn held_back(rule: &Rule, state: &State, has_guard: bool) -> Option<Instead> {
+    match rule.action {
+        Action::Observe | Action::Never => None,
+        _ if is_switched_off() => Some(Instead::Disabled),
+        Action::Warm => None,
+        Action::Attach if !has_guard => Some(Instead::NoCrashGuard),
+        Action::Attach if state.only_observes() => Some(Instead::ObserveOnly),
+        Action::Attach => state.is_off(&rule.name).then_some(Instead::RuleOff),
+    }
+}
+
+/// A decision about one process.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Decision<'a> {
+    /// The rule that matches, if one does.
+    pub rule: Option<&'a Rule>,
+    /// Why less is done than it says.
+    pub instead: Option<Instead>,
+}
+
+/// Decides about a process, and looks at it for that.
+pub fn decide<'a>(
+    process: &ProcDir,
+    facts: &Process,
+    rules: &'a Rules,
+    state: &State,
+    has_guard: bool,
+) -> Decision<'a> {
+    let Some(rule) = rules.of(facts) else { return Decision { rule: None, instead: None } };
+    let instead = || {
+        if let Some(instead) = held_back(rule, state, has_guard) {
+            return Some(instead);
+        }
+        if !rule.action.acts() {
+            return None;
+        }
+        if age(facts) < rule.min_age {
+            return Some(Instead::TooYoung);
+        }
+        let looked = match treat::look(process) {
+            Ok(looked) => looked,
+            Err(reason) => return Some(Instead::Unseen(reason.to_string())),
+        };
+        if looked.text_bytes < rule.min_text {
+            return Some(Instead::TooSmall);
+        }
+        match looked.build {
+            Err(reason) => Some(Instead::Unseen(reason)),
+            Ok(build) if state.quarantined(&build, facts.uid()).is_some() => {
+                Some(Instead::Quarantined)
+            }
+            Ok(_) => None,
+        }
+    };
+    Decision { rule: Some(rule), instead: instead() }
+}
+
+/// Returns for how long the process has run.
+pub(crate) fn age(process: &Process) -> Duration {
+    let since = process.identity.start_time;
+    let now = tiexec_sys::process::ticks_since_boot();
+    let per_second = ticks(Duration::from_secs(1)).max(1);
+    Duration::from_millis(now.saturating_sub(since).saturating_mul(1000) / per_second)
+}

@@ -1,0 +1,140 @@
+//! The crash guard: programs that die soon after a switch are not switched again.
+//!
+//! A pidfd is held for each process that was attached to. It tells how the process ended, whoever its parent is. A death by
+//! one of the signals of a crash within [`WINDOW`] of the switch puts the program's build into quarantine.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use tiexec_core::escape::AsShown;
+use tiexec_sys::pidfd::end_of;
+use tiexec_sys::process::{self, Wait};
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Errno, Pid};
+
+use crate::processes::{Identity, Process};
+use crate::state::{Build, Quarantined, now};
+
+/// How long after a switch a crash counts.
+pub const WINDOW: Duration = Duration::from_secs(300);
+/// The signals of a crash: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGSEGV.
+const CRASHES: [i32; 5] = [4, 5, 6, 7, 11];
+
+/// Returns the name of a signal of a crash.
+pub fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        4 => "SIGILL",
+        5 => "SIGTRAP",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        11 => "SIGSEGV",
+        _ => "another signal",
+    }
+}
+
+/// A process that may be attached to: its end will be known.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) pid: Pid,
+    pidfd: OwnedFd,
+}
+
+impl Held {
+    /// Takes hold of the process; `None` if it is gone, or another one.
+    pub(crate) fn of(pid: Pid, identity: Identity) -> Option<Self> {
+        let pidfd = process::open_pidfd(pid).ok()?;
+        let same = ProcDir::of(pid).ok().and_then(|process| Identity::of(&process));
+        (same == Some(identity)).then_some(Self { pid, pidfd })
+    }
+
+    /// Watches it from now on.
+    pub(crate) fn watch(self, process: &Process, rule: &str, build: Build) -> Watched {
+        Watched {
+            held: self,
+            uid: (!process.counts_for_all()).then(|| process.uid()),
+            exe: process.shown_exe.shown().to_string(),
+            rule: rule.to_owned(),
+            build,
+            since: Instant::now(),
+        }
+    }
+}
+
+/// A process that was attached to.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    held: Held,
+    uid: Option<u32>,
+    exe: String,
+    rule: String,
+    build: Build,
+    since: Instant,
+}
+
+impl AsFd for Watched {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.held.pidfd.as_fd()
+    }
+}
+
+/// A crash after a switch.
+#[derive(Debug)]
+pub(crate) struct Crash {
+    pub(crate) pid: Pid,
+    pub(crate) entry: Quarantined,
+    pub(crate) after: Duration,
+}
+
+/// The processes whose ends are waited for.
+#[derive(Debug, Default)]
+pub(crate) struct Guard {
+    watched: Vec<Watched>,
+}
+
+impl Guard {
+    pub(crate) fn add(&mut self, new: Watched) {
+        self.watched.retain(|one| one.held.pid != new.held.pid);
+        self.watched.push(new);
+    }
+
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.watched.iter().map(AsFd::as_fd)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.watched.is_empty()
+    }
+
+    /// Returns the crashes among the ends that have come. A process whose window is over is let go, unless it has ended
+    /// and nobody has waited for it yet.
+    pub(crate) fn crashes(&mut self) -> Vec<Crash> {
+        let mut crashes = Vec::new();
+        self.watched.retain(|one| {
+            let after = one.since.elapsed();
+            match end_of(one.as_fd()) {
+                Ok(None) => after < WINDOW || has_ended(one.held.pid),
+                Ok(Some(Wait::Killed(signal))) if CRASHES.contains(&signal) => {
+                    let entry = Quarantined {
+                        build: one.build.clone(),
+                        uid: one.uid,
+                        rule: one.rule.clone(),
+                        signal,
+                        exe: one.exe.clone(),
+                        when: now(),
+                    };
+                    crashes.push(Crash { pid: one.held.pid, entry, after });
+                    false
+                }
+                Ok(Some(_)) => false,
+                Err(error) => error.errno == Errno::INTR,
+            }
+        });
+        crashes
+    }
+}
+
+/// Returns whether the process is a zombie.
+fn has_ended(pid: Pid) -> bool {
+    let status = ProcDir::of(pid).and_then(|process| process.status());
+    status.is_ok_and(|status| matches!(status.state, b'Z' | b'X'))
+}

@@ -1,0 +1,25 @@
+//! `tiexecd`: a machine whose programs have huge text by rules, and not by anybody's doing.
+//!
+//! The modules follow the way of the data:
+//!
+//! - [`rules`]: what the administrator wants, from files.
+//! - [`processes`]: one cheap look at a process, which waits for nothing that the process decides.
+//! - [`decide`]: a process against the rules and the state: what would be done, and why. Nothing is changed.
+//! - [`reconcile`]: all processes against the rules, again and again; events only make it sooner.
+//! - `treat`: the work on processes, in a process apart.
+//! - `guard`: crashes soon after a switch.
+//! - [`state`]: the builds in quarantine, over restarts.
+//!
+//! The agent has one thread, because it forks.
+
+#![forbid(unsafe_code)]
+#![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::escape only")]
+
+pub mod decide;
+mod events;
+pub mod guard;
+pub mod processes;
+pub mod reconcile;
+pub mod rules;
+pub mod state;
+mod treat;

@@ -1,0 +1,144 @@
+//! One look at a process: what the rules ask for, without a wait for anything that the process decides.
+//!
+//! Nothing here takes the lock of the process's memory, opens a file that it chose, or follows a path of it: a process of
+//! another user could keep each of these for as long as it likes.
+
+use tiexec_core::proc::cgroup;
+use tiexec_core::proc::mountinfo;
+use tiexec_core::proc::stat;
+use tiexec_sys::Pid;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::reopen::PathFile;
+
+/// The program that a process runs: the process by its number and its start, and the program by the place of its stack,
+/// which the kernel chooses at each exec. So no other process, and no other program, is taken for it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Identity {
+    /// The start of the process, in clock ticks since boot.
+    pub start_time: u64,
+    /// The start of its stack.
+    start_stack: u64,
+}
+
+impl Identity {
+    /// Looks; `None` once the process is gone.
+    pub fn of(process: &ProcDir) -> Option<Self> {
+        let text = process.read("stat").ok()?;
+        let start_stack = stat::layout(&text).map_or(0, |layout| layout.start_stack);
+        Some(Self { start_time: stat::start_time(&text).ok()?, start_stack })
+    }
+}
+
+/// The facts about a process that rules match.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Process {
+    /// See [`Identity`].
+    pub identity: Identity,
+    /// Its name.
+    pub comm: Vec<u8>,
+    /// The path of its program, as this process finds it; `None` where the program lies on a mount that this mount
+    /// namespace does not have: there the process decides what its path looks like.
+    pub exe: Option<Vec<u8>>,
+    /// The path that it shows in any case.
+    pub shown_exe: Vec<u8>,
+    /// Its unit of the system's manager.
+    pub unit: Option<String>,
+    /// The path of its cgroup.
+    pub cgroup: Option<Vec<u8>>,
+    /// Real, effective, saved and file system user id.
+    pub uids: Vec<u32>,
+}
+
+/// The facts about the machine that looks at processes need.
+#[derive(Clone, Debug, Default)]
+pub struct Surroundings {
+    mounts: Vec<u64>,
+    cgroup_of_init: Vec<u8>,
+}
+
+impl Surroundings {
+    /// Looks.
+    pub fn look() -> Self {
+        let mounts = ProcDir::this_process().and_then(|this| this.read("mountinfo"));
+        let init = ProcDir::of(Pid::INIT).and_then(|init| init.read("cgroup"));
+        Self {
+            mounts: mountinfo::parse(&mounts.unwrap_or_default())
+                .iter()
+                .map(|mount| mount.id)
+                .collect(),
+            cgroup_of_init: init.unwrap_or_default(),
+        }
+    }
+
+    /// Looks at a process; `None` if it is gone, or a thread of the kernel.
+    pub fn process(&self, process: &ProcDir) -> Option<Process> {
+        let identity = Identity::of(process)?;
+        let shown_exe = process.exe_path().ok()?;
+        let held = PathFile::of_process(process, "exe").ok()?;
+        let ours = held.mount_id().is_some_and(|id| self.mounts.contains(&id));
+        let path = shown_exe.strip_suffix(b" (deleted)").unwrap_or(&shown_exe);
+        let status = process.status().ok()?;
+        let cgroup = process.read("cgroup").unwrap_or_default();
+        let units = cgroup::units(&cgroup, &self.cgroup_of_init);
+        Some(Process {
+            identity,
+            comm: status.name,
+            exe: ours.then(|| path.to_vec()),
+            unit: units.map(|units| units.system),
+            cgroup: cgroup::path(&cgroup).map(<[u8]>::to_vec),
+            uids: status.credentials.uids,
+            shown_exe,
+        })
+    }
+}
+
+/// Lists the processes, this one left out.
+pub fn every() -> impl Iterator<Item = (Pid, ProcDir)> {
+    let this = tiexec_sys::process::this();
+    ProcDir::every().filter(move |(pid, _)| *pid != this)
+}
+
+impl Process {
+    /// Returns whether its end says something about the machine's programs, and not about its user only: it belongs to
+    /// root, or to a service's own user in a unit of the system. A user's program may run in a system's unit, too, such as
+    /// cron's; so the unit alone does not decide.
+    pub fn counts_for_all(&self) -> bool {
+        let root = self.uids.len() == 4 && self.uids.iter().all(|&uid| uid == 0);
+        let service = self.uids.len() == 4 && self.uids.iter().all(|&uid| is_of_a_service(uid));
+        root || (service && self.unit.is_some())
+    }
+
+    /// Returns the real user id.
+    pub fn uid(&self) -> u32 {
+        self.uids.first().copied().unwrap_or(u32::MAX)
+    }
+}
+
+/// Returns whether a user id is one that people do not log in with: below `UID_MIN` (login.defs(5)), or one that systemd
+/// gives to `DynamicUser=` (systemd: docs/UIDS-GIDS.md).
+fn is_of_a_service(uid: u32) -> bool {
+    uid < 1000 || (61184..=65519).contains(&uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_users_crash_is_the_users() {
+        let process = |uids: [u32; 4], unit: Option<&str>| Process {
+            uids: uids.to_vec(),
+            unit: unit.map(str::to_owned),
+            ..Process::default()
+        };
+        let service = Some("postgresql@16-main.service");
+        assert!(process([0; 4], None).counts_for_all());
+        assert!(process([105; 4], service).counts_for_all());
+        assert!(process([61184; 4], service).counts_for_all());
+        assert!(!process([105; 4], None).counts_for_all());
+        assert!(!process([1000; 4], Some("cron.service")).counts_for_all());
+        assert!(!process([1000, 0, 0, 0], Some("cron.service")).counts_for_all());
+        assert!(!process([65534; 4], service).counts_for_all());
+        assert!(!Process::default().counts_for_all());
+    }
+}

@@ -1,0 +1,466 @@
+//! The rules: which programs are attached to, by files of the administrator's.
+//!
+//! The files `*.toml` of a directory are read in the order of their names. The first rule that matches a process decides;
+//! a process that no rule matches is left alone. A rule never looks at a command line: the process writes that itself.
+//!
+//! A file that has a mistake is left out as a whole, and named; the others stay in force. A key that this version does not
+//! know is named, and the rest of its rule stays in force: the file may be a newer version's.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use glob::{MatchOptions, Pattern};
+use rustix::fs::{Dir, FileType, Mode, OFlags};
+use serde::Serialize;
+use tiexec_core::config::Settings;
+use tiexec_core::escape::AsShown;
+use tiexec_core::value::{parse_bytes, parse_duration};
+use tiexec_remap::systemd_units::with_kind;
+use tiexec_remap::trusted_directory;
+use tiexec_sys::Errno;
+use toml::{Table, Value};
+
+use crate::processes::Process;
+
+/// The directory of the rules.
+pub const DIRECTORY: &str = "/etc/tiexec/conf.d";
+/// How old a program must be unless its rule says otherwise.
+pub const MIN_AGE: Duration = Duration::from_secs(10);
+/// Most bytes of one file.
+const LONGEST: u64 = 1 << 20;
+/// The settings of `tiexecctl attach` that a rule may have, by their names in the configuration file.
+const SETTINGS: [&str; 8] = [
+    "backing",
+    "page-size",
+    "numa",
+    "edges",
+    "pad-threshold",
+    "select",
+    "settle",
+    "max-huge-pages",
+];
+
+/// The action of a rule.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// The process is counted, and left alone.
+    Observe,
+    /// The program's file is brought into huge pages of the page cache, for later starts.
+    Warm,
+    /// The process is attached to.
+    Attach,
+    /// The process is left alone, whatever later rules say.
+    Never,
+}
+
+impl Action {
+    /// Returns its name in a rule.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Observe => "observe",
+            Self::Warm => "warm",
+            Self::Attach => "attach",
+            Self::Never => "never",
+        }
+    }
+
+    /// Returns whether it does something.
+    pub const fn acts(self) -> bool {
+        matches!(self, Self::Warm | Self::Attach)
+    }
+}
+
+/// One rule.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Rule {
+    /// Its name, by which it is reported and switched off.
+    pub name: String,
+    /// The path of the program.
+    exe: Option<Pattern>,
+    /// The unit of the system's manager.
+    unit: Option<Pattern>,
+    /// The path of the cgroup.
+    cgroup: Option<Pattern>,
+    /// The real user id.
+    user: Option<u32>,
+    /// Least bytes of text.
+    pub min_text: u64,
+    /// How old the program must be.
+    pub min_age: Duration,
+    /// See [`Action`].
+    pub action: Action,
+    /// The options of the attach.
+    pub settings: Settings,
+}
+
+impl Rule {
+    /// Returns whether the rule is for this process.
+    pub fn matches(&self, process: &Process) -> bool {
+        // As the shell's: `*` stays within a directory, `**` does not.
+        let shells = MatchOptions { require_literal_separator: true, ..MatchOptions::default() };
+        let fits = |pattern: &Option<Pattern>, value: Option<&[u8]>| {
+            pattern.as_ref().is_none_or(|pattern| {
+                let text = value.and_then(|value| std::str::from_utf8(value).ok());
+                text.is_some_and(|text| pattern.matches_with(text, shells))
+            })
+        };
+        fits(&self.exe, process.exe.as_deref())
+            && fits(&self.unit, process.unit.as_deref().map(str::as_bytes))
+            && fits(&self.cgroup, process.cgroup.as_deref())
+            && self.user.is_none_or(|user| process.uids.first() == Some(&user))
+    }
+}
+
+/// Limits of all attaches together: the table `[agent]`.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Limits {
+    /// Most bytes that private copies of text may take, all together.
+    pub max_copies: u64,
+    /// The percentage of `some avg10` in `/proc/pressure/memory` above which nothing is attached to.
+    pub max_memory_pressure: f64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let info = rustix::system::sysinfo();
+        let memory = info.totalram.saturating_mul(info.mem_unit.into());
+        Self { max_copies: memory / 10, max_memory_pressure: 10.0 }
+    }
+}
+
+/// A mistake in a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Defect {
+    /// The file, or the directory.
+    pub file: PathBuf,
+    /// The mistake.
+    pub what: String,
+    /// True if nothing of the file is in force.
+    pub left_out: bool,
+}
+
+impl std::fmt::Display for Defect {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let file = self.file.shown();
+        if self.left_out {
+            write!(f, "cannot use {file}: {}; fix: edit it, then tiexecctl rules check", self.what)
+        } else {
+            write!(f, "{file} ignored in part: {}", self.what)
+        }
+    }
+}
+
+/// All rules in force.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Rules {
+    /// They, in the order in which they are asked.
+    pub rules: Vec<Rule>,
+    /// See [`Limits`].
+    pub limits: Limits,
+    /// The mistakes.
+    pub defects: Vec<Defect>,
+}
+
+impl Rules {
+    /// Reads all files of the directory. A directory that is not there has none.
+    pub fn read(directory: &Path) -> Self {
+        let mut all = Self::default();
+        let user = rustix::process::geteuid().as_raw();
+        let rule = trusted_directory::Rule { user, sticky: true, make: &[] };
+        let failed = |what: String| Defect { file: directory.to_owned(), what, left_out: true };
+        let opened = match trusted_directory::open(directory, &rule) {
+            Ok(Some((opened, _))) => opened,
+            Ok(None) => return all,
+            Err(distrust) => {
+                all.defects.push(failed(distrust.to_string()));
+                return all;
+            }
+        };
+        let names = match names(&opened) {
+            Ok(names) => names,
+            Err(errno) => {
+                all.defects.push(failed(errno.to_string()));
+                return all;
+            }
+        };
+        for name in names {
+            let path = directory.join(OsStr::from_bytes(&name));
+            let before = all.clone();
+            let taken = text(&opened, &name, user).and_then(|text| all.take(&path, &text));
+            if let Err(what) = taken {
+                all = before;
+                all.defects.push(Defect { file: path, what, left_out: true });
+            }
+        }
+        all
+    }
+
+    /// Returns the rule that decides about a process.
+    pub fn of(&self, process: &Process) -> Option<&Rule> {
+        self.rules.iter().find(|rule| rule.matches(process))
+    }
+
+    /// Returns the least age that any rule asks for before it does something; `None` if none does anything.
+    pub fn least_age(&self) -> Option<Duration> {
+        self.rules.iter().filter(|rule| rule.action.acts()).map(|rule| rule.min_age).min()
+    }
+
+    /// Takes over a file's rules.
+    fn take(&mut self, path: &Path, text: &str) -> Result<(), String> {
+        let mut table: Table = text.parse().map_err(|error: toml::de::Error| {
+            error.to_string().trim_end().replace('\n', " ").shown().to_string()
+        })?;
+        let mut unknown = Vec::new();
+        if let Some(agent) = table.remove("agent") {
+            let Value::Table(agent) = agent else { return Err("[agent] is no table".to_owned()) };
+            self.take_limits(agent, &mut unknown)?;
+        }
+        match table.remove("rule") {
+            None => {}
+            Some(Value::Array(rules)) => {
+                for (index, rule) in rules.into_iter().enumerate() {
+                    let number = index + 1;
+                    let Value::Table(rule) = rule else {
+                        return Err(format!("rule {number} is no table"));
+                    };
+                    let rule = rule_of(rule, &mut unknown)
+                        .map_err(|what| format!("rule {number}: {what}"))?;
+                    if self.rules.iter().any(|other| other.name == rule.name) {
+                        return Err(format!(
+                            "rule {number}: there is a rule {:?} already",
+                            rule.name
+                        ));
+                    }
+                    self.rules.push(rule);
+                }
+            }
+            Some(_) => return Err("rules begin with [[rule]]".to_owned()),
+        }
+        unknown.extend(table.into_iter().map(|(key, _)| key));
+        if !unknown.is_empty() {
+            let unknown: Vec<String> = unknown.iter().map(|key| key.shown().to_string()).collect();
+            let what = format!("no such key: {}", unknown.join(", "));
+            self.defects.push(Defect { file: path.to_owned(), what, left_out: false });
+        }
+        Ok(())
+    }
+
+    fn take_limits(&mut self, agent: Table, unknown: &mut Vec<String>) -> Result<(), String> {
+        for (key, value) in agent {
+            match (key.as_str(), &value) {
+                ("max-copies", Value::String(text)) => {
+                    self.limits.max_copies = parse_bytes(text)?;
+                }
+                ("max-memory-pressure", Value::Integer(percent @ 0..=100)) => {
+                    self.limits.max_memory_pressure = *percent as f64;
+                }
+                ("max-memory-pressure", Value::Float(percent))
+                    if (0.0..=100.0).contains(percent) =>
+                {
+                    self.limits.max_memory_pressure = *percent;
+                }
+                ("max-copies" | "max-memory-pressure", _) => {
+                    return Err(format!(
+                        "{key} is a size such as \"1GiB\", or a percentage such as 10"
+                    ));
+                }
+                _ => unknown.push(format!("agent.{key}")),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> {
+    let name = text_of(&mut table, "name")?.ok_or("it has no name")?;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
+        return Err("a name is up to 64 of the characters A-Z a-z 0-9 . _ -".to_owned());
+    }
+    let mut pattern = |key: &str| match text_of(&mut table, key)? {
+        None => Ok(None),
+        Some(text) => {
+            let text = if key == "unit" { with_kind(&text) } else { text };
+            let read = Pattern::new(&text);
+            read.map(Some).map_err(|error| format!("{key} {text:?} is no pattern: {error}"))
+        }
+    };
+    let (exe, unit, cgroup) = (pattern("exe")?, pattern("unit")?, pattern("cgroup")?);
+    let user = match table.remove("user") {
+        None => None,
+        Some(Value::Integer(id)) => {
+            Some(u32::try_from(id).map_err(|_range| format!("{id} is no user id"))?)
+        }
+        Some(Value::String(name)) => {
+            Some(user_id(&name).ok_or_else(|| format!("there is no user {name:?}"))?)
+        }
+        Some(_) => return Err("user is a name or a number".to_owned()),
+    };
+    let min_text = text_of(&mut table, "min-text")?;
+    let min_text = min_text.map_or(Ok(0), |text| parse_bytes(&text))?;
+    let min_age = text_of(&mut table, "min-age")?;
+    let min_age = min_age.map_or(Ok(MIN_AGE), |text| parse_duration(&text))?;
+    let action = match text_of(&mut table, "action")?.as_deref() {
+        None | Some("observe") => Action::Observe,
+        Some("warm") => Action::Warm,
+        Some("attach") => Action::Attach,
+        Some("never") => Action::Never,
+        Some(other) => {
+            return Err(format!("action {other:?} is not observe, warm, attach or never"));
+        }
+    };
+    if action.acts() && exe.is_none() && unit.is_none() && cgroup.is_none() && user.is_none() {
+        return Err(format!(
+            "it would {} every process: it has no exe, unit, cgroup or user",
+            action.as_str()
+        ));
+    }
+    let mut settings = Settings::default();
+    for (key, value) in table {
+        if !SETTINGS.contains(&key.as_str()) {
+            unknown.push(key);
+            continue;
+        }
+        let value = match value {
+            Value::String(text) => text,
+            Value::Integer(number) => number.to_string(),
+            Value::Boolean(yes) => (if yes { "yes" } else { "no" }).to_owned(),
+            _ => return Err(format!("{key} is a text, a number, true or false")),
+        };
+        settings.take_setting(&key, &value).map_err(|malformed| malformed.to_string())?;
+    }
+    Ok(Rule { name, exe, unit, cgroup, user, min_text, min_age, action, settings })
+}
+
+fn text_of(table: &mut Table, key: &str) -> Result<Option<String>, String> {
+    match table.remove(key) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(_) => Err(format!("{key} is a text in quotes")),
+    }
+}
+
+/// Looks a user up in `/etc/passwd`: the static program has no other source.
+fn user_id(name: &str) -> Option<u32> {
+    let text = std::fs::read_to_string("/etc/passwd").ok()?;
+    text.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next()? == name).then(|| fields.nth(1)?.parse().ok())?
+    })
+}
+
+/// Lists the files, in the order of their names.
+fn names(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name.ends_with(b".toml") && !name.starts_with(b".") {
+            names.push(name.to_vec());
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Reads a file that nobody but root and this user can write to.
+fn text(directory: &OwnedFd, name: &[u8], user: u32) -> Result<String, String> {
+    // A FIFO would be waited for.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let failed = |errno: rustix::io::Errno| Errno::from(errno).to_string();
+    let file = rustix::fs::openat(directory, name, flags, Mode::empty()).map_err(failed)?;
+    let stat = rustix::fs::fstat(&file).map_err(failed)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err("it is no regular file".to_owned());
+    }
+    if stat.st_uid != 0 && stat.st_uid != user {
+        return Err(format!("it belongs to user {}", stat.st_uid));
+    }
+    if stat.st_mode & 0o022 != 0 {
+        return Err(format!("it is writable by others (mode {:04o})", stat.st_mode & 0o7777));
+    }
+    let mut text = String::new();
+    let read = File::from(file).take(LONGEST + 1).read_to_string(&mut text);
+    read.map_err(|error| error.to_string())?;
+    if text.len() as u64 > LONGEST {
+        return Err("it is longer than 1 MiB".to_owned());
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tiexec_core::config::BackingChoice;
+
+    fn of(text: &str) -> Result<Rules, String> {
+        let mut rules = Rules::default();
+        rules.take(Path::new("a.toml"), text).map(|()| rules)
+    }
+
+    fn process(exe: &str, unit: Option<&str>) -> Process {
+        Process {
+            exe: Some(exe.as_bytes().to_vec()),
+            unit: unit.map(str::to_owned),
+            cgroup: Some(b"/system.slice/a.service".to_vec()),
+            uids: vec![7; 4],
+            ..Process::default()
+        }
+    }
+
+    #[test]
+    fn a_rule_as_the_manual_has_it() {
+        let rules = of("[agent]\nmax-copies = \"1GiB\"\nmax-memory-pressure = 5\n\
+            [[rule]]\nname = \"postgres\"\nexe = \"/usr/lib/postgresql/*/bin/postgres\"\nmin-text = \"4MiB\"\n\
+            min-age = \"3s\"\naction = \"attach\"\nbacking = \"image\"\nmax-huge-pages = 40\ncanary = \"required\"\n")
+        .unwrap();
+        let [rule] = &rules.rules[..] else { panic!("{rules:?}") };
+        assert_eq!((rule.min_text, rule.min_age), (4 << 20, Duration::from_secs(3)));
+        assert_eq!((rule.action, rule.settings.backing), (Action::Attach, BackingChoice::Image));
+        assert!(rule.settings.max_huge_pages.is_some());
+        assert_eq!(rules.limits, Limits { max_copies: 1 << 30, max_memory_pressure: 5.0 });
+        let [defect] = &rules.defects[..] else { panic!("{rules:?}") };
+        assert!(!defect.left_out && defect.what.contains("canary"), "{defect}");
+        assert!(rule.matches(&process("/usr/lib/postgresql/16/bin/postgres", None)));
+        assert!(!rule.matches(&process("/usr/lib/postgresql/16/x/bin/postgres", None)));
+        assert!(!rule.matches(&Process { exe: None, ..process("", None) }));
+    }
+
+    #[test]
+    fn all_that_a_rule_names_must_fit() {
+        let text = "[[rule]]\nname=\"a\"\naction=\"attach\"\nunit=\"pg@*\"\nuser=7\ncgroup=\"/system.slice/**\"";
+        let rules = of(text).unwrap();
+        assert!(rules.of(&process("/x", Some("pg@a.service"))).is_some());
+        assert!(rules.of(&process("/x", Some("pg@a.scope"))).is_none());
+        assert!(rules.of(&process("/x", None)).is_none());
+        let other = Process { uids: vec![8, 7, 7, 7], ..process("/x", Some("pg@a.service")) };
+        assert!(rules.of(&other).is_none(), "the real user id decides");
+    }
+
+    #[test]
+    fn a_mistake_is_named() {
+        for (text, says) in [
+            ("[[rule]", "TOML"),
+            ("rule = 1", "[[rule]]"),
+            ("[[rule]]\nexe = \"/a\"", "rule 1: it has no name"),
+            ("[[rule]]\nname = \"a b\"", "a name is"),
+            ("[[rule]]\nname = \"a\"\nexe = \"[\"", "no pattern"),
+            ("[[rule]]\nname = \"a\"\naction = \"atach\"\nexe=\"/a\"", "\"atach\" is not"),
+            ("[[rule]]\nname = \"a\"\naction = \"attach\"", "every process"),
+            ("[[rule]]\nname = \"a\"\nmin-age = \"soon\"", "soon"),
+            ("[[rule]]\nname = \"a\"\nbacking = \"x\"", "backing=x"),
+            ("[[rule]]\nname = \"a\"\n[[rule]]\nname = \"a\"", "rule 2: there is a rule"),
+            ("[[rule]]\nname = \"a\"\nuser = \"nobody-of-that-name\"", "no user"),
+            ("[agent]\nmax-copies = 3", "max-copies is"),
+        ] {
+            let error = of(text).unwrap_err();
+            assert!(error.contains(says), "{text:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! What the agent remembers over its restarts: the builds of programs that crashed after a switch.
+//!
+//! The state is one JSON file, written whole beside its name, synced and renamed. A file that is torn, that somebody else
+//! owns or may write to, or that a newer version has written is renamed out of the way, and the agent begins without one.
+
+use std::collections::BTreeSet;
+use std::ffi::CStr;
+use std::fmt;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use serde::{Deserialize, Serialize};
+use tiexec_core::escape::AsShown;
+use tiexec_remap::trusted_directory::{self, Rule};
+use tiexec_sys::Errno;
+
+/// The directory of the state.
+pub const DIRECTORY: &str = "/var/lib/tiexec";
+const NAME: &CStr = c"state.json";
+const NEW: &CStr = c".state.json.new";
+const LOCK: &CStr = c".lock";
+/// The version of the file's form.
+const VERSION: u32 = 1;
+/// Most bytes of the file.
+const LONGEST: u64 = 4 << 20;
+/// Most builds that one user's own crashes may fill the state with.
+const MOST_OF_A_USER: usize = 64;
+/// Builds of one rule after whose crashes the rule is off.
+const BUILDS_OF_A_RULE: usize = 2;
+/// Builds on the machine after whose crashes the agent only observes.
+const BUILDS_OF_THE_MACHINE: usize = 3;
+
+/// A program's build: its build ID, and the digest of its text.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct Build {
+    /// In hexadecimal digits; `none` for a file without one.
+    pub build_id: String,
+    /// In hexadecimal digits.
+    pub text: String,
+}
+
+impl fmt::Display for Build {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.build_id, self.text)
+    }
+}
+
+/// A build that crashed after a switch.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Quarantined {
+    /// See [`Build`].
+    #[serde(flatten)]
+    pub build: Build,
+    /// The user for whose processes alone this counts; everybody's if there is none.
+    pub uid: Option<u32>,
+    /// The rule by which it was attached to.
+    pub rule: String,
+    /// The signal.
+    pub signal: i32,
+    /// The program's path at that time.
+    pub exe: String,
+    /// When, in seconds since 1970.
+    pub when: u64,
+}
+
+/// The state.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct State {
+    version: u32,
+    /// The builds that are not attached to.
+    pub quarantine: Vec<Quarantined>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self { version: VERSION, quarantine: Vec::new() }
+    }
+}
+
+impl State {
+    /// Returns the entry that keeps a build of this user's from being attached to.
+    pub fn quarantined(&self, build: &Build, uid: u32) -> Option<&Quarantined> {
+        self.quarantine.iter().find(|one| one.build == *build && one.uid.is_none_or(|of| of == uid))
+    }
+
+    /// Returns whether a rule is off: builds of it crashed, more than one.
+    pub fn is_off(&self, rule: &str) -> bool {
+        self.builds(|one| one.rule == rule) >= BUILDS_OF_A_RULE
+    }
+
+    /// Returns whether nothing is attached to any more: builds crashed on this machine, more than two.
+    pub fn only_observes(&self) -> bool {
+        self.builds(|_| true) >= BUILDS_OF_THE_MACHINE
+    }
+
+    /// Counts the builds whose crashes count for everybody. Two files with one build ID are one build here.
+    fn builds(&self, wanted: impl Fn(&Quarantined) -> bool) -> usize {
+        let of_all = self.quarantine.iter().filter(|one| one.uid.is_none() && wanted(one));
+        let of_all = of_all.map(|one| match one.build.build_id.as_str() {
+            "none" => &one.build.text,
+            build_id => build_id,
+        });
+        of_all.collect::<BTreeSet<_>>().len()
+    }
+
+    /// Adds a build.
+    pub fn add(&mut self, new: Quarantined) {
+        if self.quarantine.iter().any(|one| one.build == new.build && one.uid == new.uid) {
+            return;
+        }
+        if new.uid.is_some() {
+            let mut of_user = self.quarantine.iter().filter(|one| one.uid == new.uid);
+            if of_user.clone().count() >= MOST_OF_A_USER {
+                let oldest = of_user.next().cloned();
+                self.quarantine.retain(|one| Some(one) != oldest.as_ref());
+            }
+        }
+        self.quarantine.push(new);
+    }
+
+    /// Removes the builds with this build ID, or this digest; returns them.
+    pub fn release(&mut self, id: &str) -> Vec<Quarantined> {
+        let is_it = |one: &Quarantined| {
+            id == one.build.text
+                || id == one.build.to_string()
+                || (id == one.build.build_id && id != "none")
+        };
+        let (out, kept) = std::mem::take(&mut self.quarantine).into_iter().partition(is_it);
+        self.quarantine = kept;
+        out
+    }
+}
+
+/// The time now, as the state tells it.
+pub fn now() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+/// The place of the state.
+#[derive(Debug)]
+pub struct Store {
+    path: PathBuf,
+    directory: OwnedFd,
+    user: u32,
+}
+
+/// Held while the state is read, changed and written.
+struct Locked(#[expect(dead_code, reason = "closing it lets the lock go")] OwnedFd);
+
+impl Store {
+    /// Opens the directory, and makes it if need be.
+    ///
+    /// # Errors
+    /// Somebody else could have put it there, or it cannot be made.
+    pub fn open(path: &Path) -> Result<Self, String> {
+        let user = rustix::process::geteuid().as_raw();
+        let rule = Rule { user, sticky: true, make: &[0o700] };
+        match trusted_directory::open(path, &rule) {
+            Ok(Some((directory, _))) => Ok(Self { path: path.join("state.json"), directory, user }),
+            Ok(None) => Err(format!("{} has no directory above it", path.shown())),
+            Err(distrust) => Err(distrust.to_string()),
+        }
+    }
+
+    /// Returns the state, and the reason why a file was set aside.
+    pub fn load(&self) -> (State, Option<String>) {
+        let why = match self.read() {
+            Ok(state) => return (state, None),
+            Err(why) => why,
+        };
+        let aside = c"state.json.aside";
+        let moved = rustix::fs::renameat(&self.directory, NAME, &self.directory, aside).is_ok();
+        let done = if moved { "set aside as state.json.aside" } else { "left where it is" };
+        (State::default(), Some(format!("{}: {why}; {done}", self.path.shown())))
+    }
+
+    /// Reads the state, and changes nothing.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not to be trusted.
+    pub fn look(&self) -> Result<State, String> {
+        self.read()
+    }
+
+    fn read(&self) -> Result<State, String> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(&self.directory, NAME, flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(rustix::io::Errno::NOENT) => return Ok(State::default()),
+            Err(errno) => return Err(Errno::from(errno).to_string()),
+        };
+        let stat = rustix::fs::fstat(&file).map_err(|errno| Errno::from(errno).to_string())?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err("it is no regular file".to_owned());
+        }
+        if stat.st_uid != self.user || stat.st_mode & 0o022 != 0 {
+            let mode = stat.st_mode & 0o7777;
+            return Err(format!("it belongs to user {} with mode {mode:04o}", stat.st_uid));
+        }
+        let mut text = Vec::new();
+        let read = File::from(file).take(LONGEST + 1).read_to_end(&mut text);
+        read.map_err(|error| error.to_string())?;
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        if let Ok(Versioned { version }) = serde_json::from_slice(&text)
+            && version > VERSION
+        {
+            return Err(format!("its version is {version}, newer than {VERSION}"));
+        }
+        serde_json::from_slice(&text).map_err(|error| format!("it is torn: {error}"))
+    }
+
+    /// Changes the state as the file has it now, and writes it. Returns the state, and why it could not be written.
+    pub fn update(&self, change: impl FnOnce(&mut State)) -> (State, Option<String>) {
+        let locked = self.lock();
+        let (mut state, aside) = self.load();
+        let before = state.clone();
+        change(&mut state);
+        let written = match locked {
+            _ if state == before => aside,
+            Ok(_held) => self.write(&state).err().or(aside),
+            Err(why) => Some(why),
+        };
+        (state, written)
+    }
+
+    fn lock(&self) -> Result<Locked, String> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.directory, LOCK, flags, Mode::from_raw_mode(0o600))
+            .map_err(|errno| self.failed("lock", errno))?;
+        rustix::fs::flock(&file, FlockOperation::LockExclusive)
+            .map_err(|errno| self.failed("lock", errno))?;
+        Ok(Locked(file))
+    }
+
+    fn write(&self, state: &State) -> Result<(), String> {
+        let text = serde_json::to_vec_pretty(state).map_err(|error| error.to_string())?;
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let done = (|| {
+            let file = rustix::fs::openat(&self.directory, NEW, flags, Mode::from_raw_mode(0o600))?;
+            let mut file = File::from(file);
+            file.write_all(&text).and_then(|()| file.sync_all()).map_err(|error| {
+                rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO)
+            })?;
+            rustix::fs::renameat(&self.directory, NEW, &self.directory, NAME)?;
+            // The name lies in the directory.
+            rustix::fs::fsync(&self.directory)
+        })();
+        done.map_err(|errno| {
+            let _none = rustix::fs::unlinkat(&self.directory, NEW, AtFlags::empty());
+            self.failed("write", errno)
+        })
+    }
+
+    fn failed(&self, verb: &str, errno: rustix::io::Errno) -> String {
+        format!("cannot {verb} {}: {}", self.path.shown(), Errno::from(errno))
+    }
+
+    /// Returns what tells one state of the file from another.
+    pub fn stamp(&self) -> Option<(u64, i64, u64)> {
+        let stat = rustix::fs::statat(&self.directory, NAME, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        Some((stat.st_ino, stat.st_mtime, stat.st_mtime_nsec))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn crash(build_id: &str, rule: &str, uid: Option<u32>) -> Quarantined {
+        let build = Build { build_id: build_id.to_owned(), text: format!("t{build_id}") };
+        let (rule, exe) = (rule.to_owned(), "/x".to_owned());
+        Quarantined { build, uid, rule, signal: 11, exe, when: 1 }
+    }
+
+    #[test]
+    fn builds_switch_rules_off_and_then_all() {
+        let mut state = State::default();
+        state.add(crash("a", "r", None));
+        state.add(crash("a", "r", None));
+        assert!(!state.is_off("r") && state.quarantine.len() == 1);
+        state.add(crash("b", "r", None));
+        assert!(state.is_off("r") && !state.is_off("s") && !state.only_observes());
+        state.add(crash("c", "s", None));
+        assert!(!state.is_off("s") && state.only_observes());
+        assert_eq!(state.release("b").len(), 1);
+        assert!(!state.is_off("r") && !state.only_observes());
+        assert!(state.release("none").is_empty());
+    }
+
+    #[test]
+    fn a_user_cannot_fill_it_or_switch_anything_off() {
+        let mut state = State::default();
+        for build in 0..200 {
+            state.add(crash(&build.to_string(), "r", Some(1000)));
+        }
+        assert_eq!(state.quarantine.len(), MOST_OF_A_USER);
+        assert!(!state.is_off("r") && !state.only_observes());
+        let last = crash("199", "r", None).build;
+        assert!(state.quarantined(&last, 1000).is_some());
+        assert!(state.quarantined(&last, 1001).is_none());
+    }
+}

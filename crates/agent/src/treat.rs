@@ -1,0 +1,305 @@
+//! The work on processes, in a process of its own: the agent itself never touches one.
+//!
+//! That process writes down what it begins and what came of it, in a memory file that the agent reads afterwards. So the
+//! agent knows what was done also if that process came to no end.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde::{Deserialize, Serialize};
+use tiexec_core::config::Settings;
+use tiexec_core::proc::maps;
+use tiexec_core::skip::{FailureKind, Reason};
+use tiexec_engine::hottest::Hot;
+use tiexec_engine::locked_target::{LOOKING, LockedTarget, carry_out};
+use tiexec_engine::policy::policy;
+use tiexec_engine::retry::may_pass;
+use tiexec_engine::switched_off::is_switched_off;
+use tiexec_remap::build_id::{build_id, text_key};
+use tiexec_remap::images::Images;
+use tiexec_remap::workers::{self, Pool};
+use tiexec_remap::{Failure, open_exe};
+use tiexec_sys::Pid;
+use tiexec_sys::procfs::ProcDir;
+
+use crate::processes::Identity;
+use crate::rules::{Action, Rule};
+use crate::state::{Build, State};
+
+/// How long one process may take. The agent has others to look after meanwhile.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// A file in one state, so that its text is hashed once.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub(crate) struct FileState {
+    device: u64,
+    inode: u64,
+    len: u64,
+    changed: (i64, i64),
+}
+
+/// A process to work on.
+pub(crate) struct Job<'a> {
+    pub(crate) pid: Pid,
+    pub(crate) identity: Identity,
+    pub(crate) uid: u32,
+    pub(crate) rule: &'a Rule,
+}
+
+/// What came of a process.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Outcome {
+    /// `ok`, or the reason in snake_case.
+    pub(crate) result: String,
+    /// The reason in words.
+    pub(crate) detail: String,
+    /// True if it may go better a moment later.
+    pub(crate) passing: bool,
+    /// True if the process must be watched: it has text of TiExec's.
+    pub(crate) switched: bool,
+    /// Bytes of text.
+    pub(crate) text_bytes: u64,
+    /// Bytes of it that are huge.
+    pub(crate) huge_bytes: u64,
+    /// Bytes that were copied for it.
+    pub(crate) copied: u64,
+    /// Microseconds for which a thread stood.
+    pub(crate) stop_us: Option<u64>,
+}
+
+impl Outcome {
+    fn of(result: &str, detail: impl ToString) -> Self {
+        Self { result: result.to_owned(), detail: detail.to_string(), ..Self::default() }
+    }
+
+    fn failed(failure: &Failure) -> Self {
+        let passing = may_pass(failure.reason);
+        Self { passing, ..Self::of(failure.reason.as_str(), &failure.detail) }
+    }
+}
+
+/// A line of the memory file.
+#[derive(Serialize, Deserialize)]
+enum Note {
+    /// From now on the process may be changed.
+    Began { pid: i32, file: FileState, build: Build },
+    /// The work on it has ended.
+    Done { pid: i32, outcome: Outcome },
+}
+
+/// All that is known of the work on one process.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    /// Its program, if the work began.
+    pub(crate) build: Option<(FileState, Build)>,
+    /// `None` if the work came to no end.
+    pub(crate) outcome: Option<Outcome>,
+}
+
+/// Does the jobs one after the other, in a process apart. Returns what is known of each.
+///
+/// # Errors
+/// There is no memory for the notes.
+pub(crate) fn all(
+    jobs: &[Job<'_>],
+    known: &dyn Fn(&FileState) -> Option<Build>,
+    state: &State,
+    mut copies_left: u64,
+    mut gave_up: impl FnMut(Pid, &Failure),
+) -> Result<Vec<Told>, String> {
+    let notes = memfd_create(c"tiexecd-notes", MemfdFlags::CLOEXEC);
+    let mut notes = notes.map(File::from).map_err(|errno| errno.to_string())?;
+    let pids: Vec<Pid> = jobs.iter().map(|job| job.pid).collect();
+    let (mut pen, mut images) = (&notes, Images::default());
+    let mut write = |note: &Note| {
+        if let Ok(mut line) = serde_json::to_string(note) {
+            line.push('\n');
+            let _no_memory = pen.write_all(line.as_bytes());
+        }
+    };
+    workers::each_apart(
+        &pids,
+        LONGEST,
+        |pid, pool| {
+            let Some(job) = jobs.iter().find(|job| job.pid == pid) else { return 1 };
+            let outcome = one(job, known, state, copies_left, &mut images, pool, &mut write);
+            copies_left = copies_left.saturating_sub(outcome.copied);
+            write(&Note::Done { pid: pid.as_raw_nonzero().get(), outcome });
+            0
+        },
+        |pid, failure| {
+            gave_up(pid, failure);
+            1
+        },
+    );
+    let mut told: Vec<Told> = jobs.iter().map(|_| Told::default()).collect();
+    let place = |raw: i32| jobs.iter().position(|job| job.pid.as_raw_nonzero().get() == raw);
+    notes.seek(SeekFrom::Start(0)).map_err(|error| error.to_string())?;
+    for line in BufReader::new(&notes).lines().map_while(Result::ok) {
+        match serde_json::from_str(&line) {
+            Ok(Note::Began { pid, file, build }) => {
+                if let Some(at) = place(pid) {
+                    told[at].build = Some((file, build));
+                }
+            }
+            Ok(Note::Done { pid, outcome }) => {
+                if let Some(at) = place(pid) {
+                    told[at].outcome = Some(outcome);
+                }
+            }
+            Err(_cut) => {}
+        }
+    }
+    Ok(told)
+}
+
+fn one(
+    job: &Job<'_>,
+    known: &dyn Fn(&FileState) -> Option<Build>,
+    state: &State,
+    copies_left: u64,
+    images: &mut Images,
+    pool: &mut Pool,
+    write: &mut dyn FnMut(&Note),
+) -> Outcome {
+    if is_switched_off() {
+        return Outcome::of("disabled", "it is switched off");
+    }
+    let Ok(process) = ProcDir::of(job.pid) else {
+        return Outcome::of("target_gone", "");
+    };
+    if Identity::of(&process) != Some(job.identity) {
+        return Outcome::of("changed", "it is another program by now");
+    }
+    let text_bytes = text_bytes(&process);
+    if text_bytes < job.rule.min_text {
+        return Outcome {
+            text_bytes,
+            ..Outcome::of("too_small", "it has less text than min-text")
+        };
+    }
+    let (file, build) = match build_of(&process, known) {
+        Ok(found) => found,
+        Err(failure) => return Outcome::failed(&failure),
+    };
+    if let Some(entry) = state.quarantined(&build, job.uid) {
+        let detail = format!("{} crashed by signal {}", entry.build, entry.signal);
+        return Outcome { text_bytes, ..Outcome::of("quarantined", detail) };
+    }
+    if job.rule.action == Action::Warm {
+        return warm(&process, text_bytes);
+    }
+    if copies_left == 0 {
+        let detail = "the copies of all programs have reached max-copies";
+        return Outcome { text_bytes, passing: true, ..Outcome::of("memory_headroom", detail) };
+    }
+    let locked = match LockedTarget::open_with(job.pid, pool) {
+        Ok(locked) => locked,
+        Err(failure) => return Outcome::failed(&failure),
+    };
+    // From here on the address space is the one that was opened.
+    if Identity::of(&locked.target.process) != Some(job.identity) {
+        return Outcome::of("changed", "it is another program by now");
+    }
+    write(&Note::Began { pid: job.pid.as_raw_nonzero().get(), file, build });
+    attach(&locked, &job.rule.settings, images)
+}
+
+fn attach(locked: &LockedTarget, settings: &Settings, images: &mut Images) -> Outcome {
+    let done = match settings.max_huge_pages {
+        None => policy(settings, false).and_then(|policy| carry_out(&locked.order(policy), images)),
+        Some(budget) => Hot::sample(&[locked.target.pid], budget, settings, false)
+            .map_err(Failure::of(FailureKind::ProcUnavailable))
+            .and_then(|hot| hot.carry_out(locked, images)),
+    };
+    let (attached, report) = match done {
+        Ok(done) => done,
+        Err(failure) => {
+            locked.record_refusal(&failure);
+            return Outcome { switched: locked.has_text_of_ours(), ..Outcome::failed(&failure) };
+        }
+    };
+    locked.record_attach(&attached);
+    let outcome = match &attached.failure {
+        None => Outcome::of("ok", ""),
+        Some(failure) => Outcome::failed(failure),
+    };
+    let stop = attached.stop.map(|stop| stop.lasted.as_micros());
+    Outcome {
+        switched: attached.touched_it() || locked.has_text_of_ours(),
+        text_bytes: report.text_bytes,
+        huge_bytes: report.huge_bytes,
+        copied: attached.bytes_copied,
+        stop_us: stop.and_then(|micros| u64::try_from(micros).ok()),
+        ..outcome
+    }
+}
+
+/// Brings the program's file into huge pages of the page cache, if root owns it: nobody else is to choose what root reads.
+fn warm(process: &ProcDir, text_bytes: u64) -> Outcome {
+    let warmed = open_exe(process).and_then(|exe| {
+        let owner = exe.metadata().map(|meta| meta.uid());
+        if !owner.is_ok_and(|owner| owner == 0 || owner == rustix::process::geteuid().as_raw()) {
+            let what = "the file is another user's";
+            return Err(Failure::new(tiexec_core::skip::SkipReason::NotOwner, what));
+        }
+        tiexec_remap::warm::warm_program(&exe)
+    });
+    match warmed {
+        Ok(huge_bytes) => Outcome { text_bytes, huge_bytes, ..Outcome::of("ok", "") },
+        Err(failure) => Outcome { text_bytes, ..Outcome::failed(&failure) },
+    }
+}
+
+/// Returns how many bytes of text the process maps.
+fn text_bytes(process: &ProcDir) -> u64 {
+    let vmas = process.read("maps").ok().and_then(|text| maps::parse(&text).ok());
+    let text = vmas.iter().flatten().filter(|vma| vma.is_text());
+    text.map(|vma| vma.range.len()).sum()
+}
+
+fn build_of(
+    process: &ProcDir,
+    known: &dyn Fn(&FileState) -> Option<Build>,
+) -> Result<(FileState, Build), Failure> {
+    let exe = open_exe(process)?;
+    let meta = exe.metadata().map_err(Failure::of(FailureKind::ReadFailed))?;
+    let file = FileState {
+        device: meta.dev(),
+        inode: meta.ino(),
+        len: meta.len(),
+        changed: (meta.ctime(), meta.ctime_nsec()),
+    };
+    if let Some(build) = known(&file) {
+        return Ok((file, build));
+    }
+    let build_id = build_id(&exe).unwrap_or_else(|| "none".to_owned());
+    let text = text_key(&exe).ok_or_else(|| {
+        Failure::new(FailureKind::ReadFailed, "the text of the program cannot be hashed")
+    })?;
+    Ok((file, Build { build_id, text }))
+}
+
+/// What a look at a process shows that takes more than the agent itself may do.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Looked {
+    pub(crate) text_bytes: u64,
+    pub(crate) build: Result<Build, String>,
+}
+
+/// Looks at a process apart, and changes nothing.
+///
+/// # Errors
+/// It took too long, or could not be done.
+pub(crate) fn look(process: &ProcDir) -> Result<Looked, Reason> {
+    let told = workers::told_apart(LOOKING, || {
+        let build = build_of(process, &|_| None);
+        let build = build.map(|(_, build)| build).map_err(|failure| failure.reason.to_string());
+        serde_json::to_vec(&Looked { text_bytes: text_bytes(process), build }).unwrap_or_default()
+    });
+    let told = told.map_err(|failure| failure.reason)?;
+    serde_json::from_slice(&told).map_err(|_cut| FailureKind::HelperDied.into())
+}

@@ -1,0 +1,73 @@
+//! `tiexecctl quarantine`: the builds that crashed soon after a switch.
+
+use tiexec_agent::guard::signal_name;
+use tiexec_agent::state::{Quarantined, State, Store};
+use tiexec_core::escape::AsShown;
+
+use super::{date, print};
+use crate::exit;
+use crate::options::Quarantine;
+use crate::stdio::warn;
+
+pub(super) fn run(options: &Quarantine) -> u8 {
+    if !options.state_dir.exists() {
+        return nothing(options);
+    }
+    let store = match Store::open(&options.state_dir) {
+        Ok(store) => store,
+        Err(why) => {
+            warn(format_args!("cannot open the agent's state: {why}"));
+            return exit::FAILED;
+        }
+    };
+    let Some(id) = &options.release else {
+        return match store.look() {
+            Ok(state) => print(&table(&state)),
+            Err(why) => {
+                warn(format_args!("cannot read the agent's state: {why}; fix: run it as root"));
+                exit::FAILED
+            }
+        };
+    };
+    let mut released = Vec::new();
+    let (_, problem) = store.update(|state| released = state.release(id));
+    if let Some(problem) = problem {
+        warn(problem);
+        return exit::FAILED;
+    }
+    if released.is_empty() {
+        return nothing(options);
+    }
+    print(&released.iter().map(|one| format!("released {}", line(one))).collect::<String>())
+}
+
+fn nothing(options: &Quarantine) -> u8 {
+    match &options.release {
+        None => exit::OK,
+        Some(id) => {
+            let id = id.shown();
+            warn(format_args!(
+                "cannot release {id}: no such build is in quarantine; fix: tiexecctl quarantine lists them"
+            ));
+            exit::GONE
+        }
+    }
+}
+
+fn table(state: &State) -> String {
+    state.quarantine.iter().map(line).collect()
+}
+
+fn line(one: &Quarantined) -> String {
+    let Quarantined { build, uid, rule, signal, exe, when } = one;
+    let whose = uid.map_or_else(|| "everybody".to_owned(), |uid| format!("user {uid}"));
+    format!(
+        "{} {} {} by {} on {} (rule {}, for {whose})\n",
+        build.text.shown(),
+        build.build_id.shown(),
+        exe.shown(),
+        signal_name(*signal),
+        date::of(*when),
+        rule.shown()
+    )
+}

@@ -1,0 +1,91 @@
+//! `tiexecctl rules check`, `tiexecd --once --dry-run`: which rule matches which process, and what would be done.
+
+use tiexec_agent::decide::{Decision, decide};
+use tiexec_agent::processes::{Surroundings, every};
+use tiexec_agent::rules::Rules;
+use tiexec_agent::state::{State, Store};
+use tiexec_core::escape::AsShown;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, pidfd};
+
+use super::attach;
+use super::print;
+use crate::exit;
+use crate::options::{AgentFiles, RulesCommand};
+use crate::stdio::warn;
+
+pub(super) fn run(command: &RulesCommand) -> u8 {
+    let RulesCommand::Check { pids, files } = command;
+    if pids.is_empty() {
+        return show(files, None);
+    }
+    match attach::parse_pids(pids) {
+        Ok(pids) => show(files, Some(&pids)),
+        Err(error) => {
+            warn(error);
+            exit::USAGE
+        }
+    }
+}
+
+/// Shows the decision about each of the processes, or about each that a rule matches; returns the exit status.
+pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
+    let rules = Rules::read(&files.conf_dir);
+    rules.defects.iter().for_each(warn);
+    let mut status = exit::OK;
+    let state = match state(files) {
+        Ok(state) => state,
+        Err(why) => {
+            warn(format_args!("cannot tell what is in quarantine: {why}"));
+            status = exit::NOT_PERMITTED;
+            State::default()
+        }
+    };
+    let has_guard = pidfd::tells_ends() == Ok(true);
+    let surroundings = Surroundings::look();
+    let one = |pid: Pid, process: &ProcDir, named: bool| {
+        let facts = surroundings.process(process)?;
+        let decision = decide(process, &facts, &rules, &state, has_guard);
+        if decision.rule.is_some() || named {
+            let (pid, comm) = (pid.as_raw_nonzero(), facts.comm.shown());
+            let exe = facts.shown_exe.shown();
+            print(&format!("{pid} {comm} {exe}: {}\n", in_words(&decision)));
+        }
+        Some(())
+    };
+    match pids {
+        None => every().for_each(|(pid, process)| {
+            let _gone = one(pid, &process, false);
+        }),
+        Some(pids) => {
+            for &pid in pids {
+                let process = ProcDir::of(pid).ok();
+                if process.and_then(|process| one(pid, &process, true)).is_none() {
+                    let pid = pid.as_raw_nonzero();
+                    warn(format_args!(
+                        "cannot look at process {pid}: it has no program, or has ended"
+                    ));
+                    status = exit::GONE;
+                }
+            }
+        }
+    }
+    if rules.defects.iter().any(|defect| defect.left_out) { exit::FAILED } else { status }
+}
+
+/// Reads the state; a machine where the agent never ran has none.
+fn state(files: &AgentFiles) -> Result<State, String> {
+    if !files.state_dir.exists() {
+        return Ok(State::default());
+    }
+    Store::open(&files.state_dir).and_then(|store| store.look())
+}
+
+fn in_words(decision: &Decision<'_>) -> String {
+    let Some(rule) = decision.rule else { return "no rule: observe".to_owned() };
+    let (name, action) = (&rule.name, rule.action.as_str());
+    match &decision.instead {
+        None => format!("rule {name}: {action}"),
+        Some(instead) => format!("rule {name}: observe instead of {action}: {}", instead.as_str()),
+    }
+}

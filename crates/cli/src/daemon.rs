@@ -1,0 +1,42 @@
+//! `tiexecd`: the command line of the agent, and its log.
+
+use clap::Parser;
+use tiexec_agent::reconcile::{Agent, Level};
+use tiexec_sys::process::occupy_standard_descriptors;
+
+use crate::ctl::rules;
+use crate::exit;
+use crate::options::Daemon;
+use crate::stdio::{say_usage, speak_as, warn, write_briefly};
+
+/// Runs `tiexecd`; returns its exit status.
+pub fn run() -> u8 {
+    speak_as("tiexecd");
+    occupy_standard_descriptors();
+    let options = match Daemon::try_parse() {
+        Ok(options) => options,
+        Err(error) => {
+            let failed = error.use_stderr();
+            say_usage(error);
+            return if failed { exit::USAGE } else { exit::OK };
+        }
+    };
+    if options.once {
+        return rules::show(&options.files, None);
+    }
+    // systemd sets it where stderr is the journal, which reads a priority before a line (sd-daemon(3)).
+    let journal = std::env::var_os("JOURNAL_STREAM").is_some();
+    let log = move |level: Level, text: &str| {
+        if !journal {
+            return warn(text);
+        }
+        let priority = match level {
+            Level::Error => 3,
+            Level::Warning => 4,
+            Level::Info => 6,
+        };
+        let _nobody_listens = write_briefly(std::io::stderr(), &format!("<{priority}>{text}\n"));
+    };
+    Agent::new(&options.files.conf_dir, &options.files.state_dir, Box::new(log)).run();
+    exit::OK
+}

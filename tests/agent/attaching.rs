@@ -1,0 +1,99 @@
+//! A matching program becomes huge without anybody's doing, whichever was started first; nothing else is touched.
+
+use support::attaching::{Before, assert_switched, assert_untouched, switched};
+use support::child::eventually;
+use support::store::tmpfs;
+use support::{Run, is_root, require};
+
+use crate::{Files, attach_rule, eventually_switched, has_guard, hold, stop};
+
+#[test]
+fn what_matches_becomes_huge_and_nothing_else_does() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    let (copy, other) = (files.program("hold", 6, "a/hold"), files.program("hold", 6, "b/hold"));
+    files.attach_below("ours", "a");
+    let (before, unmatched) = (hold(&copy), hold(&other));
+    let untouched = Before::of(unmatched.pid());
+    let agent = files.agent();
+    eventually_switched(&before);
+    let after = hold(&copy);
+    eventually_switched(&after);
+    for held in [&before, &after] {
+        assert_switched(held.pid());
+    }
+    // Another user's, too: by the workers that a foreign process is treated with.
+    let foreign = Run::new(&copy, ["7"]).plain().limit(180);
+    let foreign = foreign.behind(["setpriv", "--reuid=1717", "--regid=1717", "--clear-groups"]);
+    let foreign = foreign.hold();
+    eventually_switched(&foreign);
+    assert_untouched(unmatched.pid(), &untouched);
+    // The end of the agent changes no program.
+    let said = stop(agent);
+    assert!(said.contains("attach done"), "{said}");
+    for held in [before, after, foreign] {
+        assert!(switched(held.pid()) > 0);
+        held.finish().assert_code(7);
+    }
+    unmatched.finish().assert_code(7);
+}
+
+#[test]
+fn too_young_too_small_and_switched_off() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    tmpfs(std::path::Path::new("/etc"), "mode=0755");
+    std::fs::create_dir("/etc/tiexec").expect("a directory");
+    std::fs::write("/etc/tiexec/disabled", "").expect("a file");
+    let copies: Vec<_> =
+        ["a/hold", "b/hold", "c/hold"].iter().map(|to| files.program("hold", 6, to)).collect();
+    files.attach_below("off", "a");
+    let rule = |name: &str, at: usize| attach_rule(name, &copies[at]);
+    files.write("small.toml", &(rule("small", 1) + "min-text = \"1GiB\"\n"));
+    files.write("young.toml", &rule("young", 2).replace("100ms", "1000s"));
+    let helds: Vec<_> = copies.iter().map(|copy| hold(copy)).collect();
+    let pids: Vec<i32> = helds.iter().map(support::Held::pid).collect();
+    let before: Vec<Before> = pids.iter().map(|&pid| Before::of(pid)).collect();
+    let agent = files.agent();
+    eventually("the check knows why", || {
+        let done = files.check(&pids);
+        done.out().matches(": observe instead of attach: disabled\n").count() == 3
+    });
+    std::fs::remove_file("/etc/tiexec/disabled").expect("an own file");
+    eventually_switched(&helds[0]);
+    let out = files.check(&pids).out();
+    let lines: Vec<&str> = out.lines().collect();
+    assert!(lines[1].ends_with("observe instead of attach: too_small"), "{out}");
+    assert!(lines[2].ends_with("observe instead of attach: too_young"), "{out}");
+    for at in [1, 2] {
+        assert_untouched(pids[at], &before[at]);
+    }
+    let said = stop(agent);
+    assert!(said.contains("/etc/tiexec/disabled"), "{said}");
+    for held in helds {
+        held.finish().assert_code(7);
+    }
+}
+
+#[test]
+fn copies_have_a_ceiling() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    let (one, two) = (files.program("hold", 6, "a/one"), files.program("hold", 8, "b/two"));
+    files.attach_below("a", "a");
+    files.attach_below("b", "b");
+    files.write("limit.toml", "[agent]\nmax-copies = \"1MiB\"\n");
+    let first = hold(&one);
+    let agent = files.agent();
+    eventually_switched(&first);
+    let second = hold(&two);
+    let third = hold(&one);
+    // The first copy is more than all may have: there is no second.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_eq!((switched(second.pid()), switched(third.pid())), (0, 0));
+    let said = stop(agent);
+    assert!(said.contains("memory_headroom"), "{said}");
+    for held in [first, second, third] {
+        held.finish().assert_code(7);
+    }
+}

@@ -1,0 +1,129 @@
+//! A program that crashes soon after its switch is not switched again; and nobody can switch the agent off for others.
+
+use std::path::Path;
+
+use support::attaching::switched;
+use support::child::eventually;
+use support::{Held, Run, is_root, require};
+
+use crate::{Files, eventually_switched, has_guard, hold, stop};
+
+const OTHER_USER: [&str; 4] = ["setpriv", "--reuid=1717", "--regid=1717", "--clear-groups"];
+
+fn crasher(path: &Path, args: &[&str], front: &[&str]) -> Held {
+    Run::new(path, args.iter()).plain().behind(front).limit(180).hold()
+}
+
+fn eventually_in_quarantine(files: &Files, builds: usize) {
+    eventually(&format!("{builds} builds in quarantine"), || {
+        files.quarantine(&[]).out().lines().count() == builds
+    });
+}
+
+fn eventually_instead(files: &Files, held: &Held, reason: &str) {
+    let says = format!(": observe instead of attach: {reason}\n");
+    eventually(reason, || files.check(&[held.pid()]).out().ends_with(&says));
+}
+
+#[test]
+fn a_crash_after_the_switch_is_the_last() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    let (first, second) =
+        (files.program("crasher", 6, "a/one"), files.program("crasher", 8, "a/two"));
+    let third = files.program("crasher", 10, "b/three");
+    let (well, also) = (files.program("hold", 6, "a/well"), files.program("hold", 6, "b/well"));
+    files.attach_below("a", "a");
+    files.attach_below("b", "b");
+    let agent = files.agent();
+    crasher(&first, &[], &[]).finish().assert_signal(libc::SIGSEGV);
+    eventually_in_quarantine(&files, 1);
+    let said = stop(agent);
+    assert!(said.contains("crashed by SIGSEGV") && said.contains("quarantine --release"), "{said}");
+
+    // After a restart, too: others of the rule are attached to, this build is not.
+    let agent = files.agent();
+    let again = crasher(&first, &[], &[]);
+    let held = hold(&well);
+    eventually_switched(&held);
+    eventually_instead(&files, &again, "quarantined");
+    assert_eq!(switched(again.pid()), 0);
+
+    // The second build switches the rule off, and leaves the other rule alone.
+    crasher(&second, &["6"], &[]).finish().assert_signal(libc::SIGABRT);
+    eventually_in_quarantine(&files, 2);
+    let (late, other) = (hold(&well), hold(&also));
+    eventually_switched(&other);
+    eventually_instead(&files, &late, "rule_off");
+    assert_eq!(switched(late.pid()), 0);
+
+    // The third one leaves the agent to observe.
+    crasher(&third, &[], &[]).finish().assert_signal(libc::SIGSEGV);
+    eventually_in_quarantine(&files, 3);
+    let last = hold(&also);
+    eventually_instead(&files, &last, "observe_only");
+
+    // Released, all goes on.
+    let list = files.quarantine(&[]).out();
+    for line in list.lines() {
+        let id = line.split(' ').next().expect("a digest");
+        files.quarantine(&["--release", id]).assert_code(0).assert_silent();
+    }
+    files.quarantine(&["--release", "none"]).assert_code(4);
+    eventually_switched(&last);
+    eventually_switched(&late);
+    let said = stop(agent);
+    assert!(said.contains("rule a is off") && said.contains("only observes"), "{said}");
+    assert_eq!(again.finish().end().1, Some(libc::SIGSEGV), "it was attached to after its release");
+    for held in [held, late, other, last] {
+        held.finish().assert_code(7);
+    }
+}
+
+#[test]
+fn a_users_crashes_are_the_users_own() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    let builds = [6, 8, 10, 12].map(|mib| files.program("crasher", mib, &format!("a/{mib}")));
+    let well = files.program("hold", 6, "a/well");
+    files.attach_below("a", "a");
+    let agent = files.agent();
+    for (done, build) in builds.iter().enumerate() {
+        crasher(build, &[], &OTHER_USER).finish().assert_signal(libc::SIGSEGV);
+        eventually_in_quarantine(&files, done + 1);
+    }
+    assert!(files.quarantine(&[]).out().lines().all(|line| line.ends_with("for user 1717)")));
+    // Four builds of the user crashed: the rule is on for everybody, and so are the builds for others.
+    let held = hold(&well);
+    eventually_switched(&held);
+    let mine = crasher(&builds[0], &[], &OTHER_USER);
+    eventually_instead(&files, &mine, "quarantined");
+    crasher(&builds[0], &[], &[]).finish().assert_signal(libc::SIGSEGV);
+    eventually_in_quarantine(&files, 5);
+    stop(agent);
+    mine.signal(libc::SIGKILL);
+    held.finish().assert_code(7);
+}
+
+#[test]
+fn an_end_that_is_no_crash_is_none() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    let (copy, bad) = (files.program("hold", 6, "a/hold"), files.program("crasher", 6, "a/bad"));
+    files.attach_below("a", "a");
+    let agent = files.agent();
+    let killed = hold(&copy);
+    eventually_switched(&killed);
+    killed.signal(libc::SIGKILL);
+    killed.finish().assert_signal(libc::SIGKILL);
+    let ended = hold(&copy);
+    eventually_switched(&ended);
+    ended.finish().assert_code(7);
+    // SIGTERM is none either.
+    crasher(&bad, &["15"], &[]).finish().assert_signal(libc::SIGTERM);
+    let last = hold(&copy);
+    eventually_switched(&last);
+    assert_eq!(files.quarantine(&[]).out(), "");
+    stop(agent);
+    last.finish().assert_code(7);
+}

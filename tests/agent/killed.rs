@@ -1,0 +1,45 @@
+//! An agent that is killed at any moment hurts no program, and leaves nothing that the next one does not take over.
+
+use support::attaching::{joined, staged, switched};
+use support::{Held, Random, is_root, require};
+
+use crate::{Files, eventually_switched, has_guard, hold};
+
+#[test]
+fn at_random_moments() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    let copy = files.program("hold", 6, "a/hold");
+    files.attach_below("a", "a");
+    let mut random = Random::new();
+    let mut helds: Vec<Held> = Vec::new();
+    let mut maps: Vec<Option<Vec<String>>> = Vec::new();
+    for _ in 0..30 {
+        helds.push(hold(&copy));
+        maps.push(None);
+        let agent = files.agent();
+        random.spin(900_000);
+        agent.signal(libc::SIGKILL);
+        agent.finish().assert_signal(libc::SIGKILL);
+        for (held, before) in helds.iter().zip(&mut maps) {
+            let pid = held.pid();
+            if let Some(before) = before {
+                assert_eq!(&joined(pid), before, "nothing is attached to twice");
+            } else if switched(pid) > 0 && staged(pid, &copy).is_empty() {
+                *before = Some(joined(pid));
+            }
+        }
+        if let Ok(state) = std::fs::read(files.state().join("state.json")) {
+            serde_json::from_slice::<serde_json::Value>(&state).expect("the state is whole");
+        }
+    }
+    let agent = files.agent();
+    for held in &helds {
+        eventually_switched(held);
+    }
+    crate::stop(agent);
+    for held in helds {
+        assert!(staged(held.pid(), &copy).is_empty(), "nothing is left");
+        held.finish().assert_code(7);
+    }
+}

@@ -1,0 +1,122 @@
+//! `tiexecd` and its rules: which programs it attaches to, when it does not, and what becomes of programs that crash.
+
+mod attaching;
+mod crashes;
+mod killed;
+mod load;
+mod rules;
+mod state;
+
+use std::path::{Path, PathBuf};
+
+use support::attaching::{ctl, switched};
+use support::child::eventually;
+use support::{Done, Held, Kind, Public, Run, program_big, tiexecd};
+
+/// The directories of one agent, with rules that are for the test's own programs only.
+struct Files {
+    public: Public,
+}
+
+impl Files {
+    fn new() -> Files {
+        let files = Files { public: Public::new() };
+        for dir in [files.conf(), files.state()] {
+            std::fs::create_dir(&dir).expect("a directory");
+        }
+        files
+    }
+
+    fn conf(&self) -> PathBuf {
+        self.public.path().join("conf")
+    }
+
+    fn state(&self) -> PathBuf {
+        self.public.path().join("state")
+    }
+
+    /// Writes a rule file; root's mode decides whether it is trusted.
+    fn write(&self, name: &str, text: &str) {
+        let path = self.conf().join(name);
+        std::fs::write(&path, text).expect("a file");
+        support::chmod(&path, 0o644);
+    }
+
+    /// A rule that attaches to the programs of this test in that directory, at once.
+    fn attach_below(&self, name: &str, dir: &str) {
+        let rule = attach_rule(name, &self.public.path().join(dir).join("*"));
+        self.write(&format!("{name}.toml"), &rule);
+    }
+
+    /// A copy of a test program below the directory.
+    fn program(&self, name: &str, mib: u32, to: &str) -> PathBuf {
+        let copy = self.public.path().join(to);
+        let dir = copy.parent().expect("a directory");
+        std::fs::create_dir_all(dir).expect("a directory");
+        support::chmod(dir, 0o755);
+        self.public.add(&program_big(name, Kind::DynamicNoPie, mib), to, 0o755)
+    }
+
+    fn args(&self) -> Vec<String> {
+        let text = |path: PathBuf| path.to_str().expect("UTF-8").to_owned();
+        vec!["--conf-dir".into(), text(self.conf()), "--state-dir".into(), text(self.state())]
+    }
+
+    /// Starts an agent.
+    fn agent(&self) -> Held {
+        Run::new(tiexecd(), self.args()).plain().limit(180).start()
+    }
+
+    /// What would be done to a process, or to all.
+    fn check(&self, pids: &[i32]) -> Done {
+        let mut args = vec!["rules".to_owned(), "check".to_owned()];
+        args.extend(self.args());
+        args.extend(pids.iter().map(ToString::to_string));
+        ctl(args)
+    }
+
+    fn quarantine(&self, more: &[&str]) -> Done {
+        let state = self.state();
+        let mut args = vec!["quarantine", "--state-dir", state.to_str().expect("UTF-8")];
+        args.extend(more);
+        ctl(args)
+    }
+}
+
+/// A rule that attaches at once to what the pattern fits, with copies: whatever the page cache holds.
+fn attach_rule(name: &str, exe: &Path) -> String {
+    format!(
+        "[[rule]]\nname = \"{name}\"\nexe = \"{}\"\naction = \"attach\"\nbacking = \"image\"\nmin-age = \"100ms\"\n",
+        exe.display()
+    )
+}
+
+/// Ends an agent as systemd does; returns what it said.
+fn stop(agent: Held) -> String {
+    agent.signal(libc::SIGTERM);
+    let done = agent.finish();
+    done.assert_code(0);
+    done.err()
+}
+
+/// `hold`, started plainly; ends with 7 if its text is right to the end.
+fn hold(path: &Path) -> Held {
+    Run::new(path, ["7"]).plain().limit(180).hold()
+}
+
+fn eventually_switched(held: &Held) {
+    let pid = held.pid();
+    eventually(&format!("{pid} is switched"), || switched(pid) > 0);
+}
+
+/// Returns whether agents can attach here: a kernel that tells how programs end.
+fn has_guard() -> bool {
+    let files = Files::new();
+    let copy = files.program("hold", 6, "guard/hold");
+    files.attach_below("guard", "guard");
+    let held = hold(&copy);
+    let pid = held.pid();
+    let done = files.check(&[pid]);
+    held.finish().assert_code(7);
+    !done.out().contains("no_crash_guard")
+}

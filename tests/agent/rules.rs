@@ -1,0 +1,76 @@
+//! Rule files decide, the first rule first; a file with a mistake is named, and the others stay in force.
+
+use support::{Run, is_root, require};
+
+use crate::{Files, attach_rule, hold};
+
+#[test]
+fn the_first_rule_that_matches_decides() {
+    require!(is_root(), "rules of root's");
+    let files = Files::new();
+    let (one, other) = (files.program("hold", 6, "a/one"), files.program("hold", 6, "a/other"));
+    let dir = files.public.path();
+    files.write("20-all.toml", &attach_rule("all", &dir.join("a/*")));
+    let never =
+        format!("[[rule]]\nname = \"not\"\nexe = \"{}\"\naction = \"never\"\n", other.display());
+    files.write("10-not.toml", &never);
+    let (one, other) = (hold(&one), hold(&other));
+    let done = files.check(&[one.pid(), other.pid()]);
+    done.assert_code(0).assert_silent();
+    let lines: Vec<String> = done.out().lines().map(str::to_owned).collect();
+    assert!(lines[0].contains(": rule all: "), "{done}");
+    assert!(lines[1].ends_with(": rule not: never"), "{done}");
+    // Without a list: all that a rule matches, and nobody else.
+    let all = files.check(&[]);
+    all.assert_code(0);
+    let pids: Vec<String> = [one.pid(), other.pid()].iter().map(ToString::to_string).collect();
+    let mut shown: Vec<String> =
+        all.out().lines().map(|line| line.split(' ').next().unwrap_or("").to_owned()).collect();
+    shown.sort_unstable();
+    let mut wanted = pids.clone();
+    wanted.sort_unstable();
+    assert_eq!(shown, wanted, "{all}");
+    // The agent says the same, and does nothing.
+    let mut args = files.args();
+    args.extend(["--once".to_owned(), "--dry-run".to_owned()]);
+    let dry = Run::new(support::tiexecd(), args).plain().output();
+    dry.assert_code(0).assert_silent();
+    assert_eq!(dry.out().lines().count(), 2, "{dry}");
+    // A process that no rule matches is said to be left alone if it is named.
+    let own = i32::try_from(std::process::id()).expect("a process id");
+    let done = files.check(&[own]);
+    assert!(done.out().ends_with(": no rule: observe\n"), "{done}");
+    for held in [one, other] {
+        held.finish().assert_code(7);
+    }
+}
+
+#[test]
+fn a_file_with_a_mistake_is_named_and_the_others_stay() {
+    require!(is_root(), "rules of root's");
+    let files = Files::new();
+    let copy = files.program("hold", 6, "a/hold");
+    files.attach_below("good", "a");
+    files.write("0-garbage.toml", "\u{1b}[31m[[rule");
+    files.write("1-action.toml", "[[rule]]\nname = \"x\"\nexe = \"/**\"\naction = \"atach\"\n");
+    files.write("2-open.toml", "[[rule]]\nname = \"y\"\nexe = \"/**\"\naction = \"never\"\n");
+    support::chmod(&files.conf().join("2-open.toml"), 0o666);
+    files.write("3-new.toml", "[[rule]]\nname = \"z\"\nexe = \"/none\"\ncanary = \"required\"\n");
+    files.write("4-not-a-rule.txt", "[[rule");
+    let held = hold(&copy);
+    let done = files.check(&[held.pid()]);
+    done.assert_code(1);
+    let told: Vec<String> = done.err().lines().map(str::to_owned).collect();
+    assert_eq!(told.len(), 4, "{done}");
+    for (line, (file, says)) in told.iter().zip([
+        ("0-garbage.toml", "fix: "),
+        ("1-action.toml", "\"atach\" is not observe, warm, attach or never"),
+        ("2-open.toml", "writable by others (mode 0666)"),
+        ("3-new.toml", "ignored in part: no such key: canary"),
+    ]) {
+        assert!(line.contains(file) && line.contains(says), "{line}");
+    }
+    assert!(!done.err().contains('\u{1b}'), "{done}");
+    assert!(done.out().contains(": rule good: "), "{done}");
+    held.finish().assert_code(7);
+}
