@@ -167,3 +167,27 @@ fn a_filter_that_refuses_nothing_of_ours_does_not_matter() {
     assert!(held.coverage().is_full(), "{:?}", held.coverage());
     held.finish().assert_code(7).assert_silent();
 }
+
+/// A companion that may not wait ends, and never spins.
+#[test]
+fn a_companion_that_may_not_wait_ends() {
+    let filter = program("seccomp_exec", Kind::DynamicPie);
+    let script = r#""$1" errno=1 ppoll,poll "$2" --settle=1m sleep 1m & program=$!
+        sleep 3
+        for stat in /proc/[0-9]*/stat; do cat $stat 2>/dev/null; done
+        kill $program"#;
+    let shown = std::process::Command::new("unshare")
+        .args(["--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-c", script, "bash"])
+        .args([filter.as_path(), support::tiexec()])
+        .output()
+        .expect("unshare");
+    let shown = String::from_utf8_lossy(&shown.stdout);
+    assert!(shown.contains("(sleep)"), "{shown}");
+    // In user mode and in the kernel, in ticks of 10 ms.
+    let used = |line: &str| -> u64 {
+        let numbers = line.rsplit(')').next().unwrap_or_default().split_whitespace();
+        numbers.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
+    };
+    let spun = shown.lines().find(|line| line.contains("(tiexec") && used(line) > 100);
+    assert_eq!(spun, None, "{shown}");
+}

@@ -75,6 +75,7 @@ impl LockedTarget {
             allowed: None,
             private_copies: PrivateCopies::All,
             patience: PATIENCE,
+            common_filters: 0,
         }
     }
 

@@ -3,7 +3,8 @@
 //! A process of other credentials is believed to be hostile: it must gain nothing by what TiExec does to it, and must
 //! not be able to keep TiExec from its work.
 
-use tiexec_core::proc::status;
+use tiexec_core::proc::status::{self, Credentials};
+use tiexec_sys::impersonate::Place;
 use tiexec_sys::procfs::ProcDir;
 
 /// Returns whether a thread has this process's credentials: all its user and group ids, its groups, its capabilities,
@@ -15,4 +16,11 @@ pub(crate) fn are_ours(thread: &ProcDir) -> bool {
     };
     let ours = ProcDir::this_process().ok().and_then(|this| read(&this));
     ours.is_some() && ours == read(thread)
+}
+
+/// Returns the place of a process with these credentials; `None` if they are not whole.
+pub(crate) fn place(credentials: &Credentials) -> Option<Place> {
+    let effective = |ids: &[u32]| ids.get(1).copied();
+    let groups = credentials.groups.clone();
+    Some(Place { uid: effective(&credentials.uids)?, gid: effective(&credentials.gids)?, groups })
 }

@@ -37,6 +37,8 @@ impl Errno {
     pub const IO: Self = Self(libc::EIO);
     /// Bad address; also a page of a file that is not there (any more).
     pub const FAULT: Self = Self(libc::EFAULT);
+    /// A number that is no descriptor of this process.
+    pub const BADF: Self = Self(libc::EBADF);
     /// The file, the file system or the kernel has no such operation.
     pub const OPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
     /// Not an ioctl of this file.

@@ -51,12 +51,25 @@ fn other_group(gid: u32, gid_map: &str) -> u32 {
 /// # Errors
 /// EPERM without CAP_SETUID, CAP_SETGID; the process must end then: it may be half of each.
 pub fn take(place: &Place) -> Result<(), SysError> {
+    let map = std::fs::read_to_string("/proc/self/gid_map").unwrap_or_default();
+    take_with(place, other_group(place.gid, &map))
+}
+
+/// As [`take`], with all ids of that process: afterwards it is one of the user's own processes, and the user may change
+/// its limits.
+///
+/// # Errors
+/// As [`take`].
+pub fn become_user(place: &Place) -> Result<(), SysError> {
+    take_with(place, place.gid)
+}
+
+fn take_with(place: &Place, saved: u32) -> Result<(), SysError> {
     let groups: Vec<Gid> = place.groups.iter().map(|&id| Gid::from_raw(id)).collect();
     rustix::thread::set_thread_groups(&groups).map_err(SysError::of("setgroups"))?;
     let gid = Gid::from_raw(place.gid);
-    let map = std::fs::read_to_string("/proc/self/gid_map").unwrap_or_default();
-    let saved = Gid::from_raw(other_group(place.gid, &map));
-    rustix::thread::set_thread_res_gid(gid, gid, saved).map_err(SysError::of("setresgid"))?;
+    rustix::thread::set_thread_res_gid(gid, gid, Gid::from_raw(saved))
+        .map_err(SysError::of("setresgid"))?;
     let uid = Uid::from_raw(place.uid);
     rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(SysError::of("setresuid"))?;
     let none = CapabilitySets {

@@ -26,6 +26,12 @@ impl ProcDir {
         Self::open(Path::new("/proc/self"), "open(/proc/self)")
     }
 
+    /// Returns whether seccomp filters are in force for this process; not so if that cannot be told.
+    pub fn this_has_filters() -> bool {
+        let status = Self::this_process().and_then(|this| this.status());
+        status.is_ok_and(|status| status.seccomp != 0)
+    }
+
     /// Opens `/proc/PID`.
     ///
     /// # Errors

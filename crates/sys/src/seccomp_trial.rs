@@ -1,12 +1,16 @@
 //! Trying our exact calls under the seccomp filters in force, in a process that may die of it.
 
 use std::fs::File;
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
-use crate::error::{SysError, check};
+use crate::error::{Errno, SysError, check};
+use crate::process::{self, Fork};
+use crate::process_name::Role;
 
 /// Makes every system call that the program will be asked to make, with the same flags, on
 /// throw-away memory of this process. Meant for the helper, which runs under the very filters of
@@ -40,6 +44,54 @@ pub fn remote_calls() -> Result<(), SysError> {
     move_of_the_program();
     signal_return();
     Ok(())
+}
+
+/// Makes each of `calls`, a number and its arguments, in a child of its own, and returns the errors, `None` for success;
+/// `None` in all if the child did not outlive them, or came to no end in `patience`. The calls must do nothing: the kernel
+/// has to find nothing to do or a bad argument, and never memory of this process.
+///
+/// # Errors
+/// As fork(2) and pipe2(2).
+pub fn answers(
+    calls: &[(i64, [u64; 6])],
+    patience: Duration,
+) -> Result<Option<Vec<Option<Errno>>>, SysError> {
+    let (from_child, mut to_parent) = std::io::pipe().map_err(|error| SysError {
+        call: "pipe2",
+        errno: Errno(error.raw_os_error().unwrap_or(libc::EMFILE)),
+    })?;
+    let child = match process::fork_single_threaded(Role::Scout)? {
+        Fork::Child => {
+            for &(number, [a, b, c, d, e, f]) in calls {
+                // SAFETY: by the contract above the call does nothing to memory; and it is made in a forked child, which
+                // goes on to write four bytes and exit.
+                let answer = unsafe { libc::syscall(number, a, b, c, d, e, f) };
+                let errno = check("a call on trial", answer).map_or_else(|e| e.errno.0, |_| 0);
+                if to_parent.write_all(&errno.to_ne_bytes()).is_err() {
+                    break;
+                }
+            }
+            process::exit_now(0);
+        }
+        Fork::Parent(child) => child,
+    };
+    drop(to_parent);
+    let ended = process::wait_until(child, Instant::now() + patience)?;
+    if ended.is_none() {
+        let _already_gone = process::kill(child);
+        process::wait(child)?;
+        return Ok(None);
+    }
+    let mut said = Vec::new();
+    let mut from_child = from_child;
+    // The child has ended, so that this comes to an end; the pipe holds more than all answers.
+    let _as_far_as_it_came = from_child.read_to_end(&mut said);
+    let errnos = said.chunks_exact(4).map(|errno| {
+        let errno = i32::from_ne_bytes(errno.try_into().unwrap_or_default());
+        (errno != 0).then_some(Errno(errno))
+    });
+    let errnos: Vec<_> = errnos.collect();
+    Ok((errnos.len() == calls.len()).then_some(errnos))
 }
 
 /// The calls that move a position-independent program. One that is refused only keeps it where it

@@ -6,9 +6,11 @@
 //! with debug assertions a session refuses to make a call that is in no list.
 
 use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
 use tiexec_core::seccomp::{self, CallData, Filter, Value};
-use tiexec_sys::{Errno, Pid, c, ptrace};
+use tiexec_sys::{Errno, Pid, c, ptrace, seccomp_trial};
 
 use crate::arch::{self, Call, Gadgets};
 
@@ -56,6 +58,16 @@ impl ManifestEntry {
     /// This very call, without which nothing is begun.
     pub(crate) fn exactly(name: &'static str, call: &Call) -> Self {
         Self::needed(name, call.number, call.args.map(Value::Is))
+    }
+
+    /// Returns arguments by which the call does nothing: what is not fixed is no address, no length, no descriptor.
+    fn harmless(&self) -> [u64; 6] {
+        const NO_DESCRIPTOR: u64 = 0x7fff_ffff;
+        self.args.map(|arg| match arg {
+            Value::Is(value) => value,
+            Value::Small => NO_DESCRIPTOR,
+            Value::Any => 0,
+        })
     }
 
     fn covers(&self, call: &Call) -> bool {
@@ -115,6 +127,8 @@ pub const NEEDS: &str =
 pub enum Filters {
     /// The thread's filters; none if it has none.
     Known(Vec<Filter>),
+    /// The thread has the filters that this process has: these are the calls that they allow.
+    Tried(Arc<Vec<ManifestEntry>>),
     /// There are some, and they could not be read: why.
     Unknown(String),
 }
@@ -134,9 +148,35 @@ impl Filters {
         checked.map_or_else(|error| unknown(&error), Self::Known)
     }
 
+    /// Tries the calls in `lists`, and what every session needs, in a child of this process. It is for a thread whose
+    /// filters this process has inherited as well: as many as this process has, for nobody can take one away.
+    ///
+    /// The filters see the arguments that are fixed. In place of the others stand such by which the call does nothing, so
+    /// a filter that looks at an address or at the calling instruction goes unseen, as at a launch.
+    #[must_use]
+    pub fn tried(lists: &[&[ManifestEntry]]) -> Self {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let all = lists.iter().copied().flatten().chain(OF_EVERY_SESSION);
+        // A signal's return with nothing to return to is the end of its caller.
+        let returns = |call: &&ManifestEntry| call.number == c::SYS_rt_sigreturn;
+        let (returns, calls): (Vec<&ManifestEntry>, Vec<&ManifestEntry>) = all.partition(returns);
+        let harmless: Vec<_> = calls.iter().map(|call| (call.number, call.harmless())).collect();
+        match seccomp_trial::answers(&harmless, PATIENCE) {
+            Ok(Some(answers)) => {
+                let allowed =
+                    calls.into_iter().zip(answers).filter(|(_, errno)| is_kernels(*errno));
+                let allowed = allowed.map(|(call, _)| *call).chain(returns.into_iter().copied());
+                Self::Tried(Arc::new(allowed.collect()))
+            }
+            Ok(None) => Self::Unknown("a filter kills on a call that is needed".to_owned()),
+            Err(error) => Self::Unknown(format!("its seccomp filters cannot be tried: {error}")),
+        }
+    }
+
     /// Returns whether they allow a call with these very arguments, made by the instruction before
     /// `instruction_pointer`. Filters that could not be read allow nothing.
     pub(crate) fn allow(&self, call: &Call, instruction_pointer: u64) -> bool {
+        // A call that was tried was tried with other arguments.
         let Self::Known(filters) = self else { return false };
         let args = call.args.map(Value::Is);
         let answer = data(call.number, args, Value::Is(instruction_pointer))
@@ -148,6 +188,12 @@ impl Filters {
 fn data(number: i64, args: [Value; 6], instruction_pointer: Value) -> Option<CallData> {
     let number = u32::try_from(number).ok()?;
     Some(CallData { number, architecture: arch::AUDIT_ARCH, instruction_pointer, args })
+}
+
+/// Returns whether this is what the kernel answers to a call that has nothing to do, and no filter's answer.
+fn is_kernels(answer: Option<Errno>) -> bool {
+    const KERNELS: [Errno; 4] = [Errno::INVAL, Errno::FAULT, Errno::BADF, Errno::SRCH];
+    answer.is_none_or(|errno| KERNELS.contains(&errno))
 }
 
 /// The calls that a session may make.
@@ -174,6 +220,7 @@ impl Permission {
     ) -> Result<Self, String> {
         let filters = match filters {
             Filters::Known(filters) => filters,
+            Filters::Tried(allowed) => return Self::tried(allowed, lists),
             Filters::Unknown(why) => return Err(why.clone()),
         };
         let mut allowed = Vec::new();
@@ -192,6 +239,14 @@ impl Permission {
             }
         }
         Ok(Self { allowed: Some(allowed) })
+    }
+
+    fn tried(allowed: &[ManifestEntry], lists: &[&[ManifestEntry]]) -> Result<Self, String> {
+        let refused = |call: &&ManifestEntry| !call.optional && !allowed.contains(call);
+        match lists.iter().copied().flatten().chain(OF_EVERY_SESSION).find(refused) {
+            Some(call) => Err(format!("{} may be refused: a trial of it was", call.name)),
+            None => Ok(Self { allowed: Some(allowed.to_vec()) }),
+        }
     }
 
     /// Returns whether `call` is among what was asked for, and allowed.

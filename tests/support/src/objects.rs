@@ -101,10 +101,10 @@ impl WithObject {
         self.dir.path()
     }
 
-    /// To be launched with copies, which work whatever the page cache holds.
+    /// To be launched with copies, which work whatever the page cache holds; nobody watches its start.
     pub fn run(&self, args: &[&str]) -> Run {
         // Not to be late on a busy machine.
-        Run::new(&self.program, args).options(["--backing", "image", "--deadline", "2m"])
+        Run::new(&self.program, args).options(["--backing=image", "--deadline=2m", "--settle=0"])
     }
 
     /// How much of the object's text is huge in a process.

@@ -22,6 +22,9 @@ pub struct Status {
     pub credentials: Credentials,
     /// Seccomp mode: 0 none, 1 strict, 2 filter.
     pub seccomp: u32,
+    /// How many seccomp filters are in force; `None` where the kernel does not tell (before Linux 5.9). A thread
+    /// inherits those of the one that made it, and can only add more.
+    pub seccomp_filters: Option<u32>,
     /// Number of threads.
     pub threads: u32,
     /// True if THP may be used: 0 after `PR_SET_THP_DISABLE`. Since Linux 5.0.
@@ -122,6 +125,7 @@ pub fn parse(text: &[u8]) -> Status {
             b"Gid" => status.credentials.gids = ids(value),
             b"Groups" => status.credentials.groups = ids(value),
             b"Seccomp" => status.seccomp = small().unwrap_or_default(),
+            b"Seccomp_filters" => status.seccomp_filters = small(),
             key @ (b"CapInh" | b"CapPrm" | b"CapEff" | b"CapBnd" | b"CapAmb") => {
                 let set = number(first, 16).unwrap_or_default();
                 let index = CAPABILITY_SETS.iter().position(|name| *name == key);

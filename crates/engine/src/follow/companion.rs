@@ -124,7 +124,7 @@ impl Begun {
     /// Why there is no companion; this process is as it was.
     pub fn finish(mut self) -> Result<Companion, String> {
         let mut first = [0];
-        if self.channel.read_exact(&mut first).is_err() && has_filters() {
+        if self.channel.read_exact(&mut first).is_err() && ProcDir::this_has_filters() {
             return Err("a seccomp filter kills on a call that is needed".to_owned());
         }
         let said = self.listen();
@@ -173,12 +173,6 @@ impl Begun {
     }
 }
 
-/// Returns whether seccomp filters are in force for this process.
-fn has_filters() -> bool {
-    let status = ProcDir::this_process().and_then(|this| this.status());
-    status.is_ok_and(|status| status.seccomp != 0)
-}
-
 fn live(
     program: Pid,
     mut channel: PipeWriter,
@@ -208,6 +202,7 @@ fn live(
     work(program, watch);
     if let Some(Ok(pidfd)) = pidfd {
         // Its end would be reported to the program, which knows of no such child.
-        while let Err(_interrupted) = wait_for_end(Some(pidfd.as_fd()), None) {}
+        let interrupted = |error: &SysError| error.errno == tiexec_sys::Errno::INTR;
+        while wait_for_end(Some(pidfd.as_fd()), None).is_err_and(|error| interrupted(&error)) {}
     }
 }

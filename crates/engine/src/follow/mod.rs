@@ -29,7 +29,7 @@ use tiexec_remap::policy::Policy;
 use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::perf_watch::{Watch, Woken, wait_for_end};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, process, ptrace};
+use tiexec_sys::{Errno, Pid, process, ptrace};
 
 use crate::locked_target::{LONGEST, LockedTarget, carry_out, start_time};
 use crate::policy::policy;
@@ -196,8 +196,10 @@ impl<'a> Follower<'a> {
                 let Some(found) = self.look_around() else { return };
                 walk_gap = if found { FIRST_GAP } else { (walk_gap * 2).min(LONGEST_GAP) };
                 let time = time.map_or(walk_gap, |time| time.min(walk_gap));
-                let _interrupted = wait_for_end(None, Some(time));
-                continue;
+                match wait_for_end(None, Some(time)) {
+                    Err(error) if error.errno != Errno::INTR => return,
+                    _ => continue,
+                }
             };
             match watch.wait(time) {
                 Ok(Woken::Records) => {
@@ -367,7 +369,10 @@ impl<'a> Follower<'a> {
             }
         };
         let outcome = if workers::is_foreign(pid) {
-            let one = |_pid, _: &mut Pool| one() as u8;
+            let one = |_pid, _: &mut Pool| match workers::become_user_to_trace(pid) {
+                Ok(()) => one() as u8,
+                Err(_half_of_each) => LookOutcome::Otherwise as u8,
+            };
             let gave_up = |_pid, _: &_| LookOutcome::Otherwise as u8;
             let outcome = workers::each_apart(&[pid], LONGEST, one, gave_up);
             outcome.first().map_or(LookOutcome::Otherwise, |&outcome| LookOutcome::of(outcome))

@@ -24,7 +24,7 @@ use tiexec_remap::policy::Policy;
 use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::perf_watch::wait_for_end;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, areas, process};
+use tiexec_sys::{Errno, Pid, areas, process};
 
 use super::{FIRST_GAP, LONGEST_GAP, Patterns, has_worked};
 use crate::locked_target::{LONGEST, LockedTarget, carry_out};
@@ -64,6 +64,8 @@ pub struct StartWatch<'a> {
     program: Pid,
     policy: Policy,
     patterns: Patterns,
+    /// How many seccomp filters this process was forked with.
+    common_filters: u32,
     images: Images,
     /// The text on base pages that was there at the last look.
     looked_at: Vec<(AddrRange, FileId)>,
@@ -86,7 +88,7 @@ enum Look {
 }
 
 impl<'a> StartWatch<'a> {
-    /// Makes the watch of `program`; `None` where nothing can be huge.
+    /// Makes the watch of `program`, from which this process was forked; `None` where nothing can be huge.
     pub fn new(
         settings: &Settings,
         program: Pid,
@@ -95,8 +97,10 @@ impl<'a> StartWatch<'a> {
     ) -> Option<Self> {
         let patterns = Patterns::new(&settings.only, &settings.except).ok()?;
         let policy = policy(settings, false).ok()?;
+        let own = ProcDir::this_process().and_then(|this| this.status()).unwrap_or_default();
+        let common_filters = own.seccomp_filters.unwrap_or(0);
         let (images, looked_at) = (Images::default(), Vec::new());
-        Some(Self { program, policy, patterns, images, looked_at, tell, left })
+        Some(Self { program, policy, patterns, common_filters, images, looked_at, tell, left })
     }
 
     /// Watches until the start is over or the program has ended.
@@ -108,8 +112,9 @@ impl<'a> StartWatch<'a> {
         loop {
             match wait_for_end(Some(pidfd.as_fd()), Some(gap)) {
                 Ok(false) => {}
-                Ok(true) => return,
-                Err(_interrupted) => continue,
+                Err(error) if error.errno == Errno::INTR => continue,
+                // Ended; or a filter refuses to wait, and without a wait this would never rest.
+                Ok(true) | Err(_) => return,
             }
             let now = Instant::now();
             let next = self.exe();
@@ -147,7 +152,13 @@ impl<'a> StartWatch<'a> {
         }
         // What it learns there is lost: the next look is as the first.
         let program = self.program;
-        let one = |_pid, _: &mut Pool| self.look_here(is_over) as u8;
+        let one = |_pid, _: &mut Pool| {
+            if workers::become_user_to_trace(program).is_err() {
+                // Half of each, it may not go on.
+                return Look::Nothing as u8;
+            }
+            self.look_here(is_over) as u8
+        };
         let answers = workers::each_apart(&[program], LONGEST, one, |_, _| Look::Nothing as u8);
         let of = |look: Look| answers.first() == Some(&(look as u8));
         [Look::Text, Look::MayPass].into_iter().find(|&look| of(look)).unwrap_or(Look::Nothing)
@@ -184,6 +195,7 @@ impl<'a> StartWatch<'a> {
             Err(failure) => return of_failure(failure.reason),
         };
         let mut order = locked.order(self.policy);
+        order.common_filters = self.common_filters;
         if self.policy.sources.pagecache && self.policy.sources.store {
             let for_libraries = if is_over && has_worked(self.program) { MOST_COPIED } else { 0 };
             order.private_copies = PrivateCopies::UpTo(for_libraries);

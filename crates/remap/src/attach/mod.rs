@@ -66,6 +66,10 @@ pub struct AttachOrder<'a> {
     pub private_copies: PrivateCopies,
     /// How long to look for a thread that takes a stop well, and for the right moment.
     pub patience: Duration,
+    /// How many seccomp filters the process and this one had in common when this one was forked; 0 if it was not forked
+    /// from the process. The filters of a thread with as many are this process's own, which can be tried where they
+    /// may not be read.
+    pub common_filters: u32,
 }
 
 /// Text that may be copied for one process alone. The other text becomes huge by what processes share: the page cache
@@ -212,11 +216,16 @@ fn in_a_stop(
     stop: Stop<'_>,
     work: impl FnOnce(&mut Session, &Snapshot) -> Done + Send,
 ) -> Result<(StopCost, Done), Failure> {
+    let Stop { entries, rests_on, mut calls } = stop;
+    calls.push(&boost::CALLS);
+    // A trial forks, so this process must have one thread.
+    let filters = thread::KnownFilters::find(order, &calls);
+    let stop = Stop { entries, rests_on, calls };
     std::thread::scope(|scope| {
         // Where memory is short, a stack of the usual size may be what is too much.
         let thread = std::thread::Builder::new().name("tiexec-stop".into()).stack_size(512 << 10);
         let stop = thread
-            .spawn_scoped(scope, || stop_and_work(order, stop, work))
+            .spawn_scoped(scope, || stop_and_work(order, stop, &filters, work))
             .map_err(Failure::of(FailureKind::ForkFailed))?;
         stop.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
@@ -225,16 +234,16 @@ fn in_a_stop(
 fn stop_and_work(
     order: &AttachOrder<'_>,
     stop: Stop<'_>,
+    filters: &thread::KnownFilters,
     work: impl FnOnce(&mut Session, &Snapshot) -> Done,
 ) -> Result<(StopCost, Done), Failure> {
-    let Stop { entries, rests_on, mut calls } = stop;
+    let Stop { entries, rests_on, calls } = stop;
     let vmas = entries.iter().map(|entry| entry.vma.clone()).collect();
     let snapshot = Snapshot { pages: order.policy.pages, vmas, entry: RemoteAddr::new(0) };
     thread::permitted(order.target)?;
     let gadgets = find_gadgets(order, &snapshot)?;
     let mut boost = Boost::begin(order.workers.fetcher().map(Fetcher::pid));
-    calls.push(&boost::CALLS);
-    let (stopped, mut session) = thread::begin(order, &snapshot, gadgets, &calls, &boost)?;
+    let (stopped, mut session) = thread::begin(order, &snapshot, gadgets, &calls, filters, &boost)?;
     if let Some(patience) = order.workers.limit() {
         session.limit(patience);
     }

@@ -39,12 +39,12 @@ pub(super) fn begin(
     snapshot: &Snapshot,
     gadgets: Gadgets,
     calls: &[&[ManifestEntry]],
+    known: &KnownFilters,
     boost: &Boost,
 ) -> Result<(Stopped, Session), Failure> {
     let begun = Instant::now();
     let until = begun + order.patience;
     let mut pause = Duration::from_millis(1);
-    let readable = may_read_filters();
     let target = order.target;
     let memory = target.space.memory();
     let what = "every thread sleeps in a call that may show that it was interrupted";
@@ -69,7 +69,7 @@ pub(super) fn begin(
             .filter(|(tid, status)| {
                 !refused.contains(tid)
                     && same(status)
-                    && (status.seccomp == 0 || status.seccomp == FILTERS && readable)
+                    && (status.seccomp == 0 || status.seccomp == FILTERS && known.tell(status))
             })
             .collect();
         if free.is_empty() {
@@ -114,7 +114,7 @@ pub(super) fn begin(
                 running::drop_untouched(&stopped)?;
                 return Err(TraceError::Changed.into());
             }
-            let filters = filters_of(&now, tid);
+            let filters = known.of(&now, tid);
             running::restart_within(&filters, &mut stopped);
             if stopped.dispatches {
                 running::let_go(&stopped)?;
@@ -227,20 +227,43 @@ fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) ->
     kinds.flat_map(|kind| kind.iter().take(OF_A_KIND)).map(|(tid, _)| *tid).collect()
 }
 
-/// Returns whether this process could read a thread's filters, as far as it knows: if not, none is stopped for
-/// nothing.
-fn may_read_filters() -> bool {
-    const SYS_ADMIN: u64 = 1 << 21;
-    let own = ProcDir::this_process().and_then(|this| this.status()).unwrap_or_default();
-    own.credentials.effective() & SYS_ADMIN != 0 && own.seccomp == 0
+/// How the filters of a thread become known.
+pub(super) struct KnownFilters {
+    /// True if this process may read them, as far as it knows. If not, no thread is stopped for nothing.
+    readable: bool,
+    /// Those that the process has in common with this one: how many, and what they allow.
+    common: Option<(u32, Filters)>,
 }
 
-/// The filters of a thread that stands: it may have got some since it was chosen.
-fn filters_of(now: &Status, tid: Pid) -> Filters {
-    match now.seccomp {
-        0 => Filters::Known(Vec::new()),
-        FILTERS => Filters::read(tid),
-        _ => Filters::Unknown(STRICT.to_owned()),
+impl KnownFilters {
+    /// Tries what must be tried. This process must have one thread.
+    pub(super) fn find(order: &AttachOrder<'_>, calls: &[&[ManifestEntry]]) -> Self {
+        const SYS_ADMIN: u64 = 1 << 21;
+        let own = ProcDir::this_process().and_then(|this| this.status()).unwrap_or_default();
+        let readable = own.credentials.effective() & SYS_ADMIN != 0 && own.seccomp == 0;
+        let count = order.common_filters;
+        let as_many = count > 0 && own.seccomp_filters == Some(count);
+        let common = as_many.then(|| (count, Filters::tried(calls)));
+        Self { readable, common }
+    }
+
+    /// Returns whether they can tell about a thread that has filters.
+    fn tell(&self, thread: &Status) -> bool {
+        self.readable || self.tried(thread).is_some()
+    }
+
+    fn tried(&self, thread: &Status) -> Option<&Filters> {
+        let (count, filters) = self.common.as_ref()?;
+        (thread.seccomp_filters == Some(*count)).then_some(filters)
+    }
+
+    /// Returns those of a thread that stands: it may have got some since it was chosen.
+    fn of(&self, now: &Status, tid: Pid) -> Filters {
+        match now.seccomp {
+            0 => Filters::Known(Vec::new()),
+            FILTERS => self.tried(now).map_or_else(|| Filters::read(tid), Filters::clone),
+            _ => Filters::Unknown(STRICT.to_owned()),
+        }
     }
 }
 

@@ -85,6 +85,7 @@ pub(crate) fn switch(
         },
         // It stands already.
         patience: Duration::ZERO,
+        common_filters: 0,
     };
     let mut prepared = prepare(&attach, &mut Images::default(), stopped.since + left)?;
     let vmas = prepared.entries.iter().map(|entry| entry.vma.clone()).collect();

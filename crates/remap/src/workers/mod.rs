@@ -35,7 +35,7 @@ use tiexec_sys::process::{self, Fork};
 use tiexec_sys::process_name::Role;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::seqpacket::{self, Packet, Packets};
-use tiexec_sys::{Errno, Pid, SysError};
+use tiexec_sys::{Errno, Pid, SysError, impersonate};
 use tiexec_tracee::Failure;
 use tiexec_tracee::target::Target;
 
@@ -142,8 +142,30 @@ impl Pool {
 /// Returns whether this process may take the place of any other: CAP_SETGID and CAP_SETUID.
 fn may_take_places() -> bool {
     const BOTH: u64 = 1 << 6 | 1 << 7;
+    effective_capabilities() & BOTH == BOTH
+}
+
+fn effective_capabilities() -> u64 {
     let own = ProcDir::this_process().and_then(|this| this.status()).unwrap_or_default();
-    own.credentials.effective() & BOTH == BOTH
+    own.credentials.effective()
+}
+
+/// Becomes the user of `pid`, for good, where only that user may trace it: a container's root without CAP_SYS_PTRACE may
+/// become any user, but trace none. This process then has that user's rights and no others, so the process is no more
+/// foreign to it than to any other process of that user. This process must have one thread. Its memory stays closed to
+/// the user; nothing else of it does.
+///
+/// # Errors
+/// The user is not known, or its place cannot be taken; this process must end then, for it may be half of each.
+pub fn become_user_to_trace(pid: Pid) -> Result<(), SysError> {
+    const SYS_PTRACE: u64 = 1 << 19;
+    let capabilities = effective_capabilities();
+    if capabilities & SYS_PTRACE != 0 || !may_take_places() {
+        return Ok(());
+    }
+    let unknown = || SysError { call: "status", errno: Errno::SRCH };
+    let status = ProcDir::of(pid)?.status()?;
+    impersonate::become_user(&credentials::place(&status.credentials).ok_or_else(unknown)?)
 }
 
 /// Returns whether a process has other credentials than this one, so that it is to be worked on apart.

@@ -30,6 +30,7 @@ use tiexec_sys::seqpacket::{LONGEST, Packets};
 use tiexec_tracee::Failure;
 
 use super::{IN_A_STOP, Worker};
+use crate::credentials::place;
 use crate::file_facts::FileFacts;
 use crate::image::{Filled, Memory, Source, Staged};
 use crate::images::{Image, Images};
@@ -150,13 +151,10 @@ impl Reader {
     /// # Errors
     /// `fork_failed`; `memcg_headroom`: the process's memory cgroup cannot be joined.
     pub(super) fn start(process: &ProcDir, credentials: &Credentials) -> Result<Self, Failure> {
-        let id = |ids: &[u32]| ids.get(1).copied();
-        let (uid, gid) = (id(&credentials.uids), id(&credentials.gids));
-        let (Some(uid), Some(gid)) = (uid, gid) else {
+        let Some(place) = place(credentials) else {
             let what = "/proc shows no credentials of the process";
             return Err(Failure::new(FailureKind::ProcUnavailable, what));
         };
-        let place = Place { uid, gid, groups: credentials.groups.clone() };
         let (cgroup, nobody_pays) = match headroom::charged_to(process) {
             Ok(cgroup) => (cgroup, None),
             Err(failure) => (None, Some(failure)),
