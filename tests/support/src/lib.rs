@@ -20,6 +20,7 @@ pub mod programs;
 pub mod pty;
 pub mod smaps;
 pub mod store;
+pub mod systemd;
 pub mod traced;
 pub mod uprobe;
 pub mod warm;

@@ -1,0 +1,177 @@
+//! A real systemd as PID 1 of PID, mount, cgroup and network namespaces of its own, with Debian's own units.
+//!
+//! The machine keeps nothing of it: `/etc`, `/var`, `/run` and `/dev` are the namespace's own, `/usr` and the kernel's
+//! settings are read-only, and all its processes end with this value. The script beside this file boots it.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::child::{Done, Held, eventually, tool};
+use super::launch::Run;
+use super::{installed, is_root};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/systemd_boot.sh");
+
+/// The message of `require!` where [`can_boot`] is false.
+pub const NEEDS: &str =
+    "a systemd of one's own needs root, systemd, dbus, overlayfs, unshare, setpriv and nsenter";
+
+/// Debian's own services, each with the `--edges` by which it has huge text: that of two fills no whole huge page.
+pub const DEBIANS: [(&str, &str); 4] = [
+    ("mariadb.service", "conservative"),
+    ("postgresql@15-main.service", "conservative"),
+    ("redis-server.service", "aggressive"),
+    ("nginx.service", "aggressive"),
+];
+
+/// Returns whether a systemd can be booted here.
+pub fn can_boot() -> bool {
+    let file_systems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    is_root()
+        && ["systemctl", "dbus-daemon", "unshare", "setpriv", "nsenter"]
+            .iter()
+            .all(|program| installed(program).is_some())
+        && ["overlay", "cgroup"]
+            .iter()
+            .all(|kind| file_systems.lines().any(|line| line.split('\t').next_back() == Some(kind)))
+}
+
+/// A systemd that runs. It ends with this value, and all its services.
+pub struct Systemd {
+    boot: Option<Held>,
+    /// Its process id outside.
+    pid: i32,
+    /// The name of its cgroup.
+    group: String,
+}
+
+impl Systemd {
+    /// Boots it up to `basic.target`.
+    pub fn boot() -> Systemd {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let group = format!("tiexec-units-{}-{count}", std::process::id());
+        let programs = super::tiexecctl().with_file_name("");
+        let words = ["--mount", "sh", SCRIPT, &group].map(OsStr::new);
+        let words = words.into_iter().chain([programs.as_os_str(), OsStr::new("enter")]);
+        let mut boot = Run::new("unshare", words).plain().limit(600).start();
+        eventually("systemd is executed", || {
+            assert!(!boot.has_ended(), "{} has ended", boot.command);
+            boot.has_said("pid") && {
+                let comm = std::fs::read_to_string(format!("/proc/{}/comm", boot.said_pid()));
+                comm.is_ok_and(|comm| comm == "systemd\n")
+            }
+        });
+        let pid = boot.said_pid();
+        let systemd = Systemd { boot: Some(boot), pid, group };
+        eventually("systemd has booted", || {
+            let state = systemd.systemctl(["is-system-running"]).out();
+            ["running", "degraded"].contains(&state.trim())
+        });
+        systemd
+    }
+
+    /// Returns whether this machine, and so this systemd, has the unit of [`DEBIANS`].
+    pub fn has(unit: &str) -> bool {
+        let file = match unit.split_once('@') {
+            Some((template, _)) => format!("{template}@.service"),
+            None => unit.to_owned(),
+        };
+        // Debian makes the cluster when it installs the package.
+        let cluster = Path::new("/etc/postgresql/15/main");
+        Path::new("/usr/lib/systemd/system").join(file).exists()
+            && (!unit.starts_with("postgresql@") || cluster.exists())
+    }
+
+    /// Prepares a command inside.
+    pub fn command<S: AsRef<OsStr>>(&self, argv: impl IntoIterator<Item = S>) -> Run {
+        let pid = self.pid.to_string();
+        let enter = ["--target", &pid, "--all", "--"].map(|word| OsStr::new(word).to_owned());
+        let words = argv.into_iter().map(|word| word.as_ref().to_owned());
+        Run::new("nsenter", enter.into_iter().chain(words)).plain().limit(90)
+    }
+
+    /// Runs a command inside to its end.
+    pub fn run<S: AsRef<OsStr>>(&self, argv: impl IntoIterator<Item = S>) -> Done {
+        self.command(argv).output()
+    }
+
+    /// Runs `systemctl` inside.
+    pub fn systemctl<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Done {
+        self.program("systemctl", args)
+    }
+
+    /// Runs `tiexecctl` inside.
+    pub fn ctl<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Done {
+        self.program("/usr/bin/tiexecctl", args)
+    }
+
+    fn program<S: AsRef<OsStr>>(&self, program: &str, args: impl IntoIterator<Item = S>) -> Done {
+        let words = args.into_iter().map(|word| word.as_ref().to_owned());
+        self.run([OsStr::new(program).to_owned()].into_iter().chain(words))
+    }
+
+    /// Starts a unit; panics with its log unless that succeeds.
+    pub fn start(&self, unit: &str) {
+        let done = self.systemctl(["start", unit]);
+        assert!(done.status.success(), "{done}\n{}", self.log(unit));
+    }
+
+    /// Returns a property of a unit, as `systemctl show` tells it.
+    pub fn property(&self, unit: &str, name: &str) -> String {
+        let done = self.systemctl(["show", "--value", "--property", name, "--", unit]);
+        done.assert_code(0).out().trim().to_owned()
+    }
+
+    /// Returns the log of a unit.
+    pub fn log(&self, unit: &str) -> String {
+        self.run(["journalctl", "--no-pager", "--output=cat", "--unit", unit]).out()
+    }
+
+    /// Returns the messages of TiExec in the journal, a line each.
+    pub fn notes(&self) -> String {
+        self.run(["journalctl", "--no-pager", "--output=cat", "--identifier=tiexec"]).out()
+    }
+
+    /// Returns a path inside as this process finds it; `path` has no symbolic link that is absolute.
+    pub fn path(&self, path: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root{path}", self.pid))
+    }
+
+    /// Writes a file inside, and has systemd read its units again.
+    pub fn write_unit(&self, path: &str, text: &str) {
+        let path = self.path(path);
+        std::fs::create_dir_all(path.parent().expect("a file")).expect("a directory inside");
+        std::fs::write(&path, text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        self.systemctl(["daemon-reload"]).assert_code(0);
+    }
+
+    /// Returns how much text of a unit's processes is huge, in bytes, as `tiexecctl inspect` tells it.
+    pub fn huge(&self, unit: &str) -> u64 {
+        self.huge_of(["--unit", unit])
+    }
+
+    /// The same for processes that are selected so.
+    pub fn huge_of(&self, selected: [&str; 2]) -> u64 {
+        let done = self.ctl(["inspect", "--json", selected[0], selected[1]]);
+        let lines = done.out();
+        let reports = lines.lines().map(|line| {
+            serde_json::from_str::<serde_json::Value>(line)
+                .unwrap_or_else(|e| panic!("{e}: {done}"))
+        });
+        let of_processes = reports.filter(|report| report["kind"] == "inspect");
+        of_processes.filter_map(|report| report["huge_bytes"].as_u64()).sum()
+    }
+}
+
+impl Drop for Systemd {
+    fn drop(&mut self) {
+        // The kernel ends all processes of the namespace with its PID 1.
+        self.boot = None;
+        let script = ["unshare", "--mount", "sh", SCRIPT, &self.group, "", "leave"];
+        let left = tool(&script);
+        let why = String::from_utf8_lossy(&left.stderr);
+        assert!(left.status.success() || std::thread::panicking(), "{}: {why}", self.group);
+    }
+}

@@ -1,0 +1,112 @@
+# Boots systemd as PID 1 of namespaces of its own: systemd.rs tells why, and runs this in mounts of its own.
+# $1: the name of its cgroup. $2: the directory of the programs under test. $3: enter; boot, once the namespaces
+# are there; or leave, once its processes are killed.
+set -eu
+umask 022
+# systemd's own hierarchy of cgroups, whether or not the machine has mounted it.
+hierarchy=/mnt
+at=$hierarchy/$1
+
+case $3 in
+enter | leave)
+    mount --make-rprivate /
+    mount -t cgroup -o none,name=systemd none $hierarchy
+    ;;
+esac
+if [ "$3" = leave ]; then
+    for _ in $(seq 300); do
+        # The processes may take a moment to end.
+        find "$at" -depth -type d -exec rmdir {} + 2>/dev/null || true
+        [ -d "$at" ] || exit 0
+        sleep 0.1
+    done
+    echo "processes are left in $at: $(find "$at" -name cgroup.procs -exec cat {} +)" >&2
+    exit 1
+fi
+if [ "$3" = enter ]; then
+    mkdir "$at"
+    echo $$ >"$at/cgroup.procs"
+    # The capabilities with which a service could change the machine are left behind.
+    exec setpriv --pdeathsig KILL --bounding-set -sys_module,-sys_time,-sys_rawio,-syslog,-audit_control \
+        unshare --fork --kill-child --pid --mount --cgroup --ipc --uts --net sh "$0" "$1" "$2" boot
+fi
+
+# The kernel tells the PID in the namespace of the mount: here still the machine's.
+read -r pid rest </proc/self/stat
+echo "pid $pid"
+
+umount $hierarchy
+mount -t tmpfs -o mode=755 none /mnt
+mkdir /mnt/root
+mount --bind /mnt/root /mnt/root
+cd /mnt/root
+over() {
+    mkdir -p "/mnt/upper/$1" "/mnt/work/$1" "$1"
+    mount -t overlay -o "lowerdir=/$1,upperdir=/mnt/upper/$1,workdir=/mnt/work/$1" none "$1"
+}
+# Programs are the machine's own files: TiExec copies no text of a foreign process from an overlay.
+mkdir usr
+mount --bind /usr usr
+mount -o remount,bind,ro usr
+for link in bin sbin lib lib32 lib64 libx32; do
+    [ ! -L /$link ] || cp -P /$link .
+done
+for directory in etc var usr/bin; do
+    over $directory
+done
+mkdir -p dev home mnt opt proc root run srv sys tmp
+for program in tiexec tiexecctl; do
+    touch usr/bin/$program
+    mount --bind "$2/$program" usr/bin/$program
+done
+redis=$(readlink -f /usr/bin/redis-server)
+[ ! -e "$redis" ] || mount --bind "$redis" ".$redis"
+
+mount -t proc none proc
+# All namespaces share these settings.
+mount --bind proc/sys proc/sys
+mount -o remount,bind,ro proc/sys
+mount -t sysfs -o ro none sys
+mount -t tmpfs -o mode=755 none sys/fs/cgroup
+mkdir sys/fs/cgroup/systemd
+mount -t cgroup -o none,name=systemd none sys/fs/cgroup/systemd
+for own in dev run tmp; do
+    mount -t tmpfs -o mode=755 none $own
+done
+chmod 1777 tmp
+for node in null zero full random urandom tty; do
+    touch dev/$node
+    mount --bind /dev/$node dev/$node
+done
+mkdir dev/pts dev/shm
+mount -t devpts -o newinstance,ptmxmode=666,mode=620 none dev/pts
+mount -t tmpfs -o mode=1777 none dev/shm
+ln -s pts/ptmx dev/ptmx
+ln -s /proc/self/fd dev/fd
+
+# Nothing of the machine is started but what is named here.
+for directory in usr/lib/systemd/system/*.wants usr/lib/systemd/system-generators; do
+    mount -t tmpfs -o ro none "$directory"
+done
+rm -rf etc/systemd/system/*.wants
+wanted() {
+    wants=etc/systemd/system/$1.wants
+    mkdir -p "$wants"
+    shift
+    for unit; do
+        ln -s "/usr/lib/systemd/system/$unit" "$wants/$unit"
+    done
+}
+wanted sysinit.target systemd-journald.service systemd-tmpfiles-setup.service
+wanted sockets.target systemd-journald.socket systemd-journald-dev-log.socket dbus.socket
+for unit in systemd-journald-audit.socket systemd-logind.service systemd-remount-fs.service systemd-udevd.service; do
+    ln -sf /dev/null etc/systemd/system/$unit
+done
+mkdir -p etc/systemd/journald.conf.d
+printf '[Journal]\nStorage=volatile\nReadKMsg=no\nAudit=no\nRateLimitBurst=0\n' >etc/systemd/journald.conf.d/test.conf
+
+pivot_root . mnt
+umount -l /mnt
+exec env -i container=tiexec-test PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+    SYSTEMD_PROC_CMDLINE="systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=1" \
+    /lib/systemd/systemd --system --unit=basic.target

@@ -1,0 +1,3 @@
+//! Services of a real systemd, by Debian's own units.
+
+mod boots;
