@@ -1,3 +1,4 @@
 //! Services of a real systemd, by Debian's own units.
 
 mod boots;
+mod wait_exec;

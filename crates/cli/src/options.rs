@@ -509,6 +509,11 @@ pub struct Attach {
     #[arg(long, conflicts_with_all = ["for_", "follow", "settle"])]
     pub dry_run: bool,
 
+    /// For ExecStartPost= of a unit: wait first until the main process runs its program and no shell. Takes
+    /// 10s at most, writes the result to the journal, and always exits 0
+    #[arg(long, conflicts_with_all = ["dry_run", "follow", "settle", "max_huge_pages"])]
+    pub wait_exec: bool,
+
     /// As JSON
     #[arg(long)]
     pub json: bool,
@@ -527,6 +532,7 @@ impl Attach {
             after_start: settings.after_start.clone(),
             for_: None,
             dry_run,
+            wait_exec: false,
             json: settings.json,
             quiet: settings.quiet,
         }

@@ -7,6 +7,7 @@
 //! - [`sampling`] and [`hottest`]: where a program executes, and its hottest huge pages only.
 //! - [`journal`]: one record for each switch.
 //! - [`switched_off`]: the administrator's kill switch.
+//! - [`wait_exec`]: the start of a service, until its program runs.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::escape only")]
@@ -20,3 +21,4 @@ pub mod policy;
 pub mod retry;
 pub mod sampling;
 pub mod switched_off;
+pub mod wait_exec;

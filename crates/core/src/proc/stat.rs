@@ -37,6 +37,15 @@ fn fields(text: &[u8]) -> Result<Vec<&[u8]>, ParseError> {
     Ok(fields.filter(|field| !field.is_empty()).collect())
 }
 
+/// Returns the state of the process's first thread (`state`), such as `S`.
+///
+/// # Errors
+/// Says so where the field is missing.
+pub fn state(text: &[u8]) -> Result<u8, ParseError> {
+    let state = fields(text)?.first().and_then(|field| field.first().copied());
+    state.ok_or_else(|| ParseError::new("stat", 1, "state", text))
+}
+
 /// Returns when the process began, in clock ticks since boot (`starttime`): with its id, this names a
 /// process for ever.
 ///

@@ -4,6 +4,7 @@ mod follow;
 mod not_found;
 mod scheduled_revert;
 mod select;
+mod wait_exec;
 
 use std::time::Duration;
 
@@ -35,9 +36,13 @@ use crate::stdio::warn;
 
 /// Runs `attach`; returns the exit status.
 pub(crate) fn run(options: &Attach) -> u8 {
-    let pids = match targets(&options.targets) {
-        Ok(pids) => pids,
-        Err(status) => return status,
+    // A program that has not begun yet is no error of --wait-exec.
+    let pids = match options.wait_exec {
+        true => Vec::new(),
+        false => match targets(&options.targets) {
+            Ok(pids) => pids,
+            Err(status) => return status,
+        },
     };
     // Only options can ask for later work: an attach that nobody asked to stay returns.
     let mut later = Settings::default();
@@ -60,6 +65,13 @@ pub(crate) fn run(options: &Attach) -> u8 {
     };
     // One for all: processes of a family get the same image.
     let mut images = Images::default();
+    if options.wait_exec {
+        return wait_exec::run(&options.targets, |pids| {
+            let one =
+                |pid, pool: &mut Pool| attach_one(pid, options, &settings, None, &mut images, pool);
+            each("attach to", pids, false, one)
+        });
+    }
     if let Some(budget) = settings.max_huge_pages {
         let hot = match Hot::sample(&pids, budget, &settings, options.dry_run) {
             Ok(hot) => hot,
@@ -137,7 +149,24 @@ fn say_unseen(unseen: &[Pid]) -> bool {
 /// # Errors
 /// The exit status for what has been said on stderr: there are none, or the selection is malformed.
 pub(crate) fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
-    let found = if let Some(exe) = &targets.exe {
+    let found = selected(targets)?;
+    if found.is_empty() {
+        warn(match (&targets.exe, &targets.user, &targets.unit) {
+            (Some(exe), ..) => not_found::program(exe),
+            (_, Some(unit), _) => not_found::unit(&select::with_kind(unit), true),
+            (.., unit) => not_found::unit(&select::with_kind(unit.as_deref().unwrap_or("")), false),
+        });
+        return Err(exit::GONE);
+    }
+    Ok(found)
+}
+
+/// Returns the processes that are selected, be it none.
+///
+/// # Errors
+/// The exit status for what has been said on stderr: the selection is malformed.
+fn selected(targets: &Targets) -> Result<Vec<Pid>, u8> {
+    Ok(if let Some(exe) = &targets.exe {
         let program = select::Program::at(exe);
         select::every(|_, process| program.is_run_by(process))
     } else if let Some(unit) = &targets.user {
@@ -151,16 +180,7 @@ pub(crate) fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
             warn(error);
             exit::USAGE
         });
-    };
-    if found.is_empty() {
-        warn(match (&targets.exe, &targets.user, &targets.unit) {
-            (Some(exe), ..) => not_found::program(exe),
-            (_, Some(unit), _) => not_found::unit(&select::with_kind(unit), true),
-            (.., unit) => not_found::unit(&select::with_kind(unit.as_deref().unwrap_or("")), false),
-        });
-        return Err(exit::GONE);
-    }
-    Ok(found)
+    })
 }
 
 /// Returns whether the processes were named by their ids.
@@ -233,6 +253,12 @@ fn attach_one(
     }
     let locked = match LockedTarget::open_with(pid, pool) {
         Ok(locked) => locked,
+        // A unit's short-lived helpers end meanwhile.
+        Err(failure)
+            if options.wait_exec && failure.reason == Reason::Failed(FailureKind::TargetGone) =>
+        {
+            return exit::GONE;
+        }
         Err(failure) => return failed("attach to", pid, &failure),
     };
     say_if_unlocked(&locked, options.quiet);

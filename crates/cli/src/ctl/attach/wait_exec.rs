@@ -1,0 +1,114 @@
+//! `attach --wait-exec`: an attach from a unit's `ExecStartPost=`.
+//!
+//! A start must not fail for it, nor take longer than [`LONGEST`]: systemd ends a unit whose start takes too long. So the
+//! attach runs in a process of its own that has what is left of that time, and the result goes to the journal.
+
+use std::time::{Duration, Instant};
+
+use tiexec_core::addr::mib;
+use tiexec_core::escape::AsShown;
+use tiexec_engine::journal;
+use tiexec_engine::locked_target::start_time;
+use tiexec_engine::wait_exec::{self, Search, Waited};
+use tiexec_remap::workers;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, process};
+
+use crate::ctl::inspect;
+use crate::exit;
+use crate::options::Targets;
+
+/// How long all may take.
+const LONGEST: Duration = Duration::from_secs(10);
+/// How long the wait may take of that; an attach needs the rest.
+const LONGEST_WAIT: Duration = Duration::from_secs(7);
+
+/// Waits, and then has `attach` treat the processes; returns the exit status.
+pub(super) fn run(targets: &Targets, attach: impl FnOnce(&[Pid]) -> u8) -> u8 {
+    let begun = Instant::now();
+    let mut malformed = false;
+    let find = || {
+        let pids = super::selected(targets).unwrap_or_else(|_| {
+            malformed = true;
+            Vec::new()
+        });
+        if malformed { Search::Ended } else { main_of(&pids, targets) }
+    };
+    let waited = wait_exec::wait(find, begun + LONGEST_WAIT);
+    if malformed {
+        return exit::USAGE;
+    }
+    let after = format!("after {:.1} s", begun.elapsed().as_secs_f64());
+    let (pid, note) = match waited {
+        Waited::Nobody => (process::this(), format!("no process {after}")),
+        Waited::Ended => (process::this(), format!("the main process had ended {after}")),
+        Waited::Running(pid) | Waited::StillShell(pid) => {
+            let name = name_of(pid);
+            let left = (begun + LONGEST).saturating_duration_since(Instant::now());
+            // Here, where this process is left out: the one below is another.
+            let pids = super::selected(targets).unwrap_or_default();
+            let done = workers::told_apart(left, || {
+                attach(&pids);
+                huge_text(pid).into_bytes()
+            });
+            let done = done.map_or_else(
+                |failure| format!("the attach was given up: {failure}"),
+                |text| String::from_utf8_lossy(&text).into_owned(),
+            );
+            let still = match waited {
+                Waited::StillShell(_) => ", which has executed no other program",
+                _ => "",
+            };
+            let pid_number = pid.as_raw_nonzero();
+            (pid, format!("process {pid_number} {name}{still} {after}: {done}"))
+        }
+    };
+    let words: Vec<String> =
+        targets.words().iter().map(|word| word.as_encoded_bytes().shown().to_string()).collect();
+    journal::note(&format!("attach --wait-exec {}: {note}", words.join(" ")), pid);
+    exit::OK
+}
+
+/// Searches for the main process among the selected ones.
+fn main_of(pids: &[Pid], targets: &Targets) -> Search {
+    // Both are set for a command of a unit, the first if the main process is known (systemd.exec(5)).
+    let main = pid_in("MAINPID");
+    let is_command_of_unit = pid_in("SYSTEMD_EXEC_PID") == Some(process::this());
+    if let Some(main) = main.filter(|_| is_command_of_unit && targets.pids.is_empty()) {
+        return match ProcDir::of(main) {
+            Ok(_) if pids.contains(&main) => Search::Found(main),
+            Ok(_) => Search::NotYet,
+            Err(_) => Search::Ended,
+        };
+    }
+    match oldest(pids) {
+        Some(pid) => Search::Found(pid),
+        // systemd has forked the main process before it executes a command like this one.
+        None if is_command_of_unit || !targets.pids.is_empty() => Search::Ended,
+        None => Search::NotYet,
+    }
+}
+
+fn pid_in(variable: &str) -> Option<Pid> {
+    Pid::from_raw(std::env::var(variable).ok()?.parse().ok()?)
+}
+
+/// Returns the process that began first.
+fn oldest(pids: &[Pid]) -> Option<Pid> {
+    let begun = |pid: &Pid| ProcDir::of(*pid).ok().and_then(|process| start_time(&process));
+    let all = pids.iter().filter_map(|pid| Some((begun(pid)?, *pid)));
+    all.min_by_key(|&(begun, pid)| (begun, pid.as_raw_nonzero())).map(|(_, pid)| pid)
+}
+
+fn name_of(pid: Pid) -> String {
+    let comm = ProcDir::of(pid).and_then(|process| process.read("comm")).unwrap_or_default();
+    comm.trim_ascii_end().shown().to_string()
+}
+
+/// Says how much text of the process is huge.
+fn huge_text(pid: Pid) -> String {
+    inspect::report(pid.as_raw_nonzero().get()).map_or_else(
+        |_| "it could not be looked at".to_owned(),
+        |report| format!("huge {} of {} MiB text", mib(report.huge_bytes), mib(report.text_bytes)),
+    )
+}

@@ -1,0 +1,99 @@
+//! `attach --wait-exec` in a unit's `ExecStartPost=` makes Debian's own services huge, through shells and filters. It neither fails
+//! a start nor delays it for long.
+
+use support::child::{eventually, soon};
+use support::require;
+use support::systemd::{DEBIANS, NEEDS, Systemd, can_boot};
+use support::{Kind, install, program};
+
+/// The line of the README.
+const ATTACH: &str = "ExecStartPost=-+/usr/bin/tiexecctl attach --unit %n --quiet --wait-exec";
+
+/// Has the unit run the command after its start.
+fn attached_at_start(systemd: &Systemd, unit: &str, options: &str) {
+    let path = format!("/etc/systemd/system/{unit}.d/tiexec.conf");
+    systemd.write_unit(&path, &format!("[Service]\n{ATTACH} {options}\n"));
+}
+
+/// The command lines of the processes in the unit's cgroup.
+fn processes(systemd: &Systemd, unit: &str) -> Vec<String> {
+    let group = systemd.property(unit, "ControlGroup");
+    let script = "for pid in $(cat \"/sys/fs/cgroup/systemd$1/cgroup.procs\"); do readlink /proc/$pid/exe; done";
+    systemd.run(["sh", "-c", script, "sh", &group]).out().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn debians_services() {
+    require!(can_boot(), "{NEEDS}");
+    let systemd = Systemd::boot();
+    for (unit, edges) in DEBIANS.into_iter().filter(|(unit, _)| Systemd::has(unit)) {
+        attached_at_start(&systemd, unit, &format!("--edges={edges}"));
+        systemd.start(unit);
+        let main = systemd.property(unit, "MainPID");
+        let note = format!("attach --wait-exec --unit {unit}: process {main} ");
+        let notes = systemd.notes();
+        assert!(notes.lines().any(|line| line.starts_with(&note)), "{note}: {notes}");
+        assert!(systemd.huge(unit) > 0, "{unit}: {notes}\n{}", systemd.log(unit));
+        // Not to itself, in the same cgroup.
+        assert!(!notes.contains("tiexecctl build-id"), "{notes}");
+        systemd.systemctl(["is-active", unit]).assert_code(0);
+        let left = processes(&systemd, unit);
+        assert!(!left.iter().any(|exe| exe.ends_with("/tiexecctl")), "{unit}: {left:?}");
+    }
+}
+
+#[test]
+fn a_script_that_execs_late() {
+    require!(can_boot(), "{NEEDS}");
+    let systemd = Systemd::boot();
+    install(&program("hold", Kind::DynamicPie), &systemd.path("/opt/hold"), 0o755);
+    // The program reads until its standard input ends: nobody closes this pipe.
+    let script = "mkfifo /run/pipe; while ! test -e /run/go; do sleep 0.05; done; exec /opt/hold 7 0<>/run/pipe";
+    let unit = "late.service";
+    systemd.write_unit(
+        &format!("/etc/systemd/system/{unit}"),
+        &format!("[Service]\nExecStart=/bin/sh -c '{script}'\n{ATTACH} --backing=image\n"),
+    );
+    systemd.systemctl(["start", "--no-block", unit]).assert_code(0);
+    eventually("the command runs", || systemd.property(unit, "ControlPID") != "0");
+    assert_eq!(systemd.property(unit, "ActiveState"), "activating");
+    std::fs::write(systemd.path("/run/go"), "").expect("a file inside");
+    let is_up = soon(|| systemd.property(unit, "ActiveState") == "active");
+    assert!(is_up, "{}", systemd.log(unit));
+    assert!(systemd.huge(unit) > 0, "{}\n{}", systemd.notes(), systemd.log(unit));
+}
+
+#[test]
+fn a_script_that_never_execs() {
+    require!(can_boot(), "{NEEDS}");
+    let systemd = Systemd::boot();
+    let unit = "script.service";
+    systemd.write_unit(
+        &format!("/etc/systemd/system/{unit}"),
+        &format!("[Service]\nTimeoutStartSec=15s\nExecStart=/bin/sh -c 'while sleep 1; do :; done'\n{ATTACH}\n"),
+    );
+    systemd.start(unit);
+    let main = systemd.property(unit, "MainPID");
+    systemd.systemctl(["is-active", unit]).assert_code(0);
+    let notes = systemd.notes();
+    let wanted = format!("{unit}: process {main} sh, which has executed no other program");
+    assert!(notes.contains(&wanted), "{notes}");
+    assert!(!processes(&systemd, unit).iter().any(|exe| exe.ends_with("/tiexecctl")));
+}
+
+/// Without a process there is nothing to wait for.
+#[test]
+fn a_service_without_a_process() {
+    require!(can_boot(), "{NEEDS}");
+    let systemd = Systemd::boot();
+    let unit = "done.service";
+    systemd.write_unit(
+        &format!("/etc/systemd/system/{unit}"),
+        &format!("[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=/bin/true\n{ATTACH}\n"),
+    );
+    systemd.start(unit);
+    assert!(systemd.notes().contains("the main process had ended"), "{}", systemd.notes());
+    // The same by hand: the answer is in the journal, and the exit status is 0.
+    systemd.ctl(["attach", "--wait-exec", "999999"]).assert_code(0).assert_silent();
+    systemd.ctl(["attach", "--wait-exec", "nonsense"]).assert_code(2);
+}
