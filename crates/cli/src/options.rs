@@ -255,6 +255,11 @@ pub enum CtlCommand {
     Attach(Attach),
     /// Put the files' own text back in running processes
     Revert(Revert),
+    /// Have systemd attach to services at each start
+    #[command(override_usage = "tiexecctl enable [OPTIONS] UNIT... [-- ATTACH OPTIONS]")]
+    Enable(Enable),
+    /// Undo enable
+    Disable(Disable),
     /// Bring the text of programs and shared libraries into huge pages of their page cache, where
     /// every process and every later exec shares them
     Warm(Warm),
@@ -537,6 +542,50 @@ impl Attach {
             quiet: settings.quiet,
         }
     }
+}
+
+/// The options of `tiexecctl enable`.
+#[derive(Args, Clone, Debug)]
+pub struct Enable {
+    /// The services: units, aliases or templates; a name without a kind is a service's
+    #[arg(value_name = "UNIT", required = true)]
+    pub units: Vec<String>,
+
+    /// Also attach to those that run; nothing is restarted
+    #[arg(long)]
+    pub now: bool,
+
+    /// Until the next boot only
+    #[arg(long)]
+    pub runtime: bool,
+
+    /// Units of this user's own systemd
+    #[arg(long)]
+    pub user: bool,
+
+    /// Also warm the program and its libraries before each start
+    #[arg(long)]
+    pub warm: bool,
+
+    /// Options for tiexecctl attach, such as --edges=pad
+    #[arg(last = true, value_name = "ATTACH OPTIONS", allow_hyphen_values = true)]
+    pub options: Vec<String>,
+}
+
+/// The options of `tiexecctl disable`.
+#[derive(Args, Clone, Debug)]
+pub struct Disable {
+    /// The services, named as for enable
+    #[arg(value_name = "UNIT", required = true)]
+    pub units: Vec<String>,
+
+    /// Also revert in those that run; nothing is restarted
+    #[arg(long)]
+    pub now: bool,
+
+    /// Units of this user's own systemd
+    #[arg(long)]
+    pub user: bool,
 }
 
 /// The options of `tiexecctl revert`.

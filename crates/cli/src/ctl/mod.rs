@@ -5,6 +5,7 @@ pub(crate) mod attach;
 mod bench;
 mod date;
 mod doctor;
+mod enable;
 mod inspect;
 mod progress;
 mod quarantine;
@@ -47,6 +48,8 @@ pub fn run() -> u8 {
         CtlCommand::Report(options) => report::run(&options),
         CtlCommand::Attach(options) => attach::run(&options),
         CtlCommand::Revert(options) => attach::run_revert(&options),
+        CtlCommand::Enable(options) => enable::run(&options),
+        CtlCommand::Disable(options) => enable::run_disable(&options),
         CtlCommand::Warm(options) => warm::run(&options),
     }
 }

@@ -6,6 +6,9 @@ mod scheduled_revert;
 mod select;
 mod wait_exec;
 
+pub(crate) use not_found::is_near;
+pub(crate) use select::with_kind;
+
 use std::time::Duration;
 
 use tiexec_core::addr::mib;

@@ -115,7 +115,7 @@ fn own_unit(process: &ProcDir, of_user: bool) -> Option<String> {
 }
 
 /// Returns whether one name holds the other, their kinds left out.
-fn is_near(unit: &str, wanted: &str) -> bool {
+pub(crate) fn is_near(unit: &str, wanted: &str) -> bool {
     let stem = |name: &str| name.rsplit_once('.').map_or(name, |(stem, _)| stem).to_lowercase();
     let (unit, wanted) = (stem(unit), stem(wanted));
     !wanted.is_empty() && unit.contains(&wanted) || !unit.is_empty() && wanted.contains(&unit)

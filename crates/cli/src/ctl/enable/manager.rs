@@ -1,0 +1,197 @@
+//! The systemd that is asked, by `systemctl`.
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use tiexec_core::escape::AsShown;
+
+use crate::ctl::attach::is_near;
+
+/// Most near names that a message lists.
+const NAMES: usize = 3;
+/// An instance that stands for its template where systemd takes no template.
+const INSTANCE: &str = "tiexec";
+
+/// The system's systemd, or a user's own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Manager {
+    /// True for that of the user who runs this process.
+    pub user: bool,
+}
+
+/// A unit as systemd knows it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Unit {
+    /// Its own name: no alias. A template keeps the place of the instance empty.
+    pub name: String,
+    /// The program of `ExecStart=`.
+    pub program: Option<PathBuf>,
+}
+
+/// A unit that cannot be worked on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Refusal {
+    /// systemd does not answer.
+    NoAnswer(String),
+    /// The unit is unknown, masked, or no service that keeps a process.
+    Unit(String),
+}
+
+impl Manager {
+    /// Returns the directory for drop-ins; `runtime` for that which the next boot empties.
+    pub(super) fn directory(self, runtime: bool) -> Result<PathBuf, String> {
+        let of = |variable: &str| {
+            let path = std::env::var_os(variable).map(PathBuf::from);
+            path.filter(|path| path.is_absolute())
+        };
+        match (self.user, runtime) {
+            (false, false) => Ok("/etc/systemd/system".into()),
+            (false, true) => Ok("/run/systemd/system".into()),
+            (true, false) => of("XDG_CONFIG_HOME")
+                .or_else(|| Some(of("HOME")?.join(".config")))
+                .map(|config| config.join("systemd/user"))
+                .ok_or_else(|| "HOME is not set; fix: set HOME".to_owned()),
+            (true, true) => of("XDG_RUNTIME_DIR")
+                .map(|run| run.join("systemd/user"))
+                .ok_or_else(|| "XDG_RUNTIME_DIR is not set; fix: log in as this user".to_owned()),
+        }
+    }
+
+    /// Runs `systemctl` with these arguments.
+    pub(super) fn systemctl(self, args: &[&str]) -> Result<String, String> {
+        let output = self.run("systemctl", args)?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let why = said.lines().next().unwrap_or("it says no reason");
+        Err(format!("systemctl {}: {}", args.first().unwrap_or(&""), why.shown()))
+    }
+
+    fn run(self, program: &str, args: &[&str]) -> Result<Output, String> {
+        let scope = self.user.then_some("--user");
+        let command = Command::new(program).args(scope).args(args).stdin(Stdio::null()).output();
+        command.map_err(|error| format!("cannot run {program}: {error}; fix: install systemd"))
+    }
+
+    /// Returns the complaints of `systemd-analyze verify` about this file of a unit.
+    pub(super) fn complaints(self, unit: &str, file: &str) -> Vec<String> {
+        let Ok(output) = self.run("systemd-analyze", &["verify", "--man=no", &instance(unit)])
+        else {
+            return Vec::new();
+        };
+        // It also tells the faults of other files, and of other units.
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        said.lines().filter(|line| line.contains(file)).map(str::to_owned).collect()
+    }
+
+    fn properties(self, unit: &str, names: &str) -> Result<Vec<(String, String)>, String> {
+        let text = self.systemctl(&["show", "--property", names, "--", unit])?;
+        let pairs = text.lines().filter_map(|line| line.split_once('='));
+        Ok(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+    }
+
+    /// Finds the service that `name` means, be it an alias or a template.
+    pub(super) fn find(self, name: &str) -> Result<Unit, Refusal> {
+        let shown = name.shown().to_string();
+        if !name.ends_with(".service") {
+            let why = "it is no service; fix: name the service";
+            return Err(Refusal::Unit(format!("{shown}: {why}")));
+        }
+        let found = self
+            .properties(&instance(name), "Id,LoadState,Type,ExecStart")
+            .map_err(Refusal::NoAnswer)?;
+        let value = |wanted: &str| {
+            let pair = found.iter().find(|(name, _)| name == wanted);
+            pair.map_or("", |(_, value)| value.as_str())
+        };
+        match value("LoadState") {
+            "loaded" if value("Type") == "oneshot" => {
+                let near = self.near(name).unwrap_or_default();
+                let fix = fix(near, "name the service that runs the program");
+                Err(Refusal::Unit(format!(
+                    "{shown}: its commands end before it is up (Type=oneshot); {fix}"
+                )))
+            }
+            "loaded" => {
+                let id = value("Id");
+                let own = match name.contains("@.") {
+                    true => id.replacen(&format!("@{INSTANCE}."), "@.", 1),
+                    false => id.to_owned(),
+                };
+                // `{ path=/usr/sbin/nginx ; argv[]=… }`
+                let program = value("ExecStart").strip_prefix("{ path=");
+                let program = program.and_then(|rest| Some(rest.split_once(" ; ")?.0.into()));
+                Ok(Unit { name: own, program })
+            }
+            "masked" => {
+                let scope = if self.user { "--user " } else { "" };
+                let fix = format!("systemctl {scope}unmask {shown}");
+                Err(Refusal::Unit(format!("{shown}: it is masked; fix: {fix}")))
+            }
+            "not-found" => {
+                let near = self.near(name).map_err(Refusal::NoAnswer)?;
+                let fix = fix(near, "use a name that `systemctl list-unit-files` shows");
+                Err(Refusal::Unit(format!("{shown}: systemd has no unit of this name; {fix}")))
+            }
+            other => {
+                let state = other.shown();
+                let fix = format!("`systemctl status {shown}` tells why");
+                Err(Refusal::Unit(format!(
+                    "{shown}: systemd could not load it ({state}); fix: {fix}"
+                )))
+            }
+        }
+    }
+
+    /// Lists the services whose names are near.
+    fn near(self, name: &str) -> Result<Vec<String>, String> {
+        let list = self.systemctl(&[
+            "list-unit-files",
+            "--type=service",
+            "--full",
+            "--plain",
+            "--no-legend",
+        ])?;
+        let names = list.lines().filter_map(|line| line.split_whitespace().next());
+        let near = names.filter(|unit| *unit != name && is_near(unit, name));
+        Ok(near.map(str::to_owned).collect())
+    }
+
+    /// Lists the active units that the name means: itself, or the instances of a template.
+    pub(super) fn active(self, unit: &str) -> Result<Vec<String>, String> {
+        let pattern = unit.replacen("@.", "@*.", 1);
+        let list = self.systemctl(&[
+            "list-units",
+            "--state=active",
+            "--full",
+            "--plain",
+            "--no-legend",
+            "--",
+            &pattern,
+        ])?;
+        let names = list.lines().filter_map(|line| line.split_whitespace().next());
+        Ok(names.map(str::to_owned).collect())
+    }
+
+    /// Returns the executable of a unit's main process.
+    pub(super) fn running_program(self, unit: &str) -> Option<PathBuf> {
+        let active = self.active(unit).ok()?;
+        let properties = self.properties(active.first()?, "MainPID").ok()?;
+        let pid: u32 = properties.first()?.1.parse().ok().filter(|&pid| pid > 0)?;
+        std::fs::read_link(format!("/proc/{pid}/exe")).ok()
+    }
+}
+
+/// Returns the name of an instance for a template, else the name.
+fn instance(unit: &str) -> String {
+    unit.replacen("@.", &format!("@{INSTANCE}."), 1)
+}
+
+fn fix(near: Vec<String>, otherwise: &str) -> String {
+    let near: Vec<String> = near.iter().take(NAMES).map(|name| name.shown().to_string()).collect();
+    match &near[..] {
+        [] => format!("fix: {otherwise}"),
+        _ => format!("fix: use {}", near.join(" or ")),
+    }
+}

@@ -1,0 +1,366 @@
+//! `tiexecctl enable`, `tiexecctl disable`: services whose text is put onto huge pages at each start.
+
+mod drop_in;
+mod manager;
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use drop_in::State;
+use manager::{Manager, Refusal};
+use tiexec_core::escape::AsShown;
+use tiexec_engine::wait_exec;
+
+use super::{attach, print};
+use crate::exit;
+use crate::options::{Ctl, CtlCommand, Disable, Enable, Revert, Targets};
+use crate::stdio::{say_usage, warn};
+
+/// How long `warm` may take before a start, in seconds.
+const WARM: &str = "10";
+
+/// Runs `enable`; returns the exit status.
+pub(super) fn run(options: &Enable) -> u8 {
+    let manager = Manager { user: options.user };
+    // A malformed option would show only at the next start, in the journal.
+    if let Err(error) = attach_command(manager, "x.service", &options.options, true) {
+        say_usage(error);
+        return exit::USAGE;
+    }
+    let setup = running(manager)
+        .and_then(|()| Ok((manager.directory(options.runtime)?, own_path(manager)?)));
+    let (directory, own) = match setup {
+        Ok(setup) => setup,
+        Err(why) => return failed("enable", &options.units, &why),
+    };
+    let mut statuses = Vec::new();
+    let mut enabled = Vec::new();
+    for name in &options.units {
+        let one = enable_one(manager, name, options, &directory, &own);
+        statuses.push(one.as_ref().err().copied().unwrap_or(exit::OK));
+        enabled.extend(one);
+    }
+    if enabled.iter().any(|(_, changed)| *changed)
+        && let Err(why) = manager.systemctl(&["daemon-reload"])
+    {
+        return failed("reload the units of", &options.units, &why);
+    }
+    for (unit, _) in enabled.iter().filter(|_| options.now) {
+        statuses.push(attach_now(manager, unit, &options.options));
+    }
+    together(&statuses)
+}
+
+/// Writes the drop-in of one unit; returns the unit's own name, and whether there is something new.
+///
+/// # Errors
+/// The exit status for what has been said on stderr.
+fn enable_one(
+    manager: Manager,
+    name: &str,
+    options: &Enable,
+    directory: &Path,
+    own: &str,
+) -> Result<(String, bool), u8> {
+    let unit = found(manager, "enable", name)?;
+    let name = unit.name.as_str();
+    let fail = |why: String| {
+        warn(format_args!("cannot enable {}: {why}", name.shown()));
+        exit::FAILED
+    };
+    let mut commands = Vec::new();
+    if options.warm {
+        let program = program(manager, &unit).map_err(fail)?;
+        let program = drop_in::word(&program).map_err(fail)?;
+        commands.push(format!(
+            "ExecStartPre=-+/usr/bin/timeout {WARM} {own} warm --quiet --deps {program}"
+        ));
+    }
+    let selector = if manager.user { "--user" } else { "--unit" };
+    let mut command = format!("ExecStartPost=-+{own} attach {selector} %n --quiet --wait-exec");
+    for option in &options.options {
+        command += " ";
+        command += &drop_in::word(option).map_err(fail)?;
+    }
+    commands.push(command);
+    let text = drop_in::text(&commands);
+    let path = drop_in::path(directory, name);
+    let before = drop_in::read(&path).map_err(|error| not_written(&path, &error))?;
+    let changed = before != State::Ours(text.clone());
+    if before == State::Edited {
+        return Err(kept("write", &path));
+    }
+    if changed {
+        drop_in::write(&path, &text).map_err(|error| not_written(&path, &error))?;
+        let complaints = manager.complaints(name, &path.to_string_lossy());
+        if let Some(first) = complaints.first() {
+            let undone = match &before {
+                State::Ours(text) => drop_in::write(&path, text),
+                _ => drop_in::remove(&path),
+            };
+            let not = if undone.is_err() { " not" } else { "" };
+            return Err(fail(format!(
+                "systemd-analyze verify: {}; the file was{not} taken back",
+                first.shown()
+            )));
+        }
+    }
+    // No process belongs to a template.
+    let now = match (options.now || name.contains("@."), manager.user) {
+        (true, _) => String::new(),
+        (false, false) => format!("; now: tiexecctl attach --unit {}", name.shown()),
+        (false, true) => format!("; now: tiexecctl attach --user {}", name.shown()),
+    };
+    let what = if changed { "wrote" } else { "is there already:" };
+    let scope = if manager.user { "--user " } else { "" };
+    print(&format!(
+        "{}: {what} {}; undo: tiexecctl disable {scope}{}{now}\n",
+        name.shown(),
+        path.shown(),
+        name.shown()
+    ));
+    Ok((unit.name, changed))
+}
+
+/// Runs `disable`; returns the exit status.
+pub(super) fn run_disable(options: &Disable) -> u8 {
+    let manager = Manager { user: options.user };
+    let directories =
+        running(manager).and_then(|()| Ok([manager.directory(false)?, manager.directory(true)?]));
+    let directories = match directories {
+        Ok(directories) => directories,
+        Err(why) => return failed("disable", &options.units, &why),
+    };
+    let mut statuses = Vec::new();
+    let mut removed = false;
+    for name in &options.units {
+        let (status, any) = disable_one(manager, name, &directories, options.now);
+        statuses.push(status);
+        removed |= any;
+    }
+    if removed && let Err(why) = manager.systemctl(&["daemon-reload"]) {
+        return failed("reload the units of", &options.units, &why);
+    }
+    together(&statuses)
+}
+
+/// Removes the drop-ins of one unit; returns the exit status, and whether there was one.
+fn disable_one(manager: Manager, name: &str, directories: &[PathBuf], now: bool) -> (u8, bool) {
+    let given = attach::with_kind(name);
+    let path_of = |unit: &str, directory: &Path| drop_in::path(directory, unit);
+    // The drop-in of a unit that is masked or gone by now is there under its own name.
+    let is_there = |unit: &str| {
+        directories.iter().any(|directory| path_of(unit, directory).symlink_metadata().is_ok())
+    };
+    let unit = if is_there(&given) {
+        given
+    } else {
+        match found(manager, "disable", name) {
+            Ok(unit) => unit.name,
+            Err(status) => return (status, false),
+        }
+    };
+    let (mut status, mut removed) = (exit::OK, false);
+    for directory in directories {
+        let path = path_of(&unit, directory);
+        let done = match drop_in::read(&path) {
+            Ok(State::Missing) => continue,
+            Ok(State::Edited) => {
+                status = kept("remove", &path);
+                continue;
+            }
+            Ok(State::Ours(_)) => drop_in::remove(&path),
+            Err(error) => Err(error),
+        };
+        match done {
+            Ok(()) => {
+                removed = true;
+                print(&format!("{}: removed {}\n", unit.shown(), path.shown()));
+            }
+            Err(error) => {
+                warn(format_args!("cannot remove {}: {}", path.shown(), cause(&error)));
+                status = exit::FAILED;
+            }
+        }
+    }
+    if !removed && status == exit::OK {
+        print(&format!("{}: is not enabled\n", unit.shown()));
+    }
+    if now && status == exit::OK {
+        status = revert_now(manager, &unit);
+    }
+    (status, removed)
+}
+
+/// Finds a unit.
+///
+/// # Errors
+/// The exit status for what has been said on stderr.
+fn found(manager: Manager, doing: &str, name: &str) -> Result<manager::Unit, u8> {
+    manager.find(&attach::with_kind(name)).map_err(|refusal| match refusal {
+        Refusal::Unit(why) => {
+            warn(format_args!("cannot {doing} {why}"));
+            exit::USAGE
+        }
+        Refusal::NoAnswer(why) => {
+            warn(format_args!("cannot {doing} {}: {why}", name.shown()));
+            exit::FAILED
+        }
+    })
+}
+
+/// Attaches to the processes of the unit that run; a template's instances are units, too.
+fn attach_now(manager: Manager, unit: &str, options: &[String]) -> u8 {
+    each_active(manager, unit, |unit| match attach_command(manager, unit, options, false) {
+        Ok(CtlCommand::Attach(options)) => attach::run(&options),
+        Ok(_) => exit::USAGE,
+        Err(error) => {
+            say_usage(error);
+            exit::USAGE
+        }
+    })
+}
+
+fn revert_now(manager: Manager, unit: &str) -> u8 {
+    each_active(manager, unit, |unit| {
+        let name = Some(unit.to_owned());
+        let (unit, user) = if manager.user { (None, name) } else { (name, None) };
+        attach::run_revert(&Revert {
+            targets: Targets { unit, user, ..Default::default() },
+            all: false,
+            dry_run: false,
+            json: false,
+            quiet: false,
+            started_at: None,
+            after: None,
+        })
+    })
+}
+
+fn each_active(manager: Manager, unit: &str, one: impl Fn(&str) -> u8) -> u8 {
+    let active = match manager.active(unit) {
+        Ok(active) => active,
+        Err(why) => return failed("ask systemd about", &[unit.to_owned()], &why),
+    };
+    if active.is_empty() {
+        print(&format!("{}: does not run\n", unit.shown()));
+    }
+    together(&active.iter().map(|unit| one(unit)).collect::<Vec<u8>>())
+}
+
+/// Parses the attach that the options make; `at_start` for the one in the drop-in.
+fn attach_command(
+    manager: Manager,
+    unit: &str,
+    options: &[String],
+    at_start: bool,
+) -> Result<CtlCommand, clap::Error> {
+    let selector = if manager.user { "--user" } else { "--unit" };
+    let words = ["tiexecctl", "attach", selector, unit].into_iter();
+    let words =
+        words.chain(if at_start { &["--quiet", "--wait-exec"][..] } else { &[] }.iter().copied());
+    let words = words.chain(options.iter().map(String::as_str));
+    Ctl::try_parse_from(words).map(|ctl| ctl.command)
+}
+
+/// Returns the program to warm: that of the running service, else that of `ExecStart=`.
+///
+/// # Errors
+/// Neither is a program that stays.
+fn program(manager: Manager, unit: &manager::Unit) -> Result<String, String> {
+    let stays = |path: &PathBuf| {
+        !wait_exec::executes_another(path.as_os_str().as_encoded_bytes())
+            && fs::File::open(path).is_ok_and(|mut file| {
+                let mut magic = [0; 4];
+                io::Read::read_exact(&mut file, &mut magic).is_ok() && &magic == b"\x7fELF"
+            })
+    };
+    let running = manager.running_program(&unit.name).filter(stays);
+    let program = running.or_else(|| unit.program.clone().filter(stays));
+    let program = program.and_then(|path| path.into_os_string().into_string().ok());
+    program.ok_or_else(|| {
+        let fix = format!("systemctl start {}, then enable it again", unit.name.shown());
+        format!(
+            "cannot tell which program it runs: ExecStart= names a script or a shell; fix: {fix}"
+        )
+    })
+}
+
+/// Checks that the manager is there.
+fn running(manager: Manager) -> Result<(), String> {
+    // As sd_booted(3).
+    if manager.user || Path::new("/run/systemd/system").is_dir() {
+        return Ok(());
+    }
+    Err("systemd does not run here (there is no /run/systemd/system); \
+         fix: run it where systemd is PID 1, or start the program by tiexec"
+        .to_owned())
+}
+
+/// Returns the path of this program, which systemd is to run with root's rights: nobody else may exchange it.
+///
+/// # Errors
+/// Somebody else can, or systemd would not understand the path.
+fn own_path(manager: Manager) -> Result<String, String> {
+    let own = std::env::current_exe()
+        .and_then(|own| own.with_file_name("tiexecctl").canonicalize())
+        .map_err(|error| format!("cannot find tiexecctl's own file: {error}; fix: install it"))?;
+    let user = rustix::process::geteuid().as_raw();
+    for part in own.ancestors() {
+        let metadata = part.metadata().map_err(|error| format!("{}: {error}", part.shown()))?;
+        let owner = metadata.uid();
+        let is_owned = owner == 0 || manager.user && owner == user;
+        let by_others =
+            metadata.mode() & 0o022 != 0 && !(manager.user && metadata.mode() & 0o1000 != 0);
+        if !is_owned || by_others {
+            return Err(format!(
+                "others than root may write to {}, and systemd would run {} as root; \
+                 fix: install it, such as by `make install`",
+                part.shown(),
+                own.shown()
+            ));
+        }
+    }
+    let path = own.to_str().filter(|path| drop_in::word(path).as_deref() == Ok(*path));
+    path.map(str::to_owned)
+        .ok_or_else(|| format!("{} is no path for a unit; fix: install it below /usr", own.shown()))
+}
+
+/// Says that a file is left as somebody has edited it; returns the exit status.
+fn kept(doing: &str, path: &Path) -> u8 {
+    let path = path.shown();
+    warn(format_args!(
+        "cannot {doing} {path}: it was edited by hand; fix: remove it yourself: rm {path}"
+    ));
+    exit::FAILED
+}
+
+fn not_written(path: &Path, error: &io::Error) -> u8 {
+    warn(format_args!("cannot write {}: {}", path.shown(), cause(error)));
+    exit::FAILED
+}
+
+fn cause(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => format!("{error}; fix: run it as root"),
+        _ => error.to_string(),
+    }
+}
+
+fn failed(doing: &str, units: &[String], why: &str) -> u8 {
+    let units: Vec<String> = units.iter().map(|unit| unit.shown().to_string()).collect();
+    warn(format_args!("cannot {doing} {}: {why}", units.join(", ")));
+    exit::FAILED
+}
+
+/// Returns the exit status of all.
+fn together(statuses: &[u8]) -> u8 {
+    match statuses.first() {
+        None => exit::OK,
+        Some(&first) if statuses.iter().all(|&status| status == first) => first,
+        Some(_) => exit::PARTIAL,
+    }
+}

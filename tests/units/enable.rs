@@ -1,0 +1,191 @@
+//! `tiexecctl enable` has systemd attach to services at each start; `disable` undoes it. Files that somebody has edited stay.
+
+use support::require;
+use support::systemd::{DEBIANS, NEEDS, Systemd, can_boot};
+
+/// The directory of a unit's drop-ins.
+fn drop_ins(unit: &str) -> String {
+    format!("/etc/systemd/system/{unit}.d")
+}
+
+fn drop_in(unit: &str) -> String {
+    drop_ins(unit) + "/50-tiexec.conf"
+}
+
+/// The template for an instance of one, else the unit.
+fn to_enable(unit: &str) -> String {
+    match unit.split_once('@') {
+        Some((template, _)) => format!("{template}@.service"),
+        None => unit.to_owned(),
+    }
+}
+
+#[test]
+fn debians_services_are_huge_after_a_restart() {
+    require!(can_boot(), "{NEEDS}");
+    let systemd = Systemd::boot();
+    for (unit, edges) in DEBIANS.into_iter().filter(|(unit, _)| Systemd::has(unit)) {
+        let (option, name) = (format!("--edges={edges}"), to_enable(unit));
+        // An image, which a revert takes away.
+        let enable = ["enable", &name, "--", "--backing=image", &option];
+        systemd.ctl(enable).assert_code(0).assert_silent();
+        systemd.start(unit);
+        assert!(systemd.huge(unit) > 0, "{unit}: {}\n{}", systemd.notes(), systemd.log(unit));
+        let main = systemd.property(unit, "MainPID");
+        systemd.ctl(["disable", "--now", &name]).assert_code(0).assert_silent();
+        assert_eq!(systemd.property(unit, "MainPID"), main, "{unit} was restarted");
+        assert_eq!(systemd.huge(unit), 0, "{unit}");
+        assert!(!systemd.path(&drop_ins(&name)).exists(), "{name}");
+        assert!(!systemd.property(unit, "ExecStartPost").contains("tiexecctl"));
+    }
+}
+
+#[test]
+fn now_attaches_and_restarts_nothing() {
+    require!(can_boot() && Systemd::has("mariadb.service"), "{NEEDS}, mariadb-server");
+    let systemd = Systemd::boot();
+    let unit = "mariadb.service";
+    systemd.start(unit);
+    let main = systemd.property(unit, "MainPID");
+    systemd.ctl(["enable", "--now", "--runtime", "--warm", "mariadb"]).assert_code(0);
+    assert!(systemd.huge(unit) > 0);
+    assert_eq!(systemd.property(unit, "MainPID"), main);
+    let path = "/run/systemd/system/mariadb.service.d/50-tiexec.conf";
+    let text = std::fs::read_to_string(systemd.path(path)).expect("the drop-in");
+    assert!(text.contains("warm --quiet --deps /usr/sbin/mariadbd\n"), "{text}");
+    // The warm that stands before the start does not fail it.
+    systemd.systemctl(["restart", unit]).assert_code(0);
+    assert!(systemd.huge(unit) > 0, "{}", systemd.log(unit));
+    systemd.ctl(["disable", unit]).assert_code(0).assert_silent();
+    assert!(!systemd.path(path).exists());
+    assert!(systemd.huge(unit) > 0, "without --now the running service is left as it is");
+}
+
+#[test]
+fn an_edited_file_is_kept() {
+    require!(can_boot() && Systemd::has("nginx.service"), "{NEEDS}, nginx");
+    let systemd = Systemd::boot();
+    let path = systemd.path(&drop_in("nginx.service"));
+    systemd.ctl(["enable", "nginx"]).assert_code(0);
+    let first = std::fs::read_to_string(&path).expect("the drop-in");
+    // One that nobody has edited takes other options.
+    systemd.ctl(["enable", "nginx", "--", "--edges=pad"]).assert_code(0).assert_silent();
+    let text = std::fs::read_to_string(&path).expect("the drop-in");
+    assert_eq!(
+        text.lines().nth(2),
+        first.lines().nth(2).map(|line| format!("{line} --edges=pad")).as_deref()
+    );
+    let edited = text.replace("--edges=pad", "--edges=aggressive");
+    std::fs::write(&path, &edited).expect("the drop-in");
+    for command in ["enable", "disable"] {
+        let done = systemd.ctl([command, "nginx"]);
+        done.assert_code(1);
+        let why =
+            "/etc/systemd/system/nginx.service.d/50-tiexec.conf: it was edited by hand; fix: ";
+        assert!(done.err().contains(why), "{done}");
+        assert_eq!(std::fs::read_to_string(&path).expect("the drop-in"), edited);
+    }
+    // A neighbour in the directory stays, too.
+    std::fs::write(&path, &text).expect("the drop-in");
+    std::fs::write(path.with_file_name("own.conf"), "[Service]\n").expect("a drop-in");
+    systemd.ctl(["disable", "nginx"]).assert_code(0);
+    assert!(!path.exists() && path.with_file_name("own.conf").exists());
+}
+
+#[test]
+fn units_that_cannot_be_enabled() {
+    require!(can_boot() && Systemd::has("redis-server.service"), "{NEEDS}, redis-server");
+    let systemd = Systemd::boot();
+    systemd.systemctl(["mask", "cron.service"]).assert_code(0);
+    let once = "[Service]\nType=oneshot\nExecStart=/bin/true\n";
+    systemd.write_unit("/etc/systemd/system/once.service", once);
+    for (name, wanted) in [
+        ("redis", "redis.service: systemd has no unit of this name; fix: use redis-server.service"),
+        ("tiexec-none", "tiexec-none.service: systemd has no unit of this name; fix: use a name"),
+        ("cron", "cron.service: it is masked; fix: systemctl unmask cron.service"),
+        ("once", "once.service: its commands end before it is up (Type=oneshot); fix: "),
+        ("dbus.socket", "dbus.socket: it is no service; fix: "),
+    ] {
+        let done = systemd.ctl(["enable", name]);
+        done.assert_code(2);
+        assert!(done.err().contains(&format!("cannot enable {wanted}")), "{done}");
+    }
+    // An option that attach does not take is told now, not at the next start.
+    for option in ["--edges=wrong", "--settle=1s", "--json"] {
+        systemd.ctl(["enable", "redis-server", "--", option]).assert_code(2);
+    }
+    // One of two works, and the alias means the unit.
+    systemd
+        .write_unit("/etc/systemd/system/twice.service", "[Service]\nExecStart=/bin/sleep inf\n");
+    systemd.systemctl(["link", "/usr/lib/systemd/system/redis-server.service"]);
+    let alias = systemd.path("/etc/systemd/system/redis.service");
+    std::os::unix::fs::symlink("/usr/lib/systemd/system/redis-server.service", alias)
+        .expect("a link");
+    systemd.systemctl(["daemon-reload"]).assert_code(0);
+    systemd.ctl(["enable", "tiexec-none", "redis"]).assert_code(3);
+    assert!(systemd.path(&drop_in("redis-server.service")).exists());
+    systemd.ctl(["disable", "redis"]).assert_code(0).assert_silent();
+    assert!(!systemd.path(&drop_ins("redis-server.service")).exists());
+}
+
+/// systemd would run it as root.
+#[test]
+fn a_tiexecctl_that_others_can_exchange() {
+    require!(can_boot() && Systemd::has("nginx.service"), "{NEEDS}, nginx");
+    let systemd = Systemd::boot();
+    let script = "mkdir -p /srv/bin && cp /usr/bin/tiexecctl /srv/bin && chmod 777 /srv/bin && /srv/bin/tiexecctl enable nginx";
+    let done = systemd.run(["sh", "-c", script]);
+    done.assert_code(1);
+    assert!(done.err().contains("others than root may write to /srv/bin"), "{done}");
+    assert!(!systemd.path(&drop_ins("nginx.service")).exists());
+}
+
+#[test]
+fn a_unit_of_a_users_own_systemd() {
+    require!(can_boot() && Systemd::has("nginx.service"), "{NEEDS}, nginx");
+    let systemd = Systemd::boot();
+    // Without logind and PAM.
+    systemd.write_unit(
+        "/etc/systemd/system/user@0.service",
+        "[Service]\nType=notify\nDelegate=yes\nRuntimeDirectory=user/0\nRuntimeDirectoryMode=700\n\
+         Environment=XDG_RUNTIME_DIR=/run/user/0 HOME=/root\nExecStart=/lib/systemd/systemd --user\n",
+    );
+    systemd.start("user@0.service");
+    let own = systemd.path("/root/.config/systemd/user");
+    std::fs::create_dir_all(&own).expect("a directory inside");
+    let web = "[Service]\nExecStart=/usr/sbin/nginx -g 'daemon off;'\n";
+    std::fs::write(own.join("web.service"), web).expect("a unit inside");
+    let as_user = |words: &[&str]| {
+        let front = ["env", "XDG_RUNTIME_DIR=/run/user/0", "HOME=/root"];
+        systemd.run(front.iter().chain(words))
+    };
+    as_user(&["systemctl", "--user", "daemon-reload"]).assert_code(0);
+    as_user(&[
+        "tiexecctl",
+        "enable",
+        "--user",
+        "web",
+        "--",
+        "--edges=aggressive",
+        "--backing=image",
+    ])
+    .assert_code(0);
+    as_user(&["systemctl", "--user", "start", "web"]).assert_code(0);
+    assert!(systemd.notes().contains("--user web.service: process "), "{}", systemd.notes());
+    let huge = || systemd.huge_of(["--user", "web"]);
+    assert!(huge() > 0, "{}", systemd.notes());
+    assert!(!systemd.notes().contains("tiexecctl build-id"), "{}", systemd.notes());
+    as_user(&["tiexecctl", "disable", "--user", "--now", "web"]).assert_code(0);
+    assert!(huge() == 0 && !own.join("web.service.d").exists());
+}
+
+#[test]
+fn without_systemd() {
+    // `/run` is the test's own, and empty.
+    let done = support::attaching::ctl(["enable", "nginx"]);
+    require!(!std::path::Path::new("/run/systemd/system").exists(), "systemd runs here");
+    done.assert_code(1);
+    let wanted =
+        "cannot enable nginx: systemd does not run here (there is no /run/systemd/system); fix: ";
+    assert!(done.err().contains(wanted), "{done}");
+}
