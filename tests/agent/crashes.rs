@@ -127,3 +127,40 @@ fn an_end_that_is_no_crash_is_none() {
     stop(agent);
     last.finish().assert_code(7);
 }
+
+/// Returns whether agents can tell who sends a signal: tracefs tells the numbers of the initial PID namespace.
+fn tells_senders() -> bool {
+    let tracepoint = "/sys/kernel/tracing/events/signal/signal_generate/id";
+    let namespace = std::fs::read_link("/proc/self/ns/pid").expect("its namespace");
+    Path::new(tracepoint).exists() && namespace == Path::new("pid:[4026531836]")
+}
+
+#[test]
+fn a_signal_that_somebody_sends_is_no_crash() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    require!(tells_senders(), "no tracefs, or another PID namespace");
+    let files = Files::new();
+    let (copy, bad) = (files.program("hold", 6, "a/hold"), files.program("crasher", 6, "b/bad"));
+    files.attach_below("a", "a");
+    files.attach_below("b", "b");
+    let agent = files.agent();
+    for signal in [libc::SIGABRT, libc::SIGSEGV] {
+        let held = hold(&copy);
+        eventually_switched(&held);
+        held.signal(signal);
+        held.finish().assert_signal(signal);
+    }
+    // One that the program sends itself, as abort(3) does, is a crash.
+    crasher(&bad, &["6"], &[]).finish().assert_signal(libc::SIGABRT);
+    eventually_in_quarantine(&files, 1);
+    let last = hold(&copy);
+    eventually_switched(&last);
+    let list = files.quarantine(&[]).out();
+    assert!(list.lines().count() == 1 && list.contains("/b/bad"), "{list}");
+    let said = stop(agent);
+    let own = std::process::id();
+    for signal in ["SIGABRT", "SIGSEGV"] {
+        assert!(said.contains(&format!("process {own} sent the {signal} that ended it")), "{said}");
+    }
+    last.finish().assert_code(7);
+}

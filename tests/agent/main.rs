@@ -6,6 +6,7 @@ mod killed;
 mod load;
 mod rules;
 mod state;
+mod watching;
 
 use std::path::{Path, PathBuf};
 

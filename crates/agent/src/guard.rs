@@ -1,8 +1,10 @@
 //! The crash guard: programs that die soon after a switch are not switched again.
 //!
 //! A pidfd is held for each process that was attached to. It tells how the process ended, whoever its parent is. A death by
-//! one of the signals of a crash within [`WINDOW`] of the switch puts the program's build into quarantine.
+//! one of the signals of a crash within [`WINDOW`] of the switch puts the program's build into quarantine, unless another process
+//! has sent the signal: an operator, or a watchdog.
 
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -10,6 +12,7 @@ use tiexec_core::escape::AsShown;
 use tiexec_sys::pidfd::end_of;
 use tiexec_sys::process::{self, Wait};
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::signal_watch::SignalWatch;
 use tiexec_sys::{Errno, Pid};
 
 use crate::processes::{Identity, Process};
@@ -17,6 +20,8 @@ use crate::state::{Build, Quarantined, now};
 
 /// How long after a switch a crash counts.
 pub const WINDOW: Duration = Duration::from_secs(300);
+/// How long after a signal was sent a death by that signal is its effect: the kernel may write a core dump first.
+const EFFECT: Duration = Duration::from_secs(30);
 /// The signals of a crash: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGSEGV.
 const CRASHES: [i32; 5] = [4, 5, 6, 7, 11];
 
@@ -83,16 +88,51 @@ pub(crate) struct Crash {
     pub(crate) pid: Pid,
     pub(crate) entry: Quarantined,
     pub(crate) after: Duration,
+    /// The process that sent the signal, if another did.
+    pub(crate) sender: Option<i32>,
+}
+
+/// A signal that another process sent to a watched one.
+#[derive(Debug)]
+struct Sent {
+    signal: i32,
+    sender: i32,
+    heard: Instant,
 }
 
 /// The processes whose ends are waited for.
 #[derive(Debug, Default)]
 pub(crate) struct Guard {
     watched: Vec<Watched>,
+    signals: Option<SignalWatch>,
+    sent: HashMap<i32, Sent>,
 }
 
 impl Guard {
+    /// Begins to listen to signals; says why it cannot.
+    pub(crate) fn new() -> (Self, Option<String>) {
+        let (signals, why) = match SignalWatch::open() {
+            Ok(signals) => (Some(signals), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        (Self { signals, ..Self::default() }, why)
+    }
+
+    /// Hears which of the processes were sent a signal by another process.
+    fn hear(&mut self, pids: &HashSet<i32>) {
+        let (sent, heard) = (&mut self.sent, Instant::now());
+        sent.retain(|pid, _| pids.contains(pid));
+        let Some(signals) = &mut self.signals else { return };
+        signals.read(|one| {
+            // A signal to a thread but the first is taken for the process's own.
+            if one.sender != one.target && pids.contains(&one.target) {
+                sent.insert(one.target, Sent { signal: one.signal, sender: one.sender, heard });
+            }
+        });
+    }
+
     pub(crate) fn add(&mut self, new: Watched) {
+        self.sent.remove(&new.held.pid.as_raw_nonzero().get());
         self.watched.retain(|one| one.held.pid != new.held.pid);
         self.watched.push(new);
     }
@@ -109,6 +149,8 @@ impl Guard {
     /// and nobody has waited for it yet.
     pub(crate) fn crashes(&mut self) -> Vec<Crash> {
         let mut crashes = Vec::new();
+        let pid = |one: &Watched| one.held.pid.as_raw_nonzero().get();
+        let pids: HashSet<i32> = self.watched.iter().map(pid).collect();
         self.watched.retain(|one| {
             let after = one.since.elapsed();
             match end_of(one.as_fd()) {
@@ -122,13 +164,21 @@ impl Guard {
                         exe: one.exe.clone(),
                         when: now(),
                     };
-                    crashes.push(Crash { pid: one.held.pid, entry, after });
+                    crashes.push(Crash { pid: one.held.pid, entry, after, sender: None });
                     false
                 }
                 Ok(Some(_)) => false,
                 Err(error) => error.errno == Errno::INTR,
             }
         });
+        // A signal is recorded before it kills: by now all that killed have been.
+        self.hear(&pids);
+        for crash in &mut crashes {
+            let sent = self.sent.remove(&crash.pid.as_raw_nonzero().get());
+            let sent = sent.filter(|sent| sent.signal == crash.entry.signal);
+            let sent = sent.filter(|sent| sent.heard.elapsed() < EFFECT);
+            crash.sender = sent.map(|sent| sent.sender);
+        }
         crashes
     }
 }

@@ -121,6 +121,7 @@ impl<'a> Agent<'a> {
     pub fn new(rules: &Path, state: &Path, log: Log<'a>) -> Self {
         let has_guard = pidfd::tells_ends() == Ok(true);
         let (events, why) = Events::open();
+        let (guard, deaf) = Guard::new();
         let mut agent = Self {
             log,
             directory: rules.to_owned(),
@@ -136,7 +137,7 @@ impl<'a> Agent<'a> {
             looked_at_all: None,
             surroundings: Surroundings::default(),
             wanted: VecDeque::new(),
-            guard: Guard::default(),
+            guard,
             builds: HashMap::new(),
             first: HashMap::new(),
             refused: HashMap::new(),
@@ -153,6 +154,12 @@ impl<'a> Agent<'a> {
         }
         if let Some(why) = why {
             let text = format!("cannot be told of execs, polls /proc instead: {why}");
+            agent.say(Level::Warning, &text);
+        }
+        if let Some(why) = deaf.filter(|_| has_guard) {
+            let text = format!(
+                "cannot tell who sends a signal, so that any SIGABRT counts as a crash: {why}"
+            );
             agent.say(Level::Warning, &text);
         }
         if !has_guard {
@@ -555,8 +562,16 @@ impl<'a> Agent<'a> {
 
     /// Takes in the ends that have come.
     fn see_ends(&mut self) {
-        for Crash { pid, entry, after } in self.guard.crashes() {
+        for Crash { pid, entry, after, sender } in self.guard.crashes() {
             let (number, exe) = (pid.as_raw_nonzero(), entry.exe.clone());
+            if let Some(sender) = sender {
+                let signal = signal_name(entry.signal);
+                let text = format!(
+                    "{exe} {number}: process {sender} sent the {signal} that ended it; no crash"
+                );
+                self.say(Level::Info, &text);
+                continue;
+            }
             let whose = entry.uid.map_or(String::new(), |uid| format!(" for user {uid} alone"));
             let text = format!(
                 "{exe} {number} (rule {}) crashed by {} {} s after its text was switched: build {} is in quarantine{whose}; \

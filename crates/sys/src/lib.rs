@@ -42,6 +42,7 @@ mod same_processor;
 pub mod schedule;
 pub mod seccomp_trial;
 pub mod seqpacket;
+pub mod signal_watch;
 pub mod startup;
 pub mod thp;
 pub mod usage;

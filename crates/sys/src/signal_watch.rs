@@ -1,0 +1,165 @@
+//! Signals of a crash that one process sends another, told by the tracepoint `signal:signal_generate`.
+//!
+//! How a process ended does not tell who sent the signal. The tracepoint does: the kernel's own faults have a positive code,
+//! and what kill(2) and its like send has not (sigaction(2), `si_code`).
+
+use std::ffi::CStr;
+use std::os::fd::AsRawFd;
+
+use crate::error::{Errno, SysError, check};
+use crate::perf_event::{Attributes, Rings, WATERMARK};
+use crate::process::INITIAL_PID_NAMESPACE;
+use crate::procfs::ProcDir;
+
+const PERF_TYPE_TRACEPOINT: u32 = 2;
+const PERF_SAMPLE_TID: u64 = 1 << 1;
+const PERF_SAMPLE_RAW: u64 = 1 << 10;
+const PERF_RECORD_SAMPLE: u32 = 9;
+/// `_IOW('$', 6, char *)`.
+const PERF_EVENT_IOC_SET_FILTER: u32 = 0x4008_2406;
+/// SIGILL, SIGTRAP, SIGABRT, SIGBUS and SIGSEGV that are sent.
+const FILTER: &CStr = c"(sig==4||sig==5||sig==6||sig==7||sig==11)&&code<=0";
+/// The place of the fields in a record: after the header, the two ids of the sender, and the length.
+const RAW: usize = 20;
+/// Bytes of records per processor.
+const MOST: usize = 16 << 10;
+
+/// A signal that was sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sent {
+    /// The signal.
+    pub signal: i32,
+    /// The process that sent it.
+    pub sender: i32,
+    /// The process, or the thread, to which it was sent.
+    pub target: i32,
+}
+
+/// Where the tracepoint has its fields.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Fields {
+    signal: usize,
+    pid: usize,
+    result: usize,
+}
+
+/// Records of signals that are sent.
+#[derive(Debug)]
+pub struct SignalWatch {
+    rings: Rings,
+    fields: Fields,
+}
+
+impl SignalWatch {
+    /// Watches all processes.
+    ///
+    /// # Errors
+    /// ENOENT where tracefs is not mounted; EACCES, EPERM without CAP_PERFMON; EOPNOTSUPP outside of the initial PID
+    /// namespace, whose numbers the tracepoint tells.
+    pub fn open() -> Result<Self, SysError> {
+        let namespace = ProcDir::this_process()?.namespace("ns/pid")?;
+        if namespace != INITIAL_PID_NAMESPACE {
+            return Err(SysError { call: "signal:signal_generate", errno: Errno::OPNOTSUPP });
+        }
+        let none = || SysError { call: "open(events/signal/signal_generate)", errno: Errno::NOENT };
+        let read = |name: &str| {
+            let places = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+            let paths = places.map(|at| format!("{at}/events/signal/signal_generate/{name}"));
+            paths.iter().find_map(|path| std::fs::read_to_string(path).ok()).ok_or_else(none)
+        };
+        let id = read("id")?.trim().parse().map_err(|_no_number| none())?;
+        let fields = fields(&read("format")?).ok_or_else(none)?;
+        let attributes = Attributes {
+            kind: PERF_TYPE_TRACEPOINT,
+            config: id,
+            sample_period: 1,
+            sample_type: PERF_SAMPLE_TID | PERF_SAMPLE_RAW,
+            flags: WATERMARK,
+            wakeup_watermark: MOST as u32,
+            ..Attributes::default()
+        };
+        let rings = Rings::open_everywhere(&attributes, MOST)?;
+        for event in rings.descriptors() {
+            // SAFETY: the kernel reads the string, which ends in a zero byte and lives for ever.
+            let returned = unsafe {
+                libc::ioctl(
+                    event.as_raw_fd(),
+                    PERF_EVENT_IOC_SET_FILTER as libc::Ioctl,
+                    FILTER.as_ptr(),
+                )
+            };
+            check("ioctl(PERF_EVENT_IOC_SET_FILTER)", returned.into())?;
+        }
+        Ok(Self { rings, fields })
+    }
+
+    /// Hands out all signals that were sent since the last time, and not ignored.
+    pub fn read(&mut self, mut each: impl FnMut(Sent)) {
+        let fields = self.fields;
+        self.rings.read(256, |record| {
+            if let Some(sent) = record.and_then(|record| parse(record, fields)) {
+                each(sent);
+            }
+        });
+    }
+}
+
+/// Parses a record; `None` for another one, and for a signal that had no effect.
+fn parse(record: &[u8], fields: Fields) -> Option<Sent> {
+    let i32_at = |at: usize| Some(i32::from_ne_bytes(record.get(at..at + 4)?.try_into().ok()?));
+    if i32_at(0)? != PERF_RECORD_SAMPLE.cast_signed() || i32_at(RAW + fields.result)? != 0 {
+        return None;
+    }
+    let (signal, target) = (i32_at(RAW + fields.signal)?, i32_at(RAW + fields.pid)?);
+    Some(Sent { signal, sender: i32_at(8)?, target })
+}
+
+/// Finds the fields in the tracepoint's `format`.
+fn fields(format: &str) -> Option<Fields> {
+    let offset = |name: &str| {
+        let end = format!(" {name};");
+        format.lines().find_map(|line| {
+            let (field, rest) = line.trim().strip_prefix("field:")?.split_once('\t')?;
+            if !field.ends_with(&end) {
+                return None;
+            }
+            rest.trim().strip_prefix("offset:")?.split(';').next()?.parse().ok()
+        })
+    };
+    Some(Fields { signal: offset("sig")?, pid: offset("pid")?, result: offset("result")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FORMAT: &str = "name: signal_generate\nID: 261\nformat:\n\
+        \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\
+        \tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;\n\n\
+        \tfield:int sig;\toffset:8;\tsize:4;\tsigned:1;\n\
+        \tfield:char comm[16];\toffset:20;\tsize:16;\tsigned:0;\n\
+        \tfield:pid_t pid;\toffset:36;\tsize:4;\tsigned:1;\n\
+        \tfield:int result;\toffset:44;\tsize:4;\tsigned:1;\n";
+
+    #[test]
+    fn fields_are_where_the_kernel_says() {
+        assert_eq!(fields(FORMAT), Some(Fields { signal: 8, pid: 36, result: 44 }));
+        assert_eq!(fields("field:int sig;\toffset:x;"), None);
+    }
+
+    #[test]
+    fn a_record_tells_who_sent_what() {
+        let fields = fields(FORMAT).unwrap();
+        let mut record = vec![0; RAW + 48];
+        let mut put =
+            |at: usize, value: i32| record[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+        put(0, 9);
+        put(8, 7);
+        put(RAW + 8, 6);
+        put(RAW + 36, 42);
+        assert_eq!(parse(&record, fields), Some(Sent { signal: 6, sender: 7, target: 42 }));
+        assert_eq!(parse(&record[..60], fields), None);
+        record[RAW + 44] = 1;
+        assert_eq!(parse(&record, fields), None, "it was ignored");
+    }
+}

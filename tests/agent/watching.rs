@@ -1,0 +1,113 @@
+//! The agent learns of programs and of rules by several ways, and the log says what it did.
+
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::Command;
+
+use support::attaching::switched;
+use support::child::{eventually, patience};
+use support::machine::Machine;
+use support::{Held, Run, is_root, require, tiexecd};
+
+use crate::{Files, attach_rule, eventually_switched, has_guard, hold, stop};
+
+#[test]
+fn rules_that_change_hold_for_what_runs() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    let copy = files.program("hold", 6, "a/hold");
+    let held = hold(&copy);
+    let agent = files.agent();
+    eventually("it catches SIGHUP", || {
+        let status = format!("/proc/{}/status", agent.pid());
+        let status = std::fs::read_to_string(status).expect("a live process");
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("a line");
+        u64::from_str_radix(caught.trim(), 16).expect("a mask") & 1 != 0
+    });
+    files.attach_below("a", "a");
+    agent.signal(libc::SIGHUP);
+    eventually_switched(&held);
+    stop(agent);
+    held.finish().assert_code(7);
+}
+
+#[test]
+fn without_perf_it_polls() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    let library = files.public.path().join("no_perf.so");
+    let source = support::sources().join("no_perf.c");
+    let mut built = Command::new("cc");
+    built.args(["-shared", "-fPIC", "-o"]).args([&library, &source]);
+    assert!(built.status().expect("cc").success());
+    let copy = files.program("hold", 6, "a/hold");
+    files.attach_below("a", "a");
+    let agent = Run::new(tiexecd(), files.args()).plain().limit(180);
+    let agent = agent.env("LD_PRELOAD", &library).start();
+    let held = hold(&copy);
+    eventually_switched(&held);
+    let said = stop(agent);
+    assert!(said.contains("cannot be told of execs, polls /proc instead"), "{said}");
+    held.finish().assert_code(7);
+}
+
+/// As systemd has it: the unit is in the name of the cgroup.
+#[test]
+fn a_unit_is_taken_by_its_cgroup() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let parents = ["/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+    let parent = parents.iter().map(Path::new).find(|at| at.join("cgroup.procs").exists());
+    require!(parent.is_some(), "no cgroup hierarchy that names are taken from");
+    let mut machine = Machine::lock();
+    let slice = machine.slice(parent.expect("just looked"));
+    require!(slice.is_some(), "no cgroup can be made");
+    let slice = slice.expect("just looked");
+    let files = Files::new();
+    let copy = files.program("hold", 6, "a/hold");
+    let rule = attach_rule("unit", &copy) + "unit = \"tiexec-agent@*\"\n";
+    files.write("unit.toml", &rule);
+    let groups = ["tiexec-agent@a.service", "tiexec-other.service"].map(|name| slice.join(name));
+    let [ours, other]: [Held; 2] = groups.each_ref().map(|group| {
+        std::fs::create_dir_all(group).expect("a cgroup");
+        let join = format!("echo $$ >'{}'/cgroup.procs; exec \"$@\"", group.display());
+        Run::new(&copy, ["7"]).plain().limit(180).behind_sh(&join).hold()
+    });
+    let agent = files.agent();
+    eventually_switched(&ours);
+    let check = files.check(&[other.pid()]);
+    assert!(check.out().ends_with(": no rule: observe\n"), "{check}");
+    assert_eq!(switched(other.pid()), 0);
+    stop(agent);
+    for held in [ours, other] {
+        held.finish().assert_code(7);
+    }
+    for group in &groups {
+        eventually("it is empty", || std::fs::remove_dir(group).is_ok());
+    }
+}
+
+#[test]
+fn a_crash_is_an_error_in_the_journal() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    let bad = files.program("crasher", 6, "a/bad");
+    files.attach_below("a", "a");
+    std::fs::create_dir_all("/run/systemd/journal").expect("a directory of the test's own /run");
+    let log = UnixDatagram::bind("/run/systemd/journal/socket").expect("a socket");
+    log.set_read_timeout(Some(patience(std::time::Duration::from_secs(20)))).expect("a time");
+    let agent = files.agent();
+    let crashed = Run::new(&bad, [""; 0]).plain().limit(180).hold();
+    crashed.finish().assert_signal(libc::SIGSEGV);
+    let record = loop {
+        let mut buffer = [0; 4096];
+        let len = log.recv(&mut buffer).expect("a record of the crash");
+        let record = String::from_utf8_lossy(&buffer[..len]).into_owned();
+        if record.contains("TIEXEC_ACTION=crash") {
+            break record;
+        }
+    };
+    for line in ["PRIORITY=3\n", "TIEXEC_RULE=a\n", "SYSLOG_IDENTIFIER=tiexec\n", "MESSAGE_ID="] {
+        assert!(record.contains(line), "{record}");
+    }
+    stop(agent);
+}
