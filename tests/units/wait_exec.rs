@@ -15,13 +15,6 @@ fn attached_at_start(systemd: &Systemd, unit: &str, options: &str) {
     systemd.write_unit(&path, &format!("[Service]\n{ATTACH} {options}\n"));
 }
 
-/// The command lines of the processes in the unit's cgroup.
-fn processes(systemd: &Systemd, unit: &str) -> Vec<String> {
-    let group = systemd.property(unit, "ControlGroup");
-    let script = "for pid in $(cat \"/sys/fs/cgroup/systemd$1/cgroup.procs\"); do readlink /proc/$pid/exe; done";
-    systemd.run(["sh", "-c", script, "sh", &group]).out().lines().map(str::to_owned).collect()
-}
-
 #[test]
 fn debians_services() {
     require!(can_boot(), "{NEEDS}");
@@ -37,7 +30,7 @@ fn debians_services() {
         // Not to itself, in the same cgroup.
         assert!(!notes.contains("tiexecctl build-id"), "{notes}");
         systemd.systemctl(["is-active", unit]).assert_code(0);
-        let left = processes(&systemd, unit);
+        let left = systemd.processes(unit);
         assert!(!left.iter().any(|exe| exe.ends_with("/tiexecctl")), "{unit}: {left:?}");
     }
 }
@@ -78,7 +71,7 @@ fn a_script_that_never_execs() {
     let notes = systemd.notes();
     let wanted = format!("{unit}: process {main} sh, which has executed no other program");
     assert!(notes.contains(&wanted), "{notes}");
-    assert!(!processes(&systemd, unit).iter().any(|exe| exe.ends_with("/tiexecctl")));
+    assert!(!systemd.processes(unit).iter().any(|exe| exe.ends_with("/tiexecctl")));
 }
 
 /// Without a process there is nothing to wait for.

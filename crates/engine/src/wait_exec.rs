@@ -1,6 +1,6 @@
 //! Waits until a service runs the program that it is for: systemd's own child, and shells, exec first.
 //!
-//! The wait reads `/proc/PID/stat` and `exe` only. Both answer whatever the process does, so the deadline holds.
+//! The wait reads `/proc/PID/stat`, `comm` and `exe` only. All three answer whatever the process does, so the deadline holds.
 
 use std::time::{Duration, Instant};
 

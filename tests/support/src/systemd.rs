@@ -134,6 +134,13 @@ impl Systemd {
         self.run(["journalctl", "--no-pager", "--output=cat", "--identifier=tiexec"]).out()
     }
 
+    /// Returns the executables of the processes in a unit's cgroup.
+    pub fn processes(&self, unit: &str) -> Vec<String> {
+        let group = self.property(unit, "ControlGroup");
+        let script = "for pid in $(cat \"/sys/fs/cgroup/systemd$1/cgroup.procs\"); do readlink /proc/$pid/exe; done";
+        self.run(["sh", "-c", script, "sh", &group]).out().lines().map(str::to_owned).collect()
+    }
+
     /// Returns a path inside as this process finds it; `path` has no symbolic link that is absolute.
     pub fn path(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{path}", self.pid))

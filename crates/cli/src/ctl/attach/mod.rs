@@ -212,7 +212,11 @@ pub(crate) fn each(
             statuses.extend(pids.iter().map(|&pid| one(pid, &mut pool)));
         }
     }
-    of_all(statuses, named)
+    let status = of_all(statuses, named);
+    if status == exit::GONE && !named {
+        warn(format_args!("cannot {doing} the selected processes: all have ended"));
+    }
+    status
 }
 
 /// Returns the exit status of all together for those of the processes that were selected.
@@ -256,13 +260,7 @@ fn attach_one(
     }
     let locked = match LockedTarget::open_with(pid, pool) {
         Ok(locked) => locked,
-        // A unit's short-lived helpers end meanwhile.
-        Err(failure)
-            if options.wait_exec && failure.reason == Reason::Failed(FailureKind::TargetGone) =>
-        {
-            return exit::GONE;
-        }
-        Err(failure) => return failed("attach to", pid, &failure),
+        Err(failure) => return failed_of("attach to", pid, &failure, &options.targets),
     };
     say_if_unlocked(&locked, options.quiet);
     let done = match hot {
@@ -274,7 +272,7 @@ fn attach_one(
         Ok(done) => done,
         Err(failure) => {
             locked.record_refusal(&failure);
-            return failed("attach to", pid, &failure);
+            return failed_of("attach to", pid, &failure, &options.targets);
         }
     };
     if options.dry_run {
@@ -389,7 +387,7 @@ pub(crate) fn line(locked: &LockedTarget, attached: &Attached, report: &Report) 
 fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
     let locked = match LockedTarget::open_with(pid, pool) {
         Ok(locked) => locked,
-        Err(failure) => return failed("revert", pid, &failure),
+        Err(failure) => return failed_of("revert", pid, &failure, &options.targets),
     };
     if options.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
         return exit::GONE;
@@ -399,7 +397,7 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
     let all = policy.map(|policy| Policy { select: Select::ALL, ..policy });
     let reverted = match all.and_then(|all| revert(&locked.order(all))) {
         Ok(reverted) => reverted,
-        Err(failure) => return failed("revert", pid, &failure),
+        Err(failure) => return failed_of("revert", pid, &failure, &options.targets),
     };
     locked.record_revert(&reverted);
     let Reverted { found, reverted: bytes, found_text, reverted_text, failure, stop } = reverted;
@@ -434,6 +432,14 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
             let status = failed("revert", pid, &failure);
             if bytes > 0 { exit::PARTIAL } else { status }
         }
+    }
+}
+
+/// As [`failed`], but silent about a process that nobody named and that has ended: a unit has short-lived helpers.
+fn failed_of(doing: &str, pid: Pid, failure: &Failure, targets: &Targets) -> u8 {
+    match failure.reason {
+        Reason::Failed(FailureKind::TargetGone) if !named(targets) => exit::GONE,
+        _ => failed(doing, pid, failure),
     }
 }
 
