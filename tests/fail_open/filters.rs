@@ -191,3 +191,23 @@ fn a_companion_that_may_not_wait_ends() {
     let spun = shown.lines().find(|line| line.contains("(tiexec") && used(line) > 100);
     assert_eq!(spun, None, "{shown}");
 }
+
+/// A program that puts one more filter in force after its start has others than this one's, which nobody can read or try:
+/// it is left alone, and lives.
+#[test]
+fn a_program_with_one_more_filter_is_left_alone() {
+    let (filter, late) =
+        (program("seccomp_exec", Kind::DynamicPie), program("hold", Kind::DynamicPie));
+    let exec =
+        |action: &str, calls: &str| [filter.clone().into_os_string(), action.into(), calls.into()];
+    for (more, is_huge) in [(false, true), (true, false)] {
+        let inner = exec("kill", "mremap").into_iter().filter(|_| more);
+        let script = r#"i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; exec "$@""#;
+        let args = ["-c", script, "sh"].map(Into::into).into_iter().chain(inner);
+        let args = args.chain([late.clone().into_os_string(), "7".into()]);
+        let held = Run::new("sh", args).behind(exec(EPERM, "splice")).hold();
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        assert_eq!(held.coverage().is_full(), is_huge, "{more}: {:?}", held.coverage());
+        held.finish().assert_code(7).assert_silent();
+    }
+}
