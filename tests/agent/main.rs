@@ -6,6 +6,7 @@ mod killed;
 mod load;
 mod rules;
 mod state;
+mod told;
 mod watching;
 
 use std::path::{Path, PathBuf};

@@ -8,6 +8,7 @@
 //! - [`reconcile`]: all processes against the rules, again and again; events only make it sooner.
 //! - `treat`: the work on processes, in a process apart.
 //! - `guard`: crashes soon after a switch.
+//! - [`speak`]: what the agent tells of itself, and `metrics`: the figures.
 //! - [`state`]: the builds in quarantine, over restarts.
 //!
 //! The agent has one thread, because it forks.
@@ -18,8 +19,10 @@
 pub mod decide;
 mod events;
 pub mod guard;
+mod metrics;
 pub mod processes;
 pub mod reconcile;
 pub mod rules;
+pub mod speak;
 pub mod state;
 mod treat;

@@ -4,12 +4,13 @@
 //! order in which programs and the agent start does not matter, and a lost event costs time only.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
-use tiexec_core::escape::AsShown;
+use tiexec_core::escape::{self, AsShown};
 use tiexec_core::proc::pressure;
 use tiexec_engine::journal;
 use tiexec_engine::switched_off::{self, is_switched_off};
@@ -19,9 +20,11 @@ use tiexec_sys::{Pid, interrupt, pidfd, process};
 use crate::decide::{age, held_back};
 use crate::events::Events;
 use crate::guard::{Crash, Guard, Held, signal_name};
+use crate::metrics::{Metrics, Share};
 use crate::processes::{Identity, Process, Surroundings, every};
 use crate::rules::{Action, Rules};
-use crate::state::{Build, State, Store};
+use crate::speak::{SOCKET, answer, listen};
+use crate::state::{Build, State, Store, now};
 use crate::treat::{self, FileState, Job, Outcome, Told};
 
 /// The longest time between two looks at all processes.
@@ -46,6 +49,9 @@ const LATEST: Duration = Duration::from_secs(3600);
 const PENALTY: Duration = Duration::from_secs(3600);
 /// Most files whose builds are remembered.
 const MOST_BUILDS: usize = 1024;
+
+/// The system's image store.
+const STORE: &str = "/run/tiexec/images";
 
 /// How much a line of the log matters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,11 +79,23 @@ struct Known {
     gap: Option<Duration>,
     /// Bytes that were copied for it.
     copied: u64,
+    /// What came of it last.
+    last: Option<Last>,
+}
+
+/// What came of a process, for those who ask.
+#[derive(Debug)]
+struct Last {
+    share: Share,
+    comm: String,
+    exe: String,
+    result: String,
+    when: u64,
 }
 
 impl Known {
     fn new(identity: Identity, due: Instant) -> Self {
-        Self { identity, due: Some(due), begun: None, gap: None, copied: 0 }
+        Self { identity, due: Some(due), begun: None, gap: None, copied: 0, last: None }
     }
 }
 
@@ -108,6 +126,8 @@ pub struct Agent<'a> {
     surroundings: Surroundings,
     wanted: VecDeque<Wanted>,
     guard: Guard,
+    listener: Option<UnixListener>,
+    metrics: Metrics,
     builds: HashMap<FileState, Build>,
     /// Programs of which a first process has been switched, and when.
     first: HashMap<Vec<u8>, Instant>,
@@ -138,11 +158,21 @@ impl<'a> Agent<'a> {
             surroundings: Surroundings::default(),
             wanted: VecDeque::new(),
             guard,
+            listener: None,
+            metrics: Metrics::new(),
             builds: HashMap::new(),
             first: HashMap::new(),
             refused: HashMap::new(),
             said: HashMap::new(),
         };
+        if rustix::process::geteuid().is_root() {
+            match listen() {
+                Ok(listener) => agent.listener = Some(listener),
+                Err(why) => {
+                    agent.say(Level::Warning, &format!("cannot listen at {SOCKET}: {why}"));
+                }
+            }
+        }
         match Store::open(state) {
             Ok(store) => agent.store = Some(store),
             Err(why) => agent.say(
@@ -183,6 +213,7 @@ impl<'a> Agent<'a> {
             self.see_switch();
             self.read_events();
             self.see_ends();
+            self.answer();
             let pause = if matches!(self.events, Events::Polled) { POLL } else { EVERY };
             if self.looked_at_all.is_none_or(|last| last.elapsed() >= pause) {
                 self.look_at_all();
@@ -348,6 +379,7 @@ impl<'a> Agent<'a> {
         }
         self.known.retain(|pid, _| alive.contains(pid));
         self.begun.retain(|pid, _| alive.contains(pid));
+        self.metrics.set_reconcile(now.elapsed().as_secs_f64());
         self.first.retain(|_, since| since.elapsed() < LATEST);
         self.refused.retain(|_, since| since.elapsed() < PENALTY);
     }
@@ -525,10 +557,26 @@ impl<'a> Agent<'a> {
             self.again(pid, false);
             return;
         };
-        let Outcome { result, detail, passing, text_bytes, huge_bytes, copied, stop_us, .. } =
-            outcome;
+        let Outcome {
+            result,
+            detail,
+            passing,
+            text_bytes,
+            huge_bytes,
+            backings,
+            copied,
+            stop_us,
+            ..
+        } = outcome;
+        if action == Action::Attach {
+            self.metrics.count(result == "ok", &result, stop_us);
+        }
         if let Some(known) = self.known.get_mut(&pid) {
             known.copied += copied;
+            let unit = facts.unit.clone().filter(|_| facts.counts_for_all());
+            let share = Share { rule: name.clone(), unit, text_bytes, huge: backings };
+            let (comm, exe) = (facts.comm.shown().to_string(), facts.shown_exe.shown().to_string());
+            known.last = Some(Last { share, comm, exe, result: result.clone(), when: now() });
         }
         if result == "ok" {
             let mib = |bytes: u64| bytes >> 20;
@@ -550,6 +598,57 @@ impl<'a> Agent<'a> {
         if !matches!(result.as_str(), "target_gone" | "quarantined" | "too_small") {
             self.again(pid, passing);
         }
+    }
+
+    /// Answers those who ask.
+    fn answer(&self) {
+        let Some(listener) = &self.listener else { return };
+        answer(listener, |path| match path {
+            "/status" => Some(("application/json", escape::json(&self.status()) + "\n")),
+            "/metrics" => {
+                let shares: Vec<Share> = self.lasts().map(|(_, last)| last.share.clone()).collect();
+                let text = self.metrics.text(&shares, store_bytes(), self.state.quarantine.len());
+                Some(("text/plain; version=0.0.4; charset=utf-8", text))
+            }
+            _ => None,
+        });
+    }
+
+    fn lasts(&self) -> impl Iterator<Item = (Pid, &Last)> {
+        self.known.iter().filter_map(|(&pid, known)| Some((pid, known.last.as_ref()?)))
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let off = self.rules.rules.iter().filter(|rule| self.state.is_off(&rule.name));
+        let processes: Vec<_> = self
+            .lasts()
+            .map(|(pid, last)| {
+                serde_json::json!({
+                    "pid": pid.as_raw_nonzero().get(),
+                    "comm": last.comm,
+                    "exe": last.exe,
+                    "unit": last.share.unit,
+                    "rule": last.share.rule,
+                    "result": last.result,
+                    "text_bytes": last.share.text_bytes,
+                    "huge": last.share.huge.iter().cloned().collect::<HashMap<_, _>>(),
+                    "when": last.when,
+                })
+            })
+            .collect();
+        serde_json::json!({
+            "schema": 1,
+            "kind": "agent",
+            "version": env!("CARGO_PKG_VERSION"),
+            "rules": self.rules.rules.len(),
+            "rule_defects": self.rules.defects.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "rules_off": off.map(|rule| rule.name.as_str()).collect::<Vec<_>>(),
+            "disabled": self.off,
+            "crash_guard": self.has_guard,
+            "observes_only": self.state.only_observes(),
+            "quarantine": self.state.quarantine,
+            "processes": processes,
+        })
     }
 
     /// Has a process tried again, after a pause that grows.
@@ -605,11 +704,25 @@ impl<'a> Agent<'a> {
         let idle = self.rules.least_age().is_none() && self.guard.is_empty();
         let longest = if idle { EVERY / 2 } else { TICK };
         let time = next.clamp(Duration::from_millis(10), longest);
-        let input: Vec<BorrowedFd<'_>> = if idle { Vec::new() } else { self.events.descriptors() };
+        let mut input: Vec<BorrowedFd<'_>> =
+            if idle { Vec::new() } else { self.events.descriptors() };
+        input.extend(self.listener.as_ref().map(AsFd::as_fd));
         let ends: Vec<BorrowedFd<'_>> = self.guard.descriptors().collect();
         if pidfd::wait_for_any(&input, &ends, time).is_err() {
             // Nothing that comes again at once.
             std::thread::sleep(TICK);
         }
     }
+}
+
+/// Returns the memory of the system's image store.
+fn store_bytes() -> u64 {
+    let of = |path: &str| rustix::fs::stat(path).ok();
+    let (store, above) = (of(STORE), of("/run/tiexec"));
+    // Without a mount there is no store.
+    if store.map(|stat| stat.st_dev) == above.map(|stat| stat.st_dev) {
+        return 0;
+    }
+    let used = rustix::fs::statvfs(STORE);
+    used.map_or(0, |used| used.f_blocks.saturating_sub(used.f_bfree).saturating_mul(used.f_frsize))
 }

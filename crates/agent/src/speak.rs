@@ -1,0 +1,137 @@
+//! What the agent tells: `/status` and `/metrics`, by HTTP on a socket of unix(7).
+//!
+//! The agent has one thread, and programs wait for it: a client gets a fifth of a second to ask, and another one to read.
+
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::Mode;
+use tiexec_remap::trusted_directory::{self, Rule};
+
+/// The directory of the socket, in which only root makes names.
+const DIRECTORY: &str = "/run/tiexec";
+/// The socket.
+pub const SOCKET: &str = "/run/tiexec/agent.sock";
+/// The group whose members may ask.
+const GROUP: &str = "tiexec";
+/// How long a client may take to ask, and to read.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// Most bytes of a request.
+const LONGEST: usize = 4096;
+/// Most clients that are answered before the agent goes on.
+const MOST: usize = 4;
+
+/// An answer: the type of its content, and the content.
+pub(crate) type Answer = (&'static str, String);
+
+/// Opens the socket.
+///
+/// # Errors
+/// Another agent listens there; somebody else could have put the directory there; it cannot be made.
+pub(crate) fn listen() -> Result<UnixListener, String> {
+    let path = Path::new(SOCKET);
+    let rule = Rule { user: 0, sticky: true, make: &[0o755] };
+    match trusted_directory::open(Path::new(DIRECTORY), &rule) {
+        Ok(Some(_)) => {}
+        Ok(None) => return Err("there is no /run".to_owned()),
+        Err(distrust) => return Err(distrust.to_string()),
+    }
+    if UnixStream::connect(path).is_ok() {
+        return Err("another tiexecd listens there".to_owned());
+    }
+    if std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
+        let _somebody_did = std::fs::remove_file(path);
+    }
+    let text = |error: std::io::Error| error.to_string();
+    // Nobody else may connect before the mode is set.
+    let before = rustix::process::umask(Mode::from_raw_mode(0o177));
+    let bound = UnixListener::bind(path);
+    rustix::process::umask(before);
+    let listener = bound.map_err(text)?;
+    if let Some(group) = group() {
+        chown(path, None, Some(group)).map_err(text)?;
+    }
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660)).map_err(text)?;
+    listener.set_nonblocking(true).map_err(text)?;
+    Ok(listener)
+}
+
+/// Looks the group up in `/etc/group`: the static program has no other source.
+fn group() -> Option<u32> {
+    let text = std::fs::read_to_string("/etc/group").ok()?;
+    text.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next()? == GROUP).then(|| fields.nth(1)?.parse().ok())?
+    })
+}
+
+/// Answers the clients that wait.
+pub(crate) fn answer(listener: &UnixListener, mut of: impl FnMut(&str) -> Option<Answer>) {
+    for _ in 0..MOST {
+        let Ok((mut client, _)) = listener.accept() else { return };
+        let Some(path) = asked(&mut client) else { continue };
+        let (status, (kind, content)) = match of(&path) {
+            Some(answer) => ("200 OK", answer),
+            None => ("404 Not Found", ("text/plain", "/status or /metrics\n".to_owned())),
+        };
+        let head = format!(
+            "HTTP/1.0 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+            content.len()
+        );
+        let _may_have_gone = write(&mut client, (head + &content).as_bytes());
+    }
+}
+
+/// Writes all, in time.
+fn write(client: &mut UnixStream, mut bytes: &[u8]) -> std::io::Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !bytes.is_empty() {
+        client.set_write_timeout(Some(left(end)?))?;
+        let count = client.write(bytes)?;
+        bytes = &bytes[count..];
+    }
+    Ok(())
+}
+
+/// Returns the path of a request; `None` for what is none, or does not come in time.
+fn asked(client: &mut UnixStream) -> Option<String> {
+    client.set_nonblocking(false).ok()?;
+    let end = Instant::now() + PATIENCE;
+    let mut request = Vec::new();
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+        client.set_read_timeout(Some(left(end).ok()?)).ok()?;
+        let mut buffer = [0; 512];
+        match client.read(&mut buffer) {
+            Ok(count @ 1..) if request.len() < LONGEST => request.extend(&buffer[..count]),
+            _ => return None,
+        }
+    }
+    path(&request).map(str::to_owned)
+}
+
+fn left(end: Instant) -> std::io::Result<Duration> {
+    let left = end.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(std::io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+fn path(request: &[u8]) -> Option<&str> {
+    let line = request.split(|&byte| byte == b'\r').next()?;
+    let rest = std::str::from_utf8(line).ok()?.strip_prefix("GET ")?;
+    rest.split([' ', '?']).next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_names_a_path() {
+        assert_eq!(path(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n"), Some("/status"));
+        assert_eq!(path(b"GET /metrics?x=1 HTTP/1.1\r\n\r\n"), Some("/metrics"));
+        assert_eq!(path(b"POST /status HTTP/1.1\r\n\r\n"), None);
+        assert_eq!(path(b"\xff"), None);
+    }
+}

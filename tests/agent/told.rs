@@ -1,0 +1,92 @@
+//! The socket tells what the agent did, and a user's programs cannot inflate it.
+
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use support::child::eventually;
+use support::{Run, installed, is_root, pmd_size, require};
+
+use crate::{Files, eventually_switched, has_guard, hold, stop};
+
+const SOCKET: &str = "/run/tiexec/agent.sock";
+
+/// The answer to a request: its status line, and its content.
+fn ask(path: &str) -> (String, String) {
+    let mut socket = UnixStream::connect(SOCKET).expect("an agent listens");
+    write!(socket, "GET {path} HTTP/1.1\r\nHost: agent\r\n\r\n").expect("it reads");
+    let mut text = String::new();
+    socket.read_to_string(&mut text).expect("it answers");
+    let (head, content) = text.split_once("\r\n\r\n").expect("a head");
+    (head.lines().next().expect("a line").to_owned(), content.to_owned())
+}
+
+#[test]
+fn status_and_metrics() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    let copy = files.program("hold", 6, "a/hold");
+    files.attach_below("a", "a");
+    let held = hold(&copy);
+    let user = Run::new(&copy, ["7"]).plain().limit(180);
+    let user = user.behind(["setpriv", "--reuid=1717", "--regid=1717", "--clear-groups"]).hold();
+    let agent = files.agent();
+    eventually_switched(&held);
+    eventually_switched(&user);
+    let meta = std::fs::metadata(SOCKET).expect("the socket");
+    assert_eq!((meta.uid(), meta.permissions().mode() & 0o777), (0, 0o660));
+
+    let mut told = Value::Null;
+    eventually("both are told of", || {
+        told = serde_json::from_str(&ask("/status").1).expect("JSON");
+        told["processes"].as_array().is_some_and(|all| all.len() == 2)
+    });
+    assert_eq!((&told["kind"], &told["rules"]), (&"agent".into(), &1.into()), "{told}");
+    let all = told["processes"].as_array().expect("a list");
+    let of = |pid: i32| all.iter().find(|one| one["pid"] == pid).expect("it is told of");
+    let one = of(held.pid());
+    assert_eq!((&one["rule"], &one["result"]), (&"a".into(), &"ok".into()), "{one}");
+    assert!(one["huge"]["image"].as_u64().expect("bytes") >= pmd_size(), "{one}");
+    assert_eq!(of(user.pid())["unit"], Value::Null, "a user's units are no label");
+
+    let (status, text) = ask("/metrics");
+    assert_eq!(status, "HTTP/1.0 200 OK");
+    for metric in [
+        "tiexec_text_bytes{rule=\"a\",unit=\"",
+        "tiexec_text_huge_bytes{rule=\"a\",unit=\"other\",backing=\"image\"}",
+        "tiexec_attach_total{outcome=\"ok\",reason=\"none\"} 2\n",
+        "tiexec_stop_seconds_count 2\n",
+        "tiexec_store_bytes 0\n",
+        "tiexec_quarantined 0\n",
+        "tiexec_reconcile_seconds ",
+        "tiexec_build_info{version=\"",
+    ] {
+        assert!(text.contains(metric), "{metric}: {text}");
+    }
+    assert!(!text.contains(&held.pid().to_string()), "no process is a label: {text}");
+    if installed("promtool").is_some() {
+        let mut promtool = Command::new("promtool")
+            .args(["check", "metrics"])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("promtool");
+        let mut pipe = promtool.stdin.take().expect("a pipe was asked for");
+        pipe.write_all(text.as_bytes()).expect("it reads");
+        drop(pipe);
+        let done = promtool.wait_with_output().expect("it ends");
+        assert!(done.status.success(), "{done:?}\n{text}");
+    }
+    assert_eq!(ask("/other").0, "HTTP/1.0 404 Not Found");
+    // A client that says nothing holds nobody up for long.
+    let silent = UnixStream::connect(SOCKET).expect("it listens");
+    let late = hold(&copy);
+    eventually_switched(&late);
+    drop(silent);
+    stop(agent);
+    for held in [held, user, late] {
+        held.finish().assert_code(7);
+    }
+}
