@@ -235,6 +235,11 @@ impl Reason {
             Self::Failed(kind) => kind.fix(),
         }
     }
+
+    /// As [`fix`](Self::fix), about this file, where it is known which.
+    pub fn fix_for(self, file: Option<&str>) -> Option<String> {
+        Some(self.fix()?.replace("FILE", file.unwrap_or("FILE")))
+    }
 }
 
 impl SkipReason {

@@ -270,7 +270,9 @@ impl Launcher {
             "text stays on base pages".to_owned()
         };
         let colon = if detail.is_empty() { "" } else { ": " };
-        let fix = reason.fix().map_or(String::new(), |fix| format!("; fix: {fix}"));
+        let file = search(self.name()).map(|path| path.shown().to_string());
+        let fix =
+            reason.fix_for(file.as_deref()).map_or(String::new(), |fix| format!("; fix: {fix}"));
         warn(format_args!("{name}: {what}: {reason}{colon}{detail}{fix}"));
     }
 

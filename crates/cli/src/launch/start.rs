@@ -115,7 +115,7 @@ fn line_of(left: &Left) -> String {
         ) => Some(format!("once it has ended, tiexecctl warm {files}")),
         _ => None,
     };
-    let fix = match (later, left.reason.fix()) {
+    let fix = match (later, left.reason.fix_for(Some(&files))) {
         (Some(later), _) => format!("; fix: tiexecctl attach {pid}; for later starts: {later}"),
         (None, Some(fix)) => format!("; fix: {fix}"),
         (None, None) => String::new(),
