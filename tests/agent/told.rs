@@ -3,9 +3,11 @@
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
+use support::attaching::ctl;
 use support::child::eventually;
 use support::{Run, installed, is_root, pmd_size, require};
 
@@ -21,6 +23,20 @@ fn ask(path: &str) -> (String, String) {
     socket.read_to_string(&mut text).expect("it answers");
     let (head, content) = text.split_once("\r\n\r\n").expect("a head");
     (head.lines().next().expect("a line").to_owned(), content.to_owned())
+}
+
+/// What `tiexecctl status` tells of the machine.
+fn status_of_machine() -> Value {
+    let told = ctl(["status", "--json"]);
+    told.assert_code(0);
+    serde_json::from_str(&told.out()).expect("JSON")
+}
+
+/// The row of a program.
+fn row(told: &Value, program: &Path) -> Value {
+    let rows = told["programs"].as_array().expect("a list");
+    let is_its = |row: &&Value| row["exe"] == program.to_string_lossy().as_ref();
+    rows.iter().find(is_its).unwrap_or_else(|| panic!("no row: {told}")).clone()
 }
 
 #[test]
@@ -79,6 +95,13 @@ fn status_and_metrics() {
         let done = promtool.wait_with_output().expect("it ends");
         assert!(done.status.success(), "{done:?}\n{text}");
     }
+    let shown = row(&status_of_machine(), &copy);
+    let when = shown["when"].as_u64().expect("a time");
+    assert_eq!((&shown["rule"], &shown["result"]), (&"a".into(), &"ok".into()), "{shown}");
+    assert_eq!(shown["processes"], 2, "{shown}");
+    assert!(when > 1_700_000_000, "{shown}");
+    let text = ctl(["status"]);
+    assert!(text.out().contains("agent    at work; 1 rules, 0 builds in quarantine"), "{text}");
     assert_eq!(ask("/other").0, "HTTP/1.0 404 Not Found");
     // A client that says nothing holds nobody up for long.
     let silent = UnixStream::connect(SOCKET).expect("it listens");
@@ -86,6 +109,14 @@ fn status_and_metrics() {
     eventually_switched(&late);
     drop(silent);
     stop(agent);
+    // Without the agent the kernel alone tells.
+    let told = status_of_machine();
+    let shown = row(&told, &copy);
+    assert_eq!((&told["agent"], &shown["rule"]), (&Value::Null, &Value::Null), "{told}");
+    assert_eq!(shown["processes"], 3, "{shown}");
+    assert!(shown["huge_bytes"].as_u64().expect("bytes") >= 3 * pmd_size(), "{shown}");
+    assert!(shown["backings"]["image"].as_u64().expect("bytes") >= 3 * pmd_size(), "{shown}");
+    assert!(ctl(["status"]).out().contains("fix: systemctl enable --now tiexecd"));
     for held in [held, user, late] {
         held.finish().assert_code(7);
     }

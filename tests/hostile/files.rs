@@ -173,6 +173,10 @@ fn a_lock_of_its_memory_that_is_never_let_go() {
         done.assert_code(1);
         assert!(done.err().contains("deadline: "), "{command}: {done}");
     }
+    // The state of the machine is told without it.
+    let done = Run::new(support::tiexecctl(), ["status"]).plain().limit(100).output();
+    done.assert_code(0);
+    assert!(done.out().contains("could not be looked at in 2 s"), "{done}");
     held.finish().assert_code(7);
 }
 

@@ -14,6 +14,7 @@ use tiexec_core::escape::{self, AsShown};
 use tiexec_core::proc::pressure;
 use tiexec_engine::journal;
 use tiexec_engine::switched_off::{self, is_switched_off};
+use tiexec_remap::store::directory;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, interrupt, pidfd, process};
 
@@ -49,9 +50,6 @@ const LATEST: Duration = Duration::from_secs(3600);
 const PENALTY: Duration = Duration::from_secs(3600);
 /// Most files whose builds are remembered.
 const MOST_BUILDS: usize = 1024;
-
-/// The system's image store.
-const STORE: &str = "/run/tiexec/images";
 
 /// How much a line of the log matters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -607,7 +605,11 @@ impl<'a> Agent<'a> {
             "/status" => Some(("application/json", escape::json(&self.status()) + "\n")),
             "/metrics" => {
                 let shares: Vec<Share> = self.lasts().map(|(_, last)| last.share.clone()).collect();
-                let text = self.metrics.text(&shares, store_bytes(), self.state.quarantine.len());
+                let text = self.metrics.text(
+                    &shares,
+                    directory::used_by_the_systems().unwrap_or(0),
+                    self.state.quarantine.len(),
+                );
                 Some(("text/plain; version=0.0.4; charset=utf-8", text))
             }
             _ => None,
@@ -713,16 +715,4 @@ impl<'a> Agent<'a> {
             std::thread::sleep(TICK);
         }
     }
-}
-
-/// Returns the memory of the system's image store.
-fn store_bytes() -> u64 {
-    let of = |path: &str| rustix::fs::stat(path).ok();
-    let (store, above) = (of(STORE), of("/run/tiexec"));
-    // Without a mount there is no store.
-    if store.map(|stat| stat.st_dev) == above.map(|stat| stat.st_dev) {
-        return 0;
-    }
-    let used = rustix::fs::statvfs(STORE);
-    used.map_or(0, |used| used.f_blocks.saturating_sub(used.f_bfree).saturating_mul(used.f_frsize))
 }

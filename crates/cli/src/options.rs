@@ -263,6 +263,12 @@ pub enum CtlCommand {
     /// Bring the text of programs and shared libraries into huge pages of their page cache, where
     /// every process and every later exec shares them
     Warm(Warm),
+    /// Show how much text of the whole machine is on huge pages, by unit and program, and what the agent does
+    Status {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Say which rule of the agent matches a process, and what would be done
     #[command(subcommand)]
     Rules(RulesCommand),

@@ -34,6 +34,16 @@ pub(super) fn of(seconds: u64) -> String {
     format!("{year}-{month:02}-{:02} {:02}:{:02} UTC", days + 1, minutes / 60, minutes % 60)
 }
 
+/// A time ago in its largest unit.
+pub(super) fn ago(seconds: i64) -> String {
+    match seconds.max(0) {
+        s @ 0..60 => format!("{s} s"),
+        s @ 60..3600 => format!("{} min", s / 60),
+        s @ 3600..86400 => format!("{} h", s / 3600),
+        s => format!("{} d", s / 86400),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::of;

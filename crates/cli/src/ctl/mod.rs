@@ -11,6 +11,7 @@ mod progress;
 mod quarantine;
 mod report;
 pub(crate) mod rules;
+mod status;
 mod store;
 mod warm;
 
@@ -40,6 +41,7 @@ pub fn run() -> u8 {
     match ctl.command {
         CtlCommand::Inspect { targets, json } => inspect::run(&targets, json),
         CtlCommand::Doctor { targets, json } => doctor::run(&targets, json),
+        CtlCommand::Status { json } => status::run(json),
         CtlCommand::Rules(command) => rules::run(&command),
         CtlCommand::Quarantine(options) => quarantine::run(&options),
         CtlCommand::Store(command) => store::run(command),

@@ -1,11 +1,17 @@
-//! `/proc/meminfo`: how much memory is available (proc_meminfo(5)).
+//! `/proc/meminfo`: the memory of the machine (proc_meminfo(5)).
 
 use super::{lines, number};
 
 /// Returns `MemAvailable`, in bytes: what new users may have without swapping, as the kernel estimates it.
 /// `None` before Linux 3.14.
 pub fn available(text: &[u8]) -> Option<u64> {
-    let value = lines(text).find_map(|(_, line)| line.strip_prefix(b"MemAvailable:"))?;
+    field(text, "MemAvailable")
+}
+
+/// Returns the field of that name, in bytes; `None` where the kernel does not have it.
+pub fn field(text: &[u8], name: &str) -> Option<u64> {
+    let value =
+        lines(text).find_map(|(_, line)| line.strip_prefix(name.as_bytes())?.strip_prefix(b":"))?;
     let digits = value.trim_ascii().strip_suffix(b" kB")?;
     number(digits.trim_ascii(), 10)?.checked_mul(1024)
 }

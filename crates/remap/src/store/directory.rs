@@ -170,3 +170,13 @@ fn holds_images(fd: &OwnedFd) -> bool {
 fn refused(distrust: Distrust) -> Failure {
     Failure::of(FailureKind::StoreRefused)(distrust)
 }
+
+/// Returns the memory that the system's image store takes, in bytes; `None` where there is no such store.
+pub fn used_by_the_systems() -> Option<u64> {
+    let (fd, stat) = system_place().ok()??;
+    if !is_mount(&fd, &stat) {
+        return None;
+    }
+    let used = rustix::fs::fstatvfs(&fd).ok()?;
+    Some(used.f_blocks.saturating_sub(used.f_bfree).saturating_mul(used.f_frsize))
+}

@@ -13,6 +13,7 @@ use tiexec_remap::store::state::{Entry, State, entries};
 use tiexec_remap::store::users::Users;
 
 use super::{all, failed, print};
+use crate::ctl::date::ago;
 
 /// One image, as JSON shows it.
 #[derive(Serialize)]
@@ -83,16 +84,6 @@ fn as_text(listed: &[Listed<'_>], now: i64) -> String {
         );
     }
     text
-}
-
-/// A time ago in its largest unit.
-fn ago(seconds: i64) -> String {
-    match seconds.max(0) {
-        s @ 0..60 => format!("{s} s"),
-        s @ 60..3600 => format!("{} min", s / 60),
-        s @ 3600..86400 => format!("{} h", s / 3600),
-        s => format!("{} d", s / 86400),
-    }
 }
 
 /// One JSON object on one line: schema, kind, and these members.

@@ -1,0 +1,71 @@
+//! The agent's own word, asked for on its socket.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tiexec_agent::speak::SOCKET;
+
+/// How long the agent may take: it answers between two programs that it works on.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Most bytes of an answer.
+const LONGEST: u64 = 64 << 20;
+
+/// The state of the agent.
+#[derive(Deserialize, Serialize, Debug)]
+pub(super) struct Agent {
+    pub(super) version: String,
+    pub(super) rules: u64,
+    pub(super) rule_defects: Vec<String>,
+    pub(super) rules_off: Vec<String>,
+    pub(super) disabled: bool,
+    pub(super) crash_guard: bool,
+    pub(super) observes_only: bool,
+    pub(super) quarantine: Vec<Value>,
+    #[serde(skip_serializing)]
+    processes: Vec<Process>,
+}
+
+/// The last outcome of the agent's for one process.
+#[derive(Deserialize, Clone, Debug)]
+pub(super) struct Process {
+    pid: i32,
+    pub(super) rule: String,
+    pub(super) result: String,
+    /// In seconds since 1970.
+    pub(super) when: u64,
+}
+
+impl Agent {
+    /// Asks it.
+    ///
+    /// # Errors
+    /// Why there is no answer, in words, with what helps.
+    pub(super) fn ask() -> Result<Self, String> {
+        let mut socket = UnixStream::connect(SOCKET).map_err(|error| match error.kind() {
+            std::io::ErrorKind::PermissionDenied => {
+                "not to be asked by this user; fix: run it as root, or join the group tiexec"
+                    .to_owned()
+            }
+            _ => "not running; fix: systemctl enable --now tiexecd".to_owned(),
+        })?;
+        let silent =
+            |error: std::io::Error| format!("no answer: {error}; fix: systemctl status tiexecd");
+        socket.set_read_timeout(Some(PATIENCE)).map_err(silent)?;
+        socket.set_write_timeout(Some(PATIENCE)).map_err(silent)?;
+        socket.write_all(b"GET /status HTTP/1.0\r\n\r\n").map_err(silent)?;
+        let mut answer = Vec::new();
+        socket.take(LONGEST).read_to_end(&mut answer).map_err(silent)?;
+        let odd = || "an answer of another version; fix: systemctl restart tiexecd".to_owned();
+        let head = answer.windows(4).position(|end| end == b"\r\n\r\n").ok_or_else(odd)?;
+        serde_json::from_slice(&answer[head + 4..]).map_err(|_odd| odd())
+    }
+
+    /// Returns its last outcome for each process.
+    pub(super) fn by_process(&self) -> HashMap<i32, &Process> {
+        self.processes.iter().map(|process| (process.pid, process)).collect()
+    }
+}

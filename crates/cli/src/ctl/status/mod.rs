@@ -1,0 +1,246 @@
+//! `tiexecctl status`: the text of the whole machine, by unit and program, and what the agent makes of it.
+
+mod agent;
+mod processes;
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use tiexec_core::addr::mib;
+use tiexec_core::escape;
+use tiexec_core::proc::meminfo;
+use tiexec_core::report::{SCHEMA, percent};
+use tiexec_remap::store::directory::used_by_the_systems;
+use tiexec_sys::thp;
+
+use super::date::ago;
+use super::print;
+use crate::exit;
+
+use self::agent::Agent;
+use self::processes::{All, Seen, Text};
+
+/// The processes of one unit that run one program.
+#[derive(Serialize, Default, Debug)]
+struct Row {
+    unit: Option<String>,
+    exe: String,
+    processes: usize,
+    text_bytes: u64,
+    huge_bytes: u64,
+    /// The huge bytes by backing.
+    backings: BTreeMap<String, u64>,
+    /// The agent's rule for them, and the last outcome; `None` where it did nothing.
+    rule: Option<String>,
+    result: Option<String>,
+    /// The time of that outcome, in seconds since 1970.
+    when: Option<u64>,
+}
+
+/// The figures of the whole machine, in bytes.
+#[derive(Serialize, Debug)]
+struct Machine {
+    /// `FileHugePages`: huge pages of the page cache, mapped or not.
+    file_huge_bytes: Option<u64>,
+    /// `ShmemPmdMapped`: mapped huge pages of memfds and of the image store.
+    shmem_pmd_mapped_bytes: Option<u64>,
+    /// The memory of the system's image store.
+    store_bytes: Option<u64>,
+}
+
+impl Machine {
+    fn look() -> Self {
+        let text = std::fs::read("/proc/meminfo").unwrap_or_default();
+        Self {
+            file_huge_bytes: meminfo::field(&text, "FileHugePages"),
+            shmem_pmd_mapped_bytes: meminfo::field(&text, "ShmemPmdMapped"),
+            store_bytes: used_by_the_systems(),
+        }
+    }
+}
+
+/// Shows it.
+pub(super) fn run(json: bool) -> u8 {
+    let all = All::look();
+    let agent = Agent::ask();
+    let rows = rows(&all.seen, agent.as_ref().ok());
+    let machine = Machine::look();
+    if json {
+        let status = serde_json::json!({
+            "schema": SCHEMA,
+            "kind": "status",
+            "programs": rows,
+            "not_permitted": all.denied,
+            "silent": all.silent,
+            "machine": machine,
+            "agent": agent.as_ref().ok(),
+            "no_agent": agent.as_ref().err(),
+        });
+        return print(&(escape::json(&status) + "\n"));
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let least = thp::pages().map_or(0, |pages| pages.pmd.bytes());
+    let mut text = table(&rows, least, now);
+    let hidden = |count: usize, why: &str| match count {
+        0 => String::new(),
+        1 => format!("1 process {why}\n"),
+        count => format!("{count} processes {why}\n"),
+    };
+    let denied = match rustix::process::geteuid().is_root() {
+        true => "may not even be looked at by root; fix: run it outside the container",
+        false => "of others may not be looked at; fix: run it as root",
+    };
+    text += &hidden(all.denied, denied);
+    text += &hidden(all.silent, "of users one of whose processes could not be looked at in 2 s");
+    text += &in_words(&machine, &agent);
+    match print(&text) {
+        exit::OK if all.denied > 0 && all.seen.is_empty() => exit::NOT_PERMITTED,
+        status => status,
+    }
+}
+
+/// Adds up the processes of each unit and program, those with the most text on base pages first.
+fn rows(seen: &[Seen], agent: Option<&Agent>) -> Vec<Row> {
+    let outcomes = agent.map(Agent::by_process).unwrap_or_default();
+    let mut rows: BTreeMap<(Option<&str>, &str), Row> = BTreeMap::new();
+    for Seen { pid, exe, unit, text } in seen {
+        let row = rows.entry((unit.as_deref(), exe)).or_default();
+        let Text { bytes, huge, backings } = text;
+        (row.unit, row.exe) = (unit.clone(), exe.clone());
+        row.processes += 1;
+        row.text_bytes += bytes;
+        row.huge_bytes += huge;
+        for (backing, bytes) in backings {
+            *row.backings.entry(backing.clone()).or_default() += bytes;
+        }
+        if let Some(outcome) = outcomes.get(pid)
+            && row.when.is_none_or(|when| when <= outcome.when)
+        {
+            row.rule = Some(outcome.rule.clone());
+            row.result = Some(outcome.result.clone());
+            row.when = Some(outcome.when);
+        }
+    }
+    let mut rows: Vec<Row> = rows.into_values().collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.text_bytes - row.huge_bytes.min(row.text_bytes)));
+    rows
+}
+
+/// Makes the table of what has text of at least a huge page in each process.
+fn table(rows: &[Row], least: u64, now: u64) -> String {
+    let (shown, small): (Vec<&Row>, Vec<&Row>) =
+        rows.iter().partition(|row| row.text_bytes >= least * row.processes as u64);
+    let unit = |row: &Row| row.unit.clone().unwrap_or_else(|| "-".to_owned());
+    let width = |of: &dyn Fn(&Row) -> usize, title: &str| {
+        shown.iter().map(|row| of(row)).max().unwrap_or(0).max(title.len())
+    };
+    let units = width(&|row| unit(row).chars().count(), "UNIT");
+    let programs = width(&|row| row.exe.chars().count(), "PROGRAM");
+    let mut text = format!(
+        "{:<units$}  {:<programs$}  {:>5}  {:>8}  {:>8}  {:>3}  {:<9}  AGENT\n",
+        "UNIT", "PROGRAM", "PROCS", "TEXT MiB", "HUGE MiB", "%", "BACKING"
+    );
+    for row in shown {
+        let backing = match row.backings.len() {
+            0 => "-".to_owned(),
+            _ => row.backings.keys().cloned().collect::<Vec<_>>().join(","),
+        };
+        let agent = match (&row.rule, &row.result, row.when) {
+            (Some(rule), Some(result), Some(when)) => {
+                let seconds = i64::try_from(now.saturating_sub(when)).unwrap_or(i64::MAX);
+                format!("{rule}: {result}, {} ago", ago(seconds))
+            }
+            _ => "-".to_owned(),
+        };
+        let _infallible = writeln!(
+            text,
+            "{:<units$}  {:<programs$}  {:>5}  {:>8}  {:>8}  {:>3}  {backing:<9}  {agent}",
+            unit(row),
+            row.exe,
+            row.processes,
+            mib(row.text_bytes),
+            mib(row.huge_bytes),
+            percent(row.huge_bytes, row.text_bytes)
+        );
+    }
+    if !small.is_empty() {
+        let processes: usize = small.iter().map(|row| row.processes).sum();
+        let _infallible = writeln!(
+            text,
+            "and {} programs ({processes} processes) with text below a huge page",
+            small.len()
+        );
+    }
+    text
+}
+
+fn in_words(machine: &Machine, agent: &Result<Agent, String>) -> String {
+    let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), mib);
+    let mut text = format!(
+        "machine  image store {} MiB   FileHugePages {} MiB   ShmemPmdMapped {} MiB\n",
+        bytes(machine.store_bytes),
+        bytes(machine.file_huge_bytes),
+        bytes(machine.shmem_pmd_mapped_bytes)
+    );
+    let agent = match agent {
+        Ok(agent) => agent,
+        Err(why) => return text + &format!("agent    {why}\n"),
+    };
+    let state = if agent.disabled {
+        "switched off; fix: rm /etc/tiexec/disabled"
+    } else if agent.observes_only {
+        "only observes, since three builds have crashed; fix: tiexecctl quarantine --release ID"
+    } else if !agent.crash_guard {
+        "attaches to nothing: this kernel does not tell how a program ends; fix: Linux 6.15"
+    } else {
+        "at work"
+    };
+    let _infallible = writeln!(
+        text,
+        "agent    {state}; {} rules, {} builds in quarantine",
+        agent.rules,
+        agent.quarantine.len()
+    );
+    for rule in &agent.rules_off {
+        let _infallible = writeln!(
+            text,
+            "rule     {rule} is off: two builds have crashed; fix: tiexecctl quarantine --release ID"
+        );
+    }
+    for defect in &agent.rule_defects {
+        let _infallible = writeln!(text, "rules    {defect}; fix: tiexecctl rules check");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(pid: i32, exe: &str, unit: Option<&str>, mib: u64, huge: u64) -> Seen {
+        let backings =
+            [("image".to_owned(), huge << 20)].into_iter().filter(|_| huge > 0).collect();
+        let text = Text { bytes: mib << 20, huge: huge << 20, backings };
+        Seen { pid, exe: exe.to_owned(), unit: unit.map(str::to_owned), text }
+    }
+
+    #[test]
+    fn processes_are_added_up_by_unit_and_program() {
+        let all = [
+            seen(1, "/usr/bin/init", None, 1, 0),
+            seen(7, "/usr/sbin/mariadbd", Some("mariadb.service"), 18, 12),
+            seen(8, "/usr/lib/postgres", Some("postgresql@15-main.service"), 5, 0),
+            seen(9, "/usr/lib/postgres", Some("postgresql@15-main.service"), 5, 0),
+        ];
+        let rows = rows(&all, None);
+        assert_eq!(
+            table(&rows, 2 << 20, 0),
+            "UNIT                        PROGRAM             PROCS  TEXT MiB  HUGE MiB    %  BACKING    AGENT\n\
+             postgresql@15-main.service  /usr/lib/postgres       2      10.0       0.0    0  -          -\n\
+             mariadb.service             /usr/sbin/mariadbd      1      18.0      12.0   66  image      -\n\
+             and 1 programs (1 processes) with text below a huge page\n"
+        );
+    }
+}

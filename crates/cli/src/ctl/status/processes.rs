@@ -1,0 +1,120 @@
+//! All processes that may be looked at: how much text each has, and how much of it is huge.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tiexec_core::coverage::coverage;
+use tiexec_core::escape::AsShown;
+use tiexec_remap::mapped::originals;
+use tiexec_remap::{systemd_units, workers};
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Errno, areas, process, thp};
+
+/// How long it may take to look at one process of other credentials.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A process.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) pid: i32,
+    /// The path of its program, as it is shown.
+    pub(super) exe: String,
+    pub(super) unit: Option<String>,
+    pub(super) text: Text,
+}
+
+/// The text of a process, in bytes.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Text {
+    pub(super) bytes: u64,
+    pub(super) huge: u64,
+    /// The huge bytes by backing; a file with several counts to its first.
+    pub(super) backings: BTreeMap<String, u64>,
+}
+
+/// The processes, and how many could not be looked at.
+#[derive(Debug, Default)]
+pub(super) struct All {
+    pub(super) seen: Vec<Seen>,
+    /// Those that this user may not look at.
+    pub(super) denied: usize,
+    /// Those that did not let anybody look in time, and others of their users.
+    pub(super) silent: usize,
+}
+
+impl All {
+    /// Looks at all.
+    pub(super) fn look() -> Self {
+        let mut all = Self::default();
+        // One user's processes can keep this one waiting for a while once, not each of them.
+        let mut silent: HashSet<Vec<u32>> = HashSet::new();
+        for (pid, process) in ProcDir::every() {
+            let Ok(status) = process.status() else { continue };
+            if !status.has_mm || pid == process::this() {
+                continue;
+            }
+            let users = status.credentials.uids.clone();
+            if silent.contains(&users) {
+                all.silent += 1;
+                continue;
+            }
+            let told = match workers::is_of_others(&process) {
+                false => look_at(&process),
+                true => match workers::told_apart(PATIENCE, || packed(&look_at(&process))) {
+                    Ok(told) => unpacked(&told),
+                    Err(_late) => {
+                        silent.insert(users);
+                        all.silent += 1;
+                        continue;
+                    }
+                },
+            };
+            match told {
+                Told::Seen(text) => all.seen.push(Seen {
+                    pid: pid.as_raw_nonzero().get(),
+                    exe: process.exe_path().unwrap_or_default().shown().to_string(),
+                    unit: systemd_units::shown(&process).map(|unit| unit.shown().to_string()),
+                    text,
+                }),
+                Told::Denied => all.denied += 1,
+                Told::Gone => {}
+            }
+        }
+        all
+    }
+}
+
+/// The answer about one process.
+#[derive(Serialize, Deserialize)]
+enum Told {
+    Seen(Text),
+    Denied,
+    Gone,
+}
+
+fn packed(told: &Told) -> Vec<u8> {
+    serde_json::to_vec(told).unwrap_or_default()
+}
+
+fn unpacked(told: &[u8]) -> Told {
+    serde_json::from_slice(told).unwrap_or(Told::Gone)
+}
+
+fn look_at(process: &ProcDir) -> Told {
+    let Some(pages) = thp::pages() else { return Told::Gone };
+    let entries = match areas::look(process, pages) {
+        Ok(seen) => seen.areas,
+        Err(error) if matches!(error.errno, Errno::ACCES | Errno::PERM) => return Told::Denied,
+        Err(_ended) => return Told::Gone,
+    };
+    let mut text = Text::default();
+    for file in coverage(&entries, pages, &[], &originals(process, &entries, pages)) {
+        text.bytes += file.text_bytes;
+        text.huge += file.huge_bytes;
+        if let Some(backing) = file.backings.first() {
+            *text.backings.entry(backing.to_string()).or_default() += file.huge_bytes;
+        }
+    }
+    Told::Seen(text)
+}
