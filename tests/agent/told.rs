@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use support::attaching::ctl;
 use support::child::eventually;
-use support::{Run, installed, is_root, pmd_size, require};
+use support::{Run, installed, is_root, pmd_size, require, tiexecd};
 
 use crate::{Files, eventually_switched, has_guard, hold, stop};
 
@@ -39,6 +39,30 @@ fn row(told: &Value, program: &Path) -> Value {
     rows.iter().find(is_its).unwrap_or_else(|| panic!("no row: {told}")).clone()
 }
 
+/// The metrics that a file for those who watch machines names.
+fn metrics_of(file: &str) -> Vec<String> {
+    let path = support::sources().join("../../monitoring").join(file);
+    let text = std::fs::read_to_string(path).expect("a file of the project");
+    let of_a_name = |byte: char| byte.is_ascii_lowercase() || byte == '_';
+    let names = text.split(|byte| !of_a_name(byte)).filter(|word| word.starts_with("tiexec_"));
+    let names: Vec<String> = names.map(str::to_owned).collect();
+    assert!(names.len() >= 5, "{file}: {names:?}");
+    names
+}
+
+#[test]
+fn alerts_and_dashboard() {
+    let monitoring = support::sources().join("../../monitoring");
+    let dashboard = std::fs::read(monitoring.join("grafana.json")).expect("a file of the project");
+    let dashboard: Value = serde_json::from_slice(&dashboard).expect("JSON");
+    assert_eq!(dashboard["uid"], "tiexec");
+    require!(installed("promtool").is_some(), "no promtool");
+    let alerts = monitoring.join("alerts.yml");
+    let done = Command::new("promtool").args(["check", "rules"]).arg(alerts).output();
+    let done = done.expect("promtool");
+    assert!(done.status.success(), "{done:?}");
+}
+
 #[test]
 fn status_and_metrics() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
@@ -48,7 +72,10 @@ fn status_and_metrics() {
     let held = hold(&copy);
     let user = Run::new(&copy, ["7"]).plain().limit(180);
     let user = user.behind(["setpriv", "--reuid=1717", "--regid=1717", "--clear-groups"]).hold();
-    let agent = files.agent();
+    let figures = files.public.path().join("tiexec.prom");
+    let option = format!("--textfile={}", figures.display());
+    let agent = Run::new(tiexecd(), files.args().into_iter().chain([option]));
+    let agent = agent.plain().limit(180).start();
     eventually_switched(&held);
     eventually_switched(&user);
     let meta = std::fs::metadata(SOCKET).expect("the socket");
@@ -102,6 +129,20 @@ fn status_and_metrics() {
     assert!(when > 1_700_000_000, "{shown}");
     let text = ctl(["status"]);
     assert!(text.out().contains("agent    at work; 1 rules, 0 builds in quarantine"), "{text}");
+    for file in ["alerts.yml", "grafana.json"] {
+        for metric in metrics_of(file) {
+            assert!(
+                text.contains(&format!("{metric}{{")) || text.contains(&format!("{metric} ")),
+                "{file}: {metric}"
+            );
+        }
+    }
+    eventually("a collector reads the same", || {
+        let text = std::fs::read_to_string(&figures).unwrap_or_default();
+        text.contains("tiexec_attach_total{outcome=\"ok\",reason=\"none\"} 2\n")
+    });
+    let mode = std::fs::metadata(&figures).expect("a file").permissions().mode();
+    assert_eq!(mode & 0o777, 0o644);
     assert_eq!(ask("/other").0, "HTTP/1.0 404 Not Found");
     // A client that says nothing holds nobody up for long.
     let silent = UnixStream::connect(SOCKET).expect("it listens");

@@ -34,6 +34,8 @@ pub const EVERY: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_secs(1);
 /// How often events and ends are looked at.
 const TICK: Duration = Duration::from_millis(500);
+/// How often the figures are published.
+const PUBLISH: Duration = Duration::from_secs(15);
 /// The least time between two looks at all processes.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Most processes that are worked on before the agent looks at anything else.
@@ -64,6 +66,9 @@ pub enum Level {
 
 /// The callback that writes a line of the log.
 pub type Log<'a> = Box<dyn FnMut(Level, &str) + 'a>;
+
+/// The callback that puts the figures where a collector reads them; its error says why it could not.
+pub type Publish<'a> = Box<dyn FnMut(&str) -> Result<(), String> + 'a>;
 
 /// A process that has been seen.
 #[derive(Debug)]
@@ -108,6 +113,8 @@ struct Wanted {
 /// The agent.
 pub struct Agent<'a> {
     log: Log<'a>,
+    publish: Option<Publish<'a>>,
+    published: Option<Instant>,
     directory: PathBuf,
     rules: Rules,
     store: Option<Store>,
@@ -142,6 +149,8 @@ impl<'a> Agent<'a> {
         let (guard, deaf) = Guard::new();
         let mut agent = Self {
             log,
+            publish: None,
+            published: None,
             directory: rules.to_owned(),
             rules: Rules::default(),
             store: None,
@@ -198,6 +207,12 @@ impl<'a> Agent<'a> {
         agent
     }
 
+    /// Has the figures published at each look at all processes.
+    #[must_use]
+    pub fn publishing(self, publish: Publish<'a>) -> Self {
+        Self { publish: Some(publish), ..self }
+    }
+
     /// Runs until SIGTERM or SIGINT. No signal disturbs the work on a process.
     pub fn run(mut self) {
         interrupt::catch();
@@ -218,6 +233,7 @@ impl<'a> Agent<'a> {
             }
             self.look_at_due();
             self.work();
+            self.publish();
             self.wait();
             match interrupt::take() {
                 None => {}
@@ -603,17 +619,27 @@ impl<'a> Agent<'a> {
         let Some(listener) = &self.listener else { return };
         answer(listener, |path| match path {
             "/status" => Some(("application/json", escape::json(&self.status()) + "\n")),
-            "/metrics" => {
-                let shares: Vec<Share> = self.lasts().map(|(_, last)| last.share.clone()).collect();
-                let text = self.metrics.text(
-                    &shares,
-                    directory::used_by_the_systems().unwrap_or(0),
-                    self.state.quarantine.len(),
-                );
-                Some(("text/plain; version=0.0.4; charset=utf-8", text))
-            }
+            "/metrics" => Some(("text/plain; version=0.0.4; charset=utf-8", self.figures())),
             _ => None,
         });
+    }
+
+    fn figures(&self) -> String {
+        let shares: Vec<Share> = self.lasts().map(|(_, last)| last.share.clone()).collect();
+        let store = directory::used_by_the_systems().unwrap_or(0);
+        self.metrics.text(&shares, store, self.state.quarantine.len())
+    }
+
+    /// Publishes the figures, if the last time is long enough ago and somebody wants them.
+    fn publish(&mut self) {
+        if self.published.is_some_and(|last| last.elapsed() < PUBLISH) {
+            return;
+        }
+        let Some(mut publish) = self.publish.take() else { return };
+        self.published = Some(Instant::now());
+        let problem = publish(&self.figures()).err();
+        self.publish = Some(publish);
+        self.say_once("figures", Level::Warning, problem.unwrap_or_default());
     }
 
     fn lasts(&self) -> impl Iterator<Item = (Pid, &Last)> {
@@ -705,6 +731,7 @@ impl<'a> Agent<'a> {
         let next = due.map_or(EVERY, |due| due.saturating_duration_since(now));
         let idle = self.rules.least_age().is_none() && self.guard.is_empty();
         let longest = if idle { EVERY / 2 } else { TICK };
+        let longest = if self.publish.is_some() { longest.min(PUBLISH) } else { longest };
         let time = next.clamp(Duration::from_millis(10), longest);
         let mut input: Vec<BorrowedFd<'_>> =
             if idle { Vec::new() } else { self.events.descriptors() };

@@ -1,12 +1,17 @@
 //! `tiexecd`: the command line of the agent, and its log.
 
+use std::path::Path;
+
 use clap::Parser;
+use rustix::fs::Mode;
 use tiexec_agent::reconcile::{Agent, Level};
+use tiexec_core::escape::AsShown;
 use tiexec_sys::process::occupy_standard_descriptors;
 
 use crate::ctl::rules;
 use crate::exit;
 use crate::options::Daemon;
+use crate::output::Output;
 use crate::stdio::{say_usage, speak_as, warn, write_briefly};
 
 /// Runs `tiexecd`; returns its exit status.
@@ -37,6 +42,19 @@ pub fn run() -> u8 {
         };
         let _nobody_listens = write_briefly(std::io::stderr(), &format!("<{priority}>{text}\n"));
     };
-    Agent::new(&options.files.conf_dir, &options.files.state_dir, Box::new(log)).run();
+    let agent = Agent::new(&options.files.conf_dir, &options.files.state_dir, Box::new(log));
+    let agent = match options.textfile {
+        None => agent,
+        Some(path) => agent.publishing(Box::new(move |text| publish(&path, text))),
+    };
+    agent.run();
     exit::OK
+}
+
+/// Puts the figures into a file that everybody may read: the collector is another user.
+fn publish(path: &Path, text: &str) -> Result<(), String> {
+    let before = rustix::process::umask(Mode::from_raw_mode(0o022));
+    let written = Output::at(path).and_then(|output| output.write(text.as_bytes()));
+    rustix::process::umask(before);
+    written.map_err(|why| format!("cannot write {}: {why}", path.shown()))
 }

@@ -729,6 +729,10 @@ pub struct Daemon {
     #[command(flatten)]
     pub files: AgentFiles,
 
+    /// Write the metrics to this file every 15 s too, for node_exporter's textfile collector (NAME.prom)
+    #[arg(long, value_name = "FILE", conflicts_with = "once")]
+    pub textfile: Option<PathBuf>,
+
     /// Look at all processes once, and stop
     #[arg(long, requires = "dry_run")]
     pub once: bool,
