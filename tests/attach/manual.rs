@@ -138,7 +138,8 @@ fn every_process_of_a_program_and_of_a_unit() {
     fails(["revert", "--exe", &format!("/nonexistent/{name}")], &[&format!("use --exe {path}")]);
     fails(["attach", "--exe", "/nonexistent/no"], &["/nonexistent/no: there is no such file ("]);
     fails(["attach", "--exe", "tiexec-none"], &["--exe takes a path", "by its path"]);
-    let idle = support::tiexec().to_string_lossy().into_owned();
+    let idle = small("hold", Kind::DynamicPie);
+    let idle = idle.path().to_string_lossy().into_owned();
     fails(["attach", "--exe", &idle], &[&format!("fix: start it as `tiexec {idle}`")]);
     fails(["attach", "--unit", "tiexec-none"], &["of unit tiexec-none.service: "]);
     fails(["attach", "--user", "tiexec-none.scope"], &["of unit tiexec-none.scope: "]);

@@ -110,7 +110,8 @@ impl Warm {
         let err = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!err.contains("panicked"), "{err}");
         let out = String::from_utf8_lossy(&output.stdout).into_owned();
-        Warm { code: output.status.code().expect("no signal"), out, err }
+        let code = output.status.code();
+        Warm { code: code.unwrap_or_else(|| panic!("{}: {out}{err}", output.status)), out, err }
     }
 
     /// Its one line of JSON.
