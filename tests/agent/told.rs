@@ -127,8 +127,8 @@ fn status_and_metrics() {
     assert_eq!((&shown["rule"], &shown["result"]), (&"a".into(), &"ok".into()), "{shown}");
     assert_eq!(shown["processes"], 2, "{shown}");
     assert!(when > 1_700_000_000, "{shown}");
-    let text = ctl(["status"]);
-    assert!(text.out().contains("agent    at work; 1 rules, 0 builds in quarantine"), "{text}");
+    let shown = ctl(["status"]);
+    assert!(shown.out().contains("agent    at work; 1 rules, 0 builds in quarantine"), "{shown}");
     for file in ["alerts.yml", "grafana.json"] {
         for metric in metrics_of(file) {
             assert!(
