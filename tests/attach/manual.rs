@@ -114,8 +114,11 @@ fn lists_of_processes_as_other_tools_print_them() {
 #[test]
 fn every_process_of_a_program_and_of_a_unit() {
     let copy = small("hold", Kind::DynamicNoPie);
-    let path = copy.path().to_string_lossy().into_owned();
-    let all: Vec<Held> = (0..3).map(|_| held(&copy)).collect();
+    // Other tests run programs that are called as their copies are.
+    let own = copy.path().with_file_name("hold-in-many-processes");
+    std::fs::rename(copy.path(), &own).expect("a name of its own");
+    let path = own.to_string_lossy().into_owned();
+    let all: Vec<Held> = (0..3).map(|_| Run::new(&own, ["7"]).plain().hold()).collect();
     let other = held(&small("hold", Kind::DynamicPie));
     ctl(["attach", "-q", "--backing=image", "--exe", &path]).assert_code(0).assert_silent();
     all.iter().for_each(|held| assert_switched(held.pid()));
@@ -126,7 +129,7 @@ fn every_process_of_a_program_and_of_a_unit() {
     ctl(["revert", "--exe", &path]).assert_code(0);
     assert!(all.iter().all(|held| switched(held.pid()) == 0));
     // No match: the message tells what was searched, and what is near.
-    let name = copy.path().file_name().expect("a name").to_str().expect("UTF-8");
+    let name = "hold-in-many-processes";
     let fails = |args: [&str; 3], says: &[&str]| {
         let done = ctl(args);
         done.assert_code(4);
