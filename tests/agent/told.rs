@@ -128,7 +128,7 @@ fn status_and_metrics() {
     assert_eq!(shown["processes"], 2, "{shown}");
     assert!(when > 1_700_000_000, "{shown}");
     let shown = ctl(["status"]);
-    assert!(shown.out().contains("agent    at work; 1 rules, 0 builds in quarantine"), "{shown}");
+    assert!(shown.out().contains("agent    at work; 1 rule, 0 builds in quarantine"), "{shown}");
     for file in ["alerts.yml", "grafana.json"] {
         for metric in metrics_of(file) {
             assert!(

@@ -85,8 +85,7 @@ pub(super) fn run(json: bool) -> u8 {
     let mut text = table(&rows, least, now);
     let hidden = |count: usize, why: &str| match count {
         0 => String::new(),
-        1 => format!("1 process {why}\n"),
-        count => format!("{count} processes {why}\n"),
+        count => format!("{} {why}\n", counted(count, "process", "processes")),
     };
     let denied = match rustix::process::geteuid().is_root() {
         true => "may not even be looked at by root; fix: run it outside the container",
@@ -169,11 +168,16 @@ fn table(rows: &[Row], least: u64, now: u64) -> String {
         let processes: usize = small.iter().map(|row| row.processes).sum();
         let _infallible = writeln!(
             text,
-            "and {} programs ({processes} processes) with text below a huge page",
-            small.len()
+            "and {} ({}) with text below a huge page",
+            counted(small.len(), "program", "programs"),
+            counted(processes, "process", "processes")
         );
     }
     text
+}
+
+fn counted(count: usize, one: &str, more: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { more })
 }
 
 fn in_words(machine: &Machine, agent: &Result<Agent, String>) -> String {
@@ -199,9 +203,9 @@ fn in_words(machine: &Machine, agent: &Result<Agent, String>) -> String {
     };
     let _infallible = writeln!(
         text,
-        "agent    {state}; {} rules, {} builds in quarantine",
-        agent.rules,
-        agent.quarantine.len()
+        "agent    {state}; {}, {} in quarantine",
+        counted(usize::try_from(agent.rules).unwrap_or(usize::MAX), "rule", "rules"),
+        counted(agent.quarantine.len(), "build", "builds")
     );
     for rule in &agent.rules_off {
         let _infallible = writeln!(
@@ -240,7 +244,7 @@ mod tests {
             "UNIT                        PROGRAM             PROCS  TEXT MiB  HUGE MiB    %  BACKING    AGENT\n\
              postgresql@15-main.service  /usr/lib/postgres       2      10.0       0.0    0  -          -\n\
              mariadb.service             /usr/sbin/mariadbd      1      18.0      12.0   66  image      -\n\
-             and 1 programs (1 processes) with text below a huge page\n"
+             and 1 program (1 process) with text below a huge page\n"
         );
     }
 }
