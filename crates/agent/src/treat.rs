@@ -11,8 +11,8 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use tiexec_core::config::Settings;
+use tiexec_core::coverage::huge_by_backing;
 use tiexec_core::proc::maps;
-use tiexec_core::report::Report;
 use tiexec_core::skip::{FailureKind, Reason};
 use tiexec_engine::hottest::Hot;
 use tiexec_engine::locked_target::{LOOKING, LockedTarget, carry_out};
@@ -235,24 +235,11 @@ fn attach(locked: &LockedTarget, settings: &Settings, images: &mut Images) -> Ou
         switched: attached.touched_it() || locked.has_text_of_ours(),
         text_bytes: report.text_bytes,
         huge_bytes: report.huge_bytes,
-        backings: backings(&report),
+        backings: huge_by_backing(&report.files).into_iter().collect(),
         copied: attached.bytes_copied,
         stop_us: stop.and_then(|micros| u64::try_from(micros).ok()),
         ..outcome
     }
-}
-
-/// Adds up the huge text by backing; a file with several counts to its first.
-fn backings(report: &Report) -> Vec<(String, u64)> {
-    let mut sums: Vec<(String, u64)> = Vec::new();
-    for file in report.files.iter().filter(|file| file.huge_bytes > 0) {
-        let Some(backing) = file.backings.first().map(ToString::to_string) else { continue };
-        match sums.iter_mut().find(|(name, _)| *name == backing) {
-            Some((_, bytes)) => *bytes += file.huge_bytes,
-            None => sums.push((backing, file.huge_bytes)),
-        }
-    }
-    sums
 }
 
 /// Brings the program's file into huge pages of the page cache, if root owns it: nobody else is to choose what root reads.

@@ -69,6 +69,17 @@ pub struct FileCoverage {
     pub rest: Vec<Rest>,
 }
 
+/// Adds up the huge text by backing, in bytes; a file with several counts to its first.
+pub fn huge_by_backing(files: &[FileCoverage]) -> BTreeMap<String, u64> {
+    let mut sums = BTreeMap::new();
+    for file in files.iter().filter(|file| file.huge_bytes > 0) {
+        if let Some(backing) = file.backings.first() {
+            *sums.entry(backing.to_string()).or_default() += file.huge_bytes;
+        }
+    }
+    sums
+}
+
 impl FileCoverage {
     /// Returns whether none of its text is huge, because none of it fills a huge page.
     pub fn is_small(&self) -> bool {

@@ -63,6 +63,13 @@ impl Machine {
         taken
     }
 
+    /// As [`slice`](Self::slice), in the hierarchy from which the names of units are taken; `None` if there is none.
+    pub fn slice_of_units(&mut self) -> Option<PathBuf> {
+        let parents = ["/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+        let parent = parents.iter().map(Path::new).find(|at| at.join("cgroup.procs").exists());
+        self.slice(parent?)
+    }
+
     /// Adds `pages` to what the hugetlb pool holds; false if the kernel has not got them, or does not move them.
     pub fn pool(&mut self, pages: u64) -> bool {
         let kib = super::pmd_size() / 1024;

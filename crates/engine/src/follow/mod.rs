@@ -26,7 +26,7 @@ use tiexec_core::skip::Reason;
 use tiexec_remap::attach::Attached;
 use tiexec_remap::images::Images;
 use tiexec_remap::policy::Policy;
-use tiexec_remap::workers::{self, Pool};
+use tiexec_remap::workers;
 use tiexec_sys::perf_watch::{Watch, Woken, wait_for_end};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, process, ptrace};
@@ -369,13 +369,9 @@ impl<'a> Follower<'a> {
             }
         };
         let outcome = if workers::is_foreign(pid) {
-            let one = |_pid, _: &mut Pool| match workers::become_user_to_trace(pid) {
-                Ok(()) => one() as u8,
-                Err(_half_of_each) => LookOutcome::Otherwise as u8,
-            };
-            let gave_up = |_pid, _: &_| LookOutcome::Otherwise as u8;
-            let outcome = workers::each_apart(&[pid], LONGEST, one, gave_up);
-            outcome.first().map_or(LookOutcome::Otherwise, |&outcome| LookOutcome::of(outcome))
+            let unfinished = LookOutcome::Otherwise as u8;
+            let one = || one() as u8;
+            LookOutcome::of(workers::apart_as_its_user(pid, LONGEST, unfinished, one))
         } else {
             one()
         };

@@ -21,7 +21,7 @@ use tiexec_core::skip::{Reason, SkipReason};
 use tiexec_remap::attach::PrivateCopies;
 use tiexec_remap::images::Images;
 use tiexec_remap::policy::Policy;
-use tiexec_remap::workers::{self, Pool};
+use tiexec_remap::workers;
 use tiexec_sys::perf_watch::wait_for_end;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, areas, process};
@@ -152,15 +152,11 @@ impl<'a> StartWatch<'a> {
         }
         // What it learns there is lost: the next look is as the first.
         let program = self.program;
-        let one = |_pid, _: &mut Pool| {
-            if workers::become_user_to_trace(program).is_err() {
-                // Half of each, it may not go on.
-                return Look::Nothing as u8;
-            }
+        let unfinished = Look::Nothing as u8;
+        let answer = workers::apart_as_its_user(program, LONGEST, unfinished, || {
             self.look_here(is_over) as u8
-        };
-        let answers = workers::each_apart(&[program], LONGEST, one, |_, _| Look::Nothing as u8);
-        let of = |look: Look| answers.first() == Some(&(look as u8));
+        });
+        let of = |look: Look| answer == look as u8;
         [Look::Text, Look::MayPass].into_iter().find(|&look| of(look)).unwrap_or(Look::Nothing)
     }
 

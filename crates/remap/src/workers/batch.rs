@@ -11,7 +11,7 @@ use tiexec_sys::{Pid, impersonate};
 use tiexec_tracee::Failure;
 
 use super::output::Output;
-use super::{Pool, end};
+use super::{Pool, become_user_to_trace, end};
 
 /// Does `one` to each of `pids`, in a process of its own that is ended after `patience` with one of them, and returns
 /// its exit statuses. `gave_up` gives the status of a process that was not finished. This process must have
@@ -35,6 +35,23 @@ pub fn each_apart(
         }
     }
     statuses
+}
+
+/// Does `one` to a process of other credentials as [`each_apart`] does, as its user where only that user may trace it.
+/// Returns its exit status; `unfinished` if it came to none. This process must have one thread.
+pub fn apart_as_its_user(
+    pid: Pid,
+    patience: Duration,
+    unfinished: u8,
+    mut one: impl FnMut() -> u8,
+) -> u8 {
+    let one = |_pid, _: &mut Pool| match become_user_to_trace(pid) {
+        Ok(()) => one(),
+        // Half of each user, it may not go on.
+        Err(_) => unfinished,
+    };
+    let statuses = each_apart(&[pid], patience, one, |_, _| unfinished);
+    statuses.first().copied().unwrap_or(unfinished)
 }
 
 fn tracer(

@@ -20,7 +20,7 @@ mod fetcher;
 mod output;
 mod reader;
 
-pub use batch::{each_apart, told_apart};
+pub use batch::{apart_as_its_user, each_apart, told_apart};
 pub(crate) use fetcher::Fetcher;
 pub(crate) use reader::Reader;
 
@@ -139,10 +139,12 @@ impl Pool {
     }
 }
 
-/// Returns whether this process may take the place of any other: CAP_SETGID and CAP_SETUID.
+/// CAP_SETGID and CAP_SETUID, by which a process may take the place of any other.
+const TAKE_PLACES: u64 = 1 << 6 | 1 << 7;
+
+/// Returns whether this process may take the place of any other.
 fn may_take_places() -> bool {
-    const BOTH: u64 = 1 << 6 | 1 << 7;
-    effective_capabilities() & BOTH == BOTH
+    effective_capabilities() & TAKE_PLACES == TAKE_PLACES
 }
 
 fn effective_capabilities() -> u64 {
@@ -157,10 +159,10 @@ fn effective_capabilities() -> u64 {
 ///
 /// # Errors
 /// The user is not known, or its place cannot be taken; this process must end then, for it may be half of each.
-pub fn become_user_to_trace(pid: Pid) -> Result<(), SysError> {
+fn become_user_to_trace(pid: Pid) -> Result<(), SysError> {
     const SYS_PTRACE: u64 = 1 << 19;
     let capabilities = effective_capabilities();
-    if capabilities & SYS_PTRACE != 0 || !may_take_places() {
+    if capabilities & SYS_PTRACE != 0 || capabilities & TAKE_PLACES != TAKE_PLACES {
         return Ok(());
     }
     let unknown = || SysError { call: "status", errno: Errno::SRCH };

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tiexec_core::coverage::coverage;
+use tiexec_core::coverage::{coverage, huge_by_backing};
 use tiexec_core::escape::AsShown;
 use tiexec_remap::mapped::originals;
 use tiexec_remap::{systemd_units, workers};
@@ -108,13 +108,10 @@ fn look_at(process: &ProcDir) -> Told {
         Err(error) if matches!(error.errno, Errno::ACCES | Errno::PERM) => return Told::Denied,
         Err(_ended) => return Told::Gone,
     };
-    let mut text = Text::default();
-    for file in coverage(&entries, pages, &[], &originals(process, &entries, pages)) {
-        text.bytes += file.text_bytes;
-        text.huge += file.huge_bytes;
-        if let Some(backing) = file.backings.first() {
-            *text.backings.entry(backing.to_string()).or_default() += file.huge_bytes;
-        }
-    }
-    Told::Seen(text)
+    let files = coverage(&entries, pages, &[], &originals(process, &entries, pages));
+    Told::Seen(Text {
+        bytes: files.iter().map(|file| file.text_bytes).sum(),
+        huge: files.iter().map(|file| file.huge_bytes).sum(),
+        backings: huge_by_backing(&files),
+    })
 }
