@@ -54,7 +54,8 @@ fn too_young_too_small_and_switched_off() {
     let helds: Vec<_> = copies.iter().map(|copy| hold(copy)).collect();
     let pids: Vec<i32> = helds.iter().map(support::Held::pid).collect();
     let before: Vec<Before> = pids.iter().map(|&pid| Before::of(pid)).collect();
-    let agent = files.agent();
+    let mut agent = files.agent();
+    eventually("the agent sees the switch", || agent.err_text().contains("/etc/tiexec/disabled"));
     eventually("the check knows why", || {
         let done = files.check(&pids);
         done.out().matches(": observe instead of attach: disabled\n").count() == 3

@@ -179,6 +179,12 @@ impl Held {
         self.said(word).is_some()
     }
 
+    /// Its standard error so far; does not wait.
+    pub fn err_text(&mut self) -> String {
+        while self.err.more(Instant::now()) == Some(true) {}
+        String::from_utf8_lossy(&self.err.got).into_owned()
+    }
+
     /// The PID the program says it has: with `unshare`, `sh` and the like in front, that of the child is another.
     pub fn said_pid(&self) -> i32 {
         let pid = self.said("pid").and_then(|p| p.parse().ok());
