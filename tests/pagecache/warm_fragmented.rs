@@ -127,10 +127,11 @@ fn twenty_times_in_twenty() {
         taken.take();
         let free = free_huge_blocks();
         let began = std::time::Instant::now();
-        let done = warm(&["-q"], &files);
+        let done = warm(&[], &files);
         let took = began.elapsed();
         let chunks: u64 = copies.iter().map(|copy| huge(copy) / pmd_size()).sum();
-        println!("{free} free huge pages; {chunks} chunks in {took:?}: {}", done.err);
+        let mib = available() >> 20;
+        println!("{free} free huge pages, {mib} MiB; {chunks} chunks in {took:?}: {}", done.err);
         got.push((free, chunks));
     }
     drop((taken, fragments));

@@ -1,5 +1,6 @@
-//! Services of a real systemd, by Debian's own units.
+//! Services of a real systemd, by Debian's own units, and the agent under its own.
 
+mod agent;
 mod boots;
 mod enable;
 mod wait_exec;

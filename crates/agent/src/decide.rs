@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tiexec_engine::switched_off::is_switched_off;
 use tiexec_sys::process::ticks;
 use tiexec_sys::procfs::ProcDir;
 
+use crate::off;
 use crate::processes::Process;
 use crate::rules::{Action, Rule, Rules};
 use crate::state::State;
@@ -16,6 +16,8 @@ use crate::treat;
 pub enum Instead {
     /// `/etc/tiexec/disabled` is there.
     Disabled,
+    /// `tiexecctl agent drain` holds.
+    Drained,
     /// Nothing tells how a program ends (before Linux 6.15).
     NoCrashGuard,
     /// Builds of this rule have crashed.
@@ -37,6 +39,7 @@ impl Instead {
     pub fn as_str(&self) -> &str {
         match self {
             Self::Disabled => "disabled",
+            Self::Drained => "drained",
             Self::NoCrashGuard => "no_crash_guard",
             Self::RuleOff => "rule_off",
             Self::ObserveOnly => "observe_only",
@@ -52,7 +55,8 @@ impl Instead {
 pub(crate) fn held_back(rule: &Rule, state: &State, has_guard: bool) -> Option<Instead> {
     match rule.action {
         Action::Observe | Action::Never => None,
-        _ if is_switched_off() => Some(Instead::Disabled),
+        _ if off::file() == Some(off::DRAINED) => Some(Instead::Drained),
+        _ if off::file().is_some() => Some(Instead::Disabled),
         Action::Warm => None,
         Action::Attach if !has_guard => Some(Instead::NoCrashGuard),
         Action::Attach if state.only_observes() => Some(Instead::ObserveOnly),

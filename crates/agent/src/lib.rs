@@ -9,6 +9,7 @@
 //! - `treat`: the work on processes, in a process apart.
 //! - `guard`: crashes soon after a switch.
 //! - [`speak`]: what the agent tells of itself, and `metrics`: the figures.
+//! - [`off`]: the files that keep the agent from beginning anything.
 //! - [`state`]: the builds in quarantine, over restarts.
 //!
 //! The agent has one thread, because it forks.
@@ -20,6 +21,7 @@ pub mod decide;
 mod events;
 pub mod guard;
 mod metrics;
+pub mod off;
 pub mod processes;
 pub mod reconcile;
 pub mod rules;

@@ -3,6 +3,10 @@
 //! The truth is a look at all processes, at least every [`EVERY`]. Events make the look at one process come sooner. So the
 //! order in which programs and the agent start does not matter, and a lost event costs time only.
 
+mod ends;
+mod tell;
+mod work;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
@@ -10,23 +14,19 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
-use tiexec_core::escape::{self, AsShown};
-use tiexec_core::proc::pressure;
-use tiexec_engine::journal;
-use tiexec_engine::switched_off::{self, is_switched_off};
-use tiexec_remap::store::directory;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, interrupt, pidfd, process};
 
-use crate::decide::{age, held_back};
+use crate::decide::age;
 use crate::events::Events;
-use crate::guard::{Crash, Guard, Held, signal_name};
+use crate::guard::Guard;
 use crate::metrics::{Metrics, Share};
+use crate::off;
 use crate::processes::{Identity, Process, Surroundings, every};
-use crate::rules::{Action, Rules};
-use crate::speak::{SOCKET, answer, listen};
-use crate::state::{Build, State, Store, now};
-use crate::treat::{self, FileState, Job, Outcome, Told};
+use crate::rules::Rules;
+use crate::speak::{SOCKET, listen};
+use crate::state::{Build, State, Store};
+use crate::treat::FileState;
 
 /// The longest time between two looks at all processes.
 pub const EVERY: Duration = Duration::from_secs(60);
@@ -34,24 +34,12 @@ pub const EVERY: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_secs(1);
 /// How often events and ends are looked at.
 const TICK: Duration = Duration::from_millis(500);
-/// How often the figures are published.
-const PUBLISH: Duration = Duration::from_secs(15);
 /// The least time between two looks at all processes.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Most processes that are worked on before the agent looks at anything else.
-const BATCH: usize = 16;
-/// How long the first process of a program runs with huge text before others of it get it.
-const PROOF: Duration = Duration::from_secs(1);
-/// The first pause before a process is tried again, if the obstacle may pass, and if it is another one. Each pause is twice
-/// the one before.
-const SOON: Duration = Duration::from_secs(1);
-const LATER: Duration = Duration::from_secs(60);
-/// The longest such pause.
+/// The longest pause before a process is tried again.
 const LATEST: Duration = Duration::from_secs(3600);
 /// For how long no process of a user is worked on after one of them came to no end.
 const PENALTY: Duration = Duration::from_secs(3600);
-/// Most files whose builds are remembered.
-const MOST_BUILDS: usize = 1024;
 
 /// How much a line of the log matters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,6 +78,7 @@ struct Known {
 #[derive(Debug)]
 struct Last {
     share: Share,
+    huge_bytes: u64,
     comm: String,
     exe: String,
     result: String,
@@ -121,8 +110,8 @@ pub struct Agent<'a> {
     state: State,
     stamp: Option<(u64, i64, u64)>,
     has_guard: bool,
-    /// True while the kill switch is there.
-    off: bool,
+    /// The file that keeps it from beginning anything.
+    off: Option<&'static str>,
     events: Events,
     known: HashMap<Pid, Known>,
     /// Processes that began a program, and when that was told.
@@ -157,7 +146,7 @@ impl<'a> Agent<'a> {
             state: State::default(),
             stamp: None,
             has_guard,
-            off: false,
+            off: None,
             events,
             known: HashMap::new(),
             begun: HashMap::new(),
@@ -248,12 +237,14 @@ impl<'a> Agent<'a> {
 
     /// Sees whether the administrator has switched everything off, or on again.
     fn see_switch(&mut self) {
-        let off = is_switched_off();
+        let off = off::file();
         if off != self.off {
+            let text = match (off, self.off) {
+                (Some(file), _) => format!("does nothing from now on: {file} is there"),
+                (None, file) => format!("goes on: {} is gone", file.unwrap_or_default()),
+            };
             self.off = off;
-            let text =
-                if off { "does nothing from now on: {} is there" } else { "goes on: {} is gone" };
-            self.say(Level::Info, &text.replace("{}", switched_off::FILE));
+            self.say(Level::Info, &text);
             self.decide_anew();
         }
     }
@@ -431,307 +422,17 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Works on what is wanted, as far as judgement allows.
-    fn work(&mut self) {
-        let mut rounds = self.wanted.len();
-        while rounds > 0 && !self.wanted.is_empty() && !interrupt::asked() {
-            self.read_state();
-            self.see_ends();
-            if let Some(why) = self.pressure() {
-                self.say_once("pressure", Level::Warning, why);
-                return;
-            }
-            self.say_once("pressure", Level::Info, String::new());
-            let batch = self.batch();
-            rounds = rounds.saturating_sub(batch.len().max(1));
-            if !batch.is_empty() {
-                self.treat(batch);
-                let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
-            }
-        }
-    }
-
-    /// Says why nothing is to be attached to now, if memory is short.
-    fn pressure(&self) -> Option<String> {
-        let text = std::fs::read("/proc/pressure/memory").ok()?;
-        let (share, most) = (pressure::some_avg10(&text)?, self.rules.limits.max_memory_pressure);
-        (share > most).then(|| {
-            format!(
-                "attaches to nothing as long as memory is short: tasks waited for memory for {share} % of the time, \
-                 and max-memory-pressure is {most}"
-            )
-        })
-    }
-
-    /// Takes the next processes that may be worked on together: those of one rule, one program and one user.
-    fn batch(&mut self) -> Vec<Wanted> {
-        let mut batch: Vec<Wanted> = Vec::new();
-        let Some(next) = self.wanted.pop_front() else { return batch };
-        let rule = &self.rules.rules[next.rule];
-        if held_back(rule, &self.state, self.has_guard).is_some() {
-            return batch;
-        }
-        if self.refused.contains_key(&next.facts.uid()) {
-            return batch;
-        }
-        let first = self.first.get(&next.facts.shown_exe).map(Instant::elapsed);
-        if rule.action == Action::Attach && first.is_some_and(|since| since < PROOF) {
-            self.wanted.push_back(next);
-            return batch;
-        }
-        let alone = first.is_none() || !next.facts.counts_for_all();
-        let like = |one: &Wanted| {
-            one.rule == next.rule
-                && one.facts.shown_exe == next.facts.shown_exe
-                && one.facts.uids == next.facts.uids
-        };
-        let mut rest = VecDeque::new();
-        for one in self.wanted.drain(..) {
-            if !alone && batch.len() + 1 < BATCH && like(&one) {
-                batch.push(one);
-            } else {
-                rest.push_back(one);
-            }
-        }
-        self.wanted = rest;
-        batch.insert(0, next);
-        batch
-    }
-
-    fn treat(&mut self, batch: Vec<Wanted>) {
-        // Held before anything is done: no end of them goes unseen.
-        let (mut wanted, mut held) = (Vec::new(), Vec::new());
-        for one in batch {
-            if let Some(hold) = Held::of(one.pid, one.facts.identity) {
-                held.push(hold);
-                wanted.push(one);
-            }
-        }
-        let rules = &self.rules.rules;
-        let jobs: Vec<Job<'_>> = wanted
-            .iter()
-            .map(|one| Job {
-                pid: one.pid,
-                identity: one.facts.identity,
-                uid: one.facts.uid(),
-                rule: &rules[one.rule],
-            })
-            .collect();
-        let taken: u64 = self.known.values().map(|known| known.copied).sum();
-        let left = self.rules.limits.max_copies.saturating_sub(taken);
-        let mut stuck = Vec::new();
-        let told = treat::all(
-            &jobs,
-            &|file| self.builds.get(file).cloned(),
-            &self.state,
-            left,
-            |pid, failure| {
-                let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
-                stuck.push((pid, failure.to_string()));
-            },
-        );
-        let told = match told {
-            Ok(told) => told,
-            Err(why) => {
-                let text = format!("cannot begin to work on processes: {why}");
-                self.say_once("memory", Level::Warning, text);
-                wanted.into_iter().for_each(|one| self.again(one.pid, true));
-                return;
-            }
-        };
-        for ((one, hold), told) in wanted.into_iter().zip(held).zip(told) {
-            let why = stuck.iter().find(|(pid, _)| *pid == one.pid).map(|(_, why)| why.as_str());
-            self.take_in(one, hold, told, why);
-        }
-    }
-
-    /// Takes in what came of one process.
-    fn take_in(&mut self, one: Wanted, hold: Held, told: Told, stuck: Option<&str>) {
-        let Wanted { pid, facts, rule } = one;
-        let rule = &self.rules.rules[rule];
-        let (name, action) = (rule.name.clone(), rule.action);
-        if let Some((file, build)) = told.build {
-            if self.builds.len() >= MOST_BUILDS {
-                self.builds.clear();
-            }
-            self.builds.insert(file, build.clone());
-            if told.outcome.as_ref().is_none_or(|outcome| outcome.switched) {
-                self.guard.add(hold.watch(&facts, &name, build));
-                self.first.entry(facts.shown_exe.clone()).or_insert_with(Instant::now);
-            }
-        }
-        let number = pid.as_raw_nonzero();
-        let what = format!("{} {number} (rule {name})", facts.comm.shown());
-        let Some(outcome) = told.outcome else {
-            let why = stuck.unwrap_or("its tracer ended");
-            if stuck.is_some() && !facts.counts_for_all() {
-                self.refused.insert(facts.uid(), Instant::now());
-            }
-            self.say(Level::Warning, &format!("cannot {} {what}: {why}", action.as_str()));
-            self.again(pid, false);
-            return;
-        };
-        let Outcome {
-            result,
-            detail,
-            passing,
-            text_bytes,
-            huge_bytes,
-            backings,
-            copied,
-            stop_us,
-            ..
-        } = outcome;
-        if action == Action::Attach {
-            self.metrics.count(result == "ok", &result, stop_us);
-        }
-        if let Some(known) = self.known.get_mut(&pid) {
-            known.copied += copied;
-            let unit = facts.unit.clone().filter(|_| facts.counts_for_all());
-            let share = Share { rule: name.clone(), unit, text_bytes, huge: backings };
-            let (comm, exe) = (facts.comm.shown().to_string(), facts.shown_exe.shown().to_string());
-            known.last = Some(Last { share, comm, exe, result: result.clone(), when: now() });
-        }
-        if result == "ok" {
-            let mib = |bytes: u64| bytes >> 20;
-            let stop = stop_us.map_or(String::new(), |micros| format!(", stopped for {micros} us"));
-            let text = format!(
-                "{what}: {} done, huge {} of {} MiB text{stop}",
-                action.as_str(),
-                mib(huge_bytes),
-                mib(text_bytes)
-            );
-            self.say(Level::Info, &text);
-            return;
-        }
-        let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
-        let fresh = self.known.get(&pid).is_some_and(|known| known.gap.is_none());
-        if fresh && result != "target_gone" {
-            self.say(Level::Info, &format!("{what}: left as it is: {result}{}", detail.shown()));
-        }
-        if !matches!(result.as_str(), "target_gone" | "quarantined" | "too_small") {
-            self.again(pid, passing);
-        }
-    }
-
-    /// Answers those who ask.
-    fn answer(&self) {
-        let Some(listener) = &self.listener else { return };
-        answer(listener, |path| match path {
-            "/status" => Some(("application/json", escape::json(&self.status()) + "\n")),
-            "/metrics" => Some(("text/plain; version=0.0.4; charset=utf-8", self.figures())),
-            _ => None,
-        });
-    }
-
-    fn figures(&self) -> String {
-        let shares: Vec<Share> = self.lasts().map(|(_, last)| last.share.clone()).collect();
-        let store = directory::used_by_the_systems().unwrap_or(0);
-        self.metrics.text(&shares, store, self.state.quarantine.len())
-    }
-
-    /// Publishes the figures, if the last time is long enough ago and somebody wants them.
-    fn publish(&mut self) {
-        if self.published.is_some_and(|last| last.elapsed() < PUBLISH) {
-            return;
-        }
-        let Some(mut publish) = self.publish.take() else { return };
-        self.published = Some(Instant::now());
-        let problem = publish(&self.figures()).err();
-        self.publish = Some(publish);
-        self.say_once("figures", Level::Warning, problem.unwrap_or_default());
-    }
-
-    fn lasts(&self) -> impl Iterator<Item = (Pid, &Last)> {
-        self.known.iter().filter_map(|(&pid, known)| Some((pid, known.last.as_ref()?)))
-    }
-
-    fn status(&self) -> serde_json::Value {
-        let off = self.rules.rules.iter().filter(|rule| self.state.is_off(&rule.name));
-        let processes: Vec<_> = self
-            .lasts()
-            .map(|(pid, last)| {
-                serde_json::json!({
-                    "pid": pid.as_raw_nonzero().get(),
-                    "comm": last.comm,
-                    "exe": last.exe,
-                    "unit": last.share.unit,
-                    "rule": last.share.rule,
-                    "result": last.result,
-                    "text_bytes": last.share.text_bytes,
-                    "huge": last.share.huge.iter().cloned().collect::<HashMap<_, _>>(),
-                    "when": last.when,
-                })
-            })
-            .collect();
-        serde_json::json!({
-            "schema": 1,
-            "kind": "agent",
-            "version": env!("CARGO_PKG_VERSION"),
-            "rules": self.rules.rules.len(),
-            "rule_defects": self.rules.defects.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            "rules_off": off.map(|rule| rule.name.as_str()).collect::<Vec<_>>(),
-            "disabled": self.off,
-            "crash_guard": self.has_guard,
-            "observes_only": self.state.only_observes(),
-            "quarantine": self.state.quarantine,
-            "processes": processes,
-        })
-    }
-
-    /// Has a process tried again, after a pause that grows.
-    fn again(&mut self, pid: Pid, passing: bool) {
-        let Some(known) = self.known.get_mut(&pid) else { return };
-        let first = if passing { SOON } else { LATER };
-        let gap = known.gap.map_or(first, |gap| (gap * 2).min(LATEST));
-        (known.gap, known.due) = (Some(gap), Some(Instant::now() + gap));
-    }
-
-    /// Takes in the ends that have come.
-    fn see_ends(&mut self) {
-        for Crash { pid, entry, after, sender } in self.guard.crashes() {
-            let (number, exe) = (pid.as_raw_nonzero(), entry.exe.clone());
-            if let Some(sender) = sender {
-                let signal = signal_name(entry.signal);
-                let text = format!(
-                    "{exe} {number}: process {sender} sent the {signal} that ended it; no crash"
-                );
-                self.say(Level::Info, &text);
-                continue;
-            }
-            let whose = entry.uid.map_or(String::new(), |uid| format!(" for user {uid} alone"));
-            let text = format!(
-                "{exe} {number} (rule {}) crashed by {} {} s after its text was switched: build {} is in quarantine{whose}; \
-                 fix: tiexecctl quarantine --release {}",
-                entry.rule,
-                signal_name(entry.signal),
-                after.as_secs(),
-                entry.build,
-                entry.build.text
-            );
-            journal::crash(&text, pid, &entry.build.build_id, &entry.rule);
-            self.say(Level::Error, &text);
-            self.state.add(entry.clone());
-            if let Some(store) = &self.store {
-                let (state, problem) = store.update(|state| state.add(entry.clone()));
-                self.stamp = store.stamp();
-                // What could not be written counts nevertheless, until the agent ends.
-                self.state = state;
-                self.state.add(entry);
-                self.say_once("state", Level::Warning, problem.unwrap_or_default());
-            }
-            self.say_trips();
-        }
-    }
-
     /// Waits until there is something to do.
     fn wait(&mut self) {
         let now = Instant::now();
         let due = self.known.values().filter_map(|known| known.due).min();
-        let next = due.map_or(EVERY, |due| due.saturating_duration_since(now));
+        let old = self.begun.values().min().zip(self.rules.least_age());
+        let old = old.map(|(&begun, least)| begun + least);
+        let next = due.into_iter().chain(old).min();
+        let next = next.map_or(EVERY, |next| next.saturating_duration_since(now));
         let idle = self.rules.least_age().is_none() && self.guard.is_empty();
         let longest = if idle { EVERY / 2 } else { TICK };
-        let longest = if self.publish.is_some() { longest.min(PUBLISH) } else { longest };
+        let longest = if self.publish.is_some() { longest.min(tell::PUBLISH) } else { longest };
         let time = next.clamp(Duration::from_millis(10), longest);
         let mut input: Vec<BorrowedFd<'_>> =
             if idle { Vec::new() } else { self.events.descriptors() };

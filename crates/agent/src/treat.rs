@@ -18,7 +18,6 @@ use tiexec_engine::hottest::Hot;
 use tiexec_engine::locked_target::{LOOKING, LockedTarget, carry_out};
 use tiexec_engine::policy::policy;
 use tiexec_engine::retry::may_pass;
-use tiexec_engine::switched_off::is_switched_off;
 use tiexec_remap::build_id::{build_id, text_key};
 use tiexec_remap::images::Images;
 use tiexec_remap::workers::{self, Pool};
@@ -26,6 +25,7 @@ use tiexec_remap::{Failure, open_exe};
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 
+use crate::off;
 use crate::processes::Identity;
 use crate::rules::{Action, Rule};
 use crate::state::{Build, State};
@@ -168,8 +168,9 @@ fn one(
     pool: &mut Pool,
     write: &mut dyn FnMut(&Note),
 ) -> Outcome {
-    if is_switched_off() {
-        return Outcome::of("disabled", "it is switched off");
+    if let Some(file) = off::file() {
+        let result = if file == off::DRAINED { "drained" } else { "disabled" };
+        return Outcome::of(result, format_args!("{file} is there"));
     }
     let Ok(process) = ProcDir::of(job.pid) else {
         return Outcome::of("target_gone", "");

@@ -274,6 +274,9 @@ pub enum CtlCommand {
     Rules(RulesCommand),
     /// List the builds of programs that crashed soon after a switch, or release one
     Quarantine(Quarantine),
+    /// Have the agent give everything back, or begin again
+    #[command(subcommand)]
+    Agent(AgentCommand),
     /// Look after the image store: files of huge pages that hold the text of programs, one for the
     /// whole machine
     #[command(subcommand)]
@@ -702,6 +705,16 @@ pub enum RulesCommand {
         #[command(flatten)]
         files: AgentFiles,
     },
+}
+
+/// The commands of `tiexecctl agent`.
+#[derive(Subcommand, Clone, Debug)]
+pub enum AgentCommand {
+    /// Keep the agent from beginning anything until `resume` or the next boot, and put the files' own text back in every
+    /// running process
+    Drain,
+    /// Let the agent begin again
+    Resume,
 }
 
 /// The options of `tiexecctl quarantine`.

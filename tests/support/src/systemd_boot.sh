@@ -55,7 +55,7 @@ for directory in etc var usr/bin; do
     over $directory
 done
 mkdir -p dev home mnt opt proc root run srv sys tmp
-for program in tiexec tiexecctl; do
+for program in tiexec tiexecctl tiexecd; do
     touch usr/bin/$program
     mount --bind "$2/$program" usr/bin/$program
 done

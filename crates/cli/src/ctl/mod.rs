@@ -5,6 +5,7 @@ pub(crate) mod attach;
 mod bench;
 mod date;
 mod doctor;
+mod drain;
 mod enable;
 mod inspect;
 mod progress;
@@ -44,6 +45,7 @@ pub fn run() -> u8 {
         CtlCommand::Status { json } => status::run(json),
         CtlCommand::Rules(command) => rules::run(&command),
         CtlCommand::Quarantine(options) => quarantine::run(&options),
+        CtlCommand::Agent(command) => drain::run(&command),
         CtlCommand::Store(command) => store::run(command),
         CtlCommand::Advise(options) => advise::run(&options),
         CtlCommand::Bench(options) => bench::run(&options),

@@ -16,12 +16,15 @@ const LONGEST: u64 = 64 << 20;
 
 /// The state of the agent.
 #[derive(Deserialize, Serialize, Debug)]
-pub(super) struct Agent {
+pub(in crate::ctl) struct Agent {
     pub(super) version: String,
     pub(super) rules: u64,
     pub(super) rule_defects: Vec<String>,
     pub(super) rules_off: Vec<String>,
-    pub(super) disabled: bool,
+    pub(in crate::ctl) disabled: bool,
+    /// `tiexecctl agent drain` holds.
+    #[serde(default)]
+    pub(in crate::ctl) drained: bool,
     pub(super) crash_guard: bool,
     pub(super) observes_only: bool,
     pub(super) quarantine: Vec<Value>,
@@ -40,11 +43,18 @@ pub(super) struct Process {
 }
 
 impl Agent {
+    /// Returns whether an agent runs.
+    pub(in crate::ctl) fn listens() -> bool {
+        use std::io::ErrorKind::{ConnectionRefused, NotFound};
+        let refused = UnixStream::connect(SOCKET).err();
+        !refused.is_some_and(|error| matches!(error.kind(), ConnectionRefused | NotFound))
+    }
+
     /// Asks it.
     ///
     /// # Errors
     /// Why there is no answer, in words, with what helps.
-    pub(super) fn ask() -> Result<Self, String> {
+    pub(in crate::ctl) fn ask() -> Result<Self, String> {
         let mut socket = UnixStream::connect(SOCKET).map_err(|error| match error.kind() {
             std::io::ErrorKind::PermissionDenied => {
                 "not to be asked by this user; fix: run it as root, or join the group tiexec"

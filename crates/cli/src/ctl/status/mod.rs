@@ -1,6 +1,6 @@
 //! `tiexecctl status`: the text of the whole machine, by unit and program, and what the agent makes of it.
 
-mod agent;
+pub(super) mod agent;
 mod processes;
 
 use std::collections::BTreeMap;
@@ -194,6 +194,8 @@ fn in_words(machine: &Machine, agent: &Result<Agent, String>) -> String {
     };
     let state = if agent.disabled {
         "switched off; fix: rm /etc/tiexec/disabled"
+    } else if agent.drained {
+        "drained: it begins nothing; fix: tiexecctl agent resume"
     } else if agent.observes_only {
         "only observes, since three builds have crashed; fix: tiexecctl quarantine --release ID"
     } else if !agent.crash_guard {

@@ -1,0 +1,51 @@
+//! The two files that keep the agent from beginning anything. Nothing that runs is changed by them.
+
+use std::fs::OpenOptions;
+use std::io::ErrorKind::{NotADirectory, NotFound};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+
+use tiexec_engine::switched_off::{self, is_switched_off};
+
+/// The file of `tiexecctl agent drain`: it is for the agent alone, and gone with the next boot.
+pub const DRAINED: &str = "/run/tiexec/drained";
+
+/// Returns the file that keeps the agent from beginning anything, if one does or cannot be ruled out.
+pub fn file() -> Option<&'static str> {
+    if is_switched_off() { Some(switched_off::FILE) } else { is_drained().then_some(DRAINED) }
+}
+
+/// Returns whether `tiexecctl agent drain` holds, or cannot be ruled out.
+pub fn is_drained() -> bool {
+    match std::fs::symlink_metadata(DRAINED) {
+        Ok(_) => true,
+        Err(error) => !matches!(error.kind(), NotFound | NotADirectory),
+    }
+}
+
+/// Keeps the agent from beginning anything until [`resume`], or the next boot.
+///
+/// # Errors
+/// The file cannot be made: EACCES, EROFS, ENOSPC.
+pub fn drain() -> std::io::Result<()> {
+    if let Some(directory) = Path::new(DRAINED).parent() {
+        std::fs::DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
+    }
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(DRAINED);
+    match file {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+/// Undoes [`drain`]. Returns whether it held.
+///
+/// # Errors
+/// The file cannot be removed: EACCES, EROFS.
+pub fn resume() -> std::io::Result<bool> {
+    match std::fs::remove_file(DRAINED) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}

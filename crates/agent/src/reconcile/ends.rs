@@ -1,0 +1,45 @@
+//! The ends of the processes that were attached to, and the crashes among them.
+
+use tiexec_engine::journal;
+
+use super::{Agent, Level};
+use crate::guard::{Crash, signal_name};
+
+impl Agent<'_> {
+    /// Takes in the ends that have come.
+    pub(super) fn see_ends(&mut self) {
+        for Crash { pid, entry, after, sender } in self.guard.crashes() {
+            let (number, exe) = (pid.as_raw_nonzero(), entry.exe.clone());
+            if let Some(sender) = sender {
+                let signal = signal_name(entry.signal);
+                let text = format!(
+                    "{exe} {number}: process {sender} sent the {signal} that ended it; no crash"
+                );
+                self.say(Level::Info, &text);
+                continue;
+            }
+            let whose = entry.uid.map_or(String::new(), |uid| format!(" for user {uid} alone"));
+            let text = format!(
+                "{exe} {number} (rule {}) crashed by {} {} s after its text was switched: build {} is in quarantine{whose}; \
+                 fix: tiexecctl quarantine --release {}",
+                entry.rule,
+                signal_name(entry.signal),
+                after.as_secs(),
+                entry.build,
+                entry.build.text
+            );
+            journal::crash(&text, pid, &entry.build.build_id, &entry.rule);
+            self.say(Level::Error, &text);
+            self.state.add(entry.clone());
+            if let Some(store) = &self.store {
+                let (state, problem) = store.update(|state| state.add(entry.clone()));
+                self.stamp = store.stamp();
+                // What could not be written counts nevertheless, until the agent ends.
+                self.state = state;
+                self.state.add(entry);
+                self.say_once("state", Level::Warning, problem.unwrap_or_default());
+            }
+            self.say_trips();
+        }
+    }
+}

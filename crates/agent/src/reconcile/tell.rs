@@ -1,0 +1,84 @@
+//! What the agent tells those who ask: its figures and its state.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use tiexec_core::escape;
+use tiexec_remap::store::directory;
+use tiexec_sys::Pid;
+
+use super::{Agent, Last, Level};
+use crate::metrics::Share;
+use crate::off;
+use crate::speak::answer;
+
+/// How often the figures are published.
+pub(super) const PUBLISH: Duration = Duration::from_secs(15);
+
+impl Agent<'_> {
+    /// Answers those who ask.
+    pub(super) fn answer(&self) {
+        let Some(listener) = &self.listener else { return };
+        answer(listener, |path| match path {
+            "/status" => Some(("application/json", escape::json(&self.status()) + "\n")),
+            "/metrics" => Some(("text/plain; version=0.0.4; charset=utf-8", self.figures())),
+            _ => None,
+        });
+    }
+
+    fn figures(&self) -> String {
+        let shares: Vec<Share> = self.lasts().map(|(_, last)| last.share.clone()).collect();
+        let store = directory::used_by_the_systems().unwrap_or(0);
+        self.metrics.text(&shares, store, self.state.quarantine.len())
+    }
+
+    /// Publishes the figures, if the last time is long enough ago and somebody wants them.
+    pub(super) fn publish(&mut self) {
+        if self.published.is_some_and(|last| last.elapsed() < PUBLISH) {
+            return;
+        }
+        let Some(mut publish) = self.publish.take() else { return };
+        self.published = Some(Instant::now());
+        let problem = publish(&self.figures()).err();
+        self.publish = Some(publish);
+        self.say_once("figures", Level::Warning, problem.unwrap_or_default());
+    }
+
+    fn lasts(&self) -> impl Iterator<Item = (Pid, &Last)> {
+        self.known.iter().filter_map(|(&pid, known)| Some((pid, known.last.as_ref()?)))
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let off = self.rules.rules.iter().filter(|rule| self.state.is_off(&rule.name));
+        let processes: Vec<_> = self
+            .lasts()
+            .map(|(pid, last)| {
+                serde_json::json!({
+                    "pid": pid.as_raw_nonzero().get(),
+                    "comm": last.comm,
+                    "exe": last.exe,
+                    "unit": last.share.unit,
+                    "rule": last.share.rule,
+                    "result": last.result,
+                    "text_bytes": last.share.text_bytes,
+                    "huge": last.share.huge.iter().cloned().collect::<HashMap<_, _>>(),
+                    "when": last.when,
+                })
+            })
+            .collect();
+        serde_json::json!({
+            "schema": 1,
+            "kind": "agent",
+            "version": env!("CARGO_PKG_VERSION"),
+            "rules": self.rules.rules.len(),
+            "rule_defects": self.rules.defects.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "rules_off": off.map(|rule| rule.name.as_str()).collect::<Vec<_>>(),
+            "disabled": self.off.is_some_and(|file| file != off::DRAINED),
+            "drained": self.off == Some(off::DRAINED),
+            "crash_guard": self.has_guard,
+            "observes_only": self.state.only_observes(),
+            "quarantine": self.state.quarantine,
+            "processes": processes,
+        })
+    }
+}

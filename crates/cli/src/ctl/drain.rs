@@ -1,0 +1,76 @@
+//! `tiexecctl agent drain`, `tiexecctl agent resume`.
+
+use std::time::{Duration, Instant};
+
+use tiexec_agent::off;
+
+use super::attach;
+use super::status::agent::Agent;
+use crate::exit;
+use crate::options::{AgentCommand, Revert, Targets};
+use crate::stdio::warn;
+
+/// How long the agent may take until it sees that it is to begin nothing: one program may take it 30 s.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs the command; returns the exit status.
+pub(super) fn run(command: &AgentCommand) -> u8 {
+    match command {
+        AgentCommand::Drain => drain(),
+        AgentCommand::Resume => resume(),
+    }
+}
+
+fn drain() -> u8 {
+    if let Err(error) = off::drain() {
+        warn(format_args!("cannot create {}: {error}; fix: run it as root", off::DRAINED));
+        return exit::NOT_PERMITTED;
+    }
+    if let Err(why) = wait_for_agent() {
+        warn(format_args!("cannot tell whether the agent has stopped its work: {why}"));
+        return exit::FAILED;
+    }
+    let status = attach::run_revert(&Revert {
+        targets: Targets { pids: Vec::new(), exe: None, unit: None, user: None },
+        all: true,
+        dry_run: false,
+        json: false,
+        quiet: false,
+        started_at: None,
+        after: None,
+    });
+    warn("tiexecd begins nothing until `tiexecctl agent resume`, or the next boot");
+    status
+}
+
+/// Waits until an agent that runs has ended the work on a program that it had begun.
+fn wait_for_agent() -> Result<(), String> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if !Agent::listens() {
+            return Ok(());
+        }
+        match Agent::ask() {
+            Ok(agent) if agent.drained || agent.disabled => return Ok(()),
+            Err(why) if Instant::now() >= until => return Err(why),
+            Ok(_) if Instant::now() >= until => {
+                return Err("it works still; fix: tiexecctl agent drain, again".to_owned());
+            }
+            _ => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+fn resume() -> u8 {
+    match off::resume() {
+        Ok(true) => exit::OK,
+        Ok(false) => {
+            warn("nothing to resume: the agent is not drained");
+            exit::OK
+        }
+        Err(error) => {
+            warn(format_args!("cannot remove {}: {error}; fix: run it as root", off::DRAINED));
+            exit::NOT_PERMITTED
+        }
+    }
+}
