@@ -9,7 +9,7 @@ use support::{Held, Run, is_root, require};
 use crate::{Files, has_guard, hold, stop};
 
 /// User and system time of a process, in clock ticks.
-fn ticks(pid: i32) -> u64 {
+pub(crate) fn ticks(pid: i32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a live process");
     let fields: Vec<&str> = stat.rsplit_once(") ").expect("a name").1.split(' ').collect();
     // utime, stime, and those of children that were waited for.

@@ -6,8 +6,9 @@ use std::process::Command;
 use support::attaching::switched;
 use support::child::{eventually, patience};
 use support::machine::Machine;
-use support::{Held, Run, is_root, require, tiexecd};
+use support::{Held, Kind, Run, is_root, program, require, tiexecd};
 
+use crate::load::ticks;
 use crate::{Files, attach_rule, eventually_switched, has_guard, hold, stop};
 
 #[test]
@@ -28,6 +29,81 @@ fn rules_that_change_hold_for_what_runs() {
     eventually_switched(&held);
     stop(agent);
     held.finish().assert_code(7);
+}
+
+/// A program that causes records without end: most are lost.
+#[test]
+fn records_that_are_lost_cost_time_only() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    let copy = files.program("hold", 6, "a/hold");
+    files.attach_below("a", "a");
+    let floods: Vec<Held> = (0..2)
+        .map(|_| {
+            let flood = Run::new(program("renames", Kind::DynamicPie), [] as [&str; 0]);
+            let mut flood = flood.plain().limit(180).start();
+            flood.wait_line("ready");
+            flood
+        })
+        .collect();
+    let agent = files.agent();
+    let helds: Vec<Held> = (0..5).map(|_| hold(&copy)).collect();
+    helds.iter().for_each(eventually_switched);
+    println!("the agent took {} clock ticks", ticks(agent.pid()));
+    stop(agent);
+    for held in helds {
+        held.finish().assert_code(7);
+    }
+    for flood in floods {
+        flood.finish().assert_code(0);
+    }
+}
+
+/// In a PID namespace of its own, where the next number can be chosen.
+#[test]
+fn another_program_with_the_same_number_is_another() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    const SCRIPT: &str = r#"
+        matched=$1 other=$2
+        shift 2
+        "$@" &
+        agent=$!
+        mkfifo "$other.input"
+        exec 3<>"$other.input"
+        is_switched() { grep -q memfd: /proc/$pid/maps; }
+        run() {
+            [ -z "$pid" ] || echo $((pid - 1)) >/proc/sys/kernel/ns_last_pid
+            "$1" 7 <&3 >/dev/null &
+            [ -z "$pid" ] || [ "$pid" = $! ] || echo "not the number $pid: $!"
+            pid=$!
+        }
+        end() { kill -KILL $pid; wait $pid; }
+        until_switched() { until is_switched; do sleep 0.1; done; }
+        for turn in 1 2 3; do
+            run "$matched"
+            until_switched
+            end
+            run "$other"
+            sleep 2
+            ! is_switched || echo "attached to another program"
+            end
+        done 2>/dev/null
+        kill $agent
+        wait $agent
+        echo done
+    "#;
+    let files = Files::new();
+    let matched = files.program("hold", 6, "a/hold");
+    let other = files.program("hold", 6, "b/hold");
+    files.attach_below("a", "a");
+    let mut words: Vec<std::ffi::OsString> =
+        ["--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", SCRIPT, "sh"]
+            .map(Into::into)
+            .into();
+    words.extend([matched.into(), other.into(), tiexecd().into()]);
+    words.extend(files.args().into_iter().map(Into::into));
+    let done = Run::new("unshare", words).plain().limit(120).output();
+    assert_eq!(done.out(), "done\n", "{done}");
 }
 
 #[test]

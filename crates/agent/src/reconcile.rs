@@ -34,6 +34,8 @@ pub const EVERY: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_secs(1);
 /// How often events and ends are looked at.
 const TICK: Duration = Duration::from_millis(500);
+/// The least time between two looks at events: a process that causes them without end does not keep the agent at work.
+const SPACING: Duration = Duration::from_millis(100);
 /// The least time between two looks at all processes.
 const PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause before a process is tried again.
@@ -113,6 +115,8 @@ pub struct Agent<'a> {
     /// The file that keeps it from beginning anything.
     off: Option<&'static str>,
     events: Events,
+    /// When the events were read last.
+    read_at: Instant,
     known: HashMap<Pid, Known>,
     /// Processes that began a program, and when that was told.
     begun: HashMap<Pid, Instant>,
@@ -148,6 +152,7 @@ impl<'a> Agent<'a> {
             has_guard,
             off: None,
             events,
+            read_at: Instant::now(),
             known: HashMap::new(),
             begun: HashMap::new(),
             looked_at_all: None,
@@ -328,8 +333,12 @@ impl<'a> Agent<'a> {
     }
 
     fn read_events(&mut self) {
+        if self.read_at.elapsed() < SPACING {
+            return;
+        }
         let news = self.events.read();
         let now = Instant::now();
+        self.read_at = now;
         if self.rules.least_age().is_some() {
             self.begun.extend(news.execs.into_iter().map(|pid| (pid, now)));
         }
@@ -434,13 +443,24 @@ impl<'a> Agent<'a> {
         let longest = if idle { EVERY / 2 } else { TICK };
         let longest = if self.publish.is_some() { longest.min(tell::PUBLISH) } else { longest };
         let time = next.clamp(Duration::from_millis(10), longest);
-        let mut input: Vec<BorrowedFd<'_>> =
-            if idle { Vec::new() } else { self.events.descriptors() };
+        let rest = SPACING.saturating_sub(self.read_at.elapsed()).min(time);
+        if !idle && !rest.is_zero() && self.waits(Vec::new(), rest) {
+            return;
+        }
+        let events = if idle { Vec::new() } else { self.events.descriptors() };
+        self.waits(events, time - rest);
+    }
+
+    /// Waits at most for `time`. Returns whether something has come.
+    fn waits<'b>(&'b self, mut input: Vec<BorrowedFd<'b>>, time: Duration) -> bool {
         input.extend(self.listener.as_ref().map(AsFd::as_fd));
         let ends: Vec<BorrowedFd<'_>> = self.guard.descriptors().collect();
-        if pidfd::wait_for_any(&input, &ends, time).is_err() {
-            // Nothing that comes again at once.
-            std::thread::sleep(TICK);
+        match pidfd::wait_for_any(&input, &ends, time) {
+            Ok(ready) => interrupt::asked() || ready.iter().any(|one| one.input || one.hangup),
+            Err(_nothing_that_comes_again_at_once) => {
+                std::thread::sleep(TICK);
+                true
+            }
         }
     }
 }
