@@ -9,8 +9,10 @@
 
 pub mod advice;
 pub mod budget;
+pub mod canary;
 pub mod compare;
 pub mod heat;
 pub mod itlb;
 pub mod page;
 pub mod samples;
+pub mod sequential;

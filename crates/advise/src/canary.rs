@@ -1,0 +1,256 @@
+//! The verdicts of canaries: what each is about, and several hosts' together.
+//!
+//! A verdict is about one build of a program on one processor model and one kernel, with one backing and one way to take
+//! the edges. Elsewhere it says nothing.
+//!
+//! The estimates of several hosts differ by more than chance. So the estimate of all is one of random effects
+//! (DerSimonian and Laird, "Meta-analysis in clinical trials", 1986), and its interval is that of Hartung and Knapp
+//! ("A refined method for the meta-analysis of controlled clinical trials with binary outcome", 2001), by Student's t
+//! with one degree of freedom less than hosts.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::sequential::{CONFIDENCE, Interval, TOLERANCE, Verdict};
+
+/// With fewer hosts nothing is claimed of all.
+pub const ENOUGH_HOSTS: usize = 3;
+
+/// The things that a verdict is about.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct Subject {
+    /// The build ID of the program, in hexadecimal digits; `none` for a file without one.
+    pub build_id: String,
+    /// The digest of its text, in hexadecimal digits.
+    pub text: String,
+    /// The model of the processor.
+    pub cpu: String,
+    /// The release of the kernel.
+    pub kernel: String,
+    /// The backing of the copies.
+    pub backing: String,
+    /// How the edges of the text were taken.
+    pub edges: String,
+}
+
+/// What a canary found.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Finding {
+    /// What it is about.
+    #[serde(flatten)]
+    pub subject: Subject,
+    /// The claim.
+    pub verdict: Verdict,
+    /// The ratio above which it was to be better.
+    pub keep_above: f64,
+    /// The ratio, and its interval.
+    #[serde(flatten)]
+    pub ratio: Interval,
+    /// The standard error of the logarithm of the estimate; `None` where it cannot be told.
+    pub standard_error: Option<f64>,
+    /// The pairs that counted.
+    pub pairs: usize,
+    /// The hosts; 1 unless it was merged.
+    pub hosts: usize,
+    /// The path of the program.
+    pub exe: String,
+    /// The machine that found it (machine-id(5)): one host counts once.
+    pub machine: String,
+    /// When, in seconds since 1970.
+    pub when: u64,
+}
+
+/// Combines the findings of several hosts, by what they are about. Of two findings of one machine about the same the later
+/// one counts. Findings that are merged already do not count.
+pub fn merge(findings: &[Finding]) -> Vec<Finding> {
+    let mut groups: BTreeMap<&Subject, BTreeMap<&str, &Finding>> = BTreeMap::new();
+    for finding in findings.iter().filter(|finding| finding.hosts == 1) {
+        let machines = groups.entry(&finding.subject).or_default();
+        let known = machines.entry(&finding.machine).or_insert(finding);
+        if known.when < finding.when {
+            *known = finding;
+        }
+    }
+    groups
+        .into_values()
+        .filter_map(|machines| together(&machines.into_values().collect::<Vec<_>>()))
+        .collect()
+}
+
+/// Combines the findings of different hosts about one subject; `None` if none of them has an estimate.
+fn together(findings: &[&Finding]) -> Option<Finding> {
+    let known: Vec<(f64, f64)> = findings
+        .iter()
+        .filter_map(|finding| {
+            let (log, error) = (finding.ratio.estimate?.ln(), finding.standard_error?);
+            (log.is_finite() && error.is_finite() && error > 0.0).then_some((log, error * error))
+        })
+        .collect();
+    let newest = findings.iter().max_by_key(|finding| finding.when)?;
+    let keep_above = findings.iter().map(|finding| finding.keep_above).fold(0.0, f64::max);
+    let pairs = findings.iter().map(|finding| finding.pairs).sum();
+    let (log, variance) = random_effects(&known)?;
+    let reach = student(known.len().saturating_sub(1)) * variance.sqrt();
+    let end =
+        |sign: f64| Some((log + sign * reach).exp()).filter(|end| end.is_finite() && *end > 0.0);
+    let ratio = Interval { estimate: Some(log.exp()), low: end(-1.0), high: end(1.0) };
+    let above = |limit: f64| ratio.low.is_some_and(|low| low > limit);
+    let verdict = if known.len() < ENOUGH_HOSTS {
+        Verdict::Undecided
+    } else if above(keep_above) {
+        Verdict::Better
+    } else if ratio.high.is_some_and(|high| high < 1.0) {
+        Verdict::Worse
+    } else if above(1.0 - TOLERANCE) {
+        Verdict::NoWorse
+    } else {
+        Verdict::Undecided
+    };
+    Some(Finding {
+        verdict,
+        keep_above,
+        ratio,
+        standard_error: Some(variance.sqrt()),
+        pairs,
+        hosts: known.len(),
+        ..(*newest).clone()
+    })
+}
+
+/// Returns the mean and its variance, of estimates with their variances; `None` without any.
+fn random_effects(known: &[(f64, f64)]) -> Option<(f64, f64)> {
+    let mean = |weights: &[f64]| {
+        let sum: f64 = weights.iter().sum();
+        let weighted = known.iter().zip(weights).map(|((log, _), weight)| log * weight);
+        (weighted.sum::<f64>() / sum, sum)
+    };
+    let count = known.len() as f64;
+    let fixed: Vec<f64> = known.iter().map(|(_, variance)| 1.0 / variance).collect();
+    if known.is_empty() {
+        return None;
+    }
+    let (centre, sum) = mean(&fixed);
+    let apart = |centre: f64, weights: &[f64]| {
+        let squares =
+            known.iter().zip(weights).map(|((log, _), weight)| weight * (log - centre).powi(2));
+        squares.sum::<f64>()
+    };
+    let squares: f64 = fixed.iter().map(|weight| weight * weight).sum();
+    let denominator = sum - squares / sum;
+    let between = if denominator > 0.0 {
+        ((apart(centre, &fixed) - (count - 1.0)) / denominator).max(0.0)
+    } else {
+        0.0
+    };
+    let weights: Vec<f64> = known.iter().map(|(_, variance)| 1.0 / (variance + between)).collect();
+    let (centre, sum) = mean(&weights);
+    // Hosts that agree by chance do not make it surer than their own errors do.
+    let scatter = if known.len() > 1 { apart(centre, &weights) / (count - 1.0) } else { 1.0 };
+    Some((centre, scatter.max(1.0) / sum))
+}
+
+/// Returns Student's t that [`CONFIDENCE`] of all draws are within, on both sides. Between the rows of the table that of the
+/// row above counts, which is more.
+fn student(freedom: usize) -> f64 {
+    const ROWS: [(usize, f64); 12] = [
+        (1, 63.657),
+        (2, 9.925),
+        (3, 5.841),
+        (4, 4.604),
+        (5, 4.032),
+        (6, 3.707),
+        (8, 3.355),
+        (10, 3.169),
+        (15, 2.947),
+        (20, 2.845),
+        (30, 2.750),
+        (60, 2.660),
+    ];
+    const { assert!(CONFIDENCE == 0.99, "the table is of 99 %") };
+    ROWS.iter().rev().find(|row| row.0 <= freedom).map_or(f64::INFINITY, |row| row.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(machine: u32, ratio: f64, error: f64) -> Finding {
+        Finding {
+            subject: Subject {
+                build_id: "ab".to_owned(),
+                text: "cd".to_owned(),
+                cpu: "c".to_owned(),
+                kernel: "k".to_owned(),
+                backing: "image".to_owned(),
+                edges: "conservative".to_owned(),
+            },
+            verdict: Verdict::Better,
+            keep_above: 1.005,
+            ratio: Interval { estimate: Some(ratio), low: None, high: None },
+            standard_error: Some(error),
+            pairs: 20,
+            hosts: 1,
+            exe: "/x".to_owned(),
+            machine: machine.to_string(),
+            when: 1,
+        }
+    }
+
+    #[test]
+    fn hosts_that_agree_are_surer_than_each() {
+        let hosts: Vec<Finding> = (0..8).map(|at| finding(at, 1.05, 0.01)).collect();
+        let all = merge(&hosts);
+        let [all] = &all[..] else { panic!("{all:?}") };
+        assert_eq!((all.verdict, all.hosts, all.pairs), (Verdict::Better, 8, 160));
+        let error = all.standard_error.unwrap();
+        assert!((error - 0.01 / 8f64.sqrt()).abs() < 1e-9, "{error}");
+    }
+
+    #[test]
+    fn hosts_that_differ_are_less_sure() {
+        // Each host is sure by itself, and they contradict each other.
+        let ratios = [1.20, 0.90, 1.15, 0.95];
+        let hosts: Vec<Finding> =
+            ratios.iter().zip(0..).map(|(&ratio, at)| finding(at, ratio, 0.001)).collect();
+        let all = &merge(&hosts)[0];
+        assert_eq!(all.verdict, Verdict::Undecided);
+        assert!(all.ratio.low.unwrap() < 0.9 && all.ratio.high.unwrap() > 1.2, "{:?}", all.ratio);
+    }
+
+    #[test]
+    fn two_hosts_are_too_few_and_one_machine_counts_once() {
+        let two = [finding(1, 1.05, 0.001), finding(2, 1.05, 0.001)];
+        assert_eq!(merge(&two)[0].verdict, Verdict::Undecided);
+        let again: Vec<Finding> = (0..9).map(|_| finding(1, 1.05, 0.001)).collect();
+        assert_eq!(merge(&again)[0].hosts, 1);
+        let merged = merge(&two);
+        assert_eq!(merge(&merged), []);
+    }
+
+    #[test]
+    fn other_kernels_are_other_subjects() {
+        let mut other = finding(2, 1.05, 0.001);
+        other.subject.kernel = "l".to_owned();
+        assert_eq!(merge(&[finding(1, 1.05, 0.001), other]).len(), 2);
+    }
+
+    #[test]
+    fn it_is_the_textbooks() {
+        // By hand: weights 1/0.01, 1/0.04, 1/0.04; the mean 0.1667; Q = 1.3333; no variance between.
+        let (mean, variance) = random_effects(&[(0.1, 0.01), (0.3, 0.04), (0.3, 0.04)]).unwrap();
+        assert!((mean - 0.166_666_7).abs() < 1e-6, "{mean}");
+        assert!((variance - 1.0 / 150.0).abs() < 1e-9, "{variance}");
+        // Q = 50, C = 100: 0.48 between the two, and the scatter is as large as that tells.
+        let (mean, variance) = random_effects(&[(0.0, 0.01), (1.0, 0.01)]).unwrap();
+        assert!((mean - 0.5).abs() < 1e-9 && (variance - 0.25).abs() < 0.01, "{mean} {variance}");
+    }
+
+    #[test]
+    fn errors_of_nothing_do_not_count() {
+        let odd = [finding(1, f64::NAN, 0.1), finding(2, 1.0, 0.0), finding(3, 1.0, f64::INFINITY)];
+        assert_eq!(merge(&odd), []);
+        let text = serde_json::to_string(&finding(1, 1.05, 0.01)).unwrap();
+        assert_eq!(serde_json::from_str::<Finding>(&text).unwrap(), finding(1, 1.05, 0.01));
+    }
+}

@@ -1,0 +1,430 @@
+//! Pairs of slices, one after the other: the interval of the ratio that holds at every look, and the claim that it allows.
+//!
+//! Each pair measures a service both ways, in an order that a fair coin decides. So if TiExec multiplied the figure by
+//! `r` in every slice, then `log(ratio) - log(r)` is as likely to be above zero as below, by the same amount: the coin
+//! alone decides its sign. Drift, a daily rhythm, bursts and noise of any tail change the amount, never the coin.
+//! Whoever bets on the sign, knowing the amount, makes no money: the stake is multiplied by `1 + tanh(λ·amount)` or
+//! `1 - tanh(λ·amount)`. By Ville's inequality the stake exceeds 200 at *any* time with a probability of at most 1/200.
+//! The interval holds all ratios against which no stake, on either side, has exceeded that (Waudby-Smith and Ramdas,
+//! "Estimating means of bounded random variables by betting", 2024; Howard and others, "Time-uniform, nonparametric,
+//! nonasymptotic confidence sequences", 2021). It needs no variance, and no number of pairs that is fixed beforehand.
+//!
+//! Amounts are told in units of the spread of the pairs before, and limited to three of them, so that one wild pair
+//! decides nothing. The stake is spread over several λ, because the best one depends on the true ratio.
+//!
+//! If the *effect* comes and goes slowly, neighbouring pairs agree although the coin is fair. Then pairs are put
+//! together in blocks, as long as the pairs before are correlated, and a block counts as one amount.
+
+use serde::{Deserialize, Serialize};
+
+/// How sure the interval is, over all looks together.
+pub const CONFIDENCE: f64 = 0.99;
+/// The share by which a figure may be worse for [`Verdict::NoWorse`].
+pub const TOLERANCE: f64 = 0.005;
+/// With fewer pairs no time is foretold.
+pub const ENOUGH_TO_FORECAST: usize = 6;
+/// Most spreads that one amount counts.
+const CLIP: f64 = 3.0;
+/// The parts of the stake, by how much they bet.
+const LAMBDAS: [f64; 6] = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6];
+/// With fewer pairs before it an amount has no unit: its sign alone counts.
+const ENOUGH_FOR_SPREAD: usize = 4;
+/// With fewer pairs no correlation is seen.
+const ENOUGH_FOR_LAGS: usize = 12;
+/// The farthest pairs whose correlation counts.
+const MOST_LAGS: usize = 8;
+
+/// The claim that the pairs allow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// It is better by more than was asked for.
+    Better,
+    /// It is worse.
+    Worse,
+    /// It is not worse by [`TOLERANCE`], and it was not seen to be better by as much as was asked for.
+    NoWorse,
+    /// None of these is known.
+    Undecided,
+}
+
+impl Verdict {
+    /// Returns it in words.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Better => "better",
+            Self::Worse => "worse",
+            Self::NoWorse => "no worse than 0.5 %",
+            Self::Undecided => "undecided",
+        }
+    }
+}
+
+/// The ratio of TiExec's figure to the plain one.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Interval {
+    /// The estimate; `None` without pairs.
+    pub estimate: Option<f64>,
+    /// The lower end; `None` if there is none yet.
+    pub low: Option<f64>,
+    /// The upper end, likewise.
+    pub high: Option<f64>,
+}
+
+/// How many more pairs it takes, in all likelihood.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Forecast {
+    /// To a verdict, if the ratio is what it seems to be; `None` if it seems to lie on a limit.
+    pub verdict: Option<usize>,
+    /// To see that it is better, if it is better by 2 %; `None` if 2 % would not be enough.
+    pub two_percent: Option<usize>,
+}
+
+/// One amount: of a pair, or of pairs put together.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    mean: f64,
+    /// The unit, by what was known before; 0 if nothing was.
+    unit: f64,
+}
+
+impl Block {
+    /// Returns its amount above `log`.
+    fn above(&self, log: f64) -> f64 {
+        let amount = self.mean - log;
+        if self.unit > 0.0 {
+            (amount / self.unit).clamp(-CLIP, CLIP)
+        } else if amount == 0.0 {
+            0.0
+        } else {
+            amount.signum()
+        }
+    }
+}
+
+/// A stake on one side, in its parts, as logarithms.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stake([f64; LAMBDAS.len()]);
+
+impl Stake {
+    fn bet(&mut self, amount: f64) {
+        for (part, lambda) in self.0.iter_mut().zip(LAMBDAS) {
+            *part += (lambda * amount).tanh().ln_1p();
+        }
+    }
+
+    /// Returns whether it exceeds what chance allows on this side.
+    fn is_won(&self) -> bool {
+        let most = self.0.iter().copied().fold(f64::MIN, f64::max);
+        let sum: f64 = self.0.iter().map(|part| (part - most).exp()).sum();
+        most + sum.ln() >= threshold()
+    }
+}
+
+/// The logarithm of the sum of the parts of a stake that chance allows, on one of two sides.
+fn threshold() -> f64 {
+    (2.0 * LAMBDAS.len() as f64 / (1.0 - CONFIDENCE)).ln()
+}
+
+/// The pairs so far.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    /// The logarithm of the ratio above which it is better.
+    keep: f64,
+    logs: Vec<f64>,
+    sorted: Vec<f64>,
+    blocks: Vec<Block>,
+    /// How many pairs the blocks hold; the rest waits for a block to be full.
+    held: usize,
+    /// How many pairs the next block has, and its unit: both were chosen before its first pair.
+    next: (usize, f64),
+    /// Stakes that the ratio is above `keep`, below 1, above `-TOLERANCE`, below `keep`.
+    stakes: [Stake; 4],
+    /// True for those that were won, at any look.
+    won: [bool; 4],
+}
+
+impl Sequence {
+    /// Begins one. A ratio above `keep_above` is better.
+    pub fn new(keep_above: f64) -> Self {
+        Self {
+            keep: keep_above.ln(),
+            logs: Vec::new(),
+            sorted: Vec::new(),
+            blocks: Vec::new(),
+            held: 0,
+            next: (1, 0.0),
+            stakes: [Stake::default(); 4],
+            won: [false; 4],
+        }
+    }
+
+    /// Returns the number of pairs.
+    pub fn pairs(&self) -> usize {
+        self.logs.len()
+    }
+
+    /// Adds a pair, by the logarithm of its ratio. One that is not finite does not count.
+    pub fn push(&mut self, log: f64) {
+        if !log.is_finite() {
+            return;
+        }
+        self.logs.push(log);
+        let place = self.sorted.partition_point(|&other| other < log);
+        self.sorted.insert(place, log);
+        let (length, unit) = self.next;
+        let waiting = &self.logs[self.held..];
+        if waiting.len() < length {
+            return;
+        }
+        let block = Block { mean: waiting.iter().sum::<f64>() / length as f64, unit };
+        self.held += length;
+        self.blocks.push(block);
+        let amounts = [
+            block.above(self.keep),
+            -block.above(0.0),
+            block.above(tolerated()),
+            -block.above(self.keep),
+        ];
+        for ((stake, amount), won) in self.stakes.iter_mut().zip(amounts).zip(&mut self.won) {
+            stake.bet(amount);
+            *won |= stake.is_won();
+        }
+        self.next = self.choose_block();
+    }
+
+    /// Returns the verdict, once it is known: more pairs would not change it.
+    pub fn verdict(&self) -> Option<Verdict> {
+        match self.won {
+            [true, ..] => Some(Verdict::Better),
+            [_, true, ..] => Some(Verdict::Worse),
+            [.., true, true] => Some(Verdict::NoWorse),
+            _ => None,
+        }
+    }
+
+    /// Returns the verdict if there are no more pairs.
+    pub fn last_verdict(&self) -> Verdict {
+        let [.., no_worse, _] = self.won;
+        self.verdict().unwrap_or(if no_worse { Verdict::NoWorse } else { Verdict::Undecided })
+    }
+
+    /// Returns the ratio and its interval, as of now.
+    pub fn interval(&self) -> Interval {
+        let low = self.end(1.0);
+        let high = self.end(-1.0).map(|end| -end);
+        let within =
+            |log: f64| log.max(low.unwrap_or(f64::MIN)).min(high.unwrap_or(f64::MAX)).exp();
+        Interval {
+            estimate: (!self.logs.is_empty()).then(|| within(self.centre())),
+            low: low.map(f64::exp),
+            high: high.map(f64::exp),
+        }
+    }
+
+    /// Returns the standard error of the logarithm of the estimate, as one look would have it; `None` with too few pairs.
+    pub fn standard_error(&self) -> Option<f64> {
+        let error = self.spread() * (self.inflation() / self.logs.len() as f64).sqrt();
+        (self.logs.len() >= ENOUGH_TO_FORECAST && error > 0.0).then_some(error)
+    }
+
+    /// Foretells how many more pairs it takes; `None` with too few pairs.
+    pub fn forecast(&self) -> Option<Forecast> {
+        if self.logs.len() < ENOUGH_TO_FORECAST {
+            return None;
+        }
+        let centre = self.centre();
+        let unit = self.spread() * self.inflation().sqrt();
+        let more = |gap: f64| {
+            // A stake grows by half the square of the amount, and it can at best be doubled. Its part of the best λ
+            // is one of several.
+            let amount = gap / unit.max(f64::MIN_POSITIVE);
+            let growth = std::f64::consts::LN_2 * -(-amount * amount / LN_4).exp_m1();
+            let all = MARGIN * threshold() / growth;
+            (gap > 0.0 && all.is_finite() && all < 1e6)
+                .then(|| (all.ceil() as usize).saturating_sub(self.logs.len()).max(1))
+        };
+        let between = more((centre - tolerated()).min(self.keep - centre));
+        Some(Forecast {
+            verdict: [more(centre - self.keep), more(-centre), between].into_iter().flatten().min(),
+            two_percent: more(TWO_PERCENT.ln_1p() - self.keep),
+        })
+    }
+
+    /// Finds the lowest logarithm of a ratio against which the stake that the ratio is `above` it is not won (with -1
+    /// for `above`: below it, and its sign is turned).
+    fn end(&self, above: f64) -> Option<f64> {
+        let (first, last) = (*self.sorted.first()?, *self.sorted.last()?);
+        let is_won = |log: f64| {
+            let mut stake = Stake::default();
+            self.blocks.iter().for_each(|block| stake.bet(above * block.above(above * log)));
+            stake.is_won()
+        };
+        // Beyond all pairs every bet pays as much as it ever can.
+        let (mut won, mut not) = if above > 0.0 { (first, last) } else { (-last, -first) };
+        let beyond = CLIP * self.blocks.iter().map(|block| block.unit).fold(0.0, f64::max);
+        won -= beyond + 1e-9;
+        if !is_won(won) {
+            return None;
+        }
+        not += 1e-9;
+        for _ in 0..60 {
+            let middle = f64::midpoint(won, not);
+            *(if is_won(middle) { &mut won } else { &mut not }) = middle;
+        }
+        Some(won)
+    }
+
+    /// Returns the mean of the middle three fifths.
+    fn centre(&self) -> f64 {
+        let off = self.sorted.len() / 5;
+        let inner = &self.sorted[off..self.sorted.len() - off];
+        inner.iter().sum::<f64>() / inner.len().max(1) as f64
+    }
+
+    /// Returns a standard deviation that no tail moves: by the distance of the quartiles.
+    fn spread(&self) -> f64 {
+        let at = |share: f64| {
+            let place = share * self.sorted.len().saturating_sub(1) as f64;
+            let (low, part) = (place.floor() as usize, place.fract());
+            let value = |index: usize| self.sorted.get(index).or(self.sorted.last()).copied();
+            let (low, high) = (value(low).unwrap_or(0.0), value(low + 1).unwrap_or(0.0));
+            low + part * (high - low)
+        };
+        // Few pairs seem closer together than they are.
+        let few = 1.0 + 1.0 / self.sorted.len().max(1) as f64;
+        few * (at(0.75) - at(0.25)) / 1.349
+    }
+
+    /// Chooses how many pairs the next block has, and its unit.
+    fn choose_block(&self) -> (usize, f64) {
+        if self.logs.len() < ENOUGH_FOR_SPREAD {
+            return (1, 0.0);
+        }
+        let lags = self.correlations();
+        let length = 1 + 2 * lags.len();
+        (length, self.spread() * (inflation(&lags) / length as f64).sqrt())
+    }
+
+    /// Returns how much larger the variance of a mean is than that of as many pairs without correlation.
+    fn inflation(&self) -> f64 {
+        inflation(&self.correlations())
+    }
+
+    /// Returns the correlations of pairs with those next to them, and so on, as far as they are above chance.
+    fn correlations(&self) -> Vec<f64> {
+        let count = self.logs.len();
+        if count < ENOUGH_FOR_LAGS {
+            return Vec::new();
+        }
+        let (centre, unit) = (self.centre(), self.spread());
+        let at = |log: &f64| ((log - centre) / unit).clamp(-CLIP, CLIP);
+        let amounts: Vec<f64> = self.logs.iter().map(at).collect();
+        let squares: f64 = amounts.iter().map(|amount| amount * amount).sum();
+        let of = |lag: usize| {
+            let pairs = amounts.iter().zip(&amounts[lag..]);
+            pairs.map(|(one, other)| one * other).sum::<f64>() / squares
+        };
+        let chance = 2.0 / (count as f64).sqrt();
+        (1..=MOST_LAGS).map(of).take_while(|&correlation| correlation > chance).collect()
+    }
+}
+
+/// Returns how much larger the variance of a mean is with these correlations than without.
+fn inflation(lags: &[f64]) -> f64 {
+    let next = (lags.len() + 1) as f64;
+    let weighted = lags.iter().enumerate().map(|(at, lag)| lag * (1.0 - (at + 1) as f64 / next));
+    1.0 + 2.0 * weighted.sum::<f64>()
+}
+
+/// The logarithm of the ratio down to which a figure is no worse.
+fn tolerated() -> f64 {
+    (-TOLERANCE).ln_1p()
+}
+
+/// A difference that operators ask for.
+const TWO_PERCENT: f64 = 0.02;
+const LN_4: f64 = 2.0 * std::f64::consts::LN_2;
+/// More pairs than the mean growth asks for: the stake does not grow evenly.
+const MARGIN: f64 = 1.2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(logs: &[f64]) -> Sequence {
+        let mut sequence = Sequence::new(1.005);
+        logs.iter().for_each(|&log| sequence.push(log));
+        sequence
+    }
+
+    #[test]
+    fn odd_figures_are_harmless() {
+        assert_eq!(of(&[]).interval(), Interval { estimate: None, low: None, high: None });
+        let odd = of(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY]);
+        assert_eq!(
+            (odd.pairs(), odd.last_verdict(), odd.forecast()),
+            (0, Verdict::Undecided, None)
+        );
+        let same = of(&[0.0; 200]);
+        assert_eq!(same.verdict(), Some(Verdict::NoWorse));
+        assert_eq!(same.standard_error(), None);
+        let huge = of(&[1e300, -1e300].repeat(30));
+        assert_eq!(huge.last_verdict(), Verdict::Undecided);
+        assert!(huge.interval().low.is_none_or(|low| low < 1.0), "{:?}", huge.interval());
+    }
+
+    #[test]
+    fn a_coin_is_tossed_often_enough() {
+        // Ten heads in a row have a chance of 1 in 1024; one in 200 is allowed, for all looks and parts together.
+        let ten = of(&[0.1; 10]);
+        assert_eq!((ten.verdict(), ten.interval().low), (None, None));
+        let sequence = of(&[0.1; 14]);
+        assert_eq!(sequence.verdict(), Some(Verdict::Better));
+        assert_eq!(of(&[-0.1; 14]).verdict(), Some(Verdict::Worse));
+        let Interval { estimate, low, high } = sequence.interval();
+        let near = |end: Option<f64>| (end.unwrap().ln() - 0.1).abs() < 1e-3;
+        assert!(near(estimate) && near(low) && near(high), "{:?}", sequence.interval());
+    }
+
+    #[test]
+    fn one_wild_pair_decides_nothing() {
+        let usual = |at: u32| 0.05 + 0.01 * f64::from(at % 5);
+        let mut logs: Vec<f64> = (0..40).map(usual).collect();
+        let before = of(&logs).interval();
+        logs[20] = -50.0;
+        let wild = of(&logs);
+        assert_eq!(wild.verdict(), Some(Verdict::Better));
+        let moved = wild.interval().estimate.unwrap() - before.estimate.unwrap();
+        assert!(moved.abs() < 0.01, "{moved}");
+    }
+
+    #[test]
+    fn neighbours_that_agree_make_blocks() {
+        // Twenty up, twenty down: a mean of zero, whatever the coin.
+        let waves: Vec<f64> =
+            (0..480).map(|at| if at / 20 % 2 == 0 { 0.03 } else { -0.03 }).collect();
+        let sequence = of(&waves);
+        assert!(sequence.next.0 >= 9, "{:?}", sequence.next);
+        assert!(sequence.inflation() > 5.0, "{}", sequence.inflation());
+    }
+
+    #[test]
+    fn the_time_is_foretold() {
+        let mut random = fastrand::Rng::with_seed(3);
+        let mut noise = || (0..12).map(|_| random.f64() - 0.5).sum::<f64>();
+        let logs: Vec<f64> = (0..2000).map(|_| 0.03 + 0.04 * noise()).collect();
+        assert_eq!(of(&logs[..5]).forecast(), None);
+        let mut sequence = of(&logs[..20]);
+        let foretold = sequence.forecast().unwrap();
+        let mut more = 0;
+        while sequence.verdict().is_none() {
+            sequence.push(logs[20 + more]);
+            more += 1;
+        }
+        let verdict = foretold.verdict.unwrap();
+        assert!(verdict > more / 3 && verdict < more * 3, "{foretold:?}, in truth {more}");
+        assert!(foretold.two_percent.unwrap() > verdict, "{foretold:?}");
+        assert_eq!(Sequence::new(1.03).forecast(), None);
+    }
+}
