@@ -106,19 +106,44 @@ fn another_program_with_the_same_number_is_another() {
     assert_eq!(done.out(), "done\n", "{done}");
 }
 
+/// Starts an agent with a library of the tests in it.
+fn agent_with(files: &Files, library: &str) -> Held {
+    let source = support::sources().join(format!("{library}.c"));
+    let library = files.public.path().join(format!("{library}.so"));
+    let mut built = Command::new("cc");
+    built.args(["-shared", "-fPIC", "-o"]).args([&library, &source]);
+    assert!(built.status().expect("cc").success());
+    let agent = Run::new(tiexecd(), files.args()).plain().limit(180);
+    agent.env("LD_PRELOAD", &library).start()
+}
+
+#[test]
+fn a_clock_that_jumps_changes_nothing() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    let copy = files.program("hold", 6, "a/hold");
+    files.attach_below("a", "a");
+    let before = hold(&copy);
+    let agent = agent_with(&files, "clock_jumps");
+    eventually_switched(&before);
+    let after = hold(&copy);
+    eventually_switched(&after);
+    // Nothing is done a second time.
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let said = stop(agent);
+    assert_eq!(said.matches("attach done").count(), 2, "{said}");
+    for held in [before, after] {
+        held.finish().assert_code(7);
+    }
+}
+
 #[test]
 fn without_perf_it_polls() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
     let files = Files::new();
-    let library = files.public.path().join("no_perf.so");
-    let source = support::sources().join("no_perf.c");
-    let mut built = Command::new("cc");
-    built.args(["-shared", "-fPIC", "-o"]).args([&library, &source]);
-    assert!(built.status().expect("cc").success());
     let copy = files.program("hold", 6, "a/hold");
     files.attach_below("a", "a");
-    let agent = Run::new(tiexecd(), files.args()).plain().limit(180);
-    let agent = agent.env("LD_PRELOAD", &library).start();
+    let agent = agent_with(&files, "no_perf");
     let held = hold(&copy);
     eventually_switched(&held);
     let said = stop(agent);

@@ -1,5 +1,6 @@
 //! `tiexecctl warm` makes text huge even if memory is fragmented.
 
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use support::machine::{FELT, Machine, is_throwaway};
@@ -98,6 +99,21 @@ impl Drop for Taken {
     }
 }
 
+/// Keeps the programs of this test in memory. Guests run them from a share (9p), and a page of it that is read anew while
+/// memory is fragmented came as zeros now and then (Linux 6.12): ld.so then died by SIGSEGV.
+fn keep_programs() {
+    let file = std::fs::File::open(support::tiexecctl()).expect("the program under test");
+    let len = usize::try_from(file.metadata().expect("its size").len()).expect("it fits");
+    let (protection, flags) = (libc::PROT_READ, libc::MAP_PRIVATE);
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+    let at =
+        unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, file.as_raw_fd(), 0) };
+    assert_ne!(at, libc::MAP_FAILED, "mmap: {}", std::io::Error::last_os_error());
+    // SAFETY: takes flags only.
+    let locked = unsafe { libc::mlockall(libc::MCL_CURRENT) };
+    assert_eq!(locked, 0, "mlockall: {}", std::io::Error::last_os_error());
+}
+
 /// The number of copies of a program that are warmed at a time.
 const COPIES: u64 = 4;
 /// A number of free huge pages that does not help.
@@ -119,6 +135,7 @@ fn twenty_times_in_twenty() {
     let dirs: Vec<_> = (0..COPIES).map(|_| directory()).collect();
     let copies: Vec<_> = dirs.iter().map(|dir| small(&program, dir.path())).collect();
     let files: Vec<&Path> = copies.iter().map(PathBuf::as_path).collect();
+    keep_programs();
     let fragments = Fragments::new();
     let mut taken = Taken::default();
     let mut got = Vec::new();
