@@ -358,6 +358,10 @@ impl<'a> Agent<'a> {
             .collect();
         for (pid, begun) in old {
             self.begun.remove(&pid);
+            // Cheaper than to open its directory in `/proc`.
+            if rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH) {
+                continue;
+            }
             let identity = ProcDir::of(pid).ok().and_then(|process| Identity::of(&process));
             let Some(identity) = identity else { continue };
             if self.known.get(&pid).is_none_or(|known| known.identity != identity) {

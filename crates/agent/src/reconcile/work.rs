@@ -184,7 +184,7 @@ impl Agent<'_> {
         } = outcome;
         let known = self.known.get(&pid).and_then(|known| known.last.as_ref());
         let was = known.filter(|last| result == "ok" && last.result == "ok");
-        let is_news = was.is_none_or(|last| last.huge_bytes != huge_bytes);
+        let is_news = stop_us.is_some() || was.is_none_or(|last| last.huge_bytes != huge_bytes);
         if action == Action::Attach && is_news {
             self.metrics.count(result == "ok", &result, stop_us);
         }
