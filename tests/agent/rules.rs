@@ -45,6 +45,57 @@ fn the_first_rule_that_matches_decides() {
     }
 }
 
+/// By a path that a rule names, whether or not the program runs, and by the processes of a rule that names none.
+#[test]
+fn the_programs_of_rules_are_warmed() {
+    require!(is_root(), "rules of root's");
+    let files = Files::new();
+    let named = files.program("hold", 6, "a/named");
+    let kept = files.program("hold", 6, "a/kept");
+    let foreign = files.program("hold", 6, "a/foreign");
+    std::os::unix::fs::chown(&foreign, Some(65534), None).expect("chown");
+    let runs = files.program("hold", 6, "b/runs");
+    let rests = files.program("hold", 6, "b/rests");
+    let dir = files.public.path();
+    support::write_program(&dir.join("a/script"), b"#!/bin/sh\n", 0o755);
+    std::os::unix::fs::symlink(&rests, dir.join("a/link")).expect("a link");
+    let never =
+        format!("[[rule]]\nname = \"not\"\nexe = \"{}\"\naction = \"never\"\n", kept.display());
+    files.write("10-not.toml", &never);
+    files.write("20-all.toml", &attach_rule("all", &dir.join("a/*")));
+    // The user of the one process that runs `runs`: nobody else on the machine has it.
+    files.write("30-user.toml", "[[rule]]\nname = \"user\"\nuser = 64321\naction = \"warm\"\n");
+    files.write(
+        "40-seen.toml",
+        &format!(
+            "[[rule]]\nname = \"seen\"\nexe = \"{}\"\naction = \"observe\"\n",
+            rests.display()
+        ),
+    );
+    let as_user = ["setpriv", "--reuid", "64321", "--regid", "64321", "--clear-groups"];
+    let held = Run::new(&runs, ["7"]).plain().behind(as_user).limit(180).hold();
+    let conf = files.conf();
+    let warm = || {
+        let done =
+            support::attaching::ctl(["rules", "warm", "--conf-dir", conf.to_str().expect("UTF-8")]);
+        assert!(done.err().is_empty(), "{done}");
+        done.out()
+    };
+    let said = warm();
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 3, "{said}");
+    assert_eq!(lines[0], format!("{}: not_owner", foreign.display()));
+    for (line, program) in lines[1..].iter().zip([&named, &runs]) {
+        assert!(line.starts_with(&format!("{}: ", program.display())), "{line}");
+        assert!(line.contains(" MiB on huge pages; rest: "), "{line}");
+    }
+    // An upgrade: the process runs the old file, and the new one is meant.
+    std::fs::remove_file(&runs).expect("the old one");
+    files.program("hold", 6, "b/runs");
+    assert!(warm().contains(&format!("{}: ", runs.display())));
+    held.finish().assert_code(7);
+}
+
 #[test]
 fn a_file_with_a_mistake_is_named_and_the_others_stay() {
     require!(is_root(), "rules of root's");

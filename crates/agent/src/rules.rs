@@ -45,6 +45,13 @@ const SETTINGS: [&str; 8] = [
     "max-huge-pages",
 ];
 
+/// As the shell's: `*` stays within a directory, `**` does not.
+const SHELLS: MatchOptions = MatchOptions {
+    case_sensitive: true,
+    require_literal_separator: true,
+    require_literal_leading_dot: false,
+};
+
 /// The action of a rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -102,18 +109,25 @@ pub struct Rule {
 impl Rule {
     /// Returns whether the rule is for this process.
     pub fn matches(&self, process: &Process) -> bool {
-        // As the shell's: `*` stays within a directory, `**` does not.
-        let shells = MatchOptions { require_literal_separator: true, ..MatchOptions::default() };
         let fits = |pattern: &Option<Pattern>, value: Option<&[u8]>| {
             pattern.as_ref().is_none_or(|pattern| {
                 let text = value.and_then(|value| std::str::from_utf8(value).ok());
-                text.is_some_and(|text| pattern.matches_with(text, shells))
+                text.is_some_and(|text| pattern.matches_with(text, SHELLS))
             })
         };
         fits(&self.exe, process.exe.as_deref())
             && fits(&self.unit, process.unit.as_deref().map(str::as_bytes))
             && fits(&self.cgroup, process.cgroup.as_deref())
             && self.user.is_none_or(|user| process.uids.first() == Some(&user))
+    }
+
+    /// Returns whether the rule is for every process that runs this file.
+    fn takes_all_of(&self, program: &Path) -> bool {
+        let by_path = |pattern: &Pattern| pattern.matches_path_with(program, SHELLS);
+        self.exe.as_ref().is_none_or(by_path)
+            && self.unit.is_none()
+            && self.cgroup.is_none()
+            && self.user.is_none()
     }
 }
 
@@ -204,6 +218,20 @@ impl Rules {
     /// Returns the rule that decides about a process.
     pub fn of(&self, process: &Process) -> Option<&Rule> {
         self.rules.iter().find(|rule| rule.matches(process))
+    }
+
+    /// Lists the files that `exe` of a rule that acts fits. Those that an earlier rule keeps from every process are left out.
+    pub fn programs(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        for (index, rule) in self.rules.iter().enumerate() {
+            let Some(pattern) = rule.exe.as_ref().filter(|_| rule.action.acts()) else { continue };
+            let Ok(paths) = glob::glob_with(pattern.as_str(), SHELLS) else { continue };
+            found.extend(paths.flatten().filter(|path| {
+                let before = self.rules.get(..index).unwrap_or_default();
+                !before.iter().any(|earlier| !earlier.action.acts() && earlier.takes_all_of(path))
+            }));
+        }
+        found
     }
 
     /// Returns the least age that any rule asks for before it does something; `None` if none does anything.

@@ -705,6 +705,12 @@ pub enum RulesCommand {
         #[command(flatten)]
         files: AgentFiles,
     },
+    /// Bring the programs that rules attach to or warm into huge pages of the page cache, such as after an upgrade
+    Warm {
+        /// The directory of the rules
+        #[arg(long, value_name = "DIR", default_value = tiexec_agent::rules::DIRECTORY)]
+        conf_dir: PathBuf,
+    },
 }
 
 /// The commands of `tiexecctl agent`.

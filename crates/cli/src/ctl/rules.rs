@@ -1,21 +1,32 @@
 //! `tiexecctl rules check`, `tiexecd --once --dry-run`: which rule matches which process, and what would be done.
+//! `tiexecctl rules warm`: the programs that rules name, into huge pages of the page cache.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
 
 use tiexec_agent::decide::{Decision, decide};
 use tiexec_agent::processes::{Surroundings, every};
 use tiexec_agent::rules::Rules;
 use tiexec_agent::state::{State, Store};
 use tiexec_core::escape::AsShown;
+use tiexec_engine::switched_off::is_switched_off;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, pidfd};
 
 use super::attach;
 use super::print;
+use super::warm;
 use crate::exit;
 use crate::options::{AgentFiles, RulesCommand};
 use crate::stdio::warn;
 
 pub(super) fn run(command: &RulesCommand) -> u8 {
-    let RulesCommand::Check { pids, files } = command;
+    let (pids, files) = match command {
+        RulesCommand::Check { pids, files } => (pids, files),
+        RulesCommand::Warm { conf_dir } => return warm_programs(conf_dir),
+    };
     if pids.is_empty() {
         return show(files, None);
     }
@@ -70,6 +81,26 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
             }
         }
     }
+    if rules.defects.iter().any(|defect| defect.left_out) { exit::FAILED } else { status }
+}
+
+/// Warms the programs of rules that act; returns the exit status.
+fn warm_programs(conf_dir: &Path) -> u8 {
+    if is_switched_off() {
+        return print("nothing is warmed: /etc/tiexec/disabled is there\n");
+    }
+    let rules = Rules::read(conf_dir);
+    rules.defects.iter().for_each(warn);
+    let mut programs: BTreeSet<PathBuf> = rules.programs().into_iter().collect();
+    // A rule that names no path means the programs that run. One that an upgrade has replaced is looked for at its path.
+    let surroundings = Surroundings::look();
+    for (_, process) in every() {
+        let Some(facts) = surroundings.process(&process) else { continue };
+        if rules.of(&facts).is_some_and(|rule| rule.action.acts()) {
+            programs.extend(facts.exe.map(|exe| OsString::from_vec(exe).into()));
+        }
+    }
+    let status = warm::programs(&programs);
     if rules.defects.iter().any(|defect| defect.left_out) { exit::FAILED } else { status }
 }
 

@@ -26,6 +26,8 @@ pub(super) struct ElfFile {
     pub(super) interpreter: Option<PathBuf>,
     /// Device and inode.
     pub(super) identity: (u64, u64),
+    /// The user that it belongs to.
+    pub(super) owner: u32,
 }
 
 impl ElfFile {
@@ -77,7 +79,8 @@ impl ElfFile {
             None => None,
         };
         let _best_effort = rustix::fs::fadvise(&file, 0, None, Advice::Normal);
-        Ok(Self { file, facts, interpreter, identity: (metadata.dev(), metadata.ino()) })
+        let identity = (metadata.dev(), metadata.ino());
+        Ok(Self { file, facts, interpreter, identity, owner: metadata.uid() })
     }
 }
 

@@ -5,10 +5,11 @@ mod elf_file;
 mod table;
 
 use std::collections::HashSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tiexec_core::addr::{Pages, mib};
 use tiexec_core::escape::AsShown;
+use tiexec_core::skip::SkipReason;
 use tiexec_remap::warm as remap;
 use tiexec_sys::thp;
 
@@ -36,6 +37,38 @@ pub(super) fn run(options: &Warm) -> u8 {
         (false, false) => print(&rows.to_string()),
     };
     if printed == exit::OK { rows.status() } else { printed }
+}
+
+/// Warms the programs that rules name, and prints a line for each; returns the exit status.
+///
+/// Files that no process can have as its program are left out: a pattern fits scripts, links and directories, too.
+pub(super) fn programs<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> u8 {
+    let Some(pages) = thp::pages() else {
+        warn("cannot warm anything: the kernel has no transparent huge pages");
+        return exit::FAILED;
+    };
+    let options = Warm { files: Vec::new(), check: false, deps: false, json: false, quiet: true };
+    let mut run = Run { options: &options, pages, seen: HashSet::new(), rows: Rows::new(false) };
+    let own = rustix::process::geteuid().as_raw();
+    for path in paths {
+        if !path.symlink_metadata().is_ok_and(|metadata| metadata.is_file()) {
+            continue;
+        }
+        let told = run.rows.lines().count();
+        match ElfFile::open(path) {
+            // Nobody else is to choose what root reads.
+            Ok(file) if ![0, own].contains(&file.owner) => {
+                print(&format!("{}: {}\n", path.shown(), SkipReason::NotOwner.as_str()));
+            }
+            Ok(file) => run.file(path, &file),
+            Err((error, exit::NOT_PERMITTED)) => run.failed(path, &error, exit::NOT_PERMITTED),
+            Err(_no_program) => continue,
+        }
+        for line in run.rows.lines().skip(told) {
+            print(&line);
+        }
+    }
+    run.rows.status()
 }
 
 struct Run<'a> {

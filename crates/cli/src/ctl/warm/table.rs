@@ -113,6 +113,14 @@ impl Rows {
         if all.all(|status| status == first) { first } else { exit::PARTIAL }
     }
 
+    /// Returns a line for each file.
+    pub(super) fn lines(&self) -> impl Iterator<Item = String> {
+        self.files.iter().map(|row| {
+            let (path, huge, text) = (row.path.shown(), mib(row.huge_bytes), mib(row.text_bytes));
+            format!("{path}: {huge} of {text} MiB on huge pages; rest: {}\n", row.state())
+        })
+    }
+
     pub(super) fn to_json(&self) -> String {
         escape::json(self) + "\n"
     }
