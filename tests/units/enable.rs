@@ -104,6 +104,33 @@ fn an_edited_file_is_kept() {
 }
 
 #[test]
+fn all_are_disabled_but_the_edited() {
+    let units = ["nginx.service", "redis-server.service", "mariadb.service"];
+    require!(can_boot() && units.iter().all(|unit| Systemd::has(unit)), "{NEEDS}, {units:?}");
+    let systemd = Systemd::boot();
+    systemd.ctl(["enable", units[0], units[1]]).assert_code(0);
+    systemd.ctl(["enable", "--runtime", units[2]]).assert_code(0);
+    let edited = systemd.path(&drop_in(units[1]));
+    let text = std::fs::read_to_string(&edited).expect("the drop-in") + "# own\n";
+    std::fs::write(&edited, &text).expect("the drop-in");
+    let runtime = "/run/systemd/system/mariadb.service.d/50-tiexec.conf";
+    let done = systemd.ctl(["disable", "--all", "--dry-run"]);
+    let wanted = [
+        format!("{}: would remove {runtime}\n", units[2]),
+        format!("{}: would remove {}\n", units[0], drop_in(units[0])),
+    ];
+    assert_eq!(done.out(), wanted.concat(), "{done}");
+    done.assert_code(3);
+    assert!(systemd.path(&drop_in(units[0])).exists() && systemd.path(runtime).exists());
+    let done = systemd.ctl(["disable", "--all"]);
+    done.assert_code(3);
+    assert!(done.err().contains("it was edited by hand"), "{done}");
+    assert!(!systemd.path(&drop_ins(units[0])).exists() && !systemd.path(runtime).exists());
+    assert_eq!(std::fs::read_to_string(&edited).expect("the drop-in"), text);
+    assert!(!systemd.property(units[0], "ExecStartPost").contains("tiexecctl"));
+}
+
+#[test]
 fn units_that_cannot_be_enabled() {
     require!(can_boot() && Systemd::has("redis-server.service"), "{NEEDS}, redis-server");
     let systemd = Systemd::boot();

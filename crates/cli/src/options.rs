@@ -585,12 +585,20 @@ pub struct Enable {
 #[derive(Args, Clone, Debug)]
 pub struct Disable {
     /// The services, named as for enable
-    #[arg(value_name = "UNIT", required = true)]
+    #[arg(value_name = "UNIT", required_unless_present = "all")]
     pub units: Vec<String>,
+
+    /// All services that are enabled
+    #[arg(long, conflicts_with = "units")]
+    pub all: bool,
 
     /// Also revert in those that run; nothing is restarted
     #[arg(long)]
     pub now: bool,
+
+    /// Say what would be done, and change nothing
+    #[arg(long, conflicts_with = "now")]
+    pub dry_run: bool,
 
     /// Units of this user's own systemd
     #[arg(long)]

@@ -3,6 +3,7 @@
 mod drop_in;
 mod manager;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -128,27 +129,47 @@ fn enable_one(
 /// Runs `disable`; returns the exit status.
 pub(super) fn run_disable(options: &Disable) -> u8 {
     let manager = Manager { user: options.user };
+    // Looking at all drop-ins takes no systemd: a package's script does so in a new root, too.
+    let needed = if options.all && options.dry_run { Ok(()) } else { running(manager) };
     let directories =
-        running(manager).and_then(|()| Ok([manager.directory(false)?, manager.directory(true)?]));
+        needed.and_then(|()| Ok([manager.directory(false)?, manager.directory(true)?]));
     let directories = match directories {
         Ok(directories) => directories,
+        Err(why) if options.all => return failed("disable", &["all services".to_owned()], &why),
         Err(why) => return failed("disable", &options.units, &why),
     };
+    let enabled = if options.all { enabled(&directories) } else { options.units.clone() };
     let mut statuses = Vec::new();
     let mut removed = false;
-    for name in &options.units {
-        let (status, any) = disable_one(manager, name, &directories, options.now);
+    for name in &enabled {
+        let (status, any) = disable_one(manager, name, &directories, options);
         statuses.push(status);
         removed |= any;
     }
     if removed && let Err(why) = manager.systemctl(&["daemon-reload"]) {
-        return failed("reload the units of", &options.units, &why);
+        return failed("reload the units of", &enabled, &why);
     }
     together(&statuses)
 }
 
-/// Removes the drop-ins of one unit; returns the exit status, and whether there was one.
-fn disable_one(manager: Manager, name: &str, directories: &[PathBuf], now: bool) -> (u8, bool) {
+/// Lists the units that have a drop-in, be it edited or not.
+fn enabled(directories: &[PathBuf]) -> Vec<String> {
+    let all = directories.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten();
+    let units = all.flatten().filter_map(|entry| {
+        let unit = entry.file_name().to_str()?.strip_suffix(".d")?.to_owned();
+        let path = drop_in::path(entry.path().parent()?, &unit);
+        path.symlink_metadata().is_ok().then_some(unit)
+    });
+    units.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// Removes the drop-ins of one unit; returns the exit status, and whether one was removed.
+fn disable_one(
+    manager: Manager,
+    name: &str,
+    directories: &[PathBuf],
+    options: &Disable,
+) -> (u8, bool) {
     let given = attach::with_kind(name);
     let path_of = |unit: &str, directory: &Path| drop_in::path(directory, unit);
     // The drop-in of a unit that is masked or gone by now is there under its own name.
@@ -163,13 +184,18 @@ fn disable_one(manager: Manager, name: &str, directories: &[PathBuf], now: bool)
             Err(status) => return (status, false),
         }
     };
-    let (mut status, mut removed) = (exit::OK, false);
+    let (mut status, mut removed, mut would) = (exit::OK, false, false);
     for directory in directories {
         let path = path_of(&unit, directory);
         let done = match drop_in::read(&path) {
             Ok(State::Missing) => continue,
             Ok(State::Edited) => {
                 status = kept("remove", &path);
+                continue;
+            }
+            Ok(State::Ours(_)) if options.dry_run => {
+                would = true;
+                print(&format!("{}: would remove {}\n", unit.shown(), path.shown()));
                 continue;
             }
             Ok(State::Ours(_)) => drop_in::remove(&path),
@@ -186,10 +212,10 @@ fn disable_one(manager: Manager, name: &str, directories: &[PathBuf], now: bool)
             }
         }
     }
-    if !removed && status == exit::OK {
+    if !removed && !would && status == exit::OK {
         print(&format!("{}: is not enabled\n", unit.shown()));
     }
-    if now && status == exit::OK {
+    if options.now && status == exit::OK {
         status = revert_now(manager, &unit);
     }
     (status, removed)
