@@ -47,12 +47,21 @@ pub struct Systemd {
 }
 
 impl Systemd {
-    /// Boots it up to `basic.target`.
+    /// Boots it up to `basic.target`, with `tiexec` and `tiexecctl` in `/usr/bin`.
     pub fn boot() -> Systemd {
+        Systemd::boot_with(&super::tiexecctl().with_file_name(""))
+    }
+
+    /// Boots one without the programs, where packages can be installed.
+    pub fn boot_for_packages() -> Systemd {
+        super::store::own_run();
+        Systemd::boot_with(Path::new(""))
+    }
+
+    fn boot_with(programs: &Path) -> Systemd {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let group = format!("tiexec-units-{}-{count}", std::process::id());
-        let programs = super::tiexecctl().with_file_name("");
         let words = ["--mount", "sh", SCRIPT, &group].map(OsStr::new);
         let words = words.into_iter().chain([programs.as_os_str(), OsStr::new("enter")]);
         let mut boot = Run::new("unshare", words).plain().limit(600).start();

@@ -1,5 +1,5 @@
 # Boots systemd as PID 1 of namespaces of its own: systemd.rs tells why, and runs this in mounts of its own.
-# $1: the name of its cgroup. $2: the directory of the programs under test. $3: enter; boot, once the namespaces
+# $1: the name of its cgroup. $2: the directory of the programs under test; empty if packages bring them. $3: enter; boot, once the namespaces
 # are there; or leave, once its processes are killed.
 set -eu
 umask 022
@@ -55,10 +55,16 @@ for directory in etc var usr/bin; do
     over $directory
 done
 mkdir -p dev home mnt opt proc root run srv sys tmp
-for program in tiexec tiexecctl tiexecd; do
-    touch usr/bin/$program
-    mount --bind "$2/$program" usr/bin/$program
-done
+if [ -n "$2" ]; then
+    for program in tiexec tiexecctl tiexecd; do
+        touch usr/bin/$program
+        mount --bind "$2/$program" usr/bin/$program
+    done
+else
+    for directory in usr/share usr/lib/systemd; do
+        over $directory
+    done
+fi
 redis=$(readlink -f /usr/bin/redis-server)
 [ ! -e "$redis" ] || mount --bind "$redis" ".$redis"
 
@@ -78,6 +84,8 @@ for node in null zero full random urandom tty; do
     touch dev/$node
     mount --bind /dev/$node dev/$node
 done
+# Packages may start and stop services here.
+[ ! -e usr/sbin/policy-rc.d ] || mount --bind dev/null usr/sbin/policy-rc.d
 mkdir dev/pts dev/shm
 mount -t devpts -o newinstance,ptmxmode=666,mode=620 none dev/pts
 mount -t tmpfs -o mode=1777 none dev/shm

@@ -1,5 +1,7 @@
-//! `cargo xtask dist`: what a release is made of. For each architecture a tarball and a Debian package, and
-//! an RPM where `rpmbuild` is, each with the static programs, manual, completions and licence.
+//! `cargo xtask dist`: what a release is made of. For each architecture a Debian package, an RPM and a tarball, each with the
+//! static programs, manual, completions and licence.
+//!
+//! `packaging/nfpm.yaml` describes the packages, and nfpm makes them. This module lays out what is built or generated.
 
 mod check;
 
@@ -8,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::vm::build::{self, repository};
@@ -25,41 +27,25 @@ pub(crate) struct Dist {
     /// launch programs there
     #[arg(long)]
     check: bool,
+    /// Pack the programs in this directory, and build none
+    #[arg(long)]
+    programs: Option<PathBuf>,
+    /// The packages' version
+    #[arg(long, default_value = env!("CARGO_PKG_VERSION"))]
+    version: String,
     /// Where to
     out: PathBuf,
 }
 
-const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// The places of the files, below `/usr`.
-const FILES: [&str; 19] = [
-    "bin/tiexec",
-    "bin/tiexecctl",
-    "bin/tiexecd",
-    "share/man/man1/tiexec.1",
-    "share/man/man5/tiexec.conf.5",
-    "share/man/man8/tiexecctl.8",
-    "share/man/man8/tiexecd.8",
-    "share/bash-completion/completions/tiexec",
-    "share/bash-completion/completions/tiexecctl",
-    "share/bash-completion/completions/tiexecd",
-    "share/zsh/site-functions/_tiexec",
-    "share/zsh/site-functions/_tiexecctl",
-    "share/zsh/site-functions/_tiexecd",
-    "share/fish/vendor_completions.d/tiexec.fish",
-    "share/fish/vendor_completions.d/tiexecctl.fish",
-    "share/fish/vendor_completions.d/tiexecd.fish",
-    "lib/systemd/system/tiexecd.service",
-    "lib/systemd/system-preset/80-tiexec.preset",
-    "share/doc/tiexec/copyright",
-];
-const SUMMARY: &str = "Puts the executable text of Linux programs on huge pages";
+/// The nfpm that `scripts/setup` installs, in the cache.
+const NFPM: &str = "nfpm-2.35.3";
+const PROGRAMS: [&str; 3] = ["tiexec", "tiexecctl", "tiexecd"];
 
 /// The products for an architecture.
 struct Made {
     tarball: PathBuf,
     debian: PathBuf,
-    /// `None` where it could not be made here.
-    rpm: Option<PathBuf>,
+    rpm: PathBuf,
 }
 
 impl Dist {
@@ -72,44 +58,104 @@ impl Dist {
         };
         let mut whole = true;
         for arch in arches {
-            let work = tempfile::tempdir()?;
-            let stage = work.path().join("stage");
-            match stage_all(arch, &stage) {
+            let made = match self.make(arch, &out) {
                 Err(error) if error.is::<Lacking>() => {
                     println!("SKIP dist for {arch}: {error:#}");
                     whole = false;
                     continue;
                 }
-                other => other?,
-            }
-            let made = Made {
-                tarball: tarball(arch, &stage, &out)?,
-                debian: debian(arch, &stage, &out)?,
-                rpm: rpm(arch, &stage, &out)?,
+                made => made?,
             };
-            whole &= made.rpm.is_some() && (!self.check || check::check(arch, &made)?);
+            whole &= !self.check || check::check(arch, &made)?;
         }
         Ok(if whole || !forbids_skips() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
+
+    fn make(&self, arch: Arch, out: &Path) -> Result<Made> {
+        let nfpm = Cache::open()?.dir(NFPM)?.join("nfpm");
+        if !nfpm.is_file() {
+            bail!(Lacking("no nfpm (scripts/setup test)".to_owned()));
+        }
+        let work = tempfile::tempdir()?;
+        let stage = work.path().join("stage");
+        let date = date()?;
+        self.stage(arch, &date, &stage)?;
+        let version = &self.version;
+        let package = |kind: &str, name: String| {
+            let package = out.join(name);
+            let mut nfpm = Command::new(&nfpm);
+            nfpm.current_dir(repository()?).args(["package", "--config", "packaging/nfpm.yaml"]);
+            nfpm.args(["--packager", kind, "--target"]).arg(&package);
+            nfpm.env("ARCH", arch.debian()).env("VERSION", version).env("STAGE", &stage);
+            run(nfpm.env("SOURCE_DATE_EPOCH", &date))?;
+            anyhow::Ok(package)
+        };
+        let debian = package("deb", format!("tiexec_{version}-1_{}.deb", arch.debian()))?;
+        let rpm = package("rpm", format!("tiexec-{version}-1.{arch}.rpm"))?;
+        // Of the same description: what of the Debian package is not about Debian.
+        let unpacked = work.path().join("unpacked");
+        run(Command::new("dpkg-deb").arg("-x").args([&debian, &unpacked]))?;
+        fs::remove_dir_all(unpacked.join("usr/share/lintian"))?;
+        let tarball = tarball(&format!("tiexec-{version}-{arch}"), &date, &unpacked, out)?;
+        Ok(Made { tarball, debian, rpm })
+    }
+
+    /// Lays out what is built and generated.
+    fn stage(&self, arch: Arch, date: &str, stage: &Path) -> Result<()> {
+        let programs = self.programs.clone().map_or_else(|| programs(arch), Ok)?;
+        for name in PROGRAMS {
+            install(&programs.join(name), &stage.join("bin").join(name), 0o755)?;
+        }
+        let made = tempfile::tempdir()?;
+        crate::man(made.path())?;
+        crate::completions(made.path())?;
+        for entry in fs::read_dir(made.path())? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            match name.rsplit_once('.') {
+                Some((program, "bash")) => {
+                    install(&path, &stage.join("completions/bash").join(program), 0o644)?;
+                }
+                Some((_, "fish")) => {
+                    install(&path, &stage.join("completions/fish").join(&name), 0o644)?;
+                }
+                Some((_, section)) => {
+                    let page = stage.join(format!("man/man{section}")).join(&name);
+                    install(&path, &page, 0o644)?;
+                    run(Command::new("gzip").arg("-9n").arg(page))?;
+                }
+                None => install(&path, &stage.join("completions/zsh").join(&name), 0o644)?,
+            }
+        }
+        let changelog = stage.join("changelog");
+        install(&repository()?.join("CHANGELOG.md"), &changelog, 0o644)?;
+        let debian = stage.join("changelog.Debian");
+        fs::write(&debian, self.debian_changelog(date)?)?;
+        run(Command::new("gzip").arg("-9n").args([changelog, debian]))
+    }
+
+    /// Returns Debian's own changelog, of the packaging: it has nothing to tell.
+    fn debian_changelog(&self, date: &str) -> Result<String> {
+        let description = fs::read_to_string(repository()?.join("packaging/nfpm.yaml"))?;
+        let maintainer = description.lines().find_map(|line| line.strip_prefix("maintainer: "));
+        let maintainer = maintainer.context("packaging/nfpm.yaml has no maintainer")?;
+        let date =
+            Command::new("date").args(["-u", "-R", "-d"]).arg(format!("@{date}")).output()?;
+        Ok(format!(
+            "tiexec ({}-1) unstable; urgency=medium\n\n  * See changelog.gz.\n\n -- {maintainer}  {}",
+            self.version,
+            String::from_utf8(date.stdout)?
+        ))
+    }
 }
 
-/// Lays all files out below `stage`, as they lie below `/`.
-fn stage_all(arch: Arch, stage: &Path) -> Result<()> {
-    let (programs, made) = (programs(arch)?, tempfile::tempdir()?);
-    crate::man(made.path())?;
-    crate::completions(made.path())?;
-    for file in FILES {
-        let name = file.rsplit('/').next().unwrap_or_default();
-        let (from, mode) = match file.split('/').collect::<Vec<_>>()[..] {
-            ["bin", _] => (programs.join(name), 0o755),
-            [.., "bash-completion", _, _] => (made.path().join(format!("{name}.bash")), 0o644),
-            ["lib", "systemd", ..] => (repository()?.join("systemd").join(name), 0o644),
-            [.., "copyright"] => (repository()?.join("LICENSE"), 0o644),
-            _ => (made.path().join(name), 0o644),
-        };
-        install(&from, &stage.join("usr").join(file), mode)?;
-    }
-    Ok(())
+/// Returns the date of the newest commit, in seconds since 1970, so that two packages of one commit are equal.
+fn date() -> Result<String> {
+    let mut git = Command::new("git");
+    let git = git.current_dir(repository()?).args(["log", "-1", "--format=%ct"]).output();
+    let date = git.ok().and_then(|output| String::from_utf8(output.stdout).ok());
+    let date = date.map(|date| date.trim().to_owned()).filter(|date| !date.is_empty());
+    date.context("git cannot tell the date of the newest commit; fix: run it in a clone")
 }
 
 fn install(from: &Path, to: &Path, mode: u32) -> Result<()> {
@@ -138,66 +184,25 @@ fn programs(arch: Arch) -> Result<PathBuf> {
     Ok(build::target_directory()?.join(triple).join("release"))
 }
 
-/// `tiexec-VERSION-ARCH.tar.gz`, to be unpacked at `/`, or anywhere.
-fn tarball(arch: Arch, stage: &Path, out: &Path) -> Result<PathBuf> {
-    let name = format!("tiexec-{VERSION}-{arch}");
+/// Packs `usr` for `/`, or for anywhere.
+fn tarball(name: &str, date: &str, root: &Path, out: &Path) -> Result<PathBuf> {
     let mut tar = Command::new("tar");
     tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner"]);
-    tar.arg(format!("--transform=s,^usr,{name},"));
+    tar.arg(format!("--mtime=@{date}")).arg(format!("--transform=s,^usr,{name},"));
     let tarball = out.join(format!("{name}.tar.gz"));
-    tar.arg("-czf").arg(&tarball).arg("-C").args([stage, Path::new("usr")]);
+    tar.arg("-czf").arg(&tarball).arg("-C").args([root, Path::new("usr")]);
     run(&mut tar)?;
     Ok(tarball)
 }
 
-/// `tiexec_VERSION_ARCH.deb`. It depends on nothing.
-fn debian(arch: Arch, stage: &Path, out: &Path) -> Result<PathBuf> {
-    let root = stage.with_file_name("debian");
-    run(Command::new("cp").arg("-a").args([stage, &root]))?;
-    let control = format!(
-        "Package: tiexec\nVersion: {VERSION}\nArchitecture: {}\nMaintainer: The TiExec authors <tiexec@localhost>\n\
-         Section: admin\nPriority: optional\nDescription: {SUMMARY}\n \
-         At launch (tiexec PROGRAM), or in a running process (tiexec -p PID).\n",
-        arch.debian()
-    );
-    fs::create_dir_all(root.join("DEBIAN"))?;
-    fs::write(root.join("DEBIAN/control"), control)?;
-    let package = out.join(format!("tiexec_{VERSION}_{}.deb", arch.debian()));
-    run(Command::new("dpkg-deb").args(["--root-owner-group", "--build"]).args([&root, &package]))?;
-    Ok(package)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// `tiexec-VERSION-1.ARCH.rpm`.
-fn rpm(arch: Arch, stage: &Path, out: &Path) -> Result<Option<PathBuf>> {
-    if Command::new("rpmbuild").arg("--version").output().is_err() {
-        println!("SKIP rpm for {arch}: no rpmbuild (apt-get install rpm)");
-        return Ok(None);
+    #[test]
+    fn setup_installs_this_nfpm() {
+        let setup = fs::read_to_string(repository().unwrap().join("scripts/setup")).unwrap();
+        let version = NFPM.trim_start_matches("nfpm-");
+        assert!(setup.contains(&format!("\nnfpm_version={version}\n")), "{version}");
     }
-    let work = stage.with_file_name("rpm");
-    fs::create_dir_all(&work)?;
-    let spec = work.join("tiexec.spec");
-    let text = format!(
-        "Name: tiexec\nVersion: {VERSION}\nRelease: 1\nSummary: {SUMMARY}\nLicense: Apache-2.0\nAutoReqProv: no\n\
-         %description\nAt launch (tiexec PROGRAM), or in a running process (tiexec -p PID).\n\
-         %install\ncp -a {}/. %{{buildroot}}\n\
-         %files\n%defattr(-,root,root)\n/usr/bin/*\n/usr/share/man/*/*\n/usr/share/doc/tiexec\n\
-         /usr/lib/systemd/*/*\n/usr/share/bash-completion/completions/*\n/usr/share/zsh/site-functions/*\n\
-         /usr/share/fish/vendor_completions.d/*\n",
-        stage.display()
-    );
-    fs::write(&spec, text)?;
-    let mut build = Command::new("rpmbuild");
-    build.args(["-bb", "--quiet", "--target", &arch.to_string()]);
-    for (name, value) in [
-        ("_topdir", work.as_path()),
-        ("_rpmdir", out),
-        ("_rpmfilename", Path::new("%{NAME}-%{VERSION}-%{RELEASE}.%{ARCH}.rpm")),
-        // The programs of another architecture cannot be looked into here, and need not.
-        ("__os_install_post", Path::new("%{nil}")),
-        ("debug_package", Path::new("%{nil}")),
-    ] {
-        build.arg("--define").arg(format!("{name} {}", value.display()));
-    }
-    run(build.arg(spec))?;
-    Ok(Some(out.join(format!("tiexec-{VERSION}-1.{arch}.rpm"))))
 }

@@ -1,0 +1,101 @@
+//! Both packages come from one description and carry the same; lintian finds no fault with the Debian package.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use support::child::tool;
+use support::require;
+
+use crate::{NEEDS, packages};
+
+/// Returns the files that a tool lists, without directories.
+fn files(argv: &[&str]) -> BTreeSet<String> {
+    let output = tool(argv);
+    assert!(output.status.success(), "{argv:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    // `dpkg-deb -c` shows each as `ls -l` does; `rpm -qlp` its path.
+    let paths = text.lines().filter(|line| !line.ends_with('/'));
+    let paths =
+        paths.filter_map(|line| Some(line.rsplit_once(' ')?.1.strip_prefix('.')?.to_owned()));
+    match argv[0] {
+        "rpm" => text.lines().map(str::to_owned).collect(),
+        _ => paths.collect(),
+    }
+}
+
+#[test]
+fn both_carry_the_same() {
+    require!(packages().is_some(), "{NEEDS}");
+    let made = packages().expect("packages");
+    let deb = files(&["dpkg-deb", "-c", made.newer.deb.to_str().expect("UTF-8")]);
+    let rpm = files(&["rpm", "-qlp", made.newer.rpm.to_str().expect("UTF-8")]);
+    let only = |one: &BTreeSet<String>, other: &BTreeSet<String>| {
+        one.difference(other).cloned().collect::<Vec<String>>()
+    };
+    assert_eq!(
+        only(&deb, &rpm),
+        [
+            "/etc/apt/apt.conf.d/80tiexec",
+            "/etc/needrestart/conf.d/tiexec.conf",
+            "/usr/share/doc/tiexec/changelog.Debian.gz",
+            "/usr/share/doc/tiexec/copyright",
+            "/usr/share/lintian/overrides/tiexec",
+            "/usr/share/zsh/vendor-completions/_tiexec",
+            "/usr/share/zsh/vendor-completions/_tiexecctl",
+            "/usr/share/zsh/vendor-completions/_tiexecd",
+        ]
+    );
+    assert_eq!(
+        only(&rpm, &deb),
+        [
+            "/etc/dnf/libdnf5-plugins/actions.d/tiexec.actions",
+            "/etc/dnf/plugins/post-transaction-actions.d/tiexec.action",
+            "/etc/tiexec/conf.d",
+            "/usr/share/licenses/tiexec/LICENSE",
+            "/usr/share/zsh/site-functions/_tiexec",
+            "/usr/share/zsh/site-functions/_tiexecctl",
+            "/usr/share/zsh/site-functions/_tiexecd",
+        ]
+    );
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut wanted = vec![
+        "/usr/lib/systemd/system/tiexecd.service".to_owned(),
+        "/usr/lib/systemd/system-preset/80-tiexec.preset".to_owned(),
+        "/usr/share/doc/tiexec/apparmor.md".to_owned(),
+        "/usr/share/tiexec/after-upgrade".to_owned(),
+    ];
+    for program in ["tiexec", "tiexecctl", "tiexecd"] {
+        wanted.push(format!("/usr/bin/{program}"));
+        wanted.push(format!("/usr/share/bash-completion/completions/{program}"));
+        wanted.push(format!("/usr/share/fish/vendor_completions.d/{program}.fish"));
+    }
+    // Whatever else comes to these directories.
+    let names = |directory: &str| {
+        let entries = std::fs::read_dir(repository.join(directory)).expect("a directory");
+        entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
+    };
+    for page in names("docs/man") {
+        let page = page.strip_suffix(".in").expect("a source of a page");
+        let section = page.rsplit_once('.').expect("a section").1;
+        wanted.push(format!("/usr/share/man/man{section}/{page}.gz"));
+    }
+    wanted.extend(names("monitoring").map(|name| format!("/usr/share/tiexec/{name}")));
+    let missing: Vec<_> = wanted.iter().filter(|path| !deb.contains(*path)).collect();
+    assert!(missing.is_empty(), "{missing:?} in {deb:?}");
+}
+
+#[test]
+fn lintian_finds_no_fault() {
+    require!(packages().is_some(), "{NEEDS}");
+    let deb = packages().expect("packages").newer.deb.to_str().expect("UTF-8");
+    // The programs under test are dynamic, those of a release are not. `cargo xtask dist --check` asks lintian about a release.
+    let suppressed = "--suppress-tags=undeclared-elf-prerequisites";
+    let done = tool(&["lintian", "--allow-root", "--fail-on=error,warning", suppressed, deb]);
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "{said}{}", String::from_utf8_lossy(&done.stderr));
+    // Each exception has its reason above it.
+    let overrides =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/deb/lintian-overrides");
+    let overrides = std::fs::read_to_string(overrides).expect("the exceptions");
+    assert!(overrides.starts_with("# "), "{overrides}");
+}

@@ -1,0 +1,142 @@
+//! The packages: what they carry, and what becomes of a machine when they come, change and go. A real systemd runs there, of
+//! namespaces of its own, and Debian's own dpkg, apt, rpm, dnf and needrestart.
+
+mod debian;
+mod made;
+mod needrestart;
+mod rpm;
+mod upgrades;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use support::child::Done;
+use support::systemd::Systemd;
+use support::{Kind, installed, program_big};
+
+/// The message of `require!` where [`packages`] has none.
+const NEEDS: &str = "packages: cargo build -p xtask, and what scripts/setup test installs";
+
+/// One version of both packages.
+struct Version {
+    deb: PathBuf,
+    rpm: PathBuf,
+}
+
+/// The packages of the programs under test.
+struct Packages {
+    older: Version,
+    newer: Version,
+}
+
+/// Makes the packages, once a run; `None` if something is missing.
+fn packages() -> Option<&'static Packages> {
+    static MADE: OnceLock<Option<Packages>> = OnceLock::new();
+    support::tiexecctl();
+    let made = MADE.get_or_init(|| {
+        let place = support::files().join("packages");
+        let _from_before = std::fs::remove_dir_all(&place);
+        let programs = place.join("programs");
+        std::fs::create_dir_all(&programs).expect("a directory");
+        for from in [support::tiexec(), support::tiexecctl(), support::tiexecd()] {
+            let to = programs.join(from.file_name().expect("a name"));
+            let stripped = Command::new("strip").arg("-o").arg(&to).arg(from).status();
+            assert!(stripped.expect("strip").success(), "strip {}", from.display());
+        }
+        let needed = ["dpkg", "apt-get", "rpm", "dnf", "lintian", "needrestart"];
+        let is_here = needed.iter().all(|tool| installed(tool).is_some());
+        is_here
+            .then(|| make("0.0.1", &place).zip(make("0.0.2", &place)))?
+            .map(|(older, newer)| Packages { older, newer })
+    });
+    made.as_ref()
+}
+
+/// Makes both packages of one version below `place`.
+fn make(version: &str, place: &Path) -> Option<Version> {
+    let xtask = support::tiexecctl().with_file_name("xtask");
+    let (arch, debian) = match std::env::consts::ARCH {
+        "aarch64" => ("aarch64", "arm64"),
+        _ => ("x86_64", "amd64"),
+    };
+    let made = Command::new(&xtask)
+        .args(["dist", "--arch", arch, "--version", version, "--programs"])
+        .args([place.join("programs"), place.to_owned()])
+        .output();
+    let deb = place.join(format!("tiexec_{version}-1_{debian}.deb"));
+    let rpm = place.join(format!("tiexec-{version}-1.{arch}.rpm"));
+    if deb.is_file() && rpm.is_file() {
+        return Some(Version { deb, rpm });
+    }
+    if let Ok(made) = made {
+        eprintln!(
+            "{}{}",
+            String::from_utf8_lossy(&made.stdout),
+            String::from_utf8_lossy(&made.stderr)
+        );
+    }
+    None
+}
+
+/// Copies a file into the systemd's own root; returns its path there.
+fn bring(systemd: &Systemd, file: &Path) -> String {
+    let name = file.file_name().and_then(|name| name.to_str()).expect("a name");
+    let there = format!("/srv/{name}");
+    std::fs::copy(file, systemd.path(&there)).expect("a copy");
+    there
+}
+
+/// Runs `dpkg`, which must succeed. The triggers of other packages, such as man-db's, are left for later.
+fn dpkg(systemd: &Systemd, what: &str, package: &str) -> Done {
+    let done = systemd.run(["dpkg", "--no-triggers", what, package]);
+    done.assert_code(0);
+    done
+}
+
+fn write(systemd: &Systemd, path: &str, text: &str) {
+    let path = systemd.path(path);
+    std::fs::create_dir_all(path.parent().expect("a file")).expect("a directory inside");
+    std::fs::write(&path, text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+}
+
+fn read(systemd: &Systemd, path: &str) -> Option<String> {
+    std::fs::read_to_string(systemd.path(path)).ok()
+}
+
+/// The program of a package that an upgrade replaces: 6 MiB of text.
+fn app() -> PathBuf {
+    program_big("hold", Kind::StaticNoPie, 6)
+}
+
+/// An administrator's work with the package, of which upgrades must keep everything.
+mod admin {
+    use super::*;
+
+    pub(super) const RULE: &str = "/etc/tiexec/conf.d/10-own.toml";
+    pub(super) const DROP_IN: &str = "/etc/systemd/system/nginx.service.d/50-tiexec.conf";
+    pub(super) const STATE: &str = "/var/lib/tiexec/state.json";
+    pub(super) const STORE: &str = "/run/tiexec/images";
+    const SETBACK: &str = r#"{"version":1,"quarantine":[{"build_id":"00","text":"11","uid":null,"rule":"own","signal":11,"exe":"/x","when":1}]}"#;
+
+    /// Writes a rule and a quarantine, starts the agent, enables a service and starts it, and sets the store up.
+    pub(super) fn works(systemd: &Systemd) {
+        write(systemd, RULE, "[[rule]]\nname = \"own\"\nexe = \"/none\"\naction = \"attach\"\n");
+        write(systemd, STATE, SETBACK);
+        support::chmod(&systemd.path("/var/lib/tiexec"), 0o700);
+        support::chmod(&systemd.path(STATE), 0o600);
+        systemd.systemctl(["enable", "--now", "tiexecd"]).assert_code(0);
+        systemd
+            .ctl(["enable", "nginx", "--", "--backing=image", "--edges=aggressive"])
+            .assert_code(0);
+        systemd.start("nginx.service");
+        assert!(systemd.huge("nginx.service") > 0, "{}", systemd.notes());
+        systemd.ctl(["store", "setup"]).assert_code(0);
+        write(systemd, "/run/tiexec/images/kept", "");
+    }
+
+    /// Everything that [`works`] has made, as it is now.
+    pub(super) fn made(systemd: &Systemd) -> [Option<String>; 4] {
+        [RULE, STATE, DROP_IN, "/run/tiexec/images/kept"].map(|path| read(systemd, path))
+    }
+}

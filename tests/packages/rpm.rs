@@ -1,0 +1,38 @@
+//! The RPM: an upgrade and the way back keep everything and make the agent the new one; the removal stops the agent only.
+
+use support::require;
+use support::systemd::{self, Systemd, can_boot};
+
+use crate::{NEEDS, admin, bring, packages};
+
+#[test]
+fn from_the_installation_to_the_removal() {
+    let nginx = "nginx.service";
+    let can = packages().is_some() && can_boot() && Systemd::has(nginx);
+    require!(can, "{NEEDS}; {}, nginx", systemd::NEEDS);
+    let made = packages().expect("packages");
+    let systemd = Systemd::boot_for_packages();
+    let rpm = |args: &[&str]| {
+        // Debian's rpm asks whether one knows what one does.
+        let front = ["rpm", "--force-debian", "--nodeps"];
+        systemd.run(front.iter().chain(args)).assert_code(0);
+    };
+    rpm(&["--install", &bring(&systemd, &made.older.rpm)]);
+    let agent = "tiexecd.service";
+    assert_eq!(systemd.property(agent, "UnitFileState"), "disabled");
+    admin::works(&systemd);
+    let before = (admin::made(&systemd), systemd.property(nginx, "MainPID"));
+    for args in [&["--upgrade"][..], &["--upgrade", "--oldpackage"]] {
+        let version = if args.len() == 1 { &made.newer } else { &made.older };
+        let pid = systemd.property(agent, "MainPID");
+        rpm(&[args, &[bring(&systemd, &version.rpm).as_str()]].concat());
+        assert_eq!(systemd.property(agent, "ActiveState"), "active");
+        assert_ne!(systemd.property(agent, "MainPID"), pid);
+        assert_eq!(before, (admin::made(&systemd), systemd.property(nginx, "MainPID")));
+    }
+    rpm(&["--erase", "tiexec"]);
+    assert_eq!(systemd.property(agent, "LoadState"), "not-found");
+    assert!(!systemd.path("/usr/bin/tiexecctl").exists());
+    assert_eq!(before, (admin::made(&systemd), systemd.property(nginx, "MainPID")));
+    systemd.systemctl(["restart", nginx]).assert_code(0);
+}
