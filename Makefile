@@ -3,6 +3,7 @@
 PREFIX ?= /usr/local
 DESTDIR ?=
 CARGO ?= cargo
+PODMAN ?= podman
 
 # rustup's default place, for shells whose PATH does not have it.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -24,7 +25,7 @@ BINDIR = $(DESTDIR)$(PREFIX)/bin
 SHAREDIR = $(DESTDIR)$(PREFIX)/share
 UNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 
-.PHONY: all programs demo test vm-test bench man completions install uninstall clean
+.PHONY: all programs demo test vm-test image bench man completions install uninstall clean
 
 # All that `make install` installs, so that `make && sudo make install` needs no cargo as root.
 all: programs man completions
@@ -66,6 +67,10 @@ vm-test:
 	$(CARGO) xtask vm-test --record --disk ext4
 	$(CARGO) xtask vm-test --record --disk xfs
 	$(CARGO) xtask kernels
+
+# A container image of the static programs. The same programs give the same digest.
+image: programs
+	$(PODMAN) build --timestamp=0 --file deploy/container/Containerfile --tag tiexec:latest $(DIST)
 
 bench: programs
 	for script in launch exec_test memory coverage follow; do \

@@ -8,7 +8,6 @@ mod becomes_pid1;
 mod becomes_signals;
 mod becomes_terminal;
 mod called;
-mod container;
 mod environment;
 mod executable_places;
 mod follow;

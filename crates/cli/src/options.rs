@@ -277,6 +277,12 @@ pub enum CtlCommand {
     /// Have the agent give everything back, or begin again
     #[command(subcommand)]
     Agent(AgentCommand),
+    /// Copy tiexec and tiexecctl into a directory, such as a volume that an init container shares
+    InstallTo {
+        /// The directory; it is made if it is not there
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
     /// Look after the image store: files of huge pages that hold the text of programs, one for the
     /// whole machine
     #[command(subcommand)]

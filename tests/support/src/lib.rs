@@ -16,6 +16,7 @@ pub mod launch;
 pub mod machine;
 pub mod objects;
 pub mod places;
+pub mod podman;
 pub mod programs;
 pub mod pty;
 pub mod smaps;

@@ -8,6 +8,7 @@ mod doctor;
 mod drain;
 mod enable;
 mod inspect;
+mod install_to;
 mod progress;
 mod quarantine;
 mod report;
@@ -46,6 +47,7 @@ pub fn run() -> u8 {
         CtlCommand::Rules(command) => rules::run(&command),
         CtlCommand::Quarantine(options) => quarantine::run(&options),
         CtlCommand::Agent(command) => drain::run(&command),
+        CtlCommand::InstallTo { directory } => install_to::run(&directory),
         CtlCommand::Store(command) => store::run(command),
         CtlCommand::Advise(options) => advise::run(&options),
         CtlCommand::Bench(options) => bench::run(&options),

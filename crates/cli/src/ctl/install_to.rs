@@ -1,0 +1,56 @@
+//! `tiexecctl install-to DIR`: the programs copy themselves, out of an image that has no shell and no `cp`.
+
+use std::fs::{File, OpenOptions};
+use std::io::Error;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use tiexec_core::escape::AsShown;
+
+use crate::exit;
+use crate::stdio::warn;
+
+/// The programs that lie beside each other.
+const PROGRAMS: [&str; 2] = ["tiexec", "tiexecctl"];
+/// Everybody may execute them.
+const MODE: u32 = 0o755;
+
+/// Copies the programs into the directory, which is made if it is not there; returns the exit status.
+pub(super) fn run(directory: &Path) -> u8 {
+    let failed = |what: &Path, error: &Error| {
+        let what = what.shown();
+        warn(format_args!("cannot copy {what} to {}: {error}", directory.shown()));
+        exit::FAILED
+    };
+    let this = match std::env::current_exe() {
+        Ok(path) => path,
+        Err(error) => return failed(Path::new("tiexecctl"), &error),
+    };
+    if let Err(error) = std::fs::create_dir_all(directory) {
+        warn(format_args!("cannot create {}: {error}", directory.shown()));
+        return exit::FAILED;
+    }
+    for program in PROGRAMS {
+        let from = this.with_file_name(program);
+        if let Err(error) = copy(&from, &directory.join(program)) {
+            return failed(&from, &error);
+        }
+    }
+    exit::OK
+}
+
+/// Copies a program beside its place, and puts it there whole: a program that runs from there goes on.
+fn copy(from: &Path, to: &Path) -> Result<(), Error> {
+    let new = to.with_file_name(format!(".tiexec-{}", std::process::id()));
+    let copied = || {
+        let mut target = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&new)?;
+        std::io::copy(&mut File::open(from)?, &mut target)?;
+        // The umask took some of it.
+        target.set_permissions(std::fs::Permissions::from_mode(MODE))?;
+        drop(target);
+        std::fs::rename(&new, to)
+    };
+    copied().inspect_err(|_| {
+        let _was_not_made = std::fs::remove_file(&new);
+    })
+}

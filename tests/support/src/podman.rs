@@ -1,0 +1,102 @@
+//! Containers of podman's, by runc and over the files of this machine, with storage of their own that is gone with a value.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use super::child::eventually;
+use super::installed;
+
+/// The message of `require!` where [`is_there`] is false.
+pub const NEEDS: &str = "no podman, runc, gosu or node";
+
+/// Returns whether this machine has what containers of the tests need.
+pub fn is_there() -> bool {
+    ["podman", "runc", "gosu", "node"].into_iter().all(|name| installed(name).is_some())
+}
+
+/// podman's storage.
+pub struct Podman {
+    dir: tempfile::TempDir,
+}
+
+impl Podman {
+    /// Makes empty storage.
+    #[expect(clippy::new_without_default, reason = "it makes a directory")]
+    pub fn new() -> Podman {
+        Podman { dir: tempfile::tempdir().expect("a directory") }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Prepares a command of podman's, such as `build`.
+    pub fn command(&self) -> Command {
+        let mut podman = Command::new("podman");
+        for (option, name) in [("--root", "root"), ("--runroot", "run"), ("--tmpdir", "tmp")] {
+            podman.arg(option).arg(self.at(name));
+        }
+        podman.args(["--runtime=runc", "--cgroup-manager=cgroupfs", "--events-backend=none"]);
+        podman
+    }
+
+    /// Prepares `podman run` over the files of this machine. `mounts` are directories that the container sees at the same
+    /// paths; the command comes next.
+    pub fn run<S: AsRef<OsStr>>(&self, mounts: &[&Path], options: &[S]) -> Command {
+        let mut podman = self.command();
+        podman.args(["run", "--rm", "--network=none", "--log-driver=none", "--interactive"]);
+        // Its default limits are more than this machine's own.
+        podman.args(["--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096"]);
+        for mount in mounts {
+            podman.arg(format!("--volume={0}:{0}", mount.display()));
+        }
+        podman.args(options).args(["--rootfs", "/:O"]);
+        podman
+    }
+}
+
+impl Drop for Podman {
+    fn drop(&mut self) {
+        for mount in ["overlay", "overlay-containers"] {
+            let root = self.at("root").join(mount);
+            let _not_mounted = Command::new("umount").arg("-lq").arg(root).status();
+        }
+    }
+}
+
+/// A container that runs; it ends with this value.
+pub struct Container {
+    /// podman itself.
+    pub podman: Child,
+    /// The container's first process, as this machine numbers it.
+    pub pid: i32,
+    _storage: Podman,
+}
+
+impl Container {
+    /// Starts one, as [`Podman::run`] has it.
+    pub fn start(mounts: &[&Path], options: &[&str], command: &[&OsStr]) -> Container {
+        let storage = Podman::new();
+        let file = storage.at("pid");
+        let pid_file = format!("--pidfile={}", file.display());
+        let options: Vec<&str> = options.iter().copied().chain([&*pid_file]).collect();
+        let mut podman = storage.run(mounts, &options);
+        // Java's program ends when its input does.
+        let podman = podman.args(command).stdin(Stdio::piped()).spawn().expect("podman");
+        let mut pid = None;
+        eventually("the container runs", || {
+            pid = std::fs::read_to_string(&file).unwrap_or_default().trim().parse().ok();
+            pid.is_some()
+        });
+        Container { podman, pid: pid.expect("just seen"), _storage: storage }
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        // SAFETY: a number and a signal; the process is the container's first, whose end is the end of all in it.
+        unsafe { libc::kill(self.pid, libc::SIGKILL) };
+        let _ended = self.podman.wait();
+    }
+}
