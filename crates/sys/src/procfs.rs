@@ -182,6 +182,26 @@ impl AsFd for ProcDir {
     }
 }
 
+/// Hands out the text of `/proc/PID/stat` of each process, in no order. It opens one file for each process and reads it once:
+/// the kernel writes it at once, and it is shorter than a page (`proc_tgid_stat` in `fs/proc/array.c`).
+pub fn every_stat(mut each: impl FnMut(i32, &[u8])) {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(proc) = rustix::fs::openat(CWD, "/proc", flags, Mode::empty()) else { return };
+    let Ok(entries) = rustix::fs::Dir::read_from(&proc) else { return };
+    let mut text = [0; 4096];
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_bytes();
+        let number = std::str::from_utf8(name).ok().and_then(|name| name.parse().ok());
+        let Some(number) = number else { continue };
+        let path = [name, b"/stat"].concat();
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let Ok(file) = rustix::fs::openat(&proc, path, flags, Mode::empty()) else { continue };
+        if let Ok(count) = rustix::io::read(&file, &mut text) {
+            each(number, &text[..count]);
+        }
+    }
+}
+
 /// Most bytes that are read of a file under `/proc/PID`: the process decides how many there are. A mapping takes 60 bytes of
 /// maps, and up to 4200 with the longest path; the kernel allows 65,530 mappings (`vm.max_map_count`), and some
 /// databases ask for four times that.

@@ -99,6 +99,44 @@ pub fn processor(text: &[u8]) -> Result<u64, ParseError> {
     field.ok_or_else(|| ParseError::new("stat", 1, "processor", text))
 }
 
+/// The fields that a list of all processes shows, parsed in one pass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Summary<'a> {
+    /// The name, without its parentheses (`comm`).
+    pub name: &'a [u8],
+    /// See [`run_time`].
+    pub run_time: u64,
+    /// See [`start_time`].
+    pub start_time: u64,
+    /// The size of the address space in bytes (`vsize`); 0 for a thread of the kernel and for a process that has ended.
+    pub size: u64,
+    /// The start of the stack (`startstack`), which the kernel chooses at each exec; 0 for a reader that may not trace the
+    /// process.
+    pub start_stack: u64,
+}
+
+/// Parses the fields of a list of processes.
+///
+/// # Errors
+/// Says so where a field is missing or is no number.
+pub fn summary(text: &[u8]) -> Result<Summary<'_>, ParseError> {
+    let odd = || ParseError::new("stat", 1, "the fields 1 to 28", text);
+    let open = text.iter().position(|&byte| byte == b'(').ok_or_else(odd)?;
+    let close = text.iter().rposition(|&byte| byte == b')').ok_or_else(odd)?;
+    let name = text.get(open + 1..close).ok_or_else(odd)?;
+    let mut fields = text[close + 1..].split(u8::is_ascii_whitespace).filter(|it| !it.is_empty());
+    // The field that was read last; the first one behind the name is field 3.
+    let mut last = 2;
+    let mut field = |index: usize| {
+        let digits = fields.nth(index - last - 1);
+        last = index;
+        digits.and_then(|digits| number(digits, 10)).ok_or_else(odd)
+    };
+    let run_time = field(14)?.saturating_add(field(15)?);
+    let (start_time, size, start_stack) = (field(22)?, field(23)?, field(28)?);
+    Ok(Summary { name, run_time, start_time, size, start_stack })
+}
+
 /// Parses where the program's parts are.
 ///
 /// # Errors
@@ -140,6 +178,14 @@ mod tests {
         assert_eq!(parent(line.as_bytes()).unwrap(), 4);
         assert_eq!(processor(line.as_bytes()).unwrap(), 39);
         assert_eq!(run_time(line.as_bytes()).unwrap(), 14 + 15);
+        let all = Summary {
+            name: b"a) 9 (b\n",
+            run_time: 14 + 15,
+            start_time: 22,
+            size: 23,
+            start_stack: 28,
+        };
+        assert_eq!(summary(line.as_bytes()).unwrap(), all);
         assert!(!in_foreground(line.as_bytes(), 7).unwrap());
         let foreground = b"1 (x) S 1 50 50 34816 50 0";
         assert!(in_foreground(foreground, 34816).unwrap());
@@ -149,8 +195,8 @@ mod tests {
 
     #[test]
     fn a_short_or_odd_line_is_an_error() {
-        for line in [&b""[..], b"1 (x", b"1 (x) S 1 2", b"1 (x) S -1 x"] {
-            assert!(layout(line).is_err());
+        for line in [&b""[..], b")(", b"1 (x", b"1 (x) S 1 2", b"1 (x) S -1 x"] {
+            assert!(layout(line).is_err() && summary(line).is_err());
         }
     }
 }
