@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use tiexec_core::skip::FailureKind;
@@ -101,6 +102,7 @@ fn tracer(
 const SOON: Duration = Duration::from_secs(1);
 
 /// A tracer's process, as the process that waits for it sees it.
+#[derive(Debug)]
 struct Tracer {
     pid: Pid,
     answers: UnixStream,
@@ -169,4 +171,48 @@ pub fn told_apart(patience: Duration, work: impl FnOnce() -> Vec<u8>) -> Result<
         return Err(Failure::new(FailureKind::HelperDied, what));
     }
     Ok(answer.split_off(1))
+}
+
+/// Work on processes of other credentials, in a process of its own that this one polls and never waits for. It is ended when
+/// this is dropped.
+#[derive(Debug)]
+pub struct Aside(Tracer);
+
+impl Aside {
+    /// Starts `work`, which has the socket for its answers, and whose standard streams lead nowhere: this process may have a
+    /// terminal that only it may write to. This process must have one thread.
+    ///
+    /// # Errors
+    /// `fork_failed`.
+    pub fn start(work: impl FnOnce(&mut UnixStream)) -> Result<Self, Failure> {
+        let failed = Failure::of(FailureKind::ForkFailed);
+        let nowhere = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null");
+        let nowhere = nowhere.map_err(failed)?;
+        let tracer = Tracer::fork(|answers| {
+            // The hook of this process could restore the terminal.
+            std::panic::set_hook(Box::new(|_| {}));
+            let away = || -> std::io::Result<()> {
+                rustix::stdio::dup2_stdin(&nowhere)?;
+                rustix::stdio::dup2_stdout(&nowhere)?;
+                rustix::stdio::dup2_stderr(&nowhere)?;
+                Ok(())
+            };
+            if away().is_ok() {
+                let _it_ends = catch_unwind(AssertUnwindSafe(|| work(answers)));
+            }
+        })?;
+        tracer.answers.set_nonblocking(true).map_err(failed)?;
+        Ok(Self(tracer))
+    }
+
+    /// Returns the answers; reading them never blocks.
+    pub fn answers(&self) -> &UnixStream {
+        &self.0.answers
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        end(self.0.pid, Duration::from_millis(100));
+    }
 }

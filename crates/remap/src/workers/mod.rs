@@ -20,7 +20,7 @@ mod fetcher;
 mod output;
 mod reader;
 
-pub use batch::{apart_as_its_user, each_apart, told_apart};
+pub use batch::{Aside, apart_as_its_user, each_apart, told_apart};
 pub(crate) use fetcher::Fetcher;
 pub(crate) use reader::Reader;
 
