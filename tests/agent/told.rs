@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use support::attaching::ctl;
 use support::child::eventually;
+use support::tmux::Screen;
 use support::{Run, installed, is_root, pmd_size, require, tiexecd};
 
 use crate::{Files, eventually_switched, has_guard, hold, stop};
@@ -48,6 +49,19 @@ fn metrics_of(file: &str) -> Vec<String> {
     let names: Vec<String> = names.map(str::to_owned).collect();
     assert!(names.len() >= 5, "{file}: {names:?}");
     names
+}
+
+/// `tiexecctl top` has the rule and the outcome in the process's row, and in its own view.
+fn on_the_screen(pid: i32) {
+    let command = format!("{} top -d 0.3", support::tiexecctl().display());
+    let screen = Screen::new(200, 50, &command, &[]);
+    screen.go().wait_for("agent at work; 1 rule");
+    screen.keys(&["/"]).wait_for("filter:");
+    screen.keys(&[&pid.to_string(), "Enter"]).wait_for("1 match");
+    let text = screen.wait_for("  a             ok, ");
+    assert!(text.contains("RULE") && text.contains("OUTCOME"), "{text}");
+    screen.keys(&["Down", "Enter"]).wait_for("agent    rule a: ok, ");
+    screen.keys(&["q"]).wait_for("ended 0");
 }
 
 #[test]
@@ -129,6 +143,9 @@ fn status_and_metrics() {
     assert!(when > 1_700_000_000, "{shown}");
     let shown = ctl(["status"]);
     assert!(shown.out().contains("agent    at work; 1 rule, 0 builds in quarantine"), "{shown}");
+    if installed("tmux").is_some() {
+        on_the_screen(held.pid());
+    }
     for file in ["alerts.yml", "grafana.json"] {
         for metric in metrics_of(file) {
             assert!(

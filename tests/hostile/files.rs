@@ -9,6 +9,7 @@ use serde_json::Value;
 use support::attaching::{attach, ctl, ctl_behind, json, switched};
 use support::child::tool;
 use support::machine::is_throwaway;
+use support::tmux::Screen;
 use support::{Done, Held, Kind, Public, Run, installed, is_root, program, require};
 
 use super::ATTACKER;
@@ -156,6 +157,31 @@ fn silent_to_root(how: &str) -> Held {
     Run::new(&copy, [how.as_ref(), node.as_os_str()]).plain().limit(200).hold()
 }
 
+/// The screen of `top` answers keys, and looks at other processes, whatever that process does.
+fn shown_by_top(pid: &str) {
+    require!(support::installed("tmux").is_some(), "no tmux");
+    let other = Run::new(program("hold", Kind::DynamicNoPie), ["7"]).plain().hold();
+    let command = format!("{} top -d 0.3", support::tiexecctl().display());
+    let screen = Screen::new(80, 24, &command, &[]);
+    screen.go().wait_for("CPU %");
+    let figure = |pid: &str, text: &str| {
+        let row = text.lines().find(|line| line.trim_start().starts_with(&format!("{pid} ")))?;
+        row.split_whitespace().nth(1).map(str::to_owned)
+    };
+    for (pid, is_silent) in [(pid.to_owned(), true), (other.pid().to_string(), false)] {
+        screen.keys(&["/"]).wait_for("filter:");
+        screen.keys(&["Escape"]).wait_for("? help");
+        screen.keys(&["/"]).wait_for("filter: _");
+        screen.keys(&[&pid, "Enter"]).wait_for("1 match");
+        screen.wait_until("a figure", |text| {
+            let figure = figure(&pid, text);
+            figure.is_some_and(|it| if is_silent { it == "?" } else { it.parse::<f64>().is_ok() })
+        });
+    }
+    screen.keys(&["q"]).wait_for("ended 0");
+    other.finish().assert_code(7);
+}
+
 /// No command is held by a process that keeps the lock of its memory for ever. (`maps` can be read without since Linux 6.17.)
 #[test]
 fn a_lock_of_its_memory_that_is_never_let_go() {
@@ -177,6 +203,7 @@ fn a_lock_of_its_memory_that_is_never_let_go() {
     let done = Run::new(support::tiexecctl(), ["status"]).plain().limit(100).output();
     done.assert_code(0);
     assert!(done.out().contains("could not be looked at in 2 s"), "{done}");
+    shown_by_top(&pid);
     held.finish().assert_code(7);
 }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use support::attaching::{ctl, json, started};
 use support::store::{own_run, set_up};
+use support::tmux::Screen;
 use support::{Done, Held, Kind, Run, fresh, install, is_root, program, require};
 
 /// Every character that does something, after a few words of the attacker's: the name of a file, and its first bytes the name
@@ -109,6 +110,41 @@ fn of_a_process() {
             assert!(all.contains(name.trim_matches('"')), "{name} in {all}");
         }
     }
+    held.finish().assert_code(7);
+}
+
+/// On the screen of `top`, in its table and in its view of the process, none of them reaches the terminal.
+#[test]
+fn of_a_screen() {
+    require!(support::installed("tmux").is_some(), "no tmux");
+    let odd = odd("hold");
+    let held = held(&odd);
+    let pid = held.pid().to_string();
+    let command = format!("{} top -d 0.3", support::tiexecctl().display());
+    let screen = Screen::new(200, 50, &command, &[("LC_ALL", "C.UTF-8")]);
+    let title = screen.title();
+    screen.go().wait_for("PROGRAM");
+    screen.keys(&["/"]).wait_for("filter:");
+    screen.keys(&[&pid, "Enter"]).wait_for("1 match");
+    screen.wait_for("\\x1b[2J\\n\\x9b");
+    screen.keys(&["Down", "a"]).wait_for("attach to process");
+    screen.keys(&["y"]).wait_for(&format!("undo: tiexecctl revert {pid}"));
+    screen.keys(&["Enter"]).wait_for("press m");
+    screen.wait_for("edges");
+    screen.keys(&["q"]).wait_for("ended 0");
+    assert_eq!(screen.title(), title);
+    let sent = screen.sent();
+    let text = std::str::from_utf8(&sent).expect("UTF-8");
+    let odd = text.chars().find(|&letter| {
+        ('\u{80}'..='\u{9f}').contains(&letter)
+            || "\u{7f}\u{61c}\u{200e}\u{200f}".contains(letter)
+            || ('\u{2028}'..='\u{202e}').contains(&letter)
+            || ('\u{2066}'..='\u{2069}').contains(&letter)
+    });
+    assert_eq!(odd, None);
+    // The program's own commands to the terminal have other ends.
+    assert!(!text.contains("\x1b]"), "a command of the name's");
+    assert!(!text.contains('\t') && !text.contains('\x07'), "a control character of the name's");
     held.finish().assert_code(7);
 }
 

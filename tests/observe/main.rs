@@ -7,4 +7,5 @@ mod maps;
 mod perf;
 mod restart;
 mod selected;
+mod top;
 mod uprobes;

@@ -269,6 +269,8 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Show the processes of the machine with their text on a screen, and attach to them or revert them by a key
+    Top(Top),
     /// Say which rule of the agent matches a process, and what would be done
     #[command(subcommand)]
     Rules(RulesCommand),
@@ -541,6 +543,10 @@ pub struct Attach {
     /// Print errors only
     #[arg(short, long, conflicts_with = "json")]
     pub quiet: bool,
+
+    /// Only if the process began at this time (field 22 of /proc/PID/stat)
+    #[arg(long, value_name = "TICKS", hide = true)]
+    pub started_at: Option<u64>,
 }
 
 impl Attach {
@@ -555,8 +561,23 @@ impl Attach {
             wait_exec: false,
             json: settings.json,
             quiet: settings.quiet,
+            started_at: None,
         }
     }
+}
+
+/// The options of `tiexecctl top`.
+#[derive(Args, Clone, Debug)]
+pub struct Top {
+    /// The time between two looks at the processes, such as 0.5
+    #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = parse_delay)]
+    pub delay: Duration,
+}
+
+/// Parses seconds, and parts of one, as top(1) takes them.
+fn parse_delay(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "not a number from 0.1 to 3600".to_owned())
 }
 
 /// The options of `tiexecctl enable`.

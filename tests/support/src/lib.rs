@@ -22,6 +22,7 @@ pub mod pty;
 pub mod smaps;
 pub mod store;
 pub mod systemd;
+pub mod tmux;
 pub mod traced;
 pub mod uprobe;
 pub mod warm;

@@ -15,6 +15,7 @@ mod report;
 pub(crate) mod rules;
 mod status;
 mod store;
+mod top;
 mod warm;
 
 use std::fmt::Display;
@@ -44,6 +45,7 @@ pub fn run() -> u8 {
         CtlCommand::Inspect { targets, json } => inspect::run(&targets, json),
         CtlCommand::Doctor { targets, json } => doctor::run(&targets, json),
         CtlCommand::Status { json } => status::run(json),
+        CtlCommand::Top(options) => top::run(&options),
         CtlCommand::Rules(command) => rules::run(&command),
         CtlCommand::Quarantine(options) => quarantine::run(&options),
         CtlCommand::Agent(command) => drain::run(&command),

@@ -262,6 +262,9 @@ fn attach_one(
         Ok(locked) => locked,
         Err(failure) => return failed_of("attach to", pid, &failure, &options.targets),
     };
+    if options.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
+        return exit::GONE;
+    }
     say_if_unlocked(&locked, options.quiet);
     let done = match hot {
         Some(hot) => hot.carry_out(&locked, images),

@@ -9,10 +9,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tiexec_agent::speak::SOCKET;
 
+use super::counted;
+
 /// How long the agent may take: it answers between two programs that it works on.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(in crate::ctl) const PATIENCE: Duration = Duration::from_secs(5);
 /// Most bytes of an answer.
-const LONGEST: u64 = 64 << 20;
+pub(in crate::ctl) const LONGEST: u64 = 64 << 20;
+
+fn silent(error: std::io::Error) -> String {
+    format!("no answer: {error}; fix: systemctl status tiexecd")
+}
 
 /// The state of the agent.
 #[derive(Deserialize, Serialize, Debug)]
@@ -34,12 +40,12 @@ pub(in crate::ctl) struct Agent {
 
 /// The last outcome of the agent's for one process.
 #[derive(Deserialize, Clone, Debug)]
-pub(super) struct Process {
+pub(in crate::ctl) struct Process {
     pid: i32,
-    pub(super) rule: String,
-    pub(super) result: String,
+    pub(in crate::ctl) rule: String,
+    pub(in crate::ctl) result: String,
     /// In seconds since 1970.
-    pub(super) when: u64,
+    pub(in crate::ctl) when: u64,
 }
 
 impl Agent {
@@ -55,6 +61,17 @@ impl Agent {
     /// # Errors
     /// Why there is no answer, in words, with what helps.
     pub(in crate::ctl) fn ask() -> Result<Self, String> {
+        let socket = Self::asked()?;
+        let mut answer = Vec::new();
+        socket.take(LONGEST).read_to_end(&mut answer).map_err(silent)?;
+        Self::parse(&answer)
+    }
+
+    /// Asks it; returns the socket on which the answer comes, up to the end.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub(in crate::ctl) fn asked() -> Result<UnixStream, String> {
         let mut socket = UnixStream::connect(SOCKET).map_err(|error| match error.kind() {
             std::io::ErrorKind::PermissionDenied => {
                 "not to be asked by this user; fix: run it as root, or join the group tiexec"
@@ -62,20 +79,44 @@ impl Agent {
             }
             _ => "not running; fix: systemctl enable --now tiexecd".to_owned(),
         })?;
-        let silent =
-            |error: std::io::Error| format!("no answer: {error}; fix: systemctl status tiexecd");
         socket.set_read_timeout(Some(PATIENCE)).map_err(silent)?;
         socket.set_write_timeout(Some(PATIENCE)).map_err(silent)?;
         socket.write_all(b"GET /status HTTP/1.0\r\n\r\n").map_err(silent)?;
-        let mut answer = Vec::new();
-        socket.take(LONGEST).read_to_end(&mut answer).map_err(silent)?;
+        Ok(socket)
+    }
+
+    /// Parses its answer.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub(in crate::ctl) fn parse(answer: &[u8]) -> Result<Self, String> {
         let odd = || "an answer of another version; fix: systemctl restart tiexecd".to_owned();
         let head = answer.windows(4).position(|end| end == b"\r\n\r\n").ok_or_else(odd)?;
         serde_json::from_slice(&answer[head + 4..]).map_err(|_odd| odd())
     }
 
+    /// Returns its state in words, with what helps.
+    pub(in crate::ctl) fn in_words(&self) -> String {
+        let state = if self.disabled {
+            "switched off; fix: rm /etc/tiexec/disabled"
+        } else if self.drained {
+            "drained: it begins nothing; fix: tiexecctl agent resume"
+        } else if self.observes_only {
+            "only observes, since three builds have crashed; fix: tiexecctl quarantine --release ID"
+        } else if !self.crash_guard {
+            "attaches to nothing: this kernel does not tell how a program ends; fix: Linux 6.15"
+        } else {
+            "at work"
+        };
+        format!(
+            "{state}; {}, {} in quarantine",
+            counted(usize::try_from(self.rules).unwrap_or(usize::MAX), "rule", "rules"),
+            counted(self.quarantine.len(), "build", "builds")
+        )
+    }
+
     /// Returns its last outcome for each process.
-    pub(super) fn by_process(&self) -> HashMap<i32, &Process> {
+    pub(in crate::ctl) fn by_process(&self) -> HashMap<i32, &Process> {
         self.processes.iter().map(|process| (process.pid, process)).collect()
     }
 }

@@ -1,7 +1,7 @@
 //! `tiexecctl status`: the text of the whole machine, by unit and program, and what the agent makes of it.
 
 pub(super) mod agent;
-mod processes;
+pub(super) mod processes;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -176,7 +176,7 @@ fn table(rows: &[Row], least: u64, now: u64) -> String {
     text
 }
 
-fn counted(count: usize, one: &str, more: &str) -> String {
+pub(super) fn counted(count: usize, one: &str, more: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { more })
 }
 
@@ -192,23 +192,7 @@ fn in_words(machine: &Machine, agent: &Result<Agent, String>) -> String {
         Ok(agent) => agent,
         Err(why) => return text + &format!("agent    {why}\n"),
     };
-    let state = if agent.disabled {
-        "switched off; fix: rm /etc/tiexec/disabled"
-    } else if agent.drained {
-        "drained: it begins nothing; fix: tiexecctl agent resume"
-    } else if agent.observes_only {
-        "only observes, since three builds have crashed; fix: tiexecctl quarantine --release ID"
-    } else if !agent.crash_guard {
-        "attaches to nothing: this kernel does not tell how a program ends; fix: Linux 6.15"
-    } else {
-        "at work"
-    };
-    let _infallible = writeln!(
-        text,
-        "agent    {state}; {}, {} in quarantine",
-        counted(usize::try_from(agent.rules).unwrap_or(usize::MAX), "rule", "rules"),
-        counted(agent.quarantine.len(), "build", "builds")
-    );
+    let _infallible = writeln!(text, "agent    {}", agent.in_words());
     for rule in &agent.rules_off {
         let _infallible = writeln!(
             text,

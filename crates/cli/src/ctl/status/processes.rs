@@ -12,7 +12,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, areas, process, thp};
 
 /// How long it may take to look at one process of other credentials.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(in crate::ctl) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A process.
 #[derive(Debug)]
@@ -26,11 +26,11 @@ pub(super) struct Seen {
 
 /// The text of a process, in bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Text {
-    pub(super) bytes: u64,
-    pub(super) huge: u64,
+pub(in crate::ctl) struct Text {
+    pub(in crate::ctl) bytes: u64,
+    pub(in crate::ctl) huge: u64,
     /// The huge bytes by backing; a file with several counts to its first.
-    pub(super) backings: BTreeMap<String, u64>,
+    pub(in crate::ctl) backings: BTreeMap<String, u64>,
 }
 
 /// The processes, and how many could not be looked at.
@@ -86,8 +86,8 @@ impl All {
 }
 
 /// The answer about one process.
-#[derive(Serialize, Deserialize)]
-enum Told {
+#[derive(Serialize, Deserialize, Debug)]
+pub(in crate::ctl) enum Told {
     Seen(Text),
     Denied,
     Gone,
@@ -101,7 +101,8 @@ fn unpacked(told: &[u8]) -> Told {
     serde_json::from_slice(told).unwrap_or(Told::Gone)
 }
 
-fn look_at(process: &ProcDir) -> Told {
+/// Looks at the text of a process, which can keep the caller waiting.
+pub(in crate::ctl) fn look_at(process: &ProcDir) -> Told {
     let Some(pages) = thp::pages() else { return Told::Gone };
     let entries = match areas::look(process, pages) {
         Ok(seen) => seen.areas,

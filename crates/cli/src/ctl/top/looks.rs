@@ -1,0 +1,201 @@
+//! Looks at the text of processes, in a process of TiExec's own: a process can keep the one that looks at it waiting.
+//!
+//! A look reads the process's maps and page tables, which costs twenty times as much as all else. So a refresh looks only at
+//! the processes whose turn it is, and only for a share of the processor's time.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use tiexec_remap::workers::Aside;
+use tiexec_sys::Pid;
+use tiexec_sys::procfs::ProcDir;
+
+use super::processes::{Identity, Looked, Process, Processes};
+use crate::ctl::status::processes::{PATIENCE, Told, look_at};
+
+/// The share of one processor that looks may take once the screen is filled.
+const SHARE: f64 = 0.002;
+/// How much longer than one on the screen a process off the screen waits for its turn.
+const OFF_SCREEN: u32 = 10;
+/// How long the processes of a user are left alone once one of them kept the reader waiting.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// The answer about one process, on one line.
+#[derive(Serialize, Deserialize)]
+struct Answer {
+    pid: i32,
+    /// Compared with the one that was asked about: the process may have executed another program.
+    identity: Option<Identity>,
+    told: Told,
+}
+
+/// The processes that a look prefers.
+#[derive(Debug)]
+pub(super) struct Wanted<'a> {
+    pub(super) selected: Option<i32>,
+    /// The rows that can be seen.
+    pub(super) on_screen: &'a [i32],
+    pub(super) delay: Duration,
+    /// The size of a huge page: a process with less text gains nothing.
+    pub(super) least: u64,
+}
+
+/// The looks.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    round: Option<Round>,
+    /// True once every process had its turn: the screen is filled.
+    filled: bool,
+    silent: HashMap<Vec<u32>, Instant>,
+}
+
+/// One round: the processes that were asked about and not answered yet, and a part of an answer.
+#[derive(Debug)]
+struct Round {
+    aside: Aside,
+    asked: VecDeque<(i32, Identity)>,
+    answered: bool,
+    part: Vec<u8>,
+    last: Instant,
+}
+
+impl Looks {
+    /// Begins a round, unless one is under way.
+    pub(super) fn begin(&mut self, processes: &Processes, wanted: &Wanted<'_>) {
+        if self.round.is_some() {
+            return;
+        }
+        let now = Instant::now();
+        self.silent.retain(|_, until| *until > now);
+        let asked = self.due(processes, wanted, now);
+        if asked.is_empty() {
+            self.filled = true;
+            return;
+        }
+        let limit = self.filled.then(|| wanted.delay.mul_f64(SHARE));
+        let pids: Vec<i32> = asked.iter().map(|&(pid, _)| pid).collect();
+        // Without a fork there is no look; the next refresh tries again.
+        let Ok(aside) = Aside::start(|answers| look_at_all(&pids, limit, answers)) else { return };
+        self.round = Some(Round { aside, asked, answered: false, part: Vec::new(), last: now });
+    }
+
+    /// Returns whose turn it is: the selected one first, then those that have waited longest.
+    fn due(
+        &self,
+        processes: &Processes,
+        wanted: &Wanted<'_>,
+        now: Instant,
+    ) -> VecDeque<(i32, Identity)> {
+        let mut due: Vec<(Option<Instant>, i32, Identity)> = Vec::new();
+        for (&pid, process) in &processes.all {
+            if self.silent.contains_key(&process.uids) {
+                continue;
+            }
+            let turn = process.when.map(|(when, size)| {
+                let on_screen = wanted.on_screen.contains(&pid);
+                let grew = process.size > size.saturating_add(wanted.least);
+                let worth = process.bytes().0 >= wanted.least || grew;
+                match (on_screen, worth) {
+                    (true, _) => Some(when + wanted.delay / 2),
+                    (false, true) => Some(when + wanted.delay * OFF_SCREEN),
+                    (false, false) => None,
+                }
+            });
+            match turn {
+                None => due.push((None, pid, process.identity)),
+                Some(Some(turn)) if turn <= now => due.push((Some(turn), pid, process.identity)),
+                Some(_) => {}
+            }
+        }
+        due.sort_by_key(|&(turn, pid, _)| (Some(pid) != wanted.selected, turn, pid));
+        due.into_iter().map(|(_, pid, identity)| (pid, identity)).collect()
+    }
+
+    /// Takes the answers that have come; returns whether more will.
+    pub(super) fn take(&mut self, processes: &mut Processes) -> bool {
+        let Some(round) = &mut self.round else { return false };
+        let more = round.take(processes);
+        if more && round.last.elapsed() < PATIENCE {
+            return true;
+        }
+        // The first one without an answer kept the reader waiting, or ended it.
+        if let Some((pid, _)) = round.asked.front().filter(|_| more || !round.answered)
+            && let Some(process) = processes.all.get_mut(pid)
+        {
+            note(process, Looked::Silent);
+            self.silent.insert(process.uids.clone(), Instant::now() + SILENCE);
+        }
+        self.filled |= round.asked.is_empty();
+        self.round = None;
+        false
+    }
+
+    /// Returns whether some processes had no turn yet since the start.
+    pub(super) fn fill_the_screen(&self) -> bool {
+        !self.filled
+    }
+}
+
+impl Round {
+    /// Returns whether there will be more.
+    fn take(&mut self, processes: &mut Processes) -> bool {
+        let mut buffer = [0; 16 << 10];
+        loop {
+            match self.aside.answers().read(&mut buffer) {
+                Ok(0) => return false,
+                Ok(count) => self.part.extend(&buffer[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(_) => return false,
+            }
+            while let Some(end) = self.part.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = self.part.drain(..=end).collect();
+                if let Ok(answer) = serde_json::from_slice::<Answer>(&line) {
+                    self.put(answer, processes);
+                }
+            }
+        }
+    }
+
+    fn put(&mut self, answer: Answer, processes: &mut Processes) {
+        (self.answered, self.last) = (true, Instant::now());
+        let Some((pid, identity)) = self.asked.pop_front() else { return };
+        let process = processes.all.get_mut(&pid).filter(|it| it.identity == identity);
+        let same = answer.pid == pid && answer.identity == Some(identity);
+        if let Some(process) = process.filter(|_| same) {
+            note(
+                process,
+                match answer.told {
+                    Told::Seen(text) => Looked::Seen(text),
+                    Told::Denied => Looked::Denied,
+                    Told::Gone => return,
+                },
+            );
+        }
+    }
+}
+
+fn note(process: &mut Process, looked: Looked) {
+    process.looked = looked;
+    process.when = Some((Instant::now(), process.size));
+}
+
+/// In the process apart: looks at one after the other, until it has taken so much of the processor's time.
+fn look_at_all(pids: &[i32], limit: Option<Duration>, answers: &mut UnixStream) {
+    for &pid in pids {
+        let process = Pid::from_raw(pid).and_then(|pid| ProcDir::of(pid).ok());
+        let told = process.as_ref().map_or(Told::Gone, look_at);
+        let identity = process.as_ref().and_then(Identity::again);
+        let mut line = serde_json::to_vec(&Answer { pid, identity, told }).unwrap_or_default();
+        line.push(b'\n');
+        let spent = clock_gettime(ClockId::ProcessCPUTime);
+        let spent = Duration::try_from(spent).unwrap_or_default();
+        if answers.write_all(&line).is_err() || limit.is_some_and(|limit| spent > limit) {
+            return;
+        }
+    }
+}

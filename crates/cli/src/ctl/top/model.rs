@@ -1,0 +1,246 @@
+//! The state of the screen: which rows there are, in which order, which one is selected, and what the keys mean now.
+
+use std::cmp::Ordering;
+
+use super::agent::Agent;
+use super::processes::{Identity, Looked, Process, Processes};
+
+/// The column by which the rows are sorted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sort {
+    Text,
+    Huge,
+    Cpu,
+    Pid,
+    Name,
+}
+
+/// A change of a process that the user can ask for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Act {
+    Attach,
+    Revert,
+}
+
+impl Act {
+    /// Returns the command of `tiexecctl` that does it.
+    pub(super) const fn command(self) -> &'static str {
+        match self {
+            Self::Attach => "attach",
+            Self::Revert => "revert",
+        }
+    }
+
+    /// Returns it with the word that comes before a process.
+    pub(super) const fn doing(self) -> &'static str {
+        match self {
+            Self::Attach => "attach to",
+            Self::Revert => "revert",
+        }
+    }
+}
+
+/// A process as the user chose it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Chosen {
+    pub(super) pid: i32,
+    pub(super) identity: Identity,
+    pub(super) name: String,
+}
+
+/// The part of the screen that the keys go to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Mode {
+    Table,
+    /// The filter is being typed.
+    Filter,
+    /// Waits for a yes.
+    Confirm(Act, Chosen),
+    Detail(Detail),
+    Help,
+}
+
+/// The view of one process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Detail {
+    pub(super) chosen: Chosen,
+    /// The report of its files.
+    pub(super) files: Option<String>,
+    pub(super) itlb: Itlb,
+    /// The first line that is shown.
+    pub(super) scroll: u16,
+}
+
+/// The model of the instruction TLB, which costs samples.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Itlb {
+    NotAsked,
+    Sampling,
+    Told(String),
+}
+
+/// The state.
+#[derive(Debug)]
+pub(super) struct Model {
+    pub(super) processes: Processes,
+    pub(super) agent: Agent,
+    pub(super) sort: Sort,
+    pub(super) reversed: bool,
+    pub(super) filter: String,
+    pub(super) mode: Mode,
+    /// The mode below a confirmation.
+    pub(super) below: Option<Detail>,
+    /// The last line of the last command, or what else there is to say.
+    pub(super) message: String,
+    /// Whether some processes had no turn yet since the start.
+    pub(super) filling: bool,
+    /// The processes shown, in order.
+    pub(super) rows: Vec<i32>,
+    pub(super) selected: Option<i32>,
+    /// The place of the selected row, should its process end.
+    place: usize,
+    /// The first row on the screen, and how many there is room for.
+    pub(super) first: usize,
+    pub(super) room: usize,
+}
+
+impl Model {
+    pub(super) fn new() -> Self {
+        Self {
+            processes: Processes::default(),
+            agent: Agent::default(),
+            sort: Sort::Text,
+            reversed: false,
+            filter: String::new(),
+            mode: Mode::Table,
+            below: None,
+            message: String::new(),
+            filling: true,
+            rows: Vec::new(),
+            selected: None,
+            place: 0,
+            first: 0,
+            room: 0,
+        }
+    }
+
+    /// Sorts and filters the rows again.
+    pub(super) fn arrange(&mut self) {
+        let all = &self.processes.all;
+        let matching = all.iter().filter(|&(&pid, process)| self.matches(pid, process));
+        let mut rows: Vec<(i32, &Process)> =
+            matching.map(|(&pid, process)| (pid, process)).collect();
+        rows.sort_by(|&one, &other| {
+            let order = order(self.sort, one, other);
+            if self.reversed { order.reverse() } else { order }
+        });
+        self.rows = rows.into_iter().map(|(pid, _)| pid).collect();
+        if let Some(pid) = self.selected {
+            match self.rows.iter().position(|&row| row == pid) {
+                Some(place) => self.place = place,
+                // The keys would act on another process than the user looked at.
+                None => self.selected = None,
+            }
+        }
+        self.scroll();
+    }
+
+    fn matches(&self, pid: i32, process: &Process) -> bool {
+        let wanted = self.filter.to_lowercase();
+        let rule = self.rule(pid).unwrap_or_default();
+        let has = |text: &str| text.to_lowercase().contains(&wanted);
+        wanted.is_empty()
+            || [&process.name, &process.exe, &process.unit].into_iter().any(|text| has(text))
+            || has(rule)
+            || pid.to_string() == wanted
+    }
+
+    /// Returns the agent's rule for a process.
+    pub(super) fn rule(&self, pid: i32) -> Option<&str> {
+        Some(self.agent.outcomes.as_ref()?.get(&pid)?.rule.as_str())
+    }
+
+    /// Sorts by a column, the other way round if it is that one already.
+    pub(super) fn sort_by(&mut self, sort: Sort) {
+        self.reversed = self.sort == sort && !self.reversed;
+        self.sort = sort;
+        self.first = 0;
+        self.arrange();
+    }
+
+    /// Moves the selection by so many rows; the first move selects the first row on the screen.
+    pub(super) fn go(&mut self, by: isize) {
+        let place = match self.selected {
+            None if self.place >= self.first && self.place < self.first + self.room => self.place,
+            None => self.first,
+            Some(_) => self.place.saturating_add_signed(by),
+        };
+        self.place = place.min(self.rows.len().saturating_sub(1));
+        self.selected = self.rows.get(self.place).copied();
+        self.scroll();
+    }
+
+    /// Sets how many rows there is room for.
+    pub(super) fn make_room(&mut self, room: usize) {
+        self.room = room;
+        self.scroll();
+    }
+
+    /// Keeps the selected row on the screen.
+    fn scroll(&mut self) {
+        self.first = self.first.min(self.rows.len().saturating_sub(self.room));
+        if self.selected.is_some() {
+            let room = self.room.max(1);
+            self.first = self.first.clamp((self.place + 1).saturating_sub(room), self.place);
+        }
+    }
+
+    /// Returns the rows on the screen.
+    pub(super) fn on_screen(&self) -> &[i32] {
+        let end = (self.first + self.room).min(self.rows.len());
+        self.rows.get(self.first..end).unwrap_or_default()
+    }
+
+    /// Returns the selected process, or that of the detail view.
+    pub(super) fn chosen(&self) -> Option<Chosen> {
+        if let Mode::Detail(detail) = &self.mode {
+            return Some(detail.chosen.clone());
+        }
+        let pid = self.selected?;
+        let process = self.processes.all.get(&pid)?;
+        Some(Chosen { pid, identity: process.identity, name: process.name.clone() })
+    }
+
+    /// Returns the process if it still is the one that was chosen.
+    pub(super) fn still(&self, chosen: &Chosen) -> Option<&Process> {
+        self.processes.all.get(&chosen.pid).filter(|process| process.identity == chosen.identity)
+    }
+
+    /// Has a process's text looked at again at once.
+    pub(super) fn look_again(&mut self, pid: i32) {
+        if let Some(process) = self.processes.all.get_mut(&pid) {
+            process.when = None;
+        }
+    }
+
+    /// Returns how many processes this user may not look at.
+    pub(super) fn denied(&self) -> usize {
+        self.processes.all.values().filter(|process| process.looked == Looked::Denied).count()
+    }
+}
+
+/// The largest first, names and ids in their own order.
+fn order(sort: Sort, one: (i32, &Process), other: (i32, &Process)) -> Ordering {
+    let share = |process: &Process| match process.bytes() {
+        (0, _) => -1.0,
+        (text, huge) => huge as f64 / text as f64,
+    };
+    let by = match sort {
+        Sort::Text => Ordering::Equal,
+        Sort::Huge => share(other.1).total_cmp(&share(one.1)),
+        Sort::Cpu => other.1.cpu.unwrap_or(0.0).total_cmp(&one.1.cpu.unwrap_or(0.0)),
+        Sort::Pid => one.0.cmp(&other.0),
+        Sort::Name => one.1.name.cmp(&other.1.name),
+    };
+    by.then_with(|| other.1.bytes().0.cmp(&one.1.bytes().0)).then_with(|| one.0.cmp(&other.0))
+}

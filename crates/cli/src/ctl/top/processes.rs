@@ -1,0 +1,152 @@
+//! The list of all processes: their names, the processor time that they take, and what is known of their text.
+//!
+//! Each refresh reads one file of each process, `stat`, and of a new process or program a few more. None of them takes the
+//! lock of the process's memory, so no process can keep the reader waiting.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use tiexec_core::escape::AsShown;
+use tiexec_core::proc::stat;
+use tiexec_remap::systemd_units;
+use tiexec_sys::procfs::{self, ProcDir};
+use tiexec_sys::{Pid, process};
+
+use crate::ctl::status::processes::Text;
+
+/// The shortest time over which the use of the processor is measured: a clock tick is a hundredth of a second.
+const SHORTEST: Duration = Duration::from_millis(250);
+
+/// A program that a process runs: the kernel chooses the place of the stack at each exec.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub(super) struct Identity {
+    /// In clock ticks since boot.
+    pub(super) start_time: u64,
+    start_stack: u64,
+}
+
+impl Identity {
+    fn of(summary: &stat::Summary<'_>) -> Self {
+        Self { start_time: summary.start_time, start_stack: summary.start_stack }
+    }
+
+    /// Reads it again; `None` once the process is gone.
+    pub(super) fn again(process: &ProcDir) -> Option<Self> {
+        let text = process.read("stat").ok()?;
+        Some(Self::of(&stat::summary(&text).ok()?))
+    }
+}
+
+/// The last look at a process's text.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) enum Looked {
+    /// There was none yet.
+    #[default]
+    Never,
+    Seen(Text),
+    /// This user may not.
+    Denied,
+    /// The process kept the reader waiting.
+    Silent,
+}
+
+/// A process. All names are as they are shown.
+#[derive(Clone, Debug)]
+pub(super) struct Process {
+    pub(super) identity: Identity,
+    pub(super) name: String,
+    pub(super) exe: String,
+    pub(super) unit: String,
+    pub(super) uids: Vec<u32>,
+    /// Per cent of one processor since the last refresh.
+    pub(super) cpu: Option<f64>,
+    /// The time that it had taken, in clock ticks, and when that was read.
+    run_time: (u64, Instant),
+    /// The size of its address space, in bytes.
+    pub(super) size: u64,
+    pub(super) looked: Looked,
+    /// The time of that look, and the size of the address space then.
+    pub(super) when: Option<(Instant, u64)>,
+}
+
+impl Process {
+    fn new(process: &ProcDir, summary: &stat::Summary<'_>) -> Self {
+        let status = process.status().unwrap_or_default();
+        Self {
+            identity: Identity::of(summary),
+            name: summary.name.shown().to_string(),
+            exe: process.exe_path().unwrap_or_default().shown().to_string(),
+            unit: systemd_units::shown(process).unwrap_or_default().shown().to_string(),
+            uids: status.credentials.uids,
+            cpu: None,
+            run_time: (summary.run_time, Instant::now()),
+            size: summary.size,
+            looked: Looked::Never,
+            when: None,
+        }
+    }
+
+    /// Measures the processor time that it took since the last measurement.
+    fn measure(&mut self, run_time: u64, now: Instant) {
+        let (before, when) = self.run_time;
+        let lasted = now.duration_since(when);
+        if lasted < SHORTEST {
+            return;
+        }
+        let ticks = run_time.saturating_sub(before) as f64;
+        let per_second = rustix::param::clock_ticks_per_second() as f64;
+        self.cpu = Some(100.0 * ticks / per_second / lasted.as_secs_f64());
+        self.run_time = (run_time, now);
+    }
+
+    /// Returns its text, as far as it is known.
+    pub(super) fn text(&self) -> Option<&Text> {
+        match &self.looked {
+            Looked::Seen(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Returns the bytes of its text, and those that are huge.
+    pub(super) fn bytes(&self) -> (u64, u64) {
+        self.text().map_or((0, 0), |text| (text.bytes, text.huge.min(text.bytes)))
+    }
+}
+
+/// All processes but this one and the kernel's threads, by their ids.
+#[derive(Debug, Default)]
+pub(super) struct Processes {
+    pub(super) all: BTreeMap<i32, Process>,
+}
+
+impl Processes {
+    /// Looks which there are.
+    pub(super) fn refresh(&mut self) {
+        let now = Instant::now();
+        let mut before = std::mem::take(&mut self.all);
+        let this = process::this().as_raw_nonzero().get();
+        procfs::every_stat(|number, text| {
+            let Ok(summary) = stat::summary(text) else { return };
+            if summary.size == 0 || number == this {
+                return;
+            }
+            let known = before.remove(&number).filter(|it| it.identity == Identity::of(&summary));
+            let process = match known {
+                None => {
+                    let directory = Pid::from_raw(number).and_then(|pid| ProcDir::of(pid).ok());
+                    let Some(directory) = directory else { return };
+                    Process::new(&directory, &summary)
+                }
+                Some(mut process) => {
+                    process.measure(summary.run_time, now);
+                    process.size = summary.size;
+                    if process.name.as_bytes() != summary.name {
+                        process.name = summary.name.shown().to_string();
+                    }
+                    process
+                }
+            };
+            self.all.insert(number, process);
+        });
+    }
+}

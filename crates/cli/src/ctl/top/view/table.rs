@@ -1,0 +1,186 @@
+//! The table of processes.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ratatui::Frame;
+use ratatui::layout::{Alignment, Constraint, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::Text;
+use ratatui::widgets::{Cell, Row, Table};
+use tiexec_core::addr::mib;
+use tiexec_core::escape::AsShown;
+use tiexec_core::report::percent;
+
+use super::super::model::{Model, Sort};
+use super::super::processes::{Looked, Process};
+use super::{BOLD, Look, REVERSED};
+use crate::ctl::date::ago;
+
+/// A column: its title, the order that it is sorted by, its width, and its side.
+struct Column {
+    title: &'static str,
+    sort: Option<Sort>,
+    width: Constraint,
+    right: bool,
+}
+
+impl Column {
+    /// Returns its width, if that does not depend on the others.
+    const fn length(&self) -> u16 {
+        match self.width {
+            Constraint::Length(length) => length,
+            _ => 0,
+        }
+    }
+}
+
+/// The blanks between two columns.
+const SPACING: u16 = 2;
+/// The column of paths, whose ends tell most.
+const PROGRAM: &str = "PROGRAM";
+
+/// Returns a text's end, if there is no room for all of it.
+fn end_of(text: String, room: usize) -> String {
+    let count = text.chars().count();
+    if count <= room {
+        return text;
+    }
+    let end = text.chars().skip(count + "..".len() - room.max("..".len()));
+    "..".chars().chain(end).collect()
+}
+
+const fn number(title: &'static str, sort: Option<Sort>, width: u16) -> Column {
+    Column { title, sort, width: Constraint::Length(width), right: true }
+}
+
+const fn words(title: &'static str, sort: Option<Sort>, width: Constraint) -> Column {
+    Column { title, sort, width, right: false }
+}
+
+/// The widths of a terminal from which there is room for more columns.
+const UNIT: u16 = 110;
+const OUTCOME: u16 = 150;
+/// Most characters of a unit that are shown.
+const WIDEST_UNIT: usize = 36;
+
+fn columns(width: u16, agent: bool, units: u16) -> Vec<Column> {
+    let mut columns = vec![
+        number("PID", Some(Sort::Pid), 7),
+        number("TEXT MiB", Some(Sort::Text), 8),
+        number("HUGE MiB", None, 8),
+        number("%", Some(Sort::Huge), 3),
+        number("CPU %", Some(Sort::Cpu), 6),
+        words("BACKING", None, Constraint::Length(9)),
+    ];
+    if agent {
+        columns.push(words("RULE", None, Constraint::Length(12)));
+    }
+    if agent && width >= OUTCOME {
+        columns.push(words("OUTCOME", None, Constraint::Length(24)));
+    }
+    let name = if width >= UNIT { Constraint::Length(16) } else { Constraint::Fill(1) };
+    columns.push(words("NAME", Some(Sort::Name), name));
+    if width >= UNIT {
+        columns.push(words("UNIT", None, Constraint::Length(units)));
+        columns.push(words(PROGRAM, None, Constraint::Fill(1)));
+    }
+    columns
+}
+
+/// Draws it: a title row, and the rows that there is room for.
+pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &Model, look: Look) {
+    let rows = model.on_screen().iter().filter_map(|pid| model.processes.all.get(pid));
+    let units = rows.map(|process| process.unit.chars().count()).max().unwrap_or(0);
+    let units = u16::try_from(units.clamp("UNIT".len(), WIDEST_UNIT)).unwrap_or(0);
+    let columns = columns(area.width, model.agent.outcomes.is_some(), units);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let titles = columns.iter().map(|column| {
+        let sorted = column.sort == Some(model.sort);
+        let style =
+            if sorted { REVERSED.patch(BOLD).add_modifier(Modifier::UNDERLINED) } else { REVERSED };
+        cell(column, column.title.to_owned()).style(style)
+    });
+    let others: u16 = columns.iter().map(|column| column.length() + SPACING).sum();
+    let room = usize::from(area.width.saturating_sub(others));
+    let rows = model.on_screen().iter().filter_map(|&pid| {
+        let process = model.processes.all.get(&pid)?;
+        let cells = columns.iter().map(|column| {
+            let mut text = look.plain(&content(column.title, pid, process, model, now));
+            if column.title == PROGRAM {
+                text = end_of(text, room);
+            }
+            cell(column, text)
+        });
+        let style = style(process, look);
+        let selected = model.selected == Some(pid);
+        Some(Row::new(cells).style(if selected { style.patch(REVERSED) } else { style }))
+    });
+    let table = Table::new(rows, columns.iter().map(|column| column.width))
+        .column_spacing(SPACING)
+        .header(Row::new(titles).style(REVERSED));
+    frame.render_widget(table, area);
+}
+
+fn cell(column: &Column, text: String) -> Cell<'static> {
+    let side = if column.right { Alignment::Right } else { Alignment::Left };
+    Cell::new(Text::from(text).alignment(side))
+}
+
+/// Text that could be huge stands out, and the more so the more of it is.
+fn style(process: &Process, look: Look) -> Style {
+    let (text, huge) = process.bytes();
+    match percent(huge, text) {
+        _ if text < look.least => Style::new().add_modifier(Modifier::DIM),
+        90.. => look.fg(Color::Green),
+        1.. => look.fg(Color::Yellow),
+        0 => Style::new(),
+    }
+}
+
+fn content(title: &str, pid: i32, process: &Process, model: &Model, now: u64) -> String {
+    let (text, huge) = process.bytes();
+    let none = match process.looked {
+        Looked::Never => "...",
+        Looked::Silent => "?",
+        _ => "-",
+    };
+    let known = |what: String| if process.text().is_some() { what } else { none.to_owned() };
+    let outcome = model.agent.outcomes.as_ref().and_then(|outcomes| outcomes.get(&pid));
+    match title {
+        "PID" => pid.to_string(),
+        "TEXT MiB" => known(mib(text)),
+        "HUGE MiB" => known(mib(huge)),
+        "%" => known(percent(huge, text).to_string()),
+        "CPU %" => process.cpu.map_or_else(|| "-".to_owned(), |cpu| format!("{cpu:.1}")),
+        "BACKING" => {
+            let backings = process.text().map(|text| &text.backings);
+            let names = backings.into_iter().flat_map(|backings| backings.keys().cloned());
+            let names = names.collect::<Vec<_>>().join(",");
+            if names.is_empty() { "-".to_owned() } else { names }
+        }
+        "RULE" => outcome.map_or_else(|| "-".to_owned(), |it| it.rule.shown().to_string()),
+        "OUTCOME" => outcome.map_or_else(
+            || "-".to_owned(),
+            |it| {
+                let seconds = i64::try_from(now.saturating_sub(it.when)).unwrap_or(i64::MAX);
+                format!("{}, {} ago", it.result.shown(), ago(seconds))
+            },
+        ),
+        "NAME" => process.name.clone(),
+        "UNIT" if process.unit.is_empty() => "-".to_owned(),
+        "UNIT" => process.unit.clone(),
+        _ => process.exe.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_path_shows_its_end() {
+        let shown = |room| end_of("/usr/bin/größe".to_owned(), room);
+        assert_eq!(shown(14), "/usr/bin/größe");
+        assert_eq!((shown(8), shown(2), shown(0)), ("../größe".into(), "..".into(), "..".into()));
+    }
+}
