@@ -106,7 +106,7 @@ fn a_file_with_a_mistake_is_named_and_the_others_stay() {
     files.write("1-action.toml", "[[rule]]\nname = \"x\"\nexe = \"/**\"\naction = \"atach\"\n");
     files.write("2-open.toml", "[[rule]]\nname = \"y\"\nexe = \"/**\"\naction = \"never\"\n");
     support::chmod(&files.conf().join("2-open.toml"), 0o666);
-    files.write("3-new.toml", "[[rule]]\nname = \"z\"\nexe = \"/none\"\ncanary = \"required\"\n");
+    files.write("3-new.toml", "[[rule]]\nname = \"z\"\nexe = \"/none\"\npheasant = \"required\"\n");
     files.write("4-not-a-rule.txt", "[[rule");
     let held = hold(&copy);
     let done = files.check(&[held.pid()]);
@@ -117,7 +117,7 @@ fn a_file_with_a_mistake_is_named_and_the_others_stay() {
         ("0-garbage.toml", "fix: "),
         ("1-action.toml", "\"atach\" is not observe, warm, attach or never"),
         ("2-open.toml", "writable by others (mode 0666)"),
-        ("3-new.toml", "ignored in part: no such key: canary"),
+        ("3-new.toml", "ignored in part: no such key: pheasant"),
     ]) {
         assert!(line.contains(file) && line.contains(says), "{line}");
     }

@@ -12,7 +12,7 @@ const LAYERS: [(&str, &[&str]); 8] = [
     ("tracee", &["core", "sys"]),
     ("remap", &["core", "sys", "tracee"]),
     ("engine", &["advise", "core", "remap", "sys", "tracee"]),
-    ("agent", &["core", "engine", "remap", "sys"]),
+    ("agent", &["advise", "core", "engine", "remap", "sys"]),
     ("cli", &["advise", "agent", "core", "engine", "remap", "sys", "tracee"]),
 ];
 

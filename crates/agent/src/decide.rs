@@ -5,6 +5,7 @@ use std::time::Duration;
 use tiexec_sys::process::ticks;
 use tiexec_sys::procfs::ProcDir;
 
+use crate::canary::Verdicts;
 use crate::off;
 use crate::processes::Process;
 use crate::rules::{Action, Rule, Rules};
@@ -30,6 +31,8 @@ pub enum Instead {
     TooSmall,
     /// This build has crashed.
     Quarantined,
+    /// The rule asks for a canary, and none has found this build to be better on this machine.
+    CanaryRequired,
     /// The process cannot be looked at, for this reason.
     Unseen(String),
 }
@@ -46,6 +49,7 @@ impl Instead {
             Self::TooYoung => "too_young",
             Self::TooSmall => "too_small",
             Self::Quarantined => "quarantined",
+            Self::CanaryRequired => "canary_required",
             Self::Unseen(reason) => reason,
         }
     }
@@ -79,6 +83,7 @@ pub fn decide<'a>(
     facts: &Process,
     rules: &'a Rules,
     state: &State,
+    verdicts: &Verdicts,
     has_guard: bool,
 ) -> Decision<'a> {
     let Some(rule) = rules.of(facts) else { return Decision { rule: None, instead: None } };
@@ -104,10 +109,18 @@ pub fn decide<'a>(
             Ok(build) if state.quarantined(&build, facts.uid()).is_some() => {
                 Some(Instead::Quarantined)
             }
+            Ok(build) if needs_canary(rule) && !verdicts.allow(&build, &rule.settings) => {
+                Some(Instead::CanaryRequired)
+            }
             Ok(_) => None,
         }
     };
     Decision { rule: Some(rule), instead: instead() }
+}
+
+/// Returns whether the rule attaches only where a canary has found that it helps.
+pub(crate) fn needs_canary(rule: &Rule) -> bool {
+    rule.action == Action::Attach && rule.needs_canary
 }
 
 /// Returns for how long the process has run.

@@ -10,16 +10,18 @@
 //! - `guard`: crashes soon after a switch.
 //! - [`speak`]: what the agent tells of itself, and `metrics`: the figures.
 //! - [`off`]: the files that keep the agent from beginning anything.
-//! - [`state`]: the builds in quarantine, over restarts.
+//! - [`state`]: the builds in quarantine, over restarts; [`canary`]: the verdicts of canaries, and what a killed one has left.
 //!
 //! The agent has one thread, because it forks.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::escape only")]
 
+pub mod canary;
 pub mod decide;
 mod events;
 pub mod guard;
+mod kept;
 mod metrics;
 pub mod off;
 pub mod processes;

@@ -7,7 +7,7 @@ mod ends;
 mod tell;
 mod work;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -17,9 +17,11 @@ use sd_notify::NotifyState;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, interrupt, pidfd, process};
 
+use crate::canary::{Canaries, Member, TakenBack, Verdicts};
 use crate::decide::age;
 use crate::events::Events;
 use crate::guard::Guard;
+use crate::kept::Stamp;
 use crate::metrics::{Metrics, Share};
 use crate::off;
 use crate::processes::{Identity, Process, Surroundings, every};
@@ -110,7 +112,12 @@ pub struct Agent<'a> {
     rules: Rules,
     store: Option<Store>,
     state: State,
-    stamp: Option<(u64, i64, u64)>,
+    stamp: Option<Stamp>,
+    canaries: Option<Canaries>,
+    verdicts: Verdicts,
+    verdicts_stamp: Option<Stamp>,
+    /// When it reverted what killed canaries had left.
+    reverted_left: Option<Instant>,
     has_guard: bool,
     /// The file that keeps it from beginning anything.
     off: Option<&'static str>,
@@ -149,6 +156,10 @@ impl<'a> Agent<'a> {
             store: None,
             state: State::default(),
             stamp: None,
+            canaries: None,
+            verdicts: Verdicts::default(),
+            verdicts_stamp: None,
+            reverted_left: None,
             has_guard,
             off: None,
             events,
@@ -174,6 +185,8 @@ impl<'a> Agent<'a> {
                 }
             }
         }
+        // The same directory, so one line says what is wrong with it.
+        agent.canaries = Canaries::open(state).ok();
         match Store::open(state) {
             Ok(store) => agent.store = Some(store),
             Err(why) => agent.say(
@@ -214,6 +227,7 @@ impl<'a> Agent<'a> {
         process::lift_descriptor_limit();
         self.read_rules();
         self.read_state();
+        self.read_verdicts();
         let _nobody_listens = sd_notify::notify(&[NotifyState::Ready]);
         loop {
             let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
@@ -313,6 +327,47 @@ impl<'a> Agent<'a> {
         self.say_trips();
     }
 
+    /// Reads the verdicts if somebody has changed them.
+    fn read_verdicts(&mut self) {
+        let Some(canaries) = &self.canaries else { return };
+        let stamp = canaries.stamp();
+        if stamp == self.verdicts_stamp {
+            return;
+        }
+        let (verdicts, problem) = canaries.verdicts();
+        self.verdicts_stamp = canaries.stamp();
+        if verdicts != self.verdicts {
+            self.verdicts = verdicts;
+            self.decide_anew();
+        }
+        self.say_once("verdicts", Level::Warning, problem.unwrap_or_default());
+    }
+
+    /// Reverts what a killed canary has left. Returns the processes of one that lives: they are left to it.
+    fn see_canary(&mut self) -> BTreeSet<Member> {
+        let Some(canaries) = self.canaries.as_ref().filter(|canaries| canaries.has_record()) else {
+            return BTreeSet::new();
+        };
+        // A process that cannot be reverted is not tried all the time.
+        let is_soon = self.reverted_left.is_some_and(|last| last.elapsed() < EVERY);
+        let taken = match canaries.begin() {
+            Ok(Some(turn)) if self.off.is_none() && !is_soon => turn.take_back(),
+            Ok(Some(_)) | Err(_) => return BTreeSet::new(),
+            Ok(None) => return canaries.members(),
+        };
+        self.reverted_left = Some(Instant::now());
+        let TakenBack { reverted, failed, aside } = taken;
+        for pid in reverted {
+            self.say(Level::Info, &format!("{pid}: reverted, because its canary was killed"));
+        }
+        for (pid, why) in failed {
+            let text = format!("cannot revert {pid}, which a killed canary has left: {why}");
+            self.say_once("canary", Level::Warning, text);
+        }
+        self.say_once("canary record", Level::Warning, aside.unwrap_or_default());
+        BTreeSet::new()
+    }
+
     fn say_trips(&mut self) {
         let off: Vec<&str> = self
             .rules
@@ -374,6 +429,8 @@ impl<'a> Agent<'a> {
     /// Looks at all processes: who is new, and who is gone.
     fn look_at_all(&mut self) {
         self.read_rules();
+        self.read_verdicts();
+        self.see_canary();
         let now = Instant::now();
         self.looked_at_all = Some(now);
         self.surroundings = Surroundings::look();
@@ -411,8 +468,18 @@ impl<'a> Agent<'a> {
             .filter(|(_, known)| known.due.is_some_and(|due| due <= now))
             .map(|(&pid, _)| pid)
             .collect();
+        if due.is_empty() {
+            return;
+        }
+        self.read_verdicts();
+        let in_canary = self.see_canary();
         for pid in due {
             let Some(known) = self.known.get_mut(&pid) else { continue };
+            let member = (pid.as_raw_nonzero().get(), known.identity.start_time);
+            if in_canary.contains(&member) {
+                known.due = Some(now + EVERY);
+                continue;
+            }
             known.due = None;
             let process = ProcDir::of(pid).ok();
             let facts = process.and_then(|process| self.surroundings.process(&process));

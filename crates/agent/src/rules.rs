@@ -17,7 +17,7 @@ use std::time::Duration;
 use glob::{MatchOptions, Pattern};
 use rustix::fs::{Dir, FileType, Mode, OFlags};
 use serde::Serialize;
-use tiexec_core::config::Settings;
+use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::escape::AsShown;
 use tiexec_core::value::{parse_bytes, parse_duration};
 use tiexec_remap::systemd_units::with_kind;
@@ -25,6 +25,7 @@ use tiexec_remap::trusted_directory;
 use tiexec_sys::Errno;
 use toml::{Table, Value};
 
+use crate::canary::by_copies;
 use crate::processes::Process;
 
 /// The directory of the rules.
@@ -102,6 +103,8 @@ pub struct Rule {
     pub min_age: Duration,
     /// See [`Action`].
     pub action: Action,
+    /// True if only builds are attached to that a canary on this machine has found to be better.
+    pub needs_canary: bool,
     /// The options of the attach.
     pub settings: Settings,
 }
@@ -343,6 +346,11 @@ fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> 
             return Err(format!("action {other:?} is not observe, warm, attach or never"));
         }
     };
+    let needs_canary = match text_of(&mut table, "canary")?.as_deref() {
+        None | Some("off") => false,
+        Some("required") => true,
+        Some(other) => return Err(format!("canary {other:?} is not off or required")),
+    };
     if action.acts() && exe.is_none() && unit.is_none() && cgroup.is_none() && user.is_none() {
         return Err(format!(
             "it would {} every process: it has no exe, unit, cgroup or user",
@@ -355,6 +363,9 @@ fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> 
             unknown.push(key);
             continue;
         }
+        if needs_canary && !matches!(key.as_str(), "backing" | "edges") {
+            return Err(format!("a rule with a canary has no {key}: no canary is about that"));
+        }
         let value = match value {
             Value::String(text) => text,
             Value::Integer(number) => number.to_string(),
@@ -363,7 +374,14 @@ fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> 
         };
         settings.take_setting(&key, &value).map_err(|malformed| malformed.to_string())?;
     }
-    Ok(Rule { name, exe, unit, cgroup, user, min_text, min_age, action, settings })
+    if needs_canary {
+        if settings.backing == BackingChoice::Pagecache {
+            let what = "a canary cannot be of backing pagecache, which cannot be taken back";
+            return Err(what.to_owned());
+        }
+        settings = by_copies(settings);
+    }
+    Ok(Rule { name, exe, unit, cgroup, user, min_text, min_age, action, needs_canary, settings })
 }
 
 fn text_of(table: &mut Table, key: &str) -> Result<Option<String>, String> {
@@ -425,7 +443,6 @@ fn text(directory: &OwnedFd, name: &[u8], user: u32) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tiexec_core::config::BackingChoice;
 
     fn of(text: &str) -> Result<Rules, String> {
         let mut rules = Rules::default();
@@ -443,10 +460,25 @@ mod tests {
     }
 
     #[test]
+    fn a_canary_is_about_copies_and_edges_only() {
+        let rule = |more: &str| {
+            of(&format!(
+                "[[rule]]\nname = \"a\"\nexe = \"/a\"\naction = \"attach\"\ncanary = \"required\"\n{more}"
+            ))
+        };
+        let rules = rule("edges = \"pad\"").unwrap();
+        assert!(rules.rules[0].needs_canary && rules.defects.is_empty());
+        assert_eq!(rules.rules[0].settings.backing, BackingChoice::Image);
+        for odd in ["backing = \"pagecache\"", "max-huge-pages = 4", "numa = \"local\""] {
+            assert!(rule(odd).is_err(), "{odd}");
+        }
+    }
+
+    #[test]
     fn a_rule_as_the_manual_has_it() {
         let rules = of("[agent]\nmax-copies = \"1GiB\"\nmax-memory-pressure = 5\n\
             [[rule]]\nname = \"postgres\"\nexe = \"/usr/lib/postgresql/*/bin/postgres\"\nmin-text = \"4MiB\"\n\
-            min-age = \"3s\"\naction = \"attach\"\nbacking = \"image\"\nmax-huge-pages = 40\ncanary = \"required\"\n")
+            min-age = \"3s\"\naction = \"attach\"\nbacking = \"image\"\nmax-huge-pages = 40\npheasant = \"required\"\n")
         .unwrap();
         let [rule] = &rules.rules[..] else { panic!("{rules:?}") };
         assert_eq!((rule.min_text, rule.min_age), (4 << 20, Duration::from_secs(3)));
@@ -454,7 +486,7 @@ mod tests {
         assert!(rule.settings.max_huge_pages.is_some());
         assert_eq!(rules.limits, Limits { max_copies: 1 << 30, max_memory_pressure: 5.0 });
         let [defect] = &rules.defects[..] else { panic!("{rules:?}") };
-        assert!(!defect.left_out && defect.what.contains("canary"), "{defect}");
+        assert!(!defect.left_out && defect.what.contains("pheasant"), "{defect}");
         assert!(rule.matches(&process("/usr/lib/postgresql/16/bin/postgres", None)));
         assert!(!rule.matches(&process("/usr/lib/postgresql/16/x/bin/postgres", None)));
         assert!(!rule.matches(&Process { exe: None, ..process("", None) }));

@@ -1,32 +1,21 @@
 //! What the agent remembers over its restarts: the builds of programs that crashed after a switch.
 //!
-//! The state is one JSON file, written whole beside its name, synced and renamed. A file that is torn, that somebody else
-//! owns or may write to, or that a newer version has written is renamed out of the way, and the agent begins without one.
+//! The state is one JSON file, written whole and renamed (`kept`).
 
 use std::collections::BTreeSet;
-use std::ffi::CStr;
 use std::fmt;
-use std::fs::File;
-use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::SystemTime;
 
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
-use tiexec_core::escape::AsShown;
-use tiexec_remap::trusted_directory::{self, Rule};
-use tiexec_sys::Errno;
+
+use crate::kept::{Directory, Stamp};
 
 /// The directory of the state.
 pub const DIRECTORY: &str = "/var/lib/tiexec";
-const NAME: &CStr = c"state.json";
-const NEW: &CStr = c".state.json.new";
-const LOCK: &CStr = c".lock";
+const NAME: &str = "state.json";
 /// The version of the file's form.
 const VERSION: u32 = 1;
-/// Most bytes of the file.
-const LONGEST: u64 = 4 << 20;
 /// Most builds that one user's own crashes may fill the state with.
 const MOST_OF_A_USER: usize = 64;
 /// Builds of one rule after whose crashes the rule is off.
@@ -143,14 +132,7 @@ pub fn now() -> u64 {
 
 /// The place of the state.
 #[derive(Debug)]
-pub struct Store {
-    path: PathBuf,
-    directory: OwnedFd,
-    user: u32,
-}
-
-/// Held while the state is read, changed and written.
-struct Locked(#[expect(dead_code, reason = "closing it lets the lock go")] OwnedFd);
+pub struct Store(Directory);
 
 impl Store {
     /// Opens the directory, and makes it if need be.
@@ -158,25 +140,12 @@ impl Store {
     /// # Errors
     /// Somebody else could have put it there, or it cannot be made.
     pub fn open(path: &Path) -> Result<Self, String> {
-        let user = rustix::process::geteuid().as_raw();
-        let rule = Rule { user, sticky: true, make: &[0o700] };
-        match trusted_directory::open(path, &rule) {
-            Ok(Some((directory, _))) => Ok(Self { path: path.join("state.json"), directory, user }),
-            Ok(None) => Err(format!("{} has no directory above it", path.shown())),
-            Err(distrust) => Err(distrust.to_string()),
-        }
+        Directory::open(path).map(Self)
     }
 
     /// Returns the state, and the reason why a file was set aside.
     pub fn load(&self) -> (State, Option<String>) {
-        let why = match self.read() {
-            Ok(state) => return (state, None),
-            Err(why) => why,
-        };
-        let aside = c"state.json.aside";
-        let moved = rustix::fs::renameat(&self.directory, NAME, &self.directory, aside).is_ok();
-        let done = if moved { "set aside as state.json.aside" } else { "left where it is" };
-        (State::default(), Some(format!("{}: {why}; {done}", self.path.shown())))
+        self.0.load(NAME, VERSION)
     }
 
     /// Reads the state, and changes nothing.
@@ -184,90 +153,17 @@ impl Store {
     /// # Errors
     /// It cannot be read, or is not to be trusted.
     pub fn look(&self) -> Result<State, String> {
-        self.read()
-    }
-
-    fn read(&self) -> Result<State, String> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = match rustix::fs::openat(&self.directory, NAME, flags, Mode::empty()) {
-            Ok(file) => file,
-            Err(rustix::io::Errno::NOENT) => return Ok(State::default()),
-            Err(errno) => return Err(Errno::from(errno).to_string()),
-        };
-        let stat = rustix::fs::fstat(&file).map_err(|errno| Errno::from(errno).to_string())?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err("it is no regular file".to_owned());
-        }
-        if stat.st_uid != self.user || stat.st_mode & 0o022 != 0 {
-            let mode = stat.st_mode & 0o7777;
-            return Err(format!("it belongs to user {} with mode {mode:04o}", stat.st_uid));
-        }
-        let mut text = Vec::new();
-        let read = File::from(file).take(LONGEST + 1).read_to_end(&mut text);
-        read.map_err(|error| error.to_string())?;
-        #[derive(Deserialize)]
-        struct Versioned {
-            version: u32,
-        }
-        if let Ok(Versioned { version }) = serde_json::from_slice(&text)
-            && version > VERSION
-        {
-            return Err(format!("its version is {version}, newer than {VERSION}"));
-        }
-        serde_json::from_slice(&text).map_err(|error| format!("it is torn: {error}"))
+        self.0.read(NAME, VERSION)
     }
 
     /// Changes the state as the file has it now, and writes it. Returns the state, and why it could not be written.
     pub fn update(&self, change: impl FnOnce(&mut State)) -> (State, Option<String>) {
-        let locked = self.lock();
-        let (mut state, aside) = self.load();
-        let before = state.clone();
-        change(&mut state);
-        let written = match locked {
-            _ if state == before => aside,
-            Ok(_held) => self.write(&state).err().or(aside),
-            Err(why) => Some(why),
-        };
-        (state, written)
-    }
-
-    fn lock(&self) -> Result<Locked, String> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.directory, LOCK, flags, Mode::from_raw_mode(0o600))
-            .map_err(|errno| self.failed("lock", errno))?;
-        rustix::fs::flock(&file, FlockOperation::LockExclusive)
-            .map_err(|errno| self.failed("lock", errno))?;
-        Ok(Locked(file))
-    }
-
-    fn write(&self, state: &State) -> Result<(), String> {
-        let text = serde_json::to_vec_pretty(state).map_err(|error| error.to_string())?;
-        let flags =
-            OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let done = (|| {
-            let file = rustix::fs::openat(&self.directory, NEW, flags, Mode::from_raw_mode(0o600))?;
-            let mut file = File::from(file);
-            file.write_all(&text).and_then(|()| file.sync_all()).map_err(|error| {
-                rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO)
-            })?;
-            rustix::fs::renameat(&self.directory, NEW, &self.directory, NAME)?;
-            // The name lies in the directory.
-            rustix::fs::fsync(&self.directory)
-        })();
-        done.map_err(|errno| {
-            let _none = rustix::fs::unlinkat(&self.directory, NEW, AtFlags::empty());
-            self.failed("write", errno)
-        })
-    }
-
-    fn failed(&self, verb: &str, errno: rustix::io::Errno) -> String {
-        format!("cannot {verb} {}: {}", self.path.shown(), Errno::from(errno))
+        self.0.update(NAME, VERSION, change)
     }
 
     /// Returns what tells one state of the file from another.
-    pub fn stamp(&self) -> Option<(u64, i64, u64)> {
-        let stat = rustix::fs::statat(&self.directory, NAME, AtFlags::SYMLINK_NOFOLLOW).ok()?;
-        Some((stat.st_ino, stat.st_mtime, stat.st_mtime_nsec))
+    pub fn stamp(&self) -> Option<Stamp> {
+        self.0.stamp(NAME)
     }
 }
 

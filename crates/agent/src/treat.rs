@@ -25,6 +25,8 @@ use tiexec_remap::{Failure, open_exe};
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 
+use crate::canary::Verdicts;
+use crate::decide::needs_canary;
 use crate::off;
 use crate::processes::Identity;
 use crate::rules::{Action, Rule};
@@ -109,7 +111,7 @@ pub(crate) struct Told {
 pub(crate) fn all(
     jobs: &[Job<'_>],
     known: &dyn Fn(&FileState) -> Option<Build>,
-    state: &State,
+    (state, verdicts): (&State, &Verdicts),
     mut copies_left: u64,
     mut gave_up: impl FnMut(Pid, &Failure),
 ) -> Result<Vec<Told>, String> {
@@ -128,7 +130,8 @@ pub(crate) fn all(
         LONGEST,
         |pid, pool| {
             let Some(job) = jobs.iter().find(|job| job.pid == pid) else { return 1 };
-            let outcome = one(job, known, state, copies_left, &mut images, pool, &mut write);
+            let outcome =
+                one(job, known, (state, verdicts), copies_left, &mut images, pool, &mut write);
             copies_left = copies_left.saturating_sub(outcome.copied);
             write(&Note::Done { pid: pid.as_raw_nonzero().get(), outcome });
             0
@@ -162,7 +165,7 @@ pub(crate) fn all(
 fn one(
     job: &Job<'_>,
     known: &dyn Fn(&FileState) -> Option<Build>,
-    state: &State,
+    (state, verdicts): (&State, &Verdicts),
     copies_left: u64,
     images: &mut Images,
     pool: &mut Pool,
@@ -192,6 +195,10 @@ fn one(
     if let Some(entry) = state.quarantined(&build, job.uid) {
         let detail = format!("{} crashed by signal {}", entry.build, entry.signal);
         return Outcome { text_bytes, ..Outcome::of("quarantined", detail) };
+    }
+    if needs_canary(job.rule) && !verdicts.allow(&build, &job.rule.settings) {
+        let detail = "no canary has found this build to be better on this machine";
+        return Outcome { text_bytes, ..Outcome::of("canary_required", detail) };
     }
     if job.rule.action == Action::Warm {
         return warm(&process, text_bytes);

@@ -20,7 +20,12 @@ pub const GONE: u8 = 4;
 /// `tiexecctl`: not permitted.
 pub const NOT_PERMITTED: u8 = 5;
 
-/// `tiexecctl bench`: ended by this signal before it was done, as shells tell it.
+/// `tiexecctl canary`: it ran to its end, and nothing is kept: it was not seen to be better.
+pub const NOT_BETTER: u8 = 6;
+/// `tiexecctl canary`: the guard ended it, and everything is reverted.
+pub const GUARD: u8 = 7;
+
+/// `tiexecctl bench`, `tiexecctl canary`: ended by this signal before it was done, as shells tell it.
 pub fn of_signal(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(FAILED)
 }

@@ -248,6 +248,14 @@ pub enum CtlCommand {
         override_usage = "tiexecctl bench [OPTIONS] -- COMMAND [ARGS]...\n       tiexecctl bench [OPTIONS] --attach PID --metric CMD"
     )]
     Bench(Bench),
+    /// Prove on live traffic whether copies of the text on huge pages help a service: alternate, measure, and
+    /// keep what is better
+    #[command(
+        override_usage = "tiexecctl canary [OPTIONS] (--unit UNIT | --exe FILE | PID...) --counter CMD\n       tiexecctl canary [OPTIONS] (--unit UNIT | --exe FILE | PID...) --prometheus URL --query EXPR\n       tiexecctl canary export\n       tiexecctl canary merge FILE...",
+        subcommand_negates_reqs = true,
+        args_conflicts_with_subcommands = true
+    )]
+    Canary(Canary),
     /// Make a page to look at: where a process executes and what of it is on huge pages, or what a
     /// benchmark found
     Report(ReportPage),
@@ -482,6 +490,97 @@ pub struct Bench {
     /// The command
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// The options of `tiexecctl canary`.
+#[derive(Args, Clone, Debug)]
+pub struct Canary {
+    /// The verdicts, instead of a new one.
+    #[command(subcommand)]
+    pub stored: Option<CanaryCommand>,
+
+    /// The processes: all switch together.
+    #[command(flatten)]
+    pub targets: Targets,
+
+    /// The work that is done: a command for the shell that prints a number at its end that only grows, such as a
+    /// count of requests. Root runs it as nobody
+    #[arg(
+        long,
+        value_name = "CMD",
+        required_unless_present = "prometheus",
+        conflicts_with = "prometheus"
+    )]
+    pub counter: Option<String>,
+
+    /// Ask the Prometheus server at this address for the work that is done, such as http://localhost:9090
+    #[arg(long, value_name = "URL", requires = "query")]
+    pub prometheus: Option<String>,
+
+    /// With --prometheus: an expression with one value that only grows, such as sum(http_requests_total)
+    #[arg(long, value_name = "EXPR", requires = "prometheus")]
+    pub query: Option<String>,
+
+    /// End at once, and revert, when this command for the shell fails; it is run every second. Root runs it as
+    /// nobody
+    #[arg(long, value_name = "CMD")]
+    pub guard: Option<String>,
+
+    /// With --prometheus: end at once, and revert, when this expression has a value, as an alert does
+    #[arg(long, value_name = "EXPR", requires = "prometheus")]
+    pub guard_query: Option<String>,
+
+    /// The ratio of work per CPU second, copies to base pages, above which copies are kept
+    #[arg(long, value_name = "RATIO", default_value_t = 1.005, value_parser = parse_keep_above)]
+    pub keep_above: f64,
+
+    /// The longest time that it takes
+    #[arg(long, value_name = "DURATION", default_value = "4h", value_parser = parse_positive_duration)]
+    pub max: Duration,
+
+    /// How long a slice lasts; a pair has two [default: 13s; 60s with --prometheus]
+    #[arg(long, value_name = "DURATION", value_parser = parse_positive_duration)]
+    pub slice: Option<Duration>,
+
+    /// Where copies come from: image or hugetlb [default: image]
+    #[arg(long, value_name = "BACKING")]
+    pub backing: Option<BackingChoice>,
+
+    /// As for tiexecctl attach
+    #[arg(long, value_name = "EDGES")]
+    pub edges: Option<Edges>,
+
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// The directory of the verdicts
+    #[arg(long, value_name = "DIR", default_value = tiexec_agent::state::DIRECTORY, global = true)]
+    pub state_dir: PathBuf,
+}
+
+/// The commands of `tiexecctl canary`.
+#[derive(Subcommand, Clone, Debug)]
+pub enum CanaryCommand {
+    /// Print this machine's verdicts, as JSON
+    Export,
+    /// Combine what several machines exported, by build, processor, kernel, backing and edges
+    Merge {
+        /// Files of tiexecctl canary export
+        #[arg(value_name = "FILE", required = true)]
+        files: Vec<PathBuf>,
+        /// Also make the combined verdicts this machine's own
+        #[arg(long)]
+        keep: bool,
+        /// As JSON, in the form of export
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+fn parse_keep_above(text: &str) -> Result<f64, String> {
+    let ratio = text.parse().ok().filter(|ratio| (1.0..=2.0).contains(ratio));
+    ratio.ok_or_else(|| format!("{text:?} is no ratio from 1 to 2, such as 1.005"))
 }
 
 /// The options of `tiexecctl report`.

@@ -63,6 +63,16 @@ pub enum Edges {
     Aggressive,
 }
 
+impl fmt::Display for Edges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Conservative => "conservative",
+            Self::Pad => "pad",
+            Self::Aggressive => "aggressive",
+        })
+    }
+}
+
 impl FromStr for Edges {
     type Err = ValueError;
 

@@ -57,7 +57,7 @@ pub fn parse_page_size(text: &str) -> Result<PageSize, ValueError> {
 }
 
 /// Parses a duration as `timeout(1)` and systemd write it: a number, perhaps with a fraction, and
-/// `us`, `ms`, `s` (the default) or `m`.
+/// `us`, `ms`, `s` (the default), `m` or `h`.
 ///
 /// # Errors
 /// Anything else, and more than a day.
@@ -71,6 +71,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, ValueError> {
         "ms" => 1e-3,
         "" | "s" => 1.0,
         "m" => 60.0,
+        "h" => 3600.0,
         _ => return Err(bad()),
     };
     let Ok(count) = digits.parse::<f64>() else { return Err(bad()) };
@@ -121,7 +122,8 @@ mod tests {
         assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(parse_duration("0"), Ok(Duration::ZERO));
         assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
-        for bad in ["", "ms", "-1s", "1h", "1e9", "nan", "inf", "9999999999", "1.2.3s"] {
+        assert_eq!(parse_duration("4h"), Ok(Duration::from_secs(4 * 3600)));
+        for bad in ["", "ms", "-1s", "1d", "25h", "1e9", "nan", "inf", "9999999999", "1.2.3s"] {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use tiexec_core::addr::mib;
 use tiexec_core::escape::AsShown;
-use tiexec_core::proc::cgroup::{MemoryCgroup, memory_cgroup};
+use tiexec_core::proc::cgroup::{CgroupFiles, memory_cgroup};
 use tiexec_core::proc::meminfo;
 use tiexec_core::skip::FailureKind;
 use tiexec_sys::procfs::ProcDir;
@@ -142,7 +142,7 @@ pub(crate) fn charged_to(process: &ProcDir) -> Result<Option<PathBuf>, Failure> 
 }
 
 /// The cgroup's own directory and those above it, up to the mount.
-fn ancestors(memory: &MemoryCgroup) -> impl Iterator<Item = PathBuf> {
+fn ancestors(memory: &CgroupFiles) -> impl Iterator<Item = PathBuf> {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
     let mount = PathBuf::from(OsStr::from_bytes(&memory.mount));

@@ -123,7 +123,7 @@ impl Agent<'_> {
         let told = treat::all(
             &jobs,
             &|file| self.builds.get(file).cloned(),
-            &self.state,
+            (&self.state, &self.verdicts),
             left,
             |pid, failure| {
                 let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);

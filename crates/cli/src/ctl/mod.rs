@@ -3,6 +3,7 @@
 mod advise;
 pub(crate) mod attach;
 mod bench;
+mod canary;
 mod date;
 mod doctor;
 mod drain;
@@ -53,6 +54,7 @@ pub fn run() -> u8 {
         CtlCommand::Store(command) => store::run(command),
         CtlCommand::Advise(options) => advise::run(&options),
         CtlCommand::Bench(options) => bench::run(&options),
+        CtlCommand::Canary(options) => canary::run(&options),
         CtlCommand::Report(options) => report::run(&options),
         CtlCommand::Attach(options) => attach::run(&options),
         CtlCommand::Revert(options) => attach::run_revert(&options),
@@ -64,12 +66,9 @@ pub fn run() -> u8 {
 
 /// The processor and the kernel.
 fn machine() -> String {
-    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model =
-        cpuinfo.lines().find_map(|line| Some(line.strip_prefix("model name")?.split_once(": ")?.1));
     let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let system = rustix::system::uname();
-    let model = model.unwrap_or_else(|| system.machine().to_str().unwrap_or("processor"));
+    let model = tiexec_agent::canary::cpu_model();
     format!("{count} × {model}, Linux {}", system.release().to_string_lossy())
 }
 

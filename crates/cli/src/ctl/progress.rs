@@ -33,6 +33,13 @@ impl Progress {
         self.write(&line());
     }
 
+    /// Says a line that matters, where there is no terminal to show it on.
+    pub(super) fn unless_shown(&self, line: &str) {
+        if self.next.is_none() {
+            crate::stdio::warn(line);
+        }
+    }
+
     fn write(&self, line: &str) {
         let _nobody_looks = write!(stderr(), "\r\x1b[K{line}");
     }

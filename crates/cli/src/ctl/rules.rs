@@ -6,7 +6,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use tiexec_agent::decide::{Decision, decide};
+use tiexec_agent::canary::{Canaries, Verdicts};
+use tiexec_agent::decide::{Decision, Instead, decide};
 use tiexec_agent::processes::{Surroundings, every};
 use tiexec_agent::rules::Rules;
 use tiexec_agent::state::{State, Store};
@@ -52,15 +53,29 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
             State::default()
         }
     };
+    let verdicts = match verdicts(files) {
+        Ok(verdicts) => verdicts,
+        Err(why) => {
+            warn(format_args!("cannot tell the verdicts of canaries: {why}"));
+            status = exit::NOT_PERMITTED;
+            Verdicts::default()
+        }
+    };
     let has_guard = pidfd::tells_ends() == Ok(true);
     let surroundings = Surroundings::look();
     let one = |pid: Pid, process: &ProcDir, named: bool| {
         let facts = surroundings.process(process)?;
-        let decision = decide(process, &facts, &rules, &state, has_guard);
+        let decision = decide(process, &facts, &rules, &state, &verdicts, has_guard);
         if decision.rule.is_some() || named {
             let (pid, comm) = (pid.as_raw_nonzero(), facts.comm.shown());
             let exe = facts.shown_exe.shown();
-            print(&format!("{pid} {comm} {exe}: {}\n", in_words(&decision)));
+            let fix = match decision.instead {
+                Some(Instead::CanaryRequired) => {
+                    format!("; fix: tiexecctl canary {pid} --counter CMD")
+                }
+                _ => String::new(),
+            };
+            print(&format!("{pid} {comm} {exe}: {}{fix}\n", in_words(&decision)));
         }
         Some(())
     };
@@ -110,6 +125,13 @@ fn state(files: &AgentFiles) -> Result<State, String> {
         return Ok(State::default());
     }
     Store::open(&files.state_dir).and_then(|store| store.look())
+}
+
+fn verdicts(files: &AgentFiles) -> Result<Verdicts, String> {
+    if !files.state_dir.exists() {
+        return Ok(Verdicts::default());
+    }
+    Canaries::open(&files.state_dir).and_then(|canaries| canaries.look())
 }
 
 fn in_words(decision: &Decision<'_>) -> String {

@@ -1,15 +1,16 @@
-//! `/proc/PID/cgroup` and `/proc/PID/mountinfo`: where a process's memory cgroup is to be read, and which units it belongs to.
+//! `/proc/PID/cgroup` and `/proc/PID/mountinfo`: where a process's cgroup of memory or of processor time is to be read, and which
+//! units it belongs to.
 
 use super::{lines, mountinfo, number};
 
-/// The place of the files of a process's memory cgroup.
+/// The place of the files of a process's cgroup.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct MemoryCgroup {
+pub struct CgroupFiles {
     /// The mount point of the hierarchy.
     pub mount: Vec<u8>,
     /// The process's own directory below `mount`, without a leading slash; empty at the top.
     pub below: Vec<u8>,
-    /// True for cgroup v2 (`memory.max`), false for v1 (`memory.limit_in_bytes`).
+    /// True for cgroup v2 (such as `memory.max`), false for v1 (`memory.limit_in_bytes`).
     pub unified: bool,
 }
 
@@ -17,15 +18,24 @@ pub struct MemoryCgroup {
 ///
 /// Returns `None` where no hierarchy with the memory controller is mounted here: there is nothing
 /// to check then. For v2 the mount may still lack the controller; its files are then missing.
-pub fn memory_cgroup(cgroup: &[u8], mountinfo: &[u8]) -> Option<MemoryCgroup> {
-    let has_memory = |names: &[u8]| names.split(|&byte| byte == b',').any(|name| name == b"memory");
-    let v1 = paths(cgroup).find(|(controllers, _)| has_memory(controllers));
+pub fn memory_cgroup(cgroup: &[u8], mountinfo: &[u8]) -> Option<CgroupFiles> {
+    cgroup_with(b"memory", cgroup, mountinfo)
+}
+
+/// Finds the cgroup by which the processor time of the process is counted (`cpuacct.usage`, or `cpu.stat` of v2).
+pub fn cpu_cgroup(cgroup: &[u8], mountinfo: &[u8]) -> Option<CgroupFiles> {
+    cgroup_with(b"cpuacct", cgroup, mountinfo)
+}
+
+fn cgroup_with(controller: &[u8], cgroup: &[u8], mountinfo: &[u8]) -> Option<CgroupFiles> {
+    let has_it = |names: &[u8]| names.split(|&byte| byte == b',').any(|name| name == controller);
+    let v1 = paths(cgroup).find(|(controllers, _)| has_it(controllers));
     let unified = v1.is_none();
     let path = v1.map(|(_, path)| path).or_else(|| path_in(cgroup, b""))?;
     let kind: &[u8] = if unified { b"cgroup2" } else { b"cgroup" };
     let mounts = mountinfo::parse(mountinfo);
     let mount =
-        mounts.iter().find(|mount| mount.kind == kind && (unified || has_memory(mount.options)))?;
+        mounts.iter().find(|mount| mount.kind == kind && (unified || has_it(mount.options)))?;
     // In a container the hierarchy's root here is the container's own cgroup: strip it, and
     // fall back to the mount's top where the path lies outside (a cgroup namespace).
     let root = unescape(mount.root);
@@ -33,7 +43,7 @@ pub fn memory_cgroup(cgroup: &[u8], mountinfo: &[u8]) -> Option<MemoryCgroup> {
     // "/docker/x" is no parent of "/docker/xy".
     let below = path.strip_prefix(root).filter(|rest| rest.is_empty() || rest[0] == b'/');
     let below = below.unwrap_or_default();
-    Some(MemoryCgroup {
+    Some(CgroupFiles {
         mount: unescape(mount.mount_point),
         below: below.strip_prefix(b"/").unwrap_or(below).to_vec(),
         unified,
@@ -164,6 +174,22 @@ mod tests {
         assert_eq!(found.mount, b"/sys/fs/cgroup/my memory");
         assert_eq!(found.below, b"a/b");
         assert!(!found.unified);
+    }
+
+    #[test]
+    fn processor_time_has_a_hierarchy_of_its_own() {
+        let mounts = b"30 29 0:26 / /c rw - cgroup cgroup rw,cpu,cpuacct\n\
+              31 29 0:27 / /m rw - cgroup cgroup rw,memory\n32 29 0:28 / /u rw - cgroup2 cgroup2 rw\n";
+        let found = cpu_cgroup(b"4:memory:/a\n3:cpu,cpuacct:/b\n0::/u\n", mounts).unwrap();
+        assert_eq!(
+            (&found.mount[..], &found.below[..], found.unified),
+            (&b"/c"[..], &b"b"[..], false)
+        );
+        let found = cpu_cgroup(b"4:memory:/a\n0::/x/y\n", mounts).unwrap();
+        assert_eq!(
+            (&found.mount[..], &found.below[..], found.unified),
+            (&b"/u"[..], &b"x/y"[..], true)
+        );
     }
 
     #[test]

@@ -67,6 +67,19 @@ pub fn run_time(text: &[u8]) -> Result<u64, ParseError> {
     both.ok_or_else(|| ParseError::new("stat", 1, "utime", text))
 }
 
+/// Returns the same together with that of the children it has waited for (`cutime` and `cstime`), and so on down.
+///
+/// # Errors
+/// Says so where a field is missing or is no number.
+pub fn run_time_with_children(text: &[u8]) -> Result<u64, ParseError> {
+    let own = run_time(text)?;
+    let fields = fields(text)?;
+    let field = |index: usize| fields.get(index - 3).and_then(|digits| number(digits, 10));
+    let both = field(16).zip(field(17)).map(|(user, system)| user.saturating_add(system));
+    let children = both.ok_or_else(|| ParseError::new("stat", 1, "cutime", text))?;
+    Ok(own.saturating_add(children))
+}
+
 /// Returns the process's parent (`ppid`); 0 for none, or one that this PID namespace does not show.
 ///
 /// # Errors

@@ -33,7 +33,7 @@ pub(crate) use select::parse as parse_pids;
 
 use super::print;
 use crate::exit;
-use crate::options::{Attach, LaunchSettings, Revert, Targets};
+use crate::options::{AfterStart, Attach, LaunchSettings, Revert, Targets, TextOptions};
 use crate::settings;
 use crate::stdio::warn;
 
@@ -168,7 +168,7 @@ pub(crate) fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
 ///
 /// # Errors
 /// The exit status for what has been said on stderr: the selection is malformed.
-fn selected(targets: &Targets) -> Result<Vec<Pid>, u8> {
+pub(crate) fn selected(targets: &Targets) -> Result<Vec<Pid>, u8> {
     Ok(if let Some(exe) = &targets.exe {
         let program = select::Program::at(exe);
         select::every(|_, process| program.is_run_by(process))
@@ -189,6 +189,46 @@ fn selected(targets: &Targets) -> Result<Vec<Pid>, u8> {
 /// Returns whether the processes were named by their ids.
 fn named(targets: &Targets) -> bool {
     !targets.pids.is_empty()
+}
+
+/// Puts processes onto copies, if `text` says how, or puts their own text back; says errors only. Returns the exit status.
+pub(crate) fn switch(pids: &[Pid], targets: &Targets, text: Option<TextOptions>) -> u8 {
+    let targets = targets.clone();
+    let Some(text) = text else {
+        let options = Revert {
+            targets,
+            all: false,
+            dry_run: false,
+            json: false,
+            quiet: true,
+            started_at: None,
+            after: None,
+        };
+        return each("revert", pids, false, |pid, pool| revert_one(pid, &options, pool));
+    };
+    let settings = LaunchSettings { text, quiet: true, ..LaunchSettings::default() };
+    let settings = match settings::settings(settings) {
+        Ok(settings) => settings,
+        Err(what) => {
+            warn(what);
+            return exit::USAGE;
+        }
+    };
+    let options = Attach {
+        targets,
+        text,
+        after_start: AfterStart::default(),
+        for_: None,
+        dry_run: false,
+        wait_exec: false,
+        json: false,
+        quiet: true,
+        started_at: None,
+    };
+    let mut images = Images::default();
+    each("attach to", pids, false, |pid, pool| {
+        attach_one(pid, &options, &settings, None, &mut images, pool)
+    })
 }
 
 /// Does `one` to each process, apart where it has other credentials; returns the exit status of all together. A process

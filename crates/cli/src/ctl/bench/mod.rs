@@ -4,6 +4,8 @@ mod child;
 mod command;
 mod slices;
 
+pub(super) use slices::last_number;
+
 use std::time::Instant;
 
 use tiexec_advise::compare::{Bench, Better, CONFIDENCE, Comparison, Unit};

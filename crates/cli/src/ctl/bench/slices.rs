@@ -199,7 +199,7 @@ impl Slices<'_> {
 }
 
 /// Finds the last word of a text that is a number.
-fn last_number(text: &str) -> Option<f64> {
+pub(crate) fn last_number(text: &str) -> Option<f64> {
     let number = |word: &str| {
         let word =
             word.trim_matches(|letter: char| !letter.is_ascii_digit() && !"+-.".contains(letter));

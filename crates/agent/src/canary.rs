@@ -1,0 +1,299 @@
+//! Canaries, over their deaths: the processes that one works on now, and the verdicts of all.
+//!
+//! A canary holds a lock as long as it lives, and has written down its processes before it changes the first of them. A
+//! record without a lock is what a killed canary has left: the next canary, or the agent, reverts those processes.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+use tiexec_advise::canary::{Finding, Subject};
+use tiexec_advise::sequential::Verdict;
+use tiexec_core::config::{BackingChoice, EdgePolicy, Edges, Settings};
+use tiexec_core::select::Select;
+use tiexec_engine::follow::tree::Tree;
+use tiexec_engine::locked_target::{LONGEST, LockedTarget, look_for_text_of_ours, start_time};
+use tiexec_engine::policy::policy;
+use tiexec_remap::attach::revert;
+use tiexec_remap::policy::Policy;
+use tiexec_remap::workers::{self, Pool};
+use tiexec_sys::Pid;
+use tiexec_sys::procfs::ProcDir;
+
+use crate::kept::{Directory, Locked, Stamp};
+use crate::state::Build;
+use crate::treat;
+
+const RECORD: &str = "canary.json";
+const VERDICTS: &str = "verdicts.json";
+const LOCK: &str = ".canary.lock";
+const VERSION: u32 = 1;
+/// Most verdicts that are kept; the oldest go first.
+const MOST: usize = 256;
+
+/// A process: its id, and when it began, in clock ticks since boot.
+pub type Member = (i32, u64);
+
+/// The processes of a canary.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct Record {
+    version: u32,
+    /// The boot that they belong to.
+    boot: String,
+    members: BTreeSet<Member>,
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self { version: VERSION, boot: String::new(), members: BTreeSet::new() }
+    }
+}
+
+/// All verdicts.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Verdicts {
+    version: u32,
+    /// They, the oldest first.
+    pub findings: Vec<Finding>,
+}
+
+impl Default for Verdicts {
+    fn default() -> Self {
+        Self { version: VERSION, findings: Vec::new() }
+    }
+}
+
+impl Verdicts {
+    /// Takes a finding in, instead of an earlier one about the same.
+    pub fn add(&mut self, new: Finding) {
+        self.findings.retain(|old| old.subject != new.subject);
+        self.findings.push(new);
+        let excess = self.findings.len().saturating_sub(MOST);
+        self.findings.drain(..excess);
+    }
+
+    /// Returns whether a build is known to be better on this machine, attached to by these settings.
+    pub(crate) fn allow(&self, build: &Build, settings: &Settings) -> bool {
+        let subject = subject(build, settings);
+        let found = self.findings.iter().find(|finding| finding.subject == subject);
+        found.is_some_and(|finding| finding.verdict == Verdict::Better)
+    }
+}
+
+/// Returns the settings with which a canary attaches, and a rule that asks for one: by a copy, because page cache cannot be
+/// taken back.
+#[must_use]
+pub fn by_copies(settings: Settings) -> Settings {
+    let backing = match settings.backing {
+        BackingChoice::Auto => BackingChoice::Image,
+        other => other,
+    };
+    Settings { backing, ..settings }
+}
+
+/// Returns what a verdict is about that is found on this machine by these settings.
+pub fn subject(build: &Build, settings: &Settings) -> Subject {
+    let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+    Subject {
+        build_id: build.build_id.clone(),
+        text: build.text.clone(),
+        cpu: cpu_model(),
+        kernel,
+        backing: by_copies(settings.clone()).backing.to_string(),
+        edges: edges(settings.edges),
+    }
+}
+
+/// Returns how edges are taken, in words.
+fn edges(policy: EdgePolicy) -> String {
+    let threshold = policy.pad_threshold;
+    if policy.edges == Edges::Pad && threshold != EdgePolicy::DEFAULT_PAD_THRESHOLD {
+        return format!("{} from {threshold}", policy.edges);
+    }
+    policy.edges.to_string()
+}
+
+/// Returns the model of the processor.
+pub fn cpu_model() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| {
+        text.lines().find_map(|line| {
+            let (key, value) = line.split_once(':')?;
+            (key.trim() == name).then(|| value.trim().to_owned())
+        })
+    };
+    // aarch64 has numbers only.
+    let numbers = || {
+        let (implementer, part) = (field("CPU implementer")?, field("CPU part")?);
+        Some(format!("{implementer}/{part}/{}", field("CPU variant").unwrap_or_default()))
+    };
+    let machine = || rustix::system::uname().machine().to_string_lossy().into_owned();
+    field("model name").or_else(numbers).unwrap_or_else(machine)
+}
+
+/// Returns the build of a process's program; a process of another user is looked at apart.
+///
+/// # Errors
+/// The reason.
+pub fn build_of(process: &ProcDir) -> Result<Build, String> {
+    let looked = treat::look(process).map_err(|reason| reason.to_string())?;
+    looked.build
+}
+
+/// The place of the record and of the verdicts.
+#[derive(Debug)]
+pub struct Canaries(Directory);
+
+impl Canaries {
+    /// Opens the directory, and makes it if need be.
+    ///
+    /// # Errors
+    /// Somebody else could have put it there, or it cannot be made.
+    pub fn open(path: &Path) -> Result<Self, String> {
+        Directory::open(path).map(Self)
+    }
+
+    /// Returns the verdicts, and the reason why their file was set aside.
+    pub fn verdicts(&self) -> (Verdicts, Option<String>) {
+        self.0.load(VERDICTS, VERSION)
+    }
+
+    /// Reads the verdicts, and changes nothing.
+    ///
+    /// # Errors
+    /// They cannot be read, or are not to be trusted.
+    pub fn look(&self) -> Result<Verdicts, String> {
+        self.0.read(VERDICTS, VERSION)
+    }
+
+    /// Returns what tells one state of the verdicts from another.
+    pub(crate) fn stamp(&self) -> Option<Stamp> {
+        self.0.stamp(VERDICTS)
+    }
+
+    /// Keeps findings. Returns why they could not be written.
+    pub fn keep(&self, new: Vec<Finding>) -> Option<String> {
+        let add = |all: &mut Verdicts| new.into_iter().for_each(|finding| all.add(finding));
+        self.0.update(VERDICTS, VERSION, add).1
+    }
+
+    /// Begins a canary; `None` if there is one already.
+    ///
+    /// # Errors
+    /// The lock cannot be taken.
+    pub fn begin(&self) -> Result<Option<Turn<'_>>, String> {
+        match self.0.lock(LOCK, FlockOperation::NonBlockingLockExclusive) {
+            Ok(lock) => Ok(Some(Turn { directory: &self.0, _lock: lock })),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(self.0.failed("lock", LOCK, errno)),
+        }
+    }
+
+    /// Returns whether there is a record: of a canary that lives, or of one that was killed.
+    pub(crate) fn has_record(&self) -> bool {
+        self.0.stamp(RECORD).is_some()
+    }
+
+    /// Returns the processes of the record.
+    pub(crate) fn members(&self) -> BTreeSet<Member> {
+        self.0.read::<Record>(RECORD, VERSION).unwrap_or_default().members
+    }
+}
+
+/// The right to be the one canary.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    directory: &'a Directory,
+    _lock: Locked,
+}
+
+/// What became of the processes that a killed canary had left.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TakenBack {
+    /// Those that were reverted.
+    pub reverted: Vec<i32>,
+    /// Those that could not be, and why; they stay in the record.
+    pub failed: Vec<(i32, String)>,
+    /// Why the record was set aside.
+    pub aside: Option<String>,
+}
+
+impl Turn<'_> {
+    /// Writes down processes before they are changed, besides those that were.
+    ///
+    /// # Errors
+    /// They could not be written: they must not be changed.
+    pub fn note(&self, members: &BTreeSet<Member>) -> Result<(), String> {
+        let record = Record { boot: boot(), members: members.clone(), ..Record::default() };
+        self.directory.write(RECORD, &record)
+    }
+
+    /// Forgets them: nothing of them is left.
+    pub fn clear(&self) {
+        self.directory.remove(RECORD);
+    }
+
+    /// Reverts what a killed canary has left, its processes' descendants too. This process must have one thread.
+    pub fn take_back(&self) -> TakenBack {
+        let (record, aside) = self.directory.load::<Record>(RECORD, VERSION);
+        let mut taken = TakenBack { aside, ..TakenBack::default() };
+        // After a boot all of them are gone.
+        let left = if record.boot == boot() { record.members } else { BTreeSet::new() };
+        let lives = |&(pid, begun): &Member| {
+            let pid = Pid::from_raw(pid)?;
+            (start_time(&ProcDir::of(pid).ok()?)? == begun).then_some(pid)
+        };
+        let alive: Vec<Pid> = left.iter().filter_map(lives).collect();
+        let mut stay = BTreeSet::new();
+        for pid in Tree::of(&alive).walk(true) {
+            let Ok(process) = ProcDir::of(pid) else { continue };
+            if look_for_text_of_ours(&process) == Some(false) {
+                continue;
+            }
+            let number = pid.as_raw_nonzero().get();
+            match take_back(pid) {
+                Ok(()) => taken.reverted.push(number),
+                Err(why) => {
+                    taken.failed.push((number, why));
+                    stay.extend(start_time(&process).map(|begun| (number, begun)));
+                }
+            }
+        }
+        if stay.is_empty() {
+            self.clear();
+        } else if stay != left {
+            let _stays_as_it_was = self.note(&stay);
+        }
+        taken
+    }
+}
+
+/// Reverts one process, apart.
+fn take_back(pid: Pid) -> Result<(), String> {
+    let why = std::cell::RefCell::new(None);
+    let one = |pid: Pid, pool: &mut Pool| {
+        let done = LockedTarget::open_with(pid, pool).and_then(|locked| {
+            let policy = policy(&Settings::default(), false)?;
+            let reverted = revert(&locked.order(Policy { select: Select::ALL, ..policy }))?;
+            locked.record_revert(&reverted);
+            reverted.failure.map_or(Ok(()), Err)
+        });
+        u8::from(done.is_err())
+    };
+    let gave_up = |_, failure: &tiexec_remap::Failure| {
+        *why.borrow_mut() = Some(failure.to_string());
+        1
+    };
+    let statuses = workers::each_apart(&[pid], LONGEST, one, gave_up);
+    if statuses == [0] {
+        return Ok(());
+    }
+    Err(why.into_inner().unwrap_or_else(|| "its text could not be put back".to_owned()))
+}
+
+/// The boot that the machine is in.
+fn boot() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    id.map(|id| id.trim().to_owned()).unwrap_or_default()
+}

@@ -1,0 +1,183 @@
+//! JSON files of the agent's that outlive it, in a directory that nobody else may write to.
+//!
+//! A file is written whole beside its name, synced and renamed. A file that is torn, that somebody else owns or may write to,
+//! or that a newer version has written is renamed out of the way, and what it held counts as empty.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tiexec_core::escape::AsShown;
+use tiexec_remap::trusted_directory::{self, Rule};
+use tiexec_sys::Errno;
+
+/// Held while a file is read, changed and written.
+const LOCK: &str = ".lock";
+/// Most bytes of a file.
+const LONGEST: u64 = 4 << 20;
+
+/// What tells one state of a file from another: its inode and when it was written.
+pub(crate) type Stamp = (u64, i64, u64);
+
+/// The directory.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    path: PathBuf,
+    directory: OwnedFd,
+    user: u32,
+}
+
+/// A lock, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Locked(#[expect(dead_code, reason = "closing it lets the lock go")] OwnedFd);
+
+impl Directory {
+    /// Opens the directory, and makes it if need be.
+    ///
+    /// # Errors
+    /// Somebody else could have put it there, or it cannot be made.
+    pub(crate) fn open(path: &Path) -> Result<Self, String> {
+        let user = rustix::process::geteuid().as_raw();
+        let rule = Rule { user, sticky: true, make: &[0o700] };
+        match trusted_directory::open(path, &rule) {
+            Ok(Some((directory, _))) => Ok(Self { path: path.to_owned(), directory, user }),
+            Ok(None) => Err(format!("{} has no directory above it", path.shown())),
+            Err(distrust) => Err(distrust.to_string()),
+        }
+    }
+
+    /// Returns what a file holds, and the reason why it was set aside.
+    pub(crate) fn load<T>(&self, name: &str, version: u32) -> (T, Option<String>)
+    where
+        T: DeserializeOwned + Default,
+    {
+        let why = match self.read(name, version) {
+            Ok(value) => return (value, None),
+            Err(why) => why,
+        };
+        let aside = format!("{name}.aside");
+        let moved = rustix::fs::renameat(&self.directory, name, &self.directory, &aside).is_ok();
+        let done =
+            if moved { format!("set aside as {aside}") } else { "left where it is".to_owned() };
+        (T::default(), Some(format!("{}: {why}; {done}", self.path.join(name).shown())))
+    }
+
+    /// Reads a file, and changes nothing. A file that is not there is empty.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not to be trusted.
+    pub(crate) fn read<T>(&self, name: &str, version: u32) -> Result<T, String>
+    where
+        T: DeserializeOwned + Default,
+    {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(&self.directory, name, flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(rustix::io::Errno::NOENT) => return Ok(T::default()),
+            Err(errno) => return Err(Errno::from(errno).to_string()),
+        };
+        let stat = rustix::fs::fstat(&file).map_err(|errno| Errno::from(errno).to_string())?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err("it is no regular file".to_owned());
+        }
+        if stat.st_uid != self.user || stat.st_mode & 0o022 != 0 {
+            let mode = stat.st_mode & 0o7777;
+            return Err(format!("it belongs to user {} with mode {mode:04o}", stat.st_uid));
+        }
+        let mut text = Vec::new();
+        let read = File::from(file).take(LONGEST + 1).read_to_end(&mut text);
+        read.map_err(|error| error.to_string())?;
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        if let Ok(Versioned { version: its }) = serde_json::from_slice(&text)
+            && its > version
+        {
+            return Err(format!("its version is {its}, newer than {version}"));
+        }
+        serde_json::from_slice(&text).map_err(|error| format!("it is torn: {error}"))
+    }
+
+    /// Changes what a file holds now, and writes it. Returns that, and why it could not be written.
+    pub(crate) fn update<T>(
+        &self,
+        name: &str,
+        version: u32,
+        change: impl FnOnce(&mut T),
+    ) -> (T, Option<String>)
+    where
+        T: DeserializeOwned + Serialize + Default + PartialEq + Clone,
+    {
+        let locked = self.lock(LOCK, FlockOperation::LockExclusive);
+        let (mut value, aside) = self.load::<T>(name, version);
+        let before = value.clone();
+        change(&mut value);
+        let written = match locked {
+            _ if value == before => aside,
+            Ok(_held) => self.write(name, &value).err().or(aside),
+            Err(errno) => Some(self.failed("lock", LOCK, errno)),
+        };
+        (value, written)
+    }
+
+    /// Takes a lock.
+    ///
+    /// # Errors
+    /// As flock(2); EWOULDBLOCK if somebody else has it and is not to be waited for.
+    pub(crate) fn lock(
+        &self,
+        name: &str,
+        how: FlockOperation,
+    ) -> Result<Locked, rustix::io::Errno> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.directory, name, flags, Mode::from_raw_mode(0o600))?;
+        rustix::fs::flock(&file, how)?;
+        Ok(Locked(file))
+    }
+
+    /// Writes a file.
+    ///
+    /// # Errors
+    /// It could not be written; what was there before is there still.
+    pub(crate) fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), String> {
+        let text = serde_json::to_vec_pretty(value).map_err(|error| error.to_string())?;
+        let new = format!(".{name}.new");
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let done = (|| {
+            let file =
+                rustix::fs::openat(&self.directory, &new, flags, Mode::from_raw_mode(0o600))?;
+            let mut file = File::from(file);
+            file.write_all(&text).and_then(|()| file.sync_all()).map_err(|error| {
+                rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO)
+            })?;
+            rustix::fs::renameat(&self.directory, &new, &self.directory, name)?;
+            // The name lies in the directory.
+            rustix::fs::fsync(&self.directory)
+        })();
+        done.map_err(|errno| {
+            let _none = rustix::fs::unlinkat(&self.directory, &new, AtFlags::empty());
+            self.failed("write", name, errno)
+        })
+    }
+
+    /// Removes a file.
+    pub(crate) fn remove(&self, name: &str) {
+        let _none = rustix::fs::unlinkat(&self.directory, name, AtFlags::empty());
+    }
+
+    pub(crate) fn failed(&self, verb: &str, name: &str, errno: rustix::io::Errno) -> String {
+        format!("cannot {verb} {}: {}", self.path.join(name).shown(), Errno::from(errno))
+    }
+
+    /// Returns what tells one state of a file from another; `None` if it is not there.
+    pub(crate) fn stamp(&self, name: &str) -> Option<Stamp> {
+        let stat = rustix::fs::statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        Some((stat.st_ino, stat.st_mtime, stat.st_mtime_nsec))
+    }
+}

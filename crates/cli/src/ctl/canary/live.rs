@@ -1,0 +1,282 @@
+//! The processes of a canary: all switch together, and all go back.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tiexec_agent::canary::{Member, Turn};
+use tiexec_core::escape::AsShown;
+use tiexec_core::proc::{maps, stat};
+use tiexec_engine::locked_target::{LOOKING, look_for_text_of_ours, start_time};
+use tiexec_remap::workers;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, areas, thp};
+
+use super::cpu::CpuTime;
+use super::{End, attach};
+use crate::exit;
+use crate::options::{Canary, Targets, TextOptions};
+use crate::stdio::warn;
+
+/// The two ways that are compared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Arm {
+    /// The file's own text, on base pages.
+    Plain,
+    /// Copies of it on huge pages.
+    Copies,
+}
+
+/// How often processes that came meanwhile are looked for, in one switch.
+const LOOKS: usize = 3;
+
+/// The processes.
+pub(super) struct Live<'a> {
+    targets: &'a Targets,
+    text: TextOptions,
+    pub(super) turn: Turn<'a>,
+    /// All that were ever switched.
+    members: BTreeSet<Member>,
+    /// Those that the user named by their ids.
+    named: Option<BTreeSet<Member>>,
+    /// The one that used the most processor time.
+    main: Pid,
+    exe: Vec<u8>,
+    cpu: CpuTime,
+    arm: Arm,
+    switches: usize,
+}
+
+impl<'a> Live<'a> {
+    /// Finds the processes that the options select, and makes sure that they can alternate.
+    ///
+    /// # Errors
+    /// The exit status for what has been said on stderr.
+    pub(super) fn find(options: &'a Canary, text: TextOptions, turn: Turn<'a>) -> Result<Self, u8> {
+        let targets = &options.targets;
+        let pids = attach::targets(targets)?;
+        let used = |pid: &Pid| {
+            let text = ProcDir::of(*pid).and_then(|process| process.read("stat")).ok();
+            text.and_then(|text| stat::run_time(&text).ok()).unwrap_or(0)
+        };
+        let members: BTreeSet<Member> = pids.iter().filter_map(member).collect();
+        let main = pids.iter().copied().filter(|pid| member(pid).is_some()).max_by_key(used);
+        let Some(main) = main else {
+            warn("cannot begin a canary: the processes have ended");
+            return Err(exit::GONE);
+        };
+        let exe = ProcDir::of(main).and_then(|process| process.exe_path()).unwrap_or_default();
+        let mut seen = BTreeSet::new();
+        for &pid in &pids {
+            let Ok(process) = ProcDir::of(pid) else { continue };
+            can_alternate(pid, &process, seen.insert(process.exe_path().unwrap_or_default()))?;
+        }
+        let is_unit = targets.unit.is_some() || targets.user.is_some();
+        Ok(Self {
+            targets,
+            text,
+            turn,
+            members: BTreeSet::new(),
+            named: (!targets.pids.is_empty()).then_some(members),
+            main,
+            exe,
+            cpu: CpuTime::of(&pids, is_unit),
+            arm: Arm::Plain,
+            switches: 0,
+        })
+    }
+
+    pub(super) fn main(&self) -> Pid {
+        self.main
+    }
+
+    pub(super) fn exe(&self) -> &[u8] {
+        &self.exe
+    }
+
+    pub(super) fn cpu(&self) -> &CpuTime {
+        &self.cpu
+    }
+
+    pub(super) fn arm(&self) -> Arm {
+        self.arm
+    }
+
+    pub(super) fn switches(&self) -> usize {
+        self.switches
+    }
+
+    /// The words that select the same processes.
+    pub(super) fn words(&self) -> String {
+        let words = self.targets.words();
+        let words: Vec<String> = words.iter().map(|word| word.shown().to_string()).collect();
+        words.join(" ")
+    }
+
+    /// Returns the processor time so far; `None` if it cannot be told.
+    pub(super) fn used(&self) -> Result<Option<Duration>, End> {
+        match &self.cpu {
+            cpu @ CpuTime::Cgroup { .. } => Ok(cpu.total(&[])),
+            CpuTime::Processes => Ok(self.cpu.total(&self.pids()?)),
+        }
+    }
+
+    /// Lists the processes as of now.
+    fn pids(&self) -> Result<Vec<Pid>, End> {
+        let mut pids = attach::selected(self.targets).map_err(End::Failed)?;
+        pids.retain(|pid| {
+            let member = member(pid);
+            let named = |named: &BTreeSet<Member>| member.is_some_and(|it| named.contains(&it));
+            member.is_some() && self.named.as_ref().is_none_or(named)
+        });
+        if pids.is_empty() { Err(End::Gone) } else { Ok(pids) }
+    }
+
+    /// Switches all processes, those too that come meanwhile.
+    pub(super) fn switch(&mut self, arm: Arm) -> Result<(), End> {
+        let mut done = BTreeSet::new();
+        self.arm = arm;
+        self.switches += 1;
+        for _ in 0..LOOKS {
+            let mut pids = self.pids()?;
+            pids.retain(|pid| member(pid).is_some_and(|member| done.insert(member)));
+            if pids.is_empty() {
+                break;
+            }
+            if arm == Arm::Copies {
+                self.members.extend(pids.iter().filter_map(member));
+                self.turn.note(&self.members).map_err(|why| {
+                    warn(format_args!("cannot write down what is switched: {why}"));
+                    End::Failed(exit::FAILED)
+                })?;
+            }
+            let text = (arm == Arm::Copies).then_some(self.text);
+            match attach::switch(&pids, self.targets, text) {
+                exit::OK | exit::PARTIAL | exit::GONE => {}
+                status => return Err(End::Failed(status)),
+            }
+        }
+        self.pids().map(drop)
+    }
+
+    /// Makes sure that the attach had something to do.
+    pub(super) fn must_be_on_copies(&mut self) -> Result<(), End> {
+        if self.state(self.main) == Some(false) {
+            let pid = self.main.as_raw_nonzero();
+            warn(format_args!(
+                "cannot alternate process {pid}: none of its text can be copied to huge pages; \
+                 fix: tiexecctl inspect {pid} says why"
+            ));
+            return Err(End::Failed(exit::FAILED));
+        }
+        Ok(())
+    }
+
+    /// Makes sure that nobody else has switched it meanwhile.
+    pub(super) fn must_be_as_switched(&self) -> Result<(), End> {
+        let wanted = self.arm == Arm::Copies;
+        match self.state(self.main) {
+            Some(is) if is != wanted => {
+                let pid = self.main.as_raw_nonzero();
+                warn(format_args!(
+                    "process {pid} was attached to or reverted by somebody else meanwhile: its slices are not what they \
+                     are taken for"
+                ));
+                Err(End::Failed(exit::FAILED))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns whether a process has copies; `None` if it has ended or cannot be looked at.
+    fn state(&self, pid: Pid) -> Option<bool> {
+        member(&pid)?;
+        look_for_text_of_ours(&ProcDir::of(pid).ok()?)
+    }
+
+    /// Reverts everything, and forgets the record.
+    ///
+    /// # Errors
+    /// Processes that are left on copies, in words.
+    pub(super) fn go_back(&mut self) -> Result<(), String> {
+        if self.members.is_empty() {
+            self.turn.clear();
+            return Ok(());
+        }
+        let _said = self.switch(Arm::Plain);
+        // Processes that the selection does not show any more, such as one that left the unit.
+        let lives = |&(pid, begun): &Member| {
+            Pid::from_raw(pid)
+                .filter(|pid| member(pid) == Some((pid.as_raw_nonzero().get(), begun)))
+        };
+        let left = |pids: Vec<Pid>| -> Vec<Pid> {
+            pids.into_iter().filter(|&pid| self.state(pid) == Some(true)).collect()
+        };
+        let others = left(self.members.iter().filter_map(lives).collect());
+        if !others.is_empty() {
+            let _said = attach::switch(&others, self.targets, None);
+        }
+        match left(others).first() {
+            None => {
+                self.turn.clear();
+                Ok(())
+            }
+            Some(pid) => {
+                let pid = pid.as_raw_nonzero();
+                Err(format!(
+                    "process {pid} is left with text on huge pages; fix: tiexecctl revert {pid}"
+                ))
+            }
+        }
+    }
+}
+
+/// Returns the process, if it lives and runs a program.
+fn member(pid: &Pid) -> Option<Member> {
+    let process = ProcDir::of(*pid).ok()?;
+    let text = process.read("stat").ok()?;
+    let is_dead = stat::state(&text).is_ok_and(|state| matches!(state, b'Z' | b'X'));
+    (!is_dead).then_some(())?;
+    Some((pid.as_raw_nonzero().get(), start_time(&process)?))
+}
+
+/// Makes sure that a process is on base pages; with `first`, that it is the first of its program.
+fn can_alternate(pid: Pid, process: &ProcDir, first: bool) -> Result<(), u8> {
+    let number = pid.as_raw_nonzero();
+    if look_for_text_of_ours(process) == Some(true) {
+        warn(format_args!(
+            "process {number} has text on huge pages by tiexec already; fix: tiexecctl revert {number}"
+        ));
+        return Err(exit::FAILED);
+    }
+    let huge = if first { huge_of_program(process).unwrap_or(0) } else { 0 };
+    if huge > 0 {
+        let exe = process.exe_path().unwrap_or_default();
+        warn(format_args!(
+            "process {number} has {} MiB of its text on huge pages of the page cache, which cannot be taken back: there is \
+             nothing to compare; fix: stop it, dd if={} iflag=nocache count=0, start it",
+            tiexec_core::addr::mib(huge),
+            exe.shown()
+        ));
+        return Err(exit::FAILED);
+    }
+    Ok(())
+}
+
+/// Returns how much of the program's own text is huge, by its file's page cache.
+fn huge_of_program(process: &ProcDir) -> Option<u64> {
+    let huge = || {
+        let exe = process.exe_path().ok()?;
+        let vmas = maps::parse(&process.read("maps").ok()?).ok()?;
+        let huge = areas::huge_text(process, thp::pages()?).ok()?;
+        let own = |start| {
+            let mut own = vmas.iter().filter(|vma| vma.is_text() && vma.path() == exe);
+            own.any(|vma| vma.range.contains(start))
+        };
+        Some(huge.iter().filter(|range| own(range.start())).map(|range| range.len()).sum::<u64>())
+    };
+    if !workers::is_of_others(process) {
+        return huge();
+    }
+    let told = workers::told_apart(LOOKING, || huge().unwrap_or(0).to_ne_bytes().to_vec());
+    told.ok().and_then(|told| told.try_into().ok()).map(u64::from_ne_bytes)
+}

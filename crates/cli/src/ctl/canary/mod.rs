@@ -1,0 +1,552 @@
+//! `tiexecctl canary`: a service alternates between base pages and copies on huge pages, under its own traffic, until it is
+//! known which is better.
+
+mod cpu;
+mod live;
+mod source;
+mod verdicts;
+
+use std::time::{Duration, Instant};
+
+use tiexec_advise::canary::Finding;
+use tiexec_advise::sequential::{CONFIDENCE, Interval, Sequence, Verdict};
+use tiexec_agent::canary::{Canaries, Turn, build_of, subject};
+use tiexec_agent::state::{Build, now};
+use tiexec_core::config::{BackingChoice, Settings};
+use tiexec_core::escape::{self, AsShown};
+use tiexec_core::report::SCHEMA;
+use tiexec_engine::switched_off::{self, is_switched_off};
+use tiexec_sys::interrupt;
+use tiexec_sys::procfs::ProcDir;
+
+use self::live::{Arm, Live};
+use self::source::{Counter, Guard, Server};
+use super::progress::Progress;
+use super::{attach, print};
+use crate::exit;
+use crate::options::{Canary, LaunchSettings, TextOptions};
+use crate::settings;
+use crate::stdio::warn;
+
+/// How long a slice lasts, and how many of it the time after a switch is that does not count.
+const SLICE: Duration = Duration::from_secs(13);
+const WASHOUTS: u32 = 6;
+/// The same with Prometheus, which looks at the service every 15 s or so.
+const SLICE_OF_PROMETHEUS: Duration = Duration::from_secs(60);
+const WASHOUTS_OF_PROMETHEUS: u32 = 3;
+/// So many pairs in a row that cannot be measured end it.
+const MOST_UNMEASURED: usize = 3;
+
+/// Runs `canary`; returns the exit status.
+pub(super) fn run(options: &Canary) -> u8 {
+    if let Some(command) = &options.stored {
+        return verdicts::run(command, &options.state_dir);
+    }
+    prove(options).unwrap_or_else(|status| status)
+}
+
+/// Why a canary ended.
+enum End {
+    /// The verdict is known.
+    Known,
+    /// `--max` is over.
+    Time,
+    /// A signal asked for it.
+    Signal(i32),
+    /// The guard objected.
+    Guard(String),
+    /// All processes have ended.
+    Gone,
+    /// Something failed, and was said on stderr; the exit status.
+    Failed(u8),
+}
+
+impl End {
+    const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Known => "known",
+            Self::Time => "time",
+            Self::Signal(_) => "signal",
+            Self::Guard(_) => "guard",
+            Self::Gone => "gone",
+            Self::Failed(_) => "failed",
+        }
+    }
+}
+
+/// The pairs so far.
+struct Pairs {
+    /// By processor time, which decides.
+    per_cpu: Sequence,
+    /// By the time on the wall.
+    per_second: Sequence,
+    /// Pairs that could not be measured.
+    left_out: usize,
+    /// Why the last of these could not.
+    why: Option<String>,
+}
+
+fn prove(options: &Canary) -> Result<u8, u8> {
+    let text = text_options(options)?;
+    let settings = LaunchSettings { text, quiet: true, ..LaunchSettings::default() };
+    let settings = settings::settings(settings).map_err(|what| {
+        warn(what);
+        exit::USAGE
+    })?;
+    if is_switched_off() {
+        warn(format_args!("cannot begin a canary: {0} is there; fix: rm {0}", switched_off::FILE));
+        return Err(exit::FAILED);
+    }
+    let (counter, guards) = sources(options).map_err(|why| {
+        warn(why);
+        exit::USAGE
+    })?;
+    let canaries = Canaries::open(&options.state_dir).map_err(|why| {
+        warn(format_args!("cannot begin a canary: {why}; fix: run it as root, or --state-dir DIR"));
+        exit::FAILED
+    })?;
+    let turn = begin(&canaries)?;
+    take_back(&turn)?;
+    let live = Live::find(options, text, turn)?;
+    counter.read().map_err(|why| {
+        warn(format_args!("cannot read {}: {why}", shown(options)));
+        exit::FAILED
+    })?;
+    for guard in &guards {
+        if let Some(why) = guard.objects() {
+            warn(format_args!("the guard objects before anything was changed: {why}"));
+            return Err(exit::GUARD);
+        }
+    }
+    let build = ProcDir::of(live.main()).map_err(|error| error.to_string());
+    let build = build.and_then(|process| build_of(&process)).map_err(|why| {
+        warn(format_args!("cannot tell the build of {}: {why}", live.exe().shown()));
+        exit::FAILED
+    })?;
+    interrupt::catch();
+    Ok(Run::new(options, &settings, live, counter, guards, build).finish(&canaries))
+}
+
+/// Takes the right to be the one canary.
+fn begin(canaries: &Canaries) -> Result<Turn<'_>, u8> {
+    match canaries.begin() {
+        Ok(Some(turn)) => Ok(turn),
+        Ok(None) => {
+            warn("cannot begin a canary: there is one already; fix: wait for its end");
+            Err(exit::FAILED)
+        }
+        Err(why) => {
+            warn(format_args!("cannot begin a canary: {why}"));
+            Err(exit::FAILED)
+        }
+    }
+}
+
+/// Reverts what a killed canary has left.
+fn take_back(turn: &Turn<'_>) -> Result<(), u8> {
+    let taken = turn.take_back();
+    if let Some(why) = taken.aside {
+        warn(why);
+    }
+    for pid in &taken.reverted {
+        warn(format_args!("reverted process {pid}, which a killed canary had left on huge pages"));
+    }
+    for (pid, why) in &taken.failed {
+        warn(format_args!(
+            "cannot revert process {pid}, which a killed canary has left: {why}; fix: tiexecctl revert {pid}"
+        ));
+    }
+    if taken.failed.is_empty() { Ok(()) } else { Err(exit::FAILED) }
+}
+
+fn text_options(options: &Canary) -> Result<TextOptions, u8> {
+    let backing = options.backing.unwrap_or(BackingChoice::Image);
+    if !matches!(backing, BackingChoice::Image | BackingChoice::Hugetlb) {
+        warn(format_args!(
+            "--backing {backing} cannot be taken back, so it cannot be alternated; fix: --backing image"
+        ));
+        return Err(exit::USAGE);
+    }
+    Ok(TextOptions { backing: Some(backing), edges: options.edges, ..TextOptions::default() })
+}
+
+fn sources(options: &Canary) -> Result<(Counter, Vec<Guard>), String> {
+    let server = options.prometheus.as_deref().map(Server::at).transpose()?;
+    let mut guards: Vec<Guard> = options.guard.iter().cloned().map(Guard::Command).collect();
+    let counter = match (server, &options.query, &options.counter) {
+        (Some(server), Some(query), _) => {
+            let guard = options.guard_query.clone();
+            guards.extend(guard.map(|query| Guard::Query(server.clone(), query)));
+            Counter::Query(server, query.clone())
+        }
+        (_, _, counter) => Counter::Command(counter.clone().unwrap_or_default()),
+    };
+    Ok((counter, guards))
+}
+
+/// The counter, as the user named it.
+fn shown(options: &Canary) -> String {
+    match (&options.query, &options.counter) {
+        (Some(query), _) => format!("--query {}", query.shown()),
+        (None, counter) => {
+            format!("--counter {}", counter.as_deref().unwrap_or_default().shown())
+        }
+    }
+}
+
+/// A canary under way.
+struct Run<'a> {
+    options: &'a Canary,
+    settings: &'a Settings,
+    live: Live<'a>,
+    counter: Counter,
+    guards: Vec<Guard>,
+    build: Build,
+    slice: Duration,
+    washout: Duration,
+    begun: Instant,
+    pairs: Pairs,
+    progress: Progress,
+}
+
+/// The figures of one slice.
+#[derive(Clone, Copy)]
+struct Figures {
+    per_cpu: f64,
+    per_second: f64,
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        options: &'a Canary,
+        settings: &'a Settings,
+        live: Live<'a>,
+        counter: Counter,
+        guards: Vec<Guard>,
+        build: Build,
+    ) -> Self {
+        let (usual, washouts) = match &counter {
+            Counter::Command(_) => (SLICE, WASHOUTS),
+            Counter::Query(..) => (SLICE_OF_PROMETHEUS, WASHOUTS_OF_PROMETHEUS),
+        };
+        let slice = options.slice.unwrap_or(usual);
+        let sequence = || Sequence::new(options.keep_above);
+        let (per_cpu, per_second) = (sequence(), sequence());
+        Self {
+            options,
+            settings,
+            live,
+            counter,
+            guards,
+            build,
+            slice,
+            washout: slice / washouts,
+            begun: Instant::now(),
+            pairs: Pairs { per_cpu, per_second, left_out: 0, why: None },
+            progress: Progress::default(),
+        }
+    }
+
+    fn finish(mut self, canaries: &Canaries) -> u8 {
+        let end = self.measure().err().unwrap_or(End::Known);
+        let verdict = self.pairs.per_cpu.last_verdict();
+        let mut is_kept = false;
+        let mut status = match &end {
+            End::Known | End::Time if verdict == Verdict::Better => {
+                is_kept = self.live.switch(Arm::Copies).is_ok() && interrupt::signal().is_none();
+                if is_kept { exit::OK } else { exit::PARTIAL }
+            }
+            End::Known | End::Time => exit::NOT_BETTER,
+            End::Signal(signal) => exit::of_signal(*signal),
+            End::Guard(_) => exit::GUARD,
+            End::Gone => exit::GONE,
+            End::Failed(status) => *status,
+        };
+        // A second Ctrl-C must not end the revert.
+        tiexec_sys::process::ignore_interrupts();
+        if is_kept {
+            self.live.turn.clear();
+        } else if let Err(left) = self.live.go_back() {
+            warn(left);
+            status = exit::PARTIAL;
+        }
+        drop(std::mem::take(&mut self.progress));
+        if matches!(end, End::Known | End::Time) {
+            let found = self.finding(verdict);
+            if let Some(why) = found.and_then(|finding| canaries.keep(vec![finding])) {
+                warn(format_args!("cannot keep the verdict: {why}"));
+                status = status.max(exit::PARTIAL);
+            }
+        }
+        let told = if self.options.json {
+            print(&(escape::json(&self.json(&end, verdict, is_kept)) + "\n"))
+        } else {
+            print(&self.words(&end, verdict, is_kept))
+        };
+        status.max(told)
+    }
+
+    fn measure(&mut self) -> Result<(), End> {
+        // The first slice of copies does not count: memory is found for them, and the program is proved to have text for them.
+        self.live.switch(Arm::Copies)?;
+        self.live.must_be_on_copies()?;
+        self.sleep(self.washout + self.slice)?;
+        let mut unmeasured = 0;
+        let mut next_line = 6;
+        loop {
+            let pair = 2 * (self.slice + self.washout);
+            if self.begun.elapsed() + pair > self.options.max {
+                return Err(End::Time);
+            }
+            match self.pair()? {
+                Ok([plain, copies]) => {
+                    unmeasured = 0;
+                    self.pairs.per_cpu.push((copies.per_cpu / plain.per_cpu).ln());
+                    self.pairs.per_second.push((copies.per_second / plain.per_second).ln());
+                }
+                Err(why) => {
+                    unmeasured += 1;
+                    self.pairs.left_out += 1;
+                    if unmeasured == MOST_UNMEASURED {
+                        let counter = shown(self.options);
+                        warn(format_args!("cannot measure by {counter}: {why}"));
+                        return Err(End::Failed(exit::FAILED));
+                    }
+                    self.pairs.why = Some(why);
+                }
+            }
+            if self.pairs.per_cpu.verdict().is_some() {
+                return Ok(());
+            }
+            let line = self.line();
+            self.progress.at(|| line.clone());
+            if self.pairs.per_cpu.pairs() >= next_line && !self.options.json {
+                next_line *= 2;
+                self.progress.unless_shown(&line);
+            }
+        }
+    }
+
+    /// Measures both ways, in an order that a coin decides; the inner error says why that could not be done.
+    fn pair(&mut self) -> Result<Result<[Figures; 2], String>, End> {
+        let plain_first = coin();
+        let order = if plain_first { [Arm::Plain, Arm::Copies] } else { [Arm::Copies, Arm::Plain] };
+        let first = match self.slice(order[0])? {
+            Ok(figures) => figures,
+            Err(why) => return Ok(Err(why)),
+        };
+        let second = match self.slice(order[1])? {
+            Ok(figures) => figures,
+            Err(why) => return Ok(Err(why)),
+        };
+        Ok(Ok(if plain_first { [first, second] } else { [second, first] }))
+    }
+
+    fn slice(&mut self, arm: Arm) -> Result<Result<Figures, String>, End> {
+        if self.live.arm() != arm {
+            self.live.switch(arm)?;
+            self.sleep(self.washout)?;
+        }
+        let Some(before) = self.look()? else { return Ok(Err(self.why())) };
+        self.sleep(self.slice)?;
+        let Some(after) = self.look()? else { return Ok(Err(self.why())) };
+        self.live.must_be_as_switched()?;
+        let work = after.count - before.count;
+        let used = after.used.checked_sub(before.used).unwrap_or_default().as_secs_f64();
+        let lasted = (after.at - before.at).as_secs_f64();
+        Ok(if work < 0.0 {
+            Err(format!("it fell from {} to {}", before.count, after.count))
+        } else if work == 0.0 {
+            Err("it did not grow: no work was done".to_owned())
+        } else if used <= 0.0 {
+            Err("the processes used no processor time".to_owned())
+        } else {
+            Ok(Figures { per_cpu: work / used, per_second: work / lasted })
+        })
+    }
+
+    fn why(&mut self) -> String {
+        self.pairs.why.clone().unwrap_or_default()
+    }
+
+    fn look(&mut self) -> Result<Option<Look>, End> {
+        let count = match self.counter.read() {
+            Ok(count) => count,
+            Err(why) => {
+                if let Some(signal) = interrupt::signal() {
+                    return Err(End::Signal(signal));
+                }
+                self.pairs.why = Some(why);
+                return Ok(None);
+            }
+        };
+        let Some(used) = self.live.used()? else {
+            self.pairs.why = Some("the processor time cannot be read".to_owned());
+            return Ok(None);
+        };
+        Ok(Some(Look { count, used, at: Instant::now() }))
+    }
+
+    /// Sleeps, and asks the guards meanwhile.
+    fn sleep(&self, time: Duration) -> Result<(), End> {
+        let end = Instant::now() + time;
+        loop {
+            if let Some(signal) = interrupt::signal() {
+                return Err(End::Signal(signal));
+            }
+            for guard in &self.guards {
+                if let Some(why) = guard.objects() {
+                    let signal = interrupt::signal();
+                    return Err(signal.map_or(End::Guard(why), End::Signal));
+                }
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            interrupt::sleep(left.min(Duration::from_secs(1)));
+        }
+    }
+
+    /// What is known now, and how long it will take.
+    fn line(&self) -> String {
+        let pairs = self.pairs.per_cpu.pairs();
+        let per_pair = self.begun.elapsed().as_secs_f64() / pairs.max(1) as f64;
+        let time = |more: usize| minutes(more as f64 * per_pair);
+        let left = match self.pairs.per_cpu.forecast() {
+            None => String::new(),
+            Some(forecast) => {
+                let verdict = forecast.verdict.map_or_else(
+                    || "no end in sight".to_owned(),
+                    |more| format!("about {more} more pairs ({})", time(more)),
+                );
+                let two = forecast.two_percent.map_or(String::new(), |more| {
+                    format!("; 2 % would be seen after {more} more ({})", time(more))
+                });
+                format!("; {verdict}{two}")
+            }
+        };
+        let per_cpu = times(self.pairs.per_cpu.interval());
+        let wall = self.pairs.per_second.interval().estimate;
+        let wall = wall.map_or(String::new(), |ratio| format!(", {ratio:.3} per second"));
+        format!("{pairs} pairs: {per_cpu} per CPU second{wall}{left}")
+    }
+
+    /// What is to be kept of it; `None` if it is not about one build.
+    fn finding(&self, verdict: Verdict) -> Option<Finding> {
+        let process = ProcDir::of(self.live.main()).ok()?;
+        if build_of(&process).as_ref() != Ok(&self.build) {
+            warn("the program was replaced meanwhile: the verdict is not kept");
+            return None;
+        }
+        Some(Finding {
+            subject: subject(&self.build, self.settings),
+            verdict,
+            keep_above: self.options.keep_above,
+            ratio: self.pairs.per_cpu.interval(),
+            standard_error: self.pairs.per_cpu.standard_error(),
+            pairs: self.pairs.per_cpu.pairs(),
+            hosts: 1,
+            exe: self.live.exe().shown().to_string(),
+            machine: verdicts::machine(),
+            when: now(),
+        })
+    }
+
+    fn words(&self, end: &End, verdict: Verdict, is_kept: bool) -> String {
+        let Pairs { per_cpu, per_second, left_out, why } = &self.pairs;
+        let mut text = format!("{}: {}", self.live.exe().shown(), verdict.as_str());
+        text += &match end {
+            End::Known => String::new(),
+            End::Time => " (the time of --max is over)".to_owned(),
+            End::Signal(_) => " (it was ended)".to_owned(),
+            End::Guard(why) => format!(" (the guard objected: {})", why.shown()),
+            End::Gone => " (all processes have ended)".to_owned(),
+            End::Failed(_) => " (it failed)".to_owned(),
+        };
+        text += &format!(
+            "\n  work per CPU second: {}, by the time of the {}\n  work per second:     {}\n  {} pairs",
+            times(per_cpu.interval()),
+            self.live.cpu().as_str(),
+            times(per_second.interval()),
+            per_cpu.pairs()
+        );
+        text += &format!(
+            " of slices of {:.1} s in {}",
+            self.slice.as_secs_f64(),
+            minutes(self.begun.elapsed().as_secs_f64())
+        );
+        if let (true, Some(why)) = (*left_out > 0, why) {
+            text += &format!("; {left_out} left out, the last because {}", why.shown());
+        }
+        text.push('\n');
+        if is_kept {
+            text +=
+                &format!("  the copies are kept; undo: tiexecctl revert {}\n", self.live.words());
+        }
+        text
+    }
+
+    fn json(&self, end: &End, verdict: Verdict, is_kept: bool) -> serde_json::Value {
+        let Pairs { per_cpu, per_second, left_out, why } = &self.pairs;
+        let reason = match end {
+            End::Guard(why) => Some(why),
+            _ => why.as_ref(),
+        };
+        let forecast = per_cpu.forecast();
+        serde_json::json!({
+            "schema": SCHEMA,
+            "kind": "canary",
+            "exe": self.live.exe().shown().to_string(),
+            "verdict": verdict,
+            "ended": end.as_str(),
+            "reason": reason,
+            "kept": is_kept,
+            "keep_above": self.options.keep_above,
+            "confidence": CONFIDENCE,
+            "per_cpu_second": per_cpu.interval(),
+            "per_second": per_second.interval(),
+            "cpu_time": self.live.cpu().as_str(),
+            "pairs": per_cpu.pairs(),
+            "pairs_left_out": left_out,
+            "more_pairs": forecast.and_then(|forecast| forecast.verdict),
+            "more_pairs_for_2_percent": forecast.and_then(|forecast| forecast.two_percent),
+            "slice_s": self.slice.as_secs_f64(),
+            "lasted_s": self.begun.elapsed().as_secs_f64(),
+            "switches": self.live.switches(),
+            "subject": subject(&self.build, self.settings),
+        })
+    }
+}
+
+/// The counter and the processor time at one moment.
+struct Look {
+    count: f64,
+    used: Duration,
+    at: Instant,
+}
+
+/// Tosses a coin that nobody can foresee.
+fn coin() -> bool {
+    let mut byte = [0u8];
+    let drawn = rustix::rand::getrandom(&mut byte, rustix::rand::GetRandomFlags::empty());
+    // Without random numbers there is no proof, so the clock's least digit has to do: it is as blind to the service.
+    match drawn {
+        Ok(1) => byte[0] & 1 == 1,
+        _ => Instant::now().elapsed().as_nanos() & 1 == 1,
+    }
+}
+
+fn times(Interval { estimate, low, high }: Interval) -> String {
+    let Some(estimate) = estimate else { return "not known".to_owned() };
+    let end = |end: Option<f64>| end.map_or_else(|| "?".to_owned(), |end| format!("{end:.3}"));
+    format!("{estimate:.3} times ({}–{})", end(low), end(high))
+}
+
+fn minutes(seconds: f64) -> String {
+    match seconds {
+        seconds if seconds < 120.0 => format!("{seconds:.0} s"),
+        seconds if seconds < 7200.0 => format!("{:.0} min", seconds / 60.0),
+        seconds => format!("{:.1} h", seconds / 3600.0),
+    }
+}

@@ -1,0 +1,330 @@
+//! The figures of a canary: the output of a command, or the answer of a Prometheus server.
+//!
+//! What they say is not believed: a number is finite, a text is short, and every wait has an end.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
+use rustix::process::{Signal, kill_process_group};
+use serde_json::Value;
+use tiexec_core::escape::AsShown;
+use tiexec_sys::interrupt;
+
+/// The user and the group of nobody's, on every Linux.
+const NOBODY: u32 = 65534;
+/// How long an answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often a wait looks whether it is over.
+const LOOK: Duration = Duration::from_millis(20);
+/// Most bytes of an answer.
+const LONGEST: usize = 1 << 20;
+
+/// The work that is done.
+pub(super) enum Counter {
+    /// A command for the shell.
+    Command(String),
+    /// A server, and an expression.
+    Query(Server, String),
+}
+
+impl Counter {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// It has no number, in words.
+    pub(super) fn read(&self) -> Result<f64, String> {
+        match self {
+            Self::Command(command) => {
+                let (output, ended) = shell(command)?;
+                if let Some(how) = ended {
+                    return Err(format!("it failed: {how}"));
+                }
+                last_number(&output).ok_or_else(|| "it printed no number".to_owned())
+            }
+            Self::Query(server, expression) => match &server.values(expression)?[..] {
+                [value] => Ok(*value),
+                [] => Err("it has no value".to_owned()),
+                several => {
+                    let count = several.len();
+                    Err(format!("it has {count} values; fix: --query 'sum(...)'"))
+                }
+            },
+        }
+    }
+}
+
+/// The condition under which a canary goes on.
+pub(super) enum Guard {
+    /// A command for the shell that succeeds.
+    Command(String),
+    /// An expression that has no value.
+    Query(Server, String),
+}
+
+impl Guard {
+    /// Returns why the canary must end, if it must. A guard that cannot be asked is one that objects.
+    pub(super) fn objects(&self) -> Option<String> {
+        match self {
+            Self::Command(command) => match shell(command) {
+                Ok((_, None)) => None,
+                Ok((_, Some(how))) => Some(how),
+                Err(why) => Some(why),
+            },
+            Self::Query(server, expression) => match server.values(expression) {
+                Ok(values) => values.first().map(|value| format!("it has the value {value}")),
+                Err(why) => Some(why),
+            },
+        }
+    }
+}
+
+/// Runs a command by the shell, as nobody if this is root; returns what it printed, and how it failed.
+fn shell(command: &str) -> Result<(String, Option<String>), String> {
+    let mut sh = Command::new("sh");
+    sh.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    // Ctrl-C does not reach it, and its children end with it.
+    sh.process_group(0).current_dir("/");
+    if rustix::process::geteuid().is_root() {
+        sh.uid(NOBODY).gid(NOBODY);
+    }
+    let mut child = sh.spawn().map_err(|error| format!("it cannot be run: {error}"))?;
+    let told = listen(&mut child);
+    let group = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
+    // It is not reaped yet, so the number is its own.
+    if let Some(group) = group {
+        let _ended = kill_process_group(group, Signal::KILL);
+    }
+    let status = child.wait().map_err(|error| error.to_string())?;
+    let output = told?;
+    Ok((output, (!status.success()).then(|| status.to_string())))
+}
+
+/// Reads what a command prints until it has ended.
+fn listen(child: &mut Child) -> Result<String, String> {
+    let end = Instant::now() + PATIENCE;
+    let Some(mut pipe) = child.stdout.take() else { return Ok(String::new()) };
+    let failed = |error: rustix::io::Errno| error.to_string();
+    let flags = rustix::fs::fcntl_getfl(&pipe).map_err(failed)?;
+    rustix::fs::fcntl_setfl(&pipe, flags | OFlags::NONBLOCK).map_err(failed)?;
+    let mut output = Vec::new();
+    let (mut is_open, mut has_ended) = (true, false);
+    loop {
+        let mut buffer = [0; 4096];
+        match pipe.read(&mut buffer) {
+            Ok(0) => is_open = false,
+            Ok(count) => {
+                output.extend(&buffer[..count]);
+                if output.len() > LONGEST {
+                    return Err("it prints without end".to_owned());
+                }
+                continue;
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error.to_string()),
+        }
+        // Its children may keep the pipe open: its own end counts.
+        if has_ended || (!is_open && ended(child)) {
+            return Ok(String::from_utf8_lossy(&output).into_owned());
+        }
+        if interrupt::asked() {
+            return Err("it was ended".to_owned());
+        }
+        if Instant::now() >= end {
+            return Err(format!("it took more than {} s", PATIENCE.as_secs()));
+        }
+        has_ended = ended(child);
+        if !has_ended {
+            if is_open {
+                let mut wait = [PollFd::from_borrowed_fd(pipe.as_fd(), PollFlags::IN)];
+                let time = Timespec::try_from(LOOK).ok();
+                let _interrupted = poll(&mut wait, time.as_ref());
+            } else {
+                std::thread::sleep(LOOK);
+            }
+        }
+    }
+}
+
+/// Returns whether a child has ended; it stays to be waited for.
+fn ended(child: &Child) -> bool {
+    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+    let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else { return true };
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+    !matches!(waitid(WaitId::Pid(pid), options), Ok(None) | Err(rustix::io::Errno::INTR))
+}
+
+/// Finds the last word of a text that is a number.
+fn last_number(text: &str) -> Option<f64> {
+    crate::ctl::bench::last_number(text)
+}
+
+/// A Prometheus server, reached by plain HTTP.
+#[derive(Clone, Debug)]
+pub(super) struct Server {
+    /// The host and the port.
+    host: String,
+    /// The path before that of the interface.
+    prefix: String,
+}
+
+impl Server {
+    /// Reads its address.
+    ///
+    /// # Errors
+    /// The address is none, in words.
+    pub(super) fn at(url: &str) -> Result<Self, String> {
+        let rest = url.strip_prefix("http://").ok_or_else(|| {
+            format!("--prometheus {url:?}: it does not begin with http://; fix: http://HOST:PORT")
+        })?;
+        let (host, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        let plain = |byte: u8| byte.is_ascii_graphic() && !b"@?#".contains(&byte);
+        if host.is_empty() || !rest.bytes().all(plain) {
+            return Err(format!("--prometheus {url:?} is no address; fix: http://HOST:PORT"));
+        }
+        let last = host.rsplit(']').next().unwrap_or(host);
+        let host = if last.contains(':') { host.to_owned() } else { format!("{host}:80") };
+        let prefix = prefix.trim_end_matches('/');
+        let prefix = if prefix.is_empty() { String::new() } else { format!("/{prefix}") };
+        Ok(Self { host, prefix })
+    }
+
+    /// Asks for an expression's values now.
+    fn values(&self, expression: &str) -> Result<Vec<f64>, String> {
+        let path = format!("{}/api/v1/query?query={}", self.prefix, encoded(expression));
+        let answer = self.get(&path).map_err(|why| format!("{}: {why}", self.host.shown()))?;
+        values_of(&answer)
+    }
+
+    /// Gets a path; the answer's body. HTTP/1.0: the answer ends with the connection, and is in one piece.
+    fn get(&self, path: &str) -> Result<Vec<u8>, String> {
+        let end = Instant::now() + PATIENCE;
+        let left = || {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || interrupt::asked() { None } else { Some(left) }
+        };
+        let late = || "no answer in time".to_owned();
+        let text = |error: std::io::Error| error.to_string();
+        let address = self.host.to_socket_addrs().map_err(text)?.next().ok_or("no address")?;
+        let mut stream =
+            TcpStream::connect_timeout(&address, left().ok_or_else(late)?).map_err(text)?;
+        stream.set_write_timeout(left()).map_err(text)?;
+        let request = format!(
+            "GET {path} HTTP/1.0\r\nHost: {}\r\nAccept: application/json\r\n\r\n",
+            self.host
+        );
+        stream.write_all(request.as_bytes()).map_err(text)?;
+        let mut answer = Vec::new();
+        loop {
+            stream.set_read_timeout(Some(left().ok_or_else(late)?)).map_err(text)?;
+            let mut buffer = [0; 4096];
+            match stream.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(count) => answer.extend(&buffer[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(late()),
+                Err(error) => return Err(error.to_string()),
+            }
+            if answer.len() > LONGEST {
+                return Err("the answer is too long".to_owned());
+            }
+        }
+        let head = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n");
+        let head = head.ok_or("the answer is not HTTP")?;
+        Ok(answer.split_off(head + 4))
+    }
+}
+
+/// Reads the values in an answer of the query interface.
+fn values_of(answer: &[u8]) -> Result<Vec<f64>, String> {
+    let answer: Value = serde_json::from_slice(answer)
+        .map_err(|_torn| "the answer is not Prometheus's".to_owned())?;
+    if answer["status"] != "success" {
+        let why = answer["error"].as_str().unwrap_or("the answer is not Prometheus's");
+        return Err(why.chars().take(200).collect::<String>().shown().to_string());
+    }
+    let value = |value: &Value| -> Result<f64, String> {
+        let number = value[1].as_str().and_then(|text| text.parse::<f64>().ok());
+        number.filter(|number| number.is_finite()).ok_or_else(|| "a value is no number".to_owned())
+    };
+    let result = &answer["data"]["result"];
+    match answer["data"]["resultType"].as_str() {
+        Some("scalar") => Ok(vec![value(result)?]),
+        Some("vector") => {
+            result.as_array().into_iter().flatten().map(|one| value(&one["value"])).collect()
+        }
+        _ => Err("it is neither a vector nor a scalar".to_owned()),
+    }
+}
+
+/// Writes a text as a part of an address (RFC 3986).
+fn encoded(text: &str) -> String {
+    let byte = |byte: u8| {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            char::from(byte).to_string()
+        } else {
+            format!("%{byte:02X}")
+        }
+    };
+    text.bytes().map(byte).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_plain_http() {
+        let of = |url: &str| Server::at(url).map(|server| (server.host, server.prefix)).ok();
+        let is = |host: &str, prefix: &str| Some((host.to_owned(), prefix.to_owned()));
+        assert_eq!(of("http://localhost:9090"), is("localhost:9090", ""));
+        assert_eq!(of("http://p/prom/"), is("p:80", "/prom"));
+        assert_eq!(of("http://[::1]:9"), is("[::1]:9", ""));
+        assert_eq!(of("http://[::1]"), is("[::1]:80", ""));
+        for odd in ["https://p", "p:9090", "http://", "http://a b", "http://a\r\nb", "http://u@h"] {
+            assert_eq!(of(odd), None, "{odd}");
+        }
+        assert_eq!(encoded("sum(a{b=\"c d\"})"), "sum%28a%7Bb%3D%22c%20d%22%7D%29");
+    }
+
+    #[test]
+    fn answers_are_prometheuss() {
+        let of = |text: &str| values_of(text.as_bytes());
+        let vector = |result: &str| {
+            of(&format!(
+                r#"{{"status":"success","data":{{"resultType":"vector","result":[{result}]}}}}"#
+            ))
+        };
+        assert_eq!(vector(r#"{"metric":{},"value":[1.5,"42"]}"#), Ok(vec![42.0]));
+        assert_eq!(vector(""), Ok(vec![]));
+        assert_eq!(vector(r#"{"value":[1,"1"]},{"value":[1,"2"]}"#), Ok(vec![1.0, 2.0]));
+        for odd in [r#"{"value":[1,"NaN"]}"#, r#"{"value":[1,"+Inf"]}"#, "7", r#"{"value":[1]}"#] {
+            assert!(vector(odd).is_err(), "{odd}");
+        }
+        let scalar = r#"{"status":"success","data":{"resultType":"scalar","result":[1,"7"]}}"#;
+        assert_eq!(of(scalar), Ok(vec![7.0]));
+        assert_eq!(of(r#"{"status":"error","error":"parse"}"#), Err("parse".to_owned()));
+        for odd in ["", "[]", "{}", "null", r#"{"status":"success"}"#] {
+            assert!(of(odd).is_err(), "{odd}");
+        }
+    }
+
+    #[test]
+    fn commands_are_not_believed() {
+        let read = |command: &str| Counter::Command(command.to_owned()).read();
+        assert_eq!(read("echo Questions 1,234"), Ok(1234.0));
+        assert_eq!(read("echo 5; (sleep 100 &)"), Ok(5.0));
+        for odd in ["echo none", "echo nan", "echo 5; exit 3", "yes 1", "kill -9 $$", "echo 1e999"]
+        {
+            assert!(read(odd).is_err(), "{odd}");
+        }
+        assert_eq!(Guard::Command("true".to_owned()).objects(), None);
+        assert!(Guard::Command("exit 2".to_owned()).objects().is_some());
+    }
+}

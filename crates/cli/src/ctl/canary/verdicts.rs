@@ -1,0 +1,127 @@
+//! The verdicts of this machine's canaries, and those of several machines together.
+
+use std::io::Read;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use tiexec_advise::canary::{ENOUGH_HOSTS, Finding, merge};
+use tiexec_agent::canary::Canaries;
+use tiexec_core::escape::{self, AsShown};
+use tiexec_core::report::SCHEMA;
+
+use super::times;
+use crate::ctl::print;
+use crate::exit;
+use crate::options::CanaryCommand;
+use crate::stdio::warn;
+
+/// Most bytes of a file.
+const LONGEST: u64 = 4 << 20;
+
+/// What `export` prints.
+#[derive(Serialize, Deserialize)]
+struct Export {
+    schema: u32,
+    kind: String,
+    verdicts: Vec<Finding>,
+}
+
+impl Export {
+    const KIND: &str = "canary_verdicts";
+
+    fn of(verdicts: Vec<Finding>) -> Self {
+        Self { schema: SCHEMA, kind: Self::KIND.to_owned(), verdicts }
+    }
+
+    fn print(&self) -> u8 {
+        match serde_json::to_value(self) {
+            Ok(value) => print(&(escape::json(&value) + "\n")),
+            Err(error) => {
+                warn(format_args!("cannot print the verdicts: {error}"));
+                exit::FAILED
+            }
+        }
+    }
+}
+
+pub(super) fn run(command: &CanaryCommand, state_dir: &Path) -> u8 {
+    let open = || {
+        Canaries::open(state_dir).map_err(|why| {
+            warn(format_args!("cannot open the verdicts: {why}; fix: run it as root"));
+            exit::NOT_PERMITTED
+        })
+    };
+    let done = match command {
+        CanaryCommand::Export if !state_dir.exists() => Ok(Export::of(Vec::new()).print()),
+        CanaryCommand::Export => open().and_then(|canaries| {
+            let verdicts = canaries.look().map_err(|why| {
+                warn(format_args!("cannot read the verdicts: {why}"));
+                exit::FAILED
+            })?;
+            Ok(Export::of(verdicts.findings).print())
+        }),
+        CanaryCommand::Merge { files, keep, json } => {
+            files.iter().map(|file| read(file)).collect::<Result<Vec<_>, _>>().and_then(|all| {
+                let merged = merge(&all.concat());
+                if *keep && let Some(why) = open()?.keep(merged.clone()) {
+                    warn(format_args!("cannot keep the verdicts: {why}"));
+                    return Err(exit::FAILED);
+                }
+                Ok(if *json { Export::of(merged).print() } else { table(&merged) })
+            })
+        }
+    };
+    done.unwrap_or_else(|status| status)
+}
+
+fn read(path: &Path) -> Result<Vec<Finding>, u8> {
+    let failed = |why: &dyn std::fmt::Display| {
+        warn(format_args!(
+            "cannot read {}: {why}; fix: tiexecctl canary export writes such files",
+            path.shown()
+        ));
+        exit::FAILED
+    };
+    let file = std::fs::File::open(path).map_err(|error| failed(&error))?;
+    let mut text = String::new();
+    file.take(LONGEST).read_to_string(&mut text).map_err(|error| failed(&error))?;
+    let export: Export = serde_json::from_str(&text).map_err(|error| failed(&error))?;
+    if export.kind != Export::KIND {
+        return Err(failed(&format_args!("it is of kind {:?}", export.kind)));
+    }
+    Ok(export.verdicts)
+}
+
+fn table(merged: &[Finding]) -> u8 {
+    let mut text = String::new();
+    for Finding { subject, verdict, ratio, pairs, hosts, exe, .. } in merged {
+        let s = if *hosts == 1 { "" } else { "s" };
+        text += &format!(
+            "{} {}\n  {}, Linux {}, {}, edges {}\n  {}: {}, {hosts} host{s}, {pairs} pairs",
+            exe.shown(),
+            subject.build_id.shown(),
+            subject.cpu.shown(),
+            subject.kernel.shown(),
+            subject.backing.shown(),
+            subject.edges.shown(),
+            verdict.as_str(),
+            times(*ratio),
+        );
+        if *hosts < ENOUGH_HOSTS {
+            text += &format!("; a claim takes {ENOUGH_HOSTS} hosts");
+        }
+        text.push('\n');
+    }
+    if merged.is_empty() {
+        text += "no verdicts with an estimate\n";
+    }
+    print(&text)
+}
+
+/// Names this machine, without telling its id (machine-id(5)).
+pub(super) fn machine() -> String {
+    let id = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    let system = rustix::system::uname();
+    let name = format!("tiexec canary\n{}\n{}", id.trim(), system.nodename().to_string_lossy());
+    blake3::hash(name.as_bytes()).to_hex()[..16].to_owned()
+}

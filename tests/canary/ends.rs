@@ -1,0 +1,118 @@
+//! However a canary ends, the server has its own text back: by a signal, by the guard, by its death.
+
+use support::attaching::switched;
+use support::child::eventually;
+use support::{Held, Run, is_root, require, tiexecd};
+
+use crate::{Server, export};
+
+#[test]
+fn by_a_signal() {
+    require!(is_root(), "files in a directory of root's");
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let server = Server::start(100, 1);
+        let canary = server.in_a_canary(&[]);
+        canary.signal(signal);
+        let done = canary.finish();
+        done.assert_code(128 + signal);
+        assert!(done.out().contains("undecided (it was ended)"), "{done}");
+        assert_eq!(switched(server.pid()), 0, "{done}");
+        assert!(!server.state().join("canary.json").exists(), "{done}");
+        assert_eq!(export(&server)["verdicts"], serde_json::json!([]));
+        server.finish();
+    }
+}
+
+#[test]
+fn by_the_guard() {
+    require!(is_root(), "files in a directory of root's");
+    let server = Server::start(100, 0);
+    let bad = server.public.path().join("bad").display().to_string();
+    let guard = format!("--guard=test ! -e {bad}");
+    let canary = server.in_a_canary(&[&guard]);
+    std::fs::write(&bad, "").expect("a file");
+    let done = canary.finish();
+    done.assert_code(7);
+    assert!(done.out().contains("(the guard objected: "), "{done}");
+    assert_eq!(switched(server.pid()), 0, "{done}");
+    // One that objects from the beginning keeps it from being changed at all.
+    let done = server.canary(&[&guard]);
+    done.assert_code(7);
+    assert!(done.err().contains("before anything was changed"), "{done}");
+    server.finish();
+}
+
+/// A canary that has been killed while the server was on copies.
+fn killed(server: &Server) {
+    let canary = server.in_a_canary(&[]);
+    let other = server.canary(&["--max=1s"]);
+    other.assert_code(1);
+    assert!(other.err().contains("there is one already; fix: "), "{other}");
+    canary.signal(libc::SIGKILL);
+    canary.finish().assert_signal(libc::SIGKILL);
+    assert!(server.state().join("canary.json").exists(), "the record");
+}
+
+/// The server as a killed canary leaves it: on copies. A canary that was killed on base pages leaves nothing to be seen.
+fn left_on_copies() -> Server {
+    loop {
+        let server = Server::start(100, 1);
+        killed(&server);
+        if switched(server.pid()) > 0 {
+            return server;
+        }
+        server.finish();
+    }
+}
+
+#[test]
+fn by_its_death_and_the_next_one_reverts() {
+    require!(is_root(), "files in a directory of root's");
+    let server = left_on_copies();
+    let done = server.canary(&["--max=1ms"]);
+    done.assert_code(6);
+    let says = format!("reverted process {}, which a killed canary had left", server.pid());
+    assert!(done.err().contains(&says), "{done}");
+    assert_eq!(switched(server.pid()), 0);
+    assert!(!server.state().join("canary.json").exists());
+    server.finish();
+}
+
+#[test]
+fn by_its_death_and_the_agent_reverts() {
+    require!(is_root(), "files in a directory of root's");
+    let server = left_on_copies();
+    let agent = agent(&server);
+    server.eventually_plain();
+    eventually("the record is gone", || !server.state().join("canary.json").exists());
+    agent.signal(libc::SIGTERM);
+    let done = agent.finish();
+    let says = format!("{}: reverted, because its canary was killed", server.pid());
+    assert!(done.err().contains(&says), "{done}");
+    server.finish();
+}
+
+#[test]
+fn a_torn_record_is_set_aside() {
+    require!(is_root(), "files in a directory of root's");
+    let server = Server::start(100, 0);
+    std::fs::create_dir(server.state()).expect("a directory");
+    std::fs::write(server.state().join("canary.json"), "{\"version\":1,").expect("a file");
+    let done = server.canary(&["--max=1ms"]);
+    done.assert_code(6);
+    assert!(done.err().contains("set aside as canary.json.aside"), "{done}");
+    // Another process has the number by now: it is not touched.
+    let other = format!("{{\"version\":1,\"boot\":\"x\",\"members\":[[{},1]]}}", server.pid());
+    std::fs::write(server.state().join("canary.json"), other).expect("a file");
+    let done = server.canary(&["--max=1ms"]);
+    done.assert_code(6);
+    assert!(!done.err().contains("reverted process"), "{done}");
+    server.finish();
+}
+
+fn agent(server: &Server) -> Held {
+    let conf = server.public.path().join("conf");
+    std::fs::create_dir(&conf).expect("a directory");
+    let (conf, state) = (conf.display().to_string(), server.state().display().to_string());
+    Run::new(tiexecd(), ["--conf-dir", &conf, "--state-dir", &state]).plain().limit(120).start()
+}

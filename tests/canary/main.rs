@@ -1,0 +1,100 @@
+//! `tiexecctl canary`: a server alternates between base pages and copies under its own load, and keeps copies only if they help.
+//!
+//! The server counts more, or less, while its text is on huge pages: a difference that is made up, so that the tests know what
+//! is to be found. Whether claims are rarely false is tested by simulation (`crates/advise/tests/sequential.rs`).
+
+mod counters;
+mod ends;
+mod merge;
+mod rules;
+mod verdict;
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use support::attaching::{ctl, small, switched};
+use support::child::eventually;
+use support::{Done, Fresh, Held, Kind, Public, Run, tiexecctl};
+
+/// A server, and the place for the canary's files.
+struct Server {
+    copy: Fresh,
+    held: Held,
+    public: Public,
+}
+
+impl Server {
+    /// Starts it. A round counts so many percent while its text is on huge pages.
+    fn start(worth: u32, children: u32) -> Server {
+        let (copy, public) = (small("counts", Kind::DynamicNoPie), Public::new());
+        let count = public.path().join("count").display().to_string();
+        let args = [count, worth.to_string(), children.to_string()];
+        let held = Run::new(copy.path(), args).plain().limit(400).hold();
+        Server { copy, held, public }
+    }
+
+    fn pid(&self) -> i32 {
+        self.held.pid()
+    }
+
+    fn state(&self) -> PathBuf {
+        self.public.path().join("state")
+    }
+
+    /// A command that prints the count.
+    fn counter(&self) -> String {
+        format!("cat {}", self.public.path().join("count").display())
+    }
+
+    /// The words of a canary by its count, with short slices.
+    fn args(&self, more: &[&str]) -> Vec<String> {
+        let own = ["--counter".to_owned(), self.counter()];
+        [self.with_counter(more), own.to_vec()].concat()
+    }
+
+    fn with_counter(&self, more: &[&str]) -> Vec<String> {
+        let state = self.state().display().to_string();
+        let mut args =
+            ["canary", "--slice=400ms", "--state-dir", &state].map(str::to_owned).to_vec();
+        args.extend(more.iter().map(|&word| word.to_owned()));
+        if !more.contains(&"--exe") {
+            args.push(self.pid().to_string());
+        }
+        args
+    }
+
+    fn canary(&self, more: &[&str]) -> Done {
+        started(&self.args(more)).finish()
+    }
+
+    /// Starts a canary without an end, and waits until the server is on copies.
+    fn in_a_canary(&self, more: &[&str]) -> Held {
+        let args = self.args(&[&["--keep-above=2"], more].concat());
+        let held = started(&args);
+        let pid = self.pid();
+        eventually(&format!("{pid} is on copies"), || switched(pid) > 0);
+        held
+    }
+
+    fn eventually_plain(&self) {
+        let pid = self.pid();
+        eventually(&format!("{pid} is on base pages"), || switched(pid) == 0);
+    }
+
+    /// Ends it; its text was right all the time.
+    fn finish(self) {
+        self.held.finish().assert_code(7);
+    }
+}
+
+fn started(args: &[String]) -> Held {
+    Run::new(tiexecctl(), args).plain().limit(300).start()
+}
+
+fn export(server: &Server) -> Value {
+    let state = server.state().display().to_string();
+    let done = ctl(["canary", "export", "--state-dir", &state]);
+    done.assert_code(0).assert_silent();
+    support::attaching::json(&done)
+}

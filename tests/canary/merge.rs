@@ -1,0 +1,61 @@
+//! The verdicts of several machines together.
+
+use serde_json::{Value, json};
+
+use support::attaching::ctl;
+
+/// What a machine exports that found this ratio.
+fn exported(machine: &str, estimate: f64) -> Value {
+    json!({"schema": 2, "kind": "canary_verdicts", "verdicts": [{
+        "build_id": "ab", "text": "cd", "cpu": "c", "kernel": "k", "backing": "image", "edges": "conservative",
+        "verdict": "undecided", "keep_above": 1.005, "estimate": estimate, "low": null, "high": null,
+        "standard_error": 0.01, "pairs": 20, "hosts": 1, "exe": "/bin/x", "machine": machine, "when": 1
+    }]})
+}
+
+#[test]
+fn several_machines_are_surer_than_one() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let files: Vec<String> = (0..6)
+        .map(|at| {
+            let file = dir.path().join(format!("{at}.json"));
+            let export = exported(&at.to_string(), 1.04 + 0.004 * f64::from(at % 3));
+            std::fs::write(&file, export.to_string()).expect("a file");
+            file.display().to_string()
+        })
+        .collect();
+    let merge = |files: &[String], more: &[&str]| {
+        let words = ["canary", "merge"].into_iter().chain(more.iter().copied());
+        ctl(words.chain(files.iter().map(String::as_str)).collect::<Vec<_>>())
+    };
+    let done = merge(&files, &[]);
+    done.assert_code(0).assert_silent();
+    assert!(
+        done.out().contains("better: 1.044 times (1.0") && done.out().contains("6 hosts"),
+        "{done}"
+    );
+    let two = merge(&files[..2], &[]);
+    assert!(two.out().contains("undecided") && two.out().contains("takes 3 hosts"), "{two}");
+    // Merged verdicts are kept like others, and exported in the same form.
+    let state = dir.path().join("state").display().to_string();
+    merge(&files, &["--keep", "--json", "--state-dir", &state]).assert_code(0);
+    let kept = ctl(["canary", "export", "--state-dir", &state]);
+    let kept = support::attaching::json(&kept);
+    assert_eq!(
+        (&kept["verdicts"][0]["hosts"], &kept["verdicts"][0]["verdict"]),
+        (&6.into(), &"better".into())
+    );
+}
+
+#[test]
+fn other_files_are_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("x.json");
+    for text in ["", "[]", "{\"schema\":2,\"kind\":\"bench\",\"verdicts\":[]}", "\u{1b}[31m"] {
+        std::fs::write(&file, text).expect("a file");
+        let done = ctl(["canary".as_ref(), "merge".as_ref(), file.as_os_str()]);
+        done.assert_code(1);
+        assert!(done.err().contains("; fix: tiexecctl canary export"), "{done}");
+        assert!(!done.err().contains('\u{1b}'), "{done}");
+    }
+}

@@ -1,0 +1,90 @@
+//! A rule with `canary = "required"` attaches only where a canary on this machine has found that it helps.
+
+use support::attaching::ctl;
+use support::{Done, Run, is_root, require, tiexecd};
+
+use crate::{Server, export};
+
+fn check(server: &Server) -> Done {
+    let conf = server.public.path().join("conf").display().to_string();
+    let state = server.state().display().to_string();
+    let pid = server.pid().to_string();
+    ctl(["rules", "check", "--conf-dir", &conf, "--state-dir", &state, &pid])
+}
+
+fn write_rule(server: &Server, more: &str) {
+    let conf = server.public.path().join("conf");
+    let _there = std::fs::create_dir(&conf);
+    let exe = server.copy.path().display();
+    let rule = format!(
+        "[[rule]]\nname = \"r\"\nexe = \"{exe}\"\naction = \"attach\"\nmin-age = \"100ms\"\n{more}\n"
+    );
+    std::fs::write(conf.join("r.toml"), rule).expect("a file");
+    support::chmod(&conf.join("r.toml"), 0o644);
+}
+
+#[test]
+fn a_verdict_is_asked_for_and_obeyed() {
+    require!(is_root(), "rules of root's");
+    let server = Server::start(300, 0);
+    write_rule(&server, "canary = \"required\"");
+    support::child::eventually("it is old enough", || !check(&server).out().contains("too_young"));
+    let before = check(&server);
+    before.assert_code(0).assert_silent();
+    require!(!before.out().contains("no_crash_guard"), "Linux 6.15");
+    let says = format!("canary_required; fix: tiexecctl canary {} --counter CMD", server.pid());
+    assert!(before.out().trim_end().ends_with(&says), "{before}");
+    server.canary(&[]).assert_code(0);
+    ctl(["revert", &server.pid().to_string()]).assert_code(0);
+    assert!(check(&server).out().ends_with(": rule r: attach\n"), "{}", check(&server));
+    // Another way to take the edges is another thing.
+    write_rule(&server, "canary = \"required\"\nedges = \"aggressive\"");
+    assert!(check(&server).out().contains("canary_required"), "{}", check(&server));
+    write_rule(&server, "canary = \"required\"");
+    let conf = server.public.path().join("conf").display().to_string();
+    let state = server.state().display().to_string();
+    let args = ["--conf-dir", &conf, "--state-dir", &state];
+    let agent = Run::new(tiexecd(), args).plain().limit(120).start();
+    let pid = server.pid();
+    support::child::eventually("the agent attaches", || support::attaching::switched(pid) > 0);
+    agent.signal(libc::SIGTERM);
+    agent.finish().assert_code(0);
+    ctl(["revert", &pid.to_string()]).assert_code(0);
+    // A verdict of another kernel says nothing here.
+    let file = server.state().join("verdicts.json");
+    let text = std::fs::read_to_string(&file).expect("the verdicts");
+    let kernel = export(&server)["verdicts"][0]["kernel"].as_str().expect("a kernel").to_owned();
+    std::fs::write(&file, text.replace(&kernel, "0.0.1-other")).expect("a file");
+    assert!(check(&server).out().contains("canary_required"), "{}", check(&server));
+    server.finish();
+}
+
+#[test]
+fn verdicts_that_are_torn_count_for_nothing() {
+    require!(is_root(), "rules of root's");
+    let server = Server::start(100, 0);
+    write_rule(&server, "canary = \"required\"");
+    std::fs::create_dir(server.state()).expect("a directory");
+    let file = server.state().join("verdicts.json");
+    std::fs::write(&file, "{\"version\":1,\"findings\":[{\"verdict\":\"better\"").expect("a file");
+    let done = check(&server);
+    done.assert_code(5);
+    assert!(done.err().contains("cannot tell the verdicts of canaries: it is torn"), "{done}");
+    // The next canary sets them aside.
+    let done = server.canary(&["--max=1ms"]);
+    assert!(done.err().contains("set aside as verdicts.json.aside"), "{done}");
+    server.finish();
+}
+
+#[test]
+fn page_cache_cannot_be_required_to_be_proved() {
+    require!(is_root(), "rules of root's");
+    let server = Server::start(100, 0);
+    write_rule(&server, "canary = \"required\"\nbacking = \"pagecache\"");
+    let done = check(&server);
+    done.assert_code(1);
+    assert!(done.err().contains("cannot be taken back"), "{done}");
+    write_rule(&server, "canary = \"maybe\"");
+    assert!(check(&server).err().contains("is not off or required"), "{}", check(&server));
+    server.finish();
+}

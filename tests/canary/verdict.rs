@@ -1,0 +1,108 @@
+//! A canary ends as soon as it knows: what is better is kept, and what is not is taken back.
+
+use support::attaching::{json, switched};
+use support::smaps::children;
+use support::{is_root, require};
+
+use crate::{Server, export};
+
+#[test]
+fn what_is_better_is_kept_by_all_processes() {
+    require!(is_root(), "files in a directory of root's");
+    let server = Server::start(300, 2);
+    let exe = server.copy.path().display().to_string();
+    let done = server.canary(&["--json", "--exe", &exe]);
+    done.assert_code(0);
+    let found = json(&done);
+    assert_eq!((&found["schema"], &found["kind"]), (&2.into(), &"canary".into()), "{found}");
+    assert_eq!(
+        (&found["verdict"], &found["ended"]),
+        (&"better".into(), &"known".into()),
+        "{found}"
+    );
+    assert_eq!(found["kept"], true, "{found}");
+    let low = found["per_cpu_second"]["low"].as_f64().expect("an interval");
+    assert!(low > 1.005, "{found}");
+    let family: Vec<i32> = children(server.pid()).into_iter().chain([server.pid()]).collect();
+    assert_eq!(family.len(), 3);
+    for pid in family {
+        assert!(switched(pid) > 0, "{pid} is on copies");
+    }
+    assert!(!server.state().join("canary.json").exists(), "nothing is left to be reverted");
+    let kept = &export(&server)["verdicts"][0];
+    assert_eq!(
+        (&kept["verdict"], &kept["exe"]),
+        (&"better".into(), &exe.as_str().into()),
+        "{kept}"
+    );
+    assert_eq!((&kept["backing"], &kept["edges"]), (&"image".into(), &"conservative".into()));
+    for key in ["build_id", "text", "cpu", "kernel"] {
+        assert!(kept[key].as_str().is_some_and(|text| !text.is_empty()), "{key}: {kept}");
+    }
+    // Copies that are there already leave nothing to be compared.
+    let again = server.canary(&[]);
+    again.assert_code(1);
+    assert!(again.err().contains("by tiexec already; fix: tiexecctl revert "), "{again}");
+    server.finish();
+}
+
+#[test]
+fn what_is_worse_is_taken_back() {
+    require!(is_root(), "files in a directory of root's");
+    let server = Server::start(30, 0);
+    let before = support::attaching::joined(server.pid());
+    let done = server.canary(&[]);
+    done.assert_code(6);
+    let out = done.out();
+    assert!(out.contains(": worse\n  work per CPU second: 0."), "{done}");
+    assert!(!out.contains("are kept"), "{done}");
+    // Without a terminal, lines tell how far it is, and how long it will take.
+    assert!(done.err().contains(" more pairs ("), "{done}");
+    server.eventually_plain();
+    assert_eq!(support::attaching::joined(server.pid()), before);
+    assert_eq!(export(&server)["verdicts"][0]["verdict"], "worse");
+    server.finish();
+}
+
+#[test]
+fn what_is_not_known_at_the_end_is_taken_back() {
+    require!(is_root(), "files in a directory of root's");
+    let server = Server::start(100, 0);
+    let done = server.canary(&["--max=4s", "--json"]);
+    done.assert_code(6);
+    let found = json(&done);
+    assert_eq!(
+        (&found["verdict"], &found["ended"]),
+        (&"undecided".into(), &"time".into()),
+        "{found}"
+    );
+    assert!(found["pairs"].as_u64().is_some_and(|pairs| pairs >= 1), "{found}");
+    assert_eq!(switched(server.pid()), 0);
+    server.finish();
+}
+
+#[test]
+fn text_that_is_huge_already_is_refused() {
+    require!(is_root(), "files in a directory of root's");
+    require!(support::fresh::huge_folios(), "{}", support::fresh::NO_HUGE_FOLIOS);
+    let copy = support::attaching::small("counts", support::Kind::DynamicNoPie);
+    let public = support::Public::new();
+    let count = public.path().join("count").display().to_string();
+    let warmed = support::attaching::ctl(["warm".as_ref(), copy.path().as_os_str()]);
+    warmed.assert_code(0);
+    let held = support::Run::new(copy.path(), [&count]).plain().limit(100).hold();
+    let huge = held.coverage().is_full();
+    let state = public.path().join("state").display().to_string();
+    let counter = format!("cat {count}");
+    let pid = held.pid().to_string();
+    let args =
+        ["canary", "--max=1s", "--slice=100ms", "--counter", &counter, "--state-dir", &state];
+    let done = support::attaching::ctl([&args[..], &[&pid]].concat());
+    // A fault maps a huge folio with one entry only where it lies as the file does.
+    if huge {
+        done.assert_code(1);
+        assert!(done.err().contains("which cannot be taken back"), "{done}");
+        assert!(done.err().contains("; fix: "), "{done}");
+    }
+    held.finish().assert_code(7);
+}
