@@ -10,6 +10,7 @@
 //! - `guard`: crashes soon after a switch.
 //! - [`speak`]: what the agent tells of itself, and `metrics`: the figures.
 //! - [`off`]: the files that keep the agent from beginning anything.
+//! - `young`: processes that have not run for `min-age`.
 //! - [`state`]: the builds in quarantine, over restarts; [`canary`]: the verdicts of canaries, and what a killed one has left.
 //!
 //! The agent has one thread, because it forks.
@@ -30,3 +31,4 @@ pub mod rules;
 pub mod speak;
 pub mod state;
 mod treat;
+mod young;

@@ -29,6 +29,7 @@ use crate::rules::Rules;
 use crate::speak::{SOCKET, listen};
 use crate::state::{Build, State, Store};
 use crate::treat::FileState;
+use crate::young::Young;
 
 /// The longest time between two looks at all processes.
 pub const EVERY: Duration = Duration::from_secs(60);
@@ -124,9 +125,11 @@ pub struct Agent<'a> {
     events: Events,
     /// When the events were read last.
     read_at: Instant,
+    /// True if a buffer of theirs may be half full.
+    told: bool,
     known: HashMap<Pid, Known>,
     /// Processes that began a program, and when that was told.
-    begun: HashMap<Pid, Instant>,
+    begun: Young,
     looked_at_all: Option<Instant>,
     surroundings: Surroundings,
     wanted: VecDeque<Wanted>,
@@ -164,8 +167,9 @@ impl<'a> Agent<'a> {
             off: None,
             events,
             read_at: Instant::now(),
+            told: false,
             known: HashMap::new(),
-            begun: HashMap::new(),
+            begun: Young::default(),
             looked_at_all: None,
             surroundings: Surroundings::default(),
             wanted: VecDeque::new(),
@@ -388,32 +392,24 @@ impl<'a> Agent<'a> {
     }
 
     fn read_events(&mut self) {
-        if self.read_at.elapsed() < SPACING {
-            return;
-        }
-        let news = self.events.read();
         let now = Instant::now();
-        self.read_at = now;
-        if self.rules.least_age().is_some() {
-            self.begun.extend(news.execs.into_iter().map(|pid| (pid, now)));
-        }
-        if news.lost && self.looked_at_all.is_some_and(|last| last.elapsed() >= PAUSE) {
-            self.looked_at_all = None;
+        let since = now.duration_since(self.read_at);
+        if since >= TICK || (since >= SPACING && std::mem::take(&mut self.told)) {
+            let news = self.events.read();
+            self.read_at = now;
+            if self.rules.least_age().is_some() {
+                self.begun.add(news.execs, now);
+            }
+            if news.lost && self.looked_at_all.is_some_and(|last| last.elapsed() >= PAUSE) {
+                self.looked_at_all = None;
+            }
         }
         let Some(least) = self.rules.least_age() else {
             self.begun.clear();
             return;
         };
-        // Most programs have ended by now.
-        let old: Vec<(Pid, Instant)> = self
-            .begun
-            .iter()
-            .filter(|(_, begun)| now.duration_since(**begun) >= least)
-            .map(|(&pid, &begun)| (pid, begun))
-            .collect();
-        for (pid, begun) in old {
-            self.begun.remove(&pid);
-            // Cheaper than to open its directory in `/proc`.
+        for (pid, begun) in self.begun.take_older(now, least) {
+            // Most programs have ended by now.
             if rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH) {
                 continue;
             }
@@ -441,7 +437,7 @@ impl<'a> Agent<'a> {
             match self.known.get(&pid) {
                 Some(known) if known.identity == identity => {}
                 // It began a program since: when that was, is known.
-                _ if self.begun.contains_key(&pid) => {}
+                _ if self.begun.contains(pid) => {}
                 Some(known) => {
                     // It runs another program; when that began is not known.
                     let begun = (known.identity.start_time == identity.start_time).then_some(now);
@@ -453,7 +449,7 @@ impl<'a> Agent<'a> {
             }
         }
         self.known.retain(|pid, _| alive.contains(pid));
-        self.begun.retain(|pid, _| alive.contains(pid));
+        self.begun.retain(&alive);
         self.metrics.set_reconcile(now.elapsed().as_secs_f64());
         self.first.retain(|_, since| since.elapsed() < LATEST);
         self.refused.retain(|_, since| since.elapsed() < PENALTY);
@@ -506,8 +502,8 @@ impl<'a> Agent<'a> {
     fn wait(&mut self) {
         let now = Instant::now();
         let due = self.known.values().filter_map(|known| known.due).min();
-        let old = self.begun.values().min().zip(self.rules.least_age());
-        let old = old.map(|(&begun, least)| begun + least);
+        let old = self.begun.first().zip(self.rules.least_age());
+        let old = old.map(|(begun, least)| begun + least);
         let next = due.into_iter().chain(old).min();
         let next = next.map_or(EVERY, |next| next.saturating_duration_since(now));
         let idle = self.rules.least_age().is_none() && self.guard.is_empty();
@@ -519,7 +515,7 @@ impl<'a> Agent<'a> {
             return;
         }
         let events = if idle { Vec::new() } else { self.events.descriptors() };
-        self.waits(events, time - rest);
+        self.told |= self.waits(events, time - rest);
     }
 
     /// Waits at most for `time`. Returns whether something has come.

@@ -1,0 +1,85 @@
+//! Processes that began a program and have not run it for long enough. Most of them end first.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use tiexec_sys::Pid;
+
+/// The processes, those that began first at the front.
+#[derive(Debug, Default)]
+pub(crate) struct Young {
+    began: HashMap<Pid, Instant>,
+    /// The same in order, with entries that a later exec has overtaken.
+    order: VecDeque<(Pid, Instant)>,
+}
+
+impl Young {
+    /// Adds processes that began a program now.
+    pub(crate) fn add(&mut self, pids: impl IntoIterator<Item = Pid>, now: Instant) {
+        for pid in pids {
+            if self.began.insert(pid, now) != Some(now) {
+                self.order.push_back((pid, now));
+            }
+        }
+    }
+
+    pub(crate) fn contains(&self, pid: Pid) -> bool {
+        self.began.contains_key(&pid)
+    }
+
+    /// Takes out those that began at least so long ago, with when they did.
+    pub(crate) fn take_older(&mut self, now: Instant, age: Duration) -> Vec<(Pid, Instant)> {
+        let mut old = Vec::new();
+        while let Some(&(pid, began)) = self.order.front() {
+            if now.duration_since(began) < age {
+                break;
+            }
+            self.order.pop_front();
+            if self.began.get(&pid) == Some(&began) {
+                self.began.remove(&pid);
+                old.push((pid, began));
+            }
+        }
+        old
+    }
+
+    /// Returns when the first was seen to begin.
+    pub(crate) fn first(&self) -> Option<Instant> {
+        self.order.front().map(|&(_, began)| began)
+    }
+
+    /// Forgets all but these.
+    pub(crate) fn retain(&mut self, alive: &HashSet<Pid>) {
+        self.began.retain(|pid, _| alive.contains(pid));
+        self.order.retain(|(pid, began)| self.began.get(pid) == Some(began));
+    }
+
+    /// Forgets all.
+    pub(crate) fn clear(&mut self) {
+        self.began.clear();
+        self.order.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_exec_counts() {
+        let pid = |raw| Pid::from_raw(raw).expect("a number");
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut young = Young::default();
+        young.add([pid(1), pid(2)], start);
+        young.add([pid(1)], start + second);
+        young.add([pid(1)], start + second);
+        assert_eq!(young.first(), Some(start));
+        assert_eq!(young.take_older(start + second / 2, second), []);
+        assert_eq!(young.take_older(start + second, second), [(pid(2), start)]);
+        assert!(young.contains(pid(1)) && !young.contains(pid(2)));
+        young.add([pid(3)], start + 2 * second);
+        young.retain(&HashSet::from([pid(1)]));
+        assert_eq!(young.take_older(start + 9 * second, second), [(pid(1), start + second)]);
+        assert_eq!(young.first(), None);
+    }
+}
