@@ -59,8 +59,8 @@ fn that_break_on_the_way_end_it() {
     let gone = server.public.path().join("gone").display().to_string();
     let counter = format!("test ! -e {gone} && {}", server.counter());
     let args = server.with_counter(&["--counter", &counter, "--keep-above=2"]);
-    let canary = started(&args);
-    support::child::eventually("it is on copies", || switched(server.pid()) > 0);
+    let mut canary = started(&args);
+    server.eventually_on_copies(&mut canary);
     std::fs::write(&gone, "").expect("a file");
     let done = canary.finish();
     done.assert_code(1);

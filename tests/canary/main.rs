@@ -71,10 +71,17 @@ impl Server {
     /// Starts a canary without an end, and waits until the server is on copies.
     fn in_a_canary(&self, more: &[&str]) -> Held {
         let args = self.args(&[&["--keep-above=2"], more].concat());
-        let held = started(&args);
+        let mut canary = started(&args);
+        self.eventually_on_copies(&mut canary);
+        canary
+    }
+
+    fn eventually_on_copies(&self, canary: &mut Held) {
         let pid = self.pid();
-        eventually(&format!("{pid} is on copies"), || switched(pid) > 0);
-        held
+        eventually(&format!("{pid} is on copies"), || {
+            assert!(!canary.has_ended(), "it has ended: {}", canary.err_text());
+            switched(pid) > 0
+        });
     }
 
     fn eventually_plain(&self) {

@@ -17,6 +17,13 @@ static void work(unsigned long worth)
     atomic_fetch_add(count, huge_text() ? worth : 100);
 }
 
+static int tell(int file)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%020lu\n", atomic_load(count));
+    return pwrite(file, text, 21, 0) == 21;
+}
+
 int main(int argc, char **argv)
 {
     unsigned long worth = argc > 2 ? strtoul(argv[2], 0, 10) : 100, children = argc > 3 ? strtoul(argv[3], 0, 10) : 0;
@@ -37,13 +44,13 @@ int main(int argc, char **argv)
             }
             return 0;
         }
+    if (!tell(file))
+        return BROKEN;
     puts("ready");
     fflush(stdout);
     while (poll(&input, 1, 5) == 0) {
-        char text[32];
         work(worth);
-        snprintf(text, sizeof text, "%020lu\n", atomic_load(count));
-        if (pwrite(file, text, 21, 0) != 21)
+        if (!tell(file))
             return BROKEN;
     }
     check_or_die();
