@@ -14,8 +14,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-/// Most pairs of rule and unit.
-const MOST: usize = 50;
+/// Most pairs of rule and unit: with one series each, and one for each of five backings, fewer than 200.
+const MOST: usize = 33;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct Text {
