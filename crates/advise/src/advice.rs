@@ -451,13 +451,13 @@ impl fmt::Display for Advice {
             let width = self.ways.iter().map(|way| way.command.chars().count()).max().unwrap_or(0);
             writeln!(f, "{:<width$}  ON HUGE PAGES  SAVES", "WAY")?;
             for WayAdvice { command, on_huge, saving } in &self.ways {
-                let (on_huge, saving) = (on_huge * 100.0, saving * 100.0);
+                let (on_huge, saving) = (on_huge * 100.0, tenths(*saving));
                 writeln!(f, "{command:<width$}  {on_huge:>11.0} %  {saving:>3.1} %")?;
             }
         }
         let Judgement { verdict, saving, saving_range: [least, most], saved, reasons } =
             &self.judgement;
-        let percent = |share: f64| format!("{:.1}", share * 100.0);
+        let percent = |share: f64| format!("{:.1}", tenths(share));
         if *verdict == Verdict::Done {
             writeln!(
                 f,
@@ -539,6 +539,11 @@ fn counted(counted: &Counted) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
+/// A share in percent, to a tenth. What is no share of a tenth is 0, and not −0.
+fn tenths(share: f64) -> f64 {
+    (share * 1000.0).round() / 10.0 + 0.0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -586,6 +591,12 @@ mod tests {
     fn advise(tally: &Tally, circumstances: &Circumstances) -> Advice {
         let none = Counted::default();
         Advice::new(7, "big".to_owned(), tally, circumstances, sampling(), none).unwrap()
+    }
+
+    #[test]
+    fn next_to_nothing_has_no_sign() {
+        assert_eq!(format!("{:.1}", tenths(-0.000_04)), "0.0");
+        assert_eq!(format!("{:.1}", tenths(0.123_45)), "12.3");
     }
 
     #[test]
