@@ -451,13 +451,13 @@ impl fmt::Display for Advice {
             let width = self.ways.iter().map(|way| way.command.chars().count()).max().unwrap_or(0);
             writeln!(f, "{:<width$}  ON HUGE PAGES  SAVES", "WAY")?;
             for WayAdvice { command, on_huge, saving } in &self.ways {
-                let (on_huge, saving) = (on_huge * 100.0, tenths(*saving));
+                let (on_huge, saving) = (on_huge * 100.0, in_tenths(*saving));
                 writeln!(f, "{command:<width$}  {on_huge:>11.0} %  {saving:>3.1} %")?;
             }
         }
         let Judgement { verdict, saving, saving_range: [least, most], saved, reasons } =
             &self.judgement;
-        let percent = |share: f64| format!("{:.1}", tenths(share));
+        let percent = |share: f64| format!("{:.1}", in_tenths(share));
         if *verdict == Verdict::Done {
             writeln!(
                 f,
@@ -540,7 +540,7 @@ fn counted(counted: &Counted) -> Option<String> {
 }
 
 /// A share in percent, to a tenth. What is no share of a tenth is 0, and not −0.
-fn tenths(share: f64) -> f64 {
+fn in_tenths(share: f64) -> f64 {
     (share * 1000.0).round() / 10.0 + 0.0
 }
 
@@ -595,8 +595,8 @@ mod tests {
 
     #[test]
     fn next_to_nothing_has_no_sign() {
-        assert_eq!(format!("{:.1}", tenths(-0.000_04)), "0.0");
-        assert_eq!(format!("{:.1}", tenths(0.123_45)), "12.3");
+        assert_eq!(format!("{:.1}", in_tenths(-0.000_04)), "0.0");
+        assert_eq!(format!("{:.1}", in_tenths(0.123_45)), "12.3");
     }
 
     #[test]
