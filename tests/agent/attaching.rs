@@ -2,7 +2,6 @@
 
 use support::attaching::{Before, assert_switched, assert_untouched, switched};
 use support::child::eventually;
-use support::machine::{Machine, memory_controller};
 use support::store::tmpfs;
 use support::{Run, is_root, require};
 
@@ -98,46 +97,4 @@ fn copies_have_a_ceiling() {
     for held in [first, second, third] {
         held.finish().assert_code(7);
     }
-}
-
-/// The share of the last ten seconds for which tasks waited for memory, in percent.
-fn memory_pressure() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/pressure/memory").ok()?;
-    text.strip_prefix("some avg10=")?.split(' ').next()?.parse().ok()
-}
-
-#[test]
-fn not_while_memory_is_short() {
-    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
-    require!(memory_pressure().is_some(), "the kernel does not tell of pressure");
-    let mut machine = Machine::lock();
-    let controller = memory_controller();
-    require!(controller.is_some(), "no memory controller");
-    let (parent, limit) = controller.expect("just looked");
-    let group = machine.group(&parent).expect("a cgroup");
-    std::fs::write(group.join(limit), (8_u64 << 20).to_string()).expect("a limit");
-    let files = Files::new();
-    let copy = files.program("hold", 6, "a/hold");
-    files.attach_below("a", "a");
-    files.write("limit.toml", "[agent]\nmax-memory-pressure = 1\n");
-    // One that has a fraction of the memory that it works with.
-    let place = files.public.path().join("work");
-    let script = format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display());
-    let work = format!(
-        "for i in 1 2 3 4; do while :; do dd if=/dev/zero of={0}.$i bs=1M count=50 conv=fsync; cat {0}.$i; done & \
-         done >/dev/null 2>&1; wait",
-        place.display()
-    );
-    let short = Run::new("sh", ["-c", &work]).plain().behind_sh(&script).limit(180).start();
-    eventually("memory is short", || memory_pressure().is_some_and(|share| share > 2.0));
-    let held = hold(&copy);
-    let mut agent = files.agent();
-    eventually("the agent says so", || {
-        agent.err_text().contains("attaches to nothing as long as memory is short")
-    });
-    assert_eq!(switched(held.pid()), 0);
-    drop(short);
-    eventually_switched(&held);
-    stop(agent);
-    held.finish().assert_code(7);
 }
