@@ -64,6 +64,16 @@ struct Round {
 }
 
 impl Looks {
+    /// Notes the processes that will not be looked at for now, because another one of their user kept the reader waiting.
+    pub(super) fn note_silent(&self, processes: &mut Processes) {
+        let unseen = |process: &&mut Process| process.looked == Looked::Never;
+        for process in processes.all.values_mut().filter(unseen) {
+            if self.silent.contains_key(&process.uids) {
+                process.looked = Looked::Silent;
+            }
+        }
+    }
+
     /// Begins a round, unless one is under way.
     pub(super) fn begin(&mut self, processes: &Processes, wanted: &Wanted<'_>) {
         if self.round.is_some() {

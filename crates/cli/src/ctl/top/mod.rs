@@ -142,6 +142,7 @@ impl Top {
     fn refresh(&mut self) {
         self.model.processes.refresh();
         self.model.agent.ask();
+        self.looks.note_silent(&mut self.model.processes);
         self.model.arrange();
         let wanted = Wanted {
             selected: self.model.selected,

@@ -46,7 +46,7 @@ pub(super) enum Looked {
     Seen(Text),
     /// This user may not.
     Denied,
-    /// The process kept the reader waiting.
+    /// The process, or another one of its user, kept the reader waiting.
     Silent,
 }
 
