@@ -5,12 +5,12 @@ use std::time::Duration;
 use tiexec_sys::process::ticks;
 use tiexec_sys::procfs::ProcDir;
 
-use crate::canary::Verdicts;
 use crate::off;
 use crate::processes::Process;
 use crate::rules::{Action, Rule, Rules};
-use crate::state::State;
+use crate::state::{Build, State};
 use crate::treat;
+use crate::verdicts::Verdicts;
 
 /// Why less is done than the rule says. The names are an interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -109,7 +109,7 @@ pub fn decide<'a>(
             Ok(build) if state.quarantined(&build, facts.uid()).is_some() => {
                 Some(Instead::Quarantined)
             }
-            Ok(build) if needs_canary(rule) && !verdicts.allow(&build, &rule.settings) => {
+            Ok(build) if rule.waits_for_canary() && !verdicts.allow(&build, &rule.settings) => {
                 Some(Instead::CanaryRequired)
             }
             Ok(_) => None,
@@ -118,9 +118,13 @@ pub fn decide<'a>(
     Decision { rule: Some(rule), instead: instead() }
 }
 
-/// Returns whether the rule attaches only where a canary has found that it helps.
-pub(crate) fn needs_canary(rule: &Rule) -> bool {
-    rule.action == Action::Attach && rule.needs_canary
+/// Returns the build of a process's program; a process of another user is looked at apart.
+///
+/// # Errors
+/// The reason.
+pub fn build_of(process: &ProcDir) -> Result<Build, String> {
+    let looked = treat::look(process).map_err(|reason| reason.to_string())?;
+    looked.build
 }
 
 /// Returns for how long the process has run.

@@ -11,7 +11,8 @@
 //! - [`speak`]: what the agent tells of itself, and `metrics`: the figures.
 //! - [`off`]: the files that keep the agent from beginning anything.
 //! - `young`: processes that have not run for `min-age`.
-//! - [`state`]: the builds in quarantine, over restarts; [`canary`]: the verdicts of canaries, and what a killed one has left.
+//! - [`state`]: the builds in quarantine, over restarts; [`verdicts`]: what canaries have
+//!   found; [`canary`]: their files, and what a killed one has left.
 //!
 //! The agent has one thread, because it forks.
 
@@ -31,4 +32,5 @@ pub mod rules;
 pub mod speak;
 pub mod state;
 mod treat;
+pub mod verdicts;
 mod young;

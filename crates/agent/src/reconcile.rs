@@ -17,7 +17,7 @@ use sd_notify::NotifyState;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, interrupt, pidfd, process};
 
-use crate::canary::{Canaries, Member, TakenBack, Verdicts};
+use crate::canary::{Canaries, Member, TakenBack};
 use crate::decide::age;
 use crate::events::Events;
 use crate::guard::Guard;
@@ -29,6 +29,7 @@ use crate::rules::Rules;
 use crate::speak::{SOCKET, listen};
 use crate::state::{Build, State, Store};
 use crate::treat::FileState;
+use crate::verdicts::Verdicts;
 use crate::young::Young;
 
 /// The longest time between two looks at all processes.

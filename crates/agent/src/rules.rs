@@ -25,8 +25,8 @@ use tiexec_remap::trusted_directory;
 use tiexec_sys::Errno;
 use toml::{Table, Value};
 
-use crate::canary::by_copies;
 use crate::processes::Process;
+use crate::verdicts::by_copies;
 
 /// The directory of the rules.
 pub const DIRECTORY: &str = "/etc/tiexec/conf.d";
@@ -110,6 +110,11 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// Returns whether it attaches only where a canary has found that this helps.
+    pub(crate) fn waits_for_canary(&self) -> bool {
+        self.action == Action::Attach && self.needs_canary
+    }
+
     /// Returns whether the rule is for this process.
     pub fn matches(&self, process: &Process) -> bool {
         let fits = |pattern: &Option<Pattern>, value: Option<&[u8]>| {

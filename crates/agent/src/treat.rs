@@ -25,12 +25,11 @@ use tiexec_remap::{Failure, open_exe};
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 
-use crate::canary::Verdicts;
-use crate::decide::needs_canary;
 use crate::off;
 use crate::processes::Identity;
 use crate::rules::{Action, Rule};
 use crate::state::{Build, State};
+use crate::verdicts::Verdicts;
 
 /// How long one process may take. The agent has others to look after meanwhile.
 const LONGEST: Duration = Duration::from_secs(30);
@@ -196,7 +195,7 @@ fn one(
         let detail = format!("{} crashed by signal {}", entry.build, entry.signal);
         return Outcome { text_bytes, ..Outcome::of("quarantined", detail) };
     }
-    if needs_canary(job.rule) && !verdicts.allow(&build, &job.rule.settings) {
+    if job.rule.waits_for_canary() && !verdicts.allow(&build, &job.rule.settings) {
         let detail = "no canary has found this build to be better on this machine";
         return Outcome { text_bytes, ..Outcome::of("canary_required", detail) };
     }

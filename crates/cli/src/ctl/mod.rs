@@ -68,7 +68,7 @@ pub fn run() -> u8 {
 fn machine() -> String {
     let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let system = rustix::system::uname();
-    let model = tiexec_agent::canary::cpu_model();
+    let model = tiexec_agent::verdicts::cpu_model();
     format!("{count} × {model}, Linux {}", system.release().to_string_lossy())
 }
 

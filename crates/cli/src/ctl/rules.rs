@@ -6,11 +6,12 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use tiexec_agent::canary::{Canaries, Verdicts};
+use tiexec_agent::canary::Canaries;
 use tiexec_agent::decide::{Decision, Instead, decide};
 use tiexec_agent::processes::{Surroundings, every};
 use tiexec_agent::rules::Rules;
 use tiexec_agent::state::{State, Store};
+use tiexec_agent::verdicts::Verdicts;
 use tiexec_core::escape::AsShown;
 use tiexec_engine::switched_off::is_switched_off;
 use tiexec_sys::procfs::ProcDir;

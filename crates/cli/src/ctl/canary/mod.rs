@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 
 use tiexec_advise::canary::Finding;
 use tiexec_advise::sequential::{CONFIDENCE, Interval, Sequence, Verdict};
-use tiexec_agent::canary::{Canaries, Turn, build_of, subject};
+use tiexec_agent::canary::{Canaries, Turn};
+use tiexec_agent::decide::build_of;
 use tiexec_agent::state::{Build, now};
+use tiexec_agent::verdicts::subject;
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::SCHEMA;

@@ -1,0 +1,95 @@
+//! What canaries have found: which builds are better with copies of their text, on which processor and kernel.
+
+use serde::{Deserialize, Serialize};
+use tiexec_advise::canary::{Finding, Subject};
+use tiexec_advise::sequential::Verdict;
+use tiexec_core::config::{BackingChoice, EdgePolicy, Edges, Settings};
+
+use crate::state::Build;
+
+/// The version of the files that canaries leave.
+pub(crate) const VERSION: u32 = 1;
+/// Most verdicts that are kept; the oldest go first.
+const MOST: usize = 256;
+
+/// All verdicts.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Verdicts {
+    version: u32,
+    /// They, the oldest first.
+    pub findings: Vec<Finding>,
+}
+
+impl Default for Verdicts {
+    fn default() -> Self {
+        Self { version: VERSION, findings: Vec::new() }
+    }
+}
+
+impl Verdicts {
+    /// Takes a finding in, instead of an earlier one about the same.
+    pub fn add(&mut self, new: Finding) {
+        self.findings.retain(|old| old.subject != new.subject);
+        self.findings.push(new);
+        let excess = self.findings.len().saturating_sub(MOST);
+        self.findings.drain(..excess);
+    }
+
+    /// Returns whether a build is known to be better on this machine, attached to by these settings.
+    pub(crate) fn allow(&self, build: &Build, settings: &Settings) -> bool {
+        let subject = subject(build, settings);
+        let found = self.findings.iter().find(|finding| finding.subject == subject);
+        found.is_some_and(|finding| finding.verdict == Verdict::Better)
+    }
+}
+
+/// Returns the settings with which a canary attaches, and a rule that asks for one: by a copy, because page cache cannot be
+/// taken back.
+#[must_use]
+pub fn by_copies(settings: Settings) -> Settings {
+    let backing = match settings.backing {
+        BackingChoice::Auto => BackingChoice::Image,
+        other => other,
+    };
+    Settings { backing, ..settings }
+}
+
+/// Returns what a verdict is about that is found on this machine by these settings.
+pub fn subject(build: &Build, settings: &Settings) -> Subject {
+    let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+    Subject {
+        build_id: build.build_id.clone(),
+        text: build.text.clone(),
+        cpu: cpu_model(),
+        kernel,
+        backing: by_copies(settings.clone()).backing.to_string(),
+        edges: edges(settings.edges),
+    }
+}
+
+/// Returns how edges are taken, in words.
+fn edges(policy: EdgePolicy) -> String {
+    let threshold = policy.pad_threshold;
+    if policy.edges == Edges::Pad && threshold != EdgePolicy::DEFAULT_PAD_THRESHOLD {
+        return format!("{} from {threshold}", policy.edges);
+    }
+    policy.edges.to_string()
+}
+
+/// Returns the model of the processor.
+pub fn cpu_model() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| {
+        text.lines().find_map(|line| {
+            let (key, value) = line.split_once(':')?;
+            (key.trim() == name).then(|| value.trim().to_owned())
+        })
+    };
+    // aarch64 has numbers only.
+    let numbers = || {
+        let (implementer, part) = (field("CPU implementer")?, field("CPU part")?);
+        Some(format!("{implementer}/{part}/{}", field("CPU variant").unwrap_or_default()))
+    };
+    let machine = || rustix::system::uname().machine().to_string_lossy().into_owned();
+    field("model name").or_else(numbers).unwrap_or_else(machine)
+}
