@@ -1,5 +1,5 @@
-/* Reads valgrind's lackey trace, writes the pages of its instructions for the tests of the iTLB model: see
-   crates/advise/tests/itlb/recorded.rs for the form.
+/* Reads a record of pages.c on stdin, and writes its pages of instructions for the tests of the iTLB model: reduce FILE. The form is that of
+   crates/advise/tests/itlb/recorded.rs.
 
    References are left out where no LRU of KEEP or more entries could tell (Kaplan, Smaragdakis, Wilson: "Trace reduction for virtual
    memory simulations", SIGMETRICS 1999, "safely allowed drop"): of three references to a page, the middle one, if fewer than KEEP
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { KEEP = 64, PERIOD = 10007, MOST_PAGES = 1 << 20, PAGE_BITS = 12 };
+enum { KEEP = 64, PERIOD = 10007, MOST_PAGES = 1 << 20, LEAST_BITS = 16 };
 
 struct page {
     uint64_t number, samples;
@@ -80,19 +80,18 @@ static void refer(uint32_t index)
     page->last = length++;
 }
 
-static void instruction(uint64_t address)
+/* So many instructions were executed in a page, one after the other. */
+static void executed(uint64_t number, uint64_t run)
 {
     static uint64_t current = ~0ull, next = PERIOD / 2;
     static uint32_t index;
-    if (address >> PAGE_BITS != current) {
-        current = address >> PAGE_BITS;
+    if (number != current) {
+        current = number;
         index = page_of(current);
         refer(index);
     }
-    if (++instructions > next) {
+    for (instructions += run; instructions > next; next += PERIOD)
         pages[index].samples++;
-        next += PERIOD;
-    }
 }
 
 static void put(FILE *to, uint64_t value)
@@ -104,15 +103,18 @@ static void put(FILE *to, uint64_t value)
 
 int main(int argc, char **argv)
 {
-    char line[512];
+    static uint64_t records[1 << 13];
     pages = calloc(MOST_PAGES, sizeof *pages);
     order = calloc(MOST_PAGES, sizeof *order);
     slots = calloc(2 * MOST_PAGES, sizeof *slots);
     if (argc != 2 || !pages || !order || !slots)
         return 2;
-    while (fgets(line, sizeof line, stdin))
-        if (line[0] == 'I' && line[1] == ' ')
-            instruction(strtoull(line + 2, 0, 16));
+    for (size_t read; (read = fread(records, sizeof *records, sizeof records / sizeof *records, stdin));)
+        for (size_t at = 0; at < read; at++) {
+            uint64_t what = records[at] & ((1 << LEAST_BITS) - 1);
+            if (what != 1)
+                executed(records[at] >> LEAST_BITS, what >> 1);
+        }
     FILE *to = fopen(argv[1], "w");
     if (!to || !instructions) {
         fputs("reduce: no instructions, or no file to write to\n", stderr);

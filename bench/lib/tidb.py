@@ -5,13 +5,12 @@ import re
 import socket
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 from lib import session, workload
 
 LOAD = ["--db-driver=mysql", "--mysql-host=127.0.0.1", "--mysql-user=root", "--mysql-db=test",
-        "--tables=4", "--table-size=10000", "--db-ps-mode=disable", "--range-size=10"]
+        "--tables=4", "--table-size=10000", "--db-ps-mode=disable", "--range-size=10", "--threads=2"]
 
 
 def free_port():
@@ -20,69 +19,40 @@ def free_port():
         return probe.getsockname()[1]
 
 
-class Server:
-    """tidb-server with its embedded store, in a directory of its own, and one of sysbench's loads for it."""
-
-    def __init__(self, program, work, threads, prefix=(), load="oltp_read_only"):
-        self.port, self.threads, self.load = free_port(), threads, load
-        self.log = open(work / "log", "w")
-        self.process = subprocess.Popen(
-            [*prefix, program, "--store=unistore", f"--path={work / 'data'}", "--host=127.0.0.1", f"-P={self.port}", "--status=0",
-             f"--socket={work / 'socket'}", "-L=error"], stdout=self.log, stderr=self.log, cwd=work)
-        for _ in range(600):
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                break
-            except OSError:
-                if self.process.poll() is not None:
-                    session.unable(f"{program} ended with {self.process.returncode}")
-                time.sleep(0.1)
-        else:
-            self.end()
-            session.unable(f"{program} does not come up")
-
-    def sysbench(self, *more):
-        done = subprocess.run(["sysbench", self.load, *LOAD, f"--mysql-port={self.port}", f"--threads={self.threads}", *more], capture_output=True, text=True)
-        if done.returncode:
-            session.unable(f"sysbench: {done.stdout[-500:]}{done.stderr[-500:]}")
-        return done.stdout
-
-    def cpu(self):
-        """Processor seconds of the server so far."""
-        with open(f"/proc/{self.process.pid}/stat") as file:
-            fields = file.read().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def window(self, seconds):
-        """(transactions per second of the server's processor time, and per second of the clock) of one run of the load."""
-        before = self.cpu()
-        said = self.sysbench(f"--time={seconds}", "run")
-        spent = self.cpu() - before
-        count = int(re.search(r"transactions:\s+(\d+)", said).group(1))
-        errors = int(re.search(r"ignored errors:\s+(\d+)", said).group(1))
-        if errors:
-            session.unable(f"{errors} transactions failed")
-        return count / spent, count / seconds
-
-    def end(self):
-        self.process.kill()
-        self.process.wait()
-        self.log.close()
-
-
 def which():
     return os.environ.get("TIDB_SERVER") or workload.need("tidb-server", "none: see bench/README.md")
 
 
-def runner(load):
-    """What a workload does: one of sysbench's loads; transactions per second of the server's processor time."""
+def runner(test):
+    """A run of one of sysbench's tests."""
+
     def run(work, program, prefix, options):
-        with tempfile.TemporaryDirectory(dir=work) as place:
-            server = Server(program, Path(place), 2, prefix, load)
+        port = free_port()
+        sysbench = [workload.need("sysbench", "sysbench"), test, *LOAD, f"--mysql-port={port}"]
+
+        def answers():
             try:
-                server.sysbench("prepare")
-                server.window(max(1, round(options.settle + 1)))
-                return server.window(round(options.seconds))[0]
-            finally:
-                server.end()
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                return True
+            except OSError:
+                return False
+
+        def load(seconds):
+            said = workload.output([*sysbench, f"--time={max(1, round(seconds))}", "run"])
+            if int(re.search(r"ignored errors:\s+(\d+)", said).group(1)):
+                session.unable(f"transactions failed: {said[-500:]}")
+            return int(re.search(r"transactions:\s+(\d+)", said).group(1))
+
+        with tempfile.TemporaryDirectory(dir=work) as place, open(Path(place) / "log", "w") as log:
+
+            def start():
+                server = subprocess.Popen(
+                    [*prefix, program, "--store=unistore", f"--path={place}/data", "--host=127.0.0.1", f"-P={port}", "--status=0",
+                     f"--socket={place}/socket", "-L=error"], stdout=log, stderr=log, cwd=place)
+                workload.until("tidb-server answers", answers)
+                workload.output([*sysbench, "prepare"])
+                return server
+
+            return workload.server(start, load, options)
+
     return run

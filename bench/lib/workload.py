@@ -50,21 +50,42 @@ def until(what, condition, seconds=60):
 
 def server(start, load, options):
     """Starts a server, loads it for as long as it may take to be switched, and then counts for a window: what it got done in a second
-    of its processor time."""
+    of its processor time. With `--turns`, one server is measured in all ways by turns: see `by_turns`."""
     process = start()
     try:
         load(max(options.settle + 1, 1))
-        time.sleep(REAPED)
-        before = used(process.pid)
-        count = load(options.seconds)
-        time.sleep(REAPED)
-        return count / (used(process.pid) - before)
+        if options.turns:
+            return by_turns(process.pid, load, options)
+        return window(process.pid, load, options.seconds)
     finally:
         process.terminate()
         try:
             process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
+
+
+def window(pid, load, seconds):
+    time.sleep(REAPED)
+    before = used(pid)
+    count = load(seconds)
+    time.sleep(REAPED)
+    return count / (used(pid) - before)
+
+
+def by_turns(pid, load, options):
+    """Windows of one process, one for each entry of `--turns`: the options of `tiexecctl attach`, or null for the text as it was. The
+    first second after a switch does not count."""
+    found, switched = [], False
+    for attach in json.loads(options.turns):
+        if switched:
+            output([options.ctl, "revert", "-q", str(pid)])
+        switched = attach is not None
+        if switched:
+            output([options.ctl, "attach", "-q", *attach, str(pid)])
+        load(1)
+        found.append(window(pid, load, options.seconds))
+    return found
 
 
 def batch(command, times=1, **more):
@@ -82,9 +103,10 @@ def batch(command, times=1, **more):
     return 60 * times / spent
 
 
-def main(which, run, unit, packages=(), extra=(), install=None, copies=False):
+def main(which, run, unit, packages=(), extra=(), install=None, copies=False, serves=False):
     """The command line of a script. `which()` finds the program, `run(work, program, prefix, options)` returns the figure; `extra` are
-    options that tiexec needs for this program; `copies` says that a private copy of the program runs as well."""
+    options that tiexec needs for this program; `copies` says that a private copy of the program runs as well; `serves` that it is a
+    server, so that one process can be measured in each way by turns."""
     parser = argparse.ArgumentParser(prog=session.NAME)
     parser.add_argument("--dir", default=str(session.TARGET / "workloads"), help="for data that is kept (default %(default)s)")
     parser.add_argument("--program", help="run this copy instead")
@@ -92,6 +114,8 @@ def main(which, run, unit, packages=(), extra=(), install=None, copies=False):
     parser.add_argument("--settle", type=float, default=0, help="seconds before it in which the server may be switched")
     parser.add_argument("--which", action="store_true", help="print what is measured, as JSON, and stop")
     parser.add_argument("--install", action="store_true", help="install what is missing, and stop")
+    parser.add_argument("--turns", help="measure one server by these turns, as JSON")
+    parser.add_argument("--ctl", help="the tiexecctl that makes them")
     parser.add_argument("prefix", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     if options.install:
@@ -102,9 +126,11 @@ def main(which, run, unit, packages=(), extra=(), install=None, copies=False):
             install(Path(options.dir))
         return
     if options.which:
-        print(json.dumps({"program": which(), "unit": unit, "extra": list(extra), "copies": copies}))
+        print(json.dumps({"program": which(), "unit": unit, "extra": list(extra), "copies": copies, "serves": serves}))
         return
     work = Path(options.dir) / Path(sys.argv[0]).name
     work.mkdir(parents=True, exist_ok=True)
     prefix = [*options.prefix, *extra, "--"] if options.prefix else []
-    print(f"figure {run(work.resolve(), options.program or which(), prefix, options):.3f}")
+    found = run(work.resolve(), options.program or which(), prefix, options)
+    for figure in found if isinstance(found, list) else [found]:
+        print(f"figure {figure:.3f}")
