@@ -202,9 +202,10 @@ fn lost_samples_are_reported() {
         let ticks = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(11)?.parse().ok());
         ticks.unwrap_or(0_u64)
     };
-    // 128 KiB for each processor hold some 4000 samples: two of them less than half a second of its time.
+    // 128 KiB for each processor hold some 4000 samples: two of them less than half a second of its time. The kernel may take
+    // fewer samples than it is asked for (perf_cpu_time_max_percent), so it runs four times as long.
     let before = used();
-    eventually("it has run for long enough", || used() > before + 70);
+    eventually("it has run for long enough", || used() > before + 200);
     advise.signal(libc::SIGCONT);
     let done = advise.finish();
     done.assert_code(0);

@@ -40,7 +40,7 @@ pub struct Circumstances {
 pub struct Way {
     /// The command.
     pub command: String,
-    /// What it gives, in some of the tally's spaces. In others it gives the whole huge pages of each file's text.
+    /// Its gain, in some of the tally's spaces. In others it gives the whole huge pages of each file's text.
     pub reach: HashMap<usize, Reach>,
 }
 
@@ -49,7 +49,7 @@ pub struct Way {
 pub struct Reach {
     /// The ranges, where they will lie.
     pub spans: Vec<AddrRange>,
-    /// What is moved before that, and to where: a launch may move the program.
+    /// The ranges that are moved before that, and to where: a launch may move the program.
     pub moved: Option<(AddrRange, RemoteAddr)>,
 }
 
@@ -468,7 +468,7 @@ impl fmt::Display for Advice {
             let (saving, least, most) = (percent(*saving), percent(*least), percent(*most));
             write!(f, "{verdict}: about {saving} % of its time in user mode")?;
             if least != most {
-                write!(f, " ({least} to {most} %, by what a walk takes)")?;
+                write!(f, " ({least} to {most} %, as far as the model can be off)")?;
             }
             writeln!(f)?;
         }

@@ -34,10 +34,10 @@ pub struct Subject {
     pub edges: String,
 }
 
-/// What a canary found.
+/// The finding of a canary.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Finding {
-    /// What it is about.
+    /// The build and the machine that it is about.
     #[serde(flatten)]
     pub subject: Subject,
     /// The claim.

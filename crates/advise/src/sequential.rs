@@ -3,7 +3,7 @@
 //! Each pair measures a service both ways, in an order that a fair coin decides. So if TiExec multiplied the figure by
 //! `r` in every slice, then `log(ratio) - log(r)` is as likely to be above zero as below, by the same amount: the coin
 //! alone decides its sign. Drift, a daily rhythm, bursts and noise of any tail change the amount, never the coin.
-//! Whoever bets on the sign, knowing the amount, makes no money: the stake is multiplied by `1 + tanh(λ·amount)` or
+//! A bet on the sign by somebody who knows the amount makes no money: the stake is multiplied by `1 + tanh(λ·amount)` or
 //! `1 - tanh(λ·amount)`. By Ville's inequality the stake exceeds 200 at *any* time with a probability of at most 1/200.
 //! The interval holds all ratios against which no stake, on either side, has exceeded that (Waudby-Smith and Ramdas,
 //! "Estimating means of bounded random variables by betting", 2024; Howard and others, "Time-uniform, nonparametric,

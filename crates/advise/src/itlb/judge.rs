@@ -5,6 +5,8 @@ use std::fmt;
 use serde::Serialize;
 use tiexec_core::budget::{ENOUGH_SAMPLES, Misses};
 
+use super::MODEL_FACTORS;
+
 /// The answer: is huge text worth it?
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -129,8 +131,8 @@ pub struct Judgement {
     pub verdict: Verdict,
     /// The share of its processor time that the program is expected to save.
     pub saving: f64,
-    /// The least and the most that it may save, by what a walk was found to take; what else the model leaves
-    /// open is not in it.
+    /// The least and the most that it may save, by what a walk was found to take and by how far the model may be off
+    /// ([`MODEL_FACTORS`]).
     pub saving_range: [f64; 2],
     /// The share of its processor time that the huge pages which it has are expected to save.
     pub saved: f64,
@@ -142,18 +144,25 @@ impl Evidence {
     /// Judges.
     pub fn judge(&self) -> Judgement {
         // A count is better than a model, but it lacks the hits of the second level.
-        let lost = |time: &MissTime| {
-            let now = self.walk_share.unwrap_or(0.0).max(time.share_lost(&self.now));
-            (now, time.share_lost(&self.then))
+        let lost = |time: &MissTime, factor: f64| {
+            let of = |misses: &Misses| {
+                let Misses { first, walks } = *misses;
+                time.share_lost(&Misses { first: first * factor, walks: walks * factor })
+            };
+            (self.walk_share.unwrap_or(0.0).max(of(&self.now)), of(&self.then))
         };
-        let (lost_now, lost_then) = lost(&self.time);
+        let (lost_now, lost_then) = lost(&self.time, 1.0);
         let saving = lost_now - lost_then;
         let saved = self.time.share_lost(&self.before) - self.time.share_lost(&self.now);
-        let mut saving_range = self.time.walk_range_ns.map(|walk_ns| {
-            let (now, then) = lost(&MissTime::of_walk(walk_ns));
-            now - then
+        let factors = if self.walk_share.is_some() { [1.0; 2] } else { MODEL_FACTORS };
+        let ends = self.time.walk_range_ns.into_iter().flat_map(|walk_ns| {
+            factors.map(|factor| {
+                let (now, then) = lost(&MissTime::of_walk(walk_ns), factor);
+                now - then
+            })
         });
-        saving_range.sort_unstable_by(f64::total_cmp);
+        let saving_range =
+            ends.fold([saving, saving], |[least, most], end| [least.min(end), most.max(end)]);
         let percent = |share: f64| format!("{:.1} %", share * 100.0);
         let mut reasons = Vec::new();
         let mut verdict = match saving {

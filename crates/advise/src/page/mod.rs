@@ -253,7 +253,7 @@ fn of_process(data: &Data<'_>, advice: &Advice, coverage: &Report, heat: &Heat) 
     section(
         &mut html,
         "Coverage",
-        "How much of each file's text is PMD-mapped now, by smaps.",
+        "The text of each file that is on huge pages now, by the kernel's page tables.",
         &content,
     );
 
@@ -286,7 +286,7 @@ fn of_process(data: &Data<'_>, advice: &Advice, coverage: &Report, heat: &Heat) 
         "misses on huge",
     ];
     table(&mut content, &heads, rows);
-    let explained = "So many pages, the hottest first, hold so much of what it executes. The upright lines are the \
+    let explained = "The number of pages, the hottest first, that hold a share of the executed code. The upright lines are the \
                      first-level TLB entries for base pages and, broken, for huge pages. Misses are modelled, in 1000 \
                      instructions.";
     section(&mut html, "Footprint", explained, &content);
@@ -326,7 +326,7 @@ fn of_bench(data: &Data<'_>, bench: &Bench) -> String {
             html,
             "<p class=\"verdict\">{}: {}</p>",
             escape(&first.name),
-            escape(&first.words())
+            escape(&first.words(bench.round_s))
         );
     }
     if let Some(command) = bench.next() {
@@ -373,6 +373,7 @@ mod tests {
             options: Vec::new(),
             unit: Unit::Process,
             rounds: 10,
+            round_s: None,
             confidence: CONFIDENCE,
             huge_plain_bytes: None,
             huge_tiexec_bytes: None,

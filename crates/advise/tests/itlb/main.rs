@@ -4,7 +4,7 @@ mod recorded;
 mod simulator;
 
 use proptest::prelude::*;
-use tiexec_advise::itlb::{Itlb, Level, Popularity, predict};
+use tiexec_advise::itlb::{Itlb, Level, MODEL_FACTORS, Popularity, predict};
 
 fn itlb(first: Level, second: Option<Level>) -> Itlb {
     Itlb { first, second, second_holds_data: false, ..Itlb::USUAL }
@@ -119,17 +119,36 @@ fn real_programs_are_predicted_within_a_fifth() {
     }
 }
 
+/// The truth is within these factors of the prediction, for all programs that were recorded: what `advise` tells as the
+/// model's interval.
 #[test]
-fn programs_that_it_was_not_fitted_to_are_predicted_within_a_factor_of_four() {
-    for name in ["clang", "perl", "postgres", "sqlite3"] {
+fn the_interval_of_the_model_holds_the_truth() {
+    let mut outside = Vec::new();
+    for name in [
+        "cc1",
+        "gdb",
+        "python3",
+        "clang",
+        "perl",
+        "postgres",
+        "sqlite3",
+        "mariadbd",
+        "node",
+        "prometheus",
+        "tidb",
+        "rustc",
+    ] {
         for entries in [64, 128] {
             let (predicted, simulated) = recorded(name, entries);
-            let ratio = predicted / simulated;
             // As good as none is as good as none.
             let none = predicted.max(simulated) < 0.1;
-            assert!(none || (0.25..4.0).contains(&ratio), "{name}: {predicted} {simulated}");
+            let [least, most] = MODEL_FACTORS;
+            if !none && !(least * predicted..=most * predicted).contains(&simulated) {
+                outside.push((name, entries, predicted, simulated));
+            }
         }
     }
+    assert!(outside.is_empty(), "{outside:?}");
 }
 
 #[test]
