@@ -15,6 +15,7 @@ use tiexec_core::proc::maps::Vma;
 use crate::error::{Errno, SysError};
 use crate::procfs::ProcDir;
 use crate::procmap_query::{self, Mapping};
+use crate::random;
 
 /// `/proc/PID/mem` — the memory of a process, by the address space that it had when this was opened.
 ///
@@ -145,6 +146,15 @@ impl AddressSpace {
         self.memory.is_used() && self.auxv().is_ok_and(|told| process.read("auxv") == Ok(told))
     }
 
+    /// Returns whether this is the address space that the caller runs in: a random word of its own stands there.
+    pub fn is_this_process(&self) -> bool {
+        let Ok(word) = random::word() else { return false };
+        let here = Box::new(word.to_ne_bytes());
+        let mut there = [0; size_of::<u64>()];
+        let at = RemoteAddr::new(here.as_ptr().addr() as u64);
+        self.memory.read(at, &mut there).is_ok() && there == *std::hint::black_box(here)
+    }
+
     /// Returns the memory.
     pub fn memory(&self) -> &Memory {
         &self.memory
@@ -206,6 +216,7 @@ mod tests {
         space.memory().read(at, &mut bytes).expect("ours");
         assert_eq!(u64::from_ne_bytes(bytes), 7);
         assert!(space.memory().is_used());
+        assert!(space.is_this_process());
         assert_eq!(
             space.memory().read(RemoteAddr::new(8), &mut bytes).map_err(|e| e.errno.0),
             Err(libc::EFAULT)

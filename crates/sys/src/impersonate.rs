@@ -19,8 +19,8 @@ pub struct Place {
     pub groups: Vec<u32>,
 }
 
-/// The group that is nobody's.
-const NOBODY: u32 = 65534;
+/// The user and the group of nobody's, on every Linux.
+pub const NOBODY: u32 = 65534;
 
 /// Returns a group for the saved group id of a process of group `gid`: another one. The ids of a process of the same
 /// user then never all equal this process's, so that process may not change its limits (`check_prlimit_permission` in

@@ -15,7 +15,12 @@ const LOOK: Duration = Duration::from_millis(50);
 const SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 extern "C" fn note(signal: i32) {
-    ASKED.store(signal, Ordering::SeqCst);
+    if signal == libc::SIGHUP {
+        // If two signals are pending, the handler of SIGHUP, the lower number, ends last. It must not hide the end.
+        let _an_end_stays = ASKED.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst);
+    } else {
+        ASKED.store(signal, Ordering::SeqCst);
+    }
     // A system call by itself: nothing that a signal handler may not do, and errno stays as it is.
     hand_on(signal);
 }

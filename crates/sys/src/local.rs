@@ -1,6 +1,7 @@
-//! Raw system calls of this very process.
+//! Raw system calls of this very process, and what a thread of it takes before it makes them.
 
-use crate::error::{SysError, check};
+use crate::error::{Errno, SysError, check};
+use crate::process::{has_threads, occupy_standard_descriptors, signal_set, without_write_signals};
 
 /// The right to make raw system calls in this process.
 #[derive(Debug)]
@@ -25,5 +26,120 @@ impl Calls {
         // SAFETY: who made `self` has promised that the calls made with it leave memory in use as it is.
         let answer = unsafe { libc::syscall(number, a, b, c, d, e, f) };
         Ok(check(name, answer)?.cast_unsigned())
+    }
+}
+
+/// Runs `work` while signals to this thread wait, but for those of faults: no handler of the program's runs in the middle of it.
+pub fn while_signals_wait<T>(work: impl FnOnce() -> T) -> T {
+    /// The kernel ends a process that a fault hits whose signal is blocked.
+    const FAULTS: [i32; 6] =
+        [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
+    /// Brings the mask back, also if `work` panics.
+    struct Before(libc::sigset_t);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            // SAFETY: the set is live and initialised; the old mask is not asked for.
+            unsafe {
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut())
+            };
+        }
+    }
+    let mut all = signal_set(&[]);
+    // SAFETY: the set is live.
+    unsafe { libc::sigfillset(&raw mut all) };
+    for signal in FAULTS {
+        // SAFETY: the set is live and initialised.
+        unsafe { libc::sigdelset(&raw mut all, signal) };
+    }
+    let mut before = Before(signal_set(&[]));
+    // SAFETY: both sets are live and initialised.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before.0) };
+    // A signal of the work's own, such as that of a limit on file sizes, never comes to the program.
+    without_write_signals(work)
+}
+
+/// Runs `work` where no other thread sees the descriptors that it opens, and no child that another thread forks gets them: in a
+/// thread of its own, with a table of descriptors of its own, unless the caller is the only thread. The thread has ended
+/// when this returns. `work` must use no descriptor from outside.
+///
+/// # Errors
+/// EAGAIN: no thread could be started. ENOSYS before Linux 5.9; what a seccomp filter answers.
+pub fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, SysError> {
+    /// Looking at a process takes less than a sixteenth of this; a signal handler may come on top.
+    const STACK: usize = 1 << 20;
+    if !has_threads() {
+        return Ok(work());
+    }
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("tiexec".to_owned()).stack_size(STACK);
+        let alone = thread.spawn_scoped(scope, || {
+            own_descriptors()?;
+            Ok(work())
+        });
+        let alone = alone.map_err(|error| SysError {
+            call: "clone",
+            errno: Errno(error.raw_os_error().unwrap_or(libc::EAGAIN)),
+        })?;
+        alone.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// `close_range(0, ~0, CLOSE_RANGE_UNSHARE)` — gives the calling thread an empty table of descriptors, for good. Those of the
+/// process stay open for the other threads; the calling one must use none of them any more.
+///
+/// # Errors
+/// ENOSYS before Linux 5.9; what a seccomp filter answers.
+pub fn own_descriptors() -> Result<(), SysError> {
+    // SAFETY: the descriptors that this thread does not see any more stay valid for their owners, the other threads.
+    let answer =
+        unsafe { libc::syscall(libc::SYS_close_range, 0_u32, u32::MAX, libc::CLOSE_RANGE_UNSHARE) };
+    check("close_range(CLOSE_RANGE_UNSHARE)", answer)?;
+    occupy_standard_descriptors();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn a_threads_descriptors_are_its_own() {
+        let (_reader, mut writer) = std::io::pipe().expect("a pipe");
+        let path = |fd: i32| std::fs::read_link(format!("/proc/thread-self/fd/{fd}"));
+        let theirs = std::thread::scope(|scope| {
+            // Another thread runs, whatever the test runner does.
+            let (end, ended) = std::sync::mpsc::channel::<()>();
+            scope.spawn(move || ended.recv());
+            let opened = apart(|| {
+                let file = std::fs::File::open("/proc/self/status").expect("a file");
+                (file.as_raw_fd(), path(file.as_raw_fd()).expect("it is open"))
+            });
+            drop(end);
+            opened.expect("from Linux 5.9 on")
+        });
+        assert!(path(theirs.0).ok() != Some(theirs.1), "the file is open here");
+        // The table of this thread is as it was.
+        writer.write_all(b"x").expect("a reader is there");
+    }
+
+    #[test]
+    fn signals_wait_and_come_afterwards() {
+        let pending = || {
+            let mut set = signal_set(&[]);
+            // SAFETY: the set is live.
+            unsafe { libc::sigpending(&raw mut set) };
+            // SAFETY: the set is live and initialised.
+            unsafe { libc::sigismember(&raw const set, libc::SIGWINCH) == 1 }
+        };
+        while_signals_wait(|| {
+            // SAFETY: SIGWINCH is ignored by default; blocked, it waits.
+            unsafe { libc::raise(libc::SIGWINCH) };
+            // The kernel drops an ignored signal that nobody blocks, and keeps a blocked one.
+            assert!(pending());
+        });
+        assert!(!pending());
     }
 }

@@ -57,7 +57,7 @@ pub fn tells_ends() -> Result<bool, SysError> {
     }
 }
 
-/// What a descriptor has for the one that waits.
+/// The events that poll(2) reports for a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ready {
     /// Something to read; for a pidfd, the process has ended.

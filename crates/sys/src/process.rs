@@ -32,21 +32,33 @@ pub enum Fork {
 /// EPERM-like refusal (EAGAIN) without trying if this process has more than one thread: a lock that
 /// another thread held would stay locked in the child.
 pub fn fork_single_threaded(role: Role) -> Result<Fork, SysError> {
-    let threads = std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
-    if threads != 1 {
+    if has_threads() {
         return Err(SysError { call: "clone", errno: crate::Errno::AGAIN });
     }
-    // SAFETY: no flags and no stack: the child runs on a copy of this one, and as just seen there
-    // is no other thread whose locks the copy could hold.
+    let fork = fork_to_call()?;
+    if fork == Fork::Child {
+        process_name::call_this(role);
+    }
+    Ok(fork)
+}
+
+/// `clone(0)` — forks as [`fork_single_threaded`] does, for a child that makes system calls and ends: it allocates nothing and
+/// waits for no lock, which another thread of this process could have held.
+///
+/// # Errors
+/// As fork(2).
+pub fn fork_to_call() -> Result<Fork, SysError> {
+    // SAFETY: no flags and no stack: the child runs on a copy of this one.
     let returned = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
     let id = check("clone", returned)?;
-    match i32::try_from(id).ok().and_then(Pid::from_raw) {
-        Some(child) => Ok(Fork::Parent(child)),
-        None => {
-            process_name::call_this(role);
-            Ok(Fork::Child)
-        }
-    }
+    Ok(i32::try_from(id).ok().and_then(Pid::from_raw).map_or(Fork::Child, Fork::Parent))
+}
+
+/// Returns whether this process has more threads than the calling one. It opens nothing: the directory has a link for each
+/// thread (`proc_task_getattr`, `fs/proc/base.c`), and two of its own.
+pub fn has_threads() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self/task").is_ok_and(|tasks| tasks.nlink() > 3)
 }
 
 /// `wait4(-1, NULL, __WALL|WNOHANG, NULL)` — tries whether the call is allowed; for a process that
@@ -457,6 +469,16 @@ pub fn block_signals() {
     unsafe { libc::sigfillset(&raw mut all) };
     // SAFETY: `all` is a live, filled sigset_t; the old mask is not asked for.
     unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut()) };
+}
+
+/// Undoes [`block_signals`]: a child inherits the mask.
+pub fn unblock_signals() {
+    // SAFETY: an all-zero sigset_t is a valid object for sigemptyset to overwrite.
+    let mut none: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `none` is a live sigset_t.
+    unsafe { libc::sigemptyset(&raw mut none) };
+    // SAFETY: `none` is a live, empty sigset_t; the old mask is not asked for.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut()) };
 }
 
 /// Ignores SIGINT and SIGQUIT from now on: for a process that waits for another one on the same terminal.

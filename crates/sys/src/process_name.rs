@@ -23,6 +23,8 @@ pub enum Role {
     Reader,
     /// Copies a descriptor out of such a process.
     Fetcher,
+    /// Watches the pods of this node.
+    Pods,
 }
 
 impl Role {
@@ -35,6 +37,7 @@ impl Role {
             Self::Tracer => c"tiexec-tracer",
             Self::Reader => c"tiexec-reader",
             Self::Fetcher => c"tiexec-fetcher",
+            Self::Pods => c"tiexec-pods",
         }
     }
 }

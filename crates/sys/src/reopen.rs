@@ -122,7 +122,7 @@ impl PathFile {
     /// Returns the number of the mount that it was found on, from `/proc/self/fdinfo`; `None` where `/proc` is not
     /// mounted.
     pub fn mount_id(&self) -> Option<u64> {
-        let path = format!("/proc/self/fdinfo/{}", self.0.as_fd().as_raw_fd());
+        let path = format!("/proc/thread-self/fdinfo/{}", self.0.as_fd().as_raw_fd());
         let text = std::fs::read_to_string(path).ok()?;
         text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok())
     }
@@ -133,11 +133,11 @@ impl PathFile {
     /// # Errors
     /// EACCES; EWOULDBLOCK while somebody holds a lease on it; ENOENT where `/proc` is not mounted.
     pub fn open(&self) -> Result<File, SysError> {
-        let link = format!("/proc/self/fd/{}", self.0.as_fd().as_raw_fd());
+        let link = format!("/proc/thread-self/fd/{}", self.0.as_fd().as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         rustix::fs::openat(CWD, Path::new(&link), flags, Mode::empty())
             .map(File::from)
-            .map_err(SysError::of("open(/proc/self/fd)"))
+            .map_err(SysError::of("open(/proc/thread-self/fd)"))
     }
 }
 

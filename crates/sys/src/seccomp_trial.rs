@@ -10,7 +10,6 @@ use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
 use crate::error::{Errno, SysError, check};
 use crate::process::{self, Fork};
-use crate::process_name::Role;
 
 /// Makes every system call that the program will be asked to make, with the same flags, on
 /// throw-away memory of this process. Meant for the helper, which runs under the very filters of
@@ -46,22 +45,32 @@ pub fn remote_calls() -> Result<(), SysError> {
     Ok(())
 }
 
-/// Makes each of `calls`, a number and its arguments, in a child of its own, and returns the errors, `None` for success;
-/// `None` in all if the child did not outlive them, or came to no end in `patience`. The calls must do nothing: the kernel
-/// has to find nothing to do or a bad argument, and never memory of this process.
+/// `prctl(PR_GET_SECCOMP)` — returns whether seccomp filters are in force for the calling thread, or may be. It opens nothing.
+pub fn is_filtered() -> bool {
+    // SAFETY: PR_GET_SECCOMP reads no memory.
+    unsafe { libc::prctl(libc::PR_GET_SECCOMP, 0, 0, 0, 0) != 0 }
+}
+
+/// Makes each of `calls`, a number and its arguments, in a child of its own, which `fork` makes, and returns the errors,
+/// `None` for success; `None` in all if the child did not outlive them, or came to no end in `patience`. The calls must do
+/// nothing: the kernel has to find nothing to do or a bad argument, and never memory of this process.
 ///
 /// # Errors
 /// As fork(2) and pipe2(2).
 pub fn answers(
     calls: &[(i64, [u64; 6])],
     patience: Duration,
+    fork: impl FnOnce() -> Result<Fork, SysError>,
 ) -> Result<Option<Vec<Option<Errno>>>, SysError> {
     let (from_child, mut to_parent) = std::io::pipe().map_err(|error| SysError {
         call: "pipe2",
         errno: Errno(error.raw_os_error().unwrap_or(libc::EMFILE)),
     })?;
-    let child = match process::fork_single_threaded(Role::Scout)? {
+    let child = match fork()? {
         Fork::Child => {
+            // A handler of the program's for refused calls would run here otherwise: now SIGSYS ends the child.
+            // SAFETY: no handler is installed.
+            unsafe { libc::signal(libc::SIGSYS, libc::SIG_DFL) };
             for &(number, [a, b, c, d, e, f]) in calls {
                 // SAFETY: by the contract above the call does nothing to memory; and it is made in a forked child, which
                 // goes on to write four bytes and exit.
@@ -76,6 +85,8 @@ pub fn answers(
         Fork::Parent(child) => child,
     };
     drop(to_parent);
+    // The other end may be open in a child that another thread has forked meanwhile.
+    let _or_it_waits = rustix::fs::fcntl_setfl(&from_child, rustix::fs::OFlags::NONBLOCK);
     let ended = process::wait_until(child, Instant::now() + patience)?;
     if ended.is_none() {
         let _already_gone = process::kill(child);

@@ -7,7 +7,7 @@ use tiexec_sys::{SysError, local};
 use crate::error::TraceError;
 use crate::remote::SystemCall;
 use crate::session::Session;
-use crate::syscall_manifest::ManifestEntry;
+use crate::syscall_manifest::{ManifestEntry, refused};
 
 /// A process that makes system calls, and undo steps.
 ///
@@ -77,13 +77,29 @@ impl Executor for Session {
 #[derive(Debug)]
 pub struct Local {
     calls: local::Calls,
+    /// Never grows: the allocator may lie in the very text that is switched, and needs mappings of its own.
     undo: Vec<SystemCall>,
+    /// The optional calls that a seccomp filter refuses.
+    refused: Vec<ManifestEntry>,
 }
+
+/// The most undo steps of one switch: what is staged, two claims of gaps, and what was changed for the whole work.
+const MOST_UNDO: usize = 8;
 
 impl Local {
     /// Makes one that makes its calls through `calls`.
-    pub const fn new(calls: local::Calls) -> Self {
-        Self { calls, undo: Vec::new() }
+    pub fn new(calls: local::Calls) -> Self {
+        Self { calls, undo: Vec::with_capacity(MOST_UNDO), refused: Vec::new() }
+    }
+
+    /// The same for a thread under seccomp filters: a child tries the calls in `lists` first.
+    ///
+    /// # Errors
+    /// A filter kills the process for one of them, or it cannot be tried.
+    pub fn under_filters(calls: local::Calls, lists: &[&[ManifestEntry]]) -> Result<Self, String> {
+        let mut local = Self::new(calls);
+        local.refused = refused(lists)?;
+        Ok(local)
     }
 
     fn make(&self, call: SystemCall) -> Result<u64, SysError> {
@@ -96,12 +112,12 @@ impl Executor for Local {
         Ok(self.make(call))
     }
 
-    /// A process may make the calls that its filters let it make: the answer of the call itself tells.
-    fn may(&self, _entry: &ManifestEntry) -> bool {
-        true
+    fn may(&self, entry: &ManifestEntry) -> bool {
+        !self.refused.contains(entry)
     }
 
     fn register(&mut self, undo: SystemCall) {
+        debug_assert!(self.undo.len() < MOST_UNDO, "{undo:?} would have to be allocated");
         self.undo.push(undo);
     }
 
@@ -110,7 +126,7 @@ impl Executor for Local {
     }
 
     fn room(&self) -> usize {
-        usize::MAX
+        MOST_UNDO - self.undo.len()
     }
 
     fn has_batches(&self) -> bool {

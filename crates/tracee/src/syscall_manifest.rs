@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tiexec_core::seccomp::{self, CallData, Filter, Value};
-use tiexec_sys::{Errno, Pid, c, ptrace, seccomp_trial};
+use tiexec_sys::process::{self, Fork};
+use tiexec_sys::process_name::Role;
+use tiexec_sys::{Errno, Pid, SysError, c, ptrace, seccomp_trial};
 
 use crate::arch::{self, Call, Gadgets};
 
@@ -155,21 +157,17 @@ impl Filters {
     /// a filter that looks at an address or at the calling instruction goes unseen, as at a launch.
     #[must_use]
     pub fn tried(lists: &[&[ManifestEntry]]) -> Self {
-        const PATIENCE: Duration = Duration::from_secs(1);
         let all = lists.iter().copied().flatten().chain(OF_EVERY_SESSION);
         // A signal's return with nothing to return to is the end of its caller.
         let returns = |call: &&ManifestEntry| call.number == c::SYS_rt_sigreturn;
         let (returns, calls): (Vec<&ManifestEntry>, Vec<&ManifestEntry>) = all.partition(returns);
-        let harmless: Vec<_> = calls.iter().map(|call| (call.number, call.harmless())).collect();
-        match seccomp_trial::answers(&harmless, PATIENCE) {
-            Ok(Some(answers)) => {
-                let allowed =
-                    calls.into_iter().zip(answers).filter(|(_, errno)| is_kernels(*errno));
-                let allowed = allowed.map(|(call, _)| *call).chain(returns.into_iter().copied());
+        match tried(calls, || process::fork_single_threaded(Role::Scout)) {
+            Ok(answers) => {
+                let allowed = answers.into_iter().filter(|(_, errno)| is_kernels(*errno));
+                let allowed = allowed.map(|(call, _)| call).chain(returns.into_iter().copied());
                 Self::Tried(Arc::new(allowed.collect()))
             }
-            Ok(None) => Self::Unknown("a filter kills on a call that is needed".to_owned()),
-            Err(error) => Self::Unknown(format!("its seccomp filters cannot be tried: {error}")),
+            Err(why) => Self::Unknown(why),
         }
     }
 
@@ -183,6 +181,34 @@ impl Filters {
             .map(|data| seccomp::answer(filters, &data));
         filters.is_empty() || answer.is_some_and(seccomp::Answer::is_allowed)
     }
+}
+
+/// Has a child of `fork`'s make each call in a form that does nothing; returns the answers.
+///
+/// # Errors
+/// In words: a filter ended the child, or there was none.
+fn tried(
+    calls: Vec<&ManifestEntry>,
+    fork: impl FnOnce() -> Result<Fork, SysError>,
+) -> Result<Vec<(ManifestEntry, Option<Errno>)>, String> {
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let harmless: Vec<_> = calls.iter().map(|call| (call.number, call.harmless())).collect();
+    match seccomp_trial::answers(&harmless, PATIENCE, fork) {
+        Ok(Some(answers)) => Ok(calls.into_iter().copied().zip(answers).collect()),
+        Ok(None) => Err("a filter kills on a call that is needed".to_owned()),
+        Err(error) => Err(format!("its seccomp filters cannot be tried: {error}")),
+    }
+}
+
+/// Returns the optional calls in `lists` that the filters of the calling thread refuse. Other threads may run: a child
+/// of this process makes the calls and nothing else.
+///
+/// # Errors
+/// In words: a filter kills the process for one of the calls, or they cannot be tried.
+pub(crate) fn refused(lists: &[&[ManifestEntry]]) -> Result<Vec<ManifestEntry>, String> {
+    let answers = tried(lists.iter().copied().flatten().collect(), process::fork_to_call)?;
+    let refused = answers.into_iter().filter(|(call, errno)| call.optional && !is_kernels(*errno));
+    Ok(refused.map(|(call, _)| call).collect())
 }
 
 fn data(number: i64, args: [Value; 6], instruction_pointer: Value) -> Option<CallData> {
