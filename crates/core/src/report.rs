@@ -172,7 +172,7 @@ pub struct Report {
     /// Code that it makes itself, where there is any; of an attach, if that was selected.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub jit: Vec<JitArea>,
-    /// What a start by `tiexec` would give, where that is more.
+    /// The huge text after a start by `tiexec`, if that is more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart: Option<Restart>,
     /// Why TiExec read smaps, if it did. Reading smaps keeps a process from mapping memory.

@@ -8,21 +8,26 @@ use std::fmt;
 macro_rules! reasons {
     (
         $(#[$of:meta])* $name:ident as $side:ident;
-        $($(#[$doc:meta])* $variant:ident = $text:literal),+ $(,)?
+        $($(#[doc = $doc:literal])+ $variant:ident = $text:literal),+ $(,)?
     ) => {
         $(#[$of])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         #[non_exhaustive]
-        pub enum $name { $($(#[$doc])* $variant),+ }
+        pub enum $name { $($(#[doc = $doc])+ $variant),+ }
 
         impl $name {
-            /// Every one there is, in the manual's order.
+            /// Every one there is.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
             /// Returns the stable snake_case name.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $text),+ }
+            }
+
+            /// Returns its description above: the manual and the guide have it from here.
+            pub const fn meaning(self) -> &'static str {
+                match self { $(Self::$variant => concat!($($doc),+)),+ }
             }
         }
 
@@ -46,141 +51,162 @@ reasons! {
     SkipReason as Skipped;
     /// The text fills no whole, aligned huge page.
     TooSmall = "too_small",
-    /// The ragged head and tail outside the whole huge pages.
+    /// This is the first or the last part of the text. It shares its huge page with other memory, or does not
+    /// fill it. `--edges` decides whether such parts are taken.
     Edges = "edges",
-    /// Could be on huge pages and is not: nobody has switched it.
+    /// The text could be on huge pages. Nobody has put it there, or the program has not used it yet: the kernel maps
+    /// page cache at the first use.
     BasePages = "base_pages",
-    /// PMD-mapped already.
+    /// The text is on huge pages already.
     AlreadyPmdMapped = "already_pmd_mapped",
-    /// Huge pages of the text lie in more than one mapping each: mprotect(2) has cut it in pieces, and a
-    /// huge page lies in one.
+    /// A call of mprotect(2) has cut the mapping of the text inside a huge page. A huge page must lie in one
+    /// mapping.
     CutInPieces = "cut_in_pieces",
     /// `--select` leaves the text out, or nothing can be done with it.
     NotSelected = "not_selected",
-    /// Colder than what `--max-huge-pages` took.
+    /// The text is colder than the huge pages that `--max-huge-pages` took.
     Budget = "budget",
-    /// The image is setuid, setgid or has file capabilities: a tracer would cost it its privileges.
+    /// The program is set-user-ID or set-group-ID, or has file capabilities. It would lose these privileges under
+    /// a tracer, so TiExec leaves it alone.
     PrivilegedImage = "privileged_image",
-    /// The image may be executed but not read by this user.
+    /// The user may execute the file, but not read it.
     UnreadableImage = "unreadable_image",
-    /// A 32-bit image, or one for another machine.
+    /// The program is a 32-bit one, or one for another processor.
     ForeignImage = "foreign_image",
-    /// The user, the administrator or the environment switched TiExec off.
+    /// TiExec is switched off: by `--backing=off`, by `TIEXEC=off` or by `/etc/tiexec/disabled`.
     Disabled = "disabled",
-    /// Mapped where its address and its file offset differ modulo the huge page: no page cache folio
-    /// can be PMD-mapped there.
+    /// Under `--backing pagecache`: the address of the text and its offset in the file differ within a huge page.
+    /// The kernel cannot map a huge page of the page cache there.
     NotCongruent = "not_congruent",
     /// The text fills no page of the size that `--page-size` names.
     PageSize = "page_size",
-    /// Pages of the text were written to: a breakpoint, a uprobe, a text relocation, a live patch.
+    /// Pages of the text were written to: by a breakpoint, a uprobe, a text relocation or a live patch.
     ModifiedText = "modified_text",
-    /// The text is sealed against changes (mseal(2)).
+    /// The text is sealed against changes (mseal(2)). A dry run cannot know this.
     Sealed = "sealed",
-    /// The text may be executed but not read, or has a memory protection key or memory tags of its own.
+    /// The text may be executed but not read, or it has a memory protection key or memory tags of its own.
     ProtectionKey = "protection_key",
-    /// The program could not be stopped once its shared objects were mapped.
+    /// The program could not be stopped after its dynamic linker had mapped the shared libraries: it has a
+    /// seccomp filter, or it is linked with musl and has no RELRO. The libraries keep their pages. `--strict`
+    /// ignores this; only `-v` and the report show it.
     LinkerUnwatched = "linker_unwatched",
-    /// The page cache holds the text in small folios, and only evicting it would change that.
+    /// The page cache holds the text in small pieces. Only eviction changes that.
     SmallFolios = "small_folios",
-    /// There is no image store here.
+    /// This machine has no image store.
     NoStore = "no_store",
-    /// The image store has no image of the file, and this user, or this launch in its time, cannot build one.
+    /// The image store has no image of the file. This user may not build one, or building it takes too long for a
+    /// launch.
     NotStored = "not_stored",
-    /// Mapped where each start has the file in another place. The store's image fits the one place that many starts have.
+    /// The process has the file at another address than most starts have. The image in the store fits only that
+    /// address.
     Misplaced = "misplaced",
-    /// Not everybody may read the file, so it gets no image that everybody may read.
+    /// Some users may not read the file, so it gets no image in the store that everybody may read.
     NotShareable = "not_shareable",
-    /// The file's headers are beyond what an image of the store can be made of.
+    /// The headers of the file are such that the store cannot hold an image of it.
     OddFile = "odd_file",
     /// The page cache does not hold the text.
     NotCached = "not_cached",
-    /// The kernel tells the state of the page cache only to the file's owner and to those who may write to the file.
+    /// The kernel tells the state of the page cache only to the owner of the file, and to users who may write to
+    /// it.
     NotOwner = "not_owner",
 }
 
 reasons! {
     /// Why text could not be taken: an event that went wrong, a resource that is missing, or a refusal.
     FailureKind as Failed;
-    /// The program could not be moved to where its text would be congruent.
+    /// The program could not be moved to an address at which its text suits the huge pages of the page cache.
+    /// Only the report shows this, as `setback`.
     RebaseFailed = "rebase_failed",
-    /// The kernel had no free huge page, or would not collapse.
+    /// The kernel had no free huge page: memory is short or fragmented. A later attempt may succeed.
     NoHugePage = "no_huge_page",
-    /// `PR_SET_THP_DISABLE` is in force for this process.
+    /// Transparent huge pages are switched off for this process (`PR_SET_THP_DISABLE`).
     ThpDisabled = "thp_disabled",
-    /// The kernel has no transparent huge pages at all.
+    /// This kernel has no transparent huge pages.
     ThpUnsupported = "thp_unsupported",
-    /// The memory cgroup, or one above it, has too little left for the image.
+    /// The memory cgroup of the process, or one above it, is too near its limit for the copy and 64 MiB of room.
+    /// A process of another user also gets this reason if the kernel would kill its whole cgroup at once
+    /// (`memory.oom.group`), or if TiExec cannot join the cgroup.
     MemcgHeadroom = "memcg_headroom",
-    /// The machine has too little memory for the image, or text is too large for it.
+    /// The machine has too little memory available (`MemAvailable` in `/proc/meminfo`) for the copy and 64 MiB of
+    /// room, or the text would fill more than a quarter of its memory.
     MemoryHeadroom = "memory_headroom",
-    /// The hugetlb pool, or the hugetlb cgroup, has too few pages.
+    /// The pool of reserved huge pages has too few free ones, or the hugetlb cgroup allows no more.
     HugetlbPool = "hugetlb_pool",
-    /// The nodes that `--numa` names have no memory for this process, or the kernel refused to place pages.
+    /// `--numa` names a node that has no memory for this process, or the kernel or a seccomp filter refused
+    /// mbind(2).
     Numa = "numa",
-    /// `memfd_create` was refused.
+    /// The kernel or a seccomp filter refused memfd_create(2).
     NoMemfd = "no_memfd",
-    /// A seccomp filter forbids a call that is needed, or may do so.
+    /// A seccomp filter forbids a system call that the switch needs, or may forbid it, or TiExec cannot read the
+    /// filter.
     Seccomp = "seccomp",
-    /// The program answers its own system calls (`PR_SET_SYSCALL_USER_DISPATCH`): ours would come to
-    /// its handler.
+    /// The process sends its own system calls to a handler (`PR_SET_SYSCALL_USER_DISPATCH`). The system calls of
+    /// TiExec would end there.
     SyscallDispatch = "syscall_dispatch",
-    /// The kernel or a security module refuses to let us trace the program.
+    /// The kernel, Yama, a security module or a seccomp filter forbids tracing the program. With
+    /// `kernel.yama.ptrace_scope` 2 only `CAP_SYS_PTRACE` allows it; 3 forbids it to everybody until the next
+    /// boot.
     PtraceDenied = "ptrace_denied",
-    /// A debugger or tracer is there already; a process has one tracer at most.
+    /// A debugger or another tracer, such as strace(1), is attached to the process. A process has one tracer at
+    /// most.
     AlreadyTraced = "already_traced",
-    /// Something came to be mapped beside the text, in the huge page at its edge.
+    /// The process mapped something at an edge of the text while TiExec prepared that edge. The rest of the text
+    /// is not affected.
     EdgeInUse = "edge_in_use",
-    /// The process has nearly as many mappings as it may (`vm.max_map_count`).
+    /// The process has nearly as many mappings as it may have (`vm.max_map_count`).
     MapCount = "map_count",
-    /// Every thread was where a stop would have been noticed, or could not be made.
+    /// For two seconds every thread slept in a system call that would show the stop, or could not be stopped
+    /// (state D, frozen).
     NoThread = "no_thread",
-    /// The file that is mapped could not be opened any more, or is another one.
+    /// The mapped file cannot be opened any more, or another file has its name.
     FileGone = "file_gone",
-    /// The file lies on a file system whose answers may never come (FUSE, a network, an overlay of a user's), and the
-    /// process is another user's.
+    /// The process is another user's, and its file lies on FUSE, on a network file system, or on an overlay of
+    /// such. That user may decide when a read ends, so TiExec does not open the file.
     ForeignFilesystem = "foreign_filesystem",
-    /// The process executed another program, or its text or its credentials changed, after it was looked at.
+    /// The process executed another program, or its text or its credentials changed, after TiExec had looked at
+    /// it. TiExec leaves it as it is.
     Changed = "changed",
-    /// The process's `/proc` files are longer than TiExec reads: its mappings are too many, or their names too long.
+    /// The files of the process under `/proc` are longer than TiExec reads (32 MiB of maps): the process has too
+    /// many mappings, or their names are too long.
     Oversized = "oversized",
-    /// Another TiExec of this user is at work on the process.
+    /// Another TiExec of this user is at work on the process. Repeat the command when that one has ended.
     Busy = "busy",
-    /// `/proc` is not mounted, or is another PID namespace's.
+    /// `/proc` is not mounted, or it belongs to another PID namespace.
     ProcUnavailable = "proc_unavailable",
-    /// The helper process ended before it was done.
+    /// The helper process was killed before it was done.
     HelperDied = "helper_died",
-    /// The copy was not staged in time.
+    /// The huge pages were not ready within `--deadline`, or a process of another user kept TiExec waiting.
     Deadline = "deadline",
-    /// The target's address space limit, `RLIMIT_AS`, leaves no room for staging.
+    /// The limit on the address space of the process (`RLIMIT_AS`) leaves no room to prepare the text.
     AddressSpace = "address_space",
-    /// The target has no file descriptor left.
+    /// The process has no free file descriptor (`RLIMIT_NOFILE`).
     FdLimit = "fd_limit",
-    /// No `syscall; ret` or no `rt_sigreturn` stub in the program: nothing safe to call through.
+    /// The program has no instruction sequence by which TiExec could make it run a system call safely.
     NoGadget = "no_gadget",
-    /// No room on the stack for the self-restoring frame.
+    /// The stack of the stopped thread has no room for the frames by which it restores itself.
     StackRoom = "stack_room",
-    /// Registers are in use that the frame cannot carry, the thread has a shadow stack, or it runs 32-bit
-    /// code.
+    /// The thread uses registers that the kernel does not save in a signal frame (AMX tiles, the streaming mode
+    /// of SME), or it has a shadow stack, or it runs 32-bit code.
     RegisterState = "register_state",
-    /// The kernel refused the staging or the switch itself.
+    /// The kernel refused to put the prepared pages in place.
     SwitchFailed = "switch_failed",
-    /// The helper process, or a thread that is needed, could not be created.
+    /// The helper process, or a thread that it needs, could not be started: a limit on processes, or no memory.
     ForkFailed = "fork_failed",
-    /// The image file could not be read in full.
+    /// The file of the program could not be read in full.
     ReadFailed = "read_failed",
-    /// The program ended before it reached the point where its text would have been switched.
+    /// The program ended before its text was switched.
     TargetGone = "target_gone",
-    /// The image store, or an image in it, could have been made by somebody else: it is not used.
+    /// Another user could have made or changed the image store, or an image in it.
     StoreRefused = "store_refused",
-    /// The image store has no room for the image, also after removing images that nobody uses.
+    /// The image store has no room for the image, even after removing the images that nobody uses.
     StoreFull = "store_full",
-    /// Running processes have the text mapped, or locked: it cannot be evicted and read in anew.
+    /// Running processes have the text mapped or locked. It cannot be evicted and read again in huge pages.
     InUse = "in_use",
-    /// The file has pages that are not written back yet.
+    /// The file has pages that are not yet written back to the disk.
     DirtyFile = "dirty_file",
-    /// Somebody has the file open for writing.
+    /// A process has the file open for writing.
     OpenForWriting = "open_for_writing",
-    /// The file system keeps files in small folios only.
+    /// The file system keeps files in small pieces only.
     NoLargeFolios = "no_large_folios",
 }
 
@@ -206,6 +232,14 @@ impl Reason {
         match self {
             Self::Skipped(why) => why.as_str(),
             Self::Failed(kind) => kind.as_str(),
+        }
+    }
+
+    /// Returns its description, in sentences.
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::Skipped(why) => why.meaning(),
+            Self::Failed(kind) => kind.meaning(),
         }
     }
 
@@ -255,7 +289,7 @@ impl SkipReason {
                 "run it with --backing=image, for a copy at each start, or install it where all may read it"
             }
             Self::NotCached => "tiexecctl warm FILE",
-            Self::NotOwner => "run it as root, or as the file's owner",
+            Self::NotOwner => "tiexecctl warm FILE, as root or as the file's owner",
             _ => return None,
         })
     }
@@ -281,7 +315,7 @@ impl FailureKind {
                 "stop what uses it, tiexecctl warm FILE, start it again (systemd: ExecStartPre=-+/usr/bin/tiexecctl warm FILE)"
             }
             Self::DirtyFile => "sync FILE, then tiexecctl warm FILE",
-            Self::PtraceDenied => "`tiexecctl doctor` tells what forbids it",
+            Self::PtraceDenied => "run `tiexecctl doctor`, which names what forbids it",
             Self::ProcUnavailable => "mount -t proc proc /proc",
             _ => return None,
         })
@@ -301,12 +335,21 @@ mod tests {
     #[test]
     fn every_fix_names_an_action() {
         let actions = ["allow ", "attach ", "leave ", "raise ", "run ", "stop ", "sync "];
-        let commands = ["tiexecctl ", "`tiexecctl ", "mount "];
+        let commands = ["tiexecctl ", "mount "];
         for reason in Reason::all() {
             let Some(fix) = reason.fix() else { continue };
             let mut named = actions.iter().chain(&commands);
             assert!(named.any(|start| fix.starts_with(start)), "{reason}: {fix}");
             assert!(!fix.contains("PID"), "{reason}: {fix}");
+        }
+    }
+
+    #[test]
+    fn every_meaning_is_whole_sentences() {
+        for reason in Reason::all() {
+            let meaning = reason.meaning();
+            assert!(meaning.starts_with(' ') && meaning.ends_with('.'), "{reason}: {meaning}");
+            assert!(!meaning.contains("  "), "{reason}: {meaning}");
         }
     }
 

@@ -6,10 +6,14 @@ use super::{lines, mountinfo, number};
 /// The place of the files of a process's cgroup.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CgroupFiles {
+    /// Its path, as `/proc/PID/cgroup` tells it.
+    pub path: Vec<u8>,
     /// The mount point of the hierarchy.
     pub mount: Vec<u8>,
     /// The process's own directory below `mount`, without a leading slash; empty at the top.
     pub below: Vec<u8>,
+    /// True if the cgroup lies outside of what is mounted: `mount` is the next best.
+    pub outside: bool,
     /// True for cgroup v2 (such as `memory.max`), false for v1 (`memory.limit_in_bytes`).
     pub unified: bool,
 }
@@ -34,20 +38,33 @@ fn cgroup_with(controller: &[u8], cgroup: &[u8], mountinfo: &[u8]) -> Option<Cgr
     let path = v1.map(|(_, path)| path).or_else(|| path_in(cgroup, b""))?;
     let kind: &[u8] = if unified { b"cgroup2" } else { b"cgroup" };
     let mounts = mountinfo::parse(mountinfo);
-    let mount =
-        mounts.iter().find(|mount| mount.kind == kind && (unified || has_it(mount.options)))?;
-    // In a container the hierarchy's root here is the container's own cgroup: strip it, and
-    // fall back to the mount's top where the path lies outside (a cgroup namespace).
-    let root = unescape(mount.root);
-    let root = root.strip_suffix(b"/").unwrap_or(&root);
-    // "/docker/x" is no parent of "/docker/xy".
-    let below = path.strip_prefix(root).filter(|rest| rest.is_empty() || rest[0] == b'/');
-    let below = below.unwrap_or_default();
+    let mut fits: Vec<_> = mounts
+        .iter()
+        .filter(|mount| mount.kind == kind && (unified || has_it(mount.options)))
+        .map(|mount| (mount, below(path, mount.root)))
+        .collect();
+    // A container may have the machine's whole hierarchy mounted besides its own part.
+    fits.sort_by_key(|(_, below)| below.is_none());
+    let (mount, below) = fits.into_iter().next()?;
     Some(CgroupFiles {
+        path: path.to_vec(),
         mount: unescape(mount.mount_point),
-        below: below.strip_prefix(b"/").unwrap_or(below).to_vec(),
+        outside: below.is_none(),
+        below: below.unwrap_or_default(),
         unified,
     })
+}
+
+/// Returns where a cgroup is below a mount of its hierarchy, whose top is the cgroup `root`; `None` outside of it. Outside of
+/// the reader's cgroup namespace a path begins with `/..`, which leads nowhere below the mount.
+fn below(path: &[u8], root: &[u8]) -> Option<Vec<u8>> {
+    let root = unescape(root);
+    let root = root.strip_suffix(b"/").unwrap_or(&root);
+    // "/docker/x" is no parent of "/docker/xy".
+    let below = path.strip_prefix(root).filter(|rest| rest.is_empty() || rest[0] == b'/')?;
+    let below = below.strip_prefix(b"/").unwrap_or(below);
+    let is_above = below.split(|&byte| byte == b'/').any(|part| part == b"..");
+    (!is_above).then(|| below.to_vec())
 }
 
 /// The systemd units that a process belongs to.
@@ -98,6 +115,37 @@ pub fn units(cgroup: &[u8], of_init: &[u8]) -> Option<Units> {
 pub fn path(cgroup: &[u8]) -> Option<&[u8]> {
     let own = path_in(cgroup, b"name=systemd").filter(|path| *path != b"/");
     own.or_else(|| path_in(cgroup, b""))
+}
+
+/// Returns the UID of the Kubernetes pod to which the process whose `cgroup` this is belongs.
+///
+/// The kubelet names a pod's cgroup `podUID` (driver cgroupfs) or `kubepods-QOS-podUID.slice` (driver systemd, which has
+/// underscores for the dashes); the runtime's own cgroups lie below, or behind a colon where containerd does not know of
+/// systemd. The first such name from the top decides. Below a container, and below `user.slice`, anybody names cgroups at will: no
+/// name counts there. All hierarchies must tell the same.
+pub fn pod(cgroup: &[u8]) -> Option<String> {
+    let mut found = paths(cgroup).filter_map(|(_, path)| pod_in(path));
+    let first = found.next()?;
+    found.all(|other| other == first).then_some(first)
+}
+
+fn pod_in(path: &[u8]) -> Option<String> {
+    let is_id = |part: &[u8]| part.len() == 64 && part.iter().all(u8::is_ascii_hexdigit);
+    let is_others = |part: &[u8]| part == b"user.slice" || part.ends_with(b".scope") || is_id(part);
+    let mut parts = path.split(|&byte| byte == b'/').take_while(|part| !is_others(part));
+    parts.find_map(|part| {
+        let name = part.split(|&byte| byte == b':').next()?;
+        let name = name.strip_suffix(b".slice").unwrap_or(name);
+        let (before, uid) = name.split_at_checked(name.len().checked_sub(36)?)?;
+        let uid = std::str::from_utf8(uid).ok()?.replace('_', "-");
+        let is_dash = |at: usize| matches!(at, 8 | 13 | 18 | 23);
+        let fits = |(at, byte): (usize, u8)| match byte {
+            b'-' => is_dash(at),
+            byte => byte.is_ascii_hexdigit() && !is_dash(at),
+        };
+        let named = before == b"pod" || before.ends_with(b"-pod");
+        (named && uid.bytes().enumerate().all(fits)).then_some(uid)
+    })
 }
 
 /// Returns the process's path in the hierarchy that has exactly these controllers, as far as they are named.
@@ -197,14 +245,84 @@ mod tests {
         let mounts = b"32 29 0:28 /docker/x /sys/fs/cgroup ro shared:4 - cgroup2 cgroup rw\n";
         let found = memory_cgroup(b"0::/docker/x/app\n", mounts).unwrap();
         assert_eq!((&found.below[..], found.unified), (&b"app"[..], true));
+        assert!(!memory_cgroup(b"0::/docker/x/app\n", mounts).unwrap().outside);
         let outside = memory_cgroup(b"0::/\n", mounts).unwrap();
-        assert_eq!(outside.below, b"");
+        assert_eq!((&outside.below[..], outside.outside), (&b""[..], true));
         assert_eq!(memory_cgroup(b"0::/\n", b"garbage\n"), None);
         assert_eq!(memory_cgroup(b"\xff::\n4:memory\n", mounts), None);
     }
 
+    #[test]
+    fn the_machines_hierarchy_is_found_beside_a_containers_own() {
+        let own = "40 29 0:28 /kubepods/pod1/a /own ro - cgroup2 cgroup rw\n";
+        let whole = "41 29 0:28 / /whole rw - cgroup2 cgroup rw\n";
+        let other = b"0::/kubepods/pod2/b\n";
+        let found = memory_cgroup(other, format!("{own}{whole}").as_bytes()).unwrap();
+        assert_eq!((&found.mount[..], found.outside), (&b"/whole"[..], false));
+        assert_eq!(found.below, b"kubepods/pod2/b");
+        assert!(memory_cgroup(other, own.as_bytes()).unwrap().outside);
+        // In a cgroup namespace of its own: no path of another container leads anywhere.
+        for root in ["/", "/../../.."] {
+            let mounts = format!("40 29 0:28 {root} /sys/fs/cgroup ro - cgroup2 cgroup rw\n");
+            let found = memory_cgroup(b"0::/../../pod2/b\n", mounts.as_bytes()).unwrap();
+            assert!(found.outside && found.below.is_empty(), "{root}: {found:?}");
+        }
+    }
+
     fn shown(cgroup: &str, of_init: &str) -> Option<String> {
         units(cgroup.as_bytes(), of_init.as_bytes()).map(|units| units.to_string())
+    }
+
+    #[test]
+    fn a_pod_is_found_in_all_layouts() {
+        let uid = "0a1b2c3d-4e5f-6789-abcd-ef0123456789";
+        let low = uid.replace('-', "_");
+        let id = "c".repeat(64);
+        for path in [
+            // The driver cgroupfs: all three classes of service, containerd and CRI-O.
+            format!("/kubepods/pod{uid}/{id}"),
+            format!("/kubepods/burstable/pod{uid}/{id}"),
+            format!("/kubepods/besteffort/pod{uid}/crio-{id}"),
+            // The driver systemd.
+            format!("/kubepods.slice/kubepods-pod{low}.slice/cri-containerd-{id}.scope"),
+            format!(
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{low}.slice/crio-{id}.scope"
+            ),
+            format!(
+                "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{low}.slice/docker-{id}.scope/init"
+            ),
+            format!("/system.slice/containerd.service/kubepods-pod{low}.slice:cri-containerd:{id}"),
+            // kind, in a container itself.
+            format!(
+                "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{low}.slice/cri-containerd-{id}.scope"
+            ),
+            // From inside a cgroup namespace.
+            format!("/../../pod{uid}/{id}"),
+            format!("/../../kubepods-burstable-pod{low}.slice/cri-containerd-{id}.scope"),
+            // A container names what is below its own.
+            format!("/kubepods/pod{uid}/{id}/pod11111111-2222-3333-4444-555555555555"),
+        ] {
+            for text in [format!("0::{path}\n"), format!("4:memory:{path}\n3:cpuset:/\n0::/\n")] {
+                assert_eq!(pod(text.as_bytes()).as_deref(), Some(uid), "{text}");
+            }
+        }
+        for path in [
+            "/".to_owned(),
+            "/kubepods/burstable".to_owned(),
+            format!("/system.slice/docker-{id}.scope"),
+            format!("/machine.slice/libpod-{id}.scope"),
+            // A container of another runtime may name what lies below its own.
+            format!("/system.slice/docker-{id}.scope/kubepods/pod{uid}/{id}"),
+            format!("/docker/{id}/pod{uid}"),
+            format!("/kubepods/pod{}/x", &uid[1..]),
+            format!("/kubepods/pod{}z/x", &uid[1..]),
+            format!("/kubepods/xpod{uid}/x"),
+            format!("/user.slice/user-7.slice/user@7.service/kubepods/pod{uid}/x"),
+        ] {
+            assert_eq!(pod(format!("0::{path}\n").as_bytes()), None, "{path}");
+        }
+        let two = format!("4:memory:/pod{uid}/x\n0::/pod11111111-2222-3333-4444-555555555555/x\n");
+        assert_eq!(pod(two.as_bytes()), None);
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub struct Status {
     pub tgid: Option<u32>,
     /// Its thread-group id as it counts itself, in its own PID namespace. Since Linux 4.1.
     pub ns_tgid: Option<u32>,
+    /// True if it is in a PID namespace below that of the mounted `/proc`, as the processes of a container are.
+    pub in_own_pid_namespace: bool,
     /// The PID of its tracer; 0 if it has none.
     pub tracer_pid: u32,
     /// Real and effective user ids.
@@ -114,6 +116,8 @@ pub fn parse(text: &[u8]) -> Status {
                 let last = value.rsplit(|byte| byte.is_ascii_whitespace()).next();
                 let last = last.and_then(|word| number(word, 10));
                 status.ns_tgid = last.and_then(|value| u32::try_from(value).ok());
+                let words = value.split(|byte| byte.is_ascii_whitespace());
+                status.in_own_pid_namespace = words.filter(|word| !word.is_empty()).count() > 1;
             }
             b"TracerPid" => status.tracer_pid = small().unwrap_or_default(),
             b"Uid" => {
@@ -190,7 +194,8 @@ mod tests {
         let Credentials { uids, gids, groups, capabilities } = status.credentials;
         assert_eq!((uids, gids), (vec![1000, 0, 0, 0], vec![7, 8, 9, 10]));
         assert_eq!((groups, capabilities), (vec![4, 24], [0, 0xc0, 0, 0, 0]));
-        assert_eq!(status.ns_tgid, Some(1));
+        assert_eq!((status.ns_tgid, status.in_own_pid_namespace), (Some(1), true));
+        assert!(!parse(b"Tgid:\t42\nNStgid:\t42\n").in_own_pid_namespace);
         assert_eq!(status.uids, Some((1000, 0)));
         assert_eq!((status.seccomp, status.threads), (2, 3));
         assert_eq!((status.pending, status.blocked, status.caught), (0x10001, 0xff, 0x200));

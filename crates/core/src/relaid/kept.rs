@@ -1,4 +1,4 @@
-//! What an image holds of the LOAD segments: text, and what tools read from files.
+//! The parts of the LOAD segments that an image holds: text, and the data that tools read from files.
 //!
 //! Processes map text from the image and nothing else; the program's data stays in its own file. An image lies in memory, so
 //! each part that nobody reads there is a hole.
