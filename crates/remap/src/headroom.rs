@@ -11,6 +11,7 @@ use tiexec_core::escape::AsShown;
 use tiexec_core::proc::cgroup::{CgroupFiles, memory_cgroup};
 use tiexec_core::proc::meminfo;
 use tiexec_core::skip::FailureKind;
+use tiexec_sys::cgroup_namespace;
 use tiexec_sys::procfs::ProcDir;
 
 use tiexec_tracee::Failure;
@@ -111,7 +112,8 @@ fn check_cgroups(process: &ProcDir, bytes: u64) -> Result<(), Failure> {
 /// is this process's own, or there is none.
 ///
 /// # Errors
-/// `memcg_headroom`: the kernel would kill all of the cgroup's processes when it is full (`memory.oom.group`).
+/// `memcg_headroom`: the kernel would kill all of the cgroup's processes when it is full (`memory.oom.group`); or the cgroup is
+/// not mounted where this process sees it, so that its limits are not known and nothing can be charged to it.
 /// `no_thread`: the cgroup is frozen, and a process that joins it would be too (cgroup v2).
 pub(crate) fn charged_to(process: &ProcDir) -> Result<Option<PathBuf>, Failure> {
     let find = || {
@@ -119,9 +121,23 @@ pub(crate) fn charged_to(process: &ProcDir) -> Result<Option<PathBuf>, Failure> 
         let mounts = this.read("mountinfo").ok()?;
         let theirs = memory_cgroup(&process.read("cgroup").ok()?, &mounts)?;
         let ours = memory_cgroup(&this.read("cgroup").ok()?, &mounts)?;
-        (theirs != ours).then_some(theirs)
+        (theirs.path != ours.path).then_some(theirs)
     };
-    let Some(memory) = find() else { return Ok(None) };
+    let mut found = find();
+    if found.as_ref().is_some_and(|memory| memory.outside) {
+        // A container sees the machine's cgroups by paths that begin with `/..`.
+        let _no_right = cgroup_namespace::enter_that_of_init();
+        found = find();
+    }
+    let Some(memory) = found else { return Ok(None) };
+    if memory.outside {
+        let what = format!(
+            "its memory cgroup {} is not mounted here, so that this process's own would pay for its copies; \
+             fix: mount the machine's /sys/fs/cgroup into this container",
+            memory.path.shown()
+        );
+        return Err(Failure::new(FailureKind::MemcgHeadroom, what));
+    }
     let Some(directory) = ancestors(&memory).next() else { return Ok(None) };
     let events = std::fs::read_to_string(directory.join("cgroup.events"));
     if events.is_ok_and(|events| events.lines().any(|line| line == "frozen 1")) {

@@ -12,6 +12,7 @@ mod file_facts;
 pub mod headroom;
 pub mod image;
 pub mod images;
+pub mod inspect;
 pub mod launch;
 pub mod lock;
 pub mod mapped;

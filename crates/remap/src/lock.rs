@@ -49,7 +49,7 @@ enum Held {
     /// A file in a directory of this user's.
     File { directory: OwnedFd, name: String, file: File, taken_by: Pid },
     /// A file of the process's own.
-    OfProcess { _file: File },
+    OfProcess { file: File, taken_by: Pid },
     /// Nothing, and why.
     Nothing(String),
 }
@@ -99,13 +99,16 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        let Held::File { directory, name, file, taken_by } = &self.0 else { return };
         // A child that was forked meanwhile has the lock too, but not the say.
-        if *taken_by == process::this()
-            && fstat(file).is_ok_and(|stat| stat.st_size == 0)
-            && is_at(directory, name, file)
-        {
-            let _stays_for_the_sweep = unlinkat(directory, name.as_str(), AtFlags::empty());
+        match &self.0 {
+            Held::File { directory, name, file, taken_by } if *taken_by == process::this() => {
+                if fstat(file).is_ok_and(|stat| stat.st_size == 0) && is_at(directory, name, file) {
+                    let _stays_for_the_sweep = unlinkat(directory, name.as_str(), AtFlags::empty());
+                }
+                unlock(file);
+            }
+            Held::OfProcess { file, taken_by } if *taken_by == process::this() => unlock(file),
+            _ => {}
         }
     }
 }
@@ -175,6 +178,11 @@ fn try_lock(file: impl AsFd) -> Result<bool, SysError> {
     }
 }
 
+/// Gives the lock back, also where such a child keeps the file open.
+fn unlock(file: impl AsFd) {
+    let _cannot_fail = flock(file, FlockOperation::Unlock);
+}
+
 /// Returns whether the name is still this file's.
 fn is_at(directory: &OwnedFd, name: &str, file: impl AsFd) -> bool {
     let there = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
@@ -191,7 +199,7 @@ fn of_process(thread: &ProcDir, why: String) -> Result<Lock, Failure> {
     }
     let file = thread.open_file("auxv", false).map_err(Failure::unreadable)?;
     match try_lock(&file) {
-        Ok(true) => Ok(Lock(Held::OfProcess { _file: file })),
+        Ok(true) => Ok(Lock(Held::OfProcess { file, taken_by: process::this() })),
         Ok(false) => Err(busy()),
         Err(error) => Ok(Lock(Held::Nothing(error.to_string()))),
     }

@@ -1,4 +1,4 @@
-//! What is told once a day only.
+//! Messages that are written once a day only.
 
 use std::time::{Duration, SystemTime};
 

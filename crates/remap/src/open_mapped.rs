@@ -20,7 +20,7 @@ use tiexec_core::skip::FailureKind;
 use tiexec_sys::pagecache::FileMapping;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::{self, Identity, PathFile};
-use tiexec_sys::{Errno, SysError, procmap_query, thp};
+use tiexec_sys::{Errno, Pid, SysError, procmap_query, thp};
 use tiexec_tracee::Failure;
 
 use crate::credentials;
@@ -205,33 +205,63 @@ fn must_be_local(
     let own = ProcDir::this_process().and_then(|this| this.read_limited("mountinfo", MOST_MOUNTS));
     let own = own.unwrap_or_default();
     let own_mounts = mountinfo::parse(&own);
-    let must = |is_local: bool, kind| if is_local { Ok(()) } else { Err(foreign(name, kind)) };
-    if let Some(mount) = own_mounts.iter().find(|mount| is_its(mount)) {
-        return must(is_local(mount, &own_mounts), mount.kind);
+    let mut theirs = Vec::new();
+    let is_known = own_mounts.iter().any(&is_its);
+    if !is_known {
+        theirs = process.read_limited("mountinfo", MOST_MOUNTS).map_err(Failure::unreadable)?;
     }
-    let theirs = process.read_limited("mountinfo", MOST_MOUNTS).map_err(Failure::unreadable)?;
     let their_mounts = mountinfo::parse(&theirs);
-    let Some(mount) = their_mounts.iter().find(|mount| is_its(mount)) else {
+    let Some(mount) = own_mounts.iter().chain(&their_mounts).find(|mount| is_its(mount)) else {
         return Err(foreign(name, b"a file system that is not mounted where the process sees it"));
     };
-    // A user can mount an overlay in namespaces of its own, over a file system of its own.
-    let by_user = mount.kind == b"overlay" && !mounted_by_us(process);
-    must(!by_user && is_local(mount, &own_mounts), mount.kind)
+    let is_local = if mount.kind != b"overlay" {
+        LOCAL.contains(&mount.kind)
+    } else {
+        // A user can mount an overlay in namespaces of its own, over a file system of its own.
+        (is_known || mounted_by_us(process)) && has_local_layers(mount, &own_mounts)
+    };
+    if is_local { Ok(()) } else { Err(foreign(name, mount.kind)) }
 }
 
-/// Returns whether the pages of a mounted file system come from this kernel alone.
-fn is_local(mount: &Mount<'_>, own_mounts: &[Mount<'_>]) -> bool {
-    if mount.kind != b"overlay" {
-        return LOCAL.contains(&mount.kind);
-    }
-    // The mount options name the layers by their paths where the overlay was mounted. In this mount namespace those
-    // paths lead to the same layers, or to none.
-    mountinfo::overlay_layers(mount.options).is_some_and(|layers| {
+/// Returns whether all layers of an overlay lie on file systems of [`LOCAL`].
+///
+/// The mount options name the layers by their paths at the place where the overlay was mounted, and the same path may lead
+/// elsewhere in another mount namespace. So only a namespace that has this very overlay tells where they lead: that of process
+/// 1, where container runtimes mount overlays, or else this process's own. Process 1 is not believed about its own
+/// root: if that is an overlay, somebody outside mounted it. So root in a container that is process 1 there, and has a volume at the
+/// path of a layer, gains nothing by that.
+fn has_local_layers(overlay: &Mount<'_>, own_mounts: &[Mount<'_>]) -> bool {
+    let of_init = mounts_of_init().unwrap_or_default();
+    let of_init = mountinfo::parse(&of_init);
+    let is_it = |mount: &Mount<'_>| mount.kind == b"overlay" && mount.device == overlay.device;
+    let mounts: &[Mount<'_>] =
+        if of_init.iter().any(|mount| is_it(mount) && mount.mount_point != b"/") {
+            &of_init
+        } else if own_mounts.iter().any(is_it) {
+            own_mounts
+        } else {
+            return false;
+        };
+    mountinfo::overlay_layers(overlay.options).is_some_and(|layers| {
         layers.iter().all(|layer| {
-            let mount = mountinfo::of_path(own_mounts, layer);
+            let mount = mountinfo::of_path(mounts, layer);
             mount.is_some_and(|mount| LOCAL.contains(&mount.kind))
         })
     })
+}
+
+/// Returns the mountinfo of process 1, if nobody but root can have made these mounts.
+///
+/// In a PID namespace of its own, process 1 may be anybody's program. So it must be root, of this process's own user
+/// namespace, to which its mount namespace must belong. Any other process could enter a user namespace and choose, by chroot(2),
+/// the directory from which its mountinfo tells all paths.
+fn mounts_of_init() -> Option<Vec<u8>> {
+    let (this, init) = (ProcDir::this_process().ok()?, ProcDir::of(Pid::INIT).ok()?);
+    let is_same = |name| Some(this.namespace(name).ok()? == init.namespace(name).ok()?);
+    let uids = init.status().ok()?.credentials.uids;
+    let is_root = !uids.is_empty() && uids.iter().all(|&uid| uid == 0);
+    let is_believed = is_same("ns/user")? && is_root && mounted_by_us(&init);
+    is_believed.then(|| init.read_limited("mountinfo", MOST_MOUNTS).ok())?
 }
 
 /// Returns whether nobody without rights in this process's own user namespace can have mounted what the process sees.

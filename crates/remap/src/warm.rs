@@ -193,7 +193,7 @@ impl Evictor<'_> {
             return Ok(Err(obstacle));
         }
         if self.is_in_use(chunk)? {
-            let detail = "in use by running processes: stop them, warm it, start them again";
+            let detail = "running processes have it mapped";
             return Ok(Err(Failure::new(FailureKind::InUse, detail)));
         }
         let mut tries = 0;
@@ -248,7 +248,7 @@ impl Evictor<'_> {
         match is_open_for_writing(self.file) {
             Ok(false) => {}
             Ok(true) => {
-                let detail = "somebody has the file open for writing";
+                let detail = "a process has the file open for writing";
                 return Err(Failure::new(FailureKind::OpenForWriting, detail));
             }
             Err(error) => return Err(unknown(error)),
@@ -259,8 +259,7 @@ impl Evictor<'_> {
     fn clean(&self, part: &Range<u64>) -> Result<(), Failure> {
         let state = cache_state(self.file, part).map_err(unknown)?;
         if state.dirty + state.writeback > 0 {
-            let detail =
-                "parts of it are not written back to the disk yet; sync it, then warm again";
+            let detail = "parts of it are not written back to the disk yet";
             return Err(Failure::new(FailureKind::DirtyFile, detail));
         }
         Ok(())
@@ -292,8 +291,7 @@ impl Evictor<'_> {
 
 fn not_owner(call: &str) -> Failure {
     let detail = format!(
-        "nothing was evicted: {call} serves only the file's owner and those who may write to it; \
-         be root, or its owner"
+        "nothing was evicted: {call} serves only the file's owner and those who may write to it"
     );
     Failure::new(SkipReason::NotOwner, detail)
 }

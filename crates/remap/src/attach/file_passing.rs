@@ -59,24 +59,12 @@ impl Passage {
         Ok(Self { theirs: u64::from(theirs.unsigned_abs()), ours: copy })
     }
 
-    /// Hands a file over, which `send` sends over the socket; returns its number there. The session closes it.
+    /// Hands a file over, which `send` sends over the socket; the session closes it. The thread sends the byte at `read`, too,
+    /// where that takes no wait of its own: it can only if it may read that byte.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub(super) fn hand_over(
-        &self,
-        session: &mut Session,
-        send: impl Fn(BorrowedFd<'_>) -> Result<(), Failure>,
-    ) -> Result<u64, Failure> {
-        Ok(self.hand_over_and_ask(session, send, None)?.fd)
-    }
-
-    /// As [`hand_over`](Self::hand_over); has the thread send the byte at `read` too, where that takes no wait of its own: it
-    /// can only if it may read that byte.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub(super) fn hand_over_and_ask(
         &self,
         session: &mut Session,
         send: impl Fn(BorrowedFd<'_>) -> Result<(), Failure>,

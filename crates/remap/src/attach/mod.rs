@@ -6,8 +6,10 @@
 
 mod boost;
 mod file_passing;
+mod here;
 mod jit;
 mod mappings;
+mod passing;
 mod pool;
 mod prepared;
 mod probe;
@@ -24,6 +26,7 @@ use std::time::{Duration, Instant};
 
 use tiexec_core::addr::RemoteAddr;
 use tiexec_core::area::{Area, SmapsFor};
+use tiexec_core::marks::Marks;
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::Vma;
@@ -34,6 +37,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Gadgets;
+use tiexec_tracee::executor::{Executor, Local};
 use tiexec_tracee::gadgets;
 use tiexec_tracee::remote;
 use tiexec_tracee::session::{Counts, Session};
@@ -42,13 +46,16 @@ use tiexec_tracee::syscall_manifest::ManifestEntry;
 use tiexec_tracee::target::Target;
 
 use boost::Boost;
+pub use here::calls_here;
 pub use jit::{collapse_jit, look_at_jit};
+use passing::{OpenHere, OverSockets};
 pub(crate) use prepared::{Prepared, prepare};
-pub use revert::{Reverted, revert};
+pub use revert::{Reverted, revert, revert_here};
 pub use verify::report;
 
 use crate::images::Images;
 use crate::policy::Policy;
+use crate::switch::{Company, Shared, Surroundings};
 use crate::workers::{Fetcher, Workers};
 
 /// The order to work on a running process.
@@ -146,8 +153,9 @@ fn attach_as_seen(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attach
     if prepared.is_empty() {
         return Ok(prepared.attached);
     }
-    let work =
-        |session: &mut Session, snapshot: &Snapshot| prepared.switch(session, order, snapshot);
+    let work = |session: &mut Session, snapshot: &Snapshot| {
+        prepared.hand_and_switch(session, order, snapshot)
+    };
     let rests_on: Vec<&Vma> = prepared.texts_with_spans().collect();
     let stop = Stop { entries: &prepared.entries, rests_on: &rests_on, calls: prepared.calls() };
     let (cost, done) = in_a_stop(order, stop, work)?;
@@ -157,6 +165,52 @@ fn attach_as_seen(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attach
         prepared.attached.failure.get_or_insert(failure);
     }
     Ok(prepared.attached)
+}
+
+/// Puts the text of this very process onto huge pages, as far as it is not: `order` is for this process, and has no workers.
+/// No thread is stopped: the calling thread makes the calls, while it and the others execute that text.
+///
+/// # Errors
+/// Nothing could be begun; the process is as it was. The [`Attached`] tells of later failures.
+pub fn attach_here(
+    order: &AttachOrder<'_>,
+    images: &mut Images,
+    mut local: Local,
+) -> Result<Attached, Failure> {
+    // Huge pages are made in this process, too, before they take the place of its text.
+    if !order.policy.dry_run && thp_is_off(&order.target.process) {
+        ThpOn::begin(&mut local)?;
+    }
+    let mut prepared = prepare(order, images, Instant::now() + order.policy.deadline)?;
+    prepared.touch_from_outside(order);
+    if prepared.is_empty() {
+        return Ok(prepared.attached);
+    }
+    let rests_on: Vec<&Vma> = prepared.texts_with_spans().collect();
+    order.target.unchanged(&rests_on)?;
+    let snapshot = as_snapshot(order, &prepared.entries);
+    let done = prepared.switch(&mut local, &OpenHere, None, order, &snapshot);
+    prepared.give_up();
+    if let Err(failure) = done {
+        prepared.attached.failure.get_or_insert(failure);
+    }
+    Ok(prepared.attached)
+}
+
+/// Returns the mappings that were looked at, as what is switched needs them.
+fn as_snapshot(order: &AttachOrder<'_>, entries: &[Area]) -> Snapshot {
+    let vmas = entries.iter().map(|entry| entry.vma.clone()).collect();
+    Snapshot { pages: order.policy.pages, vmas, entry: RemoteAddr::new(0) }
+}
+
+/// Returns the address space in which an attach or a revert switches: others run in it.
+fn surroundings<'a>(
+    order: &AttachOrder<'a>,
+    snapshot: &'a Snapshot,
+    marks: Option<Marks>,
+) -> Surroundings<'a> {
+    let company = Company::Shared(Shared { space: &order.target.space, marks });
+    Surroundings { snapshot, company }
 }
 
 /// One stop of a thread: what was seen of the process before, and what is to be called.
@@ -190,16 +244,32 @@ impl ThpOn {
         [remote::set_thp_disable_entry(false), remote::set_thp_disable_entry(true)];
 
     /// Turns it on; the way home turns it off again.
-    fn begin(session: &mut Session) -> Result<(), Failure> {
-        if !Self::CALLS.iter().all(|call| session.may(call)) {
+    fn begin(executor: &mut impl Executor) -> Result<(), Failure> {
+        if !Self::CALLS.iter().all(|call| executor.may(call)) {
             let what = "a seccomp filter may refuse prctl(PR_SET_THP_DISABLE), which turns it on";
             return Err(Failure::new(FailureKind::ThpDisabled, what));
         }
-        session.release_on_the_way_home(remote::set_thp_disable(true));
-        session
+        executor.register(remote::set_thp_disable(true));
+        executor
             .call(remote::set_thp_disable(false))?
             .map_err(Failure::of(FailureKind::ThpDisabled))?;
         Ok(())
+    }
+}
+
+impl Prepared {
+    /// Switches what is staged in a process of which a thread stands.
+    ///
+    /// # Errors
+    /// Text that is not switched is where it was.
+    pub(crate) fn hand_and_switch(
+        &self,
+        session: &mut Session,
+        order: &AttachOrder<'_>,
+        snapshot: &Snapshot,
+    ) -> Done {
+        let by = Some(session.pid());
+        self.switch(session, &OverSockets::new(order), by, order, snapshot)
     }
 }
 
@@ -238,8 +308,7 @@ fn stop_and_work(
     work: impl FnOnce(&mut Session, &Snapshot) -> Done,
 ) -> Result<(StopCost, Done), Failure> {
     let Stop { entries, rests_on, calls } = stop;
-    let vmas = entries.iter().map(|entry| entry.vma.clone()).collect();
-    let snapshot = Snapshot { pages: order.policy.pages, vmas, entry: RemoteAddr::new(0) };
+    let snapshot = as_snapshot(order, entries);
     thread::permitted(order.target)?;
     let gadgets = find_gadgets(order, &snapshot)?;
     let mut boost = Boost::begin(order.workers.fetcher().map(Fetcher::pid));

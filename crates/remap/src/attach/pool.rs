@@ -16,10 +16,9 @@ use tiexec_core::plan::Backing;
 use tiexec_core::skip::FailureKind;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::Failure;
-use tiexec_tracee::session::Session;
 
 use super::AttachOrder;
-use super::file_passing::{Passage, send};
+use super::passing::{Handed, Passing};
 use super::switching::id_of;
 use super::written::Written;
 use crate::headroom;
@@ -104,26 +103,23 @@ impl Exchange {
     ///
     /// # Errors
     /// Pages that were not exchanged are as they were.
-    pub(super) fn make(
+    pub(super) fn make<P: Passing>(
         &self,
-        session: &mut Session,
-        passage: &Passage,
+        executor: &mut P::Executor,
+        passing: &P,
         around: &Surroundings<'_>,
         written: &Written,
     ) -> Result<(), Failure> {
-        let source = OpenFile {
-            fd: passage.hand_over(session, |socket| send(socket, &self.copy))?,
-            file: id_of(&self.copy),
-        };
+        let received = passing.pass(executor, Handed::Image(&self.copy), None)?;
+        let source = OpenFile { fd: received.fd, file: id_of(&self.copy) };
         let mut offset = 0;
         for &(to, protection) in &self.pages {
             let (gaps, backing) = (Vec::new(), Some(Backing::Image));
             let (claim_by, locked) = (source, false);
             let piece = Switch { source, offset, to, locked, protection, gaps, claim_by, backing };
-            switch_all(session, around, &[piece], &|_| written.none(to), |_, done| done)?;
+            switch_all(executor, around, &[piece], &|_| written.none(to), |_, done| done)?;
             offset += to.len();
         }
-        session.release_soon()?;
-        Ok(())
+        passing.let_go(executor)
     }
 }

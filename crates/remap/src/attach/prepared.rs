@@ -16,25 +16,27 @@ use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::areas::Seen;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{process, process_advice};
+use tiexec_sys::{Pid, process, process_advice};
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
+use tiexec_tracee::executor::Executor;
 use tiexec_tracee::remote::{self, Advice, madvise_entry};
-use tiexec_tracee::session::{DESCRIPTOR_CALLS, Session};
+use tiexec_tracee::session::DESCRIPTOR_CALLS;
 use tiexec_tracee::syscall_manifest::ManifestEntry;
 
+use super::passing::Passing;
 use super::stored::{self, Stored};
 use super::switching::{Staging, Switching};
 use super::texts::{Looking, Texts, reserved};
 use super::written::Written;
 use super::{
     AttachOrder, Attached, Done, PrivateCopies, ThpOn, file_passing, has_locked_memory, mappings,
-    probe, residue, thp_is_off,
+    probe, residue, surroundings, thp_is_off,
 };
 use crate::image::{Memory, Source};
 use crate::images::{Image, Images};
 use crate::policy::Policy;
-use crate::switch::{self, Company, Shared, Surroundings};
+use crate::switch;
 use crate::target_file::TargetFile;
 use crate::{headroom, mapped, numa_placement, snapshot};
 
@@ -133,36 +135,35 @@ impl Prepared {
         calls
     }
 
-    /// Switches what is staged.
+    /// Switches what is staged. `by` is the thread that is traced for this, if one is.
     ///
     /// # Errors
     /// Text that is not switched is where it was.
-    pub(crate) fn switch(
+    pub(super) fn switch<P: Passing>(
         &self,
-        session: &mut Session,
+        executor: &mut P::Executor,
+        passing: &P,
+        by: Option<Pid>,
         order: &AttachOrder<'_>,
         snapshot: &Snapshot,
     ) -> Done {
         let mut switched: Done =
-            residue::take_away(session, order.target, &self.left).map(|_bytes| ());
+            residue::take_away(executor, by, order.target, &self.left).map(|_bytes| ());
         if self.thp_off {
-            ThpOn::begin(session)?;
+            ThpOn::begin(executor)?;
         }
         if self.covers() {
             let Self { texts, written, marks, locks, keys, .. } = self;
-            let around = Surroundings {
-                snapshot,
-                company: Company::Shared(Shared { space: &order.target.space, marks: *marks }),
-            };
+            let around = surroundings(order, snapshot, *marks);
             let (locks, keys, alone) = (*locks, *keys, &self.alone);
             let switching = Switching { order, around, texts, written, locks, keys, alone };
-            let done = switching.all(session, &self.staged, &self.edges);
+            let done = switching.all(executor, passing, &self.staged, &self.edges);
             switched = switched.and(done);
         }
         for &range in &self.touched {
             // The refault would throw away text that was written to.
             match self.written.none(range) {
-                Ok(()) => refault(session, range)?,
+                Ok(()) => refault(executor, range)?,
                 Err(failure) => switched = switched.and(Err(failure)),
             }
         }
@@ -195,8 +196,12 @@ pub(crate) fn prepare(
     let around = Around { pages, policy: edges, vmas: &vmas, reserved: &reserved };
     let mut plan = plan_running(&around, &texts.texts);
     let (mut stored, mut setback) = (Vec::new(), None);
-    if order.policy.sources.store && plan.span_bytes_by(Backing::Image) > 0 {
-        (stored, setback) = stored::find(order, images, &mut texts, &plan, deadline);
+    let has_store = order.policy.sources.store;
+    let in_question = has_store || order.private_copies != PrivateCopies::All;
+    if in_question && plan.span_bytes_by(Backing::Image) > 0 {
+        if has_store {
+            (stored, setback) = stored::find(order, images, &mut texts, &plan, deadline);
+        }
         match order.private_copies {
             PrivateCopies::All => {}
             PrivateCopies::UpTo(most)
@@ -334,14 +339,14 @@ fn stage(
 }
 
 /// The calls that [`refault`] has the process make.
-const REFAULT_CALLS: [ManifestEntry; 2] =
+pub(super) const REFAULT_CALLS: [ManifestEntry; 2] =
     [madvise_entry(Advice::DontNeed), madvise_entry(Advice::PopulateRead)];
 
 /// Has text that lies on huge folios already mapped anew, by whole PMD entries. A thread that runs there
 /// meanwhile faults it in again.
-fn refault(session: &mut Session, range: AddrRange) -> Result<(), TraceError> {
+fn refault(executor: &mut impl Executor, range: AddrRange) -> Result<(), TraceError> {
     for advice in [Advice::DontNeed, Advice::PopulateRead] {
-        let _refused = session.call(remote::madvise(range, advice))?;
+        let _refused = executor.call(remote::madvise(range, advice))?;
     }
     Ok(())
 }

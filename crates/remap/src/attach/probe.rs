@@ -5,8 +5,8 @@ use tiexec_core::addr::{AddrRange, PageSize};
 use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_sys::Errno;
 use tiexec_tracee::TraceError;
+use tiexec_tracee::executor::Executor;
 use tiexec_tracee::remote::{self, Advice};
-use tiexec_tracee::session::Session;
 use tiexec_tracee::syscall_manifest::ManifestEntry;
 
 use tiexec_tracee::Failure;
@@ -16,11 +16,14 @@ pub(super) const LOCK_CALLS: [ManifestEntry; 1] = [remote::MSYNC];
 
 /// Returns whether some of `range`, which is mapped, is locked in memory. If the process has locked some memory and may
 /// not be asked where, any range counts as locked.
-pub(super) fn is_locked(session: &mut Session, range: AddrRange) -> Result<bool, TraceError> {
-    if !session.may(&remote::MSYNC) {
+pub(super) fn is_locked(
+    executor: &mut impl Executor,
+    range: AddrRange,
+) -> Result<bool, TraceError> {
+    if !executor.may(&remote::MSYNC) {
         return Ok(true);
     }
-    let answer = session.call(remote::msync(range))?;
+    let answer = executor.call(remote::msync(range))?;
     Ok(answer.is_err_and(|error| error.errno == Errno::BUSY))
 }
 
@@ -31,13 +34,13 @@ pub(super) fn is_locked(session: &mut Session, range: AddrRange) -> Result<bool,
 /// # Errors
 /// `protection_key`; `read_failed` where the text cannot be touched at all.
 pub(super) fn may_read(
-    session: &mut Session,
+    executor: &mut impl Executor,
     text: AddrRange,
     base: PageSize,
 ) -> Result<Result<(), Failure>, TraceError> {
     let first = AddrRange::with_len(text.start(), base.bytes()).unwrap_or(text);
     // The manifest has it: each part that is staged is touched so.
-    Ok(match session.call(remote::madvise(first, Advice::PopulateRead))? {
+    Ok(match executor.call(remote::madvise(first, Advice::PopulateRead))? {
         Ok(_) => Ok(()),
         Err(error) if error.errno == Errno::INVAL => {
             let what =

@@ -11,9 +11,10 @@ use tiexec_core::file_ranges::Parts;
 use tiexec_core::marks::Marks;
 use tiexec_core::proc::maps::{self, Vma};
 use tiexec_core::skip::FailureKind;
+use tiexec_sys::Pid;
 use tiexec_tracee::Failure;
+use tiexec_tracee::executor::Executor;
 use tiexec_tracee::remote;
-use tiexec_tracee::session::Session;
 use tiexec_tracee::target::Target;
 use tiexec_tracee::threads;
 
@@ -68,12 +69,14 @@ pub(super) fn marked(order: &AttachOrder<'_>, marks: Option<Marks>, vmas: &[Vma]
     marked.into_iter().take(MOST).filter(is_left).cloned().collect()
 }
 
-/// Has the process unmap what was left, as far as it is still there; returns how many bytes that was.
+/// Has the process unmap what was left, as far as it is still there; returns how many bytes that was. `by` is the thread that
+/// is traced for this, if one is.
 ///
 /// # Errors
 /// `already_traced`: somebody else traces a thread of the process, and it may be theirs.
 pub(super) fn take_away(
-    session: &mut Session,
+    executor: &mut impl Executor,
+    by: Option<Pid>,
     target: &Target,
     left: &[Vma],
 ) -> Result<u64, Failure> {
@@ -84,7 +87,7 @@ pub(super) fn take_away(
     let others = target.threads();
     let traced = others
         .into_iter()
-        .filter(|&tid| tid != session.pid())
+        .filter(|&tid| Some(tid) != by)
         .filter_map(|tid| threads::alive(&target.process, tid))
         .find(|status| status.tracer_pid != 0);
     if let Some(status) = traced {
@@ -98,14 +101,14 @@ pub(super) fn take_away(
     let now = maps::parse(&text).map_err(Failure::of(FailureKind::ProcUnavailable))?;
     let mut bytes = 0;
     for vma in left.iter().filter(|vma| now.contains(vma)) {
-        bytes += unmap(session, vma.range)?;
+        bytes += unmap(executor, vma.range)?;
     }
     Ok(bytes)
 }
 
 /// Has the process unmap a range; returns how many bytes that was.
-pub(super) fn unmap(session: &mut Session, range: AddrRange) -> Result<u64, Failure> {
-    let unmapped = session.call(remote::munmap(range))?;
+pub(super) fn unmap(executor: &mut impl Executor, range: AddrRange) -> Result<u64, Failure> {
+    let unmapped = executor.call(remote::munmap(range))?;
     // The kernel unmaps no part of a page of the hugetlb pool: such a page stays.
     Ok(if unmapped.is_ok() { range.len() } else { 0 })
 }

@@ -16,24 +16,29 @@ use tiexec_core::addr::{AddrRange, RemoteAddr};
 use tiexec_core::area::Area;
 use tiexec_core::coverage::is_ours;
 use tiexec_core::file_ranges::{Part, Parts};
+use tiexec_core::marks::Marks;
 use tiexec_core::proc::maps::{FileId, Vma};
 use tiexec_core::skip::{FailureKind, SkipReason};
+use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::address_space::Memory;
-use tiexec_sys::c;
+use tiexec_sys::{Pid, c};
 use tiexec_tracee::Failure;
+use tiexec_tracee::executor::{Executor, Local};
 use tiexec_tracee::remote;
-use tiexec_tracee::session::Session;
 use tiexec_tracee::syscall_manifest::ManifestEntry;
 
-use super::file_passing::Passage;
+use super::passing::{Handed, OpenHere, OverSockets, Passing};
 use super::pool::{self, Exchange};
 use super::prepared::COPY_CALLS;
 use super::written::Written;
-use super::{AttachOrder, Stop, StopCost, has_locked_memory, in_a_stop, mappings, probe, residue};
+use super::{
+    AttachOrder, Stop, StopCost, as_snapshot, has_locked_memory, in_a_stop, mappings, probe,
+    residue, surroundings,
+};
 use crate::mapped::{self, Layouts, Mapped, is_marked_widened};
 use crate::protection::{GUARDED, TEXT};
 use crate::snapshot;
-use crate::switch::{self, Company, OpenFile, Shared, Surroundings, Switch};
+use crate::switch::{self, OpenFile, Switch};
 use crate::target_file::{ReadAt, TargetFile};
 
 /// The result of a revert.
@@ -96,96 +101,178 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
 }
 
 fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
-    let written = Written::of(&order.target.space, order.policy.pages)?;
-    let entries = snapshot::look(order)?.areas;
-    let locks = has_locked_memory(&order.target.process);
-    let mut reverted = Reverted {
-        found: 0,
-        reverted: 0,
-        found_text: 0,
-        reverted_text: 0,
-        failure: None,
-        stop: None,
-    };
-    let marks = mapped::marks(&order.target.process, order.policy.pages);
-    let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
-    let mut originals =
-        Originals { left: residue::marked(order, marks, &vmas), ..Originals::default() };
-    reverted.found += originals.left.iter().map(|vma| vma.range.len()).sum::<u64>();
-    let entries: Vec<Area> =
-        entries.into_iter().filter(|entry| !originals.left.contains(&entry.vma)).collect();
-    let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
-    let mut layouts = Layouts::new(&order.target.process, order.workers, &vmas, order.policy.pages);
-    for (index, entry) in entries.iter().enumerate() {
-        let looked = if entry.vma.is_text() && is_ours(&entry.vma) {
-            originals.look_at_copy(order, &mut layouts, entry, index)
-        } else {
-            match layouts.widened(&entry.vma) {
-                Some((file, parts)) if is_marked_widened(&order.target.process, entry) => {
-                    originals.look_at_widened(order.target.space.memory(), &file, &parts, entry)
-                }
-                _ => continue,
-            }
-        };
-        reverted.found += entry.vma.range.len();
-        if let Err(failure) = looked {
-            reverted.found_text += entry.vma.range.len();
-            reverted.failure.get_or_insert(failure);
-        }
+    let work = Work::find(order)?;
+    if work.is_none(order) {
+        return Ok(work.reverted);
     }
-    reverted.found_text += originals.text_bytes();
-    if originals.is_empty() || order.policy.dry_run {
-        return Ok(reverted);
-    }
-    let of_pool = std::mem::take(&mut originals.of_pool);
-    let pieces = || originals.files.iter().flat_map(|original| &original.pieces);
-    mappings::check(entries.len(), pieces().count())?;
-    let mut calls: Vec<&[ManifestEntry]> = vec![&[remote::MUNMAP]];
-    if pieces().next().is_some() {
-        calls.extend(COPY_CALLS);
-    }
-    if locks {
-        calls.push(&probe::LOCK_CALLS);
-    }
-    if pieces().any(|piece| piece.protection == GUARDED) {
-        calls.push(&switch::GUARDED_CALLS);
-    }
-    if pieces().any(|piece| !piece.part.text) {
-        calls.push(&switch::DATA_CALLS);
-    }
-    let name = originals.of_pool_name.strip_prefix(b"/memfd:").unwrap_or_default();
-    let exchange = Exchange::prepare(order, name, of_pool)?;
-    let (mut done, mut done_text) = (0, 0);
-    let of_ours = |vma: &&Vma| {
-        let taken = |range: &AddrRange| vma.range.overlaps(*range);
-        pieces().any(|piece| taken(&piece.part.range))
-            || originals.filler.iter().chain(&originals.widened).any(taken)
-    };
-    let rests_on: Vec<&Vma> = vmas.iter().filter(of_ours).collect();
-    let stop = Stop { entries: &entries, rests_on: &rests_on, calls };
+    let rests_on = work.rests_on();
+    let stop = Stop { entries: &work.entries, rests_on: &rests_on, calls: work.calls() };
+    let mut back = Back::default();
     let (cost, outcome) = in_a_stop(order, stop, |session, snapshot| {
-        let taken = residue::take_away(session, order.target, &originals.left);
-        let around = Surroundings {
-            snapshot,
-            company: Company::Shared(Shared { space: &order.target.space, marks }),
+        let (passing, by) = (OverSockets::new(order), Some(session.pid()));
+        work.carry_out(session, &passing, by, order, snapshot, &mut back)
+    })?;
+    Ok(Reverted { stop: Some(cost), ..work.told(back, outcome) })
+}
+
+/// Puts the file's own text back in this very process: `order` is for this process, and has no workers. No thread is
+/// stopped: the calling thread makes the calls, while it and the others execute that text.
+///
+/// # Errors
+/// Nothing could be begun; the process is as it was. The [`Reverted`] tells of later failures.
+pub fn revert_here(order: &AttachOrder<'_>, mut local: Local) -> Result<Reverted, Failure> {
+    let work = Work::find(order)?;
+    if work.is_none(order) {
+        return Ok(work.reverted);
+    }
+    order.target.unchanged(&work.rests_on())?;
+    let snapshot = as_snapshot(order, &work.entries);
+    let mut back = Back::default();
+    let outcome = work.carry_out(&mut local, &OpenHere, None, order, &snapshot, &mut back);
+    Ok(work.told(back, outcome))
+}
+
+/// The work of a revert, known before the process is touched.
+struct Work {
+    /// The bytes that were found, and the first failure so far.
+    reverted: Reverted,
+    /// Its mappings, without those that a dead TiExec left.
+    entries: Vec<Area>,
+    originals: Originals,
+    /// The copies that take the place of the pool's pages first.
+    exchange: Option<Exchange>,
+    written: Written,
+    marks: Option<Marks>,
+    /// True if some of its memory is locked.
+    locks: bool,
+}
+
+/// The bytes that went back.
+#[derive(Default)]
+struct Back {
+    all: u64,
+    text: u64,
+}
+
+impl Work {
+    /// Looks for what is ours, and for what belongs in its place.
+    fn find(order: &AttachOrder<'_>) -> Result<Self, Failure> {
+        let written = Written::of(&order.target.space, order.policy.pages)?;
+        let entries = snapshot::look(order)?.areas;
+        let locks = has_locked_memory(&order.target.process);
+        let mut reverted = Reverted {
+            found: 0,
+            reverted: 0,
+            found_text: 0,
+            reverted_text: 0,
+            failure: None,
+            stop: None,
         };
-        let passage =
-            if originals.files.is_empty() { None } else { Some(Passage::open(session, order)?) };
-        if let (Some(exchange), Some(passage)) = (&exchange, &passage) {
-            exchange.make(session, passage, &around, &written)?;
-        }
-        done += unmap_all(session, &originals.filler)?;
-        for Original { id, file, pieces } in &originals.files {
-            let Some(passage) = &passage else { continue };
-            let source = OpenFile {
-                fd: passage.hand_over(session, |socket| file.send_over(socket))?,
-                file: *id,
+        let marks = mapped::marks(&order.target.process, order.policy.pages);
+        let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
+        let mut originals =
+            Originals { left: residue::marked(order, marks, &vmas), ..Originals::default() };
+        reverted.found += originals.left.iter().map(|vma| vma.range.len()).sum::<u64>();
+        let entries: Vec<Area> =
+            entries.into_iter().filter(|entry| !originals.left.contains(&entry.vma)).collect();
+        let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
+        let mut layouts =
+            Layouts::new(&order.target.process, order.workers, &vmas, order.policy.pages);
+        for (index, entry) in entries.iter().enumerate() {
+            let looked = if entry.vma.is_text() && is_ours(&entry.vma) {
+                originals.look_at_copy(order, &mut layouts, entry, index)
+            } else {
+                match layouts.widened(&entry.vma) {
+                    Some((file, parts)) if is_marked_widened(&order.target.process, entry) => {
+                        originals.look_at_widened(order.target.space.memory(), &file, &parts, entry)
+                    }
+                    _ => continue,
+                }
             };
+            reverted.found += entry.vma.range.len();
+            if let Err(failure) = looked {
+                reverted.found_text += entry.vma.range.len();
+                reverted.failure.get_or_insert(failure);
+            }
+        }
+        reverted.found_text += originals.text_bytes();
+        let exchange = None;
+        let mut work = Self { reverted, entries, originals, exchange, written, marks, locks };
+        if !work.is_none(order) {
+            mappings::check(work.entries.len(), work.pieces().count())?;
+            let of_pool = std::mem::take(&mut work.originals.of_pool);
+            let name = work.originals.of_pool_name.strip_prefix(b"/memfd:").unwrap_or_default();
+            work.exchange = Exchange::prepare(order, name, of_pool)?;
+        }
+        Ok(work)
+    }
+
+    /// Returns whether nothing is to be done to the process.
+    fn is_none(&self, order: &AttachOrder<'_>) -> bool {
+        self.originals.is_empty() || order.policy.dry_run
+    }
+
+    fn pieces(&self) -> impl Iterator<Item = &Piece> {
+        self.originals.files.iter().flat_map(|original| &original.pieces)
+    }
+
+    /// The calls that [`carry_out`](Self::carry_out) makes.
+    fn calls(&self) -> Vec<&'static [ManifestEntry]> {
+        let mut calls: Vec<&[ManifestEntry]> = vec![&[remote::MUNMAP]];
+        if self.pieces().next().is_some() {
+            calls.extend(COPY_CALLS);
+        }
+        if self.locks {
+            calls.push(&probe::LOCK_CALLS);
+        }
+        if self.pieces().any(|piece| piece.protection == GUARDED) {
+            calls.push(&switch::GUARDED_CALLS);
+        }
+        if self.pieces().any(|piece| !piece.part.text) {
+            calls.push(&switch::DATA_CALLS);
+        }
+        calls
+    }
+
+    /// The mappings that must still be as they were.
+    fn rests_on(&self) -> Vec<&Vma> {
+        let Originals { filler, widened, .. } = &self.originals;
+        let of_ours = |vma: &&Vma| {
+            let taken = |range: &AddrRange| vma.range.overlaps(*range);
+            self.pieces().any(|piece| taken(&piece.part.range))
+                || filler.iter().chain(widened).any(taken)
+        };
+        self.entries.iter().map(|entry| &entry.vma).filter(of_ours).collect()
+    }
+
+    /// Puts everything back, and counts it in `back`. `by` is the thread that is traced for this, if one is.
+    ///
+    /// # Errors
+    /// The first one; what was not put back is as it was.
+    fn carry_out<P: Passing>(
+        &self,
+        executor: &mut P::Executor,
+        passing: &P,
+        by: Option<Pid>,
+        order: &AttachOrder<'_>,
+        snapshot: &Snapshot,
+        back: &mut Back,
+    ) -> Result<(), Failure> {
+        let Self { originals, written, marks, locks, .. } = self;
+        let taken = residue::take_away(executor, by, order.target, &originals.left);
+        let around = surroundings(order, snapshot, *marks);
+        if let Some(exchange) = self.exchange.as_ref().filter(|_| !originals.files.is_empty()) {
+            exchange.make(executor, passing, &around, written)?;
+        }
+        back.all += unmap_all(executor, &originals.filler)?;
+        for Original { id, file, pieces } in &originals.files {
+            let received = passing.pass(executor, Handed::Original(file), None)?;
+            let source = OpenFile { fd: received.fd, file: *id };
             let mut switches = Vec::new();
             for Piece { part, protection } in pieces {
                 let (offset, to) = (part.file_offset, part.range);
                 let (gaps, backing) = (Vec::new(), None);
-                let (locked, protection) = (locks && probe::is_locked(session, to)?, *protection);
+                let (locked, protection) = (*locks && probe::is_locked(executor, to)?, *protection);
                 let claim_by = source;
                 let piece =
                     Switch { source, offset, to, locked, protection, gaps, claim_by, backing };
@@ -199,32 +286,32 @@ fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
                     compare(order.target.space.memory(), pages, file, piece.offset + into)
                 })
             };
-            switch::switch_all(session, &around, &switches, &unchanged, |piece, outcome| {
+            switch::switch_all(executor, &around, &switches, &unchanged, |piece, outcome| {
                 let bytes = if outcome.is_ok() { piece.to.len() } else { 0 };
-                done += bytes;
-                done_text += if piece.protection == c::PROT_READ { 0 } else { bytes };
+                back.all += bytes;
+                back.text += if piece.protection == c::PROT_READ { 0 } else { bytes };
                 outcome
             })?;
-            session.release_soon()?;
+            passing.let_go(executor)?;
         }
-        done += unmap_all(session, &originals.widened)?;
-        done += taken?;
+        back.all += unmap_all(executor, &originals.widened)?;
+        back.all += taken?;
         Ok(())
-    })?;
-    reverted.reverted = done;
-    reverted.reverted_text = done_text;
-    reverted.stop = Some(cost);
-    if let Err(failure) = outcome {
-        reverted.failure.get_or_insert(failure);
     }
-    Ok(reverted)
+
+    /// Tells how it went.
+    fn told(self, back: Back, outcome: Result<(), Failure>) -> Reverted {
+        let failure = self.reverted.failure.or(outcome.err());
+        let (reverted, reverted_text) = (back.all, back.text);
+        Reverted { reverted, reverted_text, failure, ..self.reverted }
+    }
 }
 
 /// Has the process unmap what nothing belongs in; returns how many bytes that is.
-fn unmap_all(session: &mut Session, ranges: &[AddrRange]) -> Result<u64, Failure> {
+fn unmap_all(executor: &mut impl Executor, ranges: &[AddrRange]) -> Result<u64, Failure> {
     let mut bytes = 0;
     for range in ranges {
-        bytes += residue::unmap(session, *range)?;
+        bytes += residue::unmap(executor, *range)?;
     }
     Ok(bytes)
 }

@@ -11,9 +11,10 @@ use tiexec_core::proc::maps::{self, FileId, Vma};
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
-use tiexec_tracee::session::Session;
+use tiexec_tracee::executor::Executor;
 
-use super::file_passing::{Passage, Received, send};
+use super::file_passing::Received;
+use super::passing::{Handed, Passing};
 use super::texts::Texts;
 use super::written::Written;
 use super::{AttachOrder, probe};
@@ -59,30 +60,28 @@ impl Switching<'_> {
     /// # Errors
     /// The first one. A failure of one part only (`edge_in_use`, `modified_text`) does not keep the others
     /// from being switched.
-    pub(super) fn all(
+    pub(super) fn all<P: Passing>(
         &self,
-        session: &mut Session,
+        executor: &mut P::Executor,
+        passing: &P,
         staged: &[Staging],
         edges: &[Span],
     ) -> Result<(), Failure> {
-        let mut passage = None;
         let mut first = Ok(());
         for Staging { vma, spans, image } in staged {
-            let passage = self.passage(&mut passage, session)?;
             // The image claims the gaps, in base pages. The hugetlb pool has none.
             let of_pool = |span: &Span| span.edge && span.backing == Backing::Hugetlb;
             let original = self.texts.file(vma).filter(|_| spans.iter().any(of_pool));
             let claim_by = match original {
                 Some(file) => Some(OpenFile {
-                    fd: passage.hand_over(session, |socket| file.send_over(socket))?,
+                    fd: passing.pass(executor, Handed::Original(file), None)?.fd,
                     file: vma.file,
                 }),
                 None => None,
             };
             let ask = self.keys.then_some(vma.range.start());
-            let received =
-                passage.hand_over_and_ask(session, |socket| send(socket, &image.file), ask)?;
-            let readable = self.is_readable(session, vma, received)?;
+            let received = passing.pass(executor, Handed::Image(&image.file), ask)?;
+            let readable = self.is_readable(executor, vma, received)?;
             let source = OpenFile { fd: received.fd, file: id_of(&image.file) };
             let claim_by = claim_by.unwrap_or(source);
             let mut parts = Vec::new();
@@ -93,35 +92,33 @@ impl Switching<'_> {
                     first = keep_first(first, self.left_alone(to, Err(failure.clone())))?;
                     continue;
                 }
-                match self.part(session, vma, span, to, (source, part.image_offset), claim_by) {
+                match self.part(executor, vma, span, to, (source, part.image_offset), claim_by) {
                     Ok(part) => parts.push(part),
                     Err(failure) => first = keep_first(first, self.left_alone(to, Err(failure)))?,
                 }
             }
-            first = self.switch(session, &parts, first)?;
-            session.release_soon()?;
+            first = self.switch(executor, &parts, first)?;
+            passing.let_go(executor)?;
             if original.is_some() {
-                session.release_soon()?;
+                passing.let_go(executor)?;
             }
         }
         for span in edges {
             let Some((vma, file)) = self.text_at(span.range) else { continue };
-            let passage = self.passage(&mut passage, session)?;
             let ask = self.keys.then_some(vma.range.start());
-            let received =
-                passage.hand_over_and_ask(session, |socket| file.send_over(socket), ask)?;
-            let readable = self.is_readable(session, vma, received)?;
+            let received = passing.pass(executor, Handed::Original(file), ask)?;
+            let readable = self.is_readable(executor, vma, received)?;
             let source = OpenFile { fd: received.fd, file: vma.file };
             let from = (source, span.file_offset);
             let part =
-                readable.and_then(|()| self.part(session, vma, span, span.range, from, source));
+                readable.and_then(|()| self.part(executor, vma, span, span.range, from, source));
             match part {
-                Ok(part) => first = self.switch(session, &[part], first)?,
+                Ok(part) => first = self.switch(executor, &[part], first)?,
                 Err(failure) => {
                     first = keep_first(first, self.left_alone(span.range, Err(failure)))?;
                 }
             }
-            session.release_soon()?;
+            passing.let_go(executor)?;
         }
         first
     }
@@ -140,26 +137,15 @@ impl Switching<'_> {
         }
     }
 
-    fn passage<'p>(
-        &self,
-        passage: &'p mut Option<Passage>,
-        session: &mut Session,
-    ) -> Result<&'p Passage, Failure> {
-        match passage {
-            Some(passage) => Ok(passage),
-            None => Ok(passage.insert(Passage::open(session, self.order)?)),
-        }
-    }
-
     /// Switches parts; `first` is what went wrong before.
     fn switch(
         &self,
-        session: &mut Session,
+        executor: &mut impl Executor,
         parts: &[Switch],
         mut first: Result<(), Failure>,
     ) -> Result<Result<(), Failure>, Failure> {
         let unchanged = |part: &Switch| self.written.none(part.to);
-        switch_all(session, &self.around, parts, &unchanged, |part, done| {
+        switch_all(executor, &self.around, parts, &unchanged, |part, done| {
             let before = std::mem::replace(&mut first, Ok(()));
             first = keep_first(before, self.left_alone(part.to, done))?;
             Ok(())
@@ -170,7 +156,7 @@ impl Switching<'_> {
     /// Returns one part of one span, as it is to be switched: `from` are the file and the offset in it.
     fn part(
         &self,
-        session: &mut Session,
+        executor: &mut impl Executor,
         vma: &Vma,
         span: &Span,
         to: AddrRange,
@@ -178,7 +164,7 @@ impl Switching<'_> {
         claim_by: OpenFile,
     ) -> Result<Switch, Failure> {
         let gaps = if span.edge { self.gaps_now(vma, to)? } else { Vec::new() };
-        let locked = self.locks && self.is_locked(session, vma, span, to)?;
+        let locked = self.locks && self.is_locked(executor, vma, span, to)?;
         let (source, offset) = from;
         let backing = Some(span.backing);
         let protection = protection::of_text(std::slice::from_ref(vma), vma.range);
@@ -188,29 +174,29 @@ impl Switching<'_> {
     /// Makes sure that the thread may read a text as it could a copy: a mapping has one key.
     fn is_readable(
         &self,
-        session: &mut Session,
+        executor: &mut impl Executor,
         vma: &Vma,
         received: Received,
     ) -> Result<Result<(), Failure>, TraceError> {
         if !self.keys || received.has_read {
             return Ok(Ok(()));
         }
-        probe::may_read(session, vma.range, self.order.policy.pages.base)
+        probe::may_read(executor, vma.range, self.order.policy.pages.base)
     }
 
     /// Returns whether the text at a part of a span is locked in memory.
     fn is_locked(
         &self,
-        session: &mut Session,
+        executor: &mut impl Executor,
         vma: &Vma,
         span: &Span,
         to: AddrRange,
     ) -> Result<bool, Failure> {
         let Some(text) = vma.range.intersection(to) else { return Ok(false) };
-        let locked = probe::is_locked(session, text)?;
+        let locked = probe::is_locked(executor, text)?;
         let parts = self.texts.text(vma).and_then(|text| text.parts.as_ref());
         for part in parts.filter(|_| span.edge).into_iter().flat_map(|parts| parts.within(to)) {
-            if probe::is_locked(session, part.range)? != locked {
+            if probe::is_locked(executor, part.range)? != locked {
                 let what = format!("{to} is locked in memory, and not all of it");
                 return Err(Failure::new(FailureKind::EdgeInUse, what));
             }

@@ -175,7 +175,7 @@ fn carry_out(
     snapshot: &Snapshot,
     prepared: &Prepared,
 ) -> Result<(), Failure> {
-    if prepared.is_empty() { Ok(()) } else { prepared.switch(session, order, snapshot) }
+    if prepared.is_empty() { Ok(()) } else { prepared.hand_and_switch(session, order, snapshot) }
 }
 
 /// How far a program's `ld.so` has come, as its maps file shows it.

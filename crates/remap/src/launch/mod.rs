@@ -256,7 +256,7 @@ impl<'a> Work<'a> {
         let stopped = match reached {
             Ok((_, Some(stopped))) => stopped,
             Ok((_, None)) => {
-                let what = "there was no moment to stop it behind its ld.so";
+                let what = "no safe point to stop the program after ld.so had finished";
                 let failure = Failure::new(SkipReason::LinkerUnwatched, what);
                 before_release(&self.finish(Some(failure)));
                 return;

@@ -1,4 +1,4 @@
-//! What a launch would give to a program that runs already, where it can lie at a better place.
+//! The huge text that a new launch would give a running program at a better address.
 
 use std::fs::File;
 use std::ops::Range;

@@ -76,7 +76,7 @@ fn tracer(
         if !tracer.until(patience)? {
             end(tracer.pid, SOON);
             let what = format!(
-                "it came to no end in {} s; a thread of it that stood has been let go",
+                "it did not finish within {} s; its stopped thread was let go",
                 patience.as_secs()
             );
             return Err(Failure::new(FailureKind::Deadline, what));

@@ -1,0 +1,34 @@
+//! The report of a process that is only looked at.
+
+use tiexec_core::addr::Pages;
+use tiexec_core::config::EdgePolicy;
+use tiexec_core::coverage::coverage;
+use tiexec_core::report::{Kind, Report};
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, SysError, areas};
+
+use crate::attach::look_at_jit;
+use crate::launch::restart;
+use crate::mapped::originals;
+use crate::{numa_placement, store, systemd_units};
+
+/// Reports how much of a process's text is huge, as the kernel says it.
+///
+/// # Errors
+/// Its files under `/proc` cannot be read.
+pub fn report(pid: Pid, process: &ProcDir, pages: Pages) -> Result<Report, SysError> {
+    let status = process.status()?;
+    let seen = areas::look(process, pages)?;
+    let mut entries = seen.areas;
+    numa_placement::tell(pid, &mut entries, pages);
+    store::memory::tell(&mut entries);
+    let comm = String::from_utf8_lossy(&status.name).into_owned();
+    let files = coverage(&entries, pages, &[], &originals(process, &entries, pages));
+    let mut report =
+        Report::new(Kind::Inspect, pid.as_raw_nonzero().get().unsigned_abs(), comm, files);
+    report.jit = look_at_jit(process, &entries, pages).unwrap_or_default();
+    report.smaps_for = seen.smaps_for;
+    report.unit = systemd_units::shown(process);
+    report.restart = restart::gain(process, &report.files, EdgePolicy::default(), pages);
+    Ok(report)
+}
