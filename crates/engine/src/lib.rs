@@ -3,6 +3,8 @@
 //! - [`launch`]: whether there is something to gain by a launch, and the helper that works on the program.
 //! - [`locked_target`]: one process, opened, locked, and treated once.
 //! - [`policy`]: what the settings want done with a program's text.
+//! - [`settings`]: the settings that no option gives.
+//! - [`output`]: how files and streams are written, for those who do print.
 //! - [`follow`]: a program's descendants, and what they map later.
 //! - [`sampling`] and [`hottest`]: where a program executes, and its hottest huge pages only.
 //! - [`journal`]: one record for each switch.
@@ -17,8 +19,10 @@ pub mod hottest;
 pub mod journal;
 pub mod launch;
 pub mod locked_target;
+pub mod output;
 pub mod policy;
 pub mod retry;
 pub mod sampling;
+pub mod settings;
 pub mod switched_off;
 pub mod wait_exec;

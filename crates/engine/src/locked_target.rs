@@ -5,15 +5,19 @@ use std::time::Duration;
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::stat;
 use tiexec_core::report::Report;
+use tiexec_core::skip::FailureKind;
 use tiexec_remap::Failure;
-use tiexec_remap::attach::{AttachOrder, Attached, PrivateCopies, Reverted, attach, collapse_jit};
+use tiexec_remap::attach::{
+    AttachOrder, Attached, PrivateCopies, Reverted, attach, attach_here, collapse_jit,
+};
 use tiexec_remap::images::Images;
 use tiexec_remap::lock::Lock;
 use tiexec_remap::mapped;
 use tiexec_remap::policy::Policy;
 use tiexec_remap::workers::{self, Pool, Workers};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, thp};
+use tiexec_sys::{Pid, process, thp};
+use tiexec_tracee::executor::Local;
 use tiexec_tracee::target::Target;
 
 use crate::journal::Record;
@@ -66,6 +70,16 @@ impl LockedTarget {
         Ok(Self { target, lock, workers })
     }
 
+    /// Opens and locks this very process.
+    ///
+    /// # Errors
+    /// `busy`, `proc_unavailable`, `ptrace_denied`: it may not even read about itself.
+    pub fn this() -> Result<Self, Failure> {
+        let target = this_process()?;
+        let lock = Lock::take(&target.process)?;
+        Ok(Self { target, lock, workers: Workers::none() })
+    }
+
     /// Returns the order to treat it. The deadline of a launch does not bind it.
     pub fn order(&self, policy: Policy) -> AttachOrder<'_> {
         AttachOrder {
@@ -115,6 +129,21 @@ impl LockedTarget {
     }
 }
 
+/// Opens this very process.
+///
+/// # Errors
+/// `thp_unsupported`; `proc_unavailable`, `ptrace_denied`: it may not even read about itself.
+pub fn this_process() -> Result<Target, Failure> {
+    thp::pages().ok_or_else(unsupported)?;
+    let (target, ()) = Target::open(process::this(), |_| Ok(()))?;
+    // The process of that number may be another one where /proc is that of another PID namespace.
+    if !target.space.is_this_process() {
+        let what = "/proc is that of another PID namespace; fix: mount -t proc proc /proc";
+        return Err(Failure::new(FailureKind::ProcUnavailable, what));
+    }
+    Ok(target)
+}
+
 /// Returns when a process began, in clock ticks since boot; `None` once it is gone.
 pub fn start_time(process: &ProcDir) -> Option<u64> {
     stat::start_time(&process.read("stat").ok()?).ok()
@@ -128,9 +157,28 @@ pub fn carry_out(
     order: &AttachOrder<'_>,
     images: &mut Images,
 ) -> Result<(Attached, Report), Failure> {
+    carry_out_by(order, || attach(order, images))
+}
+
+/// The same with this very process, of which the calling thread makes the calls.
+///
+/// # Errors
+/// Nothing could be begun; the process is as it was.
+pub fn carry_out_here(
+    order: &AttachOrder<'_>,
+    images: &mut Images,
+    local: Local,
+) -> Result<(Attached, Report), Failure> {
+    carry_out_by(order, || attach_here(order, images, local))
+}
+
+fn carry_out_by(
+    order: &AttachOrder<'_>,
+    attach: impl FnOnce() -> Result<Attached, Failure>,
+) -> Result<(Attached, Report), Failure> {
     let Policy { select, pages, .. } = order.policy;
     let attached = if select.text() {
-        attach(order, images)?
+        attach()?
     } else {
         let plan = Plan { huge: pages.pmd, rebase: None, texts: Vec::new() };
         Attached {

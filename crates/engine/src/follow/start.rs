@@ -150,7 +150,7 @@ impl<'a> StartWatch<'a> {
         if !workers::is_foreign(self.program) {
             return self.look_here(is_over);
         }
-        // What it learns there is lost: the next look is as the first.
+        // The child learns this in its own memory, so the parent looks again as if for the first time.
         let program = self.program;
         let unfinished = Look::Nothing as u8;
         let answer = workers::apart_as_its_user(program, LONGEST, unfinished, || {

@@ -8,17 +8,20 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno as RawErrno;
+use tiexec_core::escape;
+use tiexec_sys::process::without_write_signals;
 use tiexec_sys::{Errno, random};
 
 /// Why nothing can be written there.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Refusal(String);
+pub struct Refusal(String);
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -43,7 +46,7 @@ fn refused<T>(what: impl Into<String>) -> Result<T, Refusal> {
 }
 
 /// The place that the output is written to.
-pub(crate) struct Output {
+pub struct Output {
     directory: OwnedFd,
     name: OsString,
     what: What,
@@ -67,7 +70,7 @@ impl Output {
     ///
     /// # Errors
     /// The obstacle.
-    pub(crate) fn at(path: &Path) -> Result<Self, Refusal> {
+    pub fn at(path: &Path) -> Result<Self, Refusal> {
         let is_descriptor = is_descriptor(path);
         let name = path.file_name().filter(|_| !path.as_os_str().as_bytes().ends_with(b"/"));
         let Some(name) = name else { return refused("it is a directory") };
@@ -83,7 +86,7 @@ impl Output {
     ///
     /// # Errors
     /// The write's failure.
-    pub(crate) fn write(&self, product: &[u8]) -> Result<(), Refusal> {
+    pub fn write(&self, product: &[u8]) -> Result<(), Refusal> {
         match self.what {
             What::File => {
                 let (mut file, new) = self.make()?;
@@ -98,7 +101,7 @@ impl Output {
     ///
     /// # Errors
     /// The failure to make or open the file.
-    pub(crate) fn open(&self) -> Result<File, Refusal> {
+    pub fn open(&self) -> Result<File, Refusal> {
         match self.what {
             What::File => {
                 let (file, new) = self.make()?;
@@ -221,4 +224,37 @@ fn new_name(name: &OsStr) -> Result<OsString, Refusal> {
     new.push(OsStr::from_bytes(name));
     new.push(format!(".{random:016x}"));
     Ok(new)
+}
+
+/// The bytes that a pipe that is ready takes without blocking (`PIPE_BUF`).
+const READY: usize = 4096;
+/// How long a full stream is waited for, in milliseconds.
+const PATIENCE_MS: i64 = 100;
+
+/// Writes all of `text`, unless the stream stays full for a tenth of a second, without a signal if
+/// it is broken. Names in it should be [escaped](escape); whatever is not does nothing to a terminal either.
+///
+/// # Errors
+/// The error of write(2); EAGAIN for a full stream.
+pub fn write_briefly(stream: impl AsFd, text: &str) -> Result<(), RawErrno> {
+    let text = escape::lines(text);
+    let text = text.as_bytes();
+    let patience = Timespec { tv_sec: 0, tv_nsec: PATIENCE_MS * 1_000_000 };
+    without_write_signals(|| {
+        let mut rest = text;
+        while !rest.is_empty() {
+            // O_NONBLOCK will not do, because the program would share it.
+            let mut ready = [PollFd::new(&stream, PollFlags::OUT)];
+            if poll(&mut ready, Some(&patience))? == 0 {
+                return Err(RawErrno::AGAIN);
+            }
+            match rustix::io::write(&stream, &rest[..rest.len().min(READY)]) {
+                Ok(0) => return Err(RawErrno::IO),
+                Ok(count) => rest = &rest[count..],
+                Err(RawErrno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    })
 }
