@@ -112,7 +112,7 @@ pub struct Turn<'a> {
     _lock: Locked,
 }
 
-/// What became of the processes that a killed canary had left.
+/// The outcome for the processes that a killed canary had left.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TakenBack {
     /// Those that were reverted.

@@ -1,24 +1,22 @@
-//! What would be done to a process, and why: a decision that can be shown.
+//! The decision about a process, and its reason, as they can be shown.
 
 use std::time::Duration;
 
 use tiexec_sys::process::ticks;
 use tiexec_sys::procfs::ProcDir;
 
-use crate::off;
+use crate::off::{self, Off};
 use crate::processes::Process;
 use crate::rules::{Action, Rule, Rules};
 use crate::state::{Build, State};
 use crate::treat;
-use crate::verdicts::Verdicts;
+use crate::verdicts::{Standing, Verdicts};
 
 /// Why less is done than the rule says. The names are an interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Instead {
-    /// `/etc/tiexec/disabled` is there.
-    Disabled,
-    /// `tiexecctl agent drain` holds.
-    Drained,
+    /// Everything is switched off, or the agent is drained.
+    Off(Off),
     /// Nothing tells how a program ends (before Linux 6.15).
     NoCrashGuard,
     /// Builds of this rule have crashed.
@@ -29,10 +27,14 @@ pub enum Instead {
     TooYoung,
     /// The process has less text than `min-text`.
     TooSmall,
+    /// An annotation of the pod does not go with the rule.
+    BadAnnotation,
     /// This build has crashed.
     Quarantined,
     /// The rule asks for a canary, and none has found this build to be better on this machine.
     CanaryRequired,
+    /// The rule asks for a canary, and one has not found this build to be better on this machine.
+    NotBetter,
     /// The process cannot be looked at, for this reason.
     Unseen(String),
 }
@@ -41,15 +43,16 @@ impl Instead {
     /// Returns its stable name.
     pub fn as_str(&self) -> &str {
         match self {
-            Self::Disabled => "disabled",
-            Self::Drained => "drained",
+            Self::Off(off) => off.as_str(),
             Self::NoCrashGuard => "no_crash_guard",
             Self::RuleOff => "rule_off",
             Self::ObserveOnly => "observe_only",
             Self::TooYoung => "too_young",
             Self::TooSmall => "too_small",
+            Self::BadAnnotation => "bad_annotation",
             Self::Quarantined => "quarantined",
             Self::CanaryRequired => "canary_required",
+            Self::NotBetter => "not_better",
             Self::Unseen(reason) => reason,
         }
     }
@@ -59,12 +62,13 @@ impl Instead {
 pub(crate) fn held_back(rule: &Rule, state: &State, has_guard: bool) -> Option<Instead> {
     match rule.action {
         Action::Observe | Action::Never => None,
-        _ if off::file() == Some(off::DRAINED) => Some(Instead::Drained),
-        _ if off::file().is_some() => Some(Instead::Disabled),
-        Action::Warm => None,
-        Action::Attach if !has_guard => Some(Instead::NoCrashGuard),
-        Action::Attach if state.only_observes() => Some(Instead::ObserveOnly),
-        Action::Attach => state.is_off(&rule.name).then_some(Instead::RuleOff),
+        action => match (off::now(), action) {
+            (Some(off), _) => Some(Instead::Off(off)),
+            (None, Action::Attach) if !has_guard => Some(Instead::NoCrashGuard),
+            (None, Action::Attach) if state.only_observes() => Some(Instead::ObserveOnly),
+            (None, Action::Attach) => state.is_off(&rule.name).then_some(Instead::RuleOff),
+            (None, _) => None,
+        },
     }
 }
 
@@ -97,6 +101,7 @@ pub fn decide<'a>(
         if age(facts) < rule.min_age {
             return Some(Instead::TooYoung);
         }
+        let Ok(settings) = rule.settings_for(facts) else { return Some(Instead::BadAnnotation) };
         let looked = match treat::look(process) {
             Ok(looked) => looked,
             Err(reason) => return Some(Instead::Unseen(reason.to_string())),
@@ -106,12 +111,14 @@ pub fn decide<'a>(
         }
         match looked.build {
             Err(reason) => Some(Instead::Unseen(reason)),
-            Ok(build) if state.quarantined(&build, facts.uid()).is_some() => {
+            Ok(build) if state.quarantined(&build, &facts.whose()).is_some() => {
                 Some(Instead::Quarantined)
             }
-            Ok(build) if rule.waits_for_canary() && !verdicts.allow(&build, &rule.settings) => {
-                Some(Instead::CanaryRequired)
-            }
+            Ok(build) if rule.waits_for_canary() => match verdicts.standing(&build, &settings) {
+                Standing::Better => None,
+                Standing::Not(_) => Some(Instead::NotBetter),
+                Standing::Unknown => Some(Instead::CanaryRequired),
+            },
             Ok(_) => None,
         }
     };

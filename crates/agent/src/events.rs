@@ -17,7 +17,7 @@ pub(crate) enum Events {
     Polled,
 }
 
-/// What was told since the last time.
+/// The events since the last read.
 #[derive(Debug, Default)]
 pub(crate) struct News {
     /// The processes that began another program.

@@ -16,7 +16,7 @@ use tiexec_sys::signal_watch::SignalWatch;
 use tiexec_sys::{Errno, Pid};
 
 use crate::processes::{Identity, Process};
-use crate::state::{Build, Quarantined, now};
+use crate::state::{Build, Quarantined, Whose, now};
 
 /// How long after a switch a crash counts.
 pub const WINDOW: Duration = Duration::from_secs(300);
@@ -56,7 +56,7 @@ impl Held {
     pub(crate) fn watch(self, process: &Process, rule: &str, build: Build) -> Watched {
         Watched {
             held: self,
-            uid: (!process.counts_for_all()).then(|| process.uid()),
+            whose: (!process.counts_for_all()).then(|| process.whose()),
             exe: process.shown_exe.shown().to_string(),
             rule: rule.to_owned(),
             build,
@@ -69,7 +69,7 @@ impl Held {
 #[derive(Debug)]
 pub(crate) struct Watched {
     held: Held,
-    uid: Option<u32>,
+    whose: Option<Whose>,
     exe: String,
     rule: String,
     build: Build,
@@ -137,6 +137,12 @@ impl Guard {
         self.watched.push(new);
     }
 
+    /// Begins the time of a process anew; returns whether it is watched.
+    pub(crate) fn renew(&mut self, pid: Pid) -> bool {
+        let watched = self.watched.iter_mut().find(|one| one.held.pid == pid);
+        watched.map(|one| one.since = Instant::now()).is_some()
+    }
+
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.watched.iter().map(AsFd::as_fd)
     }
@@ -158,7 +164,8 @@ impl Guard {
                 Ok(Some(Wait::Killed(signal))) if CRASHES.contains(&signal) => {
                     let entry = Quarantined {
                         build: one.build.clone(),
-                        uid: one.uid,
+                        uid: one.whose.as_ref().map(|whose| whose.uid),
+                        namespace: one.whose.as_ref().and_then(|whose| whose.namespace.clone()),
                         rule: one.rule.clone(),
                         signal,
                         exe: one.exe.clone(),

@@ -20,7 +20,7 @@ const LOCK: &str = ".lock";
 /// Most bytes of a file.
 const LONGEST: u64 = 4 << 20;
 
-/// What tells one state of a file from another: its inode and when it was written.
+/// The stamp of a file, by which one state of it is told from another: its inode and when it was written.
 pub(crate) type Stamp = (u64, i64, u64);
 
 /// The directory.

@@ -56,7 +56,7 @@ pub(crate) struct Metrics {
     reconcile: Seconds,
 }
 
-/// What a process adds to the sums.
+/// The share of a process in the sums.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Share {
     pub(crate) rule: String,

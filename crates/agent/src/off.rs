@@ -10,13 +10,39 @@ use tiexec_engine::switched_off::{self, is_switched_off};
 /// The file of `tiexecctl agent drain`: it is for the agent alone, and gone with the next boot.
 pub const DRAINED: &str = "/run/tiexec/drained";
 
-/// Returns the file that keeps the agent from beginning anything, if one does or cannot be ruled out.
-pub fn file() -> Option<&'static str> {
-    if is_switched_off() { Some(switched_off::FILE) } else { is_drained().then_some(DRAINED) }
+/// The reason why the agent begins nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Off {
+    /// The administrator switched everything off.
+    Disabled,
+    /// `tiexecctl agent drain` holds.
+    Drained,
 }
 
-/// Returns whether `tiexecctl agent drain` holds, or cannot be ruled out.
-pub fn is_drained() -> bool {
+impl Off {
+    /// Returns its stable name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Disabled => "disabled",
+            Self::Drained => "drained",
+        }
+    }
+
+    /// Returns the file that says so.
+    pub const fn file(self) -> &'static str {
+        match self {
+            Self::Disabled => switched_off::FILE,
+            Self::Drained => DRAINED,
+        }
+    }
+}
+
+/// Returns why the agent begins nothing, if a file says so or cannot be ruled out.
+pub fn now() -> Option<Off> {
+    if is_switched_off() { Some(Off::Disabled) } else { is_drained().then_some(Off::Drained) }
+}
+
+fn is_drained() -> bool {
     match std::fs::symlink_metadata(DRAINED) {
         Ok(_) => true,
         Err(error) => !matches!(error.kind(), NotFound | NotADirectory),

@@ -10,6 +10,9 @@ use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::PathFile;
 
+use crate::pods::{Pod, Pods};
+use crate::state::Whose;
+
 /// The program that a process runs: the process by its number and its start, and the program by the place of its stack,
 /// which the kernel chooses at each exec. So no other process, and no other program, is taken for it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -47,6 +50,12 @@ pub struct Process {
     pub cgroup: Option<Vec<u8>>,
     /// Real, effective, saved and file system user id.
     pub uids: Vec<u32>,
+    /// True if it is in a PID namespace of its own: in a container.
+    pub contained: bool,
+    /// The UID of its pod of Kubernetes.
+    pub pod_uid: Option<String>,
+    /// The pod, if the agent knows it.
+    pub pod: Option<Pod>,
 }
 
 /// The facts about the machine that looks at processes need.
@@ -54,20 +63,25 @@ pub struct Process {
 pub struct Surroundings {
     mounts: Vec<u64>,
     cgroup_of_init: Vec<u8>,
+    /// The pods of this node, as far as they are known.
+    pub pods: Pods,
 }
 
 impl Surroundings {
-    /// Looks.
+    /// Looks. No pods are known yet.
     pub fn look() -> Self {
+        let mut surroundings = Self::default();
+        surroundings.look_again();
+        surroundings
+    }
+
+    /// Looks again; the pods stay as they are.
+    pub fn look_again(&mut self) {
         let mounts = ProcDir::this_process().and_then(|this| this.read("mountinfo"));
+        let mounts = mounts.unwrap_or_default();
+        self.mounts = mountinfo::parse(&mounts).iter().map(|mount| mount.id).collect();
         let init = ProcDir::of(Pid::INIT).and_then(|init| init.read("cgroup"));
-        Self {
-            mounts: mountinfo::parse(&mounts.unwrap_or_default())
-                .iter()
-                .map(|mount| mount.id)
-                .collect(),
-            cgroup_of_init: init.unwrap_or_default(),
-        }
+        self.cgroup_of_init = init.unwrap_or_default();
     }
 
     /// Looks at a process; `None` if it is gone, or a thread of the kernel.
@@ -80,6 +94,8 @@ impl Surroundings {
         let status = process.status().ok()?;
         let cgroup = process.read("cgroup").unwrap_or_default();
         let units = cgroup::units(&cgroup, &self.cgroup_of_init);
+        let pod_uid = cgroup::pod(&cgroup);
+        let pod = pod_uid.as_deref().and_then(|uid| self.pods.get(uid)).cloned();
         Some(Process {
             identity,
             comm: status.name,
@@ -87,7 +103,10 @@ impl Surroundings {
             unit: units.map(|units| units.system),
             cgroup: cgroup::path(&cgroup).map(<[u8]>::to_vec),
             uids: status.credentials.uids,
+            contained: status.in_own_pid_namespace,
             shown_exe,
+            pod_uid,
+            pod,
         })
     }
 }
@@ -101,11 +120,19 @@ pub fn every() -> impl Iterator<Item = (Pid, ProcDir)> {
 impl Process {
     /// Returns whether its end says something about the machine's programs, and not about its user only: it belongs to
     /// root, or to a service's own user in a unit of the system. A user's program may run in a system's unit, too, such as
-    /// cron's; so the unit alone does not decide.
+    /// cron's; so the unit alone does not decide. Root in a container, and any user in a pod, is nobody of the
+    /// machine's own: it must not switch the agent off for all.
     pub fn counts_for_all(&self) -> bool {
         let root = self.uids.len() == 4 && self.uids.iter().all(|&uid| uid == 0);
         let service = self.uids.len() == 4 && self.uids.iter().all(|&uid| is_of_a_service(uid));
-        root || (service && self.unit.is_some())
+        let alone = self.contained || self.pod_uid.is_some();
+        !alone && (root || (service && self.unit.is_some()))
+    }
+
+    /// Returns whose process it is: what one user does is not held against another.
+    pub fn whose(&self) -> Whose {
+        let namespace = self.pod.as_ref().map(|pod| pod.namespace.clone());
+        Whose { uid: self.uid(), namespace }
     }
 
     /// Returns the real user id.
@@ -134,11 +161,18 @@ mod tests {
         let service = Some("postgresql@16-main.service");
         assert!(process([0; 4], None).counts_for_all());
         assert!(process([105; 4], service).counts_for_all());
+        assert!(!Process { contained: true, ..process([0; 4], None) }.counts_for_all());
+        assert!(!Process { contained: true, ..process([105; 4], service) }.counts_for_all());
         assert!(process([61184; 4], service).counts_for_all());
         assert!(!process([105; 4], None).counts_for_all());
         assert!(!process([1000; 4], Some("cron.service")).counts_for_all());
         assert!(!process([1000, 0, 0, 0], Some("cron.service")).counts_for_all());
         assert!(!process([65534; 4], service).counts_for_all());
         assert!(!Process::default().counts_for_all());
+        let of_pod = Process { pod_uid: Some("u".to_owned()), ..process([0; 4], service) };
+        assert!(!of_pod.counts_for_all());
+        let pod = Pod { namespace: "shop".to_owned(), ..Pod::default() };
+        let known = Process { pod: Some(pod), ..of_pod.clone() };
+        assert_ne!(of_pod.whose(), known.whose());
     }
 }

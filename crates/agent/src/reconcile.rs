@@ -4,18 +4,21 @@
 //! order in which programs and the agent start does not matter, and a lost event costs time only.
 
 mod ends;
+mod prove;
 mod tell;
 mod work;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
+use tiexec_core::escape::AsShown;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, interrupt, pidfd, process};
+use tiexec_sys::{Pid, cgroup_namespace, interrupt, pidfd, process};
 
 use crate::canary::{Canaries, Member, TakenBack};
 use crate::decide::age;
@@ -23,14 +26,18 @@ use crate::events::Events;
 use crate::guard::Guard;
 use crate::kept::Stamp;
 use crate::metrics::{Metrics, Share};
-use crate::off;
+use crate::off::{self, Off};
+use crate::pod_watch::{PodWatch, Told};
+use crate::pods::Pods;
 use crate::processes::{Identity, Process, Surroundings, every};
 use crate::rules::Rules;
-use crate::speak::{SOCKET, listen};
-use crate::state::{Build, State, Store};
+use crate::speak::{SOCKET, listen, listen_at};
+use crate::state::{Build, State, Store, Whose};
 use crate::treat::FileState;
 use crate::verdicts::Verdicts;
 use crate::young::Young;
+
+use self::prove::{Proving, Unproved};
 
 /// The longest time between two looks at all processes.
 pub const EVERY: Duration = Duration::from_secs(60);
@@ -54,7 +61,7 @@ pub enum Level {
     Warning,
     /// A crash, and what follows.
     Error,
-    /// What is done.
+    /// The action.
     Info,
 }
 
@@ -74,13 +81,15 @@ struct Known {
     begun: Option<Instant>,
     /// The pause before the next try.
     gap: Option<Duration>,
+    /// The UID of its pod.
+    pod_uid: Option<String>,
     /// Bytes that were copied for it.
     copied: u64,
-    /// What came of it last.
+    /// The last outcome.
     last: Option<Last>,
 }
 
-/// What came of a process, for those who ask.
+/// The last outcome for a process, for those who ask.
 #[derive(Debug)]
 struct Last {
     share: Share,
@@ -93,7 +102,15 @@ struct Last {
 
 impl Known {
     fn new(identity: Identity, due: Instant) -> Self {
-        Self { identity, due: Some(due), begun: None, gap: None, copied: 0, last: None }
+        Self {
+            identity,
+            due: Some(due),
+            begun: None,
+            gap: None,
+            pod_uid: None,
+            copied: 0,
+            last: None,
+        }
     }
 }
 
@@ -111,6 +128,7 @@ pub struct Agent<'a> {
     publish: Option<Publish<'a>>,
     published: Option<Instant>,
     directory: PathBuf,
+    state_directory: PathBuf,
     rules: Rules,
     store: Option<Store>,
     state: State,
@@ -118,11 +136,17 @@ pub struct Agent<'a> {
     canaries: Option<Canaries>,
     verdicts: Verdicts,
     verdicts_stamp: Option<Stamp>,
+    /// The builds that wait for a canary of the agent's own.
+    to_prove: VecDeque<Unproved>,
+    /// The canary of the agent's own.
+    proving: Option<Proving>,
+    /// The builds whose canary failed, and when.
+    unproven: Vec<(Unproved, Instant)>,
     /// When it reverted what killed canaries had left.
     reverted_left: Option<Instant>,
     has_guard: bool,
     /// The file that keeps it from beginning anything.
-    off: Option<&'static str>,
+    off: Option<Off>,
     events: Events,
     /// When the events were read last.
     read_at: Instant,
@@ -136,12 +160,16 @@ pub struct Agent<'a> {
     wanted: VecDeque<Wanted>,
     guard: Guard,
     listener: Option<UnixListener>,
+    /// The listener at which everybody may ask for the figures.
+    metrics_listener: Option<TcpListener>,
     metrics: Metrics,
     builds: HashMap<FileState, Build>,
     /// Programs of which a first process has been switched, and when.
     first: HashMap<Vec<u8>, Instant>,
-    refused: HashMap<u32, Instant>,
-    /// What was said last of these, so that it is said once.
+    refused: HashMap<Whose, Instant>,
+    /// The watch of pods, if a rule asks for pods.
+    pod_watch: Option<PodWatch>,
+    /// The last message about each of these, so that it is said once.
     said: HashMap<&'static str, String>,
 }
 
@@ -156,6 +184,7 @@ impl<'a> Agent<'a> {
             publish: None,
             published: None,
             directory: rules.to_owned(),
+            state_directory: state.to_owned(),
             rules: Rules::default(),
             store: None,
             state: State::default(),
@@ -163,6 +192,9 @@ impl<'a> Agent<'a> {
             canaries: None,
             verdicts: Verdicts::default(),
             verdicts_stamp: None,
+            to_prove: VecDeque::new(),
+            proving: None,
+            unproven: Vec::new(),
             reverted_left: None,
             has_guard,
             off: None,
@@ -176,10 +208,12 @@ impl<'a> Agent<'a> {
             wanted: VecDeque::new(),
             guard,
             listener: None,
+            metrics_listener: None,
             metrics: Metrics::new(),
             builds: HashMap::new(),
             first: HashMap::new(),
             refused: HashMap::new(),
+            pod_watch: None,
             said: HashMap::new(),
         };
         if rustix::process::geteuid().is_root() {
@@ -188,6 +222,13 @@ impl<'a> Agent<'a> {
                 Err(why) => {
                     agent.say(Level::Warning, &format!("cannot listen at {SOCKET}: {why}"));
                 }
+            }
+            if let Err(error) = cgroup_namespace::enter_that_of_init() {
+                let text = format!(
+                    "cannot see the cgroups of other containers, makes no copies for them: {error}; \
+                     fix: set hostPID, add SYS_PTRACE and SYS_ADMIN"
+                );
+                agent.say(Level::Warning, &text);
             }
         }
         // The same directory, so one line says what is wrong with it.
@@ -213,7 +254,7 @@ impl<'a> Agent<'a> {
         }
         if !has_guard {
             let text = "cannot attach to anything: this kernel does not tell how a program ends \
-                (PIDFD_GET_INFO); fix: Linux 6.15";
+                (PIDFD_GET_INFO); fix: boot Linux 6.15 or later";
             agent.say(Level::Warning, text);
         }
         agent
@@ -223,6 +264,22 @@ impl<'a> Agent<'a> {
     #[must_use]
     pub fn publishing(self, publish: Publish<'a>) -> Self {
         Self { publish: Some(publish), ..self }
+    }
+
+    /// Answers `/metrics` at this address, too.
+    #[must_use]
+    pub fn answering_at(mut self, address: SocketAddr) -> Self {
+        match listen_at(address) {
+            Ok((listener, address)) => {
+                self.metrics_listener = Some(listener);
+                self.say(Level::Info, &format!("answers /metrics at {address}"));
+            }
+            Err(why) => {
+                let text = format!("cannot listen at {address}: {why}; fix: --metrics-address");
+                self.say(Level::Warning, &text);
+            }
+        }
+        self
     }
 
     /// Runs until SIGTERM or SIGINT. No signal disturbs the work on a process.
@@ -238,6 +295,7 @@ impl<'a> Agent<'a> {
             let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
             self.see_switch();
             self.read_events();
+            self.read_pods();
             self.see_ends();
             self.answer();
             let pause = if matches!(self.events, Events::Polled) { POLL } else { EVERY };
@@ -246,6 +304,7 @@ impl<'a> Agent<'a> {
             }
             self.look_at_due();
             self.work();
+            self.prove();
             self.publish();
             self.wait();
             match interrupt::take() {
@@ -254,20 +313,26 @@ impl<'a> Agent<'a> {
                     self.read_rules();
                     self.looked_at_all = None;
                 }
-                Some(_) => return,
+                Some(_) => {
+                    self.end_canary();
+                    return;
+                }
             }
         }
     }
 
     /// Sees whether the administrator has switched everything off, or on again.
     fn see_switch(&mut self) {
-        let off = off::file();
+        let off = off::now();
         if off != self.off {
             let text = match (off, self.off) {
-                (Some(file), _) => format!("does nothing from now on: {file} is there"),
-                (None, file) => format!("goes on: {} is gone", file.unwrap_or_default()),
+                (Some(off), _) => format!("does nothing from now on: {} is there", off.file()),
+                (None, was) => format!("goes on: {} is gone", was.map_or("", Off::file)),
             };
             self.off = off;
+            if off.is_some() {
+                self.end_canary();
+            }
             self.say(Level::Info, &text);
             self.decide_anew();
         }
@@ -299,8 +364,16 @@ impl<'a> Agent<'a> {
             }
         }
         let acting = rules.rules.iter().filter(|rule| rule.action.acts()).count();
-        let text = format!("{} rules, {acting} of them do something", rules.rules.len());
+        let text = format!("rules: {}; rules that act: {acting}", rules.rules.len());
         self.rules = rules;
+        match (self.rules.want_pods(), &self.pod_watch) {
+            (true, None) => self.pod_watch = Some(PodWatch::default()),
+            (false, Some(_)) => {
+                self.pod_watch = None;
+                self.surroundings.pods = Pods::default();
+            }
+            _ => {}
+        }
         self.say_once("rules", Level::Info, text);
         self.wanted.clear();
         self.decide_anew();
@@ -392,6 +465,29 @@ impl<'a> Agent<'a> {
         self.say_once("trips", Level::Error, text);
     }
 
+    /// Takes in what is told of pods; what changed decides about their processes anew.
+    fn read_pods(&mut self) {
+        let Some(watch) = &mut self.pod_watch else { return };
+        let Told { changed, trouble } = watch.read(&mut self.surroundings.pods);
+        if let Some(trouble) = trouble {
+            let text = match trouble.as_str() {
+                "" => String::new(),
+                why => format!("cannot watch pods, goes on with those it knows: {}", why.shown()),
+            };
+            self.say_once("pods", Level::Warning, text);
+        }
+        if changed.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let is_of = |known: &Known| {
+            known.pod_uid.as_ref().is_some_and(|uid| changed.iter().any(|other| other == uid))
+        };
+        for known in self.known.values_mut().filter(|known| is_of(known)) {
+            (known.due, known.gap) = (Some(now), None);
+        }
+    }
+
     fn read_events(&mut self) {
         let now = Instant::now();
         let since = now.duration_since(self.read_at);
@@ -430,7 +526,7 @@ impl<'a> Agent<'a> {
         self.see_canary();
         let now = Instant::now();
         self.looked_at_all = Some(now);
-        self.surroundings = Surroundings::look();
+        self.surroundings.look_again();
         let mut alive = HashSet::new();
         for (pid, process) in every() {
             let Some(identity) = Identity::of(&process) else { continue };
@@ -483,6 +579,7 @@ impl<'a> Agent<'a> {
             let Some(facts) = facts.filter(|facts| facts.identity == known.identity) else {
                 continue;
             };
+            known.pod_uid.clone_from(&facts.pod_uid);
             let Some(rule) = self.rules.rules.iter().position(|rule| rule.matches(&facts)) else {
                 continue;
             };
@@ -521,7 +618,9 @@ impl<'a> Agent<'a> {
 
     /// Waits at most for `time`. Returns whether something has come.
     fn waits<'b>(&'b self, mut input: Vec<BorrowedFd<'b>>, time: Duration) -> bool {
+        input.extend(self.metrics_listener.as_ref().map(AsFd::as_fd));
         input.extend(self.listener.as_ref().map(AsFd::as_fd));
+        input.extend(self.pod_watch.as_ref().and_then(PodWatch::descriptor));
         let ends: Vec<BorrowedFd<'_>> = self.guard.descriptors().collect();
         match pidfd::wait_for_any(&input, &ends, time) {
             Ok(ready) => interrupt::asked() || ready.iter().any(|one| one.input || one.hangup),

@@ -6,6 +6,7 @@
 //! A file that has a mistake is left out as a whole, and named; the others stay in force. A key that this version does not
 //! know is named, and the rest of its rule stays in force: the file may be a newer version's.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
@@ -25,6 +26,8 @@ use tiexec_remap::trusted_directory;
 use tiexec_sys::Errno;
 use toml::{Table, Value};
 
+use crate::measure::Measure;
+use crate::pods::{self, PREFIX, Pod};
 use crate::processes::Process;
 use crate::verdicts::by_copies;
 
@@ -97,6 +100,8 @@ pub struct Rule {
     cgroup: Option<Pattern>,
     /// The real user id.
     user: Option<u32>,
+    /// The labels or annotations of the process's pod.
+    pod: BTreeMap<String, String>,
     /// Least bytes of text.
     pub min_text: u64,
     /// How old the program must be.
@@ -105,14 +110,38 @@ pub struct Rule {
     pub action: Action,
     /// True if only builds are attached to that a canary on this machine has found to be better.
     pub needs_canary: bool,
+    /// How the agent's own canary measures; `None` if the agent makes none.
+    pub measure: Option<Measure>,
     /// The options of the attach.
     pub settings: Settings,
 }
 
 impl Rule {
     /// Returns whether it attaches only where a canary has found that this helps.
-    pub(crate) fn waits_for_canary(&self) -> bool {
+    pub fn waits_for_canary(&self) -> bool {
         self.action == Action::Attach && self.needs_canary
+    }
+
+    /// Returns the options for a process: those of the rule, or less where the pod asks for less.
+    ///
+    /// # Errors
+    /// The annotation of the pod that does not go with the rule, and why.
+    pub fn settings_for(&self, process: &Process) -> Result<Settings, String> {
+        let Some(pod) = &process.pod else { return Ok(self.settings.clone()) };
+        let settings = pod.settings(&self.settings)?;
+        if self.needs_canary && settings != self.settings {
+            return Err("a rule with a canary leaves a pod no options".to_owned());
+        }
+        Ok(settings)
+    }
+
+    /// Returns whether the rule asks for pods, and for some like this one.
+    pub fn asks_for(&self, pod: &Pod) -> bool {
+        !self.pod.is_empty() && self.fits(Some(pod))
+    }
+
+    fn fits(&self, pod: Option<&Pod>) -> bool {
+        self.pod.iter().all(|(key, value)| pod.and_then(|pod| pod.keys.get(key)) == Some(value))
     }
 
     /// Returns whether the rule is for this process.
@@ -123,7 +152,13 @@ impl Rule {
                 text.is_some_and(|text| pattern.matches_with(text, SHELLS))
             })
         };
-        fits(&self.exe, process.exe.as_deref())
+        // A pod decides what its paths look like, and about nobody but itself.
+        let exe = match &process.pod {
+            Some(_) if !self.pod.is_empty() => Some(process.shown_exe.as_slice()),
+            _ => process.exe.as_deref(),
+        };
+        self.fits(process.pod.as_ref())
+            && fits(&self.exe, exe)
             && fits(&self.unit, process.unit.as_deref().map(str::as_bytes))
             && fits(&self.cgroup, process.cgroup.as_deref())
             && self.user.is_none_or(|user| process.uids.first() == Some(&user))
@@ -136,6 +171,7 @@ impl Rule {
             && self.unit.is_none()
             && self.cgroup.is_none()
             && self.user.is_none()
+            && self.pod.is_empty()
     }
 }
 
@@ -220,7 +256,18 @@ impl Rules {
                 all.defects.push(Defect { file: path, what, left_out: true });
             }
         }
+        if let Some(rule) = all.rules.iter().find(|rule| !rule.pod.is_empty())
+            && let Some(why) = pods::unavailable()
+        {
+            let what = format!("rule {} matches nothing, as no pods are known: {why}", rule.name);
+            all.defects.push(Defect { left_out: false, ..failed(what) });
+        }
         all
+    }
+
+    /// Returns whether a rule asks for pods, and pods can be known.
+    pub fn want_pods(&self) -> bool {
+        pods::unavailable().is_none() && self.rules.iter().any(|rule| !rule.pod.is_empty())
     }
 
     /// Returns the rule that decides about a process.
@@ -338,6 +385,7 @@ fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> 
         }
         Some(_) => return Err("user is a name or a number".to_owned()),
     };
+    let pod = pod_of(table.remove("pod"))?;
     let min_text = text_of(&mut table, "min-text")?;
     let min_text = min_text.map_or(Ok(0), |text| parse_bytes(&text))?;
     let min_age = text_of(&mut table, "min-age")?;
@@ -356,9 +404,14 @@ fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> 
         Some("required") => true,
         Some(other) => return Err(format!("canary {other:?} is not off or required")),
     };
-    if action.acts() && exe.is_none() && unit.is_none() && cgroup.is_none() && user.is_none() {
+    let measure = Measure::take(|key| text_of(&mut table, key))?;
+    if measure.is_some() && !(needs_canary && action == Action::Attach) {
+        return Err("canary-* keys need action = \"attach\" and canary = \"required\"".to_owned());
+    }
+    let is_open = exe.is_none() && unit.is_none() && cgroup.is_none() && user.is_none();
+    if action.acts() && is_open && pod.is_empty() {
         return Err(format!(
-            "it would {} every process: it has no exe, unit, cgroup or user",
+            "it would {} every process: it has no exe, unit, cgroup, user or pod",
             action.as_str()
         ));
     }
@@ -386,7 +439,38 @@ fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> 
         }
         settings = by_copies(settings);
     }
-    Ok(Rule { name, exe, unit, cgroup, user, min_text, min_age, action, needs_canary, settings })
+    Ok(Rule {
+        name,
+        exe,
+        unit,
+        cgroup,
+        user,
+        pod,
+        min_text,
+        min_age,
+        action,
+        needs_canary,
+        measure,
+        settings,
+    })
+}
+
+/// Reads the labels or annotations that a pod must have. The agent keeps only its own of each pod.
+fn pod_of(value: Option<Value>) -> Result<BTreeMap<String, String>, String> {
+    let Some(value) = value else { return Ok(BTreeMap::new()) };
+    let wrong = || format!("pod is a table such as {{ \"{PREFIX}enable\" = \"true\" }}");
+    let Value::Table(table) = value else { return Err(wrong()) };
+    if table.is_empty() {
+        return Err(wrong());
+    }
+    let keys = table.into_iter().map(|(key, value)| match value {
+        Value::String(_) if !key.starts_with(PREFIX) => {
+            Err(format!("pod: {key:?} does not begin with {PREFIX}"))
+        }
+        Value::String(text) => Ok((key, text)),
+        _ => Err(wrong()),
+    });
+    keys.collect()
 }
 
 fn text_of(table: &mut Table, key: &str) -> Result<Option<String>, String> {
@@ -509,6 +593,29 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_is_matched_by_all_its_keys() {
+        let text = "[[rule]]\nname=\"a\"\naction=\"attach\"\nexe=\"/usr/sbin/*\"\n\
+            pod = { \"tiexec.io/enable\" = \"true\", \"tiexec.io/tier\" = \"db\" }";
+        let rules = of(text).unwrap();
+        let process = |exe: &str, keys: &[(&str, &str)]| {
+            let keys =
+                keys.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
+            let pod = crate::pods::Pod { keys, ..Default::default() };
+            let (pod, shown_exe) = (Some(pod), exe.as_bytes().to_vec());
+            Process { exe: None, shown_exe, pod, ..process("", None) }
+        };
+        let both = [("tiexec.io/enable", "true"), ("tiexec.io/tier", "db")];
+        assert!(rules.of(&process("/usr/sbin/mariadbd", &both)).is_some());
+        assert!(rules.of(&process("/bin/sh", &both)).is_none());
+        assert!(rules.of(&process("/usr/sbin/mariadbd", &both[..1])).is_none());
+        let no_pod = Process { pod: None, ..process("/usr/sbin/mariadbd", &both) };
+        assert!(rules.of(&no_pod).is_none());
+        // A rule that asks for no pod believes no path of one.
+        let by_path = of("[[rule]]\nname=\"a\"\naction=\"attach\"\nexe=\"/usr/sbin/*\"").unwrap();
+        assert!(by_path.of(&process("/usr/sbin/mariadbd", &both)).is_none());
+    }
+
+    #[test]
     fn a_mistake_is_named() {
         for (text, says) in [
             ("[[rule]", "TOML"),
@@ -523,6 +630,9 @@ mod tests {
             ("[[rule]]\nname = \"a\"\n[[rule]]\nname = \"a\"", "rule 2: there is a rule"),
             ("[[rule]]\nname = \"a\"\nuser = \"nobody-of-that-name\"", "no user"),
             ("[agent]\nmax-copies = 3", "max-copies is"),
+            ("[[rule]]\nname = \"a\"\naction = \"attach\"\npod = {}", "pod is a table"),
+            ("[[rule]]\nname = \"a\"\npod = { \"tiexec.io/enable\" = true }", "pod is a table"),
+            ("[[rule]]\nname = \"a\"\npod = { app = \"db\" }", "\"app\" does not begin with"),
         ] {
             let error = of(text).unwrap_err();
             assert!(error.contains(says), "{text:?}: {error}");

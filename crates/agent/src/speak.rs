@@ -1,14 +1,17 @@
-//! What the agent tells: `/status` and `/metrics`, by HTTP on a socket of unix(7).
+//! The answers of the agent: `/status` and `/metrics`, by HTTP on a socket of unix(7); and `/metrics` alone at an address.
 //!
 //! The agent has one thread, and programs wait for it: a client gets a fifth of a second to ask, and another one to read.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::Mode;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use tiexec_remap::trusted_directory::{self, Rule};
 
 /// The directory of the socket, in which only root makes names.
@@ -45,7 +48,7 @@ pub(crate) fn listen() -> Result<UnixListener, String> {
     if std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
         let _somebody_did = std::fs::remove_file(path);
     }
-    let text = |error: std::io::Error| error.to_string();
+    let text = |error: io::Error| error.to_string();
     // Nobody else may connect before the mode is set.
     let before = rustix::process::umask(Mode::from_raw_mode(0o177));
     let bound = UnixListener::bind(path);
@@ -59,6 +62,37 @@ pub(crate) fn listen() -> Result<UnixListener, String> {
     Ok(listener)
 }
 
+/// Listens at an address; returns it, too: port 0 is one that the kernel chooses.
+///
+/// # Errors
+/// As bind(2).
+pub(crate) fn listen_at(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    Ok((listener, address))
+}
+
+/// A socket to which clients connect.
+pub(crate) trait Listener {
+    type Client: Read + Write + AsFd;
+    fn accept_client(&self) -> io::Result<Self::Client>;
+}
+
+impl Listener for UnixListener {
+    type Client = UnixStream;
+    fn accept_client(&self) -> io::Result<UnixStream> {
+        self.accept().map(|(client, _)| client)
+    }
+}
+
+impl Listener for TcpListener {
+    type Client = TcpStream;
+    fn accept_client(&self) -> io::Result<TcpStream> {
+        self.accept().map(|(client, _)| client)
+    }
+}
+
 /// Looks the group up in `/etc/group`: the static program has no other source.
 fn group() -> Option<u32> {
     let text = std::fs::read_to_string("/etc/group").ok()?;
@@ -69,13 +103,14 @@ fn group() -> Option<u32> {
 }
 
 /// Answers the clients that wait.
-pub(crate) fn answer(listener: &UnixListener, mut of: impl FnMut(&str) -> Option<Answer>) {
+pub(crate) fn answer(listener: &impl Listener, mut of: impl FnMut(&str) -> Option<Answer>) {
     for _ in 0..MOST {
-        let Ok((mut client, _)) = listener.accept() else { return };
+        let Ok(mut client) = listener.accept_client() else { return };
+        let Ok(()) = rustix::io::ioctl_fionbio(&client, false) else { continue };
         let Some(path) = asked(&mut client) else { continue };
         let (status, (kind, content)) = match of(&path) {
             Some(answer) => ("200 OK", answer),
-            None => ("404 Not Found", ("text/plain", "/status or /metrics\n".to_owned())),
+            None => ("404 Not Found", ("text/plain", "/metrics\n".to_owned())),
         };
         let head = format!(
             "HTTP/1.0 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
@@ -86,10 +121,10 @@ pub(crate) fn answer(listener: &UnixListener, mut of: impl FnMut(&str) -> Option
 }
 
 /// Writes all, in time.
-fn write(client: &mut UnixStream, mut bytes: &[u8]) -> std::io::Result<()> {
+fn write(client: &mut (impl Write + AsFd), mut bytes: &[u8]) -> io::Result<()> {
     let end = Instant::now() + PATIENCE;
     while !bytes.is_empty() {
-        client.set_write_timeout(Some(left(end)?))?;
+        set_socket_timeout(&*client, Timeout::Send, Some(left(end)?))?;
         let count = client.write(bytes)?;
         bytes = &bytes[count..];
     }
@@ -97,12 +132,11 @@ fn write(client: &mut UnixStream, mut bytes: &[u8]) -> std::io::Result<()> {
 }
 
 /// Returns the path of a request; `None` for what is none, or does not come in time.
-fn asked(client: &mut UnixStream) -> Option<String> {
-    client.set_nonblocking(false).ok()?;
+fn asked(client: &mut (impl Read + AsFd)) -> Option<String> {
     let end = Instant::now() + PATIENCE;
     let mut request = Vec::new();
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
-        client.set_read_timeout(Some(left(end).ok()?)).ok()?;
+        set_socket_timeout(&*client, Timeout::Recv, Some(left(end).ok()?)).ok()?;
         let mut buffer = [0; 512];
         match client.read(&mut buffer) {
             Ok(count @ 1..) if request.len() < LONGEST => request.extend(&buffer[..count]),
@@ -112,9 +146,9 @@ fn asked(client: &mut UnixStream) -> Option<String> {
     path(&request).map(str::to_owned)
 }
 
-fn left(end: Instant) -> std::io::Result<Duration> {
+fn left(end: Instant) -> io::Result<Duration> {
     let left = end.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(std::io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
 fn path(request: &[u8]) -> Option<&str> {

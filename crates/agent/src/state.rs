@@ -1,4 +1,4 @@
-//! What the agent remembers over its restarts: the builds of programs that crashed after a switch.
+//! The state that the agent keeps over its restarts: the builds of programs that crashed after a switch.
 //!
 //! The state is one JSON file, written whole and renamed (`kept`).
 
@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
+use tiexec_core::escape::AsShown;
 
 use crate::kept::{Directory, Stamp};
 
@@ -38,6 +39,23 @@ impl fmt::Display for Build {
     }
 }
 
+/// The user to whom a process belongs. The same user ID in pods of another namespace of Kubernetes is another user.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Whose {
+    /// The user id.
+    pub uid: u32,
+    /// The namespace of its pod; `None` outside of pods that the agent knows.
+    pub namespace: Option<String>,
+}
+
+impl fmt::Display for Whose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "user {}", self.uid)?;
+        let namespace = self.namespace.as_ref();
+        namespace.map_or(Ok(()), |name| write!(f, " of namespace {}", name.shown()))
+    }
+}
+
 /// A build that crashed after a switch.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Quarantined {
@@ -46,6 +64,9 @@ pub struct Quarantined {
     pub build: Build,
     /// The user for whose processes alone this counts; everybody's if there is none.
     pub uid: Option<u32>,
+    /// The namespace of Kubernetes to whose pods this is limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
     /// The rule by which it was attached to.
     pub rule: String,
     /// The signal.
@@ -54,6 +75,13 @@ pub struct Quarantined {
     pub exe: String,
     /// When, in seconds since 1970.
     pub when: u64,
+}
+
+impl Quarantined {
+    /// Returns for whose processes alone this counts; `None` for everybody's.
+    pub fn whose(&self) -> Option<Whose> {
+        self.uid.map(|uid| Whose { uid, namespace: self.namespace.clone() })
+    }
 }
 
 /// The state.
@@ -72,8 +100,9 @@ impl Default for State {
 
 impl State {
     /// Returns the entry that keeps a build of this user's from being attached to.
-    pub fn quarantined(&self, build: &Build, uid: u32) -> Option<&Quarantined> {
-        self.quarantine.iter().find(|one| one.build == *build && one.uid.is_none_or(|of| of == uid))
+    pub fn quarantined(&self, build: &Build, user: &Whose) -> Option<&Quarantined> {
+        let mut of_build = self.quarantine.iter().filter(|one| one.build == *build);
+        of_build.find(|one| one.whose().is_none_or(|whose| whose == *user))
     }
 
     /// Returns whether a rule is off: builds of it crashed, more than one.
@@ -98,11 +127,11 @@ impl State {
 
     /// Adds a build.
     pub fn add(&mut self, new: Quarantined) {
-        if self.quarantine.iter().any(|one| one.build == new.build && one.uid == new.uid) {
+        if self.quarantine.iter().any(|one| one.build == new.build && one.whose() == new.whose()) {
             return;
         }
         if new.uid.is_some() {
-            let mut of_user = self.quarantine.iter().filter(|one| one.uid == new.uid);
+            let mut of_user = self.quarantine.iter().filter(|one| one.whose() == new.whose());
             if of_user.clone().count() >= MOST_OF_A_USER {
                 let oldest = of_user.next().cloned();
                 self.quarantine.retain(|one| Some(one) != oldest.as_ref());
@@ -174,7 +203,7 @@ mod tests {
     fn crash(build_id: &str, rule: &str, uid: Option<u32>) -> Quarantined {
         let build = Build { build_id: build_id.to_owned(), text: format!("t{build_id}") };
         let (rule, exe) = (rule.to_owned(), "/x".to_owned());
-        Quarantined { build, uid, rule, signal: 11, exe, when: 1 }
+        Quarantined { build, uid, namespace: None, rule, signal: 11, exe, when: 1 }
     }
 
     #[test]
@@ -201,7 +230,17 @@ mod tests {
         assert_eq!(state.quarantine.len(), MOST_OF_A_USER);
         assert!(!state.is_off("r") && !state.only_observes());
         let last = crash("199", "r", None).build;
-        assert!(state.quarantined(&last, 1000).is_some());
-        assert!(state.quarantined(&last, 1001).is_none());
+        let of =
+            |uid, namespace: Option<&str>| Whose { uid, namespace: namespace.map(str::to_owned) };
+        assert!(state.quarantined(&last, &of(1000, None)).is_some());
+        assert!(state.quarantined(&last, &of(1001, None)).is_none());
+        // The same number in a pod is somebody else, and in a pod of another namespace too.
+        assert!(state.quarantined(&last, &of(1000, Some("shop"))).is_none());
+        state.add(Quarantined { namespace: Some("shop".to_owned()), ..crash("a", "r", Some(999)) });
+        let build = crash("a", "r", None).build;
+        assert!(state.quarantined(&build, &of(999, Some("shop"))).is_some());
+        assert!(state.quarantined(&build, &of(999, Some("bank"))).is_none());
+        assert!(state.quarantined(&build, &of(999, None)).is_none());
+        assert!(!state.is_off("r"));
     }
 }

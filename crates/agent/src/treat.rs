@@ -28,8 +28,8 @@ use tiexec_sys::procfs::ProcDir;
 use crate::off;
 use crate::processes::Identity;
 use crate::rules::{Action, Rule};
-use crate::state::{Build, State};
-use crate::verdicts::Verdicts;
+use crate::state::{Build, State, Whose};
+use crate::verdicts::{Standing, Verdicts};
 
 /// How long one process may take. The agent has others to look after meanwhile.
 const LONGEST: Duration = Duration::from_secs(30);
@@ -47,11 +47,13 @@ pub(crate) struct FileState {
 pub(crate) struct Job<'a> {
     pub(crate) pid: Pid,
     pub(crate) identity: Identity,
-    pub(crate) uid: u32,
+    pub(crate) whose: Whose,
     pub(crate) rule: &'a Rule,
+    /// The options, or why those of the pod do not go with the rule.
+    pub(crate) settings: Result<Settings, String>,
 }
 
-/// What came of a process.
+/// The outcome for a process.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     /// `ok`, or the reason in snake_case.
@@ -88,6 +90,8 @@ impl Outcome {
 /// A line of the memory file.
 #[derive(Serialize, Deserialize)]
 enum Note {
+    /// Its program is known, and nothing is changed yet.
+    Known { pid: i32, file: FileState, build: Build },
     /// From now on the process may be changed.
     Began { pid: i32, file: FileState, build: Build },
     /// The work on it has ended.
@@ -97,7 +101,7 @@ enum Note {
 /// All that is known of the work on one process.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
-    /// Its program, if the work began.
+    /// Its program, if the work began or a canary is to come first.
     pub(crate) build: Option<(FileState, Build)>,
     /// `None` if the work came to no end.
     pub(crate) outcome: Option<Outcome>,
@@ -145,7 +149,7 @@ pub(crate) fn all(
     notes.seek(SeekFrom::Start(0)).map_err(|error| error.to_string())?;
     for line in BufReader::new(&notes).lines().map_while(Result::ok) {
         match serde_json::from_str(&line) {
-            Ok(Note::Began { pid, file, build }) => {
+            Ok(Note::Known { pid, file, build } | Note::Began { pid, file, build }) => {
                 if let Some(at) = place(pid) {
                     told[at].build = Some((file, build));
                 }
@@ -170,10 +174,13 @@ fn one(
     pool: &mut Pool,
     write: &mut dyn FnMut(&Note),
 ) -> Outcome {
-    if let Some(file) = off::file() {
-        let result = if file == off::DRAINED { "drained" } else { "disabled" };
-        return Outcome::of(result, format_args!("{file} is there"));
+    if let Some(off) = off::now() {
+        return Outcome::of(off.as_str(), format_args!("{} is there", off.file()));
     }
+    let settings = match &job.settings {
+        Ok(settings) => settings,
+        Err(why) => return Outcome::of("bad_annotation", why),
+    };
     let Ok(process) = ProcDir::of(job.pid) else {
         return Outcome::of("target_gone", "");
     };
@@ -191,13 +198,23 @@ fn one(
         Ok(found) => found,
         Err(failure) => return Outcome::failed(&failure),
     };
-    if let Some(entry) = state.quarantined(&build, job.uid) {
+    if let Some(entry) = state.quarantined(&build, &job.whose) {
         let detail = format!("{} crashed by signal {}", entry.build, entry.signal);
         return Outcome { text_bytes, ..Outcome::of("quarantined", detail) };
     }
-    if job.rule.waits_for_canary() && !verdicts.allow(&build, &job.rule.settings) {
-        let detail = "no canary has found this build to be better on this machine";
-        return Outcome { text_bytes, ..Outcome::of("canary_required", detail) };
+    if job.rule.waits_for_canary() {
+        match verdicts.standing(&build, settings) {
+            Standing::Better => {}
+            Standing::Not(verdict) => {
+                let detail = format!("a canary on this machine found: {}", verdict.as_str());
+                return Outcome { text_bytes, ..Outcome::of("not_better", detail) };
+            }
+            Standing::Unknown => {
+                write(&Note::Known { pid: job.pid.as_raw_nonzero().get(), file, build });
+                let detail = "no canary has found this build to be better on this machine";
+                return Outcome { text_bytes, ..Outcome::of("canary_required", detail) };
+            }
+        }
     }
     if job.rule.action == Action::Warm {
         return warm(&process, text_bytes);
@@ -215,7 +232,7 @@ fn one(
         return Outcome::of("changed", "it is another program by now");
     }
     write(&Note::Began { pid: job.pid.as_raw_nonzero().get(), file, build });
-    attach(&locked, &job.rule.settings, images)
+    attach(&locked, settings, images)
 }
 
 fn attach(locked: &LockedTarget, settings: &Settings, images: &mut Images) -> Outcome {
@@ -294,7 +311,7 @@ fn build_of(
     Ok((file, Build { build_id, text }))
 }
 
-/// What a look at a process shows that takes more than the agent itself may do.
+/// The facts about a process that the agent itself may not look at.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Looked {
     pub(crate) text_bytes: u64,

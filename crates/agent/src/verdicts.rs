@@ -1,11 +1,13 @@
-//! What canaries have found: which builds are better with copies of their text, on which processor and kernel.
+//! The findings of canaries: which builds are better with copies of their text, on which processor and kernel.
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tiexec_advise::canary::{Finding, Subject};
 use tiexec_advise::sequential::Verdict;
 use tiexec_core::config::{BackingChoice, EdgePolicy, Edges, Settings};
 
-use crate::state::Build;
+use crate::state::{Build, now};
 
 /// The version of the files that canaries leave.
 pub(crate) const VERSION: u32 = 1;
@@ -35,12 +37,34 @@ impl Verdicts {
         self.findings.drain(..excess);
     }
 
-    /// Returns whether a build is known to be better on this machine, attached to by these settings.
-    pub(crate) fn allow(&self, build: &Build, settings: &Settings) -> bool {
+    /// Returns what is known of a build on this machine, attached to by these settings.
+    pub(crate) fn standing(&self, build: &Build, settings: &Settings) -> Standing {
         let subject = subject(build, settings);
-        let found = self.findings.iter().find(|finding| finding.subject == subject);
-        found.is_some_and(|finding| finding.verdict == Verdict::Better)
+        match self.findings.iter().find(|finding| finding.subject == subject) {
+            Some(Finding { verdict: Verdict::Better, .. }) => Standing::Better,
+            Some(Finding { verdict: Verdict::Undecided, when, .. })
+                if now().saturating_sub(*when) >= AGAIN.as_secs() =>
+            {
+                Standing::Unknown
+            }
+            Some(Finding { verdict, .. }) => Standing::Not(*verdict),
+            None => Standing::Unknown,
+        }
     }
+}
+
+/// The time after which a canary that came to no answer may be repeated.
+const AGAIN: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// The knowledge of a build on this machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Standing {
+    /// A canary found copies to be better.
+    Better,
+    /// A canary found this instead.
+    Not(Verdict),
+    /// No canary has told.
+    Unknown,
 }
 
 /// Returns the settings with which a canary attaches, and a rule that asks for one: by a copy, because page cache cannot be

@@ -18,7 +18,7 @@ impl Agent<'_> {
                 self.say(Level::Info, &text);
                 continue;
             }
-            let whose = entry.uid.map_or(String::new(), |uid| format!(" for user {uid} alone"));
+            let whose = entry.whose().map_or(String::new(), |whose| format!(" for {whose} alone"));
             let text = format!(
                 "{exe} {number} (rule {}) crashed by {} {} s after its text was switched: build {} is in quarantine{whose}; \
                  fix: tiexecctl quarantine --release {}",
@@ -30,11 +30,12 @@ impl Agent<'_> {
             );
             journal::crash(&text, pid, &entry.build.build_id, &entry.rule);
             self.say(Level::Error, &text);
+            self.end_canary_of(&entry.build);
             self.state.add(entry.clone());
             if let Some(store) = &self.store {
                 let (state, problem) = store.update(|state| state.add(entry.clone()));
                 self.stamp = store.stamp();
-                // What could not be written counts nevertheless, until the agent ends.
+                // A crash that could not be written down counts nevertheless, until the agent ends.
                 self.state = state;
                 self.state.add(entry);
                 self.say_once("state", Level::Warning, problem.unwrap_or_default());

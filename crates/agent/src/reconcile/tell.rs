@@ -1,4 +1,4 @@
-//! What the agent tells those who ask: its figures and its state.
+//! The agent tells those who ask its figures and its state.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use tiexec_sys::Pid;
 
 use super::{Agent, Last, Level};
 use crate::metrics::Share;
-use crate::off;
+use crate::off::Off;
 use crate::speak::answer;
 
 /// How often the figures are published.
@@ -18,12 +18,18 @@ pub(super) const PUBLISH: Duration = Duration::from_secs(15);
 impl Agent<'_> {
     /// Answers those who ask.
     pub(super) fn answer(&self) {
-        let Some(listener) = &self.listener else { return };
-        answer(listener, |path| match path {
-            "/status" => Some(("application/json", escape::json(&self.status()) + "\n")),
-            "/metrics" => Some(("text/plain; version=0.0.4; charset=utf-8", self.figures())),
-            _ => None,
-        });
+        let metrics = || ("text/plain; version=0.0.4; charset=utf-8", self.figures());
+        if let Some(listener) = &self.listener {
+            answer(listener, |path| match path {
+                "/status" => Some(("application/json", escape::json(&self.status()) + "\n")),
+                "/metrics" => Some(metrics()),
+                _ => None,
+            });
+        }
+        if let Some(listener) = &self.metrics_listener {
+            // This listener does not know who asks, so it tells nothing of single processes.
+            answer(listener, |path| (path == "/metrics").then(metrics));
+        }
     }
 
     fn figures(&self) -> String {
@@ -73,8 +79,8 @@ impl Agent<'_> {
             "rules": self.rules.rules.len(),
             "rule_defects": self.rules.defects.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "rules_off": off.map(|rule| rule.name.as_str()).collect::<Vec<_>>(),
-            "disabled": self.off.is_some_and(|file| file != off::DRAINED),
-            "drained": self.off == Some(off::DRAINED),
+            "disabled": self.off == Some(Off::Disabled),
+            "drained": self.off == Some(Off::Drained),
             "crash_guard": self.has_guard,
             "observes_only": self.state.only_observes(),
             "quarantine": self.state.quarantine,

@@ -9,6 +9,7 @@ use tiexec_core::plan::Backing;
 use tiexec_core::proc::pressure;
 use tiexec_sys::{Pid, interrupt};
 
+use super::prove::Unproved;
 use super::{Agent, LATEST, Last, Level, Wanted};
 use crate::decide::held_back;
 use crate::guard::Held;
@@ -52,7 +53,7 @@ impl Agent<'_> {
     }
 
     /// Says why nothing is to be attached to now, if memory is short.
-    fn pressure(&self) -> Option<String> {
+    pub(super) fn pressure(&self) -> Option<String> {
         let text = std::fs::read("/proc/pressure/memory").ok()?;
         let (share, most) = (pressure::some_avg10(&text)?, self.rules.limits.max_memory_pressure);
         (share > most).then(|| {
@@ -71,7 +72,7 @@ impl Agent<'_> {
         if held_back(rule, &self.state, self.has_guard).is_some() {
             return batch;
         }
-        if self.refused.contains_key(&next.facts.uid()) {
+        if self.refused.contains_key(&next.facts.whose()) {
             return batch;
         }
         let first = self.first.get(&next.facts.shown_exe).map(Instant::elapsed);
@@ -113,12 +114,12 @@ impl Agent<'_> {
             .map(|one| Job {
                 pid: one.pid,
                 identity: one.facts.identity,
-                uid: one.facts.uid(),
+                whose: one.facts.whose(),
                 rule: &rules[one.rule],
+                settings: rules[one.rule].settings_for(&one.facts),
             })
             .collect();
-        let taken: u64 = self.known.values().map(|known| known.copied).sum();
-        let left = self.rules.limits.max_copies.saturating_sub(taken);
+        let left = self.copies_left();
         let mut stuck = Vec::new();
         let told = treat::all(
             &jobs,
@@ -145,11 +146,18 @@ impl Agent<'_> {
         }
     }
 
+    /// Returns how many bytes of copies may still be made.
+    pub(super) fn copies_left(&self) -> u64 {
+        let taken: u64 = self.known.values().map(|known| known.copied).sum();
+        self.rules.limits.max_copies.saturating_sub(taken)
+    }
+
     /// Takes in what came of one process.
     fn take_in(&mut self, one: Wanted, hold: Held, told: Told, stuck: Option<&str>) {
         let Wanted { pid, facts, rule } = one;
         let rule = &self.rules.rules[rule];
-        let (name, action) = (rule.name.clone(), rule.action);
+        let (name, action, measures) = (rule.name.clone(), rule.action, rule.measure.is_some());
+        let build = told.build.as_ref().map(|(_, build)| build.clone());
         if let Some((file, build)) = told.build {
             if self.builds.len() >= MOST_BUILDS {
                 self.builds.clear();
@@ -165,12 +173,16 @@ impl Agent<'_> {
         let Some(outcome) = told.outcome else {
             let why = stuck.unwrap_or("its tracer ended");
             if stuck.is_some() && !facts.counts_for_all() {
-                self.refused.insert(facts.uid(), Instant::now());
+                self.refused.insert(facts.whose(), Instant::now());
             }
             self.say(Level::Warning, &format!("cannot {} {what}: {why}", action.as_str()));
             self.again(pid, false);
             return;
         };
+        if let Some(build) = build.filter(|_| outcome.result == "canary_required" && measures) {
+            let program = facts.shown_exe.clone();
+            self.want_proof(Unproved { rule: name.clone(), program, build });
+        }
         let Outcome {
             result,
             detail,

@@ -1,0 +1,221 @@
+//! The watch of this node's pods: a process of its own, which is nobody, that asks the API server and tells the agent.
+//!
+//! The agent forks, and so has one thread; this process has the asynchronous client. It asks for the metadata of the pods
+//! of one node only. The client begins a new list after each interruption that it cannot mend, with pauses that grow.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+#[cfg(feature = "kubernetes")]
+use tiexec_sys::impersonate::{self, NOBODY, Place};
+use tiexec_sys::process::{self, Fork};
+use tiexec_sys::process_name::Role;
+use tiexec_sys::seqpacket::{self, Packets};
+use tiexec_sys::{Pid, SysError};
+
+use crate::pods::{News, Pods};
+
+/// The pause before a watch that has ended is begun anew.
+const AGAIN: Duration = Duration::from_secs(10);
+/// Most pieces of news that are read at a time.
+const MOST: usize = 1024;
+
+/// The news since the last time.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    /// The UIDs of the pods about which something else is known now.
+    pub(crate) changed: Vec<String>,
+    /// Why the API server cannot be asked; empty if it answers again.
+    pub(crate) trouble: Option<String>,
+}
+
+/// The watch, as the agent has it.
+#[derive(Debug, Default)]
+pub(crate) struct PodWatch {
+    running: Option<(Pid, Packets)>,
+    begun: Option<Instant>,
+}
+
+impl PodWatch {
+    /// Begins it, if it does not run and has not ended just now. This process must have one thread.
+    fn begin(&mut self) -> Result<(), SysError> {
+        if self.running.is_some() || self.begun.is_some_and(|begun| begun.elapsed() < AGAIN) {
+            return Ok(());
+        }
+        self.begun = Some(Instant::now());
+        let (ours, theirs) = seqpacket::pair()?;
+        match process::fork_single_threaded(Role::Pods)? {
+            Fork::Parent(pid) => {
+                self.running = Some((pid, ours));
+                Ok(())
+            }
+            Fork::Child => {
+                let work = std::panic::AssertUnwindSafe(|| watch(&theirs));
+                let _ended = std::panic::catch_unwind(work);
+                process::exit_now(1)
+            }
+        }
+    }
+
+    /// Takes in what has been told.
+    pub(crate) fn read(&mut self, pods: &mut Pods) -> Told {
+        let trouble = self.begin().err().map(|error| error.to_string());
+        let mut told = Told { trouble, ..Told::default() };
+        for _ in 0..MOST {
+            let Some((_, packets)) = &self.running else { break };
+            match packets.receive_within(Duration::ZERO) {
+                Ok(None) => break,
+                Ok(Some((bytes, _))) => {
+                    let Ok(news) = serde_json::from_slice::<News>(&bytes) else { continue };
+                    match &news {
+                        News::Trouble(why) => told.trouble = Some(why.clone()),
+                        News::Begin => {}
+                        News::End | News::There(..) | News::Gone(_) => {
+                            told.trouble = Some(String::new())
+                        }
+                    }
+                    told.changed.extend(pods.take(news));
+                }
+                Err(_ended) => {
+                    self.end();
+                    pods.break_off();
+                    told.trouble = Some("the process that watches pods has ended".to_owned());
+                }
+            }
+        }
+        told
+    }
+
+    fn end(&mut self) {
+        if let Some((pid, _)) = self.running.take() {
+            let _gone = process::kill(pid);
+            let _gone = process::wait_for(pid, Duration::from_secs(1));
+        }
+    }
+
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.running.as_ref().map(|(_, packets)| packets.as_fd())
+    }
+}
+
+impl Drop for PodWatch {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Asks once for the pods of this node. This process must have one thread.
+///
+/// # Errors
+/// The API server does not answer in `patience`, or says no.
+pub fn list(patience: Duration) -> Result<Pods, String> {
+    let (mut pods, mut watch, end) =
+        (Pods::default(), PodWatch::default(), Instant::now() + patience);
+    let mut why = "no answer in time".to_owned();
+    while Instant::now() < end {
+        let trouble = watch.read(&mut pods).trouble;
+        if pods.is_complete {
+            return Ok(pods);
+        }
+        why = trouble.unwrap_or(why);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Err(why)
+}
+
+#[cfg(not(feature = "kubernetes"))]
+fn watch(_packets: &Packets) {}
+
+#[cfg(feature = "kubernetes")]
+fn watch(packets: &Packets) {
+    // A hostile server may take this process over by its answers. So it is not root, who owns files even without a capability.
+    // The chart's `fsGroup` lets the group read the token.
+    let nobody = Place { uid: NOBODY, gid: NOBODY, groups: Vec::new() };
+    if impersonate::take(&nobody).is_err() {
+        return;
+    }
+    process::close_all_except(&[packets.as_fd()]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
+    if let Ok(runtime) = runtime {
+        runtime.block_on(cluster::watch(packets));
+    }
+}
+
+#[cfg(feature = "kubernetes")]
+mod cluster {
+    use std::time::Duration;
+
+    use futures_util::TryStreamExt;
+    use k8s_openapi::api::core::v1;
+    use kube::core::PartialObjectMeta;
+    use kube::runtime::watcher::Event;
+    use kube::runtime::{WatchStreamExt, watcher};
+    use kube::{Api, Client, Config, ResourceExt};
+    use tiexec_sys::Errno;
+    use tiexec_sys::seqpacket::Packets;
+
+    use crate::pods::{News, Pod};
+
+    /// Most characters of an error that are told.
+    const LONGEST: usize = 500;
+
+    /// Watches until the agent is gone.
+    pub(super) async fn watch(packets: &Packets) {
+        let node = std::env::var("NODE_NAME").unwrap_or_default();
+        let config = Config::incluster().map_err(|error| error.to_string());
+        let client = config.and_then(|mut config| {
+            // The server ends a watch after 290 s. A network that has lost its way tells nothing at all.
+            config.read_timeout = Some(Duration::from_secs(300));
+            Client::try_from(config).map_err(|error| error.to_string())
+        });
+        let client = match client {
+            Ok(client) => client,
+            Err(why) => {
+                let _gone = tell(packets, &trouble(&why)).await;
+                return;
+            }
+        };
+        let pods: Api<PartialObjectMeta<v1::Pod>> = Api::all(client);
+        // Any list will do: the server answers it from its cache, and the watch brings what is newer.
+        let of_node =
+            watcher::Config::default().fields(&format!("spec.nodeName={node}")).any_semantic();
+        let stream = watcher(pods, of_node).default_backoff();
+        let mut stream = std::pin::pin!(stream);
+        loop {
+            let news = match stream.try_next().await {
+                Ok(None) => return,
+                Ok(Some(Event::Init)) => Some(News::Begin),
+                Ok(Some(Event::InitDone)) => Some(News::End),
+                Ok(Some(Event::InitApply(pod) | Event::Apply(pod))) => pod.uid().map(|uid| {
+                    let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+                    let (annotations, labels) = (pod.annotations().iter(), pod.labels().iter());
+                    News::There(uid, Pod::new((&namespace, &name), annotations, labels))
+                }),
+                Ok(Some(Event::Delete(pod))) => pod.uid().map(News::Gone),
+                Err(error) => Some(trouble(&error.to_string())),
+            };
+            if let Some(news) = news
+                && tell(packets, &news).await.is_err()
+            {
+                return;
+            }
+        }
+    }
+
+    fn trouble(why: &str) -> News {
+        News::Trouble(why.chars().take(LONGEST).collect())
+    }
+
+    /// Tells the agent, which may be at work and not read at once.
+    async fn tell(packets: &Packets, news: &News) -> Result<(), ()> {
+        let Ok(bytes) = serde_json::to_vec(news) else { return Ok(()) };
+        loop {
+            match packets.send(&bytes, None) {
+                Err(error) if error.errno == Errno::AGAIN => {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                sent => return sent.map_err(|_gone| ()),
+            }
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Pods of Kubernetes on this node: what rules ask of them, and which options a pod has of its own.
+//!
+//! A process of the agent's own watches them (`pod_watch`) and tells them one by one. Of each pod the agent keeps its namespace, its
+//! name, and the labels and annotations that begin with [`PREFIX`]; it keeps no pod that has none of these.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::{Deserialize, Serialize};
+use tiexec_core::budget::Budget;
+use tiexec_core::config::{Edges, Settings};
+
+/// The beginning of the labels and annotations that are the agent's.
+pub const PREFIX: &str = "tiexec.io/";
+/// Most bytes of a key, and of a value: a longer one counts as empty. All of a pod is one packet, whatever it writes.
+const LONGEST: usize = 128;
+/// Most keys of a pod.
+const MOST: usize = 16;
+
+/// A pod.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Pod {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its labels and annotations that begin with [`PREFIX`]. A label wins over an annotation of the same name.
+    pub keys: BTreeMap<String, String>,
+}
+
+impl Pod {
+    /// Returns a pod with these labels and annotations.
+    pub fn new<'a>(
+        (namespace, name): (&str, &str),
+        annotations: impl Iterator<Item = (&'a String, &'a String)>,
+        labels: impl Iterator<Item = (&'a String, &'a String)>,
+    ) -> Self {
+        let ours = annotations.chain(labels).filter(|(key, _)| key.starts_with(PREFIX));
+        let ours = ours.filter(|(key, _)| key.len() <= LONGEST);
+        let short =
+            |value: &String| if value.len() <= LONGEST { value.clone() } else { String::new() };
+        let all: BTreeMap<String, String> =
+            ours.map(|(key, value)| (key.clone(), short(value))).collect();
+        let keys = all.into_iter().take(MOST).collect();
+        Self { namespace: namespace.to_owned(), name: name.to_owned(), keys }
+    }
+
+    /// Returns the settings for this pod: those of the rule, or less where the pod asks for less. A pod gets no more than
+    /// its rule allows.
+    ///
+    /// # Errors
+    /// The annotation that cannot be read: how much less the pod's owner wants is not known then.
+    pub fn settings(&self, rule: &Settings) -> Result<Settings, String> {
+        let mut settings = rule.clone();
+        let of = |name: &str| {
+            let key = format!("{PREFIX}{name}");
+            self.keys.get(&key).map(|value| (key, value))
+        };
+        if let Some((key, value)) = of("edges") {
+            let wanted: Edges = value.parse().map_err(|error| format!("{key}: {error}"))?;
+            let rank = |edges: Edges| match edges {
+                Edges::Conservative => 0,
+                Edges::Pad => 1,
+                Edges::Aggressive => 2,
+            };
+            if rank(wanted) < rank(settings.edges.edges) {
+                settings.edges.edges = wanted;
+            }
+        }
+        if let Some((key, value)) = of("max-huge-pages") {
+            let wanted: Budget = value.parse().map_err(|error| format!("{key}: {error}"))?;
+            settings.max_huge_pages = Some(match (settings.max_huge_pages, wanted) {
+                (Some(Budget::Pages(rule)), Budget::Pages(wanted)) => {
+                    Budget::Pages(rule.min(wanted))
+                }
+                (Some(Budget::Pages(rule)), Budget::Auto) => Budget::Pages(rule),
+                (None | Some(Budget::Auto), wanted) => wanted,
+            });
+        }
+        Ok(settings)
+    }
+}
+
+/// One piece of news of the watch.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum News {
+    /// A list of all pods begins.
+    Begin,
+    /// The list has ended.
+    End,
+    /// A pod is there, or is another now: its UID and itself.
+    There(String, Pod),
+    /// A pod is gone.
+    Gone(String),
+    /// The API server cannot be asked, for this reason; the watch tries again.
+    Trouble(String),
+}
+
+/// The pods by their UIDs, as far as they are known.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Pods {
+    known: HashMap<String, Pod>,
+    /// The list that has begun. It counts once it has ended: a list that broke off tells nothing about who is missing.
+    begun: Option<HashMap<String, Pod>>,
+    /// True once a list has ended.
+    pub is_complete: bool,
+}
+
+impl Pods {
+    /// Takes in news. Returns the UIDs of the pods about which something else is known now.
+    pub fn take(&mut self, news: News) -> Vec<String> {
+        let changed = match news {
+            News::Begin => {
+                self.begun = Some(HashMap::new());
+                None
+            }
+            News::End => return self.take_list(),
+            News::There(uid, pod) => {
+                let pods = self.begun.as_mut().unwrap_or(&mut self.known);
+                let pod = Some(pod).filter(|pod| !pod.keys.is_empty());
+                let is_same = pods.get(&uid) == pod.as_ref();
+                match pod {
+                    Some(pod) => pods.insert(uid.clone(), pod),
+                    None => pods.remove(&uid),
+                };
+                (!is_same).then_some(uid)
+            }
+            News::Gone(uid) => {
+                let pods = self.begun.as_mut().unwrap_or(&mut self.known);
+                pods.remove(&uid).map(|_pod| uid)
+            }
+            News::Trouble(_) => None,
+        };
+        // A list that has begun changes nothing before its end.
+        changed.filter(|_| self.begun.is_none()).into_iter().collect()
+    }
+
+    fn take_list(&mut self) -> Vec<String> {
+        let Some(now) = self.begun.take() else { return Vec::new() };
+        self.is_complete = true;
+        let was = std::mem::replace(&mut self.known, now);
+        let uids = was.keys().chain(self.known.keys().filter(|uid| !was.contains_key(*uid)));
+        uids.filter(|uid| was.get(*uid) != self.known.get(*uid)).cloned().collect()
+    }
+
+    /// Forgets a list that has begun: who told it is gone.
+    pub fn break_off(&mut self) {
+        self.begun = None;
+    }
+
+    /// Returns a pod that has keys of the agent's.
+    pub fn get(&self, uid: &str) -> Option<&Pod> {
+        self.known.get(uid)
+    }
+}
+
+/// Says why this process cannot know any pods.
+pub fn unavailable() -> Option<&'static str> {
+    if !cfg!(feature = "kubernetes") {
+        return Some(
+            "this program is built without the feature kubernetes; fix: use the project's image",
+        );
+    }
+    let has = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    if !has("KUBERNETES_SERVICE_HOST") {
+        return Some(
+            "KUBERNETES_SERVICE_HOST is not set; fix: run the agent as a DaemonSet, or match by cgroup",
+        );
+    }
+    (!has("NODE_NAME")).then_some("NODE_NAME is not set; fix: set it from the field spec.nodeName")
+}
+
+#[cfg(test)]
+mod tests {
+    use tiexec_core::config::EdgePolicy;
+    use tiexec_sys::seqpacket;
+
+    use super::*;
+
+    fn pod(keys: &[(&str, &str)]) -> Pod {
+        let keys = keys.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
+        Pod { keys, ..Pod::default() }
+    }
+
+    fn there(uid: &str, value: &str) -> News {
+        News::There(uid.to_owned(), pod(&[("tiexec.io/enable", value)]))
+    }
+
+    #[test]
+    fn a_list_that_breaks_off_loses_and_invents_nobody() {
+        let mut pods = Pods::default();
+        let gone = |uid: &str| News::Gone(uid.to_owned());
+        for news in [News::Begin, there("a", "true"), there("b", "true")] {
+            assert!(pods.take(news).is_empty());
+        }
+        assert!(pods.get("a").is_none() && !pods.is_complete);
+        let mut listed = pods.take(News::End);
+        listed.sort();
+        assert_eq!((listed, pods.is_complete), (vec!["a".to_owned(), "b".to_owned()], true));
+        assert!(pods.take(there("a", "true")).is_empty(), "the same again");
+        assert_eq!(pods.take(there("c", "true")), ["c"]);
+        assert_eq!(pods.take(there("c", "false")), ["c"]);
+        assert_eq!(pods.take(gone("c")), ["c"]);
+        assert!(pods.take(gone("c")).is_empty());
+        let before = pods.clone();
+        // The next list breaks off in its middle, by a new one and by the end of who tells it.
+        for news in [News::Begin, there("x", "true"), News::Begin, there("a", "true")] {
+            assert!(pods.take(news).is_empty());
+        }
+        pods.break_off();
+        assert_eq!(pods, before);
+        assert!(pods.take(News::End).is_empty());
+        for news in [News::Begin, there("a", "true")] {
+            pods.take(news);
+        }
+        assert_eq!(pods.take(News::End), ["b"]);
+        assert!(pods.get("b").is_none() && pods.get("x").is_none());
+        // A pod that has lost its last key is nobody's concern.
+        assert_eq!(pods.take(News::There("a".to_owned(), Pod::default())), ["a"]);
+        assert!(pods.get("a").is_none());
+        assert!(pods.take(News::There("a".to_owned(), Pod::default())).is_empty());
+    }
+
+    #[test]
+    fn a_pod_keeps_only_keys_of_ours() {
+        let long = "x".repeat(LONGEST + 1);
+        let of = |list: &[(&str, &str)]| -> BTreeMap<String, String> {
+            list.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
+        };
+        let annotations =
+            of(&[("tiexec.io/enable", "no"), ("tiexec.io/edges", &long), ("a/b", "c")]);
+        let labels = of(&[("tiexec.io/enable", "true"), ("app", "db")]);
+        let made = Pod::new(("ns", "db-0"), annotations.iter(), labels.iter());
+        assert_eq!(made.keys, of(&[("tiexec.io/enable", "true"), ("tiexec.io/edges", "")]));
+        let many: BTreeMap<String, String> =
+            (0..1000).map(|n| (format!("tiexec.io/{n}"), String::new())).collect();
+        assert_eq!(Pod::new(("", ""), many.iter(), of(&[]).iter()).keys.len(), MOST);
+        // JSON writes six bytes for one of these.
+        let worst: BTreeMap<String, String> =
+            (0..1000).map(|n| (format!("tiexec.io/{n:0>118}"), "\u{1}".repeat(LONGEST))).collect();
+        let pod = Pod::new((&"n".repeat(63), &"p".repeat(253)), worst.iter(), of(&[]).iter());
+        let news = News::There("u".repeat(36), pod);
+        let packet = serde_json::to_vec(&news).unwrap();
+        assert!((14 << 10..seqpacket::LONGEST).contains(&packet.len()), "{}", packet.len());
+    }
+
+    #[test]
+    fn a_pod_gets_less_and_never_more() {
+        let rule = |edges, max_huge_pages| {
+            let edges = EdgePolicy { edges, ..EdgePolicy::default() };
+            Settings { edges, max_huge_pages, ..Settings::default() }
+        };
+        let both = pod(&[("tiexec.io/edges", "pad"), ("tiexec.io/max-huge-pages", "8")]);
+        let of = |rule: &Settings| {
+            let settings = both.settings(rule).unwrap();
+            (settings.edges.edges, settings.max_huge_pages)
+        };
+        let eight = Some(Budget::Pages(8));
+        assert_eq!(of(&rule(Edges::Conservative, None)), (Edges::Conservative, eight));
+        assert_eq!(of(&rule(Edges::Aggressive, Some(Budget::Auto))), (Edges::Pad, eight));
+        let four = Some(Budget::Pages(4));
+        assert_eq!(of(&rule(Edges::Pad, four)), (Edges::Pad, four));
+        let auto = pod(&[("tiexec.io/max-huge-pages", "auto")]);
+        assert_eq!(auto.settings(&rule(Edges::Pad, four)).unwrap().max_huge_pages, four);
+        for (key, value) in [("edges", "wide"), ("edges", ""), ("max-huge-pages", "many")] {
+            let odd = pod(&[(&format!("tiexec.io/{key}"), value)]);
+            assert!(odd.settings(&Settings::default()).unwrap_err().contains(key));
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The agent's own canaries, one at a time: `tiexecctl canary --rule`, as a child, for builds that a rule wants proved.
+//!
+//! The child writes down the processes that it switches, and the verdict. The agent watches those processes for crashes, ends
+//! the child when the build crashes or the agent ends, and obeys the verdict as it obeys an operator's.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use tiexec_core::escape::AsShown;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, process};
+
+use super::{Agent, Level};
+use crate::guard::Held;
+use crate::processes::{Process, every};
+use crate::state::Build;
+
+/// The pause before a canary that failed is repeated.
+const RETRY: Duration = Duration::from_secs(3600);
+/// How long a canary gets to revert its processes when it has to end.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Most builds that wait for a canary.
+const MOST: usize = 64;
+/// Most bytes of its answer.
+const LONGEST: u64 = 64 << 10;
+
+/// A build that a canary is to prove.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Unproved {
+    pub(super) rule: String,
+    pub(super) program: Vec<u8>,
+    pub(super) build: Build,
+}
+
+/// A canary that the agent has started.
+#[derive(Debug)]
+pub(super) struct Proving {
+    pub(super) of: Unproved,
+    child: Child,
+    /// When the processes of the record were looked at last.
+    looked: Option<Instant>,
+}
+
+/// The part of the canary's answer that the log tells.
+#[derive(Deserialize, Default)]
+struct Answer {
+    #[serde(default)]
+    verdict: String,
+    #[serde(default)]
+    ended: String,
+    #[serde(default)]
+    kept: bool,
+    #[serde(default)]
+    reason: Option<String>,
+    #[serde(default)]
+    per_cpu_second: Ratio,
+}
+
+#[derive(Deserialize, Default)]
+struct Ratio {
+    estimate: Option<f64>,
+}
+
+impl Agent<'_> {
+    /// Has a build proved, when its turn comes.
+    pub(super) fn want_proof(&mut self, one: Unproved) {
+        let failed = self.unproven.iter().find(|(failed, _)| *failed == one);
+        let is_soon = failed.is_some_and(|(_, when)| when.elapsed() < RETRY);
+        let is_known = self.to_prove.contains(&one)
+            || self.proving.as_ref().is_some_and(|proving| proving.of == one);
+        if !is_soon && !is_known && self.to_prove.len() < MOST {
+            self.to_prove.push_back(one);
+        }
+    }
+
+    /// Looks after the canary under way, and begins the next.
+    pub(super) fn prove(&mut self) {
+        let Some(proving) = &mut self.proving else { return self.begin_canary() };
+        match proving.child.try_wait() {
+            Ok(None) => self.watch_canary(),
+            Ok(Some(_)) | Err(_) => self.take_verdict(),
+        }
+    }
+
+    /// Ends the canary under way: its processes go back to base pages.
+    pub(super) fn end_canary(&mut self) {
+        let Some(proving) = &mut self.proving else { return };
+        proving.stop();
+        let until = Instant::now() + PATIENCE;
+        while matches!(proving.child.try_wait(), Ok(None)) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.take_verdict();
+    }
+
+    /// Ends the canary of a build that has crashed.
+    pub(super) fn end_canary_of(&self, build: &Build) {
+        if let Some(proving) = self.proving.as_ref().filter(|proving| proving.of.build == *build) {
+            proving.stop();
+        }
+    }
+
+    fn begin_canary(&mut self) {
+        if self.off.is_some() || !self.has_guard || self.state.only_observes() {
+            return;
+        }
+        if self.to_prove.is_empty() || self.pressure().is_some() || self.copies_left() == 0 {
+            return;
+        }
+        let Some(of) = self.to_prove.pop_front() else { return };
+        let is_asked = self.rules.rules.iter().any(|rule| {
+            rule.name == of.rule && rule.measure.is_some() && !self.state.is_off(&rule.name)
+        });
+        if !is_asked {
+            return;
+        }
+        self.watch_all(&of);
+        // The agent's own handlers stay blocked in a child, unless they are let through for the moment of its start.
+        process::unblock_signals();
+        let started = self.start_canary(&of);
+        process::block_signals();
+        let (rule, program) = (of.rule.clone(), of.program.shown().to_string());
+        match started {
+            Ok(child) => {
+                self.say(Level::Info, &format!("canary of {program} (rule {rule}): begins"));
+                self.proving = Some(Proving { of, child, looked: None });
+            }
+            Err(error) => {
+                let text = format!("cannot begin a canary of {program} (rule {rule}): {error}");
+                self.say(Level::Warning, &text);
+                self.unproven.push((of, Instant::now()));
+            }
+        }
+    }
+
+    fn start_canary(&self, of: &Unproved) -> std::io::Result<Child> {
+        let own = std::fs::read_link("/proc/self/exe")?;
+        let mut command = Command::new(own.with_file_name("tiexecctl"));
+        command.args(["canary", "--json", "--rule", &of.rule, "--program"]);
+        command.arg(OsStr::from_bytes(&of.program));
+        command
+            .arg("--conf-dir")
+            .arg(&self.directory)
+            .arg("--state-dir")
+            .arg(&self.state_directory);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()
+    }
+
+    /// Watches the processes of the canary for crashes, those too that are new in it.
+    fn watch_canary(&mut self) {
+        let Some(proving) = &mut self.proving else { return };
+        if proving.looked.is_some_and(|last| last.elapsed() < super::TICK) {
+            return;
+        }
+        proving.looked = Some(Instant::now());
+        let of = proving.of.clone();
+        let Some(canaries) = &self.canaries else { return };
+        for (number, begun) in canaries.members() {
+            let Some(pid) = Pid::from_raw(number) else { continue };
+            if self.guard.renew(pid) {
+                continue;
+            }
+            let facts = ProcDir::of(pid).ok().and_then(|it| self.surroundings.process(&it));
+            if let Some(facts) = facts.filter(|facts| facts.identity.start_time == begun) {
+                self.watch(pid, &facts, &of);
+            }
+        }
+    }
+
+    /// Watches all processes that a canary is to switch, before it begins: the first switch may be a process's end.
+    fn watch_all(&mut self, of: &Unproved) {
+        for (pid, process) in every() {
+            let Some(facts) = self.surroundings.process(&process) else { continue };
+            let is_its = self.rules.of(&facts).is_some_and(|rule| rule.name == of.rule);
+            if is_its && facts.shown_exe == of.program && !self.guard.renew(pid) {
+                self.watch(pid, &facts, of);
+            }
+        }
+    }
+
+    fn watch(&mut self, pid: Pid, facts: &Process, of: &Unproved) {
+        if let Some(held) = Held::of(pid, facts.identity) {
+            self.guard.add(held.watch(facts, &of.rule, of.build.clone()));
+        }
+    }
+
+    /// Takes in how the canary ended.
+    fn take_verdict(&mut self) {
+        let Some(Proving { of, mut child, .. }) = self.proving.take() else { return };
+        let mut answer = Vec::new();
+        // A canary that does not end keeps its lock and its record: it is left to itself.
+        let has_ended = child.try_wait().is_ok_and(|status| status.is_some());
+        if let Some(output) = child.stdout.take().filter(|_| has_ended) {
+            let _cut = output.take(LONGEST).read_to_end(&mut answer);
+        }
+        let Answer { verdict, ended, kept, reason, per_cpu_second } =
+            serde_json::from_slice(&answer).unwrap_or_default();
+        let what = format!("canary of {} (rule {})", of.program.shown(), of.rule);
+        let is_known = matches!(ended.as_str(), "known" | "time");
+        if is_known {
+            let ratio = per_cpu_second.estimate.unwrap_or(1.0);
+            let kept = if kept { "; its copies are kept" } else { "" };
+            let text = format!("{what}: {verdict}, {ratio:.3} times the work per CPU second{kept}");
+            self.say(Level::Info, &text);
+        } else {
+            let why =
+                reason.unwrap_or(if ended.is_empty() { "it failed".to_owned() } else { ended });
+            self.say(Level::Warning, &format!("{what}: no verdict: {}", why.shown()));
+            self.unproven.retain(|(other, when)| *other != of && when.elapsed() < RETRY);
+            self.unproven.push((of, Instant::now()));
+        }
+        self.read_verdicts();
+    }
+}
+
+impl Proving {
+    fn stop(&self) {
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            let _it_has_ended = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+    }
+}
