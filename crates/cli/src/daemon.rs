@@ -6,13 +6,13 @@ use clap::Parser;
 use rustix::fs::Mode;
 use tiexec_agent::reconcile::{Agent, Level};
 use tiexec_core::escape::AsShown;
+use tiexec_engine::output::{Output, write_briefly};
 use tiexec_sys::process::occupy_standard_descriptors;
 
 use crate::ctl::rules;
 use crate::exit;
 use crate::options::Daemon;
-use crate::output::Output;
-use crate::stdio::{say_usage, speak_as, warn, write_briefly};
+use crate::stdio::{say_usage, speak_as, warn};
 
 /// Runs `tiexecd`; returns its exit status.
 pub fn run() -> u8 {
@@ -46,6 +46,10 @@ pub fn run() -> u8 {
     let agent = match options.textfile {
         None => agent,
         Some(path) => agent.publishing(Box::new(move |text| publish(&path, text))),
+    };
+    let agent = match options.metrics_address {
+        None => agent,
+        Some(address) => agent.answering_at(address),
     };
     agent.run();
     exit::OK

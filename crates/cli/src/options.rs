@@ -13,6 +13,12 @@ use tiexec_core::select::Select;
 use tiexec_core::value::{parse_bytes, parse_duration, parse_page_size, parse_positive_duration};
 use tiexec_remap::store::setup::Size;
 
+/// The headings of the options.
+const MEMORY: &str = "Text and memory";
+const AFTER_START: &str = "After the start";
+const FAILURES: &str = "Failures";
+const OUTPUT: &str = "Output";
+
 /// `tiexec`: becomes a program, with its text on huge pages.
 #[derive(Parser, Clone, Debug)]
 #[command(
@@ -21,19 +27,19 @@ use tiexec_remap::store::setup::Size;
     about = "Run a program with its executable text on huge pages",
     long_about = "Runs PROGRAM with its executable text on huge pages, so that the instruction TLB covers \
         megabytes of code. tiexec becomes the program: same PID, terminal, signals and exit status. \
-        Whatever goes wrong with the huge pages, the program runs, on base pages, and one line on \
-        standard error says why.",
+        If the text cannot be put onto huge pages, the program runs on base pages, and one line on \
+        standard error says why. Normal cases, such as a small program, are silent without -v.",
     override_usage = "tiexec [OPTIONS] [--] PROGRAM [ARGS]...\n       tiexec [OPTIONS] -p PID",
-    max_term_width = 100
+    max_term_width = 80
 )]
 pub struct Launch {
     /// The options proper.
     #[command(flatten)]
     pub settings: LaunchSettings,
 
-    /// Print what would become huge, and stop: the program never runs. The pages that --max-huge-pages
-    /// would take are not known then
-    #[arg(long)]
+    /// Print the plan and exit; the program does not run. A plan cannot know the pages that
+    /// --max-huge-pages would take
+    #[arg(long, help_heading = OUTPUT)]
     pub dry_run: bool,
 
     /// Put the text of this running process onto huge pages instead of starting one (tiexecctl
@@ -53,76 +59,75 @@ pub struct LaunchSettings {
     #[command(flatten)]
     pub text: TextOptions,
 
-    /// Refuse (exit status 125) rather than run on base pages
-    #[arg(long, conflicts_with = "max_huge_pages")]
+    /// Refuse to start (exit status 125) if the text cannot be put onto huge pages
+    #[arg(long, conflicts_with = "max_huge_pages", help_heading = FAILURES)]
     pub strict: bool,
 
-    /// How long preparing huge pages may take, such as 250ms or 1s; what is not ready stays on base
-    /// pages [default: 250ms]
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    /// Stop preparing huge pages after this time, such as 250ms or 1s; the rest stays on base pages
+    /// [default: 250ms]
+    #[arg(long, help_heading = FAILURES, value_name = "DURATION", value_parser = parse_duration)]
     pub deadline: Option<Duration>,
 
-    /// Write a table of what is huge and what is not, to FILE or standard error, before the program
-    /// starts
-    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    /// Write a table of the text, huge or not, to FILE or standard error, before the program starts
+    #[arg(long, help_heading = OUTPUT, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub report: Option<String>,
 
-    /// Reports and plans as JSON
-    #[arg(long)]
+    /// Write reports and plans as JSON
+    #[arg(long, help_heading = OUTPUT)]
     pub json: bool,
 
-    /// Stay through execs of the same process until NAME is exec'ed, and treat that one
-    #[arg(long, value_name = "NAME", require_equals = true)]
+    /// Follow the process through its execs until it executes NAME, and treat that program
+    #[arg(long, help_heading = AFTER_START, value_name = "NAME", require_equals = true)]
     pub until_exec: Option<String>,
 
     /// The programs that come of it, too.
     #[command(flatten)]
     pub after_start: AfterStart,
 
-    /// No warnings
-    #[arg(short, long)]
+    /// Print no warnings
+    #[arg(short, long, help_heading = OUTPUT)]
     pub quiet: bool,
 
-    /// Also say why text was left alone where that is normal
-    #[arg(short, long, conflicts_with = "quiet")]
+    /// Also print the reason where it is normal that text stays on base pages
+    #[arg(short, long, conflicts_with = "quiet", help_heading = OUTPUT)]
     pub verbose: bool,
 }
 
 /// The text that becomes huge, and its huge pages: for a launch and an attach alike.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct TextOptions {
-    /// Where the huge pages come from: auto, pagecache (the file's own page cache; nothing is
+    /// Take the huge pages from: auto (the first that works), pagecache (the file's own page cache; nothing is
     /// copied), image (a copy in the image store or in a memfd), hugetlb (a copy in the reserved
     /// pool; only if named), or off
-    #[arg(long, value_name = "BACKING")]
+    #[arg(long, help_heading = MEMORY, value_name = "BACKING")]
     pub backing: Option<BackingChoice>,
 
-    /// With --backing hugetlb, the size of the pool's pages, such as 64K or 2M: one that
-    /// /sys/kernel/mm/hugepages has [default: that of a huge page]
-    #[arg(long, value_name = "BYTES", value_parser = parse_page_size)]
+    /// With --backing hugetlb, use the pool with pages of this size, such as 64K or 2M; see
+    /// /sys/kernel/mm/hugepages [default: the size of a huge page]
+    #[arg(long, help_heading = MEMORY, value_name = "BYTES", value_parser = parse_page_size)]
     pub page_size: Option<PageSize>,
 
-    /// On which NUMA nodes a copy of the text lies: interleave (one huge page on each node by turns), local
-    /// (where the program's first thread runs) or node=N. Text is then copied for each program [default:
-    /// what is there already may be shared; the kernel decides]
-    #[arg(long, value_name = "NODES")]
+    /// Place the copy of the text on NUMA nodes: interleave (one huge page on each node by turns), local
+    /// (where the program's first thread runs) or node=N. Each program then has a copy of its own [default:
+    /// the kernel chooses the nodes]
+    #[arg(long, help_heading = MEMORY, value_name = "NODES")]
     pub numa: Option<Numa>,
 
     /// Take or leave the head and tail of the text that fill no huge page: conservative (leave them), pad
     /// (take those with enough text where the rest of the huge page is free or read-only data of the same
     /// file, which becomes executable), or aggressive (take all such) [default: conservative]
-    #[arg(long, value_name = "EDGES")]
+    #[arg(long, help_heading = MEMORY, value_name = "EDGES")]
     pub edges: Option<Edges>,
 
     /// With --edges pad, how much text a huge page must hold to be taken, such as 64K or 1MiB [default:
     /// 4K]
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    #[arg(long, help_heading = MEMORY, value_name = "BYTES", value_parser = parse_bytes)]
     pub pad_threshold: Option<u64>,
 
-    /// Which executable memory: a list of main (the program's own text), dso (that of its shared
+    /// Select executable memory: a list of main (the program's own text), dso (that of its shared
     /// libraries) and jit (code it makes itself; needs --settle), or all, or none
     /// [default: main,dso]
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, help_heading = MEMORY, value_name = "LIST")]
     pub select: Option<Select>,
 }
 
@@ -163,28 +168,28 @@ fn put<T>(setting: &mut T, said: Option<T>) {
 /// Settings for the time after the beginning.
 #[derive(Args, Clone, Debug, Default)]
 pub struct AfterStart {
-    /// Also the programs that the program and its children start, as long as any of them lives
-    #[arg(short, long)]
+    /// Also treat the programs that the program and its children start, as long as any of them lives
+    #[arg(short, long, help_heading = AFTER_START)]
     pub follow: bool,
 
-    /// Look again, for so long after a program has begun, for what it maps later, such as 30s; 0: not at all
+    /// Treat text that the program maps up to this time after its start, such as 30s; 0 turns this off
     /// [default: until its start is over, about 10s]
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long, help_heading = AFTER_START, value_name = "DURATION", value_parser = parse_duration)]
     pub settle: Option<Duration>,
 
-    /// Take at most this number of huge pages, the hottest first; auto: as many as a model of the
-    /// instruction TLB expects to pay. Where the program executes is sampled for the time of --settle (5s)
-    /// before anything is taken
-    #[arg(long, value_name = "NUM|auto", conflicts_with = "follow")]
+    /// Take at most this number of huge pages, the hottest first; auto takes as many as a model of the
+    /// instruction TLB expects to pay. The program runs on base pages and is sampled first, for the time of
+    /// --settle [default: 5s]
+    #[arg(long, help_heading = AFTER_START, value_name = "NUM|auto", conflicts_with = "follow")]
     pub max_huge_pages: Option<Budget>,
 
-    /// With --follow: only programs whose path fits, such as '*/cc1plus'; without a slash, whose file
-    /// name fits
-    #[arg(long, value_name = "GLOB", requires = "follow")]
+    /// With --follow, treat only programs whose path fits GLOB, such as '*/cc1plus'; a GLOB without a slash
+    /// is for the file name
+    #[arg(long, help_heading = AFTER_START, value_name = "GLOB", requires = "follow")]
     pub only: Vec<String>,
 
-    /// With --follow: no program whose path, or file name, fits
-    #[arg(long, value_name = "GLOB", requires = "follow")]
+    /// With --follow, treat no program whose path, or file name, fits GLOB
+    #[arg(long, help_heading = AFTER_START, value_name = "GLOB", requires = "follow")]
     pub except: Vec<String>,
 }
 
@@ -205,8 +210,8 @@ impl AfterStart {
 #[command(
     name = "tiexecctl",
     version,
-    about = "See what huge pages a program's text is on and what this machine can do; warm program files",
-    max_term_width = 100
+    about = "Put the text of running programs onto huge pages; inspect, estimate and measure it",
+    max_term_width = 80
 )]
 pub struct Ctl {
     /// The command.
@@ -222,7 +227,7 @@ pub enum CtlCommand {
         /// The processes.
         #[command(flatten)]
         targets: Targets,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -232,7 +237,7 @@ pub enum CtlCommand {
         /// The processes to judge.
         #[command(flatten)]
         targets: Targets,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -273,7 +278,7 @@ pub enum CtlCommand {
     Warm(Warm),
     /// Show how much text of the whole machine is on huge pages, by unit and program, and what the agent does
     Status {
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -318,13 +323,13 @@ pub enum StoreCommand {
         /// Programs or shared libraries
         #[arg(value_name = "FILE", required = true)]
         files: Vec<PathBuf>,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
     /// Show the images, who uses them, and whether their originals are still the same
     List {
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -333,7 +338,7 @@ pub enum StoreCommand {
         /// Also remove every image that no process maps
         #[arg(long)]
         all_unused: bool,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -342,13 +347,13 @@ pub enum StoreCommand {
         /// Programs or shared libraries
         #[arg(value_name = "FILE", required = true)]
         files: Vec<PathBuf>,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
     /// Read every image and compare it with what its builder wrote
     Verify {
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -420,7 +425,7 @@ pub struct Advise {
     #[arg(short, long)]
     pub follow: bool,
 
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 
@@ -483,7 +488,7 @@ pub struct Bench {
     #[arg(long, value_name = "FILE")]
     pub export_json: Option<PathBuf>,
 
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 
@@ -503,12 +508,20 @@ pub struct Canary {
     #[command(flatten)]
     pub targets: Targets,
 
+    /// Every process of one program that this rule of tiexecd matches; the rule says how to measure
+    #[arg(long, value_name = "NAME", group = "targets")]
+    pub rule: Option<String>,
+
+    /// The program, if the rule matches several
+    #[arg(long, value_name = "FILE", requires = "rule", hide = true)]
+    pub program: Option<OsString>,
+
     /// The work that is done: a command for the shell that prints a number at its end that only grows, such as a
     /// count of requests. Root runs it as nobody
     #[arg(
         long,
         value_name = "CMD",
-        required_unless_present = "prometheus",
+        required_unless_present_any = ["prometheus", "rule"],
         conflicts_with = "prometheus"
     )]
     pub counter: Option<String>,
@@ -550,9 +563,13 @@ pub struct Canary {
     #[arg(long, value_name = "EDGES")]
     pub edges: Option<Edges>,
 
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
+
+    /// With --rule: the directory of the rules
+    #[arg(long, value_name = "DIR", default_value = tiexec_agent::rules::DIRECTORY)]
+    pub conf_dir: PathBuf,
 
     /// The directory of the verdicts
     #[arg(long, value_name = "DIR", default_value = tiexec_agent::state::DIRECTORY, global = true)]
@@ -604,10 +621,13 @@ pub struct ReportPage {
 }
 
 /// The options of `tiexecctl attach`.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 #[command(
-    mut_arg("backing", |arg| arg.help("Where the huge pages come from: auto, pagecache, image, or hugetlb")),
-    mut_arg("select", |arg| arg.help("Which executable memory: a list of main, dso and jit, or all, or none [default: main,dso]"))
+    mut_arg("backing", |arg| arg.help("Take the huge pages from: auto (the first that works), pagecache, image, or hugetlb")),
+    mut_arg("select", |arg| arg.help("Select executable memory: a list of main, dso and jit, or all, or none [default: main,dso]")),
+    mut_arg("follow", |arg| arg.help("Stay, and also treat the programs that the processes and their children start, as long as any of them lives")),
+    mut_arg("settle", |arg| arg.help("Stay for this time, such as 30s, and treat text that the processes map meanwhile [default: return at once]")),
+    mut_arg("max_huge_pages", |arg| arg.help("Take at most this number of huge pages, the hottest first; auto takes as many as a model of the instruction TLB expects to pay. The processes are sampled first, for the time of --settle [default: 5s]"))
 )]
 pub struct Attach {
     /// The processes.
@@ -622,7 +642,7 @@ pub struct Attach {
     #[command(flatten)]
     pub after_start: AfterStart,
 
-    /// Go back by itself after this time, such as 15m
+    /// Revert after this time, such as 15m
     #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration, conflicts_with_all = ["follow", "settle"])]
     pub for_: Option<Duration>,
 
@@ -631,11 +651,11 @@ pub struct Attach {
     pub dry_run: bool,
 
     /// For ExecStartPost= of a unit: wait first until the main process runs its program and no shell. Takes
-    /// 10s at most, writes the result to the journal, and always exits 0
+    /// 10s at most, writes the result to the journal, and exits 0 unless the command line is malformed
     #[arg(long, conflicts_with_all = ["dry_run", "follow", "settle", "max_huge_pages"])]
     pub wait_exec: bool,
 
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 
@@ -722,7 +742,7 @@ pub struct Disable {
     #[arg(long)]
     pub now: bool,
 
-    /// Say what would be done, and change nothing
+    /// Print what would be done, and change nothing
     #[arg(long, conflicts_with = "now")]
     pub dry_run: bool,
 
@@ -732,7 +752,7 @@ pub struct Disable {
 }
 
 /// The options of `tiexecctl revert`.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct Revert {
     /// The processes.
     #[command(flatten)]
@@ -742,11 +762,11 @@ pub struct Revert {
     #[arg(long, group = "targets")]
     pub all: bool,
 
-    /// Say what would be done, and change nothing
+    /// Print what would be done, and change nothing
     #[arg(long)]
     pub dry_run: bool,
 
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 
@@ -770,7 +790,7 @@ pub struct Warm {
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
 
-    /// Only tell the state; nothing is read from the disk and nothing evicted
+    /// Only show the state; evict nothing, and read only headers
     #[arg(long)]
     pub check: bool,
 
@@ -778,7 +798,7 @@ pub struct Warm {
     #[arg(long)]
     pub deps: bool,
 
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 
@@ -835,6 +855,10 @@ pub enum RulesCommand {
         #[arg(value_name = "PID")]
         pids: Vec<String>,
 
+        /// Check the labels and annotations in this manifest of Kubernetes instead; - is the standard input
+        #[arg(short = 'f', long = "file", value_name = "FILE", conflicts_with = "pids")]
+        manifests: Vec<PathBuf>,
+
         /// The places of its files.
         #[command(flatten)]
         files: AgentFiles,
@@ -875,7 +899,7 @@ pub struct Quarantine {
     name = "tiexecd",
     version,
     about = "Put the text of a machine's programs onto huge pages by rules",
-    max_term_width = 100
+    max_term_width = 80
 )]
 pub struct Daemon {
     /// The places of its files.
@@ -885,6 +909,10 @@ pub struct Daemon {
     /// Write the metrics to this file every 15 s too, for node_exporter's textfile collector (NAME.prom)
     #[arg(long, value_name = "FILE", conflicts_with = "once")]
     pub textfile: Option<PathBuf>,
+
+    /// Answer /metrics to everybody who reaches this address, such as 127.0.0.1:9432
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "once")]
+    pub metrics_address: Option<std::net::SocketAddr>,
 
     /// Look at all processes once, and stop
     #[arg(long, requires = "dry_run")]

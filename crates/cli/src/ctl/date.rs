@@ -4,8 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Returns the time now, in UTC.
 pub(super) fn now() -> String {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    of(since.as_secs())
+    of(seconds())
 }
 
 /// Returns the date of so many seconds after the beginning of 1970.
@@ -32,6 +31,16 @@ pub(super) fn of(seconds: u64) -> String {
         month += 1;
     }
     format!("{year}-{month:02}-{:02} {:02}:{:02} UTC", days + 1, minutes / 60, minutes % 60)
+}
+
+/// Returns the seconds since the beginning of 1970.
+pub(super) fn seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Returns how long ago such a time is, in its largest unit.
+pub(super) fn since(then: u64) -> String {
+    format!("{} ago", ago(seconds().saturating_sub(then).cast_signed()))
 }
 
 /// A time ago in its largest unit.

@@ -7,7 +7,7 @@ use tiexec_agent::off;
 use super::attach;
 use super::status::agent::Agent;
 use crate::exit;
-use crate::options::{AgentCommand, Revert, Targets};
+use crate::options::{AgentCommand, Revert};
 use crate::stdio::warn;
 
 /// How long the agent may take until it sees that it is to begin nothing: one program may take it 30 s.
@@ -30,15 +30,7 @@ fn drain() -> u8 {
         warn(format_args!("cannot tell whether the agent has stopped its work: {why}"));
         return exit::FAILED;
     }
-    let status = attach::run_revert(&Revert {
-        targets: Targets { pids: Vec::new(), exe: None, unit: None, user: None },
-        all: true,
-        dry_run: false,
-        json: false,
-        quiet: false,
-        started_at: None,
-        after: None,
-    });
+    let status = attach::run_revert(&Revert { all: true, ..Revert::default() });
     warn("tiexecd begins nothing until `tiexecctl agent resume`, or the next boot");
     status
 }
@@ -54,7 +46,10 @@ fn wait_for_agent() -> Result<(), String> {
             Ok(agent) if agent.drained || agent.disabled => return Ok(()),
             Err(why) if Instant::now() >= until => return Err(why),
             Ok(_) if Instant::now() >= until => {
-                return Err("it works still; fix: tiexecctl agent drain, again".to_owned());
+                return Err(
+                    "the agent still works on a program; fix: run `tiexecctl agent drain` again"
+                        .to_owned(),
+                );
             }
             _ => std::thread::sleep(Duration::from_millis(100)),
         }

@@ -1,17 +1,12 @@
 //! `tiexecctl inspect PID...`: how much of the text of processes is huge, as the kernel says it.
 
 use tiexec_core::addr::mib;
-use tiexec_core::config::EdgePolicy;
-use tiexec_core::coverage::coverage;
 use tiexec_core::escape;
-use tiexec_core::report::{Kind, Report, SCHEMA, percent};
+use tiexec_core::report::{Report, SCHEMA, percent};
 use tiexec_engine::locked_target::LOOKING;
-use tiexec_remap::attach::look_at_jit;
-use tiexec_remap::launch::restart;
-use tiexec_remap::mapped::originals;
-use tiexec_remap::{numa_placement, store, systemd_units, workers};
+use tiexec_remap::{inspect, workers};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Errno, Pid, SysError, areas, thp};
+use tiexec_sys::{Errno, Pid, SysError, thp};
 
 use super::attach::{self, targets, together};
 use super::{failed, print};
@@ -41,12 +36,12 @@ impl Figures {
 
     /// Does the same apart from this process, which the process that is inspected can keep waiting.
     fn apart(pid: Pid, json: bool) -> Self {
-        let inspect = || {
+        let look = || {
             let figures = Self::of(pid.as_raw_nonzero().get(), json);
             let bytes = [figures.text_bytes, figures.huge_bytes].map(u64::to_le_bytes);
             [&[figures.status], bytes.as_flattened()].concat()
         };
-        let told = workers::told_apart(LOOKING, inspect);
+        let told = workers::told_apart(LOOKING, look);
         let status = match &told {
             Ok(told) => told.first().copied().unwrap_or(exit::FAILED),
             Err(failure) => attach::failed("inspect", pid, failure),
@@ -113,16 +108,5 @@ pub(super) fn report(pid: i32) -> Result<Report, u8> {
         warn("cannot inspect: the kernel has no transparent huge pages");
         exit::FAILED
     })?;
-    let seen = areas::look(&process, pages).map_err(refuse)?;
-    let mut entries = seen.areas;
-    numa_placement::tell(number, &mut entries, pages);
-    store::memory::tell(&mut entries);
-    let comm = String::from_utf8_lossy(&status.name).into_owned();
-    let files = coverage(&entries, pages, &[], &originals(&process, &entries, pages));
-    let mut report = Report::new(Kind::Inspect, pid.unsigned_abs(), comm, files);
-    report.jit = look_at_jit(&process, &entries, pages).unwrap_or_default();
-    report.smaps_for = seen.smaps_for;
-    report.unit = systemd_units::shown(&process);
-    report.restart = restart::gain(&process, &report.files, EdgePolicy::default(), pages);
-    Ok(report)
+    inspect::report(number, &process, pages).map_err(refuse)
 }

@@ -10,6 +10,7 @@ mod drain;
 mod enable;
 mod inspect;
 mod install_to;
+mod manifests;
 mod progress;
 mod quarantine;
 mod report;
@@ -24,11 +25,12 @@ use std::path::Path;
 
 use clap::Parser;
 use tiexec_core::escape::{self, AsShown};
+use tiexec_engine::output::{Output, Refusal};
 use tiexec_sys::{Errno, SysError};
 
 use crate::exit;
+use crate::fold::{folded, width};
 use crate::options::{Ctl, CtlCommand};
-use crate::output::{Output, Refusal};
 use crate::stdio::warn;
 
 /// Runs `tiexecctl`; returns its exit status.
@@ -123,7 +125,9 @@ fn not_written(path: &Path, why: &Refusal) -> u8 {
 /// Writes the product to stdout. A reader that has gone away is success.
 fn print(text: &str) -> u8 {
     use std::io::Write;
-    match std::io::stdout().write_all(escape::lines(text).as_bytes()) {
+    let mut stdout = std::io::stdout();
+    let text = folded(text, width(&stdout));
+    match stdout.write_all(escape::lines(&text).as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             warn(format_args!("cannot write: {error}"));
             exit::FAILED

@@ -47,7 +47,7 @@ fn nothing(options: &Quarantine) -> u8 {
         Some(id) => {
             let id = id.shown();
             warn(format_args!(
-                "cannot release {id}: no such build is in quarantine; fix: tiexecctl quarantine lists them"
+                "cannot release {id}: no such build is in quarantine; fix: run `tiexecctl quarantine`, which lists them"
             ));
             exit::GONE
         }
@@ -59,8 +59,8 @@ fn table(state: &State) -> String {
 }
 
 fn line(one: &Quarantined) -> String {
-    let Quarantined { build, uid, rule, signal, exe, when } = one;
-    let whose = uid.map_or_else(|| "everybody".to_owned(), |uid| format!("user {uid}"));
+    let Quarantined { build, rule, signal, exe, when, .. } = one;
+    let whose = one.whose().map_or_else(|| "everybody".to_owned(), |whose| whose.to_string());
     format!(
         "{} {} {} by {} on {} (rule {}, for {whose})\n",
         build.text.shown(),

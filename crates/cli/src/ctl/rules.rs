@@ -5,9 +5,12 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tiexec_agent::canary::Canaries;
 use tiexec_agent::decide::{Decision, Instead, decide};
+use tiexec_agent::pod_watch;
+use tiexec_agent::pods::Pods;
 use tiexec_agent::processes::{Surroundings, every};
 use tiexec_agent::rules::Rules;
 use tiexec_agent::state::{State, Store};
@@ -15,7 +18,7 @@ use tiexec_agent::verdicts::Verdicts;
 use tiexec_core::escape::AsShown;
 use tiexec_engine::switched_off::is_switched_off;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, pidfd};
+use tiexec_sys::{Pid, cgroup_namespace, pidfd};
 
 use super::attach;
 use super::print;
@@ -24,9 +27,17 @@ use crate::exit;
 use crate::options::{AgentFiles, RulesCommand};
 use crate::stdio::warn;
 
+/// How long the API server of Kubernetes may take to tell the pods of this node.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 pub(super) fn run(command: &RulesCommand) -> u8 {
     let (pids, files) = match command {
-        RulesCommand::Check { pids, files } => (pids, files),
+        RulesCommand::Check { manifests, files, .. } if !manifests.is_empty() => {
+            let rules = Rules::read(&files.conf_dir);
+            rules.defects.iter().for_each(warn);
+            return super::manifests::check(manifests, &rules);
+        }
+        RulesCommand::Check { pids, files, .. } => (pids, files),
         RulesCommand::Warm { conf_dir } => return warm_programs(conf_dir),
     };
     if pids.is_empty() {
@@ -63,16 +74,28 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
         }
     };
     let has_guard = pidfd::tells_ends() == Ok(true);
-    let surroundings = Surroundings::look();
+    let pods = if rules.want_pods() { pod_watch::list(PATIENCE) } else { Ok(Pods::default()) };
+    let pods = pods.unwrap_or_else(|why| {
+        let why = why.shown();
+        warn(format_args!(
+            "cannot list the pods of this node: {why}; fix: run it in the agent's pod"
+        ));
+        status = exit::FAILED;
+        Pods::default()
+    });
+    let _no_right = cgroup_namespace::enter_that_of_init();
+    let mut surroundings = Surroundings::look();
+    surroundings.pods = pods;
     let one = |pid: Pid, process: &ProcDir, named: bool| {
         let facts = surroundings.process(process)?;
         let decision = decide(process, &facts, &rules, &state, &verdicts, has_guard);
         if decision.rule.is_some() || named {
             let (pid, comm) = (pid.as_raw_nonzero(), facts.comm.shown());
             let exe = facts.shown_exe.shown();
-            let fix = match decision.instead {
-                Some(Instead::CanaryRequired) => {
-                    format!("; fix: tiexecctl canary {pid} --counter CMD")
+            let fix = match (&decision.instead, decision.rule) {
+                // The agent makes the canary of a rule that says how to measure.
+                (Some(Instead::CanaryRequired), Some(rule)) if rule.measure.is_none() => {
+                    format!("; fix: tiexecctl canary --rule {} --counter CMD", rule.name)
                 }
                 _ => String::new(),
             };

@@ -19,6 +19,7 @@ use tiexec_engine::follow::{Follower, Patterns, obstacle, without_watch};
 use tiexec_engine::hottest;
 use tiexec_engine::launch::image_file::{is_executable, search};
 use tiexec_engine::launch::{Caller, Launch, Start, Told};
+use tiexec_engine::output::write_briefly;
 use tiexec_remap::Failure;
 use tiexec_remap::images::Images;
 use tiexec_remap::launch::Launched;
@@ -31,7 +32,7 @@ use tiexec_sys::{Errno, Pid, process};
 use crate::exit;
 use crate::options::LaunchSettings;
 use crate::settings;
-use crate::stdio::{warn, write_briefly};
+use crate::stdio::warn;
 
 use self::report_output::{Sink, open_sink};
 

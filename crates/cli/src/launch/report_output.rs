@@ -4,10 +4,11 @@ use std::fs::File;
 use std::path::Path;
 
 use tiexec_core::escape::AsShown;
+use tiexec_engine::output::{Output, write_briefly};
 use tiexec_sys::Errno;
 
-use crate::output::Output;
-use crate::stdio::{warn, write_briefly};
+use crate::fold::{folded, width};
+use crate::stdio::warn;
 
 /// The destination of reports.
 pub(super) enum Sink {
@@ -18,7 +19,10 @@ pub(super) enum Sink {
 impl Sink {
     pub(super) fn write(&self, text: &str) {
         let written = match self {
-            Self::Stderr => write_briefly(std::io::stderr(), text),
+            Self::Stderr => {
+                let stderr = std::io::stderr();
+                write_briefly(&stderr, &folded(text, width(&stderr)))
+            }
             Self::File(file) => write_briefly(file, text),
         };
         if let Err(errno) = written {

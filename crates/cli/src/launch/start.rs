@@ -35,8 +35,8 @@ impl Launcher {
         if !companion::would_be_reaped() {
             if settings.verbose && !settings.quiet {
                 warn(format_args!(
-                    "{}: its start is not watched: process 1 may not reap what ends; fix: run the container with an \
-                     init (podman run --init), or say --settle=10s",
+                    "cannot watch the start of {}: process 1 may not reap its children; fix: run the container with an \
+                     init (podman run --init), or with --settle=10s",
                     self.name().shown()
                 ));
             }

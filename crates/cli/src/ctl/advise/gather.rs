@@ -88,7 +88,9 @@ fn may_sample(pid: Pid) -> Result<String, u8> {
         return Err(exit::FAILED);
     }
     if let Some(process) = status.tgid.filter(|&tgid| tgid != number(pid)) {
-        warn(format_args!("{shown} is a thread of process {process}; fix: advise on the process"));
+        warn(format_args!(
+            "cannot advise on {shown}: it is a thread of process {process}; fix: tiexecctl advise {process}"
+        ));
         return Err(exit::USAGE);
     }
     // It must be readable. Processes that it has started may have ended, or belong to other users.
@@ -187,7 +189,7 @@ fn refused(pid: u32, error: SysError) -> u8 {
     }
 }
 
-/// What an address space is beside its samples, as it was last seen.
+/// The facts about an address space beside its samples, as last seen.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     /// The PMD-mapped ranges.
@@ -196,9 +198,9 @@ pub(super) struct Known {
     originals: Vec<Vma>,
     /// The populated huge pages of code that the process makes itself.
     pub(super) jit: Vec<AddrRange>,
-    /// What an attach would put onto huge pages, with [`EDGES`]; `None` of a process that has ended.
+    /// The plan of an attach, with [`EDGES`]; `None` if the process has ended.
     pub(super) attach: Option<[Vec<AddrRange>; 2]>,
-    /// What a launch would do to the program, likewise.
+    /// The plan of a launch, likewise.
     pub(super) start: Option<[Started; 2]>,
 }
 

@@ -136,9 +136,12 @@ fn nothing_sampled(pid: u32, pids: &[Pid], options: &Advise, lasted: Duration) -
         1 => format!("process {pid}"),
         count => format!("{count} processes"),
     };
-    let moment = if pids.is_empty() { "in a run that takes longer" } else { "while they are busy" };
-    let children =
-        if options.follow { "" } else { ", with --follow if their children do the work" };
+    let moment = match pids.len() {
+        0 => "in a run that takes longer",
+        1 => "while it is busy",
+        _ => "while they are busy",
+    };
+    let children = if options.follow { "" } else { ", with --follow if children do the work" };
     warn(format_args!(
         "cannot advise on {what}: there was nothing to sample in {seconds:.1} s (idle, in the kernel, or ended); \
          fix: `{}` {moment}{children}",

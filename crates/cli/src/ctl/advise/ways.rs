@@ -97,7 +97,7 @@ impl Wish {
             words.push("--select=all".into());
         }
         match self.start {
-            // What the program compiles comes later.
+            // The program compiles more code later.
             true if self.jit => words.push("--settle=1m".into()),
             true => {}
             false => words.extend(options.targets.words()),

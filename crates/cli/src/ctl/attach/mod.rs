@@ -22,6 +22,8 @@ use tiexec_engine::hottest::Hot;
 use tiexec_engine::locked_target::{LONGEST, LockedTarget, carry_out, look_for_text_of_ours};
 use tiexec_engine::policy::{policy, too_large};
 use tiexec_engine::sampling::refusal;
+use tiexec_engine::settings::CONFIG_FILE;
+use tiexec_engine::switched_off::{FILE as SWITCHED_OFF, is_switched_off};
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{Attached, Reverted, revert};
 use tiexec_remap::images::Images;
@@ -33,7 +35,7 @@ pub(crate) use select::parse as parse_pids;
 
 use super::print;
 use crate::exit;
-use crate::options::{AfterStart, Attach, LaunchSettings, Revert, Targets, TextOptions};
+use crate::options::{Attach, LaunchSettings, Revert, Targets};
 use crate::settings;
 use crate::stdio::warn;
 
@@ -191,43 +193,16 @@ fn named(targets: &Targets) -> bool {
     !targets.pids.is_empty()
 }
 
-/// Puts processes onto copies, if `text` says how, or puts their own text back; says errors only. Returns the exit status.
-pub(crate) fn switch(pids: &[Pid], targets: &Targets, text: Option<TextOptions>) -> u8 {
-    let targets = targets.clone();
-    let Some(text) = text else {
-        let options = Revert {
-            targets,
-            all: false,
-            dry_run: false,
-            json: false,
-            quiet: true,
-            started_at: None,
-            after: None,
-        };
+/// Puts processes onto copies, if settings say how, or puts their own text back; says errors only. Returns the exit status.
+pub(crate) fn switch(pids: &[Pid], settings: Option<&Settings>) -> u8 {
+    let Some(settings) = settings else {
+        let options = Revert { quiet: true, ..Revert::default() };
         return each("revert", pids, false, |pid, pool| revert_one(pid, &options, pool));
     };
-    let settings = LaunchSettings { text, quiet: true, ..LaunchSettings::default() };
-    let settings = match settings::settings(settings) {
-        Ok(settings) => settings,
-        Err(what) => {
-            warn(what);
-            return exit::USAGE;
-        }
-    };
-    let options = Attach {
-        targets,
-        text,
-        after_start: AfterStart::default(),
-        for_: None,
-        dry_run: false,
-        wait_exec: false,
-        json: false,
-        quiet: true,
-        started_at: None,
-    };
+    let options = Attach { quiet: true, ..Attach::default() };
     let mut images = Images::default();
     each("attach to", pids, false, |pid, pool| {
-        attach_one(pid, &options, &settings, None, &mut images, pool)
+        attach_one(pid, &options, settings, None, &mut images, pool)
     })
 }
 
@@ -296,7 +271,14 @@ fn attach_one(
     pool: &mut Pool,
 ) -> u8 {
     if settings.is_off() && !options.dry_run {
-        return failed("attach to", pid, &Failure::new(SkipReason::Disabled, "it is switched off"));
+        let by = if is_switched_off() {
+            format!("{SWITCHED_OFF} is there; fix: rm {SWITCHED_OFF}")
+        } else {
+            format!(
+                "by --backing, TIEXEC or {CONFIG_FILE}; fix: leave out --backing off and TIEXEC=off"
+            )
+        };
+        return failed("attach to", pid, &Failure::new(SkipReason::Disabled, by));
     }
     let locked = match LockedTarget::open_with(pid, pool) {
         Ok(locked) => locked,
@@ -494,6 +476,8 @@ pub(crate) fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
         Reason::Failed(FailureKind::PtraceDenied) if !rustix::process::geteuid().is_root() => {
             Some("run it as root, or as the process's user")
         }
+        // The failure names a better one.
+        _ if failure.detail.contains("; fix: ") => None,
         reason => reason.fix(),
     };
     let fix = fix.map_or(String::new(), |fix| format!("; fix: {fix}"));

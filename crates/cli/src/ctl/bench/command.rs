@@ -121,7 +121,7 @@ impl Subject for Runs<'_> {
             let tail = words.char_indices().map(|(at, _)| at).find(|&at| at >= tail).unwrap_or(0);
             let by = if arm == Arm::Tiexec { " by tiexec" } else { "" };
             warn(format_args!(
-                "the command failed{by}: {status}; fix: add --ignore-failure, if that is usual\n{}",
+                "cannot measure the command: it failed{by}: {status}; fix: add --ignore-failure, if that is usual\n{}",
                 words[tail..].trim_end()
             ));
             return Err(exit::FAILED);

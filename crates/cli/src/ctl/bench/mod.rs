@@ -92,6 +92,8 @@ trait Subject {
 struct Rounds {
     counted: Vec<[Measured; 2]>,
     huge: [Option<u64>; 2],
+    /// How long one took, in seconds.
+    round_s: Option<f64>,
     /// The exit status for what ended the rounds before their number was reached, and has been said on stderr.
     failed: Option<u8>,
 }
@@ -124,6 +126,7 @@ impl Rounds {
             if !warmup {
                 rounds.counted.push(both);
             }
+            rounds.round_s = Some(begun.elapsed().as_secs_f64() / f64::from(round + 1));
         }
         Ok(rounds)
     }
@@ -195,6 +198,7 @@ pub(super) fn run(options: &options::Bench) -> u8 {
         options: options.option.clone(),
         unit,
         rounds: rounds.counted.len(),
+        round_s: rounds.round_s,
         confidence: CONFIDENCE,
         huge_plain_bytes: rounds.huge[Arm::Plain as usize],
         huge_tiexec_bytes: rounds.huge[Arm::Tiexec as usize],
@@ -234,8 +238,8 @@ fn doubts(bench: &Bench) -> u8 {
     }
     if plain >= tiexec / 2 {
         warn(
-            "plain, too, the text was on huge pages: its page cache is in huge folios, and stays so; fix: \
-             compare with a fresh copy of the program, and with --option=--backing=image",
+            "the plain runs had their text on huge pages too, because its page cache is in huge folios; fix: \
+             use a fresh copy of the program, with --option=--backing=image",
         );
     }
     exit::OK

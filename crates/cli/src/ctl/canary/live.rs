@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tiexec_agent::canary::{Member, Turn};
+use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::{maps, stat};
 use tiexec_engine::locked_target::{LOOKING, look_for_text_of_ours, start_time};
@@ -12,9 +13,9 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, thp};
 
 use super::cpu::CpuTime;
+use super::selection::{Selection, used};
 use super::{End, attach};
 use crate::exit;
-use crate::options::{Canary, Targets, TextOptions};
 use crate::stdio::warn;
 
 /// The two ways that are compared.
@@ -31,8 +32,9 @@ const LOOKS: usize = 3;
 
 /// The processes.
 pub(super) struct Live<'a> {
-    targets: &'a Targets,
-    text: TextOptions,
+    selection: Selection,
+    /// How copies are made.
+    settings: &'a Settings,
     pub(super) turn: Turn<'a>,
     /// All that were ever switched.
     members: BTreeSet<Member>,
@@ -40,6 +42,8 @@ pub(super) struct Live<'a> {
     named: Option<BTreeSet<Member>>,
     /// The one that used the most processor time.
     main: Pid,
+    /// The one that began first: of a service with several processes their parent.
+    eldest: Member,
     exe: Vec<u8>,
     cpu: CpuTime,
     arm: Arm,
@@ -47,20 +51,20 @@ pub(super) struct Live<'a> {
 }
 
 impl<'a> Live<'a> {
-    /// Finds the processes that the options select, and makes sure that they can alternate.
+    /// Finds the processes of the selection, and makes sure that they can alternate.
     ///
     /// # Errors
     /// The exit status for what has been said on stderr.
-    pub(super) fn find(options: &'a Canary, text: TextOptions, turn: Turn<'a>) -> Result<Self, u8> {
-        let targets = &options.targets;
-        let pids = attach::targets(targets)?;
-        let used = |pid: &Pid| {
-            let text = ProcDir::of(*pid).and_then(|process| process.read("stat")).ok();
-            text.and_then(|text| stat::run_time(&text).ok()).unwrap_or(0)
-        };
+    pub(super) fn find(
+        selection: Selection,
+        settings: &'a Settings,
+        turn: Turn<'a>,
+    ) -> Result<Self, u8> {
+        let pids = selection.first()?;
         let members: BTreeSet<Member> = pids.iter().filter_map(member).collect();
         let main = pids.iter().copied().filter(|pid| member(pid).is_some()).max_by_key(used);
-        let Some(main) = main else {
+        let eldest = members.iter().copied().min_by_key(|&(pid, begun)| (begun, pid));
+        let Some((main, eldest)) = main.zip(eldest) else {
             warn("cannot begin a canary: the processes have ended");
             return Err(exit::GONE);
         };
@@ -70,16 +74,17 @@ impl<'a> Live<'a> {
             let Ok(process) = ProcDir::of(pid) else { continue };
             can_alternate(pid, &process, seen.insert(process.exe_path().unwrap_or_default()))?;
         }
-        let is_unit = targets.unit.is_some() || targets.user.is_some();
+        let cpu = CpuTime::of(&pids, selection.is_unit());
         Ok(Self {
-            targets,
-            text,
+            named: selection.is_by_id().then_some(members),
+            selection,
+            settings,
             turn,
             members: BTreeSet::new(),
-            named: (!targets.pids.is_empty()).then_some(members),
             main,
+            eldest,
             exe,
-            cpu: CpuTime::of(&pids, is_unit),
+            cpu,
             arm: Arm::Plain,
             switches: 0,
         })
@@ -107,9 +112,7 @@ impl<'a> Live<'a> {
 
     /// The words that select the same processes.
     pub(super) fn words(&self) -> String {
-        let words = self.targets.words();
-        let words: Vec<String> = words.iter().map(|word| word.shown().to_string()).collect();
-        words.join(" ")
+        self.selection.words()
     }
 
     /// Returns the processor time so far; `None` if it cannot be told.
@@ -120,9 +123,14 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// Lists the processes as of now.
+    /// Lists the processes as of now. A service whose first process has ended has crashed, or was restarted: it is not
+    /// switched again.
     fn pids(&self) -> Result<Vec<Pid>, End> {
-        let mut pids = attach::selected(self.targets).map_err(End::Failed)?;
+        let eldest = Pid::from_raw(self.eldest.0).and_then(|pid| member(&pid));
+        if eldest != Some(self.eldest) {
+            return Err(End::Gone);
+        }
+        let mut pids = self.selection.now().map_err(End::Failed)?;
         pids.retain(|pid| {
             let member = member(pid);
             let named = |named: &BTreeSet<Member>| member.is_some_and(|it| named.contains(&it));
@@ -149,8 +157,8 @@ impl<'a> Live<'a> {
                     End::Failed(exit::FAILED)
                 })?;
             }
-            let text = (arm == Arm::Copies).then_some(self.text);
-            match attach::switch(&pids, self.targets, text) {
+            let settings = (arm == Arm::Copies).then_some(self.settings);
+            match attach::switch(&pids, settings) {
                 exit::OK | exit::PARTIAL | exit::GONE => {}
                 status => return Err(End::Failed(status)),
             }
@@ -213,7 +221,7 @@ impl<'a> Live<'a> {
         };
         let others = left(self.members.iter().filter_map(lives).collect());
         if !others.is_empty() {
-            let _said = attach::switch(&others, self.targets, None);
+            let _said = attach::switch(&others, None);
         }
         match left(others).first() {
             None => {

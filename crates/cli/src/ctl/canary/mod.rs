@@ -3,25 +3,31 @@
 
 mod cpu;
 mod live;
+mod selection;
 mod source;
 mod verdicts;
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
 use tiexec_advise::canary::Finding;
+use tiexec_advise::compare::duration;
 use tiexec_advise::sequential::{CONFIDENCE, Interval, Sequence, Verdict};
 use tiexec_agent::canary::{Canaries, Turn};
 use tiexec_agent::decide::build_of;
+use tiexec_agent::off::{self, Off};
+use tiexec_agent::rules::Rules;
 use tiexec_agent::state::{Build, now};
 use tiexec_agent::verdicts::subject;
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::SCHEMA;
-use tiexec_engine::switched_off::{self, is_switched_off};
 use tiexec_sys::interrupt;
 use tiexec_sys::procfs::ProcDir;
 
 use self::live::{Arm, Live};
+use self::selection::Selection;
 use self::source::{Counter, Guard, Server};
 use super::progress::Progress;
 use super::{attach, print};
@@ -36,7 +42,7 @@ const WASHOUTS: u32 = 6;
 /// The same with Prometheus, which looks at the service every 15 s or so.
 const SLICE_OF_PROMETHEUS: Duration = Duration::from_secs(60);
 const WASHOUTS_OF_PROMETHEUS: u32 = 3;
-/// So many pairs in a row that cannot be measured end it.
+/// The canary ends after this number of pairs in a row that cannot be measured.
 const MOST_UNMEASURED: usize = 3;
 
 /// Runs `canary`; returns the exit status.
@@ -57,7 +63,9 @@ enum End {
     Signal(i32),
     /// The guard objected.
     Guard(String),
-    /// All processes have ended.
+    /// The administrator switched everything off, or the agent is drained.
+    Off(Off),
+    /// The service has ended, or was restarted.
     Gone,
     /// Something failed, and was said on stderr; the exit status.
     Failed(u8),
@@ -70,9 +78,24 @@ impl End {
             Self::Time => "time",
             Self::Signal(_) => "signal",
             Self::Guard(_) => "guard",
+            Self::Off(_) => "switched_off",
             Self::Gone => "gone",
             Self::Failed(_) => "failed",
         }
+    }
+}
+
+/// The reason why there is no figure.
+enum Unmeasured {
+    /// The canary ended.
+    End(End),
+    /// The pair cannot be measured, for this reason.
+    Why(String),
+}
+
+impl From<End> for Unmeasured {
+    fn from(end: End) -> Self {
+        Self::End(end)
     }
 }
 
@@ -89,14 +112,17 @@ struct Pairs {
 }
 
 fn prove(options: &Canary) -> Result<u8, u8> {
-    let text = text_options(options)?;
-    let settings = LaunchSettings { text, quiet: true, ..LaunchSettings::default() };
-    let settings = settings::settings(settings).map_err(|what| {
-        warn(what);
-        exit::USAGE
-    })?;
-    if is_switched_off() {
-        warn(format_args!("cannot begin a canary: {0} is there; fix: rm {0}", switched_off::FILE));
+    let (selection, settings, options) = match &options.rule {
+        None => (Selection::Targets(options.targets.clone()), settings(options)?, options.clone()),
+        Some(name) => of_rule(name, options)?,
+    };
+    let options = &options;
+    if let Some(off) = off::now() {
+        let fix = match off {
+            Off::Disabled => "rm /etc/tiexec/disabled",
+            Off::Drained => "tiexecctl agent resume",
+        };
+        warn(format_args!("cannot begin a canary: {} is there; fix: {fix}", off.file()));
         return Err(exit::FAILED);
     }
     let (counter, guards) = sources(options).map_err(|why| {
@@ -109,7 +135,7 @@ fn prove(options: &Canary) -> Result<u8, u8> {
     })?;
     let turn = begin(&canaries)?;
     take_back(&turn)?;
-    let live = Live::find(options, text, turn)?;
+    let live = Live::find(selection, &settings, turn)?;
     counter.read().map_err(|why| {
         warn(format_args!("cannot read {}: {why}", shown(options)));
         exit::FAILED
@@ -161,7 +187,8 @@ fn take_back(turn: &Turn<'_>) -> Result<(), u8> {
     if taken.failed.is_empty() { Ok(()) } else { Err(exit::FAILED) }
 }
 
-fn text_options(options: &Canary) -> Result<TextOptions, u8> {
+/// Returns how copies are made. A verdict is about a backing and edges, so nothing else is heeded, wherever it is set.
+fn settings(options: &Canary) -> Result<Settings, u8> {
     let backing = options.backing.unwrap_or(BackingChoice::Image);
     if !matches!(backing, BackingChoice::Image | BackingChoice::Hugetlb) {
         warn(format_args!(
@@ -169,7 +196,58 @@ fn text_options(options: &Canary) -> Result<TextOptions, u8> {
         ));
         return Err(exit::USAGE);
     }
-    Ok(TextOptions { backing: Some(backing), edges: options.edges, ..TextOptions::default() })
+    let text =
+        TextOptions { backing: Some(backing), edges: options.edges, ..TextOptions::default() };
+    let all = LaunchSettings { text, quiet: true, ..LaunchSettings::default() };
+    let Settings { backing, edges, .. } = settings::settings(all).map_err(|what| {
+        warn(what);
+        exit::USAGE
+    })?;
+    Ok(Settings { backing, edges, quiet: true, ..Settings::default() })
+}
+
+/// Returns the processes of a rule, the way in which it attaches, and the options with those of the rule's that were not
+/// said.
+fn of_rule(name: &str, options: &Canary) -> Result<(Selection, Settings, Canary), u8> {
+    let rules = Rules::read(&options.conf_dir);
+    rules.defects.iter().for_each(warn);
+    let Some(rule) = rules.rules.iter().find(|rule| rule.name == name).cloned() else {
+        let directory = options.conf_dir.shown();
+        warn(format_args!("there is no rule {name:?} in {directory}; fix: tiexecctl rules check"));
+        return Err(exit::USAGE);
+    };
+    if !rule.waits_for_canary() {
+        warn(format_args!(
+            "rule {name} asks for no canary; fix: write action = \"attach\" and canary = \"required\" into it, or select \
+             the processes by --exe or --unit"
+        ));
+        return Err(exit::USAGE);
+    }
+    if options.backing.is_some() || options.edges.is_some() {
+        warn("--rule takes backing and edges from the rule; fix: leave --backing and --edges out");
+        return Err(exit::USAGE);
+    }
+    let mut options = options.clone();
+    let measure = rule.measure.clone().unwrap_or_default();
+    if options.counter.is_none() && options.prometheus.is_none() {
+        options.counter = measure.counter;
+        options.prometheus = measure.prometheus;
+        options.query = measure.query;
+    }
+    if options.counter.is_none() && options.prometheus.is_none() {
+        warn(format_args!(
+            "rule {name} does not say what to count; fix: --counter CMD, or canary-counter in the rule"
+        ));
+        return Err(exit::USAGE);
+    }
+    options.guard = options.guard.or(measure.guard);
+    if options.prometheus.is_some() {
+        options.guard_query = options.guard_query.or(measure.guard_query);
+    }
+    options.slice = options.slice.or(measure.slice);
+    let program = options.program.clone().map(OsString::into_vec);
+    let settings = Settings { quiet: true, ..rule.settings.clone() };
+    Ok((Selection::by_rule(rules, &rule, program)?, settings, options))
 }
 
 fn sources(options: &Canary) -> Result<(Counter, Vec<Guard>), String> {
@@ -261,6 +339,7 @@ impl<'a> Run<'a> {
             End::Known | End::Time => exit::NOT_BETTER,
             End::Signal(signal) => exit::of_signal(*signal),
             End::Guard(_) => exit::GUARD,
+            End::Off(_) => exit::FAILED,
             End::Gone => exit::GONE,
             End::Failed(status) => *status,
         };
@@ -300,13 +379,14 @@ impl<'a> Run<'a> {
             if self.begun.elapsed() + pair > self.options.max {
                 return Err(End::Time);
             }
-            match self.pair()? {
+            match self.pair() {
+                Err(Unmeasured::End(end)) => return Err(end),
                 Ok([plain, copies]) => {
                     unmeasured = 0;
                     self.pairs.per_cpu.push((copies.per_cpu / plain.per_cpu).ln());
                     self.pairs.per_second.push((copies.per_second / plain.per_second).ln());
                 }
-                Err(why) => {
+                Err(Unmeasured::Why(why)) => {
                     unmeasured += 1;
                     self.pairs.left_out += 1;
                     if unmeasured == MOST_UNMEASURED {
@@ -329,64 +409,47 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Measures both ways, in an order that a coin decides; the inner error says why that could not be done.
-    fn pair(&mut self) -> Result<Result<[Figures; 2], String>, End> {
-        let plain_first = coin();
-        let order = if plain_first { [Arm::Plain, Arm::Copies] } else { [Arm::Copies, Arm::Plain] };
-        let first = match self.slice(order[0])? {
-            Ok(figures) => figures,
-            Err(why) => return Ok(Err(why)),
-        };
-        let second = match self.slice(order[1])? {
-            Ok(figures) => figures,
-            Err(why) => return Ok(Err(why)),
-        };
-        Ok(Ok(if plain_first { [first, second] } else { [second, first] }))
+    /// Measures both ways, in an order that a coin decides; returns base pages first.
+    fn pair(&mut self) -> Result<[Figures; 2], Unmeasured> {
+        if coin() {
+            return Ok([self.slice(Arm::Plain)?, self.slice(Arm::Copies)?]);
+        }
+        let copies = self.slice(Arm::Copies)?;
+        Ok([self.slice(Arm::Plain)?, copies])
     }
 
-    fn slice(&mut self, arm: Arm) -> Result<Result<Figures, String>, End> {
+    fn slice(&mut self, arm: Arm) -> Result<Figures, Unmeasured> {
         if self.live.arm() != arm {
             self.live.switch(arm)?;
             self.sleep(self.washout)?;
         }
-        let Some(before) = self.look()? else { return Ok(Err(self.why())) };
+        let before = self.look()?;
         self.sleep(self.slice)?;
-        let Some(after) = self.look()? else { return Ok(Err(self.why())) };
+        let after = self.look()?;
         self.live.must_be_as_switched()?;
         let work = after.count - before.count;
         let used = after.used.checked_sub(before.used).unwrap_or_default().as_secs_f64();
         let lasted = (after.at - before.at).as_secs_f64();
-        Ok(if work < 0.0 {
-            Err(format!("it fell from {} to {}", before.count, after.count))
+        let why = if work < 0.0 {
+            format!("it fell from {} to {}", before.count, after.count)
         } else if work == 0.0 {
-            Err("it did not grow: no work was done".to_owned())
+            "it did not grow: no work was done".to_owned()
         } else if used <= 0.0 {
-            Err("the processes used no processor time".to_owned())
+            "the processes used no processor time".to_owned()
         } else {
-            Ok(Figures { per_cpu: work / used, per_second: work / lasted })
-        })
+            return Ok(Figures { per_cpu: work / used, per_second: work / lasted });
+        };
+        Err(Unmeasured::Why(why))
     }
 
-    fn why(&mut self) -> String {
-        self.pairs.why.clone().unwrap_or_default()
-    }
-
-    fn look(&mut self) -> Result<Option<Look>, End> {
-        let count = match self.counter.read() {
-            Ok(count) => count,
-            Err(why) => {
-                if let Some(signal) = interrupt::signal() {
-                    return Err(End::Signal(signal));
-                }
-                self.pairs.why = Some(why);
-                return Ok(None);
-            }
-        };
-        let Some(used) = self.live.used()? else {
-            self.pairs.why = Some("the processor time cannot be read".to_owned());
-            return Ok(None);
-        };
-        Ok(Some(Look { count, used, at: Instant::now() }))
+    fn look(&self) -> Result<Look, Unmeasured> {
+        let count = self.counter.read().map_err(|why| {
+            interrupt::signal()
+                .map_or(Unmeasured::Why(why), |signal| Unmeasured::End(End::Signal(signal)))
+        })?;
+        let unread = || Unmeasured::Why("the processor time cannot be read".to_owned());
+        let used = self.live.used()?.ok_or_else(unread)?;
+        Ok(Look { count, used, at: Instant::now() })
     }
 
     /// Sleeps, and asks the guards meanwhile.
@@ -395,6 +458,9 @@ impl<'a> Run<'a> {
         loop {
             if let Some(signal) = interrupt::signal() {
                 return Err(End::Signal(signal));
+            }
+            if let Some(off) = off::now() {
+                return Err(End::Off(off));
             }
             for guard in &self.guards {
                 if let Some(why) = guard.objects() {
@@ -410,11 +476,11 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What is known now, and how long it will take.
+    /// Tells the estimate now, and how long the answer will take.
     fn line(&self) -> String {
         let pairs = self.pairs.per_cpu.pairs();
         let per_pair = self.begun.elapsed().as_secs_f64() / pairs.max(1) as f64;
-        let time = |more: usize| minutes(more as f64 * per_pair);
+        let time = |more: usize| duration(more as f64 * per_pair);
         let left = match self.pairs.per_cpu.forecast() {
             None => String::new(),
             Some(forecast) => {
@@ -434,7 +500,7 @@ impl<'a> Run<'a> {
         format!("{pairs} pairs: {per_cpu} per CPU second{wall}{left}")
     }
 
-    /// What is to be kept of it; `None` if it is not about one build.
+    /// Returns the finding to keep; `None` if it is not about one build.
     fn finding(&self, verdict: Verdict) -> Option<Finding> {
         let process = ProcDir::of(self.live.main()).ok()?;
         if build_of(&process).as_ref() != Ok(&self.build) {
@@ -463,7 +529,8 @@ impl<'a> Run<'a> {
             End::Time => " (the time of --max is over)".to_owned(),
             End::Signal(_) => " (it was ended)".to_owned(),
             End::Guard(why) => format!(" (the guard objected: {})", why.shown()),
-            End::Gone => " (all processes have ended)".to_owned(),
+            End::Off(off) => format!(" (ended, because {} is there)", off.file()),
+            End::Gone => " (the service has ended, or was restarted)".to_owned(),
             End::Failed(_) => " (it failed)".to_owned(),
         };
         text += &format!(
@@ -476,7 +543,7 @@ impl<'a> Run<'a> {
         text += &format!(
             " of slices of {:.1} s in {}",
             self.slice.as_secs_f64(),
-            minutes(self.begun.elapsed().as_secs_f64())
+            duration(self.begun.elapsed().as_secs_f64())
         );
         if let (true, Some(why)) = (*left_out > 0, why) {
             text += &format!("; {left_out} left out, the last because {}", why.shown());
@@ -543,12 +610,4 @@ fn times(Interval { estimate, low, high }: Interval) -> String {
     let Some(estimate) = estimate else { return "not known".to_owned() };
     let end = |end: Option<f64>| end.map_or_else(|| "?".to_owned(), |end| format!("{end:.3}"));
     format!("{estimate:.3} times ({}–{})", end(low), end(high))
-}
-
-fn minutes(seconds: f64) -> String {
-    match seconds {
-        seconds if seconds < 120.0 => format!("{seconds:.0} s"),
-        seconds if seconds < 7200.0 => format!("{:.0} min", seconds / 60.0),
-        seconds => format!("{:.1} h", seconds / 3600.0),
-    }
 }

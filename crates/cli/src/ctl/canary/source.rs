@@ -1,6 +1,6 @@
 //! The figures of a canary: the output of a command, or the answer of a Prometheus server.
 //!
-//! What they say is not believed: a number is finite, a text is short, and every wait has an end.
+//! Their answers are checked: a number is finite, a text is short, and every wait has an end.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -14,10 +14,9 @@ use rustix::fs::OFlags;
 use rustix::process::{Signal, kill_process_group};
 use serde_json::Value;
 use tiexec_core::escape::AsShown;
+use tiexec_sys::impersonate::NOBODY;
 use tiexec_sys::interrupt;
 
-/// The user and the group of nobody's, on every Linux.
-const NOBODY: u32 = 65534;
 /// How long an answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often a wait looks whether it is over.
@@ -181,12 +180,14 @@ impl Server {
     /// The address is none, in words.
     pub(super) fn at(url: &str) -> Result<Self, String> {
         let rest = url.strip_prefix("http://").ok_or_else(|| {
-            format!("--prometheus {url:?}: it does not begin with http://; fix: http://HOST:PORT")
+            format!(
+                "--prometheus {url:?}: it does not begin with http://; fix: use http://HOST:PORT"
+            )
         })?;
         let (host, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let plain = |byte: u8| byte.is_ascii_graphic() && !b"@?#".contains(&byte);
         if host.is_empty() || !rest.bytes().all(plain) {
-            return Err(format!("--prometheus {url:?} is no address; fix: http://HOST:PORT"));
+            return Err(format!("--prometheus {url:?} is no address; fix: use http://HOST:PORT"));
         }
         let last = host.rsplit(']').next().unwrap_or(host);
         let host = if last.contains(':') { host.to_owned() } else { format!("{host}:80") };

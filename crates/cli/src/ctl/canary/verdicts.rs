@@ -18,7 +18,7 @@ use crate::stdio::warn;
 /// Most bytes of a file.
 const LONGEST: u64 = 4 << 20;
 
-/// What `export` prints.
+/// The output of `export`.
 #[derive(Serialize, Deserialize)]
 struct Export {
     schema: u32,
@@ -77,7 +77,7 @@ pub(super) fn run(command: &CanaryCommand, state_dir: &Path) -> u8 {
 fn read(path: &Path) -> Result<Vec<Finding>, u8> {
     let failed = |why: &dyn std::fmt::Display| {
         warn(format_args!(
-            "cannot read {}: {why}; fix: tiexecctl canary export writes such files",
+            "cannot read {}: {why}; fix: write it with `tiexecctl canary export`",
             path.shown()
         ));
         exit::FAILED

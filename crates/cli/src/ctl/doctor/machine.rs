@@ -12,6 +12,7 @@ use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::status::CAP_SYS_PTRACE;
 use tiexec_core::rebase::MAX_ALIGNMENT;
+use tiexec_engine::settings::CONFIG_FILE;
 use tiexec_engine::switched_off::FILE as SWITCHED_OFF;
 use tiexec_remap::store::directory::Directory;
 use tiexec_remap::{headroom, pagecache};
@@ -23,7 +24,6 @@ use tiexec_sys::{SysError, areas, hugetlb, process, ptrace, thp};
 use tiexec_tracee::handshake;
 
 use super::{Finding, Level};
-use crate::settings::CONFIG_FILE;
 
 /// Gain in speed below which jumps on huge pages are not called faster.
 const WORTH_IT: f64 = 1.05;

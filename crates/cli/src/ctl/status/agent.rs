@@ -74,8 +74,7 @@ impl Agent {
     pub(in crate::ctl) fn asked() -> Result<UnixStream, String> {
         let mut socket = UnixStream::connect(SOCKET).map_err(|error| match error.kind() {
             std::io::ErrorKind::PermissionDenied => {
-                "not to be asked by this user; fix: run it as root, or join the group tiexec"
-                    .to_owned()
+                "this user may not ask it; fix: run it as root, or join the group tiexec".to_owned()
             }
             _ => "not running; fix: systemctl enable --now tiexecd".to_owned(),
         })?;
@@ -104,7 +103,7 @@ impl Agent {
         } else if self.observes_only {
             "only observes, since three builds have crashed; fix: tiexecctl quarantine --release ID"
         } else if !self.crash_guard {
-            "attaches to nothing: this kernel does not tell how a program ends; fix: Linux 6.15"
+            "attaches to nothing: this kernel does not tell how a program ends; fix: boot Linux 6.15 or later"
         } else {
             "at work"
         };

@@ -5,7 +5,6 @@ pub(super) mod processes;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use tiexec_core::addr::mib;
@@ -15,7 +14,7 @@ use tiexec_core::report::{SCHEMA, percent};
 use tiexec_remap::store::directory::used_by_the_systems;
 use tiexec_sys::thp;
 
-use super::date::ago;
+use super::date::since;
 use super::print;
 use crate::exit;
 
@@ -80,9 +79,8 @@ pub(super) fn run(json: bool) -> u8 {
         });
         return print(&(escape::json(&status) + "\n"));
     }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let least = thp::pages().map_or(0, |pages| pages.pmd.bytes());
-    let mut text = table(&rows, least, now);
+    let mut text = table(&rows, least);
     let hidden = |count: usize, why: &str| match count {
         0 => String::new(),
         count => format!("{} {why}\n", counted(count, "process", "processes")),
@@ -128,7 +126,7 @@ fn rows(seen: &[Seen], agent: Option<&Agent>) -> Vec<Row> {
 }
 
 /// Makes the table of what has text of at least a huge page in each process.
-fn table(rows: &[Row], least: u64, now: u64) -> String {
+fn table(rows: &[Row], least: u64) -> String {
     let (shown, small): (Vec<&Row>, Vec<&Row>) =
         rows.iter().partition(|row| row.text_bytes >= least * row.processes as u64);
     let unit = |row: &Row| row.unit.clone().unwrap_or_else(|| "-".to_owned());
@@ -147,10 +145,7 @@ fn table(rows: &[Row], least: u64, now: u64) -> String {
             _ => row.backings.keys().cloned().collect::<Vec<_>>().join(","),
         };
         let agent = match (&row.rule, &row.result, row.when) {
-            (Some(rule), Some(result), Some(when)) => {
-                let seconds = i64::try_from(now.saturating_sub(when)).unwrap_or(i64::MAX);
-                format!("{rule}: {result}, {} ago", ago(seconds))
-            }
+            (Some(rule), Some(result), Some(when)) => format!("{rule}: {result}, {}", since(when)),
             _ => "-".to_owned(),
         };
         let _infallible = writeln!(
@@ -226,7 +221,7 @@ mod tests {
         ];
         let rows = rows(&all, None);
         assert_eq!(
-            table(&rows, 2 << 20, 0),
+            table(&rows, 2 << 20),
             "UNIT                        PROGRAM             PROCS  TEXT MiB  HUGE MiB    %  BACKING    AGENT\n\
              postgresql@15-main.service  /usr/lib/postgres       2      10.0       0.0    0  -          -\n\
              mariadb.service             /usr/sbin/mariadbd      1      18.0      12.0   66  image      -\n\

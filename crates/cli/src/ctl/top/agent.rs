@@ -10,7 +10,7 @@ use crate::ctl::status::agent::{self, LONGEST, PATIENCE};
 /// How often it is asked: it answers between two programs that it works on.
 const PACE: Duration = Duration::from_secs(10);
 
-/// What is known of the agent.
+/// The agent, as far as it is known.
 #[derive(Debug, Default)]
 pub(super) struct Agent {
     question: Option<(UnixStream, Vec<u8>, Instant)>,

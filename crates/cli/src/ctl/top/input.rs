@@ -143,7 +143,7 @@ mod tests {
             Key::Char('ö'),
         ];
         assert_eq!(input.keys(false), all);
-        // What means nothing is no key, and what follows is one.
+        // A sequence without a meaning is no key; the byte after it is one.
         let mut input = Input(b"\x1b[200~\x1bq\xff\x1b\x1b[B\0x".into());
         assert_eq!(input.keys(false), [Key::Escape, Key::Down, Key::Char('x')]);
     }

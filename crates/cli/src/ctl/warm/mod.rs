@@ -150,12 +150,14 @@ impl Run<'_> {
             return;
         }
         let pmd = self.pages.pmd.bytes();
+        let fix = obstacle.reason.fix_for(Some(&path.shown().to_string()));
         warn(format_args!(
-            "{}: {} of {} huge pages left as they are: {}",
-            path.shown(),
+            "cannot warm {} of {} huge pages of {}: {}{}",
             missing / pmd,
             (missing + warmth.huge_bytes) / pmd,
+            path.shown(),
             obstacle.detail,
+            fix.map_or(String::new(), |fix| format!("; fix: {fix}")),
         ));
     }
 }

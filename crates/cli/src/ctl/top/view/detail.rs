@@ -1,7 +1,5 @@
 //! The view of one process: its files, why their text is not huge, and the model of its instruction TLB.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::Line;
@@ -10,7 +8,7 @@ use tiexec_core::escape::{self, AsShown};
 
 use super::super::model::{Itlb, Mode, Model};
 use super::{BOLD, Look, rows_of};
-use crate::ctl::date::ago;
+use crate::ctl::date::since;
 
 /// Draws it, and keeps its first line within the text.
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &mut Model, look: Look) {
@@ -41,10 +39,8 @@ fn content(model: &Model, width: u16) -> (String, String) {
     }
     let outcomes = model.agent.outcomes.as_ref();
     if let Some(outcome) = outcomes.and_then(|outcomes| outcomes.get(&chosen.pid)) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let seconds = i64::try_from(now.saturating_sub(outcome.when)).unwrap_or(i64::MAX);
         let (rule, result) = (outcome.rule.shown(), outcome.result.shown());
-        text += &format!("agent    rule {rule}: {result}, {} ago\n", ago(seconds));
+        text += &format!("agent    rule {rule}: {result}, {}\n", since(outcome.when));
     }
     text.push('\n');
     text += &detail.files.as_deref().map_or_else(

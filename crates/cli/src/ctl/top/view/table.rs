@@ -1,7 +1,5 @@
 //! The table of processes.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -14,7 +12,7 @@ use tiexec_core::report::percent;
 use super::super::model::{Model, Sort};
 use super::super::processes::{Looked, Process};
 use super::{BOLD, Look, REVERSED};
-use crate::ctl::date::ago;
+use crate::ctl::date::since;
 
 /// A column: its title, the order that it is sorted by, its width, and its side.
 struct Column {
@@ -93,7 +91,6 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &Model, look: Look)
     let units = rows.map(|process| process.unit.chars().count()).max().unwrap_or(0);
     let units = u16::try_from(units.clamp("UNIT".len(), WIDEST_UNIT)).unwrap_or(0);
     let columns = columns(area.width, model.agent.outcomes.is_some(), units);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let titles = columns.iter().map(|column| {
         let sorted = column.sort == Some(model.sort);
         let style =
@@ -105,7 +102,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &Model, look: Look)
     let rows = model.on_screen().iter().filter_map(|&pid| {
         let process = model.processes.all.get(&pid)?;
         let cells = columns.iter().map(|column| {
-            let mut text = look.plain(&content(column.title, pid, process, model, now));
+            let mut text = look.plain(&content(column.title, pid, process, model));
             if column.title == PROGRAM {
                 text = end_of(text, room);
             }
@@ -137,7 +134,7 @@ fn style(process: &Process, look: Look) -> Style {
     }
 }
 
-fn content(title: &str, pid: i32, process: &Process, model: &Model, now: u64) -> String {
+fn content(title: &str, pid: i32, process: &Process, model: &Model) -> String {
     let (text, huge) = process.bytes();
     let none = match process.looked {
         Looked::Never => "...",
@@ -161,10 +158,7 @@ fn content(title: &str, pid: i32, process: &Process, model: &Model, now: u64) ->
         "RULE" => outcome.map_or_else(|| "-".to_owned(), |it| it.rule.shown().to_string()),
         "OUTCOME" => outcome.map_or_else(
             || "-".to_owned(),
-            |it| {
-                let seconds = i64::try_from(now.saturating_sub(it.when)).unwrap_or(i64::MAX);
-                format!("{}, {} ago", it.result.shown(), ago(seconds))
-            },
+            |it| format!("{}, {}", it.result.shown(), since(it.when)),
         ),
         "NAME" => process.name.clone(),
         "UNIT" if process.unit.is_empty() => "-".to_owned(),
