@@ -1,0 +1,3 @@
+module tiexec.example/huge
+
+go 1.19

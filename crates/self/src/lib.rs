@@ -1,0 +1,35 @@
+//! `libtiexec`: the text of the calling process on huge pages, put there by itself. It is for programs that nobody may trace,
+//! and for authors who want huge text without a tool around their program.
+//!
+//! It is the attach of `tiexec -p`, carried out by a thread of the very process: the same look, plan, backings, switch and
+//! report. The functions here are its Rust API, `include/tiexec.h` is its C API, and `LD_PRELOAD=libtiexec.so` needs
+//! neither.
+//!
+//! ```no_run
+//! match tiexec_self::attach(&tiexec_self::Settings::default()) {
+//!     Ok(report) => println!("{} of {} bytes are huge", report.huge_bytes, report.text_bytes),
+//!     Err(why) => eprintln!("text stays on base pages: {why}"),
+//! }
+//! ```
+//!
+//! Other threads may run meanwhile, in the very text that is switched; so may the code here, and the allocator. Each part
+//! of the text changes its pages by one mremap(2), before which everything that can fail has been done. Between two
+//! such calls all text is executable. Nothing of this library stays behind: no thread, no descriptor, no handler.
+
+#![deny(unsafe_code)]
+#![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::escape only")]
+
+pub mod abi;
+mod calls;
+mod outcome;
+mod preload;
+mod settle;
+mod texts;
+mod treat;
+mod turn;
+
+pub use tiexec_core::config::Settings;
+pub use tiexec_core::report::Report;
+pub use tiexec_remap::Failure;
+pub use tiexec_remap::attach::Reverted;
+pub use treat::{attach, report, revert};

@@ -1,0 +1,101 @@
+//! Attach, revert and report, of the calling process.
+
+use tiexec_core::config::{BackingChoice, Settings};
+use tiexec_core::report::Report;
+use tiexec_core::skip::{FailureKind, SkipReason};
+use tiexec_engine::locked_target::{LockedTarget, carry_out_here, this_process};
+use tiexec_engine::policy::policy;
+use tiexec_engine::settings::Surroundings;
+use tiexec_remap::attach::{PrivateCopies, Reverted, revert_here};
+use tiexec_remap::images::Images;
+use tiexec_remap::{Failure, inspect};
+use tiexec_sys::{Errno, SysError, local};
+use tiexec_tracee::executor::Local;
+
+use crate::calls;
+use crate::turn::Turn;
+
+/// Puts the text of this process onto huge pages, as far as it is not: that of the program and of all objects mapped by now.
+/// The report is of what the kernel says then; `reason` says why text that was to become huge did not.
+///
+/// Of the settings, those about text and memory count (`backing`, `edges`, `pad_threshold`, `page_size`, `numa`, `select`), and
+/// `deadline`, which is 30 s unless it is given. Signals to this thread wait until this returns.
+///
+/// # Errors
+/// Nothing could be begun; the process is as it was. `disabled` where the administrator or the user (`TIEXEC=off`) has
+/// switched TiExec off; `busy` while another thread, or another TiExec, is at work on this process; `seccomp` where a
+/// filter would end the process.
+pub fn attach(settings: &Settings) -> Result<Report, Failure> {
+    alone(|local| {
+        if settings.is_off() || Surroundings::read().settings.is_off() {
+            return Err(Failure::new(SkipReason::Disabled, ""));
+        }
+        treat(settings, PrivateCopies::All, local)
+    })
+}
+
+/// The same without a look at the switches; `copies` says what may be copied for this process alone.
+fn treat(settings: &Settings, copies: PrivateCopies, local: Local) -> Result<Report, Failure> {
+    let locked = LockedTarget::this()?;
+    let mut policy = policy(settings, false)?;
+    // Images of the store are for launches, which have their place.
+    policy.sources.store = false;
+    let mut order = locked.order(policy);
+    order.policy.deadline = settings.deadline.unwrap_or(order.policy.deadline);
+    order.private_copies = copies;
+    let (_, report) = carry_out_here(&order, &mut Images::default(), local)?;
+    Ok(report)
+}
+
+/// Puts text onto huge pages as a launch does: within the time of a launch, and with copies of libraries only if copies were asked for.
+pub(crate) fn at_start(settings: &Settings) -> Result<Report, Failure> {
+    let copies = match settings.backing {
+        BackingChoice::Image | BackingChoice::Hugetlb => PrivateCopies::All,
+        _ => PrivateCopies::UpTo(0),
+    };
+    let settings = Settings { deadline: Some(settings.deadline()), ..settings.clone() };
+    alone(|local| treat(&settings, copies, local))
+}
+
+/// Puts the files' own text back, after comparing its bytes.
+///
+/// # Errors
+/// Nothing could be begun; the process is as it was. Reasons as those of [`attach`], but never `disabled`.
+pub fn revert() -> Result<Reverted, Failure> {
+    alone(|local| {
+        let locked = LockedTarget::this()?;
+        let policy = policy(&Settings::default(), false)?;
+        revert_here(&locked.order(policy), local)
+    })
+}
+
+/// Reports how much of the text of this process is huge, as the kernel says it. Changes nothing.
+///
+/// # Errors
+/// The process cannot read about itself.
+pub fn report() -> Result<Report, Failure> {
+    apart(|| {
+        let target = this_process()?;
+        let pages = policy(&Settings::default(), true)?.pages;
+        inspect::report(target.pid, &target.process, pages).map_err(Failure::unreadable)
+    })
+}
+
+/// Does `work` on this process while nobody else does.
+fn alone<T: Send>(work: impl FnOnce(Local) -> Result<T, Failure> + Send) -> Result<T, Failure> {
+    let busy =
+        || Failure::new(FailureKind::Busy, "another thread of this process is at work on it");
+    let _turn = Turn::take().ok_or_else(busy)?;
+    let local = local::while_signals_wait(calls::local)?;
+    apart(|| work(local))
+}
+
+/// Does `work` while signals wait, where no other thread sees the descriptors that it opens.
+fn apart<T: Send>(work: impl FnOnce() -> Result<T, Failure> + Send) -> Result<T, Failure> {
+    let refused = |error: SysError| {
+        let no_thread = error.errno == Errno::AGAIN || error.errno == Errno::NOMEM;
+        let reason = if no_thread { FailureKind::ForkFailed } else { FailureKind::Seccomp };
+        Failure::of(reason)(error)
+    };
+    local::while_signals_wait(|| local::apart(work)).map_err(refused)?
+}
