@@ -1,0 +1,47 @@
+//! Copies are memory of the pod's.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use super::database::SERVER;
+use super::{Pod, becomes_huge, delete, huge, memory_group, memory_stat, mib, restarts};
+use crate::k8s::node::Cluster;
+
+/// The pod's cgroup pays for the copy of its text.
+pub(super) fn charged(cluster: &mut Cluster) -> Result<String> {
+    let pod = Pod { name: "charged", labelled: true, args: &SERVER, memory: "512Mi" };
+    let pid = pod.start(cluster)?;
+    let before = memory_stat(pid, "shmem")?;
+    becomes_huge(cluster, pid)?;
+    let (bytes, after) = (huge(pid), memory_stat(pid, "shmem")?);
+    delete(cluster, &["charged"])?;
+    ensure!(
+        after >= before + bytes,
+        "{} are huge, and the pod's shared memory grew from {} to {}",
+        mib(bytes),
+        mib(before),
+        mib(after)
+    );
+    Ok(format!("{} huge; the pod's shared memory grew by {}", mib(bytes), mib(after - before)))
+}
+
+/// A pod that has little left of its limit is left alone. It is not killed, and neither is it started again.
+pub(super) fn near_its_limit(cluster: &mut Cluster) -> Result<String> {
+    // Node's text is larger than what is left.
+    let code = "const b = Buffer.alloc(90 << 20, 1); setInterval(() => b.fill(2), 100)";
+    let pod = Pod { name: "limit", labelled: true, args: &["node", "-e", code], memory: "160Mi" };
+    let pid = pod.start(cluster)?;
+    std::thread::sleep(Duration::from_secs(15));
+    let group = memory_group(pid)?;
+    let used = fs::read_to_string(group.join("memory.usage_in_bytes"))?.trim().parse::<u64>()?;
+    let control = fs::read_to_string(group.join("memory.oom_control"))?;
+    let kills = control.lines().find_map(|line| line.strip_prefix("oom_kill ")).unwrap_or("?");
+    ensure!(kills == "0", "{kills} OOM kills");
+    let count = restarts(cluster, "limit")?;
+    ensure!(count == 0, "{count} restarts");
+    ensure!(huge(pid) == 0, "{} are huge", mib(huge(pid)));
+    delete(cluster, &["limit"])?;
+    Ok(format!("{} of 160.0 MiB used: left alone, 0 OOM kills, 0 restarts", mib(used)))
+}

@@ -1,0 +1,141 @@
+//! `cargo xtask k8s-test`: `tiexecd` as a DaemonSet on a Kubernetes node.
+//!
+//! The node is etcd, API server, scheduler, controller manager, kubelet, and Debian's containerd and runc, in [namespaces of
+//! their own](machine). Its pods run programs of this machine ([`image`]). A [case](cases) is one promise.
+
+mod build;
+mod cases;
+mod image;
+mod machine;
+mod node;
+mod proxy;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+
+pub(crate) use self::build::helm;
+#[cfg(test)]
+pub(crate) use self::build::helm_that_is_there;
+use self::cases::CASES;
+use self::node::Cluster;
+use crate::vm::{Arch, Lacking, forbids_skips};
+
+/// Runs tiexecd on a Kubernetes node, which is made of namespaces of this machine
+#[derive(Args, Debug)]
+pub(crate) struct K8sTest {
+    /// Make the image of the static programs in this directory, and build none
+    #[arg(long)]
+    programs: Option<PathBuf>,
+    /// Only cases whose names begin so (default: all)
+    cases: Vec<String>,
+    /// The command runs itself again for each
+    #[arg(long, value_enum, hide = true)]
+    step: Option<Step>,
+}
+
+/// A step on the way to the node: see [`machine`].
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Step {
+    Groups,
+    Node,
+}
+
+impl K8sTest {
+    pub(crate) fn run(&self) -> Result<ExitCode> {
+        let made = match build::look_for_tools() {
+            Ok(()) => self.step(),
+            Err(lacking) => Err(lacking),
+        };
+        match made {
+            Err(error) if error.is::<Lacking>() && !forbids_skips() => {
+                println!("SKIP k8s-test: {error:#}");
+                Ok(ExitCode::SUCCESS)
+            }
+            other => other,
+        }
+    }
+
+    fn step(&self) -> Result<ExitCode> {
+        let cache = build::cache()?;
+        let work = cache.dir("run")?;
+        let code = |status: std::process::ExitStatus| {
+            if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        };
+        match self.step {
+            Some(Step::Groups) => machine::groups(&work, &self.cases).map(code),
+            Some(Step::Node) => self.on_the_node(&work),
+            None => {
+                let lock = fs::File::create(work.with_file_name("lock"))?;
+                lock.try_lock().context("another k8s-test runs")?;
+                let path = build::path(&cache)?;
+                // An earlier run may have been killed.
+                fs::remove_dir_all(&work)?;
+                fs::create_dir_all(work.join("images"))?;
+                let arch = if Arch::X86.is_here() { Arch::X86 } else { Arch::Arm };
+                let programs = self
+                    .programs
+                    .clone()
+                    .map_or_else(|| crate::dist::programs(arch, "kubernetes"), Ok)?;
+                image::own(&programs, &work)?;
+                image::of_this_machine(&work)?;
+                let status = machine::enter(&path, &self.cases)?;
+                keep_logs(&work)?;
+                fs::remove_dir_all(&work)
+                    .with_context(|| format!("cannot remove {}", work.display()))?;
+                Ok(code(status))
+            }
+        }
+    }
+
+    /// Starts the cluster, and tries the cases.
+    fn on_the_node(&self, work: &Path) -> Result<ExitCode> {
+        machine::furnish(work)?;
+        let mut cluster = Cluster::start(work)?;
+        println!("the node is ready after {:.1} s", cluster.started.elapsed().as_secs_f64());
+        cases::prepare(&mut cluster)?;
+        println!("tiexecd runs after {:.1} s", cluster.started.elapsed().as_secs_f64());
+        let is_wanted = |name: &str| {
+            self.cases.is_empty() || self.cases.iter().any(|part| name.starts_with(part.as_str()))
+        };
+        let (mut passed, mut failed) = (0, Vec::new());
+        for (name, case) in CASES.into_iter().filter(|(name, _)| is_wanted(name)) {
+            let begun = Instant::now();
+            let result = case(&mut cluster);
+            let took = begun.elapsed().as_secs_f64();
+            match result {
+                Ok(figures) => {
+                    println!("PASS {name}: {figures} ({took:.1} s)");
+                    passed += 1;
+                }
+                Err(error) => {
+                    println!("FAIL {name}: {error:#} ({took:.1} s)");
+                    failed.push(name);
+                }
+            }
+        }
+        cases::save(&cluster);
+        let took = cluster.started.elapsed().as_secs_f64();
+        println!(
+            "{passed} passed, {} failed, in {took:.0} s; logs: {}",
+            failed.len(),
+            logs(work).display()
+        );
+        Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// The directory of the last run's logs.
+fn logs(work: &Path) -> PathBuf {
+    work.with_file_name("log")
+}
+
+fn keep_logs(work: &Path) -> Result<()> {
+    let logs = logs(work);
+    let _first_time = fs::remove_dir_all(&logs);
+    fs::rename(work.join("log"), &logs).context("the node made no logs")
+}
