@@ -24,18 +24,29 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates xtask docs/man -type f 2>/d
 BINDIR = $(DESTDIR)$(PREFIX)/bin
 SHAREDIR = $(DESTDIR)$(PREFIX)/share
 UNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
+LIBDIR = $(DESTDIR)$(PREFIX)/lib
+INCLUDEDIR = $(DESTDIR)$(PREFIX)/include
 
-.PHONY: all programs demo test vm-test image bench man completions install uninstall clean
+.PHONY: all programs lib demo test vm-test k8s-test image bench man completions install uninstall clean
 
 # All that `make install` installs, so that `make && sudo make install` needs no cargo as root.
-all: programs man completions
+all: programs lib man completions
 
 programs: $(addprefix $(DIST)/,$(PROGRAMS))
 
 $(addprefix $(DIST)/,$(PROGRAMS)) &: $(SOURCES)
-	RUSTFLAGS="$(strip $(RUSTFLAGS) $(STATIC))" $(CARGO) build --release --locked --package tiexec --target $(HOST)
+	RUSTFLAGS="$(strip $(RUSTFLAGS) $(STATIC))" $(CARGO) build --release --locked --package tiexec --target $(HOST) \
+		--features "$(PROGRAM_FEATURES)"
 	install -d $(DIST)
 	install -m 755 $(addprefix $(TARGET_DIR)/$(HOST)/release/,$(PROGRAMS)) $(DIST)
+
+# libtiexec, as scripts/libtiexec lays it out: for size, and not static.
+lib: $(DIST)/lib
+
+$(DIST)/lib: $(SOURCES) include/tiexec.h scripts/libtiexec
+	$(CARGO) build --profile library --locked --package tiexec-self
+	STRIP=yes scripts/libtiexec $(TARGET_DIR)/library $@ $(PREFIX)
+	touch $@
 
 demo:
 	scripts/setup run
@@ -53,7 +64,8 @@ test:
 	scripts/setup test
 	$(CARGO) fmt --all --check
 	if command -v cargo-clippy >/dev/null; then \
-		$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings; \
+		$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings && \
+			$(CARGO) clippy --package tiexec-agent --features kubernetes -- -D warnings; \
 	else \
 		echo "SKIP clippy: this toolchain has no cargo-clippy"; \
 	fi
@@ -68,9 +80,15 @@ vm-test:
 	$(CARGO) xtask vm-test --record --disk xfs
 	$(CARGO) xtask kernels
 
-# A container image of the static programs. The same programs give the same digest.
-image: programs
-	$(PODMAN) build --timestamp=0 --file deploy/container/Containerfile --tag tiexec:latest $(DIST)
+# The agent on a Kubernetes node, in namespaces of this machine. The first run builds Kubernetes: ten minutes.
+k8s-test:
+	scripts/setup k8s
+	$(CARGO) xtask k8s-test
+
+# A container image of the static programs, where tiexecd knows pods of Kubernetes. The same programs give the same digest.
+image:
+	$(MAKE) --no-print-directory programs DIST=$(TARGET_DIR)/image PROGRAM_FEATURES=kubernetes
+	$(PODMAN) build --timestamp=0 --file deploy/container/Containerfile --tag tiexec:latest $(TARGET_DIR)/image
 
 bench: programs
 	for script in launch exec_test memory coverage follow; do \
@@ -90,10 +108,16 @@ $(DIST)/man $(DIST)/completions: $(SOURCES)
 	mv $@.new $@
 
 install: all
-	install -d $(BINDIR) $(UNITDIR) $(UNITDIR)-preset $(SHAREDIR)/man/man1 $(SHAREDIR)/man/man5 $(SHAREDIR)/man/man8 $(SHAREDIR)/doc/tiexec \
+	install -d $(BINDIR) $(LIBDIR)/pkgconfig $(INCLUDEDIR) $(UNITDIR) $(UNITDIR)-preset $(SHAREDIR)/man/man1 $(SHAREDIR)/man/man3 $(SHAREDIR)/man/man5 $(SHAREDIR)/man/man8 $(SHAREDIR)/doc/tiexec \
 		$(SHAREDIR)/bash-completion/completions $(SHAREDIR)/zsh/site-functions $(SHAREDIR)/fish/vendor_completions.d
 	install -m 755 $(addprefix $(DIST)/,$(PROGRAMS)) $(BINDIR)
+	install -m 644 $(DIST)/lib/libtiexec.so.1 $(DIST)/lib/libtiexec.a $(LIBDIR)
+	ln -sf libtiexec.so.1 $(LIBDIR)/libtiexec.so
+	install -m 644 $(DIST)/lib/tiexec.h $(INCLUDEDIR)
+	sed 's,^prefix=.*,prefix=$(PREFIX),' $(DIST)/lib/tiexec.pc >$(LIBDIR)/pkgconfig/tiexec.pc
+	chmod 644 $(LIBDIR)/pkgconfig/tiexec.pc
 	install -m 644 $(DIST)/man/tiexec.1 $(SHAREDIR)/man/man1
+	install -m 644 $(DIST)/man/tiexec_self.3 $(SHAREDIR)/man/man3
 	install -m 644 $(DIST)/man/tiexec.conf.5 $(SHAREDIR)/man/man5
 	install -m 644 $(DIST)/man/tiexecctl.8 $(DIST)/man/tiexecd.8 $(SHAREDIR)/man/man8
 	sed 's,/usr/bin/tiexecd,$(PREFIX)/bin/tiexecd,' systemd/tiexecd.service >$(UNITDIR)/tiexecd.service
@@ -111,6 +135,8 @@ uninstall:
 		rm -f $(BINDIR)/$$program $(SHAREDIR)/bash-completion/completions/$$program \
 			$(SHAREDIR)/zsh/site-functions/_$$program $(SHAREDIR)/fish/vendor_completions.d/$$program.fish || exit; \
 	done
+	rm -f $(LIBDIR)/libtiexec.so $(LIBDIR)/libtiexec.so.1 $(LIBDIR)/libtiexec.a $(LIBDIR)/pkgconfig/tiexec.pc \
+		$(INCLUDEDIR)/tiexec.h $(SHAREDIR)/man/man3/tiexec_self.3
 	rm -f $(SHAREDIR)/man/man1/tiexec.1 $(SHAREDIR)/man/man5/tiexec.conf.5 $(SHAREDIR)/man/man8/tiexecctl.8 \
 		$(SHAREDIR)/man/man8/tiexecd.8 $(UNITDIR)/tiexecd.service $(UNITDIR)-preset/80-tiexec.preset
 	rm -rf $(SHAREDIR)/doc/tiexec

@@ -1,7 +1,17 @@
 //! `cargo xtask COMMAND`: what is generated from the command-line definitions, so that it cannot drift
-//! from them; the tests on other kernels; and the packages of a release.
+//! from them; the tests on other kernels and in a cluster; and the packages of a release.
 
+mod chart;
 mod dist;
+#[cfg(test)]
+mod docs;
+mod guide;
+mod header;
+mod k8s;
+mod licences;
+#[cfg(test)]
+mod messages;
+mod release;
 #[cfg(test)]
 mod security;
 mod vm;
@@ -30,7 +40,17 @@ enum Chore {
         out: PathBuf,
     },
     VmTest(vm::VmTest),
+    K8sTest(k8s::K8sTest),
     Dist(dist::Dist),
+    /// Makes the guide's page of reasons anew, from the list in the code
+    Guide,
+    /// Makes deploy/kubernetes/tiexec.yaml anew, from the chart
+    Chart,
+    /// Makes include/tiexec.h anew, from the C API of libtiexec
+    Header,
+    /// Makes THIRD-PARTY.md anew, from the crates that are linked
+    Licences,
+    Release(release::Release),
     /// Makes the tables of docs/KERNELS.md anew, of what vm-test --record has found
     Kernels,
 }
@@ -40,7 +60,13 @@ fn main() -> Result<ExitCode> {
         Chore::Man { out } => man(&made(&out)?)?,
         Chore::Completions { out } => completions(&made(&out)?)?,
         Chore::VmTest(test) => return test.run(),
+        Chore::K8sTest(test) => return test.run(),
         Chore::Dist(dist) => return dist.run(),
+        Chore::Guide => guide::write()?,
+        Chore::Chart => chart::write()?,
+        Chore::Header => header::write()?,
+        Chore::Licences => licences::write()?,
+        Chore::Release(release) => return release.run(),
         Chore::Kernels => vm::write_tables()?,
     }
     Ok(ExitCode::SUCCESS)
@@ -57,11 +83,14 @@ fn commands() -> [(Command, &'static str); 3] {
     [(Launch::command(), "1"), (Ctl::command(), "8"), (Daemon::command(), "8")]
 }
 
-/// The manual pages of files, which no command defines.
-const FILES: [&str; 1] = ["tiexec.conf.5"];
+/// The manual pages of files and of the library, which no command defines.
+const FILES: [&str; 2] = ["tiexec.conf.5", "tiexec_self.3"];
 
-/// The place in the prose for the generated part.
-const MARKER: &str = ".\\\" OPTIONS\n";
+/// The place in the prose for the options; a command of a command stands behind it.
+const MARKER: &str = ".\\\" OPTIONS";
+/// The places for the reasons that are failures, and for the others.
+const FAILURES: &str = ".\\\" FAILURES\n";
+const NORMAL: &str = ".\\\" NORMAL\n";
 
 fn man(out: &Path) -> Result<()> {
     let prose = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/man");
@@ -70,7 +99,9 @@ fn man(out: &Path) -> Result<()> {
         let source = prose.join(format!("{name}.in"));
         let text = fs::read_to_string(&source)
             .with_context(|| format!("cannot read {}", source.display()))?;
-        let Some((before, after)) = text.split_once(MARKER) else {
+        let text = text.replace(FAILURES, &guide::manual(true));
+        let text = text.replace(NORMAL, &guide::manual(false));
+        let Some((before, after)) = text.split_once(&format!("{MARKER}\n")) else {
             bail!("{} does not say where the options go", source.display());
         };
         let man = Man::new(command.clone()).section(section);
@@ -79,11 +110,10 @@ fn man(out: &Path) -> Result<()> {
         man.render_name_section(&mut page)?;
         man.render_synopsis_section(&mut page)?;
         page.extend(before.as_bytes());
-        man.render_options_section(&mut page)?;
-        for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
-            subcommand(&mut page, command.get_name(), sub)?;
-        }
-        page.extend(after.as_bytes());
+        let mut options = Vec::new();
+        man.render_options_section(&mut options)?;
+        page.extend(below_options(&String::from_utf8(options)?).as_bytes());
+        page.extend(with_options(after, &command)?.as_bytes());
         fs::write(out.join(name), page)?;
     }
     for page in FILES {
@@ -94,24 +124,71 @@ fn man(out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes a subcommand as a section of its own, with its options, and so each of its own subcommands.
-fn subcommand(page: &mut Vec<u8>, parent: &str, sub: &Command) -> Result<()> {
-    use std::io::Write;
-    let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
-    let name = format!("{parent} {}", sub.get_name());
-    writeln!(page, ".SH {}", name.to_uppercase())?;
-    writeln!(page, "{about}.")?;
+/// Makes the groups of options parts of the section OPTIONS, and not sections like it.
+fn below_options(section: &str) -> String {
+    let line = |line: &str| match line.strip_prefix(".SH ").filter(|name| *name != "OPTIONS") {
+        Some(name) => {
+            let name = name.trim_matches('"').to_lowercase();
+            let (first, rest) = name.split_at(1);
+            format!(".SS {}{rest}\n", first.to_uppercase())
+        }
+        None => format!("{line}\n"),
+    };
+    section.lines().map(line).collect()
+}
+
+/// Puts each command's options where the prose wants them.
+fn with_options(prose: &str, command: &Command) -> Result<String> {
+    let mut page = String::new();
+    for line in prose.lines() {
+        let Some(names) = line.strip_prefix(MARKER) else {
+            page.push_str(line);
+            page.push('\n');
+            continue;
+        };
+        let mut sub = command;
+        for name in names.split_whitespace() {
+            let found = sub.find_subcommand(name);
+            sub = found.with_context(|| format!("no command {names} for the manual"))?;
+        }
+        options(&mut page, sub)?;
+    }
+    Ok(page)
+}
+
+/// Writes the options of a command of a command.
+fn options(page: &mut String, sub: &Command) -> Result<()> {
+    use std::fmt::Write;
+    let is_of_processes = |argument: &clap::Arg| {
+        ["pids", "exe", "unit", "user"].contains(&argument.get_id().as_str())
+    };
+    let selects = sub.get_arguments().any(|argument| argument.get_id() == "exe");
+    if selects {
+        writeln!(
+            page,
+            ".TP\n\\fIPID\\fR..., \\fB\\-\\-exe\\fR, \\fB\\-\\-unit\\fR, \\fB\\-\\-user\\fR"
+        )?;
+        writeln!(page, "The processes; see \\fBSelecting processes\\fR")?;
+    }
     for argument in sub.get_arguments() {
+        if argument.is_hide_set() || selects && is_of_processes(argument) {
+            continue;
+        }
         let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
-        match (argument.get_long(), argument.get_value_names()) {
-            (Some(long), _) => writeln!(page, ".TP\n\\fB\\-\\-{}\\fR", long.replace('-', "\\-"))?,
-            (None, Some([value, ..])) => writeln!(page, ".TP\n\\fI{value}\\fR")?,
+        let value = argument.get_value_names().unwrap_or_default().first();
+        let value = value.filter(|_| argument.get_action().takes_values());
+        let value = value.map_or(String::new(), |value| format!("\\fI{value}\\fR"));
+        match (argument.get_short(), argument.get_long()) {
+            (short, Some(long)) => {
+                let short = short.map_or(String::new(), |short| format!("\\fB\\-{short}\\fR, "));
+                let between = if value.is_empty() { "" } else { " " };
+                let long = long.replace('-', "\\-");
+                writeln!(page, ".TP\n{short}\\fB\\-\\-{long}\\fR{between}{value}")?;
+            }
+            (_, None) if !value.is_empty() => writeln!(page, ".TP\n{value}")?,
             _ => continue,
         }
-        writeln!(page, "{help}")?;
-    }
-    for sub in sub.get_subcommands().filter(|sub| sub.get_name() != "help") {
-        subcommand(page, &name, sub)?;
+        writeln!(page, "{}", help.replace('-', "\\-"))?;
     }
     Ok(())
 }
@@ -135,12 +212,12 @@ mod tests {
     #[test]
     fn no_prose_about_options_that_do_not_exist() {
         let mut known: BTreeSet<String> = BTreeSet::from(["help".into(), "version".into()]);
-        fn gather(command: &Command, known: &mut BTreeSet<String>) {
-            let long = command.get_arguments().filter_map(clap::Arg::get_long);
-            known.extend(long.map(str::to_owned));
-            command.get_subcommands().for_each(|sub| gather(sub, known));
+        for (command, _) in commands() {
+            each(&command, "", &mut |_, command| {
+                let long = command.get_arguments().filter_map(clap::Arg::get_long);
+                known.extend(long.map(str::to_owned));
+            });
         }
-        commands().iter().for_each(|(command, _)| gather(command, &mut known));
         let prose = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/man");
         for (command, section) in commands() {
             let text =
@@ -158,6 +235,40 @@ mod tests {
         }
     }
 
+    /// Calls it with each command and its commands.
+    fn each(command: &Command, path: &str, seen: &mut impl FnMut(&str, Command)) {
+        let name = format!("{path} {}", command.get_name());
+        seen(&name, command.clone());
+        let subs = command.get_subcommands().filter(|sub| sub.get_name() != "help");
+        subs.for_each(|sub| each(sub, &name, seen));
+    }
+
+    #[test]
+    fn help_fits_a_terminal() {
+        for (mut command, _) in commands() {
+            command.build();
+            each(&command, "", &mut |name, command| {
+                let help = command.term_width(80).render_long_help().to_string();
+                let usage = help.lines().position(|line| line.starts_with("Usage: "));
+                let after = help.lines().skip(usage.unwrap_or_default());
+                let after = after.skip_while(|line| !line.is_empty());
+                for line in help.lines().take(usage.unwrap_or_default()).chain(after) {
+                    assert!(line.chars().count() <= 80, "{name}: {line}");
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn every_command_has_an_example() {
+        let prose = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/man/tiexecctl.8.in");
+        let page = fs::read_to_string(prose).unwrap().replace("\\-", "-");
+        for sub in Ctl::command().get_subcommands() {
+            let wanted = format!("\n.EX\ntiexecctl {}", sub.get_name());
+            assert!(page.contains(&wanted), "{} has no example", sub.get_name());
+        }
+    }
+
     #[test]
     fn every_page_is_rendered() {
         let out = std::env::temp_dir().join(format!("tiexec-man-{}", std::process::id()));
@@ -168,8 +279,12 @@ mod tests {
             assert!(page.contains(&option.replace('-', "\\-")), "--{option}");
         }
         let page = fs::read_to_string(out.join("tiexecctl.8")).unwrap();
-        assert!(page.contains(".SH TIEXECCTL STORE SETUP\n"), "commands of a command");
-        assert!(page.contains("\\-\\-all\\-unused"));
+        each(&Ctl::command(), "", &mut |_, command| {
+            let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
+            for option in shown.filter_map(clap::Arg::get_long) {
+                assert!(page.contains(&option.replace('-', "\\-")), "--{option}");
+            }
+        });
         fs::remove_dir_all(out).unwrap();
     }
 }

@@ -1,7 +1,7 @@
 //! `cargo xtask dist`: what a release is made of. For each architecture a Debian package, an RPM and a tarball, each with the
-//! static programs, manual, completions and licence.
+//! static programs, manual, completions and licence; and Debian's two packages of the library.
 //!
-//! `packaging/nfpm.yaml` describes the packages, and nfpm makes them. This module lays out what is built or generated.
+//! `packaging/*.yaml` describe the packages, and nfpm makes them. This module lays out what is built or generated.
 
 mod check;
 
@@ -27,7 +27,7 @@ pub(crate) struct Dist {
     /// launch programs there
     #[arg(long)]
     check: bool,
-    /// Pack the programs in this directory, and build none
+    /// Pack the programs in this directory, and the library in its directory lib if there is one, and build none
     #[arg(long)]
     programs: Option<PathBuf>,
     /// The packages' version
@@ -81,18 +81,27 @@ impl Dist {
         let date = date()?;
         self.stage(arch, &date, &stage)?;
         let version = &self.version;
-        let package = |kind: &str, name: String| {
+        let package = |description: &str, kind: &str, name: String| {
             let package = out.join(name);
             let mut nfpm = Command::new(&nfpm);
-            nfpm.current_dir(repository()?).args(["package", "--config", "packaging/nfpm.yaml"]);
+            nfpm.current_dir(repository()?).args(["package", "--config"]);
+            nfpm.arg(Path::new("packaging").join(description));
             nfpm.args(["--packager", kind, "--target"]).arg(&package);
             nfpm.env("ARCH", arch.debian()).env("VERSION", version).env("STAGE", &stage);
+            nfpm.env("MULTIARCH", multiarch(arch));
             run(nfpm.env("SOURCE_DATE_EPOCH", &date))?;
             anyhow::Ok(package)
         };
-        let debian = package("deb", format!("tiexec_{version}-1_{}.deb", arch.debian()))?;
-        let rpm = package("rpm", format!("tiexec-{version}-1.{arch}.rpm"))?;
-        // Of the same description: what of the Debian package is not about Debian.
+        let main = "nfpm.yaml";
+        let debian = package(main, "deb", format!("tiexec_{version}-1_{}.deb", arch.debian()))?;
+        let rpm = package(main, "rpm", format!("tiexec-{version}-1.{arch}.rpm"))?;
+        if self.stage_library(arch, &stage)? {
+            for name in ["libtiexec1", "libtiexec-dev"] {
+                let file = format!("{name}_{version}-1_{}.deb", arch.debian());
+                package(&format!("{name}.yaml"), "deb", file)?;
+            }
+        }
+        // The same description, without its parts for Debian.
         let unpacked = work.path().join("unpacked");
         run(Command::new("dpkg-deb").arg("-x").args([&debian, &unpacked]))?;
         fs::remove_dir_all(unpacked.join("usr/share/lintian"))?;
@@ -102,7 +111,7 @@ impl Dist {
 
     /// Lays out what is built and generated.
     fn stage(&self, arch: Arch, date: &str, stage: &Path) -> Result<()> {
-        let programs = self.programs.clone().map_or_else(|| programs(arch), Ok)?;
+        let programs = self.programs.clone().map_or_else(|| programs(arch, ""), Ok)?;
         for name in PROGRAMS {
             install(&programs.join(name), &stage.join("bin").join(name), 0o755)?;
         }
@@ -131,7 +140,24 @@ impl Dist {
         install(&repository()?.join("CHANGELOG.md"), &changelog, 0o644)?;
         let debian = stage.join("changelog.Debian");
         fs::write(&debian, self.debian_changelog(date)?)?;
-        run(Command::new("gzip").arg("-9n").args([changelog, debian]))
+        let licences = stage.join("third-party");
+        fs::write(&licences, crate::licences::texts()?)?;
+        run(Command::new("gzip").arg("-9n").args([changelog, debian, licences]))
+    }
+
+    /// Lays the library out; returns false where there is none to pack.
+    fn stage_library(&self, arch: Arch, stage: &Path) -> Result<bool> {
+        let to = stage.join("lib");
+        let Some(programs) = &self.programs else {
+            library(arch, &to)?;
+            return Ok(true);
+        };
+        let made = programs.join("lib");
+        if !made.is_dir() {
+            return Ok(false);
+        }
+        run(Command::new("cp").arg("-a").args([made, to]))?;
+        Ok(true)
     }
 
     /// Returns Debian's own changelog, of the packaging: it has nothing to tell.
@@ -164,8 +190,8 @@ fn install(from: &Path, to: &Path, mode: u32) -> Result<()> {
     Ok(fs::set_permissions(to, fs::Permissions::from_mode(mode))?)
 }
 
-/// Builds the static programs, and returns where they lie.
-fn programs(arch: Arch) -> Result<PathBuf> {
+/// Builds the static programs with these features, and returns where they lie.
+pub(crate) fn programs(arch: Arch, features: &str) -> Result<PathBuf> {
     let triple = format!("{arch}-unknown-linux-gnu");
     // As `make programs` does: a static PIE would relocate itself on each start.
     let flags = match arch {
@@ -174,7 +200,7 @@ fn programs(arch: Arch) -> Result<PathBuf> {
     };
     let mut cargo = build::cargo();
     cargo.current_dir(repository()?).env("RUSTFLAGS", flags);
-    cargo.args(["build", "--release", "--locked", "--package", "tiexec"]);
+    cargo.args(["build", "--release", "--locked", "--package", "tiexec", "--features", features]);
     if arch.is_here() {
         cargo.args(["--target", &triple]);
     } else {
@@ -182,6 +208,30 @@ fn programs(arch: Arch) -> Result<PathBuf> {
     }
     run(&mut cargo)?;
     Ok(build::target_directory()?.join(triple).join("release"))
+}
+
+/// Debian's name of the architecture in paths.
+fn multiarch(arch: Arch) -> String {
+    format!("{arch}-linux-gnu")
+}
+
+/// Builds the library, and lays it out as Debian has it.
+fn library(arch: Arch, to: &Path) -> Result<()> {
+    let triple = format!("{arch}-unknown-linux-gnu");
+    let mut cargo = build::cargo();
+    cargo.current_dir(repository()?);
+    cargo.args(["build", "--profile", "library", "--locked", "--package", "tiexec-self"]);
+    let mut script = Command::new(repository()?.join("scripts/libtiexec"));
+    if arch.is_here() {
+        cargo.args(["--target", &triple]);
+    } else {
+        build::cross(&Cache::open()?, arch, &mut cargo)?;
+        script.env("TOOLS", format!("{arch}-linux-gnu-"));
+    }
+    run(&mut cargo)?;
+    let built = build::target_directory()?.join(triple).join("library");
+    script.env("STRIP", "yes").env("LIBDIR", format!("${{prefix}}/lib/{}", multiarch(arch)));
+    run(script.args([&built, to]).arg("/usr"))
 }
 
 /// Packs `usr` for `/`, or for anywhere.

@@ -1,5 +1,4 @@
-//! The directory of things that take long to make: `$TIEXEC_VM_CACHE`, else `tiexec-vm` in the user's cache
-//! directory.
+//! The directories of things that take long to make: `NAME` in the user's cache directory, or as `$NAME_CACHE` says.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,16 +9,27 @@ use anyhow::{Context, Result};
 pub(crate) struct Cache(PathBuf);
 
 impl Cache {
+    /// Opens that of the guests: `$TIEXEC_VM_CACHE`, else `tiexec-vm`.
     pub(crate) fn open() -> Result<Self> {
+        Self::named("tiexec-vm", "TIEXEC_VM_CACHE")
+    }
+
+    /// Opens the directory that an environment variable names, else the one of that name.
+    pub(crate) fn named(name: &str, by: &str) -> Result<Self> {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        let dir = variable("TIEXEC_VM_CACHE").map(PathBuf::from).or_else(|| {
+        let dir = variable(by).map(PathBuf::from).or_else(|| {
             let home = variable("XDG_CACHE_HOME").map(PathBuf::from);
             let home = home.or_else(|| Some(PathBuf::from(variable("HOME")?).join(".cache")));
-            home.map(|home| home.join("tiexec-vm"))
+            home.map(|home| home.join(name))
         });
-        let dir = dir.context("neither TIEXEC_VM_CACHE nor HOME is set")?;
+        let dir = dir.with_context(|| format!("neither {by} nor HOME is set"))?;
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         Ok(Self(dir))
+    }
+
+    /// Its directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
     }
 
     /// A directory of that name, made if need be.

@@ -1,0 +1,233 @@
+//! `cargo xtask release --check`: whether all is there that a release is made of.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::vm::Arch;
+use crate::vm::build::repository;
+use crate::{guide, licences};
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Checks what a release is made of, and changes nothing but the file of checksums.
+#[derive(Args, Debug)]
+pub(crate) struct Release {
+    /// Check; a release is published by hand
+    #[arg(long, required = true)]
+    check: bool,
+    /// The packages of `cargo xtask dist`: their names and versions are checked, and SHA256SUMS is written there
+    #[arg(long)]
+    packages: Option<PathBuf>,
+}
+
+impl Release {
+    pub(crate) fn run(&self) -> Result<ExitCode> {
+        let mut whole = true;
+        let mut report = |thing: &str, found: Result<String>| match found {
+            Ok(found) => println!("ok    {thing:<12}{found}"),
+            Err(error) => {
+                whole = false;
+                println!("FAIL  {thing:<12}{error:#}");
+            }
+        };
+        report("version", version());
+        report("tree", tree());
+        report("changelog", changelog(&read("CHANGELOG.md")?));
+        report("guide", current(&guide::page()?, &guide::text(), "cargo xtask guide"));
+        report("licences", current(&licences::file()?, &licences::list()?, "cargo xtask licences"));
+        report("manual", manual());
+        report("completions", completions());
+        report("container", container(&read("deploy/container/Containerfile")?));
+        match &self.packages {
+            Some(packages) => report("packages", checksums(packages)),
+            None => println!(
+                "–     packages    not looked at; fix: --packages DIR of cargo xtask dist --check DIR"
+            ),
+        }
+        Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+fn read(path: &str) -> Result<String> {
+    fs::read_to_string(repository()?.join(path)).with_context(|| format!("cannot read {path}"))
+}
+
+/// The version is the same in all crates, and in the lock file.
+fn version() -> Result<String> {
+    let lock = read("Cargo.lock")?;
+    for name in ["tiexec", "tiexec-core", "xtask"] {
+        if !lock.contains(&format!("name = \"{name}\"\nversion = \"{VERSION}\"\n")) {
+            bail!("Cargo.lock has another version of {name}; fix: cargo build");
+        }
+    }
+    Ok(VERSION.to_owned())
+}
+
+/// Nothing is changed and not committed.
+fn tree() -> Result<String> {
+    let git = |args: &[&str]| -> Result<String> {
+        let output = Command::new("git").current_dir(repository()?).args(args).output()?;
+        if !output.status.success() {
+            bail!("git: {}", String::from_utf8_lossy(&output.stderr).trim_end());
+        }
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let changed = git(&["status", "--porcelain"])?;
+    match changed.lines().next() {
+        Some(first) => bail!("{first}: not committed; fix: git commit"),
+        None => Ok(git(&["rev-parse", "--short", "HEAD"])?.trim().to_owned()),
+    }
+}
+
+/// The changelog has a dated section of this version, and nothing is left above it.
+fn changelog(text: &str) -> Result<String> {
+    let heading = format!("## [{VERSION}] - ");
+    let Some((before, after)) = text.split_once(&heading) else {
+        bail!(
+            "CHANGELOG.md has no section of {VERSION}; fix: rename [Unreleased] to `{heading}DATE`"
+        );
+    };
+    if before.lines().any(|line| line.starts_with("- ")) {
+        bail!("CHANGELOG.md has entries above {VERSION}; fix: move them into its section");
+    }
+    let date: String = after.chars().take_while(|&letter| letter != '\n').collect();
+    let is_date = date.len() == 10
+        && date.bytes().enumerate().all(|(at, byte)| match at {
+            4 | 7 => byte == b'-',
+            _ => byte.is_ascii_digit(),
+        });
+    if !is_date {
+        bail!("CHANGELOG.md: {date:?} is no date; fix: write it as 2026-01-31");
+    }
+    Ok(format!("{VERSION} of {date}"))
+}
+
+/// A file is what would be made now.
+fn current(file: &Path, now: &str, fix: &str) -> Result<String> {
+    let name = file.strip_prefix(repository()?).unwrap_or(file).display().to_string();
+    match fs::read_to_string(file) {
+        Ok(there) if there == now => Ok(name),
+        _ => bail!("{name} is not up to date; fix: {fix}"),
+    }
+}
+
+/// Each page is made, and groff has no complaint.
+fn manual() -> Result<String> {
+    let made = tempfile::tempdir()?;
+    crate::man(made.path())?;
+    let mut pages = Vec::new();
+    for entry in fs::read_dir(made.path())? {
+        let page = entry?.path();
+        if let Some(complaint) = complaint(&page)? {
+            bail!("{}: {complaint}", page.display());
+        }
+        pages.push(page.file_name().unwrap_or_default().to_string_lossy().into_owned());
+    }
+    pages.sort();
+    Ok(pages.join(" "))
+}
+
+/// Returns what groff complains about, or a line that is too long for a terminal; nothing without groff.
+pub(crate) fn complaint(page: &Path) -> Result<Option<String>> {
+    let mut groff = Command::new("groff");
+    let Ok(output) = groff.args(["-man", "-Tutf8", "-ww", "-rLL=80n", "-P-c"]).arg(page).output()
+    else {
+        return Ok(None);
+    };
+    let complaints = String::from_utf8_lossy(&output.stderr).into_owned();
+    if let Some(first) = complaints.lines().next() {
+        return Ok(Some(first.to_owned()));
+    }
+    // The overstrikes of a terminal: a letter, a backspace, the letter again.
+    let long = |line: &&str| {
+        let backs = line.matches('\u{8}').count();
+        line.chars().count() - 2 * backs > 80
+    };
+    Ok(String::from_utf8_lossy(&output.stdout).lines().find(long).map(str::to_owned))
+}
+
+fn completions() -> Result<String> {
+    let made = tempfile::tempdir()?;
+    crate::completions(made.path())?;
+    Ok(format!("{} files", fs::read_dir(made.path())?.count()))
+}
+
+/// The image holds each program.
+fn container(file: &str) -> Result<String> {
+    let copied =
+        file.lines().find(|line| line.starts_with("COPY ")).context("nothing is copied")?;
+    for program in ["tiexec", "tiexecctl", "tiexecd"] {
+        if !copied.split(' ').any(|word| word == program) {
+            bail!("the Containerfile does not copy {program}");
+        }
+    }
+    Ok("make image".to_owned())
+}
+
+/// Every package of this version is there. Writes their checksums.
+fn checksums(packages: &Path) -> Result<String> {
+    let names = [Arch::X86, Arch::Arm].into_iter().flat_map(|arch| {
+        [
+            format!("tiexec_{VERSION}-1_{}.deb", arch.debian()),
+            format!("tiexec-{VERSION}-1.{arch}.rpm"),
+            format!("tiexec-{VERSION}-{arch}.tar.gz"),
+        ]
+    });
+    let names: Vec<String> = names.collect();
+    if let Some(missing) = names.iter().find(|name| !packages.join(name).is_file()) {
+        bail!("no {missing}; fix: cargo xtask dist --check {}", packages.display());
+    }
+    let sums = Command::new("sha256sum").current_dir(packages).args(&names).output()?;
+    if !sums.status.success() {
+        bail!("sha256sum: {}", String::from_utf8_lossy(&sums.stderr).trim_end());
+    }
+    fs::write(packages.join("SHA256SUMS"), sums.stdout)?;
+    Ok(format!("{} files; SHA256SUMS is written", names.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changelog_without_this_version_is_refused() {
+        assert!(changelog("# Changelog\n## [Unreleased]\n- x\n").is_err());
+        assert!(
+            changelog(&format!("## [Unreleased]\n\n## [{VERSION}] - 2026-01-31\n- x\n")).is_ok()
+        );
+        assert!(
+            changelog(&format!("## [Unreleased]\n- y\n## [{VERSION}] - 2026-01-31\n- x\n"))
+                .is_err()
+        );
+        assert!(changelog(&format!("## [{VERSION}] - soon\n- x\n")).is_err());
+    }
+
+    #[test]
+    fn a_directory_without_packages_is_refused() {
+        let error = checksums(tempfile::tempdir().unwrap().path()).unwrap_err().to_string();
+        assert!(error.contains(".deb; fix: cargo xtask dist --check"), "{error}");
+    }
+
+    #[test]
+    fn the_rest_is_ready() {
+        version().unwrap();
+        manual().unwrap();
+        completions().unwrap();
+        container(&read("deploy/container/Containerfile").unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_page_with_a_long_line_is_refused() {
+        let page = tempfile::NamedTempFile::new().unwrap();
+        let long = "x".repeat(100);
+        fs::write(page.path(), format!(".TH x 1\n.SH NAME\nx \\- y\n.PP\n.EX\n{long}\n.EE\n"))
+            .unwrap();
+        if Command::new("groff").arg("--version").output().is_ok() {
+            assert!(complaint(page.path()).unwrap().is_some());
+        }
+    }
+}
