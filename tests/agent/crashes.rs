@@ -106,6 +106,30 @@ fn a_users_crashes_are_the_users_own() {
 }
 
 #[test]
+fn roots_crashes_in_a_container_are_not_the_machines() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    let builds = [6, 8, 10].map(|mib| files.program("crasher", mib, &format!("a/{mib}")));
+    let well = files.program("hold", 6, "a/well");
+    files.attach_below("a", "a");
+    let agent = files.agent();
+    // The shell is the first process of the namespace, which no signal of its own ends.
+    let container =
+        ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "\"$@\"; exit 0", "sh"];
+    for (done, build) in builds.iter().enumerate() {
+        let held = crasher(build, &[], &container);
+        eventually_in_quarantine(&files, done + 1);
+        held.finish().assert_code(0);
+    }
+    assert!(files.quarantine(&[]).out().lines().all(|line| line.ends_with("for user 0)")));
+    // Three builds crashed there: the rule is on, and the agent does more than observe.
+    let held = hold(&well);
+    eventually_switched(&held);
+    stop(agent);
+    held.finish().assert_code(7);
+}
+
+#[test]
 fn an_end_that_is_no_crash_is_none() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
     let files = Files::new();

@@ -1,4 +1,4 @@
-//! What the agent costs: printed, not asserted, but for the programs, which all become huge.
+//! The cost of the agent: printed, not asserted, but for the programs, which all become huge.
 
 use std::time::{Duration, Instant};
 

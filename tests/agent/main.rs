@@ -69,7 +69,7 @@ impl Files {
         Run::new(tiexecd(), self.args()).plain().limit(180).start()
     }
 
-    /// What would be done to a process, or to all.
+    /// The decision about a process, or about all.
     fn check(&self, pids: &[i32]) -> Done {
         let mut args = vec!["rules".to_owned(), "check".to_owned()];
         args.extend(self.args());

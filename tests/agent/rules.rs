@@ -1,5 +1,6 @@
 //! Rule files decide, the first rule first; a file with a mistake is named, and the others stay in force.
 
+use support::attaching::ctl;
 use support::{Run, is_root, require};
 
 use crate::{Files, attach_rule, hold};
@@ -124,4 +125,34 @@ fn a_file_with_a_mistake_is_named_and_the_others_stay() {
     assert!(!done.err().contains('\u{1b}'), "{done}");
     assert!(done.out().contains(": rule good: "), "{done}");
     held.finish().assert_code(7);
+}
+
+/// A label on a Deployment does not reach its pods. The project's own manifest has no mistake.
+#[test]
+fn labels_in_manifests() {
+    let files = Files::new();
+    let pods = "[[rule]]\nname = \"pods\"\npod = { \"tiexec.io/enable\" = \"true\" }\naction = \"attach\"\n";
+    files.write("pods.toml", pods);
+    let manifest = files.public.path().join("deployment.yaml");
+    let check = |own: &str, pods: &str| {
+        let text = format!(
+            "apiVersion: v1\nkind: Namespace\nmetadata: {{name: shop}}\n---\napiVersion: apps/v1\nkind: Deployment\n\
+             metadata:\n  name: db\n  labels: {{{own}}}\nspec:\n  template:\n    metadata:\n      labels: {{{pods}}}\n    \
+             spec:\n      containers: [{{name: db, image: mariadb}}]\n"
+        );
+        std::fs::write(&manifest, text).expect("a file");
+        let path = manifest.to_str().expect("UTF-8").to_owned();
+        ctl(["rules".into(), "check".into(), "-f".into(), path].into_iter().chain(files.args()))
+    };
+    let done = check("tiexec.io/enable: 'true'", "app: db");
+    done.assert_code(1);
+    assert!(done.err().contains("fix: move it to spec.template.metadata.labels"), "{done}");
+    let done = check("app: db", "tiexec.io/enable: 'true'");
+    done.assert_code(0);
+    assert!(
+        done.out().contains("pods of Deployment db have tiexec.io/enable=true; rule pods: attach"),
+        "{done}"
+    );
+    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/kubernetes/tiexec.yaml");
+    ctl(["rules", "check", "-f", own]).assert_code(0);
 }

@@ -47,7 +47,7 @@ fn a_full_disk_costs_a_line() {
     let again = Run::new(&bad, [""; 0]).plain().limit(180).hold();
     let held = hold(&well);
     eventually_switched(&held);
-    // What could not be written counts nevertheless, as long as the agent runs.
+    // A crash that could not be written down counts nevertheless, as long as the agent runs.
     assert_eq!(switched(again.pid()), 0);
     let said = stop(agent);
     let lines = said.lines().filter(|line| line.contains("No space") || line.contains("ENOSPC"));

@@ -1,6 +1,7 @@
 //! The socket tells what the agent did, and a user's programs cannot inflate it.
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -18,7 +19,10 @@ const SOCKET: &str = "/run/tiexec/agent.sock";
 
 /// The answer to a request: its status line, and its content.
 fn ask(path: &str) -> (String, String) {
-    let mut socket = UnixStream::connect(SOCKET).expect("an agent listens");
+    ask_on(UnixStream::connect(SOCKET).expect("an agent listens"), path)
+}
+
+fn ask_on(mut socket: impl Read + Write, path: &str) -> (String, String) {
     write!(socket, "GET {path} HTTP/1.1\r\nHost: agent\r\n\r\n").expect("it reads");
     let mut text = String::new();
     socket.read_to_string(&mut text).expect("it answers");
@@ -26,7 +30,7 @@ fn ask(path: &str) -> (String, String) {
     (head.lines().next().expect("a line").to_owned(), content.to_owned())
 }
 
-/// What `tiexecctl status` tells of the machine.
+/// The answer of `tiexecctl status` about the machine.
 fn status_of_machine() -> Value {
     let told = ctl(["status", "--json"]);
     told.assert_code(0);
@@ -87,9 +91,10 @@ fn status_and_metrics() {
     let user = Run::new(&copy, ["7"]).plain().limit(180);
     let user = user.behind(["setpriv", "--reuid=1717", "--regid=1717", "--clear-groups"]).hold();
     let figures = files.public.path().join("tiexec.prom");
-    let option = format!("--textfile={}", figures.display());
-    let agent = Run::new(tiexecd(), files.args().into_iter().chain([option]));
-    let agent = agent.plain().limit(180).start();
+    let options =
+        [format!("--textfile={}", figures.display()), "--metrics-address=127.0.0.1:0".to_owned()];
+    let agent = Run::new(tiexecd(), files.args().into_iter().chain(options));
+    let mut agent = agent.plain().limit(180).start();
     eventually_switched(&held);
     eventually_switched(&user);
     let meta = std::fs::metadata(SOCKET).expect("the socket");
@@ -110,6 +115,15 @@ fn status_and_metrics() {
 
     let (status, text) = ask("/metrics");
     assert_eq!(status, "HTTP/1.0 200 OK");
+    // At an address everybody may ask, and learns of no process.
+    let said = agent.err_text();
+    let address = said.split_once("answers /metrics at ").expect("it says where").1;
+    let address = address.lines().next().expect("a line");
+    let ask_there = |path| ask_on(TcpStream::connect(address).expect("it listens"), path);
+    let (status, there) = ask_there("/metrics");
+    assert_eq!(status, "HTTP/1.0 200 OK");
+    assert!(there.contains("tiexec_attach_total{"), "{there}");
+    assert_eq!(ask_there("/status").0, "HTTP/1.0 404 Not Found");
     for metric in [
         "tiexec_text_bytes{rule=\"a\",unit=\"",
         "tiexec_text_huge_bytes{rule=\"a\",unit=\"other\",backing=\"image\"}",

@@ -444,10 +444,12 @@ fn switched_off_it_touches_nothing() {
         let args: &[&str] = if is_ctl { &["attach", &pid] } else { &["-p", &pid] };
         let done = started(&front, binary, args).finish();
         done.assert_code(1);
-        assert!(done.err().contains("disabled"), "{done}");
+        let says = "disabled: /etc/tiexec/disabled is there; fix: rm /etc/tiexec/disabled";
+        assert!(done.err().contains(says), "{done}");
         let done = started(&["env", "TIEXEC=off"], binary, args).finish();
         done.assert_code(1);
-        assert!(done.err().contains("disabled"), "{done}");
+        let says = "/etc/tiexec/config; fix: leave out --backing off and TIEXEC=off";
+        assert!(done.err().contains(says), "{done}");
     }
     assert_untouched(held.pid(), &before);
     // Off means no new ones. The way back stays open.

@@ -2,7 +2,7 @@
 
 use support::attaching::switched;
 use support::child::eventually;
-use support::{Held, Run, is_root, require, tiexecd};
+use support::{is_root, require};
 
 use crate::{Server, export};
 
@@ -82,7 +82,7 @@ fn by_its_death_and_the_next_one_reverts() {
 fn by_its_death_and_the_agent_reverts() {
     require!(is_root(), "files in a directory of root's");
     let server = left_on_copies();
-    let agent = agent(&server);
+    let agent = server.agent();
     server.eventually_plain();
     eventually("the record is gone", || !server.state().join("canary.json").exists());
     agent.signal(libc::SIGTERM);
@@ -108,11 +108,4 @@ fn a_torn_record_is_set_aside() {
     done.assert_code(6);
     assert!(!done.err().contains("reverted process"), "{done}");
     server.finish();
-}
-
-fn agent(server: &Server) -> Held {
-    let conf = server.public.path().join("conf");
-    std::fs::create_dir(&conf).expect("a directory");
-    let (conf, state) = (conf.display().to_string(), server.state().display().to_string());
-    Run::new(tiexecd(), ["--conf-dir", &conf, "--state-dir", &state]).plain().limit(120).start()
 }

@@ -3,6 +3,8 @@
 //! The server counts more, or less, while its text is on huge pages: a difference that is made up, so that the tests know what
 //! is to be found. Whether claims are rarely false is tested by simulation (`crates/advise/tests/sequential.rs`).
 
+mod agents;
+mod cgroups;
 mod counters;
 mod ends;
 mod merge;
@@ -15,7 +17,7 @@ use serde_json::Value;
 
 use support::attaching::{ctl, small, switched};
 use support::child::eventually;
-use support::{Done, Fresh, Held, Kind, Public, Run, tiexecctl};
+use support::{Done, Fresh, Held, Kind, Public, Run, tiexecctl, tiexecd};
 
 /// A server, and the place for the canary's files.
 struct Server {
@@ -40,6 +42,19 @@ impl Server {
 
     fn state(&self) -> PathBuf {
         self.public.path().join("state")
+    }
+
+    /// The options that name the rules and the state.
+    fn files(&self) -> [String; 4] {
+        let conf = self.public.path().join("conf").display().to_string();
+        let state = self.state().display().to_string();
+        ["--conf-dir".to_owned(), conf, "--state-dir".to_owned(), state]
+    }
+
+    /// Starts an agent with these, without rules if there are none.
+    fn agent(&self) -> Held {
+        let _there = std::fs::create_dir(self.public.path().join("conf"));
+        Run::new(tiexecd(), self.files()).plain().limit(200).start()
     }
 
     /// A command that prints the count.

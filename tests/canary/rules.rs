@@ -1,18 +1,16 @@
 //! A rule with `canary = "required"` attaches only where a canary on this machine has found that it helps.
 
 use support::attaching::ctl;
-use support::{Done, Run, is_root, require, tiexecd};
+use support::{Done, is_root, require};
 
 use crate::{Server, export};
 
-fn check(server: &Server) -> Done {
-    let conf = server.public.path().join("conf").display().to_string();
-    let state = server.state().display().to_string();
-    let pid = server.pid().to_string();
-    ctl(["rules", "check", "--conf-dir", &conf, "--state-dir", &state, &pid])
+pub(crate) fn check(server: &Server) -> Done {
+    let words = ["rules", "check"].map(str::to_owned);
+    ctl(words.into_iter().chain(server.files()).chain([server.pid().to_string()]))
 }
 
-fn write_rule(server: &Server, more: &str) {
+pub(crate) fn write_rule(server: &Server, more: &str) {
     let conf = server.public.path().join("conf");
     let _there = std::fs::create_dir(&conf);
     let exe = server.copy.path().display();
@@ -32,8 +30,8 @@ fn a_verdict_is_asked_for_and_obeyed() {
     let before = check(&server);
     before.assert_code(0).assert_silent();
     require!(!before.out().contains("no_crash_guard"), "Linux 6.15");
-    let says = format!("canary_required; fix: tiexecctl canary {} --counter CMD", server.pid());
-    assert!(before.out().trim_end().ends_with(&says), "{before}");
+    let says = "canary_required; fix: tiexecctl canary --rule r --counter CMD";
+    assert!(before.out().trim_end().ends_with(says), "{before}");
     server.canary(&[]).assert_code(0);
     ctl(["revert", &server.pid().to_string()]).assert_code(0);
     assert!(check(&server).out().ends_with(": rule r: attach\n"), "{}", check(&server));
@@ -41,10 +39,7 @@ fn a_verdict_is_asked_for_and_obeyed() {
     write_rule(&server, "canary = \"required\"\nedges = \"aggressive\"");
     assert!(check(&server).out().contains("canary_required"), "{}", check(&server));
     write_rule(&server, "canary = \"required\"");
-    let conf = server.public.path().join("conf").display().to_string();
-    let state = server.state().display().to_string();
-    let args = ["--conf-dir", &conf, "--state-dir", &state];
-    let agent = Run::new(tiexecd(), args).plain().limit(120).start();
+    let agent = server.agent();
     let pid = server.pid();
     support::child::eventually("the agent attaches", || support::attaching::switched(pid) > 0);
     agent.signal(libc::SIGTERM);
@@ -86,5 +81,14 @@ fn page_cache_cannot_be_required_to_be_proved() {
     assert!(done.err().contains("cannot be taken back"), "{done}");
     write_rule(&server, "canary = \"maybe\"");
     assert!(check(&server).err().contains("is not off or required"), "{}", check(&server));
+    for (keys, says) in [
+        ("canary-counter = \"echo 1\"", "need action = \"attach\" and canary = \"required\""),
+        ("canary = \"required\"\ncanary-guard = \"true\"", "has either canary-counter, or"),
+        ("canary = \"required\"\ncanary-query = \"up\"", "has either canary-counter, or"),
+        ("canary = \"required\"\ncanary-counter = \"echo 1\"\ncanary-slice = \"soon\"", "soon"),
+    ] {
+        write_rule(&server, keys);
+        assert!(check(&server).err().contains(says), "{keys}: {}", check(&server));
+    }
     server.finish();
 }

@@ -1,5 +1,6 @@
 //! In containers of podman's: its seccomp profile, its capabilities, its mounts.
 
+mod agent;
 mod image;
 mod restrictions;
 mod start;

@@ -1,4 +1,4 @@
-//! What containers may forbid, one thing at a time and all together: the text is huge nevertheless. The table of
+//! Restrictions of containers, one at a time and all together: the text is huge nevertheless. The table of
 //! docs/CONTAINERS.md has a row for each.
 
 use support::podman::{Container, NEEDS, is_there};

@@ -102,7 +102,7 @@ pub(super) fn silent(how: &str) -> Held {
     run.behind(ATTACKER).hold()
 }
 
-fn of_file<'a>(report: &'a Value, path: &str) -> &'a Value {
+pub(super) fn of_file<'a>(report: &'a Value, path: &str) -> &'a Value {
     let files = report["files"].as_array().expect("files");
     files.iter().find(|file| file["path"] == path).unwrap_or(&Value::Null)
 }
@@ -150,7 +150,7 @@ fn a_plain_program_of_another_user() {
 }
 
 /// Started by root, the program has its file system mounted as fusermount(1) does it.
-fn silent_to_root(how: &str) -> Held {
+pub(super) fn silent_to_root(how: &str) -> Held {
     let (public, node) = fuse();
     let built = program("hostile/silent_fuse", Kind::DynamicNoPie);
     let copy = public.add(&built, "silent_fuse", 0o755);

@@ -8,6 +8,7 @@ mod launches;
 mod locks;
 mod names;
 mod outputs;
+mod overlays;
 mod oversized;
 mod priority;
 mod reasons;

@@ -153,6 +153,58 @@ fn copies_are_charged_to_the_process_and_bounded_by_its_limit() {
     held.finish().assert_code(7);
 }
 
+/// In a container the copies are charged to the process as well. Where the machine's cgroups are not mounted they cannot be, and
+/// none is made: the tracer's own container would pay.
+#[test]
+fn copies_are_charged_from_a_container_too() {
+    require!(needs() && installed("unshare").is_some(), "cgroups need root");
+    let mut machine = Machine::lock();
+    let controller = memory_controller();
+    require!(controller.is_some(), "no memory controller");
+    let (top, _) = controller.expect("just looked");
+    // Not below the hierarchy's root, from which all paths would lead.
+    let parent = machine.group(&top).expect("a cgroup");
+    let unified = parent.join("cgroup.subtree_control");
+    if unified.exists() {
+        std::fs::write(unified, "+memory").expect("an own cgroup");
+    }
+    let [theirs, ours] = [(); 2].map(|()| machine.group(&parent).expect("a cgroup"));
+    let public = Public::new();
+    public.add(&program("hold", Kind::DynamicNoPie), "hold", 0o755);
+    let before = [shared_memory(&theirs), shared_memory(&ours)];
+    let words = ["--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-ec", NODE];
+    let run = Run::new("unshare", words).plain().with_arg("sh").with_arg(public.path());
+    let run = run.with_arg(&top).with_arg(&theirs).with_arg(&ours);
+    let mut held = run.with_arg(support::tiexecctl()).limit(120).start();
+    held.wait_line("attached");
+    let charged = [shared_memory(&theirs), shared_memory(&ours)];
+    let done = held.finish();
+    done.assert_code(7);
+    let said = done.err();
+    assert!(said.contains("memcg_headroom") && said.contains("fix: mount"), "{done}");
+    assert!(charged[0] >= before[0] + (2 << 20), "its cgroup pays: {charged:?}");
+    assert!(charged[1] < before[1] + (2 << 20), "the container's own does not: {charged:?}");
+}
+
+/// Process 1 of a PID namespace, as on a node. The tracer's container sees first its own part of the cgroups only, then all.
+const NODE: &str = r#"cd "$1"; top=$2 theirs=$3 ours=$4 attach=$5
+    mkfifo input
+    mkdir own
+    exec 3<>input
+    sh -c 'echo $$ >"$0/cgroup.procs"; exec setpriv --reuid=2001 --regid=2001 --clear-groups ./hold 7' "$theirs" \
+        <input >output 3>&- &
+    pod=$!
+    until grep -q ready output; do sleep 0.1; done
+    contained() {
+        sh -c 'echo $$ >"$0/cgroup.procs"; exec unshare --cgroup --mount sh -ec "$@"' "$ours" "$@" "$attach" attach --backing=image "$pod"
+    }
+    ! contained 'mount --bind "$1" own; umount -l "$0"; mount --move own "$0"; shift; exec "$@"' "$top" "$ours"
+    contained 'shift; exec "$@"' "$top" "$ours"
+    echo attached
+    read line || true
+    echo >&3
+    wait "$pod" || exit $?"#;
+
 #[test]
 fn a_sparse_file_costs_nothing() {
     require!(needs(), "another user needs root");

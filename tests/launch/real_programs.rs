@@ -1,44 +1,7 @@
 //! Real programs run as they do alone, and every whole huge page inside their text is PMD-mapped when their main runs.
 
-use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
-
-use support::child::eventually;
-use support::pty::pipe;
-use support::{Coverage, Run, coverage, installed, require};
-
-/// Runs a program against a full pipe, so that its first output holds it in its main; looks at its text there; lets it go on. Returns what
-/// was huge and what it wrote.
-fn held_at_first_output(run: &Run) -> (Coverage, Vec<u8>) {
-    let (mut read, write) = pipe();
-    let (none, _keep) = pipe();
-    // SAFETY: fcntl on own descriptors.
-    let size = unsafe { libc::fcntl(write.as_raw_fd(), libc::F_SETPIPE_SZ, 4096) };
-    let mut filler = vec![0_u8; size as usize];
-    (&write).write_all(&filler).expect("an empty pipe takes its size");
-    let (_err_read, err) = pipe();
-    let held = run.clone().stdio([none.as_raw_fd(), write.as_raw_fd(), err.as_raw_fd()]).start();
-    drop(write);
-    let pid = held.pid();
-    eventually("the program writes", || writes(pid));
-    let coverage = coverage(pid);
-    read.read_exact(&mut filler).expect("the filler comes first");
-    let mut output = Vec::new();
-    read.read_to_end(&mut output).expect("its output");
-    held.finish().assert_code(0);
-    (coverage, output)
-}
-
-/// Returns whether some thread is in write(1, …) or writev(1, …).
-fn writes(pid: i32) -> bool {
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    tasks.flatten().any(|task| {
-        let call = std::fs::read_to_string(task.path().join("syscall")).unwrap_or_default();
-        // SYS_write and SYS_writev, first argument 1.
-        call.starts_with(&format!("{} 0x1 ", libc::SYS_write))
-            || call.starts_with(&format!("{} 0x1 ", libc::SYS_writev))
-    })
-}
+use support::first_output::held_at_first_output;
+use support::{BUSY_NODE, Coverage, Run, installed, require};
 
 fn assert_covered(run: &Run) -> Coverage {
     let plain = run.plain().output();
@@ -70,14 +33,7 @@ fn node_has_24_mib_of_huge_text() {
 #[test]
 fn node_works_under_load() {
     require!(installed("node").is_some(), "no node on PATH");
-    // JIT, garbage collection, worker threads, child processes and regular expressions, all through switched text.
-    let script = "const {Worker}=require('worker_threads'),{execFileSync}=require('child_process');\
-        let h=0;for(let i=0;i<2e6;i++)h=(h*33+(i^(h>>>3)))>>>0;\
-        const o=JSON.parse(JSON.stringify([...Array(20000)].map((_,i)=>({i,s:'x'.repeat(i%50)}))));\
-        const r=o.filter(e=>/x{7,}$/.test(e.s)).length;\
-        const c=execFileSync('/bin/echo',['child']).toString().trim();\
-        new Worker(\"require('worker_threads').parentPort.postMessage(6*7)\",{eval:true}).on('message',m=>console.log(h,r,c,m))";
-    let run = Run::new("node", ["-e", script]);
+    let run = Run::new("node", ["-e", BUSY_NODE]);
     let (plain, done) = (run.plain().output(), run.output());
     plain.assert_code(0);
     done.assert_code(0).assert_silent();

@@ -1,27 +1,10 @@
 //! `--settle`: text that a program maps later becomes huge too.
 
-use std::path::{Path, PathBuf};
-
 use support::attaching::{started, switched};
 use support::child::{eventually, soon};
+use support::objects::late_library as library;
 use support::smaps::{Vma, vmas};
 use support::{Kind, Run, busy_java, program, require};
-
-/// A library with 6 MiB of text.
-fn library(dir: &Path) -> PathBuf {
-    let source = support::sources().join("late.c");
-    let made = dir.join("built.so");
-    let built = std::process::Command::new("cc")
-        .args(["-O1", "-shared", "-fPIC", "-DLIBRARY", "-DBIG_MIB=6", "-o"])
-        .args([&made, &source])
-        .output()
-        .expect("cc");
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    // A file just written may be in huge folios.
-    let copies = dir.join("copies");
-    std::fs::create_dir(&copies).expect("a directory");
-    support::warm::small(&made, &copies)
-}
 
 #[test]
 fn a_library_loaded_later_at_a_launch() {

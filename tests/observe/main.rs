@@ -1,9 +1,11 @@
 //! Debuggers, profilers, core dumps, `inspect` and `doctor` see a program as it is.
 
 mod cores;
+mod fixes;
 mod gdb;
 mod inspect_doctor;
 mod maps;
+mod narrow;
 mod perf;
 mod restart;
 mod selected;

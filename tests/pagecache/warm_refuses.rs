@@ -29,7 +29,12 @@ fn a_file_that_running_processes_use() {
     let held = Run::new(&copy, ["7"]).plain().hold();
     let cached = cached_pages(&copy);
     let resident = support::smaps::status_field(held.pid(), "RssFile");
-    assert_left(&warm(&["--json"], &[&copy]), 1, "in_use", "stop them, warm it, start them again");
+    assert_left(
+        &warm(&["--json"], &[&copy]),
+        1,
+        "in_use",
+        "; fix: stop what uses it, tiexecctl warm /",
+    );
     assert_eq!(cached_pages(&copy), cached, "nothing was evicted");
     assert_eq!(support::smaps::status_field(held.pid(), "RssFile"), resident);
     held.finish().assert_code(7);
@@ -68,7 +73,7 @@ fn a_file_with_dirty_pages() {
         let cached = cached_pages(&copy);
         let left = warm(&["--json"], &[&copy]);
         if left.code != 0 {
-            assert_left(&left, 1, "dirty_file", "sync it, then warm again");
+            assert_left(&left, 1, "dirty_file", "; fix: sync /");
             assert_eq!(cached_pages(&copy), cached);
             return true;
         }
@@ -109,7 +114,7 @@ fn another_users_file_is_not_evicted() {
         Warm::of(setpriv.arg(&ctl).arg("warm").args(options).arg(&copy).output().expect("setpriv"))
     };
     let cached = cached_pages(&copy);
-    assert_left(&as_nobody(&["--json"]), 5, "not_owner", "be root, or its owner");
+    assert_left(&as_nobody(&["--json"]), 5, "not_owner", ", as root or as the file's owner");
     assert_eq!(cached_pages(&copy), cached);
     // A file that nobody has cached may be warmed: that hurts nobody.
     evict(&copy);

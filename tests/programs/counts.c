@@ -1,6 +1,6 @@
 /* A server that works and sleeps by turns, and counts its rounds in a file: counts FILE [WORTH [CHILDREN]]. WORTH is the number that a round
    counts in percent while the text is on huge pages. So a difference can be made up, for tests of what is done about one. Children do the
-   same work. Ends with 7 at the end of its input, if the text was right to the end. */
+   same work. With a WORTH of 0 it crashes on huge pages. Ends with 7 at the end of its input, if the text was right to the end. */
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -14,7 +14,10 @@ static atomic_ulong *count;
 static void work(unsigned long worth)
 {
     check_or_die();
-    atomic_fetch_add(count, huge_text() ? worth : 100);
+    int huge = huge_text();
+    if (huge && !worth)
+        __builtin_trap();
+    atomic_fetch_add(count, huge ? worth : 100);
 }
 
 static int tell(int file)

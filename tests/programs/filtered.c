@@ -1,28 +1,19 @@
 /* filtered SITUATION: filters that a program installs for itself while it runs. Says "pid", "ready", and waits for a line; ends with 7 if all
    was as it should be. */
-#include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
-#include <stddef.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
+#include "one_call_filter.h"
 #include "situation.h"
 
 /* Death to the thread's process for this call. */
 static void forbid(int call)
 {
-    struct sock_filter filter[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog prog = {sizeof filter / sizeof *filter, filter};
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &prog))
-        _exit(BROKEN);
+    filter_one_call(SECCOMP_RET_KILL_PROCESS, call);
 }
 
 static void *free_thread(void *started)

@@ -2,5 +2,6 @@
 
 mod agent;
 mod boots;
+mod canary;
 mod enable;
 mod wait_exec;

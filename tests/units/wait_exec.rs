@@ -6,7 +6,7 @@ use support::require;
 use support::systemd::{DEBIANS, NEEDS, Systemd, can_boot};
 use support::{Kind, install, program};
 
-/// The line of the README.
+/// The line of the manual and of the guide.
 const ATTACH: &str = "ExecStartPost=-+/usr/bin/tiexecctl attach --unit %n --quiet --wait-exec";
 
 /// Has the unit run the command after its start.

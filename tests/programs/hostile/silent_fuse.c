@@ -1,14 +1,16 @@
 /* Maps, like text, a file of a file system that it serves itself (FUSE), and that stops answering.
  *
- *   silent_fuse (plain|overlay|descriptor|locked|copy|program) DEVICE
+ *   silent_fuse (plain|overlay|descriptor|locked|copy|program|container) DEVICE
  *
- * With "overlay" the file is seen through an overlay of the user's own namespaces. With "descriptor" the text is the
+ * With "overlay" the file is seen through an overlay of the user's own namespaces, or of root's. With "descriptor" the text is the
  * program's own, on a local file system: its first thread reads from descriptor 0, and meanwhile another puts a file of the
  * silent one under that number. A process that closes a copy of it waits for an answer (FUSE_FLUSH). With "locked" another process
  * reads a page of the silent file in this one's memory, and keeps its mmap lock until there is an answer; and a thread waits
  * for that lock to write, so that nobody else gets it to read. With "copy" the silent file lies over text of the program and is named like a copy of it in an
  * image store. With "program", as root only, this program executes itself as user 2001, by a file of the silent system that everybody may
- * open: each request of root's goes without an answer from the beginning.
+ * open: each request of root's goes without an answer from the beginning. With "container", as root only and as the first process of a
+ * PID namespace, it is a container's root: its root directory is an overlay over the silent file system, and a tmpfs covers the paths of the
+ * layers.
  *
  * Started by root it has the file system mounted for user 2001 in the initial user namespace, as fusermount(1) does: there
  * root's reads ask the server too, which elsewhere fail (`fuse_get_req` in fs/fuse/dev.c). Exits with 7. */
@@ -42,6 +44,28 @@ static void become_user(void)
     if (setgroups(0, NULL) || setresgid(USER, USER, USER) || setresuid(USER, USER, USER))
         _exit(BROKEN);
     prctl(PR_SET_DUMPABLE, 1);
+}
+
+static void map_it(const char *path)
+{
+    char *text = (char *)0x200000000000;
+    int fd = open(path, O_RDONLY);
+    if (fd < 0 || mmap(text, 6 * MIB + 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_FIXED_NOREPLACE | MAP_POPULATE, fd, 0) != text)
+        _exit(BROKEN);
+}
+
+/* `programs` is the directory of this program. Root of a container has other groups than the machine's root. */
+static void enter_container(int programs)
+{
+    char from[64], number[16];
+    gid_t group = 4242;
+    snprintf(from, sizeof from, "/proc/self/fd/%d", programs);
+    snprintf(number, sizeof number, "%d", server);
+    if (mount("none", "/mnt/tmp", "tmpfs", 0, NULL) || mkdir("/mnt/tmp/bin", 0755) ||
+        mount(from, "/mnt/tmp/bin", NULL, MS_BIND, NULL) || chroot("/mnt") || chdir("/") || setgroups(1, &group))
+        _exit(BROKEN);
+    execl("/tmp/bin/silent_fuse", "silent_fuse", "inside", number, (char *)NULL);
+    _exit(BROKEN);
 }
 
 static void attributes(struct fuse_attr *attr, unsigned long node)
@@ -199,9 +223,19 @@ int main(int argc, char **argv)
 {
     char options[128], *text = (char *)0x200000000000, *path = "/mnt/file", c;
     pthread_t thread;
-    int device, fd, by_root = geteuid() == 0;
+    int device, fd, programs = -1, by_root = geteuid() == 0;
     if (argc != 3)
         return BROKEN;
+    if (!strcmp(argv[1], "inside")) {
+        server = atoi(argv[2]);
+        map_it("/file");
+        kill(server, SIGUSR1);
+        printf("pid %d\n", getpid());
+        ready_and_wait();
+        kill(server, SIGKILL);
+        waitpid(server, NULL, 0);
+        return 7;
+    }
     if (!strcmp(argv[1], "served")) {
         printf("pid %d\n", getpid());
         ready_and_wait();
@@ -222,11 +256,21 @@ int main(int argc, char **argv)
     } else {
         own_namespaces(0, 0);
     }
+    if (!strcmp(argv[1], "container")) {
+        char own[4096];
+        ssize_t len = readlink("/proc/self/exe", own, sizeof own - 1);
+        if (len < 0)
+            return BROKEN;
+        own[len] = 0;
+        *strrchr(own, '/') = 0;
+        programs = open(own, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    }
     device = open(argv[2], O_RDWR | O_CLOEXEC);
-    snprintf(options, sizeof options, "fd=%d,rootmode=40000,user_id=%d,group_id=%d%s", device, by_root ? USER : 0,
-             by_root ? USER : 0, own_file >= 0 ? ",allow_other" : "");
+    /* An overlay of root's reads its layers as root. */
+    snprintf(options, sizeof options, "fd=%d,rootmode=40755,user_id=%d,group_id=%d%s", device, by_root ? USER : 0,
+             by_root ? USER : 0, own_file >= 0 || (by_root && strcmp(argv[1], "copy")) ? ",allow_other" : "");
     if (device < 0 || mount("none", "/tmp", "tmpfs", 0, NULL) || mkdir("/tmp/lower", 0755) || mkdir("/tmp/upper", 0755) ||
-        mkdir("/tmp/work", 0755) || mkdir("/tmp/second", 0755))
+        mkdir("/tmp/work", 0755) || mkdir("/tmp/second", 0755) || mkdir("/tmp/second/tmp", 0755))
         return BROKEN;
     server = fork();
     if (server < 0)
@@ -238,20 +282,21 @@ int main(int argc, char **argv)
     }
     if (mount("fuse", "/tmp/lower", "fuse", 0, options))
         return BROKEN;
-    if (by_root)
-        become_user();
+    if ((!strcmp(argv[1], "overlay") || programs >= 0) && mount("none", "/mnt", "overlay", 0, "lowerdir=/tmp/lower:/tmp/second"))
+        return BROKEN;
     /* The server alone has the connection: it is aborted when the server ends. */
     close(device);
+    if (programs >= 0)
+        enter_container(programs);
+    if (by_root)
+        become_user();
     path = "/tmp/lower/file";
     if (own_file >= 0) {
         execl(path, path, "served", "", (char *)NULL);
         return BROKEN;
     }
-    if (!strcmp(argv[1], "overlay")) {
-        if (mount("none", "/mnt", "overlay", 0, "lowerdir=/tmp/lower:/tmp/second"))
-            return BROKEN;
+    if (!strcmp(argv[1], "overlay"))
         path = "/mnt/file";
-    }
     if (!strcmp(argv[1], "copy"))
         path = "/tmp/lower/file.tiexec";
     fd = open(path, O_RDONLY);
@@ -269,8 +314,7 @@ int main(int argc, char **argv)
         kill(server, SIGUSR1);
         lock(text);
     } else if (strcmp(argv[1], "descriptor")) {
-        if (mmap(text, 6 * MIB + 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_FIXED_NOREPLACE | MAP_POPULATE, fd, 0) != text)
-            return BROKEN;
+        map_it(path);
     } else {
         if (pthread_create(&thread, NULL, replaces, &fd))
             return BROKEN;

@@ -11,6 +11,7 @@
 pub mod attaching;
 pub mod child;
 pub mod edges;
+pub mod first_output;
 pub mod fresh;
 pub mod launch;
 pub mod machine;
@@ -33,7 +34,7 @@ pub use child::{Done, Held};
 pub use fresh::{Fresh, Report};
 pub use launch::{Prep, Run};
 pub use places::{files, sources, tiexec, tiexecctl, tiexecd};
-pub use programs::{Kind, busy_java, program, program_big};
+pub use programs::{BUSY_NODE, Kind, Linked, busy_java, program, program_big, program_with};
 pub use smaps::{Coverage, coverage, pmd_size};
 
 /// Ends the test with a line that can be seen when the machine lacks what it needs; fails it if `TIEXEC_TEST_NO_SKIP=1`.

@@ -122,7 +122,8 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         HELD.set(false);
-        for group in &self.groups {
+        // The innermost first.
+        for group in self.groups.iter().rev() {
             // Children that were just reaped may be counted a moment longer.
             for _ in 0..200 {
                 if std::fs::remove_dir(group).is_ok() {

@@ -171,3 +171,19 @@ fn build(made: Made, main_mib: u32, object_mib: u32) -> PathBuf {
     std::fs::rename(own.keep(), &built).expect("a place for it");
     built
 }
+
+/// A library with 6 MiB of text, which the program `late` loads.
+pub fn late_library(dir: &Path) -> PathBuf {
+    let source = super::sources().join("late.c");
+    let made = dir.join("built.so");
+    let built = std::process::Command::new("cc")
+        .args(["-O1", "-shared", "-fPIC", "-DLIBRARY", "-DBIG_MIB=6", "-o"])
+        .args([&made, &source])
+        .output()
+        .expect("cc");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    // A file just written may be in huge folios.
+    let copies = dir.join("copies");
+    std::fs::create_dir(&copies).expect("a directory");
+    super::warm::small(&made, &copies)
+}

@@ -190,16 +190,33 @@ pub fn program(name: &str, kind: Kind) -> PathBuf {
 /// The program with that many MiB of text. It is cached in small folios, unless a test has brought it in as huge ones: what a
 /// launch finds does not depend on who ran before.
 pub fn program_big(name: &str, kind: Kind, mib: u32) -> PathBuf {
-    let program = built(name, kind, mib);
+    let program = built(name, kind, mib, None);
     super::warm::cache_small(&program);
     program
 }
 
-fn built(name: &str, kind: Kind, mib: u32) -> PathBuf {
+/// A library that a program is linked with, by its directory and the file in it that the linker takes.
+#[derive(Debug, Clone, Copy)]
+pub struct Linked<'a> {
+    /// It has the header, too.
+    pub directory: &'a Path,
+    /// `libNAME.so` or `libNAME.a`.
+    pub file: &'a str,
+}
+
+/// The program with 6 MiB of text, linked with a library, which it finds at run time where it is now.
+pub fn program_with(name: &str, kind: Kind, linked: Linked<'_>) -> PathBuf {
+    let program = built(name, kind, 6, Some(linked));
+    super::warm::cache_small(&program);
+    program
+}
+
+fn built(name: &str, kind: Kind, mib: u32, linked: Option<Linked<'_>>) -> PathBuf {
     let sources = super::sources();
     let source = sources.join(format!("{name}.{}", kind.suffix()));
     let dir = super::files().join("programs");
-    let built = dir.join(format!("{name}-{kind:?}-{mib}").to_lowercase());
+    let with = linked.map_or(String::new(), |linked| format!("-{}", linked.file));
+    let built = dir.join(format!("{name}-{kind:?}-{mib}{with}").to_lowercase());
     // A name may begin with a directory, such as "hostile/".
     let dir = built.parent().expect("a path below the directory").to_owned();
     std::fs::create_dir_all(&dir).expect("a directory under the target directory");
@@ -208,9 +225,11 @@ fn built(name: &str, kind: Kind, mib: u32) -> PathBuf {
             .and_then(|m| m.modified())
             .unwrap_or_else(|e| panic!("{}: {e}", p.display()))
     };
-    let headers =
-        ["bigtext.h", "situation.h", "namespaces.h"].map(|name| changed(&sources.join(name)));
-    let newest = headers.into_iter().chain([changed(&source)]).max();
+    let headers = ["bigtext.h", "situation.h", "namespaces.h", "one_call_filter.h"]
+        .map(|name| changed(&sources.join(name)));
+    let library = linked.map(|linked| linked.directory.join(linked.file));
+    let newest = headers.into_iter().chain([changed(&source)]);
+    let newest = newest.chain(library.as_deref().map(changed)).max();
     if std::fs::metadata(&built).and_then(|m| m.modified()).ok() >= newest {
         return built;
     }
@@ -224,6 +243,13 @@ fn built(name: &str, kind: Kind, mib: u32) -> PathBuf {
         .args(kind.flags())
         .arg("-o")
         .args([&made, &source])
+        .args(library.iter())
+        .args(linked.iter().flat_map(|Linked { directory, file }| {
+            let directory = directory.display();
+            // A static program that can be moved must not have the second.
+            let shared = file.ends_with(".so").then(|| format!("-Wl,-rpath,{directory}"));
+            [format!("-I{directory}")].into_iter().chain(shared)
+        }))
         .output()
         .unwrap_or_else(|e| panic!("{}: {e}", kind.compiler()));
     assert!(
@@ -236,6 +262,14 @@ fn built(name: &str, kind: Kind, mib: u32) -> PathBuf {
     std::fs::rename(&made, &built).expect("a rename in one directory");
     built
 }
+
+/// A script for node: JIT, garbage collection, worker threads, child processes and regular expressions. It prints what it computes.
+pub const BUSY_NODE: &str = "const {Worker}=require('worker_threads'),{execFileSync}=require('child_process');\
+    let h=0;for(let i=0;i<2e6;i++)h=(h*33+(i^(h>>>3)))>>>0;\
+    const o=JSON.parse(JSON.stringify([...Array(20000)].map((_,i)=>({i,s:'x'.repeat(i%50)}))));\
+    const r=o.filter(e=>/x{7,}$/.test(e.s)).length;\
+    const c=execFileSync('/bin/echo',['child']).toString().trim();\
+    new Worker(\"require('worker_threads').parentPort.postMessage(6*7)\",{eval:true}).on('message',m=>console.log(h,r,c,m))";
 
 /// `java`, and a directory with `Busy` compiled for it; `None` without a JDK.
 pub fn busy_java() -> Option<(PathBuf, tempfile::TempDir)> {

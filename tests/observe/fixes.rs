@@ -1,0 +1,132 @@
+//! A command that a message names as its fix, or as the way to undo it, does what the message says.
+
+use std::ffi::OsString;
+
+use support::attaching::{attach, ctl, held, is_switched, ok, small};
+use support::fresh::huge_folios;
+use support::{Done, Fresh, Kind, Run, installed, is_root, program, require};
+
+/// Runs the command that stands behind the word, up to the end of its line.
+fn run_named(done: &Done, word: &str) -> Done {
+    let said = done.out() + &done.err();
+    let (_, named) = said.split_once(word).unwrap_or_else(|| panic!("no {word:?} in {said}"));
+    let mut words = named.lines().next().unwrap_or_default().split_whitespace();
+    assert_eq!(words.next(), Some("tiexecctl"), "{said}");
+    ctl(words)
+}
+
+#[test]
+fn an_attach_names_its_undo() {
+    let copy = small("hold", Kind::DynamicNoPie);
+    let held = held(&copy);
+    let done = ctl(["attach", "--backing=image", &held.pid().to_string()]);
+    assert!(is_switched(held.pid()), "{}", done.err());
+    ok(&run_named(&done, "undo: "));
+    assert!(!is_switched(held.pid()));
+    held.finish().assert_code(7);
+}
+
+#[test]
+fn a_bench_of_huge_text_names_its_fix() {
+    let copy = small("hold", Kind::DynamicNoPie);
+    let held = held(&copy);
+    ok(&attach(held.pid()));
+    let pid = held.pid().to_string();
+    let bench = ["bench", "--metric", "echo 1", "--attach", &pid];
+    let refused = ctl(bench);
+    refused.assert_code(1);
+    ok(&run_named(&refused, "fix: "));
+    assert!(!is_switched(held.pid()));
+    held.finish().assert_code(7);
+}
+
+#[test]
+fn a_screen_without_a_terminal_names_its_fix() {
+    let refused = ctl(["top"]);
+    refused.assert_code(2);
+    let table = run_named(&refused, "fix: ");
+    assert!(ok(&table).out().starts_with("UNIT"), "{}", table.out());
+}
+
+/// Runs `command` by the shell, with `$1` and `$2` for the arguments, our programs on PATH, and a `/run` and `/etc/tiexec` of
+/// its own. It says a fix. Runs that, and the command once more, which does not say so any more.
+fn mends(before: &str, command: &str, arguments: &[OsString]) -> String {
+    let programs = support::tiexecctl().parent().expect("a directory").display().to_string();
+    let script = format!(
+        r#"
+        mount -t tmpfs -o mode=755 tmpfs /run
+        mkdir -p /etc/tiexec 2>/dev/null || {{ mount -t tmpfs tmpfs /etc; mkdir /etc/tiexec; }}
+        mount -t tmpfs -o mode=755 tmpfs /etc/tiexec
+        PATH={programs}:$PATH
+        {before}
+        said=$({{ {command}; }} 2>&1 | grep -m1 '; fix: ') || {{ echo "no fix"; exit 1; }}
+        fix=${{said#*; fix: }}
+        # Of several ways the first; a sentence may go on behind a command.
+        fix=${{fix%%, or *}}
+        case $fix in
+        *', then '*) fix="${{fix%%, then *}} && ${{fix#*, then }}" ;;
+        esac
+        echo "$said"
+        sh -ec "$fix" || {{ echo "the fix fails: $fix"; exit 1; }}
+        again=$({{ {command}; }} 2>&1) || true
+        case $again in *"${{said%%; fix: *}}"*) echo "again: $again"; exit 1 ;; esac
+        "#
+    );
+    let front: [OsString; 7] = [
+        "unshare".into(),
+        "-m".into(),
+        "--propagation".into(),
+        "private".into(),
+        "bash".into(),
+        "-c".into(),
+        script.into(),
+    ];
+    let words: Vec<OsString> = front.into_iter().chain(["sh".into()]).collect();
+    let run = Run::new(&words[0], words[1..].iter().chain(arguments)).plain();
+    let done = run.output();
+    done.assert_code(0);
+    done.out()
+}
+
+fn may_mount() -> bool {
+    is_root() && installed("unshare").is_some()
+}
+
+#[test]
+fn of_what_is_switched_off() {
+    require!(may_mount(), "another /run needs root");
+    let held = held(&small("hold", Kind::DynamicNoPie));
+    let pid = [OsString::from(held.pid().to_string())];
+    let off = "touch /etc/tiexec/disabled";
+    let said = mends(off, "tiexecctl attach --backing=image $1 || false", &pid);
+    assert!(said.contains("fix: rm /etc/tiexec/disabled"), "{said}");
+    mends(off, "tiexecctl doctor | grep switch", &[]);
+    ok(&ctl(["revert", &held.pid().to_string()]));
+    let canary =
+        "tiexecctl canary --max 1s --slice 100ms --state-dir /run --counter 'date +%s%N' $1";
+    let drained = "mkdir /run/tiexec; touch /run/tiexec/drained";
+    assert!(mends(drained, canary, &pid).contains("tiexecctl agent resume"));
+    held.finish().assert_code(7);
+}
+
+#[test]
+fn of_an_image_store() {
+    require!(may_mount(), "another /run needs root");
+    mends("", "tiexecctl doctor | grep '  store '", &[]);
+}
+
+#[test]
+fn of_a_file_in_small_folios() {
+    require!(may_mount(), "another /run needs root");
+    require!(huge_folios(), "no large folios on this file system");
+    let copy = Fresh::copy(&program("hold", Kind::DynamicNoPie));
+    let fresh = copy.dir().join("fresh");
+    let arguments = [copy.path().into(), fresh.into_os_string()];
+    // What has just been written is not on the disk yet.
+    let said = mends("cp $1 $2", "tiexecctl warm $2", &arguments);
+    assert!(said.contains("fix: sync "), "{said}");
+    let small = "cp $1 $2.2; sync $2.2";
+    let launch = "tiexec --backing pagecache $2.2 7 </dev/null";
+    let said = mends(small, launch, &arguments);
+    assert!(said.contains("small_folios; fix: tiexecctl warm "), "{said}");
+}

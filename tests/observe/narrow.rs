@@ -1,0 +1,67 @@
+//! On a terminal of 80 columns no line of a table or of a report is longer, and nothing is missing; a pipe gets lines as they are.
+
+use support::attaching::{attach, held, ok, small};
+use support::pty::Pty;
+use support::{Kind, Run};
+
+const END: &str = "that is all";
+
+/// Returns what a command prints on a terminal with 80 columns.
+fn on_a_terminal(args: &[&str]) -> String {
+    let mut pty = Pty::new();
+    pty.resize(25, 80);
+    let tty = pty.slave_fd();
+    let command = Run::new(support::tiexecctl(), args).plain().stdio([tty, tty, tty]);
+    let script = format!("\"$@\"; echo {END}");
+    command.behind(["sh", "-c", &script, "sh"]).start().finish();
+    pty.wait_for(END).replace('\r', "")
+}
+
+#[test]
+fn tables_fit() {
+    let copy = small("hold", Kind::DynamicNoPie);
+    // A path as long as those of libraries.
+    let name = "java-runtime/lib";
+    let directory = copy.dir().join(name);
+    std::fs::create_dir_all(&directory).expect("a directory");
+    let program = directory.join("hold");
+    std::fs::copy(copy.path(), &program).expect("a copy");
+    let held = Run::new(&program, ["7"]).plain().hold();
+    let pid = held.pid().to_string();
+    let path = program.to_str().expect("UTF-8");
+    let commands: [&[&str]; 6] = [
+        &["attach", "--backing=image", &pid],
+        &["inspect", &pid],
+        &["warm", "--check", path],
+        &["attach", "--dry-run", &pid],
+        &["doctor", &pid],
+        &["doctor"],
+    ];
+    for command in commands {
+        let said = on_a_terminal(command);
+        for line in said.lines() {
+            // A fix is copied as it is, and no word is cut.
+            let whole = line.trim().starts_with("fix: ") || !line.trim().contains(' ');
+            assert!(line.chars().count() <= 80 || whole, "{command:?}: {line}\nin {said}");
+        }
+    }
+    // The same words as in a pipe, in which the lines are as they are.
+    let narrow = on_a_terminal(&["inspect", &pid]);
+    let wide = Run::new(support::tiexecctl(), ["inspect", &pid]).plain().output().out();
+    assert!(wide.lines().any(|line| line.chars().count() > 80), "{wide}");
+    for word in wide.split_whitespace() {
+        assert!(narrow.split_whitespace().any(|there| there == word), "no {word} in {narrow}");
+    }
+    held.finish().assert_code(7);
+}
+
+#[test]
+fn json_is_one_line() {
+    let copy = small("hold", Kind::DynamicNoPie);
+    let held = held(&copy);
+    ok(&attach(held.pid()));
+    let said = on_a_terminal(&["inspect", "--json", &held.pid().to_string()]);
+    let line = said.lines().next().expect("a line");
+    assert!(line.starts_with('{') && line.ends_with('}'), "{said}");
+    held.finish().assert_code(7);
+}

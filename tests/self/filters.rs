@@ -1,0 +1,80 @@
+//! Seccomp filters: a refusal is a clean return, and a filter that kills ends a child of the trial at most.
+
+use std::collections::BTreeSet;
+
+use support::attaching::collapses;
+use support::{Kind, require};
+
+use super::library::{calls_itself, situation};
+
+/// Makes the call under each filter that answers one system call so; returns the numbers of those that ended the program, how often
+/// all text became huge, and how often none did.
+fn under_each(action: &str) -> (BTreeSet<i64>, u64, u64) {
+    let copy = calls_itself("libtiexec.so", Kind::DynamicPie);
+    // All system calls that there were when this was written.
+    const CALLS: i64 = 470;
+    let halves = [(0, CALLS / 2), (CALLS / 2 + 1, CALLS)];
+    let runs: Vec<_> = halves
+        .iter()
+        .map(|(first, last)| {
+            let range = [first.to_string(), last.to_string()];
+            let args = ["each", "backing=image", action, &range[0], &range[1]];
+            situation(&copy, &args).start()
+        })
+        .collect();
+    let mut sums = (BTreeSet::new(), 0, 0);
+    for run in runs {
+        let done = run.finish();
+        done.assert_code(7);
+        let out = done.out();
+        let harmed = out.lines().filter_map(|line| line.strip_prefix("harmed "));
+        sums.0.extend(harmed.map(|line| {
+            line.split(' ').next().and_then(|number| number.parse::<i64>().ok()).expect("a number")
+        }));
+        let number = |word: &str| -> u64 {
+            support::child::said(&out, word).and_then(|text| text.parse().ok()).expect("a number")
+        };
+        sums.1 += number("full");
+        sums.2 += number("refused");
+    }
+    sums
+}
+
+#[test]
+fn each_call_that_is_refused_is_a_clean_return() {
+    require!(collapses(), "the kernel has no MADV_COLLAPSE");
+    let (harmed, full, refused) = under_each("errno");
+    assert_eq!(harmed, BTreeSet::new());
+    assert!(full > 300 && refused > 10, "{full} {refused}");
+}
+
+/// The calls that come before the trial of all others, or make it.
+fn before_the_trial() -> BTreeSet<i64> {
+    let calls = [
+        libc::SYS_prctl,
+        libc::SYS_rt_sigprocmask,
+        libc::SYS_rt_sigpending,
+        libc::SYS_rt_sigtimedwait,
+        libc::SYS_getpid,
+        libc::SYS_pipe2,
+        libc::SYS_clone,
+        libc::SYS_fcntl,
+        libc::SYS_close,
+        libc::SYS_wait4,
+        libc::SYS_sched_getscheduler,
+        libc::SYS_clock_nanosleep,
+        libc::SYS_read,
+    ];
+    BTreeSet::from(calls)
+}
+
+#[test]
+fn a_filter_that_kills_is_not_tripped() {
+    require!(collapses(), "the kernel has no MADV_COLLAPSE");
+    for action in ["kill", "trap"] {
+        let (harmed, full, refused) = under_each(action);
+        let unforeseen = &harmed - &before_the_trial();
+        assert!(unforeseen.is_empty(), "{action}: {unforeseen:?}");
+        assert!(full > 300 && refused > 10, "{action}: {full} {refused}");
+    }
+}

@@ -1,0 +1,92 @@
+//! The library as it is installed: it shows the C API and nothing else, whichever of its two forms a program is linked with.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use support::child::tool;
+use support::warm::cache_small;
+use support::{Fresh, Kind, Linked, Run, program_with};
+
+/// The repository.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("it is there")
+}
+
+/// The directory with both libraries, the header and the description for pkg-config.
+pub(crate) fn directory() -> &'static Path {
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let out = support::files().canonicalize().expect("it is there").join("libtiexec");
+        let own = std::env::current_exe().expect("/proc is mounted");
+        let mut script = Command::new(root().join("scripts/libtiexec"));
+        let made = script.arg(own.with_file_name("")).arg(&out).output().expect("a shell");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        out
+    })
+}
+
+/// The file for `LD_PRELOAD`.
+pub(crate) fn shared() -> PathBuf {
+    directory().join("libtiexec.so")
+}
+
+/// `calls_itself`, private, in small folios of the page cache: nothing of it is huge before.
+pub(crate) fn calls_itself(file: &str, kind: Kind) -> Fresh {
+    let linked = Linked { directory: directory(), file };
+    let copy = Fresh::cold(&program_with("calls_itself", kind, linked));
+    cache_small(copy.path());
+    copy
+}
+
+/// The same linked with the shared library, in a situation.
+pub(crate) fn situation(copy: &Fresh, args: &[&str]) -> Run {
+    Run::new(copy.path(), args).plain()
+}
+
+/// The names that a library has for others.
+fn symbols(options: &[&str], file: &str) -> BTreeSet<String> {
+    let path = directory().join(file);
+    let args = [&["nm", "-g", "--defined-only", "-P"], options, &[path.to_str().expect("UTF-8")]];
+    let output = tool(&args.concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("names");
+    let names = text.lines().filter(|line| line.contains(' '));
+    names.map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect()
+}
+
+#[test]
+fn they_show_the_api_and_nothing_else() {
+    let api = ["tiexec_self", "tiexec_self_report", "tiexec_self_revert"].map(str::to_owned);
+    assert_eq!(symbols(&["-D"], "libtiexec.so.1"), BTreeSet::from(api.clone()));
+    assert_eq!(symbols(&[], "libtiexec.a"), BTreeSet::from(api));
+}
+
+#[test]
+fn the_shared_one_has_a_name_of_its_version() {
+    let path = shared();
+    let output = tool(&["readelf", "-d", path.to_str().expect("UTF-8")]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("Library soname: [libtiexec.so.1]"), "{text}");
+    // Whatever a program has been told by, it finds these.
+    for needed in text.lines().filter(|line| line.contains("(NEEDED)")) {
+        let known = ["libc.so", "libgcc_s.so", "ld-linux", "libm.so", "libpthread.so", "libdl.so"];
+        assert!(known.iter().any(|name| needed.contains(name)), "{needed}");
+    }
+}
+
+#[test]
+fn pkg_config_knows_how_to_link_it() {
+    support::require!(support::installed("pkg-config").is_some(), "no pkg-config");
+    let dir = directory();
+    let flags = Command::new("pkg-config")
+        .env("PKG_CONFIG_PATH", dir)
+        .args(["--libs", "--cflags", "--static", "tiexec"])
+        .output()
+        .expect("pkg-config");
+    let flags = String::from_utf8_lossy(&flags.stdout).into_owned();
+    for flag in ["-ltiexec", "-lgcc_s"] {
+        assert!(flags.split_ascii_whitespace().any(|word| word == flag), "{flags}");
+    }
+}

@@ -1,0 +1,9 @@
+//! `libtiexec`: a program puts its own text onto huge pages, by a call or because the library was preloaded.
+
+mod calls;
+mod examples;
+mod filters;
+mod hardened;
+mod interface;
+mod library;
+mod preload;

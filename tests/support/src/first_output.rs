@@ -1,0 +1,42 @@
+//! A program of the machine, held where its main runs: at its first output.
+
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+
+use super::child::eventually;
+use super::launch::Run;
+use super::pty::pipe;
+use super::smaps::{Coverage, coverage};
+
+/// Runs a program against a full pipe, so that its first output holds it in its main; looks at its text there; lets it go on. Returns what
+/// was huge and what it wrote.
+pub fn held_at_first_output(run: &Run) -> (Coverage, Vec<u8>) {
+    let (mut read, write) = pipe();
+    let (none, _keep) = pipe();
+    // SAFETY: fcntl on own descriptors.
+    let size = unsafe { libc::fcntl(write.as_raw_fd(), libc::F_SETPIPE_SZ, 4096) };
+    let mut filler = vec![0_u8; size as usize];
+    (&write).write_all(&filler).expect("an empty pipe takes its size");
+    let (_err_read, err) = pipe();
+    let held = run.clone().stdio([none.as_raw_fd(), write.as_raw_fd(), err.as_raw_fd()]).start();
+    drop(write);
+    let pid = held.pid();
+    eventually("the program writes", || writes(pid));
+    let coverage = coverage(pid);
+    read.read_exact(&mut filler).expect("the filler comes first");
+    let mut output = Vec::new();
+    read.read_to_end(&mut output).expect("its output");
+    held.finish().assert_code(0);
+    (coverage, output)
+}
+
+/// Returns whether some thread is in write(1, …) or writev(1, …).
+fn writes(pid: i32) -> bool {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    tasks.flatten().any(|task| {
+        let call = std::fs::read_to_string(task.path().join("syscall")).unwrap_or_default();
+        // SYS_write and SYS_writev, first argument 1.
+        call.starts_with(&format!("{} 0x1 ", libc::SYS_write))
+            || call.starts_with(&format!("{} 0x1 ", libc::SYS_writev))
+    })
+}

@@ -1,0 +1,33 @@
+//! `tiexecctl canary --unit` measures one of Debian's own services by a counter of its own, and leaves it as it was.
+
+use support::attaching::json;
+use support::require;
+use support::systemd::{NEEDS, Systemd, can_boot};
+
+const UNIT: &str = "mariadb.service";
+/// As the guide has it.
+const QUESTIONS: &str = "mariadb -BNe 'show global status' | grep -w Questions";
+
+#[test]
+fn of_a_database_under_load() {
+    require!(can_boot() && Systemd::has(UNIT), "{NEEDS}, mariadb-server");
+    let systemd = Systemd::boot();
+    systemd.start(UNIT);
+    let main = systemd.property(UNIT, "MainPID");
+    // Root runs a counter as nobody.
+    let user = "create user nobody@localhost identified via unix_socket";
+    systemd.run(["mariadb", "--execute", user]).assert_code(0);
+    let ask = "while :; do mariadb --execute 'select benchmark(20000, md5(1))'; done >/run/answers";
+    let load = systemd.command(["sh", "-c", ask]).start();
+    let args = ["canary", "--json", "--slice=1s", "--max=12s", "--keep-above=2"];
+    let done = systemd.ctl([&args[..], &["--counter", QUESTIONS, "--unit", UNIT]].concat());
+    done.assert_code(6);
+    let found = json(&done);
+    assert!(found["pairs"].as_u64().is_some_and(|pairs| pairs >= 1), "{done}");
+    assert!(found["switches"].as_u64().is_some_and(|switches| switches >= 2), "{done}");
+    assert_eq!(found["kept"], false, "{done}");
+    assert_eq!(systemd.huge(UNIT), 0, "{done}");
+    assert_eq!(systemd.property(UNIT, "MainPID"), main, "{}", systemd.log(UNIT));
+    systemd.systemctl(["is-active", UNIT]).assert_code(0);
+    drop(load);
+}
