@@ -224,21 +224,40 @@ fn settle_0_turns_it_off() {
 /// The end of whoever watches would be a zombie for ever where process 1 does not reap.
 #[test]
 fn nothing_is_left_to_a_process_1_that_does_not_reap() {
+    left_to_process_1("subprocess.run(sys.argv[1:], check=True)");
+}
+
+/// A program that starts another may block all signals for that moment.
+#[test]
+fn nothing_is_left_to_a_process_1_that_blocks_signals_while_it_runs() {
+    left_to_process_1(
+        "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n\
+        child = subprocess.Popen(sys.argv[1:])\n\
+        while not os.path.exists(sys.argv[-1]): pass\n\
+        child.wait()",
+    );
+}
+
+fn left_to_process_1(start: &str) {
     require!(is_root(), "a PID namespace needs root");
     require!(installed("python3").is_some(), "no python3");
-    let script = "import os, subprocess, sys, time\n\
-        subprocess.run(sys.argv[1:], check=True)\n\
+    let script = format!(
+        "import os, signal, subprocess, sys, time\n\
+        {start}\n\
         time.sleep(1)\n\
         left = [p for p in os.listdir('/proc') if p.isdigit() and p != '1']\n\
-        print('left', left)";
-    let run = Run::new("/bin/true", [""; 0]).behind([
+        print('left', left)"
+    );
+    let dir = tempfile::tempdir().expect("a directory");
+    let made = dir.path().join("made");
+    let run = Run::new("/bin/touch", [&made]).behind([
         "unshare",
         "--pid",
         "--fork",
         "--mount-proc",
         "python3",
         "-c",
-        script,
+        &script,
     ]);
     let done = run.output();
     done.assert_code(0).assert_silent();

@@ -12,6 +12,7 @@
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -35,17 +36,33 @@ pub struct Companion {
     pub no_watch: Option<String>,
 }
 
+/// How often, and how long apart, process 1 is looked at until it sleeps.
+const LOOKS_AT_INIT: u32 = 10;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
+
 /// Returns whether a companion of this process would leave no zombie behind for ever. The end of an orphan is for process 1
-/// to reap, or for a subreaper. In a container, process 1 may be a program that knows of no such duty; one that blocks or
-/// ignores SIGCHLD knows it, or has the kernel reap.
+/// to reap, or for a subreaper. In a container, process 1 may be a program that knows of no such duty; one that sleeps with
+/// SIGCHLD blocked, or ignores it, knows it or has the kernel reap.
+///
+/// A program also blocks all signals for the moment in which it starts another (python's `subprocess`, glibc's
+/// `posix_spawn`), but then it is runnable, or in vfork(2) and so in state `D`.
 pub fn would_be_reaped() -> bool {
     const SIGCHLD: u64 = 1 << (c::SIGCHLD - 1);
     let namespace = ProcDir::this_process().and_then(|this| this.namespace("ns/pid"));
     if process::takes_in_orphans() || namespace.is_ok_and(|own| own == INITIAL_PID_NAMESPACE) {
         return true;
     }
-    let init = ProcDir::of(Pid::INIT).and_then(|init| init.status());
-    init.is_ok_and(|status| (status.blocked | status.ignored) & SIGCHLD != 0)
+    for _ in 0..LOOKS_AT_INIT {
+        let Ok(init) = ProcDir::of(Pid::INIT).and_then(|init| init.status()) else { return false };
+        if init.ignored & SIGCHLD != 0 {
+            return true;
+        }
+        if init.state == b'S' || init.blocked & SIGCHLD == 0 {
+            return init.blocked & SIGCHLD != 0;
+        }
+        sleep(BETWEEN_LOOKS);
+    }
+    false
 }
 
 /// A companion that was begun. [`finish`](Self::finish) must be called before the exec: else the program would have a
