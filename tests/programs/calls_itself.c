@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -161,6 +162,27 @@ static void each_filtered(unsigned action, int first, int last)
     printf("full %d\nrefused %d\n", full, refused);
 }
 
+/* Has the kernel map the program's own text by base pages, in whatever folios it is cached: the kernel makes no huge entries while THP are
+   off for the process, and keeps the small ones afterwards. */
+static void map_own_text_small(void)
+{
+    char line[4352], perms[8];
+    unsigned long start, end, own = (unsigned long)map_own_text_small;
+    FILE *f = fopen("/proc/self/maps", "re");
+    if (!f || prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0))
+        _exit(BROKEN);
+    while (fgets(line, sizeof line, f))
+        if (sscanf(line, "%lx-%lx %7s", &start, &end, perms) == 3 && start <= own && own < end)
+            break;
+    if (feof(f) || madvise((void *)start, end - start, MADV_DONTNEED))
+        _exit(BROKEN);
+    fclose(f);
+    check_or_die();
+    printf("small %lu\n", huge_text());
+    if (prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0))
+        _exit(BROKEN);
+}
+
 static void call_again_and_again(void)
 {
     for (int i = 0; i < 5; i++)
@@ -190,6 +212,11 @@ int main(int argc, char **argv)
     } else if (!strcmp(name, "threads")) {
         begin_work();
         call_again_and_again();
+        end_work();
+    } else if (!strcmp(name, "refault")) {
+        map_own_text_small();
+        begin_work();
+        call();
         end_work();
     } else if (!strcmp(name, "revert")) {
         call();

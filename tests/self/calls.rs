@@ -1,9 +1,10 @@
 //! A program calls `tiexec_self` while it works: its text is huge afterwards, seen from outside, and the program is as before.
 
 use support::attaching::{assert_switched, collapses, descriptors, revert, switched};
-use support::{Done, Fresh, Held, Kind, coverage, require};
+use support::fresh::{NO_HUGE_FOLIOS, assert_file_pmd_mapped, huge_folios};
+use support::{Done, Fresh, Held, Kind, Linked, coverage, program_with, require};
 
-use super::library::{calls_itself, situation};
+use super::library::{calls_itself, directory, situation};
 
 const NO_COLLAPSE: &str = "the kernel has no MADV_COLLAPSE";
 const IMAGE: &str = "backing=image";
@@ -72,6 +73,28 @@ fn the_code_that_switches_lies_in_the_text_that_is_switched() {
         let copy = calls_itself("libtiexec.a", kind);
         let held = situation(&copy, &["threads", "backing=image,edges=aggressive"]).hold();
         assert_huge(&held);
+        ends_well(held);
+    }
+}
+
+/// The page cache has the text in huge folios, and the kernel maps them by base pages. The call drops these entries, its own code's too,
+/// and has them made anew.
+#[test]
+fn text_that_is_huge_in_the_page_cache_is_only_mapped_anew() {
+    require!(huge_folios(), "{NO_HUGE_FOLIOS}");
+    for (file, kind) in [
+        ("libtiexec.a", Kind::OneSegmentNoPie),
+        ("libtiexec.a", Kind::StaticNoPie),
+        ("libtiexec.so", Kind::DynamicNoPie),
+    ] {
+        let linked = Linked { directory: directory(), file };
+        let copy = Fresh::copy(&program_with("calls_itself", kind, linked));
+        let held = situation(&copy, &["refault", "backing=pagecache"]).hold();
+        let small = calls(&held.out_text(), "small");
+        require!(small[0][0] == "0", "this kernel maps huge pages also while THP are off");
+        assert_huge(&held);
+        assert_eq!(switched(held.pid()), 0, "no copy");
+        assert_file_pmd_mapped(held.pid(), copy.path());
         ends_well(held);
     }
 }

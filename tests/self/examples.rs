@@ -4,9 +4,10 @@ use std::path::Path;
 use std::process::Command;
 
 use support::attaching::collapses;
+use support::child::tool;
 use support::{Run, installed, require};
 
-use super::library::{directory, root};
+use super::library::{describe, directory, root};
 
 fn examples() -> std::path::PathBuf {
     root().join("crates/self/examples")
@@ -14,14 +15,7 @@ fn examples() -> std::path::PathBuf {
 
 /// Builds in a directory with the library's description at hand.
 fn build(command: &str, at: &Path) {
-    // It names the place where the library will be installed.
-    let described = std::fs::read_to_string(directory().join("tiexec.pc")).expect("it is there");
-    let here = directory().display();
-    let lines = described.lines().map(|line| match line.split_once('=') {
-        Some((key @ ("libdir" | "includedir"), _)) => format!("{key}={here}\n"),
-        _ => format!("{line}\n"),
-    });
-    std::fs::write(at.join("tiexec.pc"), lines.collect::<String>()).expect("a file");
+    describe(at);
     let built = Command::new("sh")
         .args(["-ec", command])
         .current_dir(at)
@@ -44,27 +38,40 @@ fn runs(run: &Run) {
     assert!(huge <= text && text > 500, "{out}");
 }
 
-fn compiled(compiler: &str, source: &str) {
+/// `flags` are for the compiler, and for pkg-config.
+fn compiled(compiler: &str, source: &str, flags: [&str; 2]) {
     require!(collapses() && installed("pkg-config").is_some(), "no MADV_COLLAPSE or no pkg-config");
     require!(installed(compiler).is_some(), "no {compiler}");
     let dir = tempfile::tempdir().expect("a directory");
     std::fs::copy(examples().join(source), dir.path().join(source)).expect("it is there");
     // As the first line of the example says.
+    let [own, described] = flags;
     build(
-        &format!("{compiler} -Wall -Wextra -Werror {source} $(pkg-config --cflags --libs tiexec)"),
+        &format!(
+            "{compiler} {own} -Wall -Wextra -Werror {source} $(pkg-config {described} --cflags --libs tiexec)"
+        ),
         dir.path(),
     );
-    runs(&Run::new(dir.path().join("a.out"), [""; 0]));
+    let program = dir.path().join("a.out");
+    let needed = tool(&["readelf", "-d", program.to_str().expect("UTF-8")]);
+    let is_dynamic = String::from_utf8_lossy(&needed.stdout).contains("[libtiexec.so.1]");
+    assert_eq!(is_dynamic, own.is_empty());
+    runs(&Run::new(program, [""; 0]));
 }
 
 #[test]
 fn c() {
-    compiled("cc", "huge.c");
+    compiled("cc", "huge.c", ["", ""]);
+}
+
+#[test]
+fn c_static() {
+    compiled("cc", "huge.c", ["-static", "--static"]);
 }
 
 #[test]
 fn cxx() {
-    compiled("c++", "huge.cc");
+    compiled("c++", "huge.cc", ["", ""]);
 }
 
 #[test]
@@ -88,4 +95,26 @@ fn python() {
         "no MADV_COLLAPSE or no python3"
     );
     runs(&Run::new("/usr/bin/python3", [examples().join("huge.py")]));
+}
+
+/// An addon, made of the headers that come with node.
+#[test]
+fn node() {
+    require!(collapses() && installed("pkg-config").is_some(), "no MADV_COLLAPSE or no pkg-config");
+    require!(installed("node").is_some(), "no node");
+    let headers = ["/usr/include/node", "/usr/local/include/node", "/usr/include/nodejs/src"];
+    let headers = headers.into_iter().find(|dir| Path::new(dir).join("node_api.h").exists());
+    require!(headers.is_some(), "no headers of node");
+    let headers = headers.expect("just looked");
+    let dir = tempfile::tempdir().expect("a directory");
+    for name in ["huge.c", "huge.js"] {
+        std::fs::copy(examples().join("node").join(name), dir.path().join(name)).expect("there");
+    }
+    build(
+        &format!(
+            "cc -Wall -Wextra -Werror -shared -fPIC -o huge.node huge.c -I{headers} $(pkg-config --cflags --libs tiexec)"
+        ),
+        dir.path(),
+    );
+    runs(&Run::new(installed("node").expect("just looked"), [dir.path().join("huge.js")]));
 }
