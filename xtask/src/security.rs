@@ -35,6 +35,24 @@ fn every_promise_names_tests_that_exist() {
     }
 }
 
+/// Returns the rows of the tables: a threat, what stops it, and the tests.
+fn rows(text: &str) -> Vec<Vec<&str>> {
+    let cells = |line| Some(str::strip_suffix(str::strip_prefix(line, "| ")?, " |")?.split(" | "));
+    text.lines().filter_map(cells).map(Iterator::collect).collect()
+}
+
+#[test]
+fn every_threat_has_a_test() {
+    let text = read("SECURITY.md");
+    let rows: Vec<Vec<&str>> = rows(&text).into_iter().filter(|row| row[0] != "threat").collect();
+    assert!(rows.len() > 20, "{rows:?}");
+    for row in rows {
+        let &[threat, stops, tests] = &row[..] else { panic!("{row:?} has not three cells") };
+        assert!(!threat.is_empty() && !stops.is_empty(), "{row:?}");
+        assert!(!named(tests).is_empty(), "no test: {threat}");
+    }
+}
+
 #[test]
 fn every_attacker_is_named() {
     let (text, modules) = (read("SECURITY.md"), read("tests/hostile/main.rs"));
