@@ -65,6 +65,41 @@ fn assert_narrow(browser: &str, page: &std::path::Path) {
     assert!(number(has) < 500 && number(takes) <= number(has), "{room}");
 }
 
+/// Has the browser print the page, on a screen that is dark or light; returns the document.
+fn printed(browser: &str, page: &std::path::Path, scheme: &str) -> Vec<u8> {
+    let home = tempfile::tempdir().expect("a directory");
+    let pdf = home.path().join("page.pdf");
+    let done = tool(&[
+        browser,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-pdf-header-footer",
+        &format!("--user-data-dir={}", home.path().display()),
+        &format!("--blink-settings=preferredColorScheme={scheme}"),
+        &format!("--print-to-pdf={}", pdf.display()),
+        &format!("file://{}", page.display()),
+    ]);
+    std::fs::read(&pdf).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&done.stderr)))
+}
+
+/// Panics unless the page prints the same from a dark screen and from a light one, with a page of paper for each section.
+fn assert_print(browser: &str, page: &std::path::Path) {
+    // 0 is dark, 1 is light.
+    let [dark, light] = ["0", "1"].map(|scheme| printed(browser, page, scheme));
+    let count =
+        |pdf: &[u8], words: &[u8]| pdf.windows(words.len()).filter(|at| *at == words).count();
+    let sections = std::fs::read_to_string(page).expect("a page").matches("<section>").count();
+    let pages = count(&light, b"/Type /Page\n");
+    assert!(sections > 1 && pages >= sections, "{pages} pages for {sections} sections");
+    // Only the time when it was made may differ, and what follows from it.
+    let streams = |pdf: &[u8]| {
+        let text = String::from_utf8_lossy(pdf).into_owned();
+        text.split("stream\n").skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert!(streams(&dark) == streams(&light), "a dark screen prints another page");
+}
+
 /// Has the browser show the page; returns what it makes of it. Panics if it says anything to its console.
 fn shown(browser: &str, file: &std::path::Path) -> String {
     let page = format!("file://{}", file.display());
@@ -157,6 +192,7 @@ fn in_a_browser() {
     let html = std::fs::read_to_string(&page).expect("a page");
     let dom = shown(&browser, &page);
     assert_narrow(&browser, &page);
+    assert_print(&browser, &page);
     let (own, seen) = (assert_numbers(&html), assert_numbers(&dom));
     assert!(own > 5 && own == seen, "{own} {seen}");
     assert_eq!(dom.matches("<rect").count(), html.matches("<rect").count(), "all of the plots");
@@ -167,6 +203,7 @@ fn in_a_browser() {
     let dom = shown(&browser, &page);
     assert!(assert_numbers(&dom) > 10, "{dom}");
     assert_narrow(&browser, &page);
+    assert_print(&browser, &page);
     ctl([
         "report",
         "--svg",

@@ -3,8 +3,9 @@
 use std::ffi::OsString;
 
 use support::attaching::{attach, ctl, held, is_switched, ok, small};
+use support::child::tool;
 use support::fresh::huge_folios;
-use support::{Done, Fresh, Kind, Run, installed, is_root, program, require};
+use support::{Done, Fresh, Kind, Public, Run, installed, is_root, program, require};
 
 /// Runs the command that stands behind the word, up to the end of its line.
 fn run_named(done: &Done, word: &str) -> Done {
@@ -48,9 +49,30 @@ fn a_screen_without_a_terminal_names_its_fix() {
     assert!(ok(&table).out().starts_with("UNIT"), "{}", table.out());
 }
 
+#[test]
+fn an_advice_on_a_thread_names_its_process() {
+    require!(installed("node").is_some(), "node");
+    let busy = "console.log('begun'); for (;;) Math.sqrt(Date.now())";
+    let mut node = Run::new("node", ["-e", busy]).plain().start();
+    node.wait_line("begun");
+    let threads = std::fs::read_dir(format!("/proc/{}/task", node.pid())).expect("its threads");
+    let threads = threads.map(|entry| entry.expect("a thread").file_name());
+    let other = threads.map(|name| name.to_string_lossy().into_owned());
+    let other = other.max_by_key(|name| *name != node.pid().to_string()).expect("a thread");
+    let refused = ctl(["advise", &other]);
+    refused.assert_code(2);
+    let advice = run_named(&refused, "fix: ");
+    assert!(ok(&advice).out().contains("\nnext  "), "{advice}");
+}
+
 /// Runs `command` by the shell, with `$1` and `$2` for the arguments, our programs on PATH, and a `/run` and `/etc/tiexec` of
 /// its own. It says a fix. Runs that, and the command once more, which does not say so any more.
 fn mends(before: &str, command: &str, arguments: &[OsString]) -> String {
+    mends_in(&[], before, command, arguments)
+}
+
+/// The same in these namespaces besides, as unshare(1) names them.
+fn mends_in(namespaces: &[&str], before: &str, command: &str, arguments: &[OsString]) -> String {
     let programs = support::tiexecctl().parent().expect("a directory").display().to_string();
     let script = format!(
         r#"
@@ -63,6 +85,7 @@ fn mends(before: &str, command: &str, arguments: &[OsString]) -> String {
         fix=${{said#*; fix: }}
         # Of several ways the first; a sentence may go on behind a command.
         fix=${{fix%%, or *}}
+        fix=${{fix//SIZE/256M}}
         case $fix in
         *', then '*) fix="${{fix%%, then *}} && ${{fix#*, then }}" ;;
         esac
@@ -72,16 +95,9 @@ fn mends(before: &str, command: &str, arguments: &[OsString]) -> String {
         case $again in *"${{said%%; fix: *}}"*) echo "again: $again"; exit 1 ;; esac
         "#
     );
-    let front: [OsString; 7] = [
-        "unshare".into(),
-        "-m".into(),
-        "--propagation".into(),
-        "private".into(),
-        "bash".into(),
-        "-c".into(),
-        script.into(),
-    ];
-    let words: Vec<OsString> = front.into_iter().chain(["sh".into()]).collect();
+    let front = ["unshare", "-m", "--propagation", "private"].into_iter();
+    let front = front.chain(namespaces.iter().copied()).chain(["bash", "-c", &script, "sh"]);
+    let words: Vec<OsString> = front.map(OsString::from).collect();
     let run = Run::new(&words[0], words[1..].iter().chain(arguments)).plain();
     let done = run.output();
     done.assert_code(0);
@@ -102,17 +118,67 @@ fn of_what_is_switched_off() {
     assert!(said.contains("fix: rm /etc/tiexec/disabled"), "{said}");
     mends(off, "tiexecctl doctor | grep switch", &[]);
     ok(&ctl(["revert", &held.pid().to_string()]));
-    let canary =
-        "tiexecctl canary --max 1s --slice 100ms --state-dir /run --counter 'date +%s%N' $1";
     let drained = "mkdir /run/tiexec; touch /run/tiexec/drained";
-    assert!(mends(drained, canary, &pid).contains("tiexecctl agent resume"));
+    assert!(mends(drained, CANARY, &pid).contains("tiexecctl agent resume"));
     held.finish().assert_code(7);
+}
+
+/// A canary that is over at once.
+const CANARY: &str =
+    "tiexecctl canary --max 1s --slice 100ms --state-dir /run --counter 'date +%s%N' $1";
+
+#[test]
+fn of_a_canary_that_has_nothing_to_compare() {
+    require!(may_mount(), "another /run needs root");
+    let held_by_copy = held(&small("hold", Kind::DynamicNoPie));
+    ok(&attach(held_by_copy.pid()));
+    let said = mends("", CANARY, &[OsString::from(held_by_copy.pid().to_string())]);
+    assert!(said.contains("by tiexec already; fix: tiexecctl revert "), "{said}");
+    held_by_copy.finish().assert_code(7);
+
+    require!(huge_folios(), "no large folios on this file system");
+    let copy = Fresh::copy(&program("hold", Kind::DynamicNoPie));
+    let state = tempfile::tempdir().expect("a directory");
+    let state = state.path().display().to_string();
+    let canary = |pid: i32| {
+        let options = ["--max", "1s", "--slice", "100ms", "--counter", "date +%s%N"];
+        let words = ["canary", "--state-dir", &state].into_iter().chain(options);
+        ctl(words.chain([pid.to_string().as_str()]))
+    };
+    let cannot = "which cannot be taken back";
+    let running = held(&copy);
+    let refused = canary(running.pid());
+    refused.assert_code(1);
+    let said = refused.err();
+    assert!(said.contains(cannot), "{refused}");
+    let (_, fix) = said.split_once("; fix: stop it, ").expect("the first step");
+    let (evict, _) = fix.split_once(", start it").expect("the last step");
+    running.finish().assert_code(7);
+    assert!(tool(&["sh", "-c", evict]).status.success(), "{evict}");
+    let running = held(&copy);
+    let done = canary(running.pid());
+    assert!(!done.err().contains(cannot), "{done}");
+    running.finish().assert_code(7);
 }
 
 #[test]
 fn of_an_image_store() {
     require!(may_mount(), "another /run needs root");
     mends("", "tiexecctl doctor | grep '  store '", &[]);
+    let public = Public::new();
+    let file = public.add(&program("hold", Kind::DynamicPie), "hold", 0o755);
+    let full = "tiexecctl store setup --size=64K";
+    let said = mends(full, "tiexecctl store add $1", &[file.into_os_string()]);
+    assert!(said.contains("store_full") && said.contains("--size=SIZE"), "{said}");
+}
+
+#[test]
+fn of_a_proc_that_tells_of_other_processes() {
+    require!(may_mount(), "another /proc needs root");
+    let copy = small("hold", Kind::DynamicNoPie);
+    let launch = "tiexec --backing=image $1 7 </dev/null";
+    let said = mends_in(&["--pid", "--fork"], "", launch, &[copy.path().into()]);
+    assert!(said.contains("proc_unavailable") && said.contains("fix: mount -t proc "), "{said}");
 }
 
 #[test]

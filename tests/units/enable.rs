@@ -96,6 +96,11 @@ fn an_edited_file_is_kept() {
         assert!(done.err().contains(why), "{done}");
         assert_eq!(std::fs::read_to_string(&path).expect("the drop-in"), edited);
     }
+    // What the message names as the fix mends it.
+    let refused = systemd.ctl(["enable", "nginx"]).err();
+    let (_, remove) = refused.split_once("fix: remove it yourself: ").expect("the fix");
+    systemd.run(["sh", "-c", remove.trim_end()]).assert_code(0);
+    systemd.ctl(["enable", "nginx"]).assert_code(0);
     // A neighbour in the directory stays, too.
     std::fs::write(&path, &text).expect("the drop-in");
     std::fs::write(path.with_file_name("own.conf"), "[Service]\n").expect("a drop-in");
@@ -148,6 +153,13 @@ fn units_that_cannot_be_enabled() {
         done.assert_code(2);
         assert!(done.err().contains(&format!("cannot enable {wanted}")), "{done}");
     }
+    // What the message names as the fix mends it.
+    let masked = systemd.ctl(["enable", "cron"]).err();
+    let (_, unmask) = masked.split_once("fix: ").expect("the fix");
+    systemd.run(["sh", "-c", unmask.trim_end()]).assert_code(0);
+    let unmasked = systemd.ctl(["enable", "cron"]);
+    assert!(!unmasked.err().contains("masked"), "{unmasked}");
+    systemd.ctl(["disable", "cron"]);
     // An option that attach does not take is told now, not at the next start.
     for option in ["--edges=wrong", "--settle=1s", "--json"] {
         systemd.ctl(["enable", "redis-server", "--", option]).assert_code(2);

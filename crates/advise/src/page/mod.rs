@@ -224,12 +224,22 @@ fn of_process(data: &Data<'_>, advice: &Advice, coverage: &Report, heat: &Heat) 
         Verdict::Done => ("huge pages save about", "saved"),
         _ => ("about", "saving"),
     };
+    let judgement = |key: &str| data.percent(&format!("/process/advice/judgement/{key}"));
     let _infallible = write!(
         html,
-        "<p class=\"verdict\">{}: {saved} {} of its time in user mode</p>\n<ul>\n",
+        "<p class=\"verdict\">{}: {saved} {} of its time in user mode",
         advice.judgement.verdict,
-        data.percent(&format!("/process/advice/judgement/{at}"))
+        judgement(at)
     );
+    let [least, most] = advice.judgement.saving_range;
+    if at == "saving" && least < most {
+        let (least, most) = (judgement("saving_range/0"), judgement("saving_range/1"));
+        let _infallible = write!(
+            html,
+            "<br><small>{least} to {most}, as far as the model can be off: measure it</small>"
+        );
+    }
+    html.push_str("</p>\n<ul>\n");
     for reason in &advice.judgement.reasons {
         let _infallible = writeln!(html, "<li>{}</li>", escape(reason));
     }
