@@ -147,7 +147,7 @@ fn without_perf_it_polls() {
     let held = hold(&copy);
     eventually_switched(&held);
     let said = stop(agent);
-    assert!(said.contains("cannot be told of execs, polls /proc instead"), "{said}");
+    assert!(said.contains("cannot learn of new programs from the kernel: "), "{said}");
     held.finish().assert_code(7);
 }
 

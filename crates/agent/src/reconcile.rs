@@ -225,7 +225,7 @@ impl<'a> Agent<'a> {
             }
             if let Err(error) = cgroup_namespace::enter_that_of_init() {
                 let text = format!(
-                    "cannot see the cgroups of other containers, makes no copies for them: {error}; \
+                    "cannot see the cgroups of other containers: {error}; the agent makes no copies for them; \
                      fix: set hostPID, add SYS_PTRACE and SYS_ADMIN"
                 );
                 agent.say(Level::Warning, &text);
@@ -243,7 +243,9 @@ impl<'a> Agent<'a> {
             ),
         }
         if let Some(why) = why {
-            let text = format!("cannot be told of execs, polls /proc instead: {why}");
+            let text = format!(
+                "cannot learn of new programs from the kernel: {why}; the agent polls /proc instead"
+            );
             agent.say(Level::Warning, &text);
         }
         if let Some(why) = deaf.filter(|_| has_guard) {
@@ -472,7 +474,10 @@ impl<'a> Agent<'a> {
         if let Some(trouble) = trouble {
             let text = match trouble.as_str() {
                 "" => String::new(),
-                why => format!("cannot watch pods, goes on with those it knows: {}", why.shown()),
+                why => format!(
+                    "cannot watch pods: {}; the agent goes on with the pods that it knows",
+                    why.shown()
+                ),
             };
             self.say_once("pods", Level::Warning, text);
         }

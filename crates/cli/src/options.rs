@@ -450,7 +450,7 @@ pub struct Bench {
     #[arg(short, long, value_name = "NUM", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub runs: u32,
 
-    /// Rounds before, which do not count
+    /// Rounds for warming up before these, which do not count
     #[arg(short, long, value_name = "NUM", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub warmup: u32,
 
@@ -458,7 +458,7 @@ pub struct Bench {
     #[arg(short, long, value_name = "CMD", conflicts_with = "attach")]
     pub prepare: Option<String>,
 
-    /// Also take runs that fail
+    /// Also count runs that fail
     #[arg(short, long, conflicts_with = "attach")]
     pub ignore_failure: bool,
 
@@ -471,8 +471,8 @@ pub struct Bench {
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), required_unless_present = "command", conflicts_with = "command", requires = "metric")]
     pub attach: Option<i32>,
 
-    /// With --attach: what CMD prints only grows, such as a count of queries; it is run at both ends of a
-    /// slice, and what is compared is the growth in a second
+    /// With --attach: the number that CMD prints only grows, such as a count of queries. bench runs CMD at both
+    /// ends of a slice, and compares the growth in a second
     #[arg(long, requires = "attach", conflicts_with = "command")]
     pub counter: bool,
 
@@ -516,8 +516,8 @@ pub struct Canary {
     #[arg(long, value_name = "FILE", requires = "rule", hide = true)]
     pub program: Option<OsString>,
 
-    /// The work that is done: a command for the shell that prints a number at its end that only grows, such as a
-    /// count of requests. Root runs it as nobody
+    /// A command for the shell; the last number of its output is the work done so far, such as a count of requests.
+    /// Root runs the command as the user nobody
     #[arg(
         long,
         value_name = "CMD",
@@ -534,8 +534,8 @@ pub struct Canary {
     #[arg(long, value_name = "EXPR", requires = "prometheus")]
     pub query: Option<String>,
 
-    /// End at once, and revert, when this command for the shell fails; it is run every second. Root runs it as
-    /// nobody
+    /// End at once, and revert, when this command for the shell fails. canary runs it every second; root runs it as
+    /// the user nobody
     #[arg(long, value_name = "CMD")]
     pub guard: Option<String>,
 
@@ -547,7 +547,7 @@ pub struct Canary {
     #[arg(long, value_name = "RATIO", default_value_t = 1.005, value_parser = parse_keep_above)]
     pub keep_above: f64,
 
-    /// The longest time that it takes
+    /// End after this time, with or without a verdict
     #[arg(long, value_name = "DURATION", default_value = "4h", value_parser = parse_positive_duration)]
     pub max: Duration,
 
@@ -559,7 +559,7 @@ pub struct Canary {
     #[arg(long, value_name = "BACKING")]
     pub backing: Option<BackingChoice>,
 
-    /// As for tiexecctl attach
+    /// How to take the edges of the text, as for tiexecctl attach
     #[arg(long, value_name = "EDGES")]
     pub edges: Option<Edges>,
 

@@ -34,7 +34,9 @@ pub(super) fn ours(doing: &str) -> Result<Vec<Directory>, u8> {
     let there_are_others = !directories.is_empty();
     let ours: Vec<Directory> = directories.into_iter().filter(Directory::is_ours).collect();
     if ours.is_empty() && there_are_others {
-        warn(format_args!("cannot {doing}: only root can remove images from {SYSTEM}"));
+        warn(format_args!(
+            "cannot {doing}: only root can remove images from {SYSTEM}; fix: run it as root"
+        ));
         return Err(exit::NOT_PERMITTED);
     }
     Ok(ours)

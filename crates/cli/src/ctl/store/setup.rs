@@ -13,7 +13,7 @@ pub(super) fn run(size: Option<Size>, only_unit: bool) -> u8 {
         return print(&unit(size));
     }
     if !rustix::process::geteuid().is_root() {
-        warn("cannot set up the system's image store: only root can mount it");
+        warn("cannot set up the system's image store: only root can mount it; fix: run it as root");
         return exit::NOT_PERMITTED;
     }
     match setup(size) {

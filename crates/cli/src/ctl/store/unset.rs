@@ -9,7 +9,9 @@ use crate::stdio::warn;
 
 pub(super) fn run() -> u8 {
     if !rustix::process::geteuid().is_root() {
-        warn("cannot unmount the system's image store: only root can");
+        warn(
+            "cannot unmount the system's image store: only root can unmount it; fix: run it as root",
+        );
         return exit::NOT_PERMITTED;
     }
     match unset() {
