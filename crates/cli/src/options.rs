@@ -173,7 +173,7 @@ pub struct AfterStart {
     pub follow: bool,
 
     /// Treat text that the program maps up to this time after its start, such as 30s; 0 turns this off
-    /// [default: until its start is over, about 10s]
+    /// [default: until its start is over, 10s to 60s]
     #[arg(long, help_heading = AFTER_START, value_name = "DURATION", value_parser = parse_duration)]
     pub settle: Option<Duration>,
 
