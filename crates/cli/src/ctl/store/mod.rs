@@ -10,7 +10,7 @@ mod verify;
 
 use tiexec_core::addr::Pages;
 use tiexec_core::escape::AsShown;
-use tiexec_core::skip::{FailureKind, Reason, SkipReason};
+use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_remap::Failure;
 use tiexec_remap::store::Store;
 use tiexec_remap::store::directory::{Directory, SYSTEM};
@@ -36,15 +36,9 @@ pub(super) fn run(command: StoreCommand) -> u8 {
 
 /// Says why, and what changes it; returns the exit status for it.
 fn failed(doing: &str, failure: &Failure) -> u8 {
-    warn(format_args!("cannot {doing}: {failure}"));
-    hint(failure.reason);
+    let fix = failure.reason.fix().map_or(String::new(), |fix| format!("; fix: {fix}"));
+    warn(format_args!("cannot {doing}: {failure}{fix}"));
     exit::FAILED
-}
-
-fn hint(reason: Reason) {
-    if let Some(fix) = reason.fix() {
-        warn(format_args!("hint: {fix}"));
-    }
 }
 
 /// Returns every store that can be looked at.
