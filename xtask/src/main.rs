@@ -188,7 +188,11 @@ fn options(page: &mut String, sub: &Command) -> Result<()> {
             (_, None) if !value.is_empty() => writeln!(page, ".TP\n{value}")?,
             _ => continue,
         }
-        writeln!(page, "{}", help.replace('-', "\\-"))?;
+        let usual = argument.get_default_values().first();
+        let usual = usual.filter(|_| argument.get_action().takes_values());
+        let usual =
+            usual.map_or(String::new(), |usual| format!(" [default: {}]", usual.to_string_lossy()));
+        writeln!(page, "{}", format!("{help}{usual}").replace('-', "\\-"))?;
     }
     Ok(())
 }

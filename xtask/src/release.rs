@@ -181,6 +181,13 @@ fn checksums(packages: &Path) -> Result<String> {
     if let Some(missing) = names.iter().find(|name| !packages.join(name).is_file()) {
         bail!("no {missing}; fix: cargo xtask dist --check {}", packages.display());
     }
+    // The library is packed where it was built.
+    let library = [Arch::X86, Arch::Arm].into_iter().flat_map(|arch| {
+        ["libtiexec1", "libtiexec-dev"]
+            .map(|name| format!("{name}_{VERSION}-1_{}.deb", arch.debian()))
+    });
+    let library = library.filter(|name| packages.join(name).is_file());
+    let names: Vec<String> = names.into_iter().chain(library).collect();
     let sums = Command::new("sha256sum").current_dir(packages).args(&names).output()?;
     if !sums.status.success() {
         bail!("sha256sum: {}", String::from_utf8_lossy(&sums.stderr).trim_end());
@@ -210,6 +217,27 @@ mod tests {
     fn a_directory_without_packages_is_refused() {
         let error = checksums(tempfile::tempdir().unwrap().path()).unwrap_err().to_string();
         assert!(error.contains(".deb; fix: cargo xtask dist --check"), "{error}");
+    }
+
+    #[test]
+    fn every_package_has_a_checksum() {
+        let packages = tempfile::tempdir().unwrap();
+        let mut names = Vec::new();
+        for (debian, arch) in [("amd64", "x86_64"), ("arm64", "aarch64")] {
+            for name in ["tiexec", "libtiexec1", "libtiexec-dev"] {
+                names.push(format!("{name}_{VERSION}-1_{debian}.deb"));
+            }
+            names.push(format!("tiexec-{VERSION}-1.{arch}.rpm"));
+            names.push(format!("tiexec-{VERSION}-{arch}.tar.gz"));
+        }
+        for name in &names {
+            fs::write(packages.path().join(name), name).unwrap();
+        }
+        checksums(packages.path()).unwrap();
+        let sums = fs::read_to_string(packages.path().join("SHA256SUMS")).unwrap();
+        for name in names {
+            assert!(sums.lines().any(|line| line.ends_with(&format!("  {name}"))), "{name}");
+        }
     }
 
     #[test]
