@@ -2,6 +2,7 @@
 //! namespaces of its own, and Debian's own dpkg, apt, rpm, dnf and needrestart.
 
 mod debian;
+mod library;
 mod made;
 mod needrestart;
 mod rpm;
@@ -22,6 +23,8 @@ const NEEDS: &str = "packages: cargo build -p xtask, and what scripts/setup test
 struct Version {
     deb: PathBuf,
     rpm: PathBuf,
+    /// libtiexec1 and libtiexec-dev.
+    library: [PathBuf; 2],
 }
 
 /// The packages of the programs under test.
@@ -44,6 +47,7 @@ fn packages() -> Option<&'static Packages> {
             let stripped = Command::new("strip").arg("-o").arg(&to).arg(from).status();
             assert!(stripped.expect("strip").success(), "strip {}", from.display());
         }
+        library::lay_out(&programs.join("lib"));
         let needed = ["dpkg", "apt-get", "rpm", "dnf", "lintian", "needrestart"];
         let is_here = needed.iter().all(|tool| installed(tool).is_some());
         is_here
@@ -53,7 +57,7 @@ fn packages() -> Option<&'static Packages> {
     made.as_ref()
 }
 
-/// Makes both packages of one version below `place`.
+/// Makes the packages of one version below `place`.
 fn make(version: &str, place: &Path) -> Option<Version> {
     let xtask = support::tiexecctl().with_file_name("xtask");
     let (arch, debian) = match std::env::consts::ARCH {
@@ -66,8 +70,10 @@ fn make(version: &str, place: &Path) -> Option<Version> {
         .output();
     let deb = place.join(format!("tiexec_{version}-1_{debian}.deb"));
     let rpm = place.join(format!("tiexec-{version}-1.{arch}.rpm"));
-    if deb.is_file() && rpm.is_file() {
-        return Some(Version { deb, rpm });
+    let library = ["libtiexec1", "libtiexec-dev"]
+        .map(|name| place.join(format!("{name}_{version}-1_{debian}.deb")));
+    if [&deb, &rpm].into_iter().chain(&library).all(|package| package.is_file()) {
+        return Some(Version { deb, rpm, library });
     }
     if let Ok(made) = made {
         eprintln!(

@@ -8,7 +8,7 @@ mod check;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -98,7 +98,10 @@ impl Dist {
         if self.stage_library(arch, &stage)? {
             for name in ["libtiexec1", "libtiexec-dev"] {
                 let file = format!("{name}_{version}-1_{}.deb", arch.debian());
-                package(&format!("{name}.yaml"), "deb", file)?;
+                let made = package(&format!("{name}.yaml"), "deb", file)?;
+                if name == "libtiexec1" {
+                    add_shlibs(&made, version, &date, work.path())?;
+                }
             }
         }
         // The same description, without its parts for Debian.
@@ -232,6 +235,22 @@ fn library(arch: Arch, to: &Path) -> Result<()> {
     let built = build::target_directory()?.join(triple).join("library");
     script.env("STRIP", "yes").env("LIBDIR", format!("${{prefix}}/lib/{}", multiarch(arch)));
     run(script.args([&built, to]).arg("/usr"))
+}
+
+/// Adds what dpkg-shlibdeps(1) needs to know of the library, so that packages of programs that are linked with it depend on it. nfpm
+/// knows no such file.
+fn add_shlibs(package: &Path, version: &str, date: &str, work: &Path) -> Result<()> {
+    let root = work.join("shlibs");
+    run(Command::new("dpkg-deb").arg("-R").args([package, &root]))?;
+    fs::write(root.join("DEBIAN/shlibs"), format!("libtiexec 1 libtiexec1 (>= {version})\n"))?;
+    // nfpm's list of configuration files is an empty line here, which dpkg-deb(1) does not take.
+    let conffiles = root.join("DEBIAN/conffiles");
+    if fs::read_to_string(&conffiles).is_ok_and(|text| text.trim().is_empty()) {
+        fs::remove_file(conffiles)?;
+    }
+    let mut pack = Command::new("dpkg-deb");
+    pack.args(["--root-owner-group", "--build"]).args([&root, package]);
+    run(pack.env("SOURCE_DATE_EPOCH", date).stdout(Stdio::null()))
 }
 
 /// Packs `usr` for `/`, or for anywhere.
