@@ -88,6 +88,9 @@ fn installed_used_and_purged() {
         mount -t overlay -o lowerdir=/$d,upperdir=/run/upper/$d,workdir=/run/work/$d none /$d; done";
     systemd.run(["sh", "-ec", over]).assert_code(0);
     systemd.run(["dpkg", "--no-triggers", "--install", &library, &development]).assert_code(0);
+    let libdir = systemd.run(["pkg-config", "--variable=libdir", "tiexec"]);
+    let wanted = format!("/usr/lib/{}-linux-gnu\n", std::env::consts::ARCH);
+    assert_eq!(libdir.assert_code(0).out(), wanted);
     let source = std::fs::read_to_string(root().join("crates/self/examples/huge.c"));
     write(&systemd, "/srv/huge.c", &source.expect("an example"));
     for (name, compile) in [

@@ -79,6 +79,7 @@ fn the_shared_one_has_a_name_of_its_version() {
 /// Writes the description for pkg-config, which names the place where the library will be installed, to `at` for where it lies now.
 pub(crate) fn describe(at: &Path) {
     let described = std::fs::read_to_string(directory().join("tiexec.pc")).expect("it is there");
+    assert!(described.contains("\nlibdir=${prefix}/lib\n"), "{described}");
     let here = directory().display();
     let lines = described.lines().map(|line| match line.split_once('=') {
         Some((key @ ("libdir" | "includedir"), _)) => format!("{key}={here}\n"),
