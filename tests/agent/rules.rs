@@ -1,9 +1,9 @@
 //! Rule files decide, the first rule first; a file with a mistake is named, and the others stay in force.
 
-use support::attaching::ctl;
+use support::attaching::{ctl, ctl_behind, switched};
 use support::{Run, is_root, require};
 
-use crate::{Files, attach_rule, hold};
+use crate::{Files, attach_rule, eventually_switched, has_guard, hold, stop};
 
 #[test]
 fn the_first_rule_that_matches_decides() {
@@ -155,4 +155,45 @@ fn labels_in_manifests() {
     );
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/kubernetes/tiexec.yaml");
     ctl(["rules", "check", "-f", own]).assert_code(0);
+}
+
+/// Each machine decides by its name. The agent of one that is left out attaches to nothing; the agent of another one does.
+#[test]
+fn a_rule_acts_on_its_share_of_the_machines() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    let program = files.program("hold", 6, "a/hold");
+    let rule = attach_rule("share", &files.public.path().join("a/*"));
+    files.write("share.toml", &format!("{rule}nodes = \"50%\"\n"));
+    let held = hold(&program);
+    let names: Vec<String> = (0..20).map(|number| format!("NODE_NAME=node-{number}")).collect();
+    let is_left_out = |name: &&String| {
+        let mut args = vec!["rules".to_owned(), "check".to_owned()];
+        args.extend(files.args());
+        args.push(held.pid().to_string());
+        let done = ctl_behind(&["env", name], args);
+        done.assert_code(0);
+        let says = done.out();
+        assert!(says.contains("held_out") != says.ends_with(": attach\n"), "{done}");
+        says.contains("held_out")
+    };
+    let (out, within): (Vec<_>, Vec<_>) = names.iter().partition(is_left_out);
+    assert!(out.len() >= 3 && within.len() >= 3, "{} of {}", within.len(), names.len());
+    let agent = |name: &str| {
+        let (key, value) = name.split_once('=').expect("a pair");
+        Run::new(support::tiexecd(), files.args()).plain().env(key, value).limit(180).start()
+    };
+    // Where the agent has attached to another rule's program, it has decided about this one too.
+    files.attach_below("whole", "b");
+    let beside = hold(&files.program("hold", 7, "b/hold"));
+    let without = agent(out[0]);
+    eventually_switched(&beside);
+    stop(without);
+    assert_eq!(switched(held.pid()), 0, "{} is left out", out[0]);
+    let with = agent(within[0]);
+    eventually_switched(&held);
+    stop(with);
+    for held in [held, beside] {
+        held.finish().assert_code(7);
+    }
 }

@@ -23,6 +23,8 @@ pub enum Instead {
     RuleOff,
     /// Builds of several rules have crashed.
     ObserveOnly,
+    /// The rule acts on other nodes.
+    HeldOut,
     /// The program has run for less than `min-age`.
     TooYoung,
     /// The process has less text than `min-text`.
@@ -47,6 +49,7 @@ impl Instead {
             Self::NoCrashGuard => "no_crash_guard",
             Self::RuleOff => "rule_off",
             Self::ObserveOnly => "observe_only",
+            Self::HeldOut => "held_out",
             Self::TooYoung => "too_young",
             Self::TooSmall => "too_small",
             Self::BadAnnotation => "bad_annotation",
@@ -64,6 +67,7 @@ pub(crate) fn held_back(rule: &Rule, state: &State, has_guard: bool) -> Option<I
         Action::Observe | Action::Never => None,
         action => match (off::now(), action) {
             (Some(off), _) => Some(Instead::Off(off)),
+            (None, _) if !rule.nodes.has_this_node(&rule.name) => Some(Instead::HeldOut),
             (None, Action::Attach) if !has_guard => Some(Instead::NoCrashGuard),
             (None, Action::Attach) if state.only_observes() => Some(Instead::ObserveOnly),
             (None, Action::Attach) => state.is_off(&rule.name).then_some(Instead::RuleOff),

@@ -10,6 +10,7 @@
 //! - `guard`: crashes soon after a switch.
 //! - [`speak`]: what the agent tells of itself, and `metrics`: the figures.
 //! - [`off`]: the files that keep the agent from beginning anything.
+//! - [`nodes`]: the share of nodes on which a rule acts.
 //! - `young`: processes that have not run for `min-age`.
 //! - [`state`]: the builds in quarantine, over restarts; [`verdicts`]: what canaries have
 //!   found; [`canary`]: their files, and what a killed one has left.
@@ -26,6 +27,7 @@ pub mod guard;
 mod kept;
 mod measure;
 mod metrics;
+pub mod nodes;
 pub mod off;
 pub mod pod_watch;
 pub mod pods;

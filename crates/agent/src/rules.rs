@@ -27,6 +27,7 @@ use tiexec_sys::Errno;
 use toml::{Table, Value};
 
 use crate::measure::Measure;
+use crate::nodes::NodeShare;
 use crate::pods::{self, PREFIX, Pod};
 use crate::processes::Process;
 use crate::verdicts::by_copies;
@@ -108,6 +109,8 @@ pub struct Rule {
     pub min_age: Duration,
     /// See [`Action`].
     pub action: Action,
+    /// The nodes on which it acts.
+    pub nodes: NodeShare,
     /// True if only builds are attached to that a canary on this machine has found to be better.
     pub needs_canary: bool,
     /// How the agent's own canary measures; `None` if the agent makes none.
@@ -120,6 +123,11 @@ impl Rule {
     /// Returns whether it attaches only where a canary has found that this helps.
     pub fn waits_for_canary(&self) -> bool {
         self.action == Action::Attach && self.needs_canary
+    }
+
+    /// Returns whether it does something on this node.
+    pub fn acts_here(&self) -> bool {
+        self.action.acts() && self.nodes.has_this_node(&self.name)
     }
 
     /// Returns the options for a process: those of the rule, or less where the pod asks for less.
@@ -279,7 +287,7 @@ impl Rules {
     pub fn programs(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         for (index, rule) in self.rules.iter().enumerate() {
-            let Some(pattern) = rule.exe.as_ref().filter(|_| rule.action.acts()) else { continue };
+            let Some(pattern) = rule.exe.as_ref().filter(|_| rule.acts_here()) else { continue };
             let Ok(paths) = glob::glob_with(pattern.as_str(), SHELLS) else { continue };
             found.extend(paths.flatten().filter(|path| {
                 let before = self.rules.get(..index).unwrap_or_default();
@@ -399,6 +407,8 @@ fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> 
             return Err(format!("action {other:?} is not observe, warm, attach or never"));
         }
     };
+    let nodes = text_of(&mut table, "nodes")?;
+    let nodes = nodes.map_or(Ok(NodeShare::default()), |text| text.parse())?;
     let needs_canary = match text_of(&mut table, "canary")?.as_deref() {
         None | Some("off") => false,
         Some("required") => true,
@@ -449,6 +459,7 @@ fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> 
         min_text,
         min_age,
         action,
+        nodes,
         needs_canary,
         measure,
         settings,
@@ -626,6 +637,7 @@ mod tests {
             ("[[rule]]\nname = \"a\"\naction = \"atach\"\nexe=\"/a\"", "\"atach\" is not"),
             ("[[rule]]\nname = \"a\"\naction = \"attach\"", "every process"),
             ("[[rule]]\nname = \"a\"\nmin-age = \"soon\"", "soon"),
+            ("[[rule]]\nname = \"a\"\nnodes = \"half\"", "share of the nodes"),
             ("[[rule]]\nname = \"a\"\nbacking = \"x\"", "backing=x"),
             ("[[rule]]\nname = \"a\"\n[[rule]]\nname = \"a\"", "rule 2: there is a rule"),
             ("[[rule]]\nname = \"a\"\nuser = \"nobody-of-that-name\"", "no user"),

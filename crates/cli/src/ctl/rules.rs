@@ -12,7 +12,7 @@ use tiexec_agent::decide::{Decision, Instead, decide};
 use tiexec_agent::pod_watch;
 use tiexec_agent::pods::Pods;
 use tiexec_agent::processes::{Surroundings, every};
-use tiexec_agent::rules::Rules;
+use tiexec_agent::rules::{Rule, Rules};
 use tiexec_agent::state::{State, Store};
 use tiexec_agent::verdicts::Verdicts;
 use tiexec_core::escape::AsShown;
@@ -135,7 +135,7 @@ fn warm_programs(conf_dir: &Path) -> u8 {
     let surroundings = Surroundings::look();
     for (_, process) in every() {
         let Some(facts) = surroundings.process(&process) else { continue };
-        if rules.of(&facts).is_some_and(|rule| rule.action.acts()) {
+        if rules.of(&facts).is_some_and(Rule::acts_here) {
             programs.extend(facts.exe.map(|exe| OsString::from_vec(exe).into()));
         }
     }
