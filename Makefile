@@ -35,8 +35,7 @@ all: programs lib man completions
 programs: $(addprefix $(DIST)/,$(PROGRAMS))
 
 $(addprefix $(DIST)/,$(PROGRAMS)) &: $(SOURCES)
-	RUSTFLAGS="$(strip $(RUSTFLAGS) $(STATIC))" $(CARGO) build --release --locked --package tiexec --target $(HOST) \
-		--features "$(PROGRAM_FEATURES)"
+	RUSTFLAGS="$(strip $(RUSTFLAGS) $(STATIC))" $(CARGO) build --release --locked --package tiexec --target $(HOST)
 	install -d $(DIST)
 	install -m 755 $(addprefix $(TARGET_DIR)/$(HOST)/release/,$(PROGRAMS)) $(DIST)
 
@@ -95,9 +94,11 @@ k8s-test:
 	$(CARGO) xtask k8s-test
 
 # A container image of the static programs, where tiexecd knows pods of Kubernetes. The same programs give the same digest.
+# ARCH=aarch64 builds it for another processor (scripts/setup vm), with the tag tiexec:latest-aarch64.
 image:
-	$(MAKE) --no-print-directory programs DIST=$(TARGET_DIR)/image PROGRAM_FEATURES=kubernetes
-	$(PODMAN) build --timestamp=0 --file deploy/container/Containerfile --tag tiexec:latest $(TARGET_DIR)/image
+	$(CARGO) xtask context $(addprefix --arch=,$(ARCH)) $(TARGET_DIR)/image$(addprefix -,$(ARCH))
+	$(PODMAN) build --timestamp=0 $(addprefix --arch=,$(patsubst x86_64,amd64,$(patsubst aarch64,arm64,$(ARCH)))) \
+		--file deploy/container/Containerfile --tag tiexec:latest$(addprefix -,$(ARCH)) $(TARGET_DIR)/image$(addprefix -,$(ARCH))
 
 bench: programs
 	for script in launch exec_test memory coverage follow; do \

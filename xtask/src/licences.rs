@@ -1,6 +1,6 @@
 //! The licences of all that is linked into the programs: THIRD-PARTY.md lists the crates, and a package has their texts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,16 +16,21 @@ struct Metadata {
     resolve: Resolve,
 }
 
+/// A crate.
 #[derive(Deserialize)]
-struct Package {
-    id: String,
-    name: String,
-    version: String,
-    license: Option<String>,
-    repository: Option<String>,
+pub(crate) struct Package {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) version: String,
+    pub(crate) license: Option<String>,
+    pub(crate) repository: Option<String>,
     manifest_path: PathBuf,
-    source: Option<String>,
+    /// `None` for a crate of this repository.
+    pub(crate) source: Option<String>,
     targets: Vec<Target>,
+    /// The IDs of the crates that it links.
+    #[serde(skip)]
+    pub(crate) needs: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -66,60 +71,65 @@ pub(crate) fn write() -> Result<()> {
     fs::write(&file, list()?).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Returns the crates that are linked on Linux, on any processor, in the order of their names. A proc-macro runs in the compiler, and is
-/// not linked.
+/// Returns the crates that are linked on Linux, on any processor, in the order of their names.
 fn linked() -> Result<Vec<Package>> {
     let mut linked = BTreeMap::new();
     for triple in ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"] {
-        let mut cargo = build::cargo();
-        cargo.current_dir(repository()?).args([
-            "metadata",
-            "--format-version=1",
-            "--locked",
-            // The image has it.
-            "--features",
-            "tiexec/kubernetes",
-        ]);
-        let output =
-            cargo.args(["--filter-platform", triple]).output().context("cargo metadata")?;
-        if !output.status.success() {
-            bail!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim_end());
-        }
-        let metadata: Metadata = serde_json::from_slice(&output.stdout)?;
-        let nodes: BTreeMap<&str, &Node> =
-            metadata.resolve.nodes.iter().map(|node| (node.id.as_str(), node)).collect();
-        let crates = repository()?.join("crates");
-        let is_macro = |id: &str| {
-            let package = metadata.packages.iter().find(|package| package.id == id);
-            package.is_some_and(|package| {
-                package
-                    .targets
-                    .iter()
-                    .any(|target| target.kind.iter().any(|kind| kind == "proc-macro"))
-            })
-        };
-        let ours =
-            metadata.packages.iter().filter(|package| package.manifest_path.starts_with(&crates));
-        let mut ahead: Vec<&str> = ours.map(|package| package.id.as_str()).collect();
-        let mut seen = BTreeSet::new();
-        while let Some(id) = ahead.pop() {
-            if is_macro(id) || !seen.insert(id.to_owned()) {
-                continue;
-            }
-            let normal = |dependency: &&Dependency| {
-                dependency.dep_kinds.iter().any(|kind| kind.kind.is_none())
-            };
-            let node = nodes.get(id).context("a crate without a node")?;
-            ahead.extend(node.deps.iter().filter(normal).map(|dependency| dependency.pkg.as_str()));
-        }
-        let theirs = metadata.packages.into_iter();
-        let theirs =
-            theirs.filter(|package| package.source.is_some() && seen.contains(&package.id));
+        let theirs = linked_on(triple)?.into_iter().filter(|package| package.source.is_some());
         linked.extend(
             theirs.map(|package| ((package.name.clone(), package.version.clone()), package)),
         );
     }
     Ok(linked.into_values().collect())
+}
+
+/// Returns the crates that are linked on this platform, our own among them. A proc-macro runs in the compiler, and is not linked.
+pub(crate) fn linked_on(triple: &str) -> Result<Vec<Package>> {
+    let mut cargo = build::cargo();
+    cargo.current_dir(repository()?).args([
+        "metadata",
+        "--format-version=1",
+        "--locked",
+        // The image has it.
+        "--features",
+        "tiexec/kubernetes",
+    ]);
+    let output = cargo.args(["--filter-platform", triple]).output().context("cargo metadata")?;
+    if !output.status.success() {
+        bail!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim_end());
+    }
+    let metadata: Metadata = serde_json::from_slice(&output.stdout)?;
+    let nodes: BTreeMap<&str, &Node> =
+        metadata.resolve.nodes.iter().map(|node| (node.id.as_str(), node)).collect();
+    let crates = repository()?.join("crates");
+    let is_macro = |id: &str| {
+        let package = metadata.packages.iter().find(|package| package.id == id);
+        package.is_some_and(|package| {
+            let mut kinds = package.targets.iter().flat_map(|target| &target.kind);
+            kinds.any(|kind| kind == "proc-macro")
+        })
+    };
+    let ours =
+        metadata.packages.iter().filter(|package| package.manifest_path.starts_with(&crates));
+    let mut ahead: Vec<&str> = ours.map(|package| package.id.as_str()).collect();
+    let mut seen: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    while let Some(id) = ahead.pop() {
+        if is_macro(id) || seen.contains_key(id) {
+            continue;
+        }
+        let node = nodes.get(id).context("a crate without a node")?;
+        let normal =
+            |dependency: &&Dependency| dependency.dep_kinds.iter().any(|kind| kind.kind.is_none());
+        let needs = node.deps.iter().filter(normal).map(|dependency| dependency.pkg.as_str());
+        let needs: Vec<&str> = needs.filter(|id| !is_macro(id)).collect();
+        seen.insert(id.to_owned(), needs.iter().map(|&id| id.to_owned()).collect());
+        ahead.extend(needs);
+    }
+    let all = metadata.packages.into_iter().filter_map(|package| {
+        let needs = seen.remove(&package.id)?;
+        Some(Package { needs, ..package })
+    });
+    Ok(all.collect())
 }
 
 /// Returns the list as a page.

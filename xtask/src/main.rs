@@ -2,6 +2,7 @@
 //! from them; the tests on other kernels and in a cluster; and the packages of a release.
 
 mod chart;
+mod context;
 mod dist;
 #[cfg(test)]
 mod docs;
@@ -12,6 +13,7 @@ mod licences;
 #[cfg(test)]
 mod messages;
 mod release;
+mod sbom;
 #[cfg(test)]
 mod security;
 mod vm;
@@ -20,7 +22,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context as _, Result, bail};
 use clap::{Command, CommandFactory, Parser};
 use clap_complete::Shell;
 use clap_mangen::Man;
@@ -50,6 +52,7 @@ enum Chore {
     Header,
     /// Makes THIRD-PARTY.md anew, from the crates that are linked
     Licences,
+    Context(context::Context),
     Release(release::Release),
     /// Makes the tables of docs/KERNELS.md anew, of what vm-test --record has found
     Kernels,
@@ -66,6 +69,7 @@ fn main() -> Result<ExitCode> {
         Chore::Chart => chart::write()?,
         Chore::Header => header::write()?,
         Chore::Licences => licences::write()?,
+        Chore::Context(context) => context.write()?,
         Chore::Release(release) => return release.run(),
         Chore::Kernels => vm::write_tables()?,
     }

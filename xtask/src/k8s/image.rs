@@ -7,8 +7,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
+use crate::context::lay_out;
 use crate::vm::build::repository;
-use crate::vm::run;
+use crate::vm::{Arch, run};
 
 /// The programs of this machine that pods run.
 const PROGRAMS: [&str; 7] = [
@@ -34,12 +35,7 @@ const COMPILED: [(&str, u32, &str); 6] = [
 /// Writes the project's image, of the static programs in a directory.
 pub(super) fn own(programs: &Path, work: &Path) -> Result<()> {
     let context = work.join("context");
-    fs::create_dir_all(&context)?;
-    for name in ["tiexec", "tiexecctl", "tiexecd"] {
-        let from = programs.join(name);
-        fs::copy(&from, context.join(name))
-            .with_context(|| format!("cannot copy {}", from.display()))?;
-    }
+    lay_out(Arch::of_this_machine(), programs, &context)?;
     let podman = || {
         let mut podman = Command::new("podman");
         for (option, name) in [("--root", "podman/root"), ("--runroot", "podman/run")] {

@@ -76,11 +76,10 @@ impl K8sTest {
                 // An earlier run may have been killed.
                 fs::remove_dir_all(&work)?;
                 fs::create_dir_all(work.join("images"))?;
-                let arch = if Arch::X86.is_here() { Arch::X86 } else { Arch::Arm };
                 let programs = self
                     .programs
                     .clone()
-                    .map_or_else(|| crate::dist::programs(arch, "kubernetes"), Ok)?;
+                    .map_or_else(|| crate::context::programs(Arch::of_this_machine()), Ok)?;
                 image::own(&programs, &work)?;
                 image::of_this_machine(&work)?;
                 let status = machine::enter(&path, &self.cases)?;

@@ -52,6 +52,11 @@ impl Arch {
         }
     }
 
+    /// Returns that of this machine.
+    pub(crate) fn of_this_machine() -> Self {
+        if Self::X86.is_here() { Self::X86 } else { Self::Arm }
+    }
+
     /// Returns whether this machine is one.
     pub(crate) fn is_here(self) -> bool {
         self.name() == std::env::consts::ARCH
