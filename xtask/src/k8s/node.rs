@@ -195,6 +195,8 @@ impl Cluster {
         };
         let manager = [
             format!("--cert-dir={}", self.text("manager")),
+            // A busy machine is late with the heartbeats of nodes that kwok plays, and their pods would never be ready again.
+            "--node-monitor-grace-period=10m".to_owned(),
             "--use-service-account-credentials".to_owned(),
             format!("--service-account-private-key-file={}", self.text("key")),
             format!("--root-ca-file={}", self.text("crt")),

@@ -1,12 +1,13 @@
 //! The objects of the installation, and the requests that they allow the agent.
 
 use std::fs;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use super::{AGENT, agent_is_ready};
+use super::{AGENT, Pod, agent_is_ready, becomes_huge, delete, huge, mib, restarts, why_not};
 use crate::chart::{CHART, MANIFEST};
-use crate::k8s::node::Cluster;
+use crate::k8s::node::{Cluster, eventually};
 use crate::vm::build::repository;
 
 /// The values: the image that was imported, and programs that need not be old. The machine is busy with the cluster itself.
@@ -21,6 +22,7 @@ rules: |
   min-text = "4MiB"
   min-age = "1s"
   action = "attach"
+  nodes = "SHARE"
 "#;
 
 fn helm(cluster: &Cluster, words: &[&str]) -> Result<String> {
@@ -29,13 +31,35 @@ fn helm(cluster: &Cluster, words: &[&str]) -> Result<String> {
 
 /// Installs the agent by the chart, in a namespace as the plain manifest has it.
 pub(super) fn install(cluster: &mut Cluster) -> Result<()> {
-    let values = cluster.at("values.yaml");
-    fs::write(&values, VALUES)?;
     cluster.kubectl(&["create", "namespace", AGENT])?;
     let level = "pod-security.kubernetes.io/enforce=privileged";
     cluster.kubectl(&["label", "namespace", AGENT, level])?;
-    helm(cluster, &["install", "tiexec", CHART, "-n", AGENT, "-f", &values.to_string_lossy()])?;
+    helm_with(cluster, "install", "100%")
+}
+
+/// Installs or upgrades, with a rule that acts on a share of the nodes; waits for the agents.
+fn helm_with(cluster: &Cluster, verb: &str, share: &str) -> Result<()> {
+    let values = cluster.at("values.yaml");
+    fs::write(&values, VALUES.replace("SHARE", share))?;
+    helm(cluster, &[verb, "tiexec", CHART, "-n", AGENT, "-f", &values.to_string_lossy()])?;
     agent_is_ready(cluster)
+}
+
+/// New rules come into force by `helm upgrade`. A node that is held out treats nothing, and says why.
+pub(super) fn share(cluster: &mut Cluster) -> Result<String> {
+    helm_with(cluster, "upgrade", "0%")?;
+    let idle = ["node", "-e", "setInterval(() => {}, 1000)"];
+    let pod = Pod { name: "held-out", labelled: true, args: &idle, memory: "512Mi" };
+    let pid = pod.start(cluster)?;
+    let says = || why_not(cluster, pid);
+    eventually("the agent knows the pod", 30, || says().contains("held_out"))?;
+    std::thread::sleep(Duration::from_secs(5));
+    ensure!(huge(pid) == 0, "{} are huge: {}", mib(huge(pid)), says());
+    helm_with(cluster, "upgrade", "100%")?;
+    let took = becomes_huge(cluster, pid)?;
+    ensure!(restarts(cluster, "held-out")? == 0, "the pod was started again");
+    delete(cluster, &["held-out"])?;
+    Ok(format!("0 % of the nodes: none huge; 100 %: huge after {took:.1} s"))
 }
 
 /// The API server knows every field of the plain manifest; helm finds no fault with the chart, and its schema refuses a CPU limit.

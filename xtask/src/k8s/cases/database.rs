@@ -52,6 +52,8 @@ impl Client {
         let thread = std::thread::spawn(move || {
             let mut input = child.stdin.take().context("no input")?;
             let mut lines = BufReader::new(child.stdout.take().context("no output")?).lines();
+            // Tables of numbers belong to the database that is used.
+            writeln!(input, "create database if not exists numbers; use numbers;")?;
             let mut number = 0_u64;
             while !ends.load(Relaxed) {
                 number += 1;

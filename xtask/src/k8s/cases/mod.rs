@@ -19,7 +19,7 @@ use super::node::{Cluster, eventually};
 type Case = fn(&mut Cluster) -> Result<String>;
 
 /// The cases, in their order: later ones leave more behind.
-pub(super) const CASES: [(&str, Case); 14] = [
+pub(super) const CASES: [(&str, Case); 15] = [
     ("chart", chart::chart),
     ("rights", chart::rights),
     ("database", database::treated_and_reverted),
@@ -29,6 +29,7 @@ pub(super) const CASES: [(&str, Case); 14] = [
     ("limit", memory::near_its_limit),
     ("agent-killed", agent::killed),
     ("agent-upgraded", agent::upgraded),
+    ("share", chart::share),
     ("api-away", api::away),
     ("watch-broken", api::broken),
     ("attackers", attackers::same_user),
@@ -210,12 +211,29 @@ fn why_not(cluster: &Cluster, pid: i32) -> String {
         .unwrap_or_else(|error| format!("{error:#}"))
 }
 
+/// The directory of a process's cgroup in a hierarchy of cgroup v1.
+fn group_of(pid: i32, controller: &str) -> Result<std::path::PathBuf> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    let path = text.lines().find_map(|line| line.split_once(&format!(":{controller}:")));
+    let (_, path) = path.with_context(|| format!("{pid} is in no group of {controller}"))?;
+    Ok(format!("/sys/fs/cgroup/{controller}{path}").into())
+}
+
 /// The directory of a process's memory cgroup.
 fn memory_group(pid: i32) -> Result<std::path::PathBuf> {
-    let text = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
-    let path = text.lines().find_map(|line| line.split_once(":memory:"));
-    let (_, path) = path.with_context(|| format!("{pid} is in no memory cgroup"))?;
-    Ok(format!("/sys/fs/cgroup/memory{path}").into())
+    group_of(pid, "memory")
+}
+
+/// The processor time of a process's cgroup, in seconds.
+fn processor_time(pid: i32) -> Result<f64> {
+    let text = fs::read_to_string(group_of(pid, "cpuacct")?.join("cpuacct.usage"))?;
+    Ok(text.trim().parse::<f64>()? / 1e9)
+}
+
+/// The first process of the agent's pod.
+fn agent_pid(cluster: &Cluster) -> Result<i32> {
+    let pods = pods_of(cluster, AGENT, AGENT)?;
+    cluster.pid(AGENT, pods.first().context("no agent")?)
 }
 
 /// A counter of `memory.stat`.

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::{AGENT, Pod, agent_is_ready, becomes_huge, delete, mib};
+use super::{
+    AGENT, Pod, agent_is_ready, agent_pid, becomes_huge, delete, memory_stat, mib, processor_time,
+};
 use crate::k8s::node::{Cluster, eventually};
 
 const NODES: usize = 20;
@@ -21,6 +23,10 @@ fn requests(cluster: &Cluster) -> Result<Vec<String>> {
     let started =
         own.filter(|event| event["stage"] != "ResponseComplete" || event["verb"] != "watch");
     Ok(started.map(|event| event["verb"].as_str().unwrap_or("?").to_owned()).collect())
+}
+
+fn kib(bytes: u64) -> String {
+    format!("{:.1} KiB", bytes as f64 / 1024.0)
 }
 
 /// The agent hears of its own node's pods only.
@@ -62,6 +68,8 @@ fn with_kwok(cluster: &mut Cluster) -> Result<String> {
     std::thread::sleep(Duration::from_secs(5));
     cluster.proxy.reset();
     let before = requests(cluster)?.len();
+    let agent = agent_pid(cluster)?;
+    let processor = processor_time(agent)?;
     let begun = Instant::now();
     let fake = json!({
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "fake"},
@@ -78,10 +86,17 @@ fn with_kwok(cluster: &mut Cluster) -> Result<String> {
     cluster.kubectl(&["rollout", "status", "deployment/fake", "--timeout=300s"])?;
     let took = begun.elapsed().as_secs_f64();
     let (while_made, asked) = (cluster.proxy.traffic(), requests(cluster)?.len() - before);
+    let processor = processor_time(agent)? - processor;
+    let memory = memory_stat(agent, "rss")?;
     // With all of them there, it begins anew.
     let (before, counted) = (requests(cluster)?.len(), cluster.proxy.traffic());
     cluster.kubectl(&["-n", AGENT, "rollout", "restart", "daemonset/tiexec"])?;
     agent_is_ready(cluster)?;
+    std::thread::sleep(Duration::from_secs(5));
+    let begins = requests(cluster)?.split_off(before);
+    let bytes = cluster.proxy.traffic().received - counted.received;
+    // One pod of its own node: it starts, is treated, and goes.
+    let counted = cluster.proxy.traffic();
     let pod = Pod {
         name: "among-many",
         labelled: true,
@@ -90,9 +105,8 @@ fn with_kwok(cluster: &mut Cluster) -> Result<String> {
     };
     let pid = pod.start(cluster)?;
     let treated = becomes_huge(cluster, pid)?;
-    let begins = requests(cluster)?.split_off(before);
-    let bytes = cluster.proxy.traffic().received - counted.received;
     delete(cluster, &["among-many"])?;
+    let of_one = cluster.proxy.traffic().received - counted.received;
     cluster.kubectl(&["delete", "deployment", "fake", "--wait=false"])?;
     let gone = || {
         cluster
@@ -101,11 +115,14 @@ fn with_kwok(cluster: &mut Cluster) -> Result<String> {
     };
     eventually("the pods have gone", 120, gone)?;
     Ok(format!(
-        "{PODS} pods on {NODES} nodes in {took:.0} s: {} received by the agent in {asked} requests; a new agent: {} in {} requests ({}), \
-         and a new pod's text huge after {treated:.1} s",
-        mib(while_made.received),
-        mib(bytes),
+        "{PODS} pods on {NODES} other nodes in {took:.0} s: {} received by the agent in {asked} requests, {:.0} ms of processor time, {} of \
+         memory; a new agent: {} in {} requests ({}); one pod of its own from start to end: {}, huge after {treated:.1} s",
+        kib(while_made.received),
+        processor * 1e3,
+        mib(memory),
+        kib(bytes),
         begins.len(),
-        begins.join(" ")
+        begins.join(" "),
+        kib(of_one)
     ))
 }
