@@ -173,9 +173,7 @@ fn a_rule_acts_on_its_share_of_the_machines() {
         args.push(held.pid().to_string());
         let done = ctl_behind(&["env", name], args);
         done.assert_code(0);
-        let says = done.out();
-        assert!(says.contains("held_out") != says.ends_with(": attach\n"), "{done}");
-        says.contains("held_out")
+        done.out().contains("held_out")
     };
     let (out, within): (Vec<_>, Vec<_>) = names.iter().partition(is_left_out);
     assert!(out.len() >= 3 && within.len() >= 3, "{} of {}", within.len(), names.len());

@@ -1,6 +1,7 @@
 //! In containers of podman's: its seccomp profile, its capabilities, its mounts.
 
 mod agent;
+mod entry_scripts;
 mod image;
 mod restrictions;
 mod start;
