@@ -4,7 +4,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use support::attaching::{ctl_behind, started};
+use support::attaching::started;
 use support::store::{own_run, tmpfs};
 use support::{Done, Held, Kind, Public, Run, installed, is_root, program, require};
 
@@ -24,7 +24,10 @@ const CANNOT: &str = "another user needs root, setpriv, prlimit, unshare";
 fn within(mib: u64, command: &[&str], pid: i32) -> Done {
     let limit = format!("--data={}", mib << 20);
     let pid = pid.to_string();
-    ctl_behind(&["prlimit", &limit], command.iter().copied().chain([pid.as_str()]))
+    let words = command.iter().copied().chain([pid.as_str()]);
+    let run = Run::new(support::tiexecctl(), words).plain().behind(["prlimit", &limit]);
+    // A look at as much as there may be takes half a minute of a processor.
+    run.limit(300).output()
 }
 
 /// The attacker's program.
