@@ -99,6 +99,23 @@ fn a_breakpoint_set_while_page_cache_text_was_looked_at_stays() {
     held.finish().assert_code(7);
 }
 
+/// A server does so as it starts, for its heap: text that were then switched would be in base pages of huge folios.
+#[test]
+fn thp_turned_off_while_the_copy_was_made_is_on_for_the_switch() {
+    let copy = small("situations", Kind::DynamicNoPie);
+    let mut held = Run::new(copy.path(), ["vfork", "nothp"]).plain().hold();
+    let pid = held.pid();
+    let tool = attach_run(pid).start();
+    wait_staged(&tool);
+    assert_eq!(status_field(pid, "THP_enabled").as_deref(), Some("1"));
+    // Its child, which shares its memory, turns THP off, and ends: only then can it be stopped.
+    held.write(b"\n");
+    tool.finish().assert_code(0);
+    assert_switched(pid);
+    assert_eq!(status_field(pid, "THP_enabled").as_deref(), Some("0"));
+    held.finish().assert_code(7);
+}
+
 #[test]
 fn a_breakpoint_set_while_a_revert_looks_for_its_moment_stays() {
     let copy = small("situations", Kind::DynamicNoPie);

@@ -143,6 +143,8 @@ int main(int argc, char **argv)
         pid = vfork();
         if (pid == 0) {
             ready_and_wait();
+            if (argc > 2 && !strcmp(argv[2], "nothp") && prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0))
+                _exit(BROKEN);
             _exit(3);
         }
         if (waitpid(pid, &status, 0) != pid || !WIFEXITED(status) || WEXITSTATUS(status) != 3)

@@ -159,10 +159,9 @@ fn from_inside(order: &AttachOrder<'_>, entries: &[Area], areas: &mut [Jit]) {
         .enumerate()
         .flat_map(|(index, area)| area.wanted.iter().map(move |&page| (index, page)))
         .collect();
-    let thp_off = thp_is_off(&order.target.process);
     for some in pages.chunks(IN_ONE_STOP) {
         let work = |session: &mut Session, _: &_| -> Done {
-            if thp_off {
+            if thp_is_off(&order.target.process) {
                 ThpOn::begin(session)?;
             }
             for &(index, page) in some {

@@ -129,9 +129,8 @@ impl Prepared {
         if !self.touched.is_empty() {
             calls.push(&REFAULT_CALLS);
         }
-        if self.thp_off {
-            calls.push(&ThpOn::CALLS);
-        }
+        // The process may turn THP off until it stands.
+        calls.push(&ThpOn::CALLS);
         calls
     }
 
@@ -149,7 +148,8 @@ impl Prepared {
     ) -> Done {
         let mut switched: Done =
             residue::take_away(executor, by, order.target, &self.left).map(|_bytes| ());
-        if self.thp_off {
+        // It may have turned THP off since it was looked at: mariadbd does so in its first milliseconds.
+        if thp_is_off(&order.target.process) {
             ThpOn::begin(executor)?;
         }
         if self.covers() {
