@@ -22,7 +22,7 @@ struct Database {
     server: &'static str,
     /// The script; `$DATA` is the directory.
     script: &'static str,
-    /// What the image's own script wants.
+    /// The variables that the image's own script needs.
     environment: &'static [&'static str],
     /// More words for the server; `@` stands for the directory.
     args: &'static [&'static str],
@@ -112,7 +112,7 @@ impl Database {
     }
 
     fn start(&self, entry: &Path, data: &Path) -> Container {
-        let with_data = |word: &&str| word.replace('@', data.to_str().expect("UTF-8"));
+        let with_data = |word: &&str| with_directory(word, data);
         let environment = self.environment.iter().map(with_data);
         let places = std::env::var("PATH").expect("a path");
         let own = [
@@ -138,8 +138,7 @@ impl Database {
     }
 
     fn answers(&self, data: &Path) -> bool {
-        let words: Vec<String> =
-            self.ask.iter().map(|word| word.replace('@', data.to_str().expect("UTF-8"))).collect();
+        let words: Vec<String> = self.ask.iter().map(|word| with_directory(word, data)).collect();
         let done = Command::new(&words[0]).args(&words[1..]).output();
         done.is_ok_and(|done| String::from_utf8_lossy(&done.stdout).trim() == self.answer)
     }
@@ -175,6 +174,10 @@ impl Database {
             becomes_huge(&again, self.server, 2 << 20);
         }
     }
+}
+
+fn with_directory(word: &str, data: &Path) -> String {
+    word.replace('@', data.to_str().expect("UTF-8"))
 }
 
 /// The directory of Debian's programs of PostgreSQL's server, which is in no user's path.

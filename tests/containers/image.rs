@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use support::podman::{Container, NEEDS, Podman, is_there};
 use support::{require, tiexec, tiexecctl, tiexecd};
 
-use crate::becomes_huge;
+use crate::{NODE, becomes_huge};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/container/Containerfile");
 
@@ -50,8 +50,8 @@ fn an_init_container_hands_the_programs_over() {
     for name in ["tiexec", "tiexecctl"] {
         assert!(place.join(name).exists(), "{name}");
     }
-    let (program, code) = (place.join("tiexec"), "setTimeout(() => {}, 100000)");
-    let words = [program.as_os_str(), "node".as_ref(), "-e".as_ref(), code.as_ref()];
+    let program = place.join("tiexec");
+    let words = [program.as_os_str(), "node".as_ref(), "-e".as_ref(), NODE.as_ref()];
     let container = Container::start(&[volume.path()], &["--user=nobody"], &words);
     becomes_huge(&container, "node", 8 << 20);
 }

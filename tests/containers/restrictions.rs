@@ -4,7 +4,7 @@
 use support::podman::{Container, NEEDS, is_there};
 use support::{require, tiexec};
 
-use crate::becomes_huge;
+use crate::{NODE, becomes_huge};
 
 /// As Kubernetes has it: without the tmpfs that podman mounts on such a root.
 const READ_ONLY: [&str; 2] = ["--read-only", "--read-only-tmpfs=false"];
@@ -13,7 +13,7 @@ const READ_ONLY: [&str; 2] = ["--read-only", "--read-only-tmpfs=false"];
 fn is_huge_under(options: &[&str]) {
     require!(is_there(), "{NEEDS}");
     let binaries = tiexec().parent().expect("a directory");
-    let code = "exec node -e 'setTimeout(() => {}, 100000)'";
+    let code = format!("exec node -e '{NODE}'");
     let words = [tiexec().as_os_str(), "sh".as_ref(), "-c".as_ref(), code.as_ref()];
     let container = Container::start(&[binaries], options, &words);
     becomes_huge(&container, "node", 8 << 20);

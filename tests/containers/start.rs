@@ -8,7 +8,7 @@ use support::podman::{Container, NEEDS, is_there};
 use support::smaps::status_field;
 use support::{Kind, busy_java, program, require, tiexec};
 
-use crate::becomes_huge;
+use crate::{NODE, becomes_huge};
 
 /// Starts a container whose first process is `tiexec COMMAND…`. `mounts` are directories that it sees at the same paths.
 fn start(mounts: &[&Path], command: &[&str]) -> Container {
@@ -25,8 +25,6 @@ fn user(container: &Container) -> Option<String> {
     let ids = status_field(container.pid, "Uid")?;
     ids.split_whitespace().next().map(str::to_owned)
 }
-
-const NODE: &str = "setTimeout(() => {}, 100000)";
 
 #[test]
 fn node_behind_a_shell() {
