@@ -181,7 +181,7 @@ fn a_rule_acts_on_its_share_of_the_machines() {
         let (key, value) = name.split_once('=').expect("a pair");
         Run::new(support::tiexecd(), files.args()).plain().env(key, value).limit(180).start()
     };
-    // Where the agent has attached to another rule's program, it has decided about this one too.
+    // Once the agent has attached to another rule's program, it has decided about this one too.
     files.attach_below("whole", "b");
     let beside = hold(&files.program("hold", 7, "b/hold"));
     let without = agent(out[0]);

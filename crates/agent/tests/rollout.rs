@@ -52,7 +52,7 @@ impl Random {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Of mean 0 and variance 1.
+    /// Returns a number from a distribution with mean 0 and variance 1, close to the normal one.
     fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.share()).sum::<f64>() - 6.0
     }

@@ -18,8 +18,8 @@ use crate::turn::Turn;
 /// Puts the text of this process onto huge pages, as far as it is not: that of the program and of all objects mapped by now.
 /// The report is of what the kernel says then; `reason` says why text that was to become huge did not.
 ///
-/// Of the settings, those about text and memory count (`backing`, `edges`, `pad_threshold`, `page_size`, `numa`, `select`), and
-/// `deadline`, which is 30 s unless it is given. Signals to this thread wait until this returns.
+/// The settings about text and memory count (`backing`, `edges`, `pad_threshold`, `page_size`, `numa`, `select`), and `deadline`,
+/// which is 30 s unless it is given. Signals to this thread wait until this returns.
 ///
 /// # Errors
 /// Nothing could be begun; the process is as it was. `disabled` where the administrator or the user (`TIEXEC=off`) has
