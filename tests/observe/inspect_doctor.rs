@@ -237,6 +237,31 @@ fn doctor_judges_the_target_it_is_given() {
     ill.finish().assert_code(7);
 }
 
+/// As `unshare --pid --fork` leaves it. What doctor says to do helps.
+#[test]
+fn doctor_names_a_proc_of_another_pid_namespace() {
+    require!(is_root(), "not root");
+    let look = |before: &str| {
+        let script = format!("{before} \"$0\" doctor");
+        let doctor = Command::new("unshare")
+            .args(["--mount", "--pid", "--fork", "sh", "-c", &script])
+            .arg(support::tiexecctl())
+            .env_remove("TIEXEC")
+            .output()
+            .expect("unshare");
+        out(&doctor)
+    };
+    let fix = "mount -t proc proc /proc";
+    let line = |said: &str| {
+        said.lines().find(|line| line.contains("another PID namespace")).map(str::to_owned)
+    };
+    let said = look("");
+    let found = line(&said).unwrap_or_else(|| panic!("{said}"));
+    assert!(found.starts_with("FAIL") && found.ends_with(&format!("; fix: {fix}")), "{found}");
+    let said = look(&format!("{fix} &&"));
+    assert!(line(&said).is_none() && said.contains("PAGEMAP_SCAN"), "{said}");
+}
+
 #[test]
 fn doctor_speaks_json() {
     let output = ctl(&["doctor", "--json"]);

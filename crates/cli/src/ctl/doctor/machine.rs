@@ -70,8 +70,18 @@ fn kernel() -> Finding {
     Finding::new(Level::Ok, "kernel", text)
 }
 
+/// Returns whether `/proc` numbers processes otherwise than the PID namespace of this process does.
+fn proc_is_foreign() -> bool {
+    let this = std::fs::read_link("/proc/self");
+    this.is_ok_and(|this| this.as_os_str() != std::process::id().to_string().as_str())
+}
+
 /// Returns whether a process can be looked at without keeping it from anything.
 fn looking(pages: Pages) -> Finding {
+    if proc_is_foreign() {
+        let text = "/proc is that of another PID namespace: a PID means one process here, and another one there";
+        return Finding::new(Level::Fail, "look", text).fix("mount -t proc proc /proc");
+    }
     match ProcDir::this_process().and_then(|this| areas::look(&this, pages)) {
         Err(error) => Finding::new(Level::Fail, "look", error).fix("mount /proc"),
         Ok(seen) if seen.smaps_for.is_some() => Finding::new(
