@@ -78,7 +78,7 @@ fn mends(before: &str, command: &str, arguments: &[OsString]) -> String {
         {before}
         said=$({{ {command}; }} 2>&1 | grep -m1 '; fix: ') || {{ echo "no fix"; exit 1; }}
         fix=${{said#*; fix: }}
-        # Where a line names several ways, the first is run; a sentence may go on behind a command.
+        # This takes the first way that a line names; a sentence may follow the command.
         fix=${{fix%%, or *}}
         fix=${{fix//SIZE/256M}}
         case $fix in
