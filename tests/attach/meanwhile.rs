@@ -99,7 +99,7 @@ fn a_breakpoint_set_while_page_cache_text_was_looked_at_stays() {
     held.finish().assert_code(7);
 }
 
-/// A server does so as it starts, for its heap: text that were then switched would be in base pages of huge folios.
+/// A server turns THP off for its heap as it starts. The switch must still map its text by huge pages.
 #[test]
 fn thp_turned_off_while_the_copy_was_made_is_on_for_the_switch() {
     let copy = small("situations", Kind::DynamicNoPie);

@@ -161,9 +161,7 @@ fn from_inside(order: &AttachOrder<'_>, entries: &[Area], areas: &mut [Jit]) {
         .collect();
     for some in pages.chunks(IN_ONE_STOP) {
         let work = |session: &mut Session, _: &_| -> Done {
-            if thp_is_off(&order.target.process) {
-                ThpOn::begin(session)?;
-            }
+            ThpOn::begin(session, &order.target.process)?;
             for &(index, page) in some {
                 note(&mut areas[index].refused, collapse(session, page)?);
             }

@@ -178,8 +178,8 @@ pub fn attach_here(
     mut local: Local,
 ) -> Result<Attached, Failure> {
     // Huge pages are made in this process, too, before they take the place of its text.
-    if !order.policy.dry_run && thp_is_off(&order.target.process) {
-        ThpOn::begin(&mut local)?;
+    if !order.policy.dry_run {
+        ThpOn::begin(&mut local, &order.target.process)?;
     }
     let mut prepared = prepare(order, images, Instant::now() + order.policy.deadline)?;
     prepared.touch_from_outside(order);
@@ -243,8 +243,12 @@ impl ThpOn {
     const CALLS: [ManifestEntry; 2] =
         [remote::set_thp_disable_entry(false), remote::set_thp_disable_entry(true)];
 
-    /// Turns it on; the way home turns it off again.
-    fn begin(executor: &mut impl Executor) -> Result<(), Failure> {
+    /// Turns it on if the process has it off now; the way home turns it off again. A process may turn it off at any moment until it
+    /// stands: mariadbd does so in its first milliseconds.
+    fn begin(executor: &mut impl Executor, process: &ProcDir) -> Result<(), Failure> {
+        if !thp_is_off(process) {
+            return Ok(());
+        }
         if !Self::CALLS.iter().all(|call| executor.may(call)) {
             let what = "a seccomp filter may refuse prctl(PR_SET_THP_DISABLE), which turns it on";
             return Err(Failure::new(FailureKind::ThpDisabled, what));

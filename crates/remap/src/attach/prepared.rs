@@ -55,7 +55,6 @@ pub(crate) struct Prepared {
     texts: Texts,
     /// The pages that have been written to.
     written: Written,
-    thp_off: bool,
     marks: Option<Marks>,
     /// The mappings that a dead TiExec left there.
     left: Vec<Vma>,
@@ -77,7 +76,7 @@ impl Prepared {
     /// that (`MADV_COLLAPSE` on files: tmpfs; `READ_ONLY_THP_FOR_FS`; all file systems from 7.0 on): then
     /// nobody need stop for it.
     pub(super) fn touch_from_outside(&mut self, order: &AttachOrder<'_>) {
-        if self.touched.is_empty() || self.thp_off {
+        if self.touched.is_empty() || thp_is_off(&order.target.process) {
             return;
         }
         let Ok(process) = process::open_pidfd(order.target.pid) else { return };
@@ -129,7 +128,7 @@ impl Prepared {
         if !self.touched.is_empty() {
             calls.push(&REFAULT_CALLS);
         }
-        // The process may turn THP off until it stands.
+        // Whether THP is off is seen in the stop.
         calls.push(&ThpOn::CALLS);
         calls
     }
@@ -148,10 +147,7 @@ impl Prepared {
     ) -> Done {
         let mut switched: Done =
             residue::take_away(executor, by, order.target, &self.left).map(|_bytes| ());
-        // It may have turned THP off since it was looked at: mariadbd does so in its first milliseconds.
-        if thp_is_off(&order.target.process) {
-            ThpOn::begin(executor)?;
-        }
+        ThpOn::begin(executor, &order.target.process)?;
         if self.covers() {
             let Self { texts, written, marks, locks, keys, .. } = self;
             let around = surroundings(order, snapshot, *marks);
@@ -223,7 +219,6 @@ pub(crate) fn prepare(
         bytes_copied: 0,
         smaps_for,
     };
-    let thp_off = thp_is_off(&order.target.process);
     let locks = has_locked_memory(&order.target.process);
     // smaps has told which have.
     let keys = smaps_for.is_none() && process::has_protection_keys();
@@ -236,7 +231,6 @@ pub(crate) fn prepare(
         touched,
         texts,
         written,
-        thp_off,
         marks,
         left,
         locks,
