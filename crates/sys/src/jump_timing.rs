@@ -1,21 +1,17 @@
 //! The gain of huge text on this very machine: jumps through generated code on base pages, and on
 //! huge pages.
 //!
-//! A host can map a guest's huge pages by small ones. Then the TLB gains nothing, and no setting inside
-//! the guest tells; only a measurement does.
+//! Where a hypervisor splits huge pages, jumps are still a little faster, because walks of the page tables are
+//! shorter: see [`split_pages`](crate::split_pages).
 
-use std::fs::File;
-use std::ptr::NonNull;
 use std::time::Instant;
 
-use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
-use std::os::fd::AsFd;
+use rustix::mm::ProtFlags;
 use tiexec_core::addr::Pages;
 
 use crate::arch;
 use crate::error::{Errno, SysError};
-use crate::memory::FillMapping;
+use crate::timed_copy::{TimedCopy, without_pattern};
 
 /// Nanoseconds for a jump to another page, the best of several rounds.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -80,16 +76,7 @@ pub fn measure(pages: Pages) -> Result<[JumpTimes; COPIES], SysError> {
 /// returns. The first is at byte 0.
 fn chain(page: usize) -> (Vec<u8>, usize) {
     let count = LEN / page;
-    let mut order: Vec<usize> = (0..count).collect();
-    // A fixed linear congruential sequence: every run jumps the same way.
-    let mut state = 0x2545_f491_4f6c_dd1d_u64;
-    for index in (2..count).rev() {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        // Page 0 stays first.
-        let other = 1 + (state >> 33) as usize % index;
-        order.swap(index, other);
-    }
+    let order = without_pattern(count);
     // Another cache line on each page, or all would fall into one set.
     let place = |page_index: usize| {
         page_index * page + if page_index == 0 { 0 } else { page_index % 61 * 64 }
@@ -107,73 +94,19 @@ fn chain(page: usize) -> (Vec<u8>, usize) {
 }
 
 /// Generated code, mapped read and execute.
-struct Text {
-    reserved: NonNull<u8>,
-    reserved_len: usize,
-    start: NonNull<u8>,
-}
+struct Text(TimedCopy);
 
 impl Text {
     /// Makes a copy of the code, on base pages or on huge pages.
     fn of(code: &[u8], pages: Pages, huge: bool) -> Result<Self, SysError> {
-        let fd = memfd_create("tiexec:measure", MemfdFlags::CLOEXEC)
-            .map_err(SysError::of("memfd_create"))?;
-        let file = File::from(fd);
-        rustix::fs::ftruncate(&file, LEN as u64).map_err(SysError::of("ftruncate"))?;
-        let mut fill = FillMapping::new(&file, LEN, pages.pmd)?;
-        let overflow = |_| SysError { call: "measure", errno: Errno::INVAL };
-        let base = usize::try_from(pages.base.bytes()).map_err(overflow)?;
-        let pmd = usize::try_from(pages.pmd.bytes()).map_err(overflow)?;
-        if huge {
-            for at in (0..LEN).step_by(pmd) {
-                fill.make_huge(at, pmd, base)?;
-            }
-        } else {
-            fill.populate(0, LEN)?;
-        }
-        fill.write(0, code)?;
-        drop(fill);
-        Self::map(&file, pmd)
-    }
-
-    fn map(file: &File, align: usize) -> Result<Self, SysError> {
-        let nowhere = SysError { call: "mmap", errno: Errno::NOMEM };
-        let reserved_len = LEN + align;
-        let none = ProtFlags::empty();
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice disturbs nothing.
-        let reserved =
-            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), reserved_len, none, flags) }
-                .map_err(SysError::of("mmap(PROT_NONE)"))?;
-        let reserved = NonNull::new(reserved.cast::<u8>()).ok_or(nowhere)?;
-        let slack = reserved.as_ptr().align_offset(align);
-        // SAFETY: `slack` is below `align`, and `LEN + align` bytes were reserved.
-        let start = unsafe { reserved.add(slack) };
-        let text = Self { reserved, reserved_len, start };
-        let protection = ProtFlags::READ | ProtFlags::EXEC;
-        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-        // SAFETY: the `LEN` bytes at `start` lie in the reservation just made.
-        unsafe { rustix::mm::mmap(start.as_ptr().cast(), LEN, protection, flags, file.as_fd(), 0) }
-            .map_err(SysError::of("mmap(PROT_EXEC)"))?;
-        // SAFETY: populating our own fresh mapping changes nothing that anybody refers to.
-        unsafe { rustix::mm::madvise(start.as_ptr().cast(), LEN, Advice::LinuxPopulateRead) }
-            .map_err(SysError::of("madvise(MADV_POPULATE_READ)"))?;
-        Ok(text)
+        Ok(Self(TimedCopy::of(code, pages, huge, ProtFlags::READ | ProtFlags::EXEC)?))
     }
 
     fn run(&self) {
-        // SAFETY: `start` points at the chain: jumps that stay inside the mapping and end in a
+        // SAFETY: the copy begins with the chain: jumps that stay inside the mapping and end in a
         // return. It touches no register, no stack and no memory.
-        let code: extern "C" fn() = unsafe { std::mem::transmute(self.start) };
+        let code: extern "C" fn() = unsafe { std::mem::transmute(self.0.start()) };
         code();
-    }
-}
-
-impl Drop for Text {
-    fn drop(&mut self) {
-        // SAFETY: the whole reservation is ours, and no code of it runs any more.
-        let _best_effort =
-            unsafe { rustix::mm::munmap(self.reserved.as_ptr().cast(), self.reserved_len) };
     }
 }
 

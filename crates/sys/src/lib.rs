@@ -44,8 +44,10 @@ pub mod schedule;
 pub mod seccomp_trial;
 pub mod seqpacket;
 pub mod signal_watch;
+pub mod split_pages;
 pub mod startup;
 pub mod thp;
+mod timed_copy;
 pub mod usage;
 
 pub use arch::processor;

@@ -20,6 +20,7 @@ use tiexec_sys::jump_timing;
 use tiexec_sys::memory::FillMapping;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::seccomp_trial::mm_map_size;
+use tiexec_sys::split_pages;
 use tiexec_sys::{SysError, areas, hugetlb, process, ptrace, thp};
 use tiexec_tracee::handshake;
 
@@ -60,6 +61,7 @@ pub(super) fn examine() -> Vec<Finding> {
     findings.push(attaching());
     findings.push(seccomp());
     findings.push(memory());
+    findings.push(host(pages));
     findings.push(gain(pages));
     findings
 }
@@ -395,6 +397,42 @@ fn memory() -> Finding {
     }
 }
 
+/// Returns whether the host of this machine splits huge pages.
+fn host(pages: Pages) -> Finding {
+    let times = match split_pages::measure(pages) {
+        Ok(times) => times,
+        Err(error) => {
+            return Finding::new(Level::No, "host", format_args!("not measured: {error}"));
+        }
+    };
+    let mut sorted = times;
+    sorted.sort_unstable_by(|one, other| one.huge_ns.total_cmp(&other.huge_ns));
+    let middle = sorted[split_pages::COPIES / 2];
+    let figures = format!(
+        "a load takes {:.1} ns from few pages, {:.1} ns from many base pages, {:.1} ns from huge pages",
+        middle.near_ns, middle.base_ns, middle.huge_ns
+    );
+    match split_pages::are_split(&times) {
+        Some(false) => {
+            let finding = format_args!("{figures}: a huge page is one entry of the TLB");
+            Finding::new(Level::Ok, "host", finding)
+        }
+        Some(true) => {
+            let finding = format_args!(
+                "{figures}: the host maps this machine by base pages, which splits huge pages; huge text gains little \
+                 here, and can lose"
+            );
+            Finding::new(Level::Warn, "host", finding)
+                .fix("move to a host that maps its guests by huge pages; or ask tiexecctl canary")
+        }
+        None => {
+            let finding =
+                format_args!("{figures}: too uneven to tell whether it splits huge pages");
+            Finding::new(Level::No, "host", finding)
+        }
+    }
+}
+
 fn gain(pages: Pages) -> Finding {
     match jump_timing::measure(pages) {
         Ok(mut times) => {
@@ -410,13 +448,7 @@ fn gain(pages: Pages) -> Finding {
             if ratio >= WORTH_IT {
                 Finding::new(Level::Ok, "gain", format_args!("{figures}: {ratio:.1} times as fast"))
             } else {
-                Finding::new(
-                    Level::Warn,
-                    "gain",
-                    format_args!(
-                        "{figures}: no gain; a host that splits huge pages looks like this"
-                    ),
-                )
+                Finding::new(Level::Warn, "gain", format_args!("{figures}: no gain"))
             }
         }
         Err(error) => Finding::new(Level::No, "gain", format_args!("not measured: {error}")),
