@@ -10,7 +10,7 @@ use tiexec_core::proc::maps;
 use tiexec_remap::headroom;
 use tiexec_sys::perf_sampler::{Clock, Heirs, Sampler, Woken};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Errno, Pid, SysError, jump_timing, process};
+use tiexec_sys::{Errno, Pid, SysError, jump_timing, process, split_pages};
 use tiexec_tracee::threads;
 
 /// How often the buffers are emptied.
@@ -174,6 +174,7 @@ pub fn miss_time(pages: Pages) -> MissTime {
     }
     jump_timing::measure(pages).map_or(MissTime::USUAL, |times| {
         MissTime::of_jumps(times.map(|times| (times.base_ns, times.huge_ns)))
+            .on_host(split_pages::are_split_here(pages) == Some(true))
     })
 }
 

@@ -53,13 +53,21 @@ pub struct MissTime {
     pub walk_range_ns: [f64; 2],
     /// True if the latter two were measured on this machine.
     pub measured: bool,
+    /// True if the host of this machine splits huge pages: the TLB has an entry for each base page of them. Then huge pages
+    /// shorten walks, and save no misses; `second_ns` is 0.
+    pub split: bool,
 }
 
 impl MissTime {
     /// The second level answers in 7 to 9 cycles on most processors; a walk whose tables are in the
     /// caches takes about 30, and twice that in a virtual machine.
-    pub const USUAL: Self =
-        Self { second_ns: 3.0, walk_ns: 12.0, walk_range_ns: [12.0; 2], measured: false };
+    pub const USUAL: Self = Self {
+        second_ns: 3.0,
+        walk_ns: 12.0,
+        walk_range_ns: [12.0; 2],
+        measured: false,
+        split: false,
+    };
 
     /// Makes it of what a jump to another page takes in text that is beyond both levels on base pages, and
     /// on huge pages, in nanoseconds, measured several times; [what is usual](Self::USUAL) of none.
@@ -71,13 +79,29 @@ impl MissTime {
         Self {
             walk_range_ns: [least, most],
             measured: true,
-            ..Self::of_walk(walks[walks.len() / 2])
+            ..Self::USUAL.of_walk(walks[walks.len() / 2])
         }
     }
 
-    fn of_walk(walk_ns: f64) -> Self {
+    /// Returns the same for a machine whose host splits huge pages, or does not.
+    #[must_use]
+    pub fn on_host(self, split: bool) -> Self {
+        let second_ns = if split { 0.0 } else { self.second_ns };
+        Self { second_ns, split, ..self }
+    }
+
+    /// Returns the same with another time of a walk.
+    fn of_walk(self, walk_ns: f64) -> Self {
         let second_ns = walk_ns.min(Self::USUAL.second_ns);
-        Self { second_ns, walk_ns, walk_range_ns: [walk_ns; 2], measured: false }
+        let walk_range_ns = [walk_ns; 2];
+        Self { second_ns, walk_ns, walk_range_ns, measured: false, ..self }.on_host(self.split)
+    }
+
+    /// Returns the share of the time that is lost by text on huge pages which the host splits. After a system call a
+    /// processor was seen to serve such text by the second level more slowly than text on base pages, as if it missed there.
+    fn lost_by_split(&self, misses: &Misses) -> f64 {
+        let hits = Misses { first: misses.first - misses.walks, walks: 0.0 };
+        if self.split { Self::USUAL.share_lost(&hits) } else { 0.0 }
     }
 
     /// Returns the share of the time that goes to misses.
@@ -157,12 +181,15 @@ impl Evidence {
         let factors = if self.walk_share.is_some() { [1.0; 2] } else { MODEL_FACTORS };
         let ends = self.time.walk_range_ns.into_iter().flat_map(|walk_ns| {
             factors.map(|factor| {
-                let (now, then) = lost(&MissTime::of_walk(walk_ns), factor);
+                let (now, then) = lost(&self.time.of_walk(walk_ns), factor);
                 now - then
             })
         });
         let saving_range =
             ends.fold([saving, saving], |[least, most], end| [least.min(end), most.max(end)]);
+        let more = (self.reachable - self.huge_now).max(0.0);
+        let saving_range =
+            [saving_range[0] - more * self.time.lost_by_split(&self.now), saving_range[1]];
         let percent = |share: f64| format!("{:.1} %", share * 100.0);
         let mut reasons = Vec::new();
         let mut verdict = match saving {
@@ -173,11 +200,14 @@ impl Evidence {
         if verdict == Verdict::NotWorthIt && saved >= NOT_WORTH_IT {
             verdict = Verdict::Done;
         }
-        if self.time.measured && self.time.walk_range_ns[1] < 1.0 {
+        if self.time.split {
             reasons.push(
-                "on this machine a jump over much text is no faster on huge pages: a host that \
-                 splits huge pages looks like this"
+                "the host of this machine splits huge pages: they make misses of the TLB shorter, and not fewer"
                     .to_owned(),
+            );
+        } else if self.time.measured && self.time.walk_range_ns[1] < 1.0 {
+            reasons.push(
+                "on this machine a jump over much text is no faster on huge pages".to_owned(),
             );
         }
         if self.now.first < FITS {
@@ -285,7 +315,21 @@ mod tests {
         let time = MissTime::of_jumps([(4.0, 4.5), (4.2, 4.1), (4.0, 4.0)]);
         let judgement = Evidence { time, ..evidence(misses(1.5, 0.6), misses(0.0, 0.0)) }.judge();
         assert_eq!(judgement.verdict, Verdict::NotWorthIt);
-        assert!(judgement.reasons[0].contains("splits huge pages"), "{:?}", judgement.reasons);
+        assert!(judgement.reasons[0].contains("no faster"), "{:?}", judgement.reasons);
+    }
+
+    #[test]
+    fn where_the_host_splits_huge_pages() {
+        let time = MissTime::of_jumps([(36.0, 30.0), (35.0, 30.0), (37.0, 30.0)]).on_host(true);
+        let judge = |now| Evidence { time, ..evidence(now, misses(0.0, 0.0)) }.judge();
+        let hits_alone = judge(misses(3.0, 0.0));
+        assert_eq!(hits_alone.verdict, Verdict::NotWorthIt);
+        assert!(hits_alone.saving == 0.0 && hits_alone.saving_range[0] < -0.01, "{hits_alone:?}");
+        assert!(hits_alone.reasons[0].contains("splits huge pages"), "{hits_alone:?}");
+        // Shorter walks are a gain; what they take on base pages is not all of it.
+        let walks = judge(misses(3.0, 1.0));
+        assert_eq!(walks.verdict, Verdict::Maybe);
+        assert!(walks.saving > 0.01 && walks.saving_range[0] < 0.003, "{walks:?}");
     }
 
     #[test]
