@@ -85,10 +85,12 @@ impl Files {
     }
 }
 
-/// A rule that attaches at once to what the pattern fits, with copies: whatever the page cache holds.
+/// A rule that attaches at once to what the pattern fits, with copies: whatever the page cache holds, and whether the
+/// host splits huge pages or not.
 fn attach_rule(name: &str, exe: &Path) -> String {
     format!(
-        "[[rule]]\nname = \"{name}\"\nexe = \"{}\"\naction = \"attach\"\nbacking = \"image\"\nmin-age = \"100ms\"\n",
+        "[[rule]]\nname = \"{name}\"\nexe = \"{}\"\naction = \"attach\"\ncanary = \"off\"\nbacking = \"image\"\n\
+         min-age = \"100ms\"\n",
         exe.display()
     )
 }

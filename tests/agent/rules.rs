@@ -195,3 +195,41 @@ fn a_rule_acts_on_its_share_of_the_machines() {
         held.finish().assert_code(7);
     }
 }
+
+#[test]
+fn where_the_host_splits_huge_pages_a_rule_must_say_that_it_attaches() {
+    require!(is_root(), "rules of root's");
+    require!(has_guard(), "Linux 6.15");
+    let doctor = ctl(["doctor"]).out();
+    let host = doctor.lines().find(|line| line.contains(" host ")).expect("a line").to_owned();
+    let splits = host.starts_with("warn");
+    let files = Files::new();
+    let (copy, other) = (files.program("hold", 6, "a/one"), files.program("hold", 6, "b/other"));
+    files.write("2-silent.toml", &attach_rule("silent", &copy).replace("canary = \"off\"\n", ""));
+    files.attach_below("3-decided", "b");
+    let (held, decided) = (hold(&copy), hold(&other));
+    let pid = held.pid();
+    support::child::eventually("it is old enough", || {
+        !files.check(&[pid]).out().contains("too_young")
+    });
+    let says = files.check(&[pid]).out();
+    let left = says.ends_with(
+        ": rule silent: observe instead of attach: host_splits; fix: write canary = \"required\" or \"off\" into the rule \
+         silent\n",
+    );
+    assert_eq!(left, splits, "{host}\n{says}");
+    let agent = files.agent();
+    eventually_switched(&decided);
+    if !splits {
+        eventually_switched(&held);
+    }
+    assert_eq!(switched(pid) == 0, splits, "{host}");
+    files.write("2-silent.toml", &attach_rule("silent", &copy));
+    agent.signal(libc::SIGHUP);
+    eventually_switched(&held);
+    let said = stop(agent);
+    let warning = "rule silent attaches to nothing: the host of this machine splits huge pages";
+    assert_eq!(said.contains(warning), splits, "{said}");
+    held.finish().assert_code(7);
+    decided.finish().assert_code(7);
+}

@@ -74,7 +74,7 @@ fn another_users_program_in_another_container() {
     let group = format!("tiexec-test-{}", std::process::id());
     let rule = format!(
         "[agent]\nmax-memory-pressure = 100\n[[rule]]\nname = \"pods\"\ncgroup = \"/{group}/**\"\nuser = 1000\n\
-         action = \"attach\"\nbacking = \"image\"\nmin-age = \"1s\"\n"
+         action = \"attach\"\ncanary = \"off\"\nbacking = \"image\"\nmin-age = \"1s\"\n"
     );
     support::write_program(&public.path().join("conf/rules.toml"), rule.as_bytes(), 0o644);
     let programs = tiexecd().parent().expect("a directory").to_owned();

@@ -14,7 +14,7 @@ fn boot(services: &[&str]) -> Systemd {
         .iter()
         .map(|unit| {
             format!(
-                "[[rule]]\nname = \"{unit}\"\nunit = \"{unit}\"\naction = \"attach\"\nbacking = \"image\"\n\
+                "[[rule]]\nname = \"{unit}\"\nunit = \"{unit}\"\naction = \"attach\"\ncanary = \"off\"\nbacking = \"image\"\n\
                  edges = \"aggressive\"\nmin-text = \"1MiB\"\nmin-age = \"1s\"\n"
             )
         })

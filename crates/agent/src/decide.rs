@@ -5,6 +5,7 @@ use std::time::Duration;
 use tiexec_sys::process::ticks;
 use tiexec_sys::procfs::ProcDir;
 
+use crate::machine::Machine;
 use crate::off::{self, Off};
 use crate::processes::Process;
 use crate::rules::{Action, Rule, Rules};
@@ -27,6 +28,8 @@ pub enum Instead {
     HeldOut,
     /// The program has run for less than `min-age`.
     TooYoung,
+    /// The host of this machine splits huge pages, and the rule does not say what to do about canaries.
+    HostSplits,
     /// The process has less text than `min-text`.
     TooSmall,
     /// An annotation of the pod does not go with the rule.
@@ -51,6 +54,7 @@ impl Instead {
             Self::ObserveOnly => "observe_only",
             Self::HeldOut => "held_out",
             Self::TooYoung => "too_young",
+            Self::HostSplits => "host_splits",
             Self::TooSmall => "too_small",
             Self::BadAnnotation => "bad_annotation",
             Self::Quarantined => "quarantined",
@@ -62,15 +66,16 @@ impl Instead {
 }
 
 /// Returns why a rule does nothing at the moment, whatever the process.
-pub(crate) fn held_back(rule: &Rule, state: &State, has_guard: bool) -> Option<Instead> {
+pub(crate) fn held_back(rule: &Rule, state: &State, machine: Machine) -> Option<Instead> {
     match rule.action {
         Action::Observe | Action::Never => None,
         action => match (off::now(), action) {
             (Some(off), _) => Some(Instead::Off(off)),
             (None, _) if !rule.nodes.has_this_node(&rule.name) => Some(Instead::HeldOut),
-            (None, Action::Attach) if !has_guard => Some(Instead::NoCrashGuard),
+            (None, Action::Attach) if !machine.has_guard => Some(Instead::NoCrashGuard),
             (None, Action::Attach) if state.only_observes() => Some(Instead::ObserveOnly),
-            (None, Action::Attach) => state.is_off(&rule.name).then_some(Instead::RuleOff),
+            (None, Action::Attach) if state.is_off(&rule.name) => Some(Instead::RuleOff),
+            (None, Action::Attach) => machine.yields(rule).then_some(Instead::HostSplits),
             (None, _) => None,
         },
     }
@@ -92,11 +97,11 @@ pub fn decide<'a>(
     rules: &'a Rules,
     state: &State,
     verdicts: &Verdicts,
-    has_guard: bool,
+    machine: Machine,
 ) -> Decision<'a> {
     let Some(rule) = rules.of(facts) else { return Decision { rule: None, instead: None } };
     let instead = || {
-        if let Some(instead) = held_back(rule, state, has_guard) {
+        if let Some(instead) = held_back(rule, state, machine) {
             return Some(instead);
         }
         if !rule.action.acts() {

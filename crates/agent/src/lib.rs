@@ -25,6 +25,7 @@ pub mod decide;
 mod events;
 pub mod guard;
 mod kept;
+pub mod machine;
 mod measure;
 mod metrics;
 pub mod nodes;

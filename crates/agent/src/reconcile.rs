@@ -25,12 +25,13 @@ use crate::decide::age;
 use crate::events::Events;
 use crate::guard::Guard;
 use crate::kept::Stamp;
+use crate::machine::Machine;
 use crate::metrics::{Metrics, Share};
 use crate::off::{self, Off};
 use crate::pod_watch::{PodWatch, Told};
 use crate::pods::Pods;
 use crate::processes::{Identity, Process, Surroundings, every};
-use crate::rules::Rules;
+use crate::rules::{Rule, Rules};
 use crate::speak::{SOCKET, listen, listen_at};
 use crate::state::{Build, State, Store, Whose};
 use crate::treat::FileState;
@@ -144,7 +145,7 @@ pub struct Agent<'a> {
     unproven: Vec<(Unproved, Instant)>,
     /// When it reverted what killed canaries had left.
     reverted_left: Option<Instant>,
-    has_guard: bool,
+    machine: Machine,
     /// The file that keeps it from beginning anything.
     off: Option<Off>,
     events: Events,
@@ -176,7 +177,7 @@ pub struct Agent<'a> {
 impl<'a> Agent<'a> {
     /// Reads the rules and the state.
     pub fn new(rules: &Path, state: &Path, log: Log<'a>) -> Self {
-        let has_guard = pidfd::tells_ends() == Ok(true);
+        let machine = Machine::look();
         let (events, why) = Events::open();
         let (guard, deaf) = Guard::new();
         let mut agent = Self {
@@ -196,7 +197,7 @@ impl<'a> Agent<'a> {
             proving: None,
             unproven: Vec::new(),
             reverted_left: None,
-            has_guard,
+            machine,
             off: None,
             events,
             read_at: Instant::now(),
@@ -248,13 +249,13 @@ impl<'a> Agent<'a> {
             );
             agent.say(Level::Warning, &text);
         }
-        if let Some(why) = deaf.filter(|_| has_guard) {
+        if let Some(why) = deaf.filter(|_| machine.has_guard) {
             let text = format!(
                 "cannot tell who sends a signal, so that any SIGABRT counts as a crash: {why}"
             );
             agent.say(Level::Warning, &text);
         }
-        if !has_guard {
+        if !machine.has_guard {
             let text = "cannot attach to anything: this kernel does not tell how a program ends \
                 (PIDFD_GET_INFO); fix: boot Linux 6.15 or later";
             agent.say(Level::Warning, text);
@@ -367,6 +368,13 @@ impl<'a> Agent<'a> {
         }
         let acting = rules.rules.iter().filter(|rule| rule.action.acts()).count();
         let text = format!("rules: {}; rules that act: {acting}", rules.rules.len());
+        let split = match rules.rules.iter().find(|rule| self.machine.yields(rule)) {
+            None => String::new(),
+            Some(Rule { name, .. }) => format!(
+                "rule {name} attaches to nothing: the host of this machine splits huge pages, which can make programs \
+                 slower; fix: write canary = \"required\" into it, or canary = \"off\" to attach all the same"
+            ),
+        };
         self.rules = rules;
         match (self.rules.want_pods(), &self.pod_watch) {
             (true, None) => self.pod_watch = Some(PodWatch::default()),
@@ -377,6 +385,7 @@ impl<'a> Agent<'a> {
             _ => {}
         }
         self.say_once("rules", Level::Info, text);
+        self.say_once("split", Level::Warning, split);
         self.wanted.clear();
         self.decide_anew();
     }

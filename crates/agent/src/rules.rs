@@ -113,6 +113,8 @@ pub struct Rule {
     pub nodes: NodeShare,
     /// True if only builds are attached to that a canary on this machine has found to be better.
     pub needs_canary: bool,
+    /// True if the rule says whether it needs one. If it does not, it attaches to nothing where the host splits huge pages.
+    pub says_canary: bool,
     /// How the agent's own canary measures; `None` if the agent makes none.
     pub measure: Option<Measure>,
     /// The options of the attach.
@@ -409,7 +411,8 @@ fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> 
     };
     let nodes = text_of(&mut table, "nodes")?;
     let nodes = nodes.map_or(Ok(NodeShare::default()), |text| text.parse())?;
-    let needs_canary = match text_of(&mut table, "canary")?.as_deref() {
+    let canary = text_of(&mut table, "canary")?;
+    let needs_canary = match canary.as_deref() {
         None | Some("off") => false,
         Some("required") => true,
         Some(other) => return Err(format!("canary {other:?} is not off or required")),
@@ -461,6 +464,7 @@ fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> 
         action,
         nodes,
         needs_canary,
+        says_canary: canary.is_some(),
         measure,
         settings,
     })

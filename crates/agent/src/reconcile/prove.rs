@@ -105,7 +105,7 @@ impl Agent<'_> {
     }
 
     fn begin_canary(&mut self) {
-        if self.off.is_some() || !self.has_guard || self.state.only_observes() {
+        if self.off.is_some() || !self.machine.has_guard || self.state.only_observes() {
             return;
         }
         if self.to_prove.is_empty() || self.pressure().is_some() || self.copies_left() == 0 {

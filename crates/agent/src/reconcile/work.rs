@@ -69,7 +69,7 @@ impl Agent<'_> {
         let mut batch: Vec<Wanted> = Vec::new();
         let Some(next) = self.wanted.pop_front() else { return batch };
         let rule = &self.rules.rules[next.rule];
-        if held_back(rule, &self.state, self.has_guard).is_some() {
+        if held_back(rule, &self.state, self.machine).is_some() {
             return batch;
         }
         if self.refused.contains_key(&next.facts.whose()) {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tiexec_agent::canary::Canaries;
 use tiexec_agent::decide::{Decision, Instead, decide};
+use tiexec_agent::machine::Machine;
 use tiexec_agent::pod_watch;
 use tiexec_agent::pods::Pods;
 use tiexec_agent::processes::{Surroundings, every};
@@ -18,7 +19,7 @@ use tiexec_agent::verdicts::Verdicts;
 use tiexec_core::escape::AsShown;
 use tiexec_engine::switched_off::is_switched_off;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, cgroup_namespace, pidfd};
+use tiexec_sys::{Pid, cgroup_namespace};
 
 use super::attach;
 use super::print;
@@ -73,7 +74,7 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
             Verdicts::default()
         }
     };
-    let has_guard = pidfd::tells_ends() == Ok(true);
+    let machine = Machine::look();
     let pods = if rules.want_pods() { pod_watch::list(PATIENCE) } else { Ok(Pods::default()) };
     let pods = pods.unwrap_or_else(|why| {
         let why = why.shown();
@@ -88,7 +89,7 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
     surroundings.pods = pods;
     let one = |pid: Pid, process: &ProcDir, named: bool| {
         let facts = surroundings.process(process)?;
-        let decision = decide(process, &facts, &rules, &state, &verdicts, has_guard);
+        let decision = decide(process, &facts, &rules, &state, &verdicts, machine);
         if decision.rule.is_some() || named {
             let (pid, comm) = (pid.as_raw_nonzero(), facts.comm.shown());
             let exe = facts.shown_exe.shown();
@@ -96,6 +97,10 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
                 // The agent makes the canary of a rule that says how to measure.
                 (Some(Instead::CanaryRequired), Some(rule)) if rule.measure.is_none() => {
                     format!("; fix: tiexecctl canary --rule {} --counter CMD", rule.name)
+                }
+                (Some(Instead::HostSplits), Some(rule)) => {
+                    let name = &rule.name;
+                    format!("; fix: write canary = \"required\" or \"off\" into the rule {name}")
                 }
                 _ => String::new(),
             };

@@ -22,6 +22,7 @@ rules: |
   min-text = "4MiB"
   min-age = "1s"
   action = "attach"
+  canary = "off"
   nodes = "SHARE"
 "#;
 
