@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,16 +74,22 @@ __attribute__((constructor)) static void begin(void)
         int fields = sscanf(line, "%lx-%lx %4s %lx %*s %*s %1023s", &first, &end, protection, &from, path);
         if (fields == 5 && protection[2] == 'x' && !strcmp(path, program)) {
             start = (char *)((first + HUGE - 1) & ~(HUGE - 1));
-            length = (end & ~(HUGE - 1)) - (uintptr_t)start;
+            length = (end & ~(HUGE - 1)) > (uintptr_t)start ? (end & ~(HUGE - 1)) - (uintptr_t)start : 0;
             offset = from + ((uintptr_t)start - first);
         }
     }
     fclose(maps);
+    if (!length)
+        return;
     file = open(program, O_RDONLY | O_CLOEXEC);
     prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0);
     for (int copy = 0; copy < 3; copy++)
         copies[copy] = copy_of_text(copy < 2);
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* for the thread: the program's signals are not for it */
     pthread_t thread;
-    if (!length || file < 0 || copies[0] < 0 || copies[1] < 0 || copies[2] < 0 || pthread_create(&thread, 0, serve, 0))
+    if (file < 0 || copies[0] < 0 || copies[1] < 0 || copies[2] < 0 || pthread_create(&thread, 0, serve, 0))
         fprintf(stderr, "entries: cannot copy the text\n");
+    pthread_sigmask(SIG_SETMASK, &before, 0);
 }
