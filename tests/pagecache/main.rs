@@ -2,6 +2,7 @@
 
 mod cold;
 mod collapse;
+mod evicted;
 mod package_upgrade;
 mod shared;
 mod warm_check_deps;

@@ -19,13 +19,38 @@ use tiexec_tracee::Failure;
 use crate::headroom;
 
 /// The part of a file's text that is in huge folios now.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Prepared {
     /// File ranges of which each huge page is one folio, mapped by one PMD entry wherever a
     /// congruent mapping touches it. Multiples of the huge page, ascending, adjoining ones merged.
     pub huge: Vec<Range<u64>>,
     /// Why the other chunks are not in it.
     pub shortfall: Option<Failure>,
+    /// Keeps `huge` cached.
+    pub held: Held,
+}
+
+/// Mappings in this process that keep huge folios cached while they last: the kernel evicts a page
+/// that nobody has mapped whenever it likes, and one that is mapped and was touched only as a last
+/// resort.
+#[derive(Debug, Default)]
+pub struct Held(Vec<FileMapping>);
+
+impl Held {
+    /// How many mappings are kept. A process may map any number of texts, and each of these takes
+    /// up to three of this process's own `vm.max_map_count` (65530 by default).
+    const MOST: usize = 1024;
+
+    /// Keeps those of `other` as well; beyond [`MOST`](Self::MOST) they are unmapped.
+    pub(crate) fn extend(&mut self, other: Self) {
+        other.0.into_iter().for_each(|mapping| self.push(mapping));
+    }
+
+    fn push(&mut self, mapping: FileMapping) {
+        if self.0.len() < Self::MOST {
+            self.0.push(mapping);
+        }
+    }
 }
 
 /// Brings `chunks` of the file into huge folios where that costs nobody anything: those not cached
@@ -82,6 +107,10 @@ pub(crate) fn bring(
             let small = missing(&run, &huge, pages);
             late = !collapse(&mapping, &small, pages, deadline);
             huge = mapping.huge_parts().map_err(unseen)?;
+        }
+        if !huge.is_empty() {
+            let _reclaimed_sooner = mapping.advise_normal();
+            prepared.held.push(mapping);
         }
         for part in huge {
             push(&mut prepared.huge, part);

@@ -39,6 +39,8 @@ pub(crate) struct Program {
     pub image: MainImage,
     /// The parts of its file that are in PMD-sized folios and can be mapped so.
     pub folios: Vec<Range<u64>>,
+    /// What keeps them cached until the program has mapped them itself.
+    _held: pagecache::Held,
     /// Its image in the store.
     pub stored: Option<StoredImage>,
     /// True if an interpreter maps shared objects for it.
@@ -96,10 +98,10 @@ impl Program {
         let image = MainImage::new(&facts, header.entry, entry);
         let relro = facts.relro;
         let (dynamic, policy) = (facts.dynamic, order.policy);
-        let folios = if policy.sources.pagecache && policy.select.main {
+        let cached = if policy.sources.pagecache && policy.select.main {
             folios(&exe, &image, &policy, deadline)
         } else {
-            Vec::new()
+            pagecache::Prepared::default()
         };
         let layout = process.read("stat").ok().and_then(|text| stat::layout(&text).ok());
         let start_brk = layout.map(|layout| layout.start_brk);
@@ -108,7 +110,8 @@ impl Program {
             auxv,
             snapshot,
             image,
-            folios,
+            folios: cached.huge,
+            _held: cached.held,
             stored: None,
             dynamic,
             relro,
@@ -206,16 +209,21 @@ impl Program {
 
 /// Returns which parts of the text lie in the page cache in PMD-sized folios, where they can be
 /// PMD-mapped.
-fn folios(exe: &File, image: &MainImage, policy: &Policy, deadline: Instant) -> Vec<Range<u64>> {
+fn folios(
+    exe: &File,
+    image: &MainImage,
+    policy: &Policy,
+    deadline: Instant,
+) -> pagecache::Prepared {
     let Policy { pages, edges, .. } = *policy;
-    let Some(bias) = image.congruent_bias(pages.pmd) else { return Vec::new() };
+    let none = pagecache::Prepared::default;
+    let Some(bias) = image.congruent_bias(pages.pmd) else { return none() };
     if !image.position_independent && !image.has_bias(bias, pages.pmd) {
-        return Vec::new();
+        return none();
     }
     let len = exe.metadata().map_or(0, |meta| meta.len());
     let chunks = image.chunks(bias, pages, edges, len);
-    let prepared = pagecache::prepare(exe, &chunks, pages, deadline);
-    prepared.map(|prepared| prepared.huge).unwrap_or_default()
+    pagecache::prepare(exe, &chunks, pages, deadline).unwrap_or_default()
 }
 
 /// Reads the headers of the program's file.

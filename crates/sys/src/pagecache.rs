@@ -38,6 +38,12 @@ pub struct FileMapping {
     file_range: Range<u64>,
 }
 
+// SAFETY: the mapping belongs to the process and to no thread of it. It is never written to, no
+// reference into it is ever made, and several threads at once may make the system calls on it.
+unsafe impl Send for FileMapping {}
+// SAFETY: as above.
+unsafe impl Sync for FileMapping {}
+
 impl FileMapping {
     /// Maps `file_range`, readable and executable; only readable where the mount is noexec. Both
     /// ends must be multiples of `pmd`; what lies past the end of the file cannot be touched.
@@ -121,6 +127,15 @@ impl FileMapping {
     /// ENOMEM if the VMA cannot be changed.
     pub fn advise_random(&self) -> Result<(), SysError> {
         self.advise("madvise(MADV_RANDOM)", &self.file_range, libc::MADV_RANDOM)
+    }
+
+    /// `madvise(MADV_NORMAL)` — has a touch read ahead as usual again. Only then does a touch keep
+    /// what is mapped here from being reclaimed (`include/linux/mm_inline.h`, `vma_has_recency`).
+    ///
+    /// # Errors
+    /// ENOMEM if the VMA cannot be changed.
+    pub fn advise_normal(&self) -> Result<(), SysError> {
+        self.advise("madvise(MADV_NORMAL)", &self.file_range, libc::MADV_NORMAL)
     }
 
     /// `madvise(MADV_POPULATE_READ)` — touches each page of `part`, reading it in if need be. Since

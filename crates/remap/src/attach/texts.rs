@@ -21,6 +21,7 @@ use super::AttachOrder;
 use super::written::Written;
 use crate::headroom;
 use crate::open_mapped::open_mapped;
+use crate::pagecache::Held;
 use crate::policy::Policy;
 use crate::program::elf_facts;
 use crate::target_file::TargetFile;
@@ -31,6 +32,8 @@ pub(crate) struct Texts {
     /// In address order.
     pub texts: Vec<RunningText>,
     files: Vec<Opened>,
+    /// What keeps the text's huge folios cached until the process has mapped them itself.
+    held: Held,
 }
 
 /// A file that is mapped, and where.
@@ -178,7 +181,7 @@ impl Texts {
 
     /// Returns the parts of the text's file that are in PMD-sized folios, where they can be
     /// PMD-mapped.
-    fn folios(&self, looking: &Looking<'_>, text: &RunningText) -> Vec<Range<u64>> {
+    fn folios(&mut self, looking: &Looking<'_>, text: &RunningText) -> Vec<Range<u64>> {
         let Policy { pages, edges, .. } = looking.order.policy;
         let vma = &text.vma;
         let Some(file) = self.file(vma) else { return Vec::new() };
@@ -202,7 +205,9 @@ impl Texts {
         }
         chunks.sort_by_key(|chunk| chunk.start);
         let prepared = file.prepare_cache(&chunks, pages, looking.deadline);
-        prepared.map(|prepared| prepared.huge).unwrap_or_default()
+        let prepared = prepared.unwrap_or_default();
+        self.held.extend(prepared.held);
+        prepared.huge
     }
 }
 

@@ -34,6 +34,7 @@ use crate::credentials::place;
 use crate::file_facts::FileFacts;
 use crate::image::{Filled, Memory, Source, Staged};
 use crate::images::{Image, Images};
+use crate::pagecache::Held;
 use crate::{headroom, pagecache};
 
 /// How long it may take to open a file of a local file system.
@@ -235,6 +236,8 @@ impl Reader {
             (Reply::Cached { huge, shortfall }, _) => Ok(pagecache::Prepared {
                 huge: huge.into_iter().map(|(start, end)| start..end).collect(),
                 shortfall: shortfall.map(unwire_failure),
+                // The reader holds them.
+                held: Held::default(),
             }),
             (reply, _) => Err(unexpected(reply)),
         }
@@ -336,7 +339,7 @@ fn serve(packets: &Packets, place: &Place, cgroup: Option<&Path>) {
     if !reply(&Reply::Done, None) {
         return;
     }
-    let mut serving = Serving { files: HashMap::new(), images: Images::default() };
+    let mut serving = Serving::default();
     while let Ok(Some((bytes, file))) = packets.receive(None) {
         let Ok(request) = serde_json::from_slice(&bytes) else { return };
         if let Request::Read { id, at, len } = request {
@@ -364,8 +367,11 @@ fn no_such_file() -> Failure {
     Failure::new(FailureKind::FileGone, "no such file is open")
 }
 
+#[derive(Default)]
 struct Serving {
     files: HashMap<u32, File>,
+    /// What keeps the files' huge folios cached until the process has mapped them itself.
+    held: Held,
     images: Images,
 }
 
@@ -395,7 +401,9 @@ impl Serving {
                 let chunks: Vec<_> = chunks.into_iter().map(|(start, end)| start..end).collect();
                 let done = pagecache::prepare(self.file(id)?, &chunks, pages, until(millis))?;
                 let huge = done.huge.iter().map(|part| (part.start, part.end)).collect();
-                (Reply::Cached { huge, shortfall: done.shortfall.as_ref().map(wire_failure) }, None)
+                let shortfall = done.shortfall.as_ref().map(wire_failure);
+                self.held.extend(done.held);
+                (Reply::Cached { huge, shortfall }, None)
             }
             Request::Make(make) => {
                 let Make { id, name, spans, parts, backing, pages, nodes, millis } = *make;
