@@ -224,6 +224,12 @@ fn where_the_host_splits_huge_pages_a_rule_must_say_that_it_attaches() {
         eventually_switched(&held);
     }
     assert_eq!(switched(pid) == 0, splits, "{host}");
+    let status = ctl(["status"]).out();
+    assert_eq!(
+        status.contains("; the host splits huge pages: rules without a key canary"),
+        splits,
+        "{status}"
+    );
     files.write("2-silent.toml", &attach_rule("silent", &copy));
     agent.signal(libc::SIGHUP);
     eventually_switched(&held);

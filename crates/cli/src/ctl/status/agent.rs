@@ -32,6 +32,9 @@ pub(in crate::ctl) struct Agent {
     #[serde(default)]
     pub(in crate::ctl) drained: bool,
     pub(super) crash_guard: bool,
+    /// The host of this machine splits huge pages, as far as the agent knows.
+    #[serde(default)]
+    pub(super) host_splits: bool,
     pub(super) observes_only: bool,
     pub(super) quarantine: Vec<Value>,
     #[serde(skip_serializing)]
@@ -107,8 +110,13 @@ impl Agent {
         } else {
             "at work"
         };
+        // Said last: the state itself is that of every rule that has the key.
+        let host = match self.host_splits {
+            true => "; the host splits huge pages: rules without a key canary attach to nothing",
+            false => "",
+        };
         format!(
-            "{state}; {}, {} in quarantine",
+            "{state}; {}, {} in quarantine{host}",
             counted(usize::try_from(self.rules).unwrap_or(usize::MAX), "rule", "rules"),
             counted(self.quarantine.len(), "build", "builds")
         )
