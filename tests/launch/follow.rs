@@ -19,10 +19,10 @@ fn wait_switched(held: &mut Held) -> i32 {
 }
 
 /// The environment variable that tells the process beside one launch from that of another.
-const MARK: &str = "MARK";
+pub(crate) const MARK: &str = "MARK";
 
 /// The process beside a launch, by what its environment has from it.
-fn companion(mark: &str) -> Option<i32> {
+pub(crate) fn companion(mark: &str) -> Option<i32> {
     let processes = std::fs::read_dir("/proc").expect("/proc").flatten();
     let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let mark = format!("{MARK}={mark}");

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use support::attaching::{ctl, switched};
+use super::follow::{MARK, companion};
+use support::attaching::{ctl, revert, switched};
 use support::child::{self, Held, eventually, soon};
 use support::pty::Pty;
 use support::smaps::{Vma, children, vmas};
@@ -201,6 +202,66 @@ fn the_line_comes_to_a_terminal_once_a_day_and_to_no_pipe() {
         let text = String::from_utf8_lossy(&record[..len]);
         assert!(!text.contains("TIEXEC_ACTION=start"), "{text}");
     }
+}
+
+/// How often a process has gone to sleep.
+fn sleeps(pid: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+    let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    count.and_then(|count| count.trim().parse().ok()).expect("a number")
+}
+
+/// Starts a program that is watched, and waits until its text is huge.
+fn watched(name: &str, run: Run, ready: &str, is_huge: impl Fn(i32) -> bool) -> (Held, String) {
+    let mark = format!("{name}-{}", std::process::id());
+    let mut held = run.options(["--backing=image"]).env(MARK, &mark).start();
+    held.wait_line(ready);
+    let pid = held.pid();
+    eventually("its text is huge", || is_huge(pid));
+    assert!(companion(&mark).is_some(), "it is watched");
+    (held, mark)
+}
+
+/// Reverts a program that is watched: its companion ends, and the program keeps its own text.
+fn reverted_for_good((held, mark): (Held, String)) {
+    let pid = held.pid();
+    // A revert is refused while the companion is at work.
+    eventually("it is reverted", || {
+        let _or_refused = revert(pid);
+        switched(pid) == 0
+    });
+    eventually("its companion leaves it alone", || companion(&mark).is_none());
+    assert_eq!(switched(pid), 0);
+    end(held);
+}
+
+#[test]
+fn a_program_that_is_reverted_stays_so() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let library = library(dir.path(), 4);
+    let is_huge = |pid| huge_of(pid, &library) > 0 && switched(pid) > 4 << 20;
+    reverted_for_good(watched("reverted", loads(&library), "loaded", is_huge));
+}
+
+/// It has not worked for as long as programs must have to be looked at.
+#[test]
+fn an_idle_program_that_is_reverted_stays_so() {
+    let run = Run::new(program("hold", Kind::DynamicPie), ["7"]);
+    let watched = watched("idle", run, "ready", |pid| switched(pid) > 0);
+    let companion = companion(&watched.1).expect("it is watched");
+    // It sees the copies when it wakes next: before it sleeps for the second time from now on.
+    let before = sleeps(companion);
+    eventually("the companion has looked", || sleeps(companion) >= before + 2);
+    reverted_for_good(watched);
+}
+
+#[test]
+fn a_program_that_is_reverted_while_it_settles_stays_so() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let library = library(dir.path(), 4);
+    let run = loads(&library).options(["--settle=100s"]);
+    let is_huge = |pid| switched(pid) > 4 << 20;
+    reverted_for_good(watched("settling", run, "loaded", is_huge));
 }
 
 #[test]

@@ -9,13 +9,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use tiexec_core::escape::AsShown;
+use tiexec_engine::identity::Identity;
 use tiexec_sys::pidfd::end_of;
 use tiexec_sys::process::{self, Wait};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::signal_watch::SignalWatch;
 use tiexec_sys::{Errno, Pid};
 
-use crate::processes::{Identity, Process};
+use crate::processes::Process;
 use crate::state::{Build, Quarantined, Whose, now};
 
 /// How long after a switch a crash counts.

@@ -5,32 +5,13 @@
 
 use tiexec_core::proc::cgroup;
 use tiexec_core::proc::mountinfo;
-use tiexec_core::proc::stat;
+use tiexec_engine::identity::Identity;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::PathFile;
 
 use crate::pods::{Pod, Pods};
 use crate::state::Whose;
-
-/// The program that a process runs: the process by its number and its start, and the program by the place of its stack,
-/// which the kernel chooses at each exec. So no other process, and no other program, is taken for it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Identity {
-    /// The start of the process, in clock ticks since boot.
-    pub start_time: u64,
-    /// The start of its stack.
-    start_stack: u64,
-}
-
-impl Identity {
-    /// Looks; `None` once the process is gone.
-    pub fn of(process: &ProcDir) -> Option<Self> {
-        let text = process.read("stat").ok()?;
-        let start_stack = stat::layout(&text).map_or(0, |layout| layout.start_stack);
-        Some(Self { start_time: stat::start_time(&text).ok()?, start_stack })
-    }
-}
 
 /// The facts about a process that rules match.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

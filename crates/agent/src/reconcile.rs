@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
 use tiexec_core::escape::AsShown;
+use tiexec_engine::identity::Identity;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, cgroup_namespace, interrupt, pidfd, process};
 
@@ -30,7 +31,7 @@ use crate::metrics::{Metrics, Share};
 use crate::off::{self, Off};
 use crate::pod_watch::{PodWatch, Told};
 use crate::pods::Pods;
-use crate::processes::{Identity, Process, Surroundings, every};
+use crate::processes::{Process, Surroundings, every};
 use crate::rules::{Rule, Rules};
 use crate::speak::{SOCKET, listen, listen_at};
 use crate::state::{Build, State, Store, Whose};

@@ -15,6 +15,7 @@ use tiexec_core::coverage::huge_by_backing;
 use tiexec_core::proc::maps;
 use tiexec_core::skip::{FailureKind, Reason};
 use tiexec_engine::hottest::Hot;
+use tiexec_engine::identity::Identity;
 use tiexec_engine::locked_target::{LOOKING, LockedTarget, carry_out};
 use tiexec_engine::policy::policy;
 use tiexec_engine::retry::may_pass;
@@ -26,7 +27,6 @@ use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 
 use crate::off;
-use crate::processes::Identity;
 use crate::rules::{Action, Rule};
 use crate::state::{Build, State, Whose};
 use crate::verdicts::{Standing, Verdicts};

@@ -7,6 +7,7 @@
 //! - [`output`]: how files and streams are written, for those who do print.
 //! - [`follow`]: a program's descendants, and what they map later.
 //! - [`sampling`] and [`hottest`]: where a program executes, and its hottest huge pages only.
+//! - [`identity`]: the program that a process runs, to notice another one in its place.
 //! - [`journal`]: one record for each switch.
 //! - [`switched_off`]: the administrator's kill switch.
 //! - [`wait_exec`]: the start of a service, until its program runs.
@@ -16,6 +17,7 @@
 
 pub mod follow;
 pub mod hottest;
+pub mod identity;
 pub mod journal;
 pub mod launch;
 pub mod locked_target;

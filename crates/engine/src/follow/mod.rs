@@ -8,6 +8,7 @@
 
 pub mod companion;
 mod patterns;
+mod reverted;
 pub mod start;
 pub mod tree;
 
@@ -31,11 +32,12 @@ use tiexec_sys::perf_watch::{Watch, Woken, wait_for_end};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, process, ptrace};
 
-use crate::locked_target::{LONGEST, LockedTarget, carry_out, start_time};
+use crate::locked_target::{LONGEST, LockedTarget, carry_out, has_text_of_ours, start_time};
 use crate::policy::policy;
 use crate::retry::may_pass;
 use crate::switched_off::is_switched_off;
 pub use patterns::Patterns;
+use reverted::{Copies, HAS_COPIES};
 use tree::Tree;
 
 /// How old a program must be to be looked at: most end before, and would only be held up.
@@ -113,6 +115,7 @@ struct Program {
     gap: Duration,
     /// The mappings that could be huge and that it has made since the last look.
     mapped: Vec<Mapping>,
+    copies: Copies,
 }
 
 impl Program {
@@ -226,6 +229,7 @@ impl<'a> Follower<'a> {
             due: None,
             gap: FIRST_GAP,
             mapped: Vec::new(),
+            copies: Copies::default(),
         });
         // Records of two processors come in no order: what was mapped already is kept.
         (program.seen, program.until, program.gap) = (now, until, FIRST_GAP);
@@ -358,29 +362,41 @@ impl<'a> Follower<'a> {
         let (mapped, patience) = (program.mapped.clone(), program.gap.min(LONGEST_GAP));
         let seen_ticks = program.seen_ticks;
         let by_copy = told && mapped.iter().all(|mapping| self.copied.contains(mapping));
+        let had_copies = program.copies.were_seen(pid);
         let mut one = || {
             if !self.is_meant(pid, seen_ticks) {
-                return LookOutcome::Otherwise;
+                return LookOutcome::Otherwise as u8;
             }
-            match self.treat(pid, by_copy, patience) {
+            let mut has_copies = ProcDir::of(pid).is_ok_and(|process| has_text_of_ours(&process));
+            if had_copies && !has_copies {
+                return LookOutcome::Reverted as u8;
+            }
+            let outcome = match self.treat(pid, by_copy, patience, &mut has_copies) {
                 Ok(outcome) => outcome,
                 Err(reason) if may_pass(reason) => LookOutcome::MayPass,
                 Err(_) => LookOutcome::Otherwise,
-            }
+            };
+            outcome as u8 | if has_copies { HAS_COPIES } else { 0 }
         };
-        let outcome = if workers::is_foreign(pid) {
-            let unfinished = LookOutcome::Otherwise as u8;
-            let one = || one() as u8;
-            LookOutcome::of(workers::apart_as_its_user(pid, LONGEST, unfinished, one))
+        let answer = if workers::is_foreign(pid) {
+            let unfinished = LookOutcome::Otherwise as u8 | if had_copies { HAS_COPIES } else { 0 };
+            workers::apart_as_its_user(pid, LONGEST, unfinished, one)
         } else {
             one()
         };
+        let outcome = LookOutcome::of(answer & !HAS_COPIES);
+        if let Some(program) = self.programs.get_mut(&pid) {
+            program.copies.note(pid, answer & HAS_COPIES != 0);
+            if outcome == LookOutcome::Reverted {
+                program.until = now;
+            }
+        }
         match outcome {
             LookOutcome::NothingToGain => {
                 self.nothing_to_gain.extend(mapped.into_iter().map(|mapping| (mapping, now)));
             }
             LookOutcome::Copied => self.copied.extend(mapped),
-            LookOutcome::Otherwise | LookOutcome::MayPass => {}
+            LookOutcome::Otherwise | LookOutcome::MayPass | LookOutcome::Reverted => {}
         }
         outcome == LookOutcome::MayPass
     }
@@ -407,12 +423,13 @@ impl<'a> Follower<'a> {
     }
 
     /// Treats a process. `by_copy` says that the page cache need not be looked at: its files were not in
-    /// huge folios before.
+    /// huge folios before. `has_copies` is set if the process is known to have copies now, or to have none.
     fn treat(
         &mut self,
         pid: Pid,
         by_copy: bool,
         patience: Duration,
+        has_copies: &mut bool,
     ) -> Result<LookOutcome, Reason> {
         let locked = LockedTarget::open(pid).map_err(|failure| failure.reason)?;
         let mut order = locked.order(self.policy);
@@ -420,6 +437,8 @@ impl<'a> Follower<'a> {
         order.policy.sources.pagecache &= !by_copy;
         let (attached, report) =
             carry_out(&order, &mut self.images).map_err(|failure| failure.reason)?;
+        // While it is locked, nobody reverts it.
+        *has_copies = locked.has_text_of_ours();
         locked.record_attach(&attached);
         let done = attached.touched_it() || report.jit.iter().any(|area| area.made_bytes > 0);
         if done {
@@ -447,12 +466,14 @@ enum LookOutcome {
     Otherwise,
     /// The obstacle may be gone a moment later.
     MayPass,
+    /// Somebody has reverted the program.
+    Reverted,
 }
 
 impl LookOutcome {
     /// The one whose number that is.
     fn of(number: u8) -> Self {
-        let all = [Self::NothingToGain, Self::Copied, Self::MayPass];
+        let all = [Self::NothingToGain, Self::Copied, Self::MayPass, Self::Reverted];
         all.into_iter().find(|outcome| *outcome as u8 == number).unwrap_or(Self::Otherwise)
     }
 }

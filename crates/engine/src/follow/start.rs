@@ -26,8 +26,9 @@ use tiexec_sys::perf_watch::wait_for_end;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, areas, process};
 
+use super::reverted::{Copies, HAS_COPIES};
 use super::{FIRST_GAP, LONGEST_GAP, Patterns, has_worked};
-use crate::locked_target::{LONGEST, LockedTarget, carry_out};
+use crate::locked_target::{LONGEST, LockedTarget, carry_out, has_text_of_ours};
 use crate::policy::policy;
 use crate::retry::may_pass;
 use crate::switched_off::is_switched_off;
@@ -69,6 +70,7 @@ pub struct StartWatch<'a> {
     images: Images,
     /// The text on base pages that was there at the last look.
     looked_at: Vec<(AddrRange, FileId)>,
+    copies: Copies,
     /// Hears what was switched.
     tell: &'a mut dyn FnMut(&Report),
     /// Hears what is left when the start is over.
@@ -85,6 +87,16 @@ enum Look {
     Text,
     /// There is such text, and the obstacle may be gone a moment later.
     MayPass,
+    /// Somebody has reverted the program.
+    Reverted,
+}
+
+impl Look {
+    /// The one whose number that is.
+    fn of(number: u8) -> Self {
+        let all = [Self::Text, Self::MayPass, Self::Reverted];
+        all.into_iter().find(|look| *look as u8 == number).unwrap_or(Self::Nothing)
+    }
 }
 
 impl<'a> StartWatch<'a> {
@@ -99,11 +111,21 @@ impl<'a> StartWatch<'a> {
         let policy = policy(settings, false).ok()?;
         let own = ProcDir::this_process().and_then(|this| this.status()).unwrap_or_default();
         let common_filters = own.seccomp_filters.unwrap_or(0);
-        let (images, looked_at) = (Images::default(), Vec::new());
-        Some(Self { program, policy, patterns, common_filters, images, looked_at, tell, left })
+        let (images, looked_at, copies) = (Images::default(), Vec::new(), Copies::default());
+        Some(Self {
+            program,
+            policy,
+            patterns,
+            common_filters,
+            images,
+            looked_at,
+            copies,
+            tell,
+            left,
+        })
     }
 
-    /// Watches until the start is over or the program has ended.
+    /// Watches until the start is over, the program has ended, or somebody has reverted it.
     pub fn run(mut self) {
         let Ok(pidfd) = process::open_pidfd(self.program) else { return };
         let begun = Instant::now();
@@ -127,11 +149,13 @@ impl<'a> StartWatch<'a> {
             if is_switched_off() {
                 return;
             }
-            if is_over || has_worked(self.program) {
+            self.see_copies();
+            if is_over || has_worked(self.program) || self.copies.were_seen(self.program) {
                 match self.look(is_over) {
                     Look::Nothing => {}
                     Look::Text => (changed, has_text) = (now, true),
                     Look::MayPass => has_text = true,
+                    Look::Reverted => return,
                 }
             }
             if is_over {
@@ -145,28 +169,51 @@ impl<'a> StartWatch<'a> {
         ProcDir::of(self.program).and_then(|process| process.exe_path()).unwrap_or_default()
     }
 
-    /// Looks at the program; `is_over` says that this is the last look.
-    fn look(&mut self, is_over: bool) -> Look {
-        if !workers::is_foreign(self.program) {
-            return self.look_here(is_over);
-        }
-        // The child learns this in its own memory, so the parent looks again as if for the first time.
+    /// Sees the copies that the launch has made, also of a program that has not worked yet: somebody may revert it before it does.
+    fn see_copies(&mut self) {
         let program = self.program;
-        let unfinished = Look::Nothing as u8;
-        let answer = workers::apart_as_its_user(program, LONGEST, unfinished, || {
-            self.look_here(is_over) as u8
-        });
-        let of = |look: Look| answer == look as u8;
-        [Look::Text, Look::MayPass].into_iter().find(|&look| of(look)).unwrap_or(Look::Nothing)
+        if !self.copies.were_seen(program) && !workers::is_foreign(program) {
+            let has = ProcDir::of(program).is_ok_and(|process| has_text_of_ours(&process));
+            self.copies.note(program, has);
+        }
     }
 
-    fn look_here(&mut self, is_over: bool) -> Look {
-        let Ok(process) = ProcDir::of(self.program) else { return Look::Nothing };
-        let Ok(exe) = process.exe_path() else { return Look::Nothing };
-        if !self.patterns.accept(&exe) {
-            return Look::Nothing;
+    /// Looks at the program; `is_over` says that this is the last look.
+    fn look(&mut self, is_over: bool) -> Look {
+        let program = self.program;
+        let had_copies = self.copies.were_seen(program);
+        let mut one = || {
+            let (look, has_copies) = self.look_here(is_over, had_copies);
+            look as u8 | if has_copies { HAS_COPIES } else { 0 }
+        };
+        let answer = if workers::is_foreign(program) {
+            // What the child learns it has in its own memory, so the next look is as if for the first time.
+            let unfinished = Look::Nothing as u8 | if had_copies { HAS_COPIES } else { 0 };
+            workers::apart_as_its_user(program, LONGEST, unfinished, one)
+        } else {
+            one()
+        };
+        self.copies.note(program, answer & HAS_COPIES != 0);
+        Look::of(answer & !HAS_COPIES)
+    }
+
+    /// The same in the process that may trace the program; also returns whether the program has copies now.
+    fn look_here(&mut self, is_over: bool, had_copies: bool) -> (Look, bool) {
+        let Ok(process) = ProcDir::of(self.program) else { return (Look::Nothing, false) };
+        let has_copies = has_text_of_ours(&process);
+        if had_copies && !has_copies {
+            return (Look::Reverted, false);
         }
-        let Ok(seen) = areas::look(&process, self.policy.pages) else { return Look::Nothing };
+        self.look_at_text(&process, is_over, has_copies)
+    }
+
+    fn look_at_text(&mut self, process: &ProcDir, is_over: bool, has_copies: bool) -> (Look, bool) {
+        let nothing = (Look::Nothing, has_copies);
+        let Ok(exe) = process.exe_path() else { return nothing };
+        if !self.patterns.accept(&exe) {
+            return nothing;
+        }
+        let Ok(seen) = areas::look(process, self.policy.pages) else { return nothing };
         let huge = self.policy.pages.pmd;
         let on_base_pages = seen.areas.iter().filter(|area| {
             let whole = area.vma.range.align_inward(huge).map_or(0, |whole| whole.len());
@@ -175,20 +222,20 @@ impl<'a> StartWatch<'a> {
         });
         let texts: Vec<_> = on_base_pages.map(|area| (area.vma.range, area.vma.file)).collect();
         if texts.is_empty() || (texts == self.looked_at && !is_over) {
-            return Look::Nothing;
+            return nothing;
         }
-        let outcome = self.treat(&exe, is_over);
-        if outcome == Look::Text {
+        let (look, has_copies) = self.treat(&exe, is_over, has_copies);
+        if look == Look::Text {
             self.looked_at = texts;
         }
-        outcome
+        (look, has_copies)
     }
 
-    fn treat(&mut self, exe: &[u8], is_over: bool) -> Look {
+    fn treat(&mut self, exe: &[u8], is_over: bool, had_copies: bool) -> (Look, bool) {
         let of_failure = |reason| if may_pass(reason) { Look::MayPass } else { Look::Text };
         let locked = match LockedTarget::open(self.program) {
             Ok(locked) => locked,
-            Err(failure) => return of_failure(failure.reason),
+            Err(failure) => return (of_failure(failure.reason), had_copies),
         };
         let mut order = locked.order(self.policy);
         order.common_filters = self.common_filters;
@@ -198,8 +245,10 @@ impl<'a> StartWatch<'a> {
         }
         let (attached, report) = match carry_out(&order, &mut self.images) {
             Ok(done) => done,
-            Err(failure) => return of_failure(failure.reason),
+            Err(failure) => return (of_failure(failure.reason), had_copies),
         };
+        // While it is locked, nobody reverts it.
+        let has_copies = locked.has_text_of_ours();
         locked.record_attach(&attached);
         if attached.touched_it() {
             (self.tell)(&report);
@@ -207,7 +256,7 @@ impl<'a> StartWatch<'a> {
         if is_over && let Some(left) = self.left_of(exe, &report) {
             (self.left)(&left);
         }
-        attached.failure.map_or(Look::Text, |failure| of_failure(failure.reason))
+        (attached.failure.map_or(Look::Text, |failure| of_failure(failure.reason)), has_copies)
     }
 
     /// Returns what could be huge by the report and is not; `None` if that is less than a huge page.
