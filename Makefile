@@ -39,11 +39,12 @@ $(addprefix $(DIST)/,$(PROGRAMS)) &: $(SOURCES)
 	install -d $(DIST)
 	install -m 755 $(addprefix $(TARGET_DIR)/$(HOST)/release/,$(PROGRAMS)) $(DIST)
 
-# libtiexec, as scripts/libtiexec lays it out: for size, and not static.
+# libtiexec, as scripts/libtiexec lays it out: for size, and not static. With an rlib beside them, cargo would not optimise these two
+# across crates: the library would be a quarter larger.
 lib: $(DIST)/lib
 
 $(DIST)/lib: $(SOURCES) include/tiexec.h scripts/libtiexec
-	$(CARGO) build --profile library --locked --package tiexec-self
+	$(CARGO) rustc --profile library --locked --package tiexec-self --crate-type cdylib,staticlib
 	STRIP=yes scripts/libtiexec $(TARGET_DIR)/library $@ $(PREFIX)
 	touch $@
 

@@ -223,7 +223,9 @@ fn library(arch: Arch, to: &Path) -> Result<()> {
     let triple = format!("{arch}-unknown-linux-gnu");
     let mut cargo = build::cargo();
     cargo.current_dir(repository()?);
-    cargo.args(["build", "--profile", "library", "--locked", "--package", "tiexec-self"]);
+    // As `make lib` does.
+    cargo.args(["rustc", "--profile", "library", "--locked", "--package", "tiexec-self"]);
+    cargo.args(["--crate-type", "cdylib,staticlib"]);
     let mut script = Command::new(repository()?.join("scripts/libtiexec"));
     if arch.is_here() {
         cargo.args(["--target", &triple]);
