@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::addr::{AddrRange, PageSize, Pages};
 use crate::area::Area;
 use crate::numa::{self, OnNode};
+use crate::order;
 use crate::plan::Backing;
 use crate::proc::maps::{FileId, Vma};
 use crate::skip::{Reason, SkipReason};
@@ -257,7 +258,7 @@ pub fn coverage(
         .map(|(id, mut file)| {
             let images = images.remove(&id).unwrap_or_default();
             file.cost_bytes += images.into_values().sum::<u64>();
-            file.backings.sort_unstable();
+            order::by(&mut file.backings, Ord::cmp);
             file.backings.dedup();
             file.sizes = sum(&file.sizes);
             file.nodes = numa::sum(file.nodes);
@@ -271,7 +272,7 @@ pub fn coverage(
             file
         })
         .collect();
-    files.sort_by(|a, b| b.text_bytes.cmp(&a.text_bytes).then_with(|| a.path.cmp(&b.path)));
+    order::by(&mut files, |a, b| b.text_bytes.cmp(&a.text_bytes).then_with(|| a.path.cmp(&b.path)));
     files
 }
 

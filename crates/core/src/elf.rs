@@ -13,6 +13,7 @@ use object::read::elf::NoteIterator;
 use thiserror::Error;
 
 use crate::addr::{AddrRange, PageSize, RemoteAddr};
+use crate::order;
 use crate::proc::maps::Vma;
 
 /// Why bytes are not an ELF image of this machine.
@@ -240,7 +241,7 @@ impl ElfFacts {
             })
             .filter(|part| !part.is_empty())
             .collect();
-        parts.sort_unstable_by_key(|part| part.start);
+        order::by_key(&mut parts, |part| part.start);
         let mut merged: Vec<Range<u64>> = Vec::new();
         for part in parts {
             match merged.last_mut() {

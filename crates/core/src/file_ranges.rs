@@ -15,6 +15,7 @@ use std::ops::Range;
 
 use crate::addr::{AddrRange, PageSize, RemoteAddr};
 use crate::elf::LoadSegment;
+use crate::order;
 use crate::proc::maps::{FileId, Vma};
 
 /// Base pages that hold bytes of the file, unwritten.
@@ -89,10 +90,10 @@ impl Parts {
             let part = Part { range, file_offset, text: load.exec && !closed };
             if closed { &mut all.closed } else { &mut all.parts }.push(part);
         }
-        all.parts.sort_by_key(|part| part.range.start());
-        all.closed.sort_by_key(|part| part.range.start());
+        order::by_key(&mut all.parts, |part| part.range.start());
+        order::by_key(&mut all.closed, |part| part.range.start());
         let mut ranges: Vec<AddrRange> = all.segments().map(|part| part.range).collect();
-        ranges.sort_by_key(|range| range.start());
+        order::by_key(&mut ranges, |range| range.start());
         all.sound = ranges.windows(2).all(|pair| pair[0].end() <= pair[1].start());
         Some(all)
     }
@@ -148,7 +149,7 @@ impl Parts {
         let is_told = |vma: &Vma| certain.iter().any(|parts| parts.agrees(vma));
         found.retain(|(parts, vma)| parts.is_certain() || !is_told(vma));
         let mut found: Vec<Self> = found.into_iter().map(|(parts, _)| parts).collect();
-        found.sort_by_key(|parts| (!parts.is_certain(), parts.load_bias));
+        order::by_key(&mut found, |parts| (!parts.is_certain(), parts.load_bias));
         found
     }
 

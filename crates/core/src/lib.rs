@@ -21,6 +21,7 @@ pub mod ldcache;
 pub mod marks;
 pub mod notes;
 pub mod numa;
+pub mod order;
 pub mod perf;
 pub mod plan;
 pub mod pmu_counts;

@@ -11,6 +11,7 @@ use crate::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use crate::config::EdgePolicy;
 use crate::elf::{ElfFacts, LoadSegment};
 use crate::file_ranges::Parts;
+use crate::order;
 use crate::plan::edges::edge_chunks;
 use crate::proc::maps::Vma;
 use crate::snapshot::Snapshot;
@@ -88,7 +89,7 @@ impl MainImage {
                 (start < end).then_some(start..end)
             })
             .collect();
-        chunks.sort_by_key(|chunk| chunk.start);
+        order::by_key(&mut chunks, |chunk| chunk.start);
         chunks
     }
 
@@ -106,7 +107,7 @@ impl MainImage {
         if let Some(parts) = Parts::of(&self.loads, (1 << 46) + bias, pages.base) {
             chunks.extend(edge_chunks(&parts, edges, pages, file_len));
         }
-        chunks.sort_by_key(|chunk| chunk.start);
+        order::by_key(&mut chunks, |chunk| chunk.start);
         // Text that is mapped twice, or an edge that is another text's inside.
         let mut apart: Vec<Range<u64>> = Vec::new();
         for chunk in chunks {
@@ -138,7 +139,7 @@ pub fn launch_bias(texts: &[AddrRange], huge: PageSize) -> u64 {
     let mask = huge.bytes() - 1;
     let size = u128::from(huge.bytes());
     let mut texts = texts.to_vec();
-    texts.sort_by_key(|text| text.start());
+    order::by_key(&mut texts, |text| text.start());
     let mut joined: Vec<AddrRange> = Vec::new();
     for text in texts.into_iter().filter(|text| !text.is_empty()) {
         match joined.last_mut() {
@@ -267,7 +268,7 @@ impl Rebase {
         for vma in &mut vmas {
             vma.range = self.moved_range(vma.range).unwrap_or(vma.range);
         }
-        vmas.sort_by_key(|vma| vma.range.start());
+        order::by_key(&mut vmas, |vma| vma.range.start());
         let entry = self.moved(snapshot.entry).unwrap_or(snapshot.entry);
         Snapshot { pages: snapshot.pages, vmas, entry }
     }

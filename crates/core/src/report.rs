@@ -10,6 +10,7 @@ use crate::budget::Choice;
 use crate::coverage::{FileCoverage, apart_from_small, small_files};
 use crate::escape::{self, AsShown};
 use crate::numa;
+use crate::order;
 use crate::plan::{Backing, Span, start_and_end};
 use crate::skip::Reason;
 
@@ -412,7 +413,7 @@ fn line(
     let text: u64 = files.iter().map(|file| file.text_bytes).sum();
     let huge: u64 = files.iter().map(|file| file.huge_bytes).sum();
     let mut backings: Vec<Backing> = files.iter().flat_map(|file| file.backings.clone()).collect();
-    backings.sort_unstable();
+    order::by(&mut backings, Ord::cmp);
     backings.dedup();
     let mut backings: Vec<String> = backings.iter().map(ToString::to_string).collect();
     // Pages of the pool that are no huge pages of the usual size.
@@ -422,7 +423,7 @@ fn line(
         .filter(|of| !of.pmd_mapped)
         .map(|of| of.page_size)
         .collect();
-    sizes.sort_unstable();
+    order::by(&mut sizes, Ord::cmp);
     sizes.dedup();
     if let Some(pool) = backings.iter_mut().find(|name| **name == Backing::Hugetlb.to_string()) {
         sizes.iter().for_each(|&size| pool.push_str(&format!(" {}", short(size))));

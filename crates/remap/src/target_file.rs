@@ -17,7 +17,7 @@ use tiexec_tracee::Failure;
 
 use crate::file_facts::FileFacts;
 use crate::pagecache;
-use crate::workers::Reader;
+use crate::workers::ReadsApart;
 
 /// Bytes of a file at a place in it.
 pub(crate) trait ReadAt {
@@ -55,7 +55,7 @@ pub(crate) enum TargetFile {
     /// Open in this process: the process's credentials are its own.
     Here(File),
     /// Open in a reader, under this number.
-    Apart(Arc<Reader>, u32, FileFacts),
+    Apart(Arc<dyn ReadsApart>, u32, FileFacts),
 }
 
 impl TargetFile {

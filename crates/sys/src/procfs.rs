@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::Pid;
+use tiexec_core::order;
 use tiexec_core::proc::status::{self, Status};
 
 use crate::error::SysError;
@@ -47,7 +48,7 @@ impl ProcDir {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let mut pids: Vec<Pid> = pids.filter_map(Pid::from_raw).collect();
-        pids.sort_unstable_by_key(|pid| pid.as_raw_nonzero());
+        order::by_key(&mut pids, |pid| pid.as_raw_nonzero());
         pids.into_iter().filter_map(|pid| Some((pid, Self::of(pid).ok()?)))
     }
 

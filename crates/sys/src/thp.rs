@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use tiexec_core::addr::{PageSize, Pages};
+use tiexec_core::order;
 
 /// The directory in which the kernel shows its THP settings.
 pub const DIRECTORY: &str = "/sys/kernel/mm/transparent_hugepage";
@@ -16,7 +17,7 @@ pub fn pool_sizes() -> Vec<PageSize> {
         PageSize::new(kib.parse::<u64>().ok()?.checked_mul(1024)?)
     };
     let mut sizes: Vec<PageSize> = entries.filter_map(size).collect();
-    sizes.sort_unstable();
+    order::by(&mut sizes, Ord::cmp);
     sizes
 }
 

@@ -6,6 +6,7 @@
 //! thread is chosen by what it is doing, and where all are doing the wrong thing, the right moment is
 //! waited for.
 
+use tiexec_core::order;
 use tiexec_core::proc::status::{self, Status};
 use tiexec_core::proc::syscall::{self, Doing};
 use tiexec_sys::procfs::ProcDir;
@@ -40,7 +41,7 @@ pub fn list(process: &ProcDir, pid: Pid) -> Vec<Pid> {
         .into_iter()
         .filter_map(|name| name.to_str()?.parse().ok())
         .collect();
-    tids.sort_unstable_by_key(|&tid| (tid != raw, tid));
+    order::by_key(&mut tids, |&tid| (tid != raw, tid));
     tids.into_iter().filter_map(Pid::from_raw).collect()
 }
 

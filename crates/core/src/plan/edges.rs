@@ -15,6 +15,7 @@ use super::{Backing, Span, TextPlan};
 use crate::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use crate::config::EdgePolicy;
 use crate::file_ranges::{Parts, covered, in_range};
+use crate::order;
 use crate::proc::maps::Vma;
 
 /// Addresses that may not be covered even where nothing is mapped.
@@ -128,7 +129,7 @@ pub(super) fn take(
         text_taken += here;
         taken.push(page);
     }
-    text.spans.sort_by_key(|span| span.range.start());
+    order::by_key(&mut text.spans, |span| span.range.start());
     text.take_off_rest(text_taken);
 }
 
@@ -197,7 +198,7 @@ pub fn edge_chunks(
             (end <= file_len).then_some(offset..end)
         })
         .collect();
-    chunks.sort_by_key(|chunk| chunk.start);
+    order::by_key(&mut chunks, |chunk| chunk.start);
     chunks.dedup();
     chunks
 }

@@ -31,6 +31,7 @@ use crate::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use crate::area::Area;
 use crate::config::EdgePolicy;
 use crate::file_ranges::Parts;
+use crate::order;
 use crate::proc::maps::Vma;
 use crate::rebase::{MainImage, Rebase};
 use crate::skip::{Reason, SkipReason};
@@ -215,7 +216,7 @@ impl Plan {
         self.texts.retain(|text| switched(text) || !covers(&later.texts, text.vma.range));
         let own = self.texts.clone();
         self.texts.extend(later.texts.into_iter().filter(|text| !covers(&own, text.vma.range)));
-        self.texts.sort_by_key(|text| text.vma.range.start());
+        order::by_key(&mut self.texts, |text| text.vma.range.start());
     }
 
     /// Gives up the spans that meet `range`.

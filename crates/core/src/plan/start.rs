@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::{Backing, Means, Plan, plan};
 use crate::addr::{AddrRange, Pages, RemoteAddr};
 use crate::config::EdgePolicy;
+use crate::order;
 use crate::proc::maps::{FileId, Perms, Vma};
 use crate::rebase::MainImage;
 use crate::snapshot::Snapshot;
@@ -39,7 +40,7 @@ fn vmas(image: &MainImage, pages: Pages) -> Vec<Vma> {
     let file = FileId { inode: 1, ..FileId::default() };
     let mut vmas: Vec<Vma> = Vec::new();
     let mut loads: Vec<_> = image.loads.iter().collect();
-    loads.sort_by_key(|load| load.vaddr);
+    order::by_key(&mut loads, |load| load.vaddr);
     for load in loads {
         let moved = |at: RemoteAddr| RemoteAddr::new(at.get().wrapping_add(image.load_bias));
         let mapped = load.mapped(pages.base);

@@ -2,6 +2,7 @@
 //! units it belongs to.
 
 use super::{lines, mountinfo, number};
+use crate::order;
 
 /// The place of the files of a process's cgroup.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,7 +45,7 @@ fn cgroup_with(controller: &[u8], cgroup: &[u8], mountinfo: &[u8]) -> Option<Cgr
         .map(|mount| (mount, below(path, mount.root)))
         .collect();
     // A container may have the machine's whole hierarchy mounted besides its own part.
-    fits.sort_by_key(|(_, below)| below.is_none());
+    order::by_key(&mut fits, |(_, below)| below.is_none());
     let (mount, below) = fits.into_iter().next()?;
     Some(CgroupFiles {
         path: path.to_vec(),

@@ -51,6 +51,7 @@ pub use jit::{collapse_jit, look_at_jit};
 use passing::{OpenHere, OverSockets};
 pub(crate) use prepared::{Prepared, prepare};
 pub use revert::{Reverted, revert, revert_here};
+pub(crate) use stored::find as find_stored;
 pub use verify::report;
 
 use crate::images::Images;
@@ -148,7 +149,8 @@ pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, 
 
 fn attach_as_seen(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, Failure> {
     let begun = Instant::now();
-    let mut prepared = prepare(order, images, begun + order.policy.deadline)?;
+    let deadline = begun + order.policy.deadline;
+    let mut prepared = prepare(order, images, Some(find_stored), deadline)?;
     prepared.touch_from_outside(order);
     if prepared.is_empty() {
         return Ok(prepared.attached);
@@ -181,7 +183,8 @@ pub fn attach_here(
     if !order.policy.dry_run {
         ThpOn::begin(&mut local, &order.target.process)?;
     }
-    let mut prepared = prepare(order, images, Instant::now() + order.policy.deadline)?;
+    let deadline = Instant::now() + order.policy.deadline;
+    let mut prepared = prepare(order, images, None, deadline)?;
     prepared.touch_from_outside(order);
     if prepared.is_empty() {
         return Ok(prepared.attached);

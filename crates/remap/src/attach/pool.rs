@@ -12,6 +12,7 @@ use rustix::fs::MemfdFlags;
 use tiexec_core::addr::{AddrRange, PageSize, mib};
 use tiexec_core::area::Area;
 use tiexec_core::file_ranges::Parts;
+use tiexec_core::order;
 use tiexec_core::plan::Backing;
 use tiexec_core::skip::FailureKind;
 use tiexec_sys::procfs::ProcDir;
@@ -48,7 +49,7 @@ pub(super) fn mixed_pages(area: &Area, parts: &Parts, base: PageSize) -> Vec<Add
         .filter_map(|at| AddrRange::with_len(at.align_down(size), size.bytes()))
         .filter(|page| area.vma.range.covers(*page))
         .collect();
-    pages.sort_by_key(|page| page.start());
+    order::by_key(&mut pages, |page| page.start());
     for page in pages {
         match mixed.last_mut() {
             Some(last) if page.start() <= last.end() => {

@@ -167,13 +167,19 @@ impl Prepared {
     }
 }
 
-/// Looks at a process, plans, and stages copies, until `deadline`.
+/// Finds the images of the store for what is planned, as [`stored::find`] does. It is passed as an argument, so that
+/// libtiexec, which passes none, does not contain the code of the store: a fifth of its size.
+pub(crate) type FindStored =
+    fn(&AttachOrder<'_>, &Images, &mut Texts, &Plan, Instant) -> (Vec<Stored>, Option<Failure>);
+
+/// Looks at a process, plans, and stages copies, until `deadline`; `find_stored` is `None` for a process that uses no store.
 ///
 /// # Errors
 /// Nothing could be begun. The [`Attached`] tells of later failures.
 pub(crate) fn prepare(
     order: &AttachOrder<'_>,
     images: &mut Images,
+    find_stored: Option<FindStored>,
     deadline: Instant,
 ) -> Result<Prepared, Failure> {
     let written = Written::of(&order.target.space, order.policy.pages)?;
@@ -192,11 +198,11 @@ pub(crate) fn prepare(
     let around = Around { pages, policy: edges, vmas: &vmas, reserved: &reserved };
     let mut plan = plan_running(&around, &texts.texts);
     let (mut stored, mut setback) = (Vec::new(), None);
-    let has_store = order.policy.sources.store;
-    let in_question = has_store || order.private_copies != PrivateCopies::All;
+    let find_stored = find_stored.filter(|_| order.policy.sources.store);
+    let in_question = find_stored.is_some() || order.private_copies != PrivateCopies::All;
     if in_question && plan.span_bytes_by(Backing::Image) > 0 {
-        if has_store {
-            (stored, setback) = stored::find(order, images, &mut texts, &plan, deadline);
+        if let Some(find) = find_stored {
+            (stored, setback) = find(order, images, &mut texts, &plan, deadline);
         }
         match order.private_copies {
             PrivateCopies::All => {}

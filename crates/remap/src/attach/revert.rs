@@ -17,6 +17,7 @@ use tiexec_core::area::Area;
 use tiexec_core::coverage::is_ours;
 use tiexec_core::file_ranges::{Part, Parts};
 use tiexec_core::marks::Marks;
+use tiexec_core::order;
 use tiexec_core::proc::maps::{FileId, Vma};
 use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_core::snapshot::Snapshot;
@@ -342,7 +343,7 @@ impl Originals {
         let (files, mut why) = layouts.beside(index);
         let places = files.iter().flat_map(|file| file.places.iter().map(move |at| (file, at)));
         let mut here: Vec<_> = places.filter(|(_, parts)| parts.is_at(range)).collect();
-        here.sort_by_key(|(_, parts)| !parts.is_certain());
+        order::by_key(&mut here, |(_, parts)| !parts.is_certain());
         if !here.is_empty() {
             why = None;
         }
@@ -397,7 +398,7 @@ impl Originals {
         content
             .iter()
             .try_for_each(|part| compare(memory, part.range, &file.file, part.file_offset))?;
-        content.sort_by_key(|part| !part.text);
+        order::by_key(&mut content, |part| !part.text);
         self.widened.extend(parts.gaps(range));
         self.add(file, content, entry)
     }

@@ -29,7 +29,7 @@ const BUILT_PER_MILLISECOND: u128 = 256 << 10;
 
 /// The store's image of a file, and where a process has it.
 #[derive(Debug)]
-pub(super) struct Stored {
+pub(crate) struct Stored {
     file: FileId,
     bias: u64,
     image: StoredImage,
@@ -48,7 +48,7 @@ impl Stored {
 /// `deadline`. A text that has an image now gets it as its copy; of another it is noted why it has none.
 ///
 /// Also returns the first reason why a text has no image that it could have.
-pub(super) fn find(
+pub(crate) fn find(
     order: &AttachOrder<'_>,
     images: &Images,
     texts: &mut Texts,

@@ -8,6 +8,7 @@ use tiexec_core::area::Area;
 use tiexec_core::config::Edges;
 use tiexec_core::coverage::is_ours;
 use tiexec_core::file_ranges::Parts;
+use tiexec_core::order;
 use tiexec_core::plan::edges::{Reserved, edge_chunks};
 use tiexec_core::plan::{Backing, RunningText};
 use tiexec_core::proc::auxv;
@@ -106,7 +107,7 @@ impl Texts {
             if let (None, Some(allowed), Some(extent)) = (text.leave, looking.order.allowed, extent)
             {
                 text.kept.extend(beyond(&text.kept, extent, allowed, pages));
-                text.kept.sort_by_key(|(range, _)| range.start());
+                order::by_key(&mut text.kept, |(range, _)| range.start());
             }
             found.texts.push(text);
         }
@@ -175,7 +176,7 @@ impl Texts {
         text.parts = images.and_then(|images| images.iter().find(is_there)).cloned();
         let modified = looking.written.huge_pages(extent)?;
         text.kept.extend(modified.into_iter().map(|page| (page, SkipReason::ModifiedText)));
-        text.kept.sort_by_key(|(range, _)| range.start());
+        order::by_key(&mut text.kept, |(range, _)| range.start());
         Ok(())
     }
 
@@ -203,7 +204,7 @@ impl Texts {
             let near = |chunk: &Range<u64>| reach.start <= chunk.start && chunk.end <= reach.end;
             chunks.extend(edge_chunks(parts, edges, pages, len).into_iter().filter(near));
         }
-        chunks.sort_by_key(|chunk| chunk.start);
+        order::by_key(&mut chunks, |chunk| chunk.start);
         let prepared = file.prepare_cache(&chunks, pages, looking.deadline);
         let prepared = prepared.unwrap_or_default();
         self.held.extend(prepared.held);

@@ -4,6 +4,7 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
+use tiexec_core::order;
 use tiexec_core::proc::status::Status;
 use tiexec_core::skip::FailureKind;
 use tiexec_core::snapshot::Snapshot;
@@ -222,7 +223,7 @@ fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) ->
         .filter(|(_, takes)| *takes <= worst)
         .collect();
     // Stable: the leader, listed first, is the first of its kind.
-    candidates.sort_by_key(|(_, takes)| *takes);
+    order::by_key(&mut candidates, |(_, takes)| *takes);
     let kinds = candidates.chunk_by(|(_, one), (_, next)| one == next);
     kinds.flat_map(|kind| kind.iter().take(OF_A_KIND)).map(|(tid, _)| *tid).collect()
 }

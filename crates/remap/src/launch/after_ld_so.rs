@@ -26,7 +26,7 @@ use tiexec_tracee::stopped::Stopped;
 use tiexec_tracee::target::Target;
 use tiexec_tracee::threads::{self, Takes};
 
-use crate::attach::{AttachOrder, Attached, Prepared, PrivateCopies, prepare};
+use crate::attach::{AttachOrder, Attached, Prepared, PrivateCopies, find_stored, prepare};
 use crate::images::Images;
 use crate::launch::helper_end::{lets_child_in, refused};
 use crate::objects::Object;
@@ -87,7 +87,8 @@ pub(crate) fn switch(
         patience: Duration::ZERO,
         common_filters: 0,
     };
-    let mut prepared = prepare(&attach, &mut Images::default(), stopped.since + left)?;
+    let mut prepared =
+        prepare(&attach, &mut Images::default(), Some(find_stored), stopped.since + left)?;
     let vmas = prepared.entries.iter().map(|entry| entry.vma.clone()).collect();
     let snapshot = Snapshot { pages: order.policy.pages, vmas, entry: RemoteAddr::new(0) };
     let at = arch::stack_pointer(&stopped.registers);

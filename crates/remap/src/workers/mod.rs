@@ -19,10 +19,12 @@ mod batch;
 mod fetcher;
 mod output;
 mod reader;
+mod reads_apart;
 
 pub use batch::{Aside, apart_as_its_user, each_apart, told_apart};
 pub(crate) use fetcher::Fetcher;
-pub(crate) use reader::Reader;
+use reader::Reader;
+pub(crate) use reads_apart::ReadsApart;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -49,7 +51,7 @@ const LONGEST_SESSION: Duration = Duration::from_secs(10);
 /// The workers for one process after the other, as long as these have the same credentials and memory cgroup.
 #[derive(Clone, Debug, Default)]
 pub struct Workers {
-    reader: Option<Arc<Reader>>,
+    reader: Option<Arc<dyn ReadsApart>>,
     fetcher: Option<Arc<Fetcher>>,
 }
 
@@ -61,7 +63,7 @@ impl Workers {
 
     /// Returns whether none of them has left a question unanswered.
     fn answer(&self) -> bool {
-        self.reader.as_ref().is_none_or(|reader| reader.worker.answers())
+        self.reader.as_ref().is_none_or(|reader| reader.answers())
             && self.fetcher.as_ref().is_none_or(|fetcher| fetcher.worker.answers())
     }
 
@@ -71,7 +73,7 @@ impl Workers {
     }
 
     /// Returns the reader, if files are opened there.
-    pub(crate) fn reader(&self) -> Option<&Arc<Reader>> {
+    pub(crate) fn reader(&self) -> Option<&Arc<dyn ReadsApart>> {
         self.reader.as_ref()
     }
 
@@ -128,7 +130,7 @@ impl Pool {
         }
         let fetcher = Some(Arc::new(Fetcher::start()?));
         // Without these rights this process's user is all that it could be robbed of.
-        let reader = if may_take_places() {
+        let reader: Option<Arc<dyn ReadsApart>> = if may_take_places() {
             Some(Arc::new(Reader::start(process, credentials)?))
         } else {
             None

@@ -29,6 +29,7 @@ use tiexec_sys::reopen::PathFile;
 use tiexec_sys::seqpacket::{LONGEST, Packets};
 use tiexec_tracee::Failure;
 
+use super::reads_apart::ReadsApart;
 use super::{IN_A_STOP, Worker};
 use crate::credentials::place;
 use crate::file_facts::FileFacts;
@@ -140,7 +141,7 @@ fn millis_until(deadline: Instant) -> u64 {
 /// The reader, as the tracer sees it.
 #[derive(Debug)]
 pub(crate) struct Reader {
-    pub(super) worker: Worker,
+    worker: Worker,
     next: AtomicU32,
     /// Why the process's memory cgroup cannot pay: nothing is made that it would have to pay for.
     nobody_pays: Option<Failure>,
@@ -185,12 +186,14 @@ impl Reader {
     fn must_be_paid(&self) -> Result<(), Failure> {
         self.nobody_pays.clone().map_or(Ok(()), Err)
     }
+}
 
-    /// Opens a file there.
-    ///
-    /// # Errors
-    /// `file_gone`: the process's user may not read it; `helper_died`.
-    pub(crate) fn open(&self, file: &PathFile) -> Result<(u32, FileFacts), Failure> {
+impl ReadsApart for Reader {
+    fn answers(&self) -> bool {
+        self.worker.answers()
+    }
+
+    fn open(&self, file: &PathFile) -> Result<(u32, FileFacts), Failure> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         self.ask(&Request::Open { id }, Some(file.as_fd()))?;
         match self.answer(OPENING)? {
@@ -199,11 +202,7 @@ impl Reader {
         }
     }
 
-    /// As pread(2).
-    ///
-    /// # Errors
-    /// As pread(2); `Other` if there was no answer.
-    pub(crate) fn read_at(&self, id: u32, buffer: &mut [u8], at: u64) -> io::Result<usize> {
+    fn read_at(&self, id: u32, buffer: &mut [u8], at: u64) -> io::Result<usize> {
         let len = buffer.len().min(LONGEST / 2);
         self.ask(&Request::Read { id, at, len }, None).map_err(io::Error::other)?;
         let (bytes, _) = self.worker.answer(OPENING).map_err(io::Error::other)?;
@@ -217,11 +216,7 @@ impl Reader {
         }
     }
 
-    /// As [`pagecache::prepare`].
-    ///
-    /// # Errors
-    /// As [`pagecache::prepare`] and [`headroom::charged_to`]; `helper_died`.
-    pub(crate) fn prepare_cache(
+    fn prepare_cache(
         &self,
         id: u32,
         chunks: &[Range<u64>],
@@ -243,11 +238,7 @@ impl Reader {
         }
     }
 
-    /// Has an image of `spans` made, or found among those made before.
-    ///
-    /// # Errors
-    /// As [`Images::get`] and [`headroom::charged_to`]; `helper_died`.
-    pub(crate) fn make_image(
+    fn make_image(
         &self,
         id: u32,
         parts: Option<&Parts>,
@@ -296,11 +287,7 @@ impl Reader {
         }
     }
 
-    /// Has an open file sent over `socket`.
-    ///
-    /// # Errors
-    /// `switch_failed`; `helper_died`.
-    pub(crate) fn send_over(&self, id: u32, socket: BorrowedFd<'_>) -> Result<(), Failure> {
+    fn send_over(&self, id: u32, socket: BorrowedFd<'_>) -> Result<(), Failure> {
         self.ask(&Request::Send { id }, Some(socket))?;
         match self.answer(IN_A_STOP)? {
             (Reply::Done, _) => Ok(()),
