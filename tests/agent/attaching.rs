@@ -1,10 +1,11 @@
 //! A matching program becomes huge without anybody's doing, whichever was started first; nothing else is touched.
 
-use support::attaching::{Before, assert_switched, assert_untouched, switched};
+use support::attaching::{Before, assert_switched, assert_untouched, revert, switched};
 use support::child::eventually;
 use support::store::tmpfs;
-use support::{Run, is_root, require};
+use support::{Kind, Run, is_root, require, warm};
 
+use crate::watching::run_with;
 use crate::{Files, attach_rule, eventually_switched, has_guard, hold, stop};
 
 #[test]
@@ -74,6 +75,38 @@ fn too_young_too_small_and_switched_off() {
     for held in helds {
         held.finish().assert_code(7);
     }
+}
+
+/// The agent looks again after ten minutes at programs that have text on huge pages of the page cache.
+#[test]
+fn a_program_that_somebody_reverts_stays_so() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let dir = warm::directory();
+    require!(warm::has_large_folios(dir.path()), "this file system has no large folios");
+    warm::unless_reclaimed(|| {
+        let (files, dir) = (Files::new(), warm::directory());
+        let library = support::objects::late_library(dir.path());
+        let program = warm::cold(&support::program_big("late", Kind::DynamicNoPie, 6), dir.path());
+        warm::warm(&[], &[&program]);
+        let rule = attach_rule("late", &program).replace("\"image\"", "\"auto\"");
+        files.write("late.toml", &rule);
+        let held = Run::new(&program, ["busy".as_ref(), library.as_os_str()]).plain().limit(180);
+        let mut held = held.start();
+        held.wait_line("loaded");
+        let pid = held.pid();
+        let ahead = files.public.path().join("ahead");
+        let mut agent = run_with(&files, "clock_ahead").env("CLOCK_AHEAD", &ahead).start();
+        eventually_switched(&held);
+        assert!(held.coverage().huge > 0, "its own text is huge by the page cache");
+        // The agent may still be at work.
+        eventually("it is reverted", || revert(pid).end().0 == Some(0) && switched(pid) == 0);
+        std::fs::write(&ahead, "").expect("a file");
+        eventually("the agent leaves it alone", || agent.err_text().contains("reverted"));
+        assert_eq!(switched(pid), 0);
+        stop(agent);
+        held.write(b"\n");
+        held.finish().assert_code(7);
+    });
 }
 
 #[test]

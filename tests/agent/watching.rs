@@ -108,13 +108,18 @@ fn another_program_with_the_same_number_is_another() {
 
 /// Starts an agent with a library of the tests in it.
 fn agent_with(files: &Files, library: &str) -> Held {
+    run_with(files, library).start()
+}
+
+/// An agent with a library of the tests in it.
+pub(crate) fn run_with(files: &Files, library: &str) -> Run {
     let source = support::sources().join(format!("{library}.c"));
     let library = files.public.path().join(format!("{library}.so"));
     let mut built = Command::new("cc");
     built.args(["-shared", "-fPIC", "-o"]).args([&library, &source]);
     assert!(built.status().expect("cc").success());
     let agent = Run::new(tiexecd(), files.args()).plain().limit(180);
-    agent.env("LD_PRELOAD", &library).start()
+    agent.env("LD_PRELOAD", &library)
 }
 
 #[test]

@@ -87,6 +87,8 @@ struct Known {
     pod_uid: Option<String>,
     /// Bytes that were copied for it.
     copied: u64,
+    /// True if it had copies when the agent last worked on it.
+    has_copies: bool,
     /// The last outcome.
     last: Option<Last>,
 }
@@ -111,6 +113,7 @@ impl Known {
             gap: None,
             pod_uid: None,
             copied: 0,
+            has_copies: false,
             last: None,
         }
     }

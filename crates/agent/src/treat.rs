@@ -48,6 +48,8 @@ pub(crate) struct Job<'a> {
     pub(crate) pid: Pid,
     pub(crate) identity: Identity,
     pub(crate) whose: Whose,
+    /// True if it had copies when the agent last worked on it.
+    pub(crate) had_copies: bool,
     pub(crate) rule: &'a Rule,
     /// The options, or why those of the pod do not go with the rule.
     pub(crate) settings: Result<Settings, String>,
@@ -64,6 +66,8 @@ pub(crate) struct Outcome {
     pub(crate) passing: bool,
     /// True if the process must be watched: it has text of TiExec's.
     pub(crate) switched: bool,
+    /// True if it has copies.
+    pub(crate) has_copies: bool,
     /// Bytes of text.
     pub(crate) text_bytes: u64,
     /// Bytes of it that are huge.
@@ -231,6 +235,9 @@ fn one(
     if Identity::of(&locked.target.process) != Some(job.identity) {
         return Outcome::of("changed", "it is another program by now");
     }
+    if job.had_copies && !locked.has_text_of_ours() {
+        return Outcome { text_bytes, ..Outcome::of("reverted", "somebody has reverted it") };
+    }
     write(&Note::Began { pid: job.pid.as_raw_nonzero().get(), file, build });
     attach(&locked, settings, images)
 }
@@ -246,7 +253,8 @@ fn attach(locked: &LockedTarget, settings: &Settings, images: &mut Images) -> Ou
         Ok(done) => done,
         Err(failure) => {
             locked.record_refusal(&failure);
-            return Outcome { switched: locked.has_text_of_ours(), ..Outcome::failed(&failure) };
+            let has_copies = locked.has_text_of_ours();
+            return Outcome { switched: has_copies, has_copies, ..Outcome::failed(&failure) };
         }
     };
     locked.record_attach(&attached);
@@ -255,8 +263,10 @@ fn attach(locked: &LockedTarget, settings: &Settings, images: &mut Images) -> Ou
         Some(failure) => Outcome::failed(failure),
     };
     let stop = attached.stop.map(|stop| stop.lasted.as_micros());
+    let has_copies = locked.has_text_of_ours();
     Outcome {
-        switched: attached.touched_it() || locked.has_text_of_ours(),
+        switched: attached.touched_it() || has_copies,
+        has_copies,
         text_bytes: report.text_bytes,
         huge_bytes: report.huge_bytes,
         backings: huge_by_backing(&report.files).into_iter().collect(),

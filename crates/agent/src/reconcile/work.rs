@@ -115,6 +115,7 @@ impl Agent<'_> {
                 pid: one.pid,
                 identity: one.facts.identity,
                 whose: one.facts.whose(),
+                had_copies: self.known.get(&one.pid).is_some_and(|known| known.has_copies),
                 rule: &rules[one.rule],
                 settings: rules[one.rule].settings_for(&one.facts),
             })
@@ -191,20 +192,23 @@ impl Agent<'_> {
             huge_bytes,
             backings,
             copied,
+            has_copies,
             stop_us,
             ..
         } = outcome;
         let known = self.known.get(&pid).and_then(|known| known.last.as_ref());
         let was = known.filter(|last| result == "ok" && last.result == "ok");
         let is_news = stop_us.is_some() || was.is_none_or(|last| last.huge_bytes != huge_bytes);
-        if action == Action::Attach && is_news {
+        let reverted = result == "reverted";
+        if action == Action::Attach && is_news && !reverted {
             self.metrics.count(result == "ok", &result, stop_us);
         }
         // Copies stay; page cache may be reclaimed.
         let may_go = action == Action::Warm
             || backings.iter().any(|(name, _)| *name == Backing::Pagecache.to_string());
         if let Some(known) = self.known.get_mut(&pid) {
-            known.copied += copied;
+            known.copied = if reverted { 0 } else { known.copied + copied };
+            known.has_copies |= has_copies;
             if result == "ok" && may_go {
                 (known.due, known.gap) = (Some(Instant::now() + KEEP), None);
             }
@@ -234,7 +238,7 @@ impl Agent<'_> {
         if fresh && result != "target_gone" {
             self.say(Level::Info, &format!("{what}: left as it is: {result}{}", detail.shown()));
         }
-        if !matches!(result.as_str(), "target_gone" | "quarantined" | "too_small") {
+        if !matches!(result.as_str(), "target_gone" | "quarantined" | "too_small" | "reverted") {
             self.again(pid, passing);
         }
     }
