@@ -23,7 +23,8 @@ pub(crate) fn folded(text: &str, width: Option<usize>) -> String {
     let mut folded: Vec<String> = Vec::new();
     let mut rest = &lines[..];
     while let Some(first) = rest.first() {
-        let long = rest.iter().take_while(|line| line.len() > width).count();
+        let alike = |line: &&Vec<char>| line.len() > width && is_row(line) == is_row(first);
+        let long = rest.iter().take_while(alike).count();
         let (group, after) = rest.split_at(long.max(1));
         match common(group, width) {
             _ if long == 0 => folded.push(first.iter().collect()),
@@ -43,6 +44,11 @@ pub(crate) fn folded_message(message: &str, width: Option<usize>) -> String {
         }
         _ => folded(message, width),
     }
+}
+
+/// Returns whether the line is of a table, which has two spaces between its columns, and not a sentence.
+fn is_row(line: &[char]) -> bool {
+    line.windows(2).any(|two| two == [' ', ' '])
 }
 
 /// Finds the last column, within the width, at which several lines all have a space: where one of them has two, since a
@@ -105,6 +111,17 @@ mod tests {
         let cut = "HEAD                          ONE\n    TWO WORDS\n\
                    first                         100\n    200 and 3\nshort\n";
         assert_eq!(folded(table, Some(42)), cut);
+    }
+
+    #[test]
+    fn a_sentence_below_a_table_does_not_move_its_cut() {
+        let table = "NAME           PLAIN         TIEXEC   RATIO\n\
+                     seconds      212.0 ms      200.0 ms   0.95\n\
+                     the runs differ too much to tell anything here\n";
+        let cut = "NAME           PLAIN         TIEXEC\n    RATIO\n\
+                   seconds      212.0 ms      200.0 ms\n    0.95\n\
+                   the runs differ too much to tell\n    anything here\n";
+        assert_eq!(folded(table, Some(40)), cut);
     }
 
     #[test]

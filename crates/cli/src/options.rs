@@ -42,9 +42,9 @@ pub struct Launch {
     #[arg(long, help_heading = OUTPUT)]
     pub dry_run: bool,
 
-    /// Put the text of this running process onto huge pages instead of starting one (tiexecctl
-    /// attach); a list may be separated by commas or blanks, as pidof prints it
-    #[arg(short = 'p', long = "pid", value_name = "PID", conflicts_with_all = ["program", "strict", "report", "until_exec"])]
+    /// Attach to this running process instead of starting a program, as tiexecctl attach does; a list may have
+    /// commas or blanks, as pidof prints it
+    #[arg(short = 'p', long = "pid", value_name = "PID", conflicts_with_all = ["program", "strict", "report", "until_exec", "deadline"])]
     pub pid: Option<String>,
 
     /// The program and its arguments; everything after PROGRAM is the program's
@@ -68,7 +68,8 @@ pub struct LaunchSettings {
     #[arg(long, help_heading = FAILURES, value_name = "DURATION", value_parser = parse_duration)]
     pub deadline: Option<Duration>,
 
-    /// Write a table of the text, huge or not, to FILE or standard error, before the program starts
+    /// Write a table of the text to FILE or standard error before the program starts; reports of later text are
+    /// added to FILE
     #[arg(long, help_heading = OUTPUT, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub report: Option<String>,
 
@@ -113,9 +114,9 @@ pub struct TextOptions {
     #[arg(long, help_heading = MEMORY, value_name = "NODES")]
     pub numa: Option<Numa>,
 
-    /// Take or leave the head and tail of the text that fill no huge page: conservative (leave them), pad
-    /// (take those with enough text where the rest of the huge page is free or read-only data of the same
-    /// file, which becomes executable), or aggressive (take all such) [default: conservative]
+    /// Whether the first and last part of the text become huge, which fill no huge page: conservative (no), pad
+    /// (if they hold enough text, and the rest of the huge page is free or read-only data of the same file, which
+    /// becomes executable), or aggressive (also where they hold little text) [default: conservative]
     #[arg(long, help_heading = MEMORY, value_name = "EDGES")]
     pub edges: Option<Edges>,
 
@@ -177,18 +178,18 @@ pub struct AfterStart {
     #[arg(long, help_heading = AFTER_START, value_name = "DURATION", value_parser = parse_duration)]
     pub settle: Option<Duration>,
 
-    /// Take at most this number of huge pages, the hottest first; auto takes as many as a model of the
-    /// instruction TLB expects to pay. The program runs on base pages and is sampled first, for the time of
+    /// Take at most this number of huge pages, the hottest first; auto takes as many as pay off by a
+    /// model of the instruction TLB. The program runs on base pages and is sampled first, for the time of
     /// --settle [default: 5s]
     #[arg(long, help_heading = AFTER_START, value_name = "NUM|auto", conflicts_with = "follow")]
     pub max_huge_pages: Option<Budget>,
 
-    /// With --follow, treat only programs whose path fits GLOB, such as '*/cc1plus'; a GLOB without a slash
-    /// is for the file name
+    /// With --follow, treat only programs, PROGRAM included, whose path matches GLOB, such as '*/cc1plus'; a GLOB
+    /// without a slash is compared with the file name
     #[arg(long, help_heading = AFTER_START, value_name = "GLOB", requires = "follow")]
     pub only: Vec<String>,
 
-    /// With --follow, treat no program whose path, or file name, fits GLOB
+    /// With --follow, treat no program whose path, or file name, matches GLOB
     #[arg(long, help_heading = AFTER_START, value_name = "GLOB", requires = "follow")]
     pub except: Vec<String>,
 }
@@ -211,6 +212,7 @@ impl AfterStart {
     name = "tiexecctl",
     version,
     about = "Put the text of running programs onto huge pages; inspect, estimate and measure it",
+    override_usage = "tiexecctl COMMAND [OPTIONS] [ARGS]...",
     max_term_width = 80
 )]
 pub struct Ctl {
@@ -223,6 +225,9 @@ pub struct Ctl {
 #[derive(Subcommand, Clone, Debug)]
 pub enum CtlCommand {
     /// Show how much of the text of processes is on huge pages, and why the rest is not
+    #[command(
+        override_usage = "tiexecctl inspect [OPTIONS] PID...\n       tiexecctl inspect [OPTIONS] --exe FILE | --unit UNIT | --user UNIT"
+    )]
     Inspect {
         /// The processes.
         #[command(flatten)]
@@ -231,7 +236,7 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Say what this machine, or processes on it, let TiExec do, and how to fix what they do not
+    /// Check what this machine, or a process, lacks for TiExec, and say how to fix it
     #[command(mut_group("targets", |group| group.required(false)))]
     Doctor {
         /// The processes to judge.
@@ -241,8 +246,7 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Say whether huge pages would help a program, and which way to get them: sample where it executes, and
-    /// model the instruction TLB
+    /// Estimate by samples whether huge pages would help a program, and print the command to run
     #[command(
         override_usage = "tiexecctl advise [OPTIONS] PID...\n       tiexecctl advise [OPTIONS] -- COMMAND [ARGS]...",
         mut_group("targets", |group| group.required(false))
@@ -256,17 +260,23 @@ pub enum CtlCommand {
     /// Prove on live traffic whether copies of the text on huge pages help a service: alternate, measure, and
     /// keep what is better
     #[command(
-        override_usage = "tiexecctl canary [OPTIONS] (--unit UNIT | --exe FILE | PID...) --counter CMD\n       tiexecctl canary [OPTIONS] (--unit UNIT | --exe FILE | PID...) --prometheus URL --query EXPR\n       tiexecctl canary export\n       tiexecctl canary merge FILE...",
+        override_usage = "tiexecctl canary [OPTIONS] PID... --counter CMD\n       tiexecctl canary [OPTIONS] PID... --prometheus URL --query EXPR\n       tiexecctl canary export\n       tiexecctl canary merge FILE...",
         subcommand_negates_reqs = true,
         args_conflicts_with_subcommands = true
     )]
     Canary(Canary),
-    /// Make a page to look at: where a process executes and what of it is on huge pages, or what a
-    /// benchmark found
+    /// Write an HTML page about a process (where it executes, and how much of that is on huge pages) or about a
+    /// benchmark
     Report(ReportPage),
     /// Put the text of running processes onto huge pages
+    #[command(
+        override_usage = "tiexecctl attach [OPTIONS] PID...\n       tiexecctl attach [OPTIONS] --exe FILE | --unit UNIT | --user UNIT"
+    )]
     Attach(Attach),
     /// Put the files' own text back in running processes
+    #[command(
+        override_usage = "tiexecctl revert [OPTIONS] PID...\n       tiexecctl revert [OPTIONS] --exe FILE | --unit UNIT | --user UNIT | --all"
+    )]
     Revert(Revert),
     /// Have systemd attach to services at each start
     #[command(override_usage = "tiexecctl enable [OPTIONS] UNIT... [-- ATTACH OPTIONS]")]
@@ -284,12 +294,12 @@ pub enum CtlCommand {
     },
     /// Show the processes of the machine with their text on a screen, and attach to them or revert them by a key
     Top(Top),
-    /// Say which rule of the agent matches a process, and what would be done
+    /// Check the agent's rules, or warm the programs that they name
     #[command(subcommand)]
     Rules(RulesCommand),
     /// List the builds of programs that crashed soon after a switch, or release one
     Quarantine(Quarantine),
-    /// Have the agent give everything back, or begin again
+    /// Stop the agent and revert all programs (drain), or let it begin again (resume)
     #[command(subcommand)]
     Agent(AgentCommand),
     /// Copy tiexec and tiexecctl into a directory, such as a volume that an init container shares
@@ -298,8 +308,7 @@ pub enum CtlCommand {
         #[arg(value_name = "DIR")]
         directory: PathBuf,
     },
-    /// Look after the image store: files of huge pages that hold the text of programs, one for the
-    /// whole machine
+    /// Manage the image store: files of huge pages that hold the text of programs, one for the whole machine
     #[command(subcommand)]
     Store(StoreCommand),
 }
@@ -627,7 +636,7 @@ pub struct ReportPage {
     mut_arg("select", |arg| arg.help("Select executable memory: a list of main, dso and jit, or all, or none [default: main,dso]")),
     mut_arg("follow", |arg| arg.help("Stay, and also treat the programs that the processes and their children start, as long as any of them lives")),
     mut_arg("settle", |arg| arg.help("Stay for this time, such as 30s, and treat text that the processes map meanwhile [default: return at once]")),
-    mut_arg("max_huge_pages", |arg| arg.help("Take at most this number of huge pages, the hottest first; auto takes as many as a model of the instruction TLB expects to pay. The processes are sampled first, for the time of --settle [default: 5s]"))
+    mut_arg("max_huge_pages", |arg| arg.help("Take at most this number of huge pages, the hottest first; auto takes as many as pay off by a model of the instruction TLB. The processes are sampled first, for the time of --settle [default: 5s]"))
 )]
 pub struct Attach {
     /// The processes.
@@ -884,7 +893,7 @@ pub enum AgentCommand {
 /// The options of `tiexecctl quarantine`.
 #[derive(Args, Clone, Debug)]
 pub struct Quarantine {
-    /// Let programs with this build ID, or this digest of their text, be attached to again
+    /// Take the builds with this build ID, or this digest of their text, out of the quarantine
     #[arg(long, value_name = "ID")]
     pub release: Option<String>,
 
@@ -899,6 +908,7 @@ pub struct Quarantine {
     name = "tiexecd",
     version,
     about = "Put the text of a machine's programs onto huge pages by rules",
+    override_usage = "tiexecd [OPTIONS]\n       tiexecd --once --dry-run [OPTIONS]",
     max_term_width = 80
 )]
 pub struct Daemon {
@@ -906,7 +916,7 @@ pub struct Daemon {
     #[command(flatten)]
     pub files: AgentFiles,
 
-    /// Write the metrics to this file every 15 s too, for node_exporter's textfile collector (NAME.prom)
+    /// Also write the metrics to this file every 15 s, for node_exporter's textfile collector (NAME.prom)
     #[arg(long, value_name = "FILE", conflicts_with = "once")]
     pub textfile: Option<PathBuf>,
 
@@ -914,7 +924,7 @@ pub struct Daemon {
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "once")]
     pub metrics_address: Option<std::net::SocketAddr>,
 
-    /// Look at all processes once, and stop
+    /// Look at all processes once, and stop; needs --dry-run
     #[arg(long, requires = "dry_run")]
     pub once: bool,
 

@@ -64,9 +64,9 @@ const MEMORY: Duration = Duration::from_secs(10);
 /// Says what follows from there being no watch.
 pub fn without_watch(why: &str, follow: bool) -> String {
     let (what, lost) = if follow {
-        ("programs that are started", ", and short ones are missed")
+        ("programs that are started", " and misses short programs")
     } else {
-        ("what is mapped later", "")
+        ("text that is mapped later", "")
     };
     let knob = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap_or_default();
     let knob = knob.trim();
@@ -76,7 +76,7 @@ pub fn without_watch(why: &str, follow: bool) -> String {
         }
         _ => String::new(),
     };
-    format!("{what}: looked for now and then{lost}: {why}{fix}")
+    format!("cannot watch for {what}: {why}; the companion polls /proc{lost}{fix}")
 }
 
 /// Says why programs that are started could not be treated, where that is known beforehand.
@@ -84,7 +84,7 @@ pub fn obstacle(capabilities: u64) -> Option<String> {
     let scope = ptrace::yama_scope()?;
     (scope > 0 && capabilities & CAP_SYS_PTRACE == 0).then(|| {
         format!(
-            "programs that are started cannot be reached: kernel.yama.ptrace_scope is {scope}; \
+            "cannot attach to programs that are started: kernel.yama.ptrace_scope is {scope}; \
              fix: sysctl kernel.yama.ptrace_scope=0, or run it with CAP_SYS_PTRACE"
         )
     })
