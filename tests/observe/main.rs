@@ -1,5 +1,6 @@
 //! Debuggers, profilers, core dumps, `inspect` and `doctor` see a program as it is.
 
+mod absent;
 mod cores;
 mod fixes;
 mod gdb;

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::escape only")]
 
+pub mod absence;
 pub mod arch;
 mod error;
 pub mod executor;

@@ -7,11 +7,12 @@
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::status::{Credentials, Status};
-use tiexec_core::skip::FailureKind;
+use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_sys::address_space::AddressSpace;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, c};
 
+use crate::absence::Absence;
 use crate::failure::Failure;
 use crate::threads;
 
@@ -48,20 +49,18 @@ impl Target {
     /// process may keep for ever. A later tracer then learns from the lock that this one is still at work.
     ///
     /// # Errors
-    /// `target_gone`, also for a process without an address space; `ptrace_denied`; `fd_limit`; those of `lock`.
+    /// `target_gone`; `not_selected` for a thread of the kernel; `ptrace_denied`; `fd_limit`; those of `lock`.
     pub fn open<L>(
         pid: Pid,
         lock: impl FnOnce(&ProcDir) -> Result<L, Failure>,
     ) -> Result<(Self, L), Failure> {
-        let named = ProcDir::of(pid).map_err(Failure::unreadable)?;
+        let named = ProcDir::of(pid)
+            .map_err(|error| absent(pid).unwrap_or_else(|| Failure::unreadable(error)))?;
         let comm = named.status().map_err(Failure::unreadable)?.name.shown().to_string();
         let task = threads::list(&named, pid)
             .into_iter()
             .find(|&tid| threads::alive(&named, tid).is_some())
-            .ok_or_else(|| {
-                let what = "it has no address space (a kernel thread, or a process that has ended)";
-                Failure::new(FailureKind::TargetGone, what)
-            })?;
+            .ok_or_else(|| absent(pid).unwrap_or_else(gone))?;
         let process =
             if task == pid { named } else { ProcDir::of(task).map_err(Failure::unreadable)? };
         let lock = lock(&process)?;
@@ -118,6 +117,9 @@ impl Target {
     /// Tells why a process could not even be opened: that it has ended, or executes another program, comes before what
     /// follows from it.
     pub fn cause_at_first_look(pid: Pid, failure: Failure) -> Failure {
+        if let Some(absent) = absent(pid) {
+            return absent;
+        }
         match alive(pid) {
             None if failure.reason != FailureKind::TargetGone => gone(),
             Some(_) if failure.reason == FailureKind::TargetGone => changed(),
@@ -142,6 +144,15 @@ fn changed() -> Failure {
 
 fn gone() -> Failure {
     Failure::new(FailureKind::TargetGone, "it ended meanwhile")
+}
+
+/// Says that a process has no text, and why; `None` if it has some.
+fn absent(pid: Pid) -> Option<Failure> {
+    let absence = Absence::of(pid)?;
+    Some(match absence {
+        Absence::KernelThread => Failure::new(SkipReason::NotSelected, absence),
+        Absence::NoProcess | Absence::Zombie => Failure::new(FailureKind::TargetGone, absence),
+    })
 }
 
 /// The threads of a process; `None` if none of them goes on.

@@ -9,7 +9,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, thp};
 
 use super::attach::{self, targets, together};
-use super::{failed, print};
+use super::{failed, has_text, print};
 use crate::exit;
 use crate::options::Targets;
 use crate::stdio::warn;
@@ -97,13 +97,7 @@ pub(super) fn report(pid: i32) -> Result<Report, u8> {
     let gone = SysError { call: "open(/proc/PID)", errno: Errno::NOENT };
     let found = Pid::from_raw(pid).ok_or(gone).and_then(|pid| Ok((pid, ProcDir::of(pid)?)));
     let (number, process) = found.map_err(refuse)?;
-    let status = process.status().map_err(refuse)?;
-    if !status.has_mm {
-        warn(format_args!(
-            "cannot inspect process {pid}: it has no address space (a kernel thread, or a process that has ended)"
-        ));
-        return Err(exit::FAILED);
-    }
+    has_text("inspect", pid)?;
     let pages = thp::pages().ok_or_else(|| {
         warn("cannot inspect: the kernel has no transparent huge pages");
         exit::FAILED

@@ -20,13 +20,13 @@ mod store;
 mod top;
 mod warm;
 
-use std::fmt::Display;
 use std::path::Path;
 
 use clap::Parser;
 use tiexec_core::escape::{self, AsShown};
 use tiexec_engine::output::{Output, Refusal};
-use tiexec_sys::{Errno, SysError};
+use tiexec_sys::{Errno, Pid, SysError};
+use tiexec_tracee::absence::Absence;
 
 use crate::exit;
 use crate::fold::{folded, width};
@@ -75,10 +75,14 @@ fn machine() -> String {
 }
 
 /// Says that something could not be done to a process, and returns the exit status for it.
-fn failed(doing: &str, pid: impl Display, error: SysError) -> u8 {
+fn failed(doing: &str, pid: i32, error: SysError) -> u8 {
+    if matches!(error.errno, Errno::NOENT | Errno::SRCH)
+        && let Err(status) = has_text(doing, pid)
+    {
+        return status;
+    }
     let why = match (error.errno, error.call) {
-        (Errno::SRCH, _) => "it has ended, or there is none".to_owned(),
-        (Errno::NOENT, "open(/proc/PID)") => "there is no such process".to_owned(),
+        (Errno::SRCH, _) => "it executed another program meanwhile".to_owned(),
         (Errno::PERM | Errno::ACCES, "maps" | "smaps") => {
             format!("{error}; fix: run it as root, or as its user")
         }
@@ -87,6 +91,20 @@ fn failed(doing: &str, pid: impl Display, error: SysError) -> u8 {
     let why = why.replace("/proc/PID", &format!("/proc/{pid}"));
     warn(format_args!("cannot {doing} process {pid}: {why}"));
     failed_status(error.errno)
+}
+
+/// Makes sure that a process has text: it has not ended, and is no thread of the kernel.
+///
+/// # Errors
+/// The exit status for what has been said on stderr.
+fn has_text(doing: &str, pid: i32) -> Result<(), u8> {
+    let absence = Pid::from_raw(pid).map_or(Some(Absence::NoProcess), Absence::of);
+    let Some(absence) = absence else { return Ok(()) };
+    warn(format_args!("cannot {doing} process {pid}: {absence}"));
+    Err(match absence {
+        Absence::NoProcess | Absence::Zombie => exit::GONE,
+        Absence::KernelThread => exit::FAILED,
+    })
 }
 
 /// Returns the exit status for what the kernel has answered.

@@ -19,9 +19,10 @@ use tiexec_agent::verdicts::Verdicts;
 use tiexec_core::escape::AsShown;
 use tiexec_engine::switched_off::is_switched_off;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, cgroup_namespace};
+use tiexec_sys::{Errno, Pid, SysError, cgroup_namespace};
 
 use super::attach;
+use super::failed;
 use super::print;
 use super::warm;
 use crate::exit;
@@ -114,14 +115,14 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
         }),
         Some(pids) => {
             for &pid in pids {
-                let process = ProcDir::of(pid).ok();
-                if process.and_then(|process| one(pid, &process, true)).is_none() {
-                    let pid = pid.as_raw_nonzero();
-                    warn(format_args!(
-                        "cannot look at process {pid}: it has no program, or has ended"
-                    ));
-                    status = exit::GONE;
+                let process = ProcDir::of(pid);
+                if process.as_ref().is_ok_and(|process| one(pid, process, true).is_some()) {
+                    continue;
                 }
+                let number = pid.as_raw_nonzero().get();
+                let gone = SysError { call: "exe", errno: Errno::SRCH };
+                let error = process.and_then(|process| process.exe_path()).err().unwrap_or(gone);
+                status = failed("look at", number, error);
             }
         }
     }

@@ -46,6 +46,17 @@ pub fn state(text: &[u8]) -> Result<u8, ParseError> {
     state.ok_or_else(|| ParseError::new("stat", 1, "state", text))
 }
 
+/// Returns whether the process is a thread of the kernel (`flags`, bit `PF_KTHREAD` of `include/linux/sched.h`).
+///
+/// # Errors
+/// Says so where the field is missing or is no number.
+pub fn is_kernel_thread(text: &[u8]) -> Result<bool, ParseError> {
+    const PF_KTHREAD: u64 = 0x0020_0000;
+    let field = fields(text)?.get(9 - 3).and_then(|digits| number(digits, 10));
+    let flags = field.ok_or_else(|| ParseError::new("stat", 1, "flags", text))?;
+    Ok(flags & PF_KTHREAD != 0)
+}
+
 /// Returns when the process began, in clock ticks since boot (`starttime`): with its id, this names a
 /// process for ever.
 ///
@@ -204,6 +215,14 @@ mod tests {
         assert!(in_foreground(foreground, 34816).unwrap());
         assert!(!in_foreground(foreground, 34817).unwrap());
         assert!(!in_foreground(b"1 (x) S 1 50 50 0 -1 0", 0).unwrap());
+    }
+
+    #[test]
+    fn a_thread_of_the_kernel_has_its_flag() {
+        let kthreadd = b"2 (kthreadd) S 0 0 0 0 -1 2129984 0 0 0 0 0 0";
+        assert!(is_kernel_thread(kthreadd).unwrap());
+        assert!(!is_kernel_thread(b"7 (cat) R 1 7 7 0 -1 4194304 90 0").unwrap());
+        assert!(is_kernel_thread(b"7 (cat) R 1 7").is_err());
     }
 
     #[test]

@@ -28,7 +28,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, areas, interrupt, process, processor};
 use tiexec_tracee::threads;
 
-use super::super::{failed, failed_status};
+use super::super::{failed, failed_status, has_text};
 use crate::exit;
 use crate::options::Advise;
 use crate::stdio::warn;
@@ -76,17 +76,11 @@ pub(super) fn gather(pids: &[Pid], options: &Advise, pages: Pages) -> Result<Gat
 /// # Errors
 /// The exit status for what has been said on stderr.
 fn may_sample(pid: Pid) -> Result<String, u8> {
-    let shown = pid.as_raw_nonzero();
+    let shown = pid.as_raw_nonzero().get();
     let refuse = |error| failed("advise on", shown, error);
     let named = ProcDir::of(pid).map_err(refuse)?;
     let status = named.status().map_err(refuse)?;
-    if !status.has_mm {
-        warn(format_args!(
-            "cannot advise on process {shown}: it has no address space (a kernel thread, or a process \
-             that has ended)"
-        ));
-        return Err(exit::FAILED);
-    }
+    has_text("advise on", shown)?;
     if let Some(process) = status.tgid.filter(|&tgid| tgid != number(pid)) {
         warn(format_args!(
             "cannot advise on {shown}: it is a thread of process {process}; fix: tiexecctl advise {process}"
@@ -105,7 +99,7 @@ fn running(
     options: &Advise,
     pages: Pages,
 ) -> Result<Gathered, u8> {
-    let refuse = |error| failed("advise on", first, error);
+    let refuse = |error| failed("advise on", first.cast_signed(), error);
     let (heirs, members) = if options.follow {
         (Heirs::Processes, Tree::of(pids).walk(true))
     } else {

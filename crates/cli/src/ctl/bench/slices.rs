@@ -14,7 +14,7 @@ use tiexec_sys::{Pid, areas, interrupt, process, thp};
 
 use super::child;
 use super::{Arm, Figure, Measured, Rounds, Subject, Workload};
-use crate::ctl::failed;
+use crate::ctl::{failed, has_text};
 use crate::exit;
 use crate::options::Bench;
 use crate::stdio::warn;
@@ -38,7 +38,8 @@ struct Slices<'a> {
 /// The exit status for what has been said on stderr.
 pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u8> {
     let pid = Pid::from_raw(pid).ok_or(exit::USAGE)?;
-    let refuse = |error| failed("measure", pid.as_raw_nonzero(), error);
+    let refuse = |error| failed("measure", pid.as_raw_nonzero().get(), error);
+    has_text("measure", pid.as_raw_nonzero().get())?;
     let process = ProcDir::of(pid).map_err(refuse)?;
     let cmdline = if workers::is_of_others(&process) {
         let read = || process.read_start("cmdline", 4096).unwrap_or_default();
@@ -180,7 +181,7 @@ impl Slices<'_> {
 
     /// Returns the processor time that the process has used, in clock ticks.
     fn used(&self) -> Result<u64, u8> {
-        let refuse = |error| failed("measure", self.pid.as_raw_nonzero(), error);
+        let refuse = |error| failed("measure", self.pid.as_raw_nonzero().get(), error);
         let text = self.process.read("stat").map_err(refuse)?;
         Ok(stat::run_time(&text).unwrap_or(0))
     }

@@ -12,6 +12,7 @@ use tiexec_remap::workers;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, thp};
 
+use super::super::has_text;
 use super::cpu::CpuTime;
 use super::selection::{Selection, used};
 use super::{End, attach};
@@ -60,7 +61,19 @@ impl<'a> Live<'a> {
         settings: &'a Settings,
         turn: Turn<'a>,
     ) -> Result<Self, u8> {
-        let pids = selection.first()?;
+        let mut pids = selection.first()?;
+        let mut status = exit::GONE;
+        pids.retain(|pid| {
+            // The others of a selection may end at any time.
+            if !selection.is_by_id() {
+                return true;
+            }
+            let has_text = has_text("alternate", pid.as_raw_nonzero().get());
+            has_text.map_err(|why| status = why).is_ok()
+        });
+        if pids.is_empty() {
+            return Err(status);
+        }
         let members: BTreeSet<Member> = pids.iter().filter_map(member).collect();
         let main = pids.iter().copied().filter(|pid| member(pid).is_some()).max_by_key(used);
         let eldest = members.iter().copied().min_by_key(|&(pid, begun)| (begun, pid));

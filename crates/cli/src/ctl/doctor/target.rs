@@ -14,7 +14,7 @@ use tiexec_remap::mapped::originals;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, areas, thp};
 
-use super::super::failed;
+use super::super::{failed, has_text};
 use super::{Finding, Level};
 
 pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
@@ -23,14 +23,7 @@ pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
     let process = Pid::from_raw(pid).ok_or(gone).and_then(ProcDir::of).map_err(refuse)?;
     let status = process.status().map_err(refuse)?;
     let name = status.name.shown().to_string();
-    if !status.has_mm {
-        let what = "no address space: a kernel thread, or a process that has ended";
-        return Ok(vec![Finding::new(
-            Level::Fail,
-            "process",
-            format_args!("{name} {pid}: {what}"),
-        )]);
-    }
+    has_text("examine", pid)?;
     let threads = status.threads;
     let mut findings = vec![
         Finding::new(Level::Ok, "process", format_args!("{name} {pid}, {threads} threads")),

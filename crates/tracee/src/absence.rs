@@ -1,0 +1,51 @@
+//! Why a process has no text that could be looked at.
+
+use std::fmt;
+
+use tiexec_core::proc::stat;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Errno, Pid};
+
+use crate::threads;
+
+/// The cause, which is the same for every command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Absence {
+    /// No process has this id.
+    NoProcess,
+    /// It has ended, and its parent has not waited for it yet.
+    Zombie,
+    /// It is a thread of the kernel.
+    KernelThread,
+}
+
+impl Absence {
+    /// Returns why the process has no text. `None` for a process that runs a program, and for one that cannot be looked at.
+    pub fn of(pid: Pid) -> Option<Self> {
+        let process = match ProcDir::of(pid) {
+            Ok(process) => process,
+            Err(error) => return (error.errno == Errno::NOENT).then_some(Self::NoProcess),
+        };
+        // A first thread that has ended stays as a zombie while others run.
+        if threads::list(&process, pid).iter().any(|&tid| threads::alive(&process, tid).is_some()) {
+            return None;
+        }
+        match process.read("stat") {
+            Ok(text) if stat::is_kernel_thread(&text).ok()? => Some(Self::KernelThread),
+            Ok(_) => Some(Self::Zombie),
+            Err(error) => {
+                matches!(error.errno, Errno::SRCH | Errno::NOENT).then_some(Self::NoProcess)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Absence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoProcess => "there is no such process",
+            Self::Zombie => "it has ended, and waits for its parent (a zombie)",
+            Self::KernelThread => "it is a kernel thread: it has no text",
+        })
+    }
+}

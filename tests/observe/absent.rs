@@ -1,0 +1,54 @@
+//! Each command says the same about a process that has no text, and exits with the same status.
+
+use std::process::Command;
+
+use support::attaching::ctl;
+use support::child::{eventually, state};
+use support::require;
+
+/// Runs each command that takes a PID, and asserts its words and its status.
+fn every_command_says(pid: i32, cause: &str, status: i32) {
+    let state_dir = tempfile::tempdir().expect("a directory");
+    let state_dir = state_dir.path().to_str().expect("UTF-8");
+    let commands: &[&[&str]] = &[
+        &["inspect"],
+        &["advise"],
+        &["report"],
+        &["doctor"],
+        &["attach"],
+        &["revert"],
+        &["bench", "--metric", "date", "--attach"],
+        &["canary", "--state-dir", state_dir, "--counter", "date"],
+        &["rules", "check"],
+    ];
+    let pid = pid.to_string();
+    for command in commands {
+        let done = ctl(command.iter().copied().chain([pid.as_str()]));
+        done.assert_code(status);
+        assert!(done.err().contains(&format!("process {pid}: ")), "{command:?}: {done}");
+        assert!(done.err().ends_with(&format!(": {cause}\n")), "{command:?}: {done}");
+        assert!(done.out().is_empty(), "{command:?}: {done}");
+    }
+}
+
+#[test]
+fn no_process() {
+    // PID_MAX_LIMIT of include/linux/threads.h: no process has this id.
+    every_command_says(4 << 20, "there is no such process", 4);
+}
+
+#[test]
+fn a_zombie() {
+    let mut child = Command::new("/bin/true").spawn().expect("a child");
+    let pid = child.id().cast_signed();
+    eventually("it has ended", || state(pid) == Some('Z'));
+    every_command_says(pid, "it has ended, and waits for its parent (a zombie)", 4);
+    child.wait().expect("a child");
+}
+
+#[test]
+fn a_kernel_thread() {
+    let is_there = std::fs::read_to_string("/proc/2/comm").is_ok_and(|name| name == "kthreadd\n");
+    require!(is_there, "this PID namespace shows no thread of the kernel");
+    every_command_says(2, "it is a kernel thread: it has no text", 1);
+}
