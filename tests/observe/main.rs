@@ -3,6 +3,7 @@
 mod absent;
 mod cores;
 mod fixes;
+mod forbidden;
 mod gdb;
 mod inspect_doctor;
 mod maps;

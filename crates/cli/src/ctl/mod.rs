@@ -11,6 +11,7 @@ mod enable;
 mod inspect;
 mod install_to;
 mod manifests;
+mod permission;
 mod progress;
 mod quarantine;
 mod report;
@@ -28,6 +29,7 @@ use tiexec_engine::output::{Output, Refusal};
 use tiexec_sys::{Errno, Pid, SysError};
 use tiexec_tracee::absence::Absence;
 
+use self::permission::Rights;
 use crate::exit;
 use crate::fold::{folded, width};
 use crate::options::{Ctl, CtlCommand};
@@ -83,8 +85,8 @@ fn failed(doing: &str, pid: i32, error: SysError) -> u8 {
     }
     let why = match (error.errno, error.call) {
         (Errno::SRCH, _) => "it executed another program meanwhile".to_owned(),
-        (Errno::PERM | Errno::ACCES, "maps" | "smaps") => {
-            format!("{error}; fix: run it as root, or as its user")
+        (Errno::PERM | Errno::ACCES, "maps" | "smaps" | "readlink(/proc/PID/exe)") => {
+            format!("{error}{}", Rights::own().cause_and_fix())
         }
         _ => error.to_string(),
     };

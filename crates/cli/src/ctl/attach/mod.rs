@@ -29,10 +29,11 @@ use tiexec_remap::attach::{Attached, Reverted, revert};
 use tiexec_remap::images::Images;
 use tiexec_remap::policy::Policy;
 use tiexec_remap::workers::{self, Pool};
-use tiexec_sys::Pid;
+use tiexec_sys::{Pid, ptrace};
 
 pub(crate) use select::parse as parse_pids;
 
+use super::permission::Rights;
 use super::print;
 use crate::exit;
 use crate::options::{Attach, LaunchSettings, Revert, Targets};
@@ -473,14 +474,20 @@ pub(crate) fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
     let fix = match failure.reason {
         // The deadline of an attach is its own.
         Reason::Failed(FailureKind::Deadline) => Some("do it again when the machine is less busy"),
-        Reason::Failed(FailureKind::PtraceDenied) if !rustix::process::geteuid().is_root() => {
-            Some("run it as root, or as the process's user")
-        }
         // The failure names a better one.
         _ if failure.detail.contains("; fix: ") => None,
         reason => reason.fix(),
     };
-    let fix = fix.map_or(String::new(), |fix| format!("; fix: {fix}"));
+    let fix = match failure.reason {
+        // With 3 it is nobody's right, and `doctor` says so. It also tries ptrace(2) itself.
+        Reason::Failed(FailureKind::PtraceDenied)
+            if !matches!(ptrace::yama_scope(), Some(3..))
+                && !failure.detail.starts_with("ptrace(") =>
+        {
+            Rights::own().cause_and_fix().to_owned()
+        }
+        _ => fix.map_or(String::new(), |fix| format!("; fix: {fix}")),
+    };
     warn(format_args!("cannot {doing} process {}: {failure}{fix}", pid.as_raw_nonzero()));
     match failure.reason {
         Reason::Failed(FailureKind::TargetGone) => exit::GONE,

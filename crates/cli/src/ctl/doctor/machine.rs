@@ -24,6 +24,7 @@ use tiexec_sys::split_pages;
 use tiexec_sys::{SysError, areas, hugetlb, process, ptrace, thp};
 use tiexec_tracee::handshake;
 
+use super::super::permission::Rights;
 use super::{Finding, Level};
 
 /// Gain in speed below which jumps on huge pages are not called faster.
@@ -310,6 +311,11 @@ fn distribution() -> String {
 
 /// Says to which processes this process may attach.
 fn attaching() -> Finding {
+    if Rights::own().lacks_capability() {
+        let what = "CAP_SYS_PTRACE is missing: to programs of this user that have no capability beyond those of this process";
+        return Finding::new(Level::Warn, "attach", what)
+            .fix("run it with CAP_SYS_PTRACE, or outside of the container");
+    }
     let own = ProcDir::this_process().and_then(|this| this.status()).unwrap_or_default();
     let capable = own.credentials.effective() & CAP_SYS_PTRACE != 0;
     match (ptrace::yama_scope().unwrap_or(0), capable) {

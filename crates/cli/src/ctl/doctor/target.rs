@@ -11,9 +11,11 @@ use tiexec_remap::attach::look_at_jit;
 use tiexec_remap::headroom;
 use tiexec_remap::launch::restart;
 use tiexec_remap::mapped::originals;
+use tiexec_sys::address_space::Memory;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Errno, Pid, SysError, areas, thp};
+use tiexec_sys::{Errno, Pid, SysError, areas, ptrace, thp};
 
+use super::super::permission::Rights;
 use super::super::{failed, has_text};
 use super::{Finding, Level};
 
@@ -29,9 +31,13 @@ pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
         Finding::new(Level::Ok, "process", format_args!("{name} {pid}, {threads} threads")),
         image(&process),
     ];
-    findings.push(match status.tracer_pid {
-        0 => Finding::new(Level::Ok, "ptrace", "nobody traces it"),
-        tracer => Finding::new(Level::Warn, "ptrace", format_args!("process {tracer} traces it")),
+    let may_trace = Memory::open(&process);
+    findings.push(match (status.tracer_pid, &may_trace) {
+        (0, Err(error)) if matches!(error.errno, Errno::PERM | Errno::ACCES) => denied(*error),
+        (0, _) => Finding::new(Level::Ok, "ptrace", "nobody traces it"),
+        (tracer, _) => {
+            Finding::new(Level::Warn, "ptrace", format_args!("process {tracer} traces it"))
+        }
     });
     findings.push(match status.seccomp {
         0 => Finding::new(Level::Ok, "seccomp", "no filter"),
@@ -60,8 +66,46 @@ pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
         return Ok(findings);
     };
     let launches = status.thp_enabled != Some(false);
-    findings.extend(text(&process, pages, pid, launches.then_some(&name)).map_err(refuse)?);
+    let ways = Ways { attach: may_trace.is_ok(), launch: launches.then_some(&name) };
+    findings.extend(text(&process, pages, pid, ways).map_err(refuse)?);
     Ok(findings)
+}
+
+/// The ways to get huge text that are open to a process.
+#[derive(Clone, Copy)]
+struct Ways<'a> {
+    /// This process may attach to it.
+    attach: bool,
+    /// A launch of the program of this name would help.
+    launch: Option<&'a str>,
+}
+
+impl Ways<'_> {
+    fn fix(self, pid: i32) -> Option<String> {
+        Some(match self {
+            Self { attach: true, launch: Some(name) } => {
+                format!("tiexecctl attach {pid}, or start it as `tiexec {name} …`")
+            }
+            Self { attach: true, launch: None } => format!("tiexecctl attach {pid}"),
+            Self { attach: false, launch: Some(name) } => format!("start it as `tiexec {name} …`"),
+            Self { attach: false, launch: None } => return None,
+        })
+    }
+}
+
+/// Says that the kernel forbids this process to trace another one.
+fn denied(error: SysError) -> Finding {
+    let told = match ptrace::yama_scope() {
+        Some(scope @ 3..) => {
+            format!("; kernel.yama.ptrace_scope is {scope}; fix: set 1 in sysctl.d, and boot")
+        }
+        _ => Rights::own().cause_and_fix().to_owned(),
+    };
+    let told = format!("an attach is forbidden: {error}{told}");
+    match told.split_once("; fix: ") {
+        Some((what, fix)) => Finding::new(Level::No, "ptrace", what).fix(fix),
+        None => Finding::new(Level::No, "ptrace", told),
+    }
 }
 
 fn image(process: &ProcDir) -> Finding {
@@ -84,12 +128,12 @@ fn image(process: &ProcDir) -> Finding {
     }
 }
 
-/// How much of its text is huge, and how much an attach could add, or a launch of the program of this name.
+/// How much of its text is huge, and how much the ways that are open to it could add.
 fn text(
     process: &ProcDir,
     pages: Pages,
     pid: i32,
-    launched: Option<&str>,
+    ways: Ways<'_>,
 ) -> Result<Vec<Finding>, SysError> {
     let entries = areas::look(process, pages)?.areas;
     let files = coverage(&entries, pages, &[], &originals(process, &entries, pages));
@@ -113,15 +157,8 @@ fn text(
             format_args!("{figures}; nothing to add"),
         )
     } else {
-        Finding::new(
-            Level::Warn,
-            "text",
-            format_args!("{figures}; {} MiB more could be", mib(on_base_pages)),
-        )
-        .fix(match launched {
-            Some(name) => format!("tiexecctl attach {pid}, or start it as `tiexec {name} …`"),
-            None => format!("tiexecctl attach {pid}"),
-        })
+        let what = format_args!("{figures}; {} MiB more could be", mib(on_base_pages));
+        Finding { fix: ways.fix(pid), ..Finding::new(Level::Warn, "text", what) }
     });
     if let Some(restart) = restart::gain(process, &files, EdgePolicy::default(), pages) {
         let [here, launch] = [restart.here_bytes, restart.launch_bytes].map(mib);

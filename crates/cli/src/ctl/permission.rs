@@ -1,0 +1,70 @@
+//! The kernel forbids this process to look at another one, or to trace it: why, and what helps.
+
+use tiexec_core::proc::status::CAP_SYS_PTRACE;
+use tiexec_sys::procfs::ProcDir;
+
+/// The number of the first user namespace (`PROC_USER_INIT_INO` in `include/linux/proc_ns.h`).
+const FIRST_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
+
+/// The rights of this process that decide what it may look at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Rights {
+    root: bool,
+    /// It has `CAP_SYS_PTRACE`.
+    capable: bool,
+    /// It is in a user namespace of its own, where its capabilities do not count for processes outside.
+    enclosed: bool,
+}
+
+impl Rights {
+    pub(super) fn own() -> Self {
+        let this = ProcDir::this_process();
+        let status = this.clone().and_then(|this| this.status()).unwrap_or_default();
+        let namespace = this.and_then(|this| this.namespace("ns/user"));
+        Self {
+            root: rustix::process::geteuid().is_root(),
+            capable: status.credentials.effective() & CAP_SYS_PTRACE != 0,
+            enclosed: namespace.is_ok_and(|inode| inode != FIRST_USER_NAMESPACE && inode != 0),
+        }
+    }
+
+    /// Returns whether this process is root, and lacks `CAP_SYS_PTRACE`.
+    pub(super) const fn lacks_capability(self) -> bool {
+        self.root && !self.capable
+    }
+
+    /// Says what forbids it, where the error does not say so, and the fix.
+    pub(super) const fn cause_and_fix(self) -> &'static str {
+        match self {
+            Self { root: false, .. } => "; fix: run it as root, or as the process's user",
+            Self { capable: false, .. } => {
+                "; not even root may, because CAP_SYS_PTRACE is missing in this process; \
+                 fix: run it with CAP_SYS_PTRACE, or outside of the container"
+            }
+            Self { enclosed: true, .. } => {
+                "; not even root may, because the user namespace of this process or a security module forbids it; \
+                 fix: run it outside of the container"
+            }
+            _ => {
+                "; not even root may, because a security module forbids it (such as AppArmor, SELinux or Landlock); \
+                 fix: run it outside of the container or sandbox"
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_is_not_told_to_become_root() {
+        for (capable, enclosed) in [(false, false), (false, true), (true, false), (true, true)] {
+            let told = Rights { root: true, capable, enclosed }.cause_and_fix();
+            assert!(told.contains("not even root may") && !told.contains("run it as root"));
+            assert_eq!(told.contains("CAP_SYS_PTRACE"), !capable, "{told}");
+        }
+        let user = Rights { root: false, capable: false, enclosed: false };
+        assert!(user.cause_and_fix().contains("; fix: run it as root"));
+    }
+}

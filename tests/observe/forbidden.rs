@@ -1,0 +1,48 @@
+//! The kernel forbids to look at a process, or to trace it: the message names the cause and a fix that helps.
+
+use support::attaching::{held, small};
+use support::{Kind, Public, Run, is_root, require, tiexecctl};
+
+const WITHOUT_PTRACE: [&str; 3] =
+    ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"];
+const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+
+#[test]
+fn root_without_the_capability_is_not_told_to_become_root() {
+    require!(is_root(), "needs root to give up a capability");
+    let held = held(&small("hold", Kind::DynamicNoPie));
+    let pid = held.pid().to_string();
+    let run = |words: &[&str]| {
+        Run::new(tiexecctl(), words.iter().copied().chain([pid.as_str()]))
+            .plain()
+            .behind(WITHOUT_PTRACE)
+            .output()
+    };
+    for command in ["attach", "revert"] {
+        let done = run(&[command]);
+        done.assert_code(5);
+        assert!(done.err().contains("CAP_SYS_PTRACE is missing in this process; fix: run it with"));
+        assert!(!done.err().contains("run it as root"), "{done}");
+    }
+    let done = run(&["doctor"]);
+    assert!(done.out().contains("an attach is forbidden: "), "{done}");
+    assert!(done.out().contains(" MiB more could be; fix: start it as `tiexec "), "{done}");
+    let machine = Run::new(tiexecctl(), ["doctor"]).plain().behind(WITHOUT_PTRACE).output();
+    assert!(machine.out().contains("attach     CAP_SYS_PTRACE is missing: "), "{machine}");
+    held.finish().assert_code(7);
+}
+
+#[test]
+fn rules_check_of_a_process_of_root() {
+    require!(is_root(), "becoming another user needs root");
+    let public = Public::new();
+    let ctl = public.add(tiexecctl(), "tiexecctl", 0o755);
+    let held = held(&small("hold", Kind::DynamicNoPie));
+    let pid = held.pid().to_string();
+    let none = public.path().join("none").display().to_string();
+    let words = ["rules", "check", "--conf-dir", &none, "--state-dir", &none, &pid];
+    let done = Run::new(&ctl, words).plain().behind(NOBODY).output();
+    done.assert_code(5);
+    assert!(done.err().contains("permission denied (EACCES); fix: run it as root"), "{done}");
+    held.finish().assert_code(7);
+}
