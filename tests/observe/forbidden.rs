@@ -1,7 +1,11 @@
 //! The kernel forbids to look at a process, or to trace it: the message names the cause and a fix that helps.
 
+use std::ffi::OsStr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
 use support::attaching::{held, small};
-use support::{Kind, Public, Run, is_root, require, tiexecctl};
+use support::{Kind, Public, Run, is_root, program, require, tiexecctl};
 
 const WITHOUT_PTRACE: [&str; 3] =
     ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"];
@@ -44,5 +48,33 @@ fn rules_check_of_a_process_of_root() {
     let done = Run::new(&ctl, words).plain().behind(NOBODY).output();
     done.assert_code(5);
     assert!(done.err().contains("permission denied (EACCES); fix: run it as root"), "{done}");
+    held.finish().assert_code(7);
+}
+
+#[test]
+fn programs_by_their_files_as_another_user() {
+    require!(is_root(), "becoming another user needs root");
+    let public = Public::new();
+    let ctl = public.add(tiexecctl(), "tiexecctl", 0o755);
+    let hold = public.add(&program("hold", Kind::DynamicPie), "hold-of-root", 0o755);
+    let held = Run::new(&hold, ["7"]).plain().hold();
+    let hidden = public.path().join("hidden");
+    std::fs::create_dir(&hidden).expect("a directory");
+    std::fs::copy(&hold, hidden.join("hold")).expect("a copy");
+    std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o700)).expect("chmod");
+    let find = |path: &Path| {
+        let words = [OsStr::new("inspect"), OsStr::new("--exe"), path.as_os_str()];
+        let done = Run::new(&ctl, words).plain().behind(NOBODY).output();
+        done.assert_code(4);
+        done.err()
+    };
+    let said = find(&hold);
+    assert!(said.contains(": no process that you may look at runs it ("), "{said}");
+    assert!(said.contains(" could not be looked at); fix: run it as root"), "{said}");
+    let said = find(&hidden.join("hold"));
+    assert!(said.contains(": cannot look at the file: permission denied (EACCES) ("), "{said}");
+    let said = find(public.path());
+    assert!(said.contains(": it is a directory ("), "{said}");
+    assert!(said.ends_with("; fix: name the file of a program\n"), "{said}");
     held.finish().assert_code(7);
 }

@@ -59,6 +59,11 @@ impl Errno {
         Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }
 
+    /// Returns the number of an input or output error; EIO for one that has none.
+    pub fn of(error: &std::io::Error) -> Self {
+        error.raw_os_error().map_or(Self::IO, Self)
+    }
+
     /// Returns the symbol, such as `EPERM`, where it is one of those this project meets.
     pub const fn symbol(self) -> Option<&'static str> {
         Some(match self.0 {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -16,7 +17,6 @@ use super::select::{self, Program};
 const NAMES: usize = 3;
 
 /// The processes that were searched.
-#[derive(Default)]
 struct Searched {
     /// Those that could be looked at.
     seen: usize,
@@ -24,12 +24,21 @@ struct Searched {
     unseen: usize,
     /// The names near the wanted one, of these processes.
     near: BTreeSet<String>,
+    /// Root could find more.
+    root_sees_more: bool,
+}
+
+impl Default for Searched {
+    fn default() -> Self {
+        let root_sees_more = !rustix::process::geteuid().is_root();
+        Self { seen: 0, unseen: 0, near: BTreeSet::new(), root_sees_more }
+    }
 }
 
 impl Searched {
     /// Says why, and the first fix that there is: a near name, another user, or `otherwise`.
     fn message(&self, object: &str, option: &str, cause: &str, otherwise: &str) -> String {
-        let Self { seen, unseen, near } = self;
+        let Self { seen, unseen, near, root_sees_more } = self;
         let mut message = format!("cannot find a process {object}: {cause} ({seen} searched");
         if *unseen > 0 {
             message += &format!(", {unseen} could not be looked at");
@@ -37,14 +46,17 @@ impl Searched {
         let near: Vec<String> =
             near.iter().take(NAMES).map(|name| format!("{option} {}", name.shown())).collect();
         message += "); fix: ";
-        let as_root = rustix::process::geteuid().is_root();
         message += &match &near[..] {
-            [] if *unseen == 0 || as_root => otherwise.to_owned(),
+            [] if *unseen == 0 || !root_sees_more => otherwise.to_owned(),
             [] => "run it as root".to_owned(),
             _ => format!("use {}", near.join(" or ")),
         };
         message
     }
+}
+
+fn is_missing(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
 /// Returns the message for a program that no process runs.
@@ -67,13 +79,26 @@ pub(super) fn program(path: &Path) -> String {
         false
     });
     let shown = path.as_os_str().as_bytes().shown().to_string();
-    let (cause, otherwise) = if path.exists() {
-        ("no process runs this file".to_owned(), format!("start it as `tiexec {shown}`"))
-    } else if path.components().count() == 1 {
-        let cause = format!("there is no file {shown} in this directory, and --exe takes a path");
-        (cause, "name the file by its path".to_owned())
-    } else {
-        ("there is no such file".to_owned(), "name a file that is there".to_owned())
+    let (cause, otherwise) = match std::fs::metadata(path) {
+        Ok(file) if file.is_dir() => {
+            // Nobody runs a directory, so no other user sees more.
+            searched.root_sees_more = false;
+            ("it is a directory".to_owned(), "name the file of a program".to_owned())
+        }
+        Ok(_) if searched.unseen > 0 => {
+            let cause = "no process that you may look at runs it".to_owned();
+            (cause, format!("start it as `tiexec {shown}`"))
+        }
+        Ok(_) => ("no process runs this file".to_owned(), format!("start it as `tiexec {shown}`")),
+        Err(error) if !is_missing(&error) => {
+            (format!("cannot look at the file: {}", Errno::of(&error)), "run it as root".to_owned())
+        }
+        Err(_) if path.components().count() == 1 => {
+            let cause =
+                format!("there is no file {shown} in this directory, and --exe takes a path");
+            (cause, "name the file by its path".to_owned())
+        }
+        Err(_) => ("there is no such file".to_owned(), "name a file that is there".to_owned()),
     };
     searched.message(&format!("that runs {shown}"), "--exe", &cause, &otherwise)
 }
