@@ -6,6 +6,7 @@ mod fixes;
 mod forbidden;
 mod gdb;
 mod inspect_doctor;
+mod limits;
 mod maps;
 mod narrow;
 mod perf;

@@ -59,11 +59,6 @@ impl Errno {
         Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }
 
-    /// Returns the number of an input or output error; EIO for one that has none.
-    pub fn of(error: &std::io::Error) -> Self {
-        error.raw_os_error().map_or(Self::IO, Self)
-    }
-
     /// Returns the symbol, such as `EPERM`, where it is one of those this project meets.
     pub const fn symbol(self) -> Option<&'static str> {
         Some(match self.0 {
@@ -123,10 +118,31 @@ impl fmt::Debug for Errno {
     }
 }
 
+impl From<std::io::Error> for Errno {
+    /// An error that the kernel did not answer is EIO.
+    fn from(error: std::io::Error) -> Self {
+        error.raw_os_error().map_or(Self::IO, Self)
+    }
+}
+
 impl From<rustix::io::Errno> for Errno {
     fn from(errno: rustix::io::Errno) -> Self {
         Self(errno.raw_os_error())
     }
+}
+
+/// Puts each error of the kernel that the standard library has put into `text` into the words of [`Errno`]:
+/// `No space left on device (os error 28)` becomes `no space left on device (ENOSPC)`.
+pub fn with_symbols(text: &str) -> String {
+    let mut done = text.to_owned();
+    for part in text.split("(os error ").skip(1) {
+        let number = part.split_once(')').and_then(|(number, _)| number.parse().ok());
+        if let Some(number) = number {
+            let words = std::io::Error::from_raw_os_error(number).to_string();
+            done = done.replace(&words, &Errno(number).to_string());
+        }
+    }
+    done
 }
 
 /// A system call that failed.

@@ -66,6 +66,14 @@ impl Failure {
         }
     }
 
+    /// Makes one of an error in starting a helper: this process has no descriptor left, or may have no other process.
+    pub fn unstarted(error: SysError) -> Self {
+        Self::of(match error.errno {
+            Errno::MFILE => FailureKind::FdLimit,
+            _ => FailureKind::ForkFailed,
+        })(error)
+    }
+
     /// Makes one of a refusal to be traced.
     pub fn denied(error: SysError) -> Self {
         Self::of(FailureKind::PtraceDenied)(Denied::new(error))
@@ -122,6 +130,13 @@ impl fmt::Display for Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_helper_that_gets_no_descriptor_meets_no_limit_on_processes() {
+        let reason = |errno| Failure::unstarted(SysError { call: "pipe", errno }).reason;
+        assert_eq!(reason(Errno::MFILE), FailureKind::FdLimit);
+        assert_eq!(reason(Errno::AGAIN), FailureKind::ForkFailed);
+    }
 
     #[test]
     fn a_failure_keeps_the_error_that_it_comes_from() {

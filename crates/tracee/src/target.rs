@@ -60,7 +60,10 @@ impl Target {
         let task = threads::list(&named, pid)
             .into_iter()
             .find(|&tid| threads::alive(&named, tid).is_some())
-            .ok_or_else(|| absent(pid).unwrap_or_else(gone))?;
+            .ok_or_else(|| {
+                let unread = || named.list("task").err().map(Failure::unreadable);
+                absent(pid).or_else(unread).unwrap_or_else(gone)
+            })?;
         let process =
             if task == pid { named } else { ProcDir::of(task).map_err(Failure::unreadable)? };
         let lock = lock(&process)?;
@@ -121,6 +124,10 @@ impl Target {
             return absent;
         }
         match alive(pid) {
+        // These say nothing about the process, and what follows from them would be wrong.
+        if failure.reason == FailureKind::FdLimit || procfs::is_foreign() {
+            return failure.of_process(pid);
+        }
             None if failure.reason != FailureKind::TargetGone => gone(),
             Some(_) if failure.reason == FailureKind::TargetGone => changed(),
             _ => failure.of_process(pid),

@@ -97,6 +97,7 @@ pub(super) fn report(pid: i32) -> Result<Report, u8> {
     let gone = SysError { call: "open(/proc/PID)", errno: Errno::NOENT };
     let found = Pid::from_raw(pid).ok_or(gone).and_then(|pid| Ok((pid, ProcDir::of(pid)?)));
     let (number, process) = found.map_err(refuse)?;
+    process.status().map_err(refuse)?;
     has_text("inspect", pid)?;
     let pages = thp::pages().ok_or_else(|| {
         warn("cannot inspect: the kernel has no transparent huge pages");

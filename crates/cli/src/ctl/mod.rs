@@ -25,8 +25,9 @@ use std::path::Path;
 
 use clap::Parser;
 use tiexec_core::escape::{self, AsShown};
+use tiexec_core::skip::{FailureKind, Reason};
 use tiexec_engine::output::{Output, Refusal};
-use tiexec_sys::{Errno, Pid, SysError};
+use tiexec_sys::{Errno, Pid, SysError, process, procfs};
 use tiexec_tracee::absence::Absence;
 
 use self::permission::Rights;
@@ -88,14 +89,28 @@ fn failed(doing: &str, pid: i32, error: SysError) -> u8 {
         (Errno::PERM | Errno::ACCES, "maps" | "smaps" | "readlink(/proc/PID/exe)") => {
             format!("{error}{}", Rights::own().cause_and_fix())
         }
-        _ => error.to_string(),
+        (errno, _) => format!(
+            "{error}{}",
+            limit(errno).map(|fix| format!("; fix: {fix}")).unwrap_or_default()
+        ),
     };
     let why = why.replace("/proc/PID", &format!("/proc/{pid}"));
     warn(format_args!("cannot {doing} process {pid}: {why}"));
     failed_status(error.errno)
 }
 
-/// Makes sure that a process has text: it has not ended, and is no thread of the kernel.
+/// Returns what lifts the limit of this process that a call has met, if it is one.
+fn limit(errno: Errno) -> Option<&'static str> {
+    let kind = match errno {
+        Errno::MFILE => FailureKind::FdLimit,
+        Errno::AGAIN => FailureKind::ForkFailed,
+        _ => return None,
+    };
+    Reason::from(kind).fix()
+}
+
+/// Makes sure that a process has text: it has not ended, and is no thread of the kernel. Its PID means the same process in
+/// `/proc`.
 ///
 /// # Errors
 /// The exit status for what has been said on stderr.

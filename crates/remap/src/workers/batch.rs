@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tiexec_core::skip::FailureKind;
 use tiexec_sys::process::{self, Fork};
 use tiexec_sys::process_name::Role;
-use tiexec_sys::{Pid, impersonate};
+use tiexec_sys::{Pid, SysError, impersonate};
 use tiexec_tracee::Failure;
 
 use super::output::Output;
@@ -113,11 +113,9 @@ impl Tracer {
     /// Forks it: it does `work`, which has the socket for its answers, and exits.
     fn fork(work: impl FnOnce(&mut UnixStream)) -> Result<Self, Failure> {
         let (answers, mut theirs) =
-            UnixStream::pair().map_err(Failure::of(FailureKind::ForkFailed))?;
-        let mut output = Output::new().map_err(Failure::of(FailureKind::ForkFailed))?;
-        match process::fork_single_threaded(Role::Tracer)
-            .map_err(Failure::of(FailureKind::ForkFailed))?
-        {
+            UnixStream::pair().map_err(SysError::of("socketpair")).map_err(Failure::unstarted)?;
+        let mut output = Output::new().map_err(Failure::unstarted)?;
+        match process::fork_single_threaded(Role::Tracer).map_err(Failure::unstarted)? {
             Fork::Parent(pid) => {
                 output.listen();
                 Ok(Self { pid, answers, output })
@@ -185,9 +183,9 @@ impl Aside {
     /// # Errors
     /// `fork_failed`.
     pub fn start(work: impl FnOnce(&mut UnixStream)) -> Result<Self, Failure> {
-        let failed = Failure::of(FailureKind::ForkFailed);
         let nowhere = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null");
-        let nowhere = nowhere.map_err(failed)?;
+        let nowhere =
+            nowhere.map_err(SysError::of("open(/dev/null)")).map_err(Failure::unstarted)?;
         let tracer = Tracer::fork(|answers| {
             // The hook of this process could restore the terminal.
             std::panic::set_hook(Box::new(|_| {}));
@@ -201,7 +199,7 @@ impl Aside {
                 let _it_ends = catch_unwind(AssertUnwindSafe(|| work(answers)));
             }
         })?;
-        tracer.answers.set_nonblocking(true).map_err(failed)?;
+        tracer.answers.set_nonblocking(true).map_err(Failure::of(FailureKind::ForkFailed))?;
         Ok(Self(tracer))
     }
 

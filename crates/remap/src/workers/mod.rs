@@ -197,9 +197,9 @@ impl Worker {
     /// Starts it: it does `work`, which has the other end of the socket, and exits.
     ///
     /// # Errors
-    /// `fork_failed`, as fork(2); EAGAIN if this process has more than one thread.
+    /// `fd_limit`; `fork_failed`, as fork(2): EAGAIN if this process has more than one thread.
     fn start(role: Role, task: &'static str, work: impl FnOnce(&Packets)) -> Result<Self, Failure> {
-        let failed = Failure::of(FailureKind::ForkFailed);
+        let failed = Failure::unstarted;
         let (packets, theirs) = seqpacket::pair().map_err(failed)?;
         match process::fork_single_threaded(role).map_err(failed)? {
             Fork::Parent(pid) => Ok(Self { pid, packets, task, lost: AtomicBool::new(false) }),

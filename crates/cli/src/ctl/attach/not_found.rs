@@ -90,9 +90,10 @@ pub(super) fn program(path: &Path) -> String {
             (cause, format!("start it as `tiexec {shown}`"))
         }
         Ok(_) => ("no process runs this file".to_owned(), format!("start it as `tiexec {shown}`")),
-        Err(error) if !is_missing(&error) => {
-            (format!("cannot look at the file: {}", Errno::of(&error)), "run it as root".to_owned())
-        }
+        Err(error) if !is_missing(&error) => (
+            format!("cannot look at the file: {}", Errno::from(error)),
+            "run it as root".to_owned(),
+        ),
         Err(_) if path.components().count() == 1 => {
             let cause =
                 format!("there is no file {shown} in this directory, and --exe takes a path");

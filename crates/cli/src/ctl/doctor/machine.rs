@@ -21,9 +21,10 @@ use tiexec_sys::memory::FillMapping;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::seccomp_trial::mm_map_size;
 use tiexec_sys::split_pages;
-use tiexec_sys::{SysError, areas, hugetlb, process, ptrace, thp};
+use tiexec_sys::{Errno, SysError, areas, hugetlb, process, ptrace, thp};
 use tiexec_tracee::handshake;
 
+use super::super::limit;
 use super::super::permission::Rights;
 use super::{Finding, Level};
 
@@ -86,11 +87,23 @@ fn looking(pages: Pages) -> Finding {
         return Finding::new(Level::Fail, "look", text).fix("mount -t proc proc /proc");
     }
     match ProcDir::this_process().and_then(|this| areas::look(&this, pages)) {
-        Err(error) => Finding::new(Level::Fail, "look", error).fix("mount /proc"),
+        Err(error) => unread("look", error),
         Ok(seen) if seen.smaps_for.is_some() => Finding::new(
             Level::Warn,
             "look",
             "no PAGEMAP_SCAN: while a process is looked at, it can map no memory, for 20 ms per GiB that it has",
+/// Says that this process cannot read about itself.
+fn unread(thing: &'static str, error: SysError) -> Finding {
+    let finding = Finding::new(Level::Fail, thing, error);
+    match error.errno {
+        Errno::NOENT => {
+            Finding::new(Level::Fail, thing, "/proc is not mounted, or not this PID namespace's")
+                .fix("mount -t proc proc /proc")
+        }
+        errno => Finding { fix: limit(errno).map(str::to_owned), ..finding },
+    }
+}
+
         )
         .fix("boot Linux 6.7 or newer"),
         Ok(_) => Finding::new(Level::Ok, "look", "PAGEMAP_SCAN: a process need not wait to be looked at"),
@@ -218,11 +231,14 @@ fn image(pages: Pages) -> Finding {
     };
     match attempt() {
         Ok(()) => Finding::new(Level::Ok, "image", "a memfd becomes a huge page"),
-        Err(error) if error.errno == tiexec_sys::Errno::NOMEM => {
+        Err(error) if error.errno == Errno::NOMEM => {
             Finding::new(Level::Fail, "image", format_args!("no free huge page: {error}"))
                 .fix("echo 1 > /proc/sys/vm/compact_memory")
         }
-        Err(error) => Finding::new(Level::Fail, "image", error).fix(IMAGE_NEEDS),
+        Err(error) => {
+            let fix = limit(error.errno).unwrap_or(IMAGE_NEEDS);
+            Finding::new(Level::Fail, "image", error).fix(fix)
+        }
     }
 }
 
@@ -336,14 +352,9 @@ fn attaching() -> Finding {
 /// Seizes a child, as a launch does.
 fn tracing() -> Finding {
     let scope = ptrace::yama_scope();
-    let this = ProcDir::this_process().and_then(|this| this.status());
-    let Ok(this) = this else {
-        return Finding::new(
-            Level::Fail,
-            "ptrace",
-            "/proc is not mounted, or not this PID namespace's",
-        )
-        .fix("mount -t proc proc /proc");
+    let this = match ProcDir::this_process().and_then(|this| this.status()) {
+        Ok(this) => this,
+        Err(error) => return unread("ptrace", error),
     };
     let tracer = this.tracer_pid;
     if tracer != 0 {
@@ -356,6 +367,9 @@ fn tracing() -> Finding {
     match handshake::try_seize() {
         Ok(()) => {
             let yama = scope.map_or("no Yama".to_owned(), |scope| {
+            if let Some(fix) = limit(error.errno) {
+                return finding.fix(fix);
+            }
                 format!("kernel.yama.ptrace_scope is {scope}")
             });
             Finding::new(Level::Ok, "ptrace", format_args!("a child can be seized ({yama})"))
@@ -399,7 +413,7 @@ fn memory() -> Finding {
             Err(failure) => Finding::new(Level::Warn, "memory", failure.detail)
                 .fix("raise memory.max (systemd: MemoryMax=)"),
         },
-        Err(error) => Finding::new(Level::Fail, "memory", error),
+        Err(error) => unread("memory", error),
     }
 }
 
