@@ -49,3 +49,12 @@ fn processes() {
         said.lines().find(|line| line.contains(" ptrace ")).unwrap_or_else(|| panic!("{said}"));
     assert!(line.contains("(EAGAIN); fix: raise the limit on processes (ulimit -u)"), "{line}");
 }
+
+#[test]
+fn address_space() {
+    let output = under("-v 20000", &["doctor"]);
+    let said = said(&output);
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
+    assert!(said.contains(" gain       not measured: "), "{said}");
+    assert!(said.contains("cannot allocate memory (ENOMEM)"), "{said}");
+}

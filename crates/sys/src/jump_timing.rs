@@ -46,7 +46,7 @@ pub fn measure(pages: Pages) -> Result<[JumpTimes; COPIES], SysError> {
     }
     let base = usize::try_from(pages.base.bytes())
         .map_err(|_overflow| SysError { call: "measure", errno: Errno::INVAL })?;
-    let (code, count) = chain(base);
+    let (code, count) = chain(base)?;
     // The other's code has been through the caches: a first run does not count.
     let time = |text: &Text| {
         text.run();
@@ -74,14 +74,22 @@ pub fn measure(pages: Pages) -> Result<[JumpTimes; COPIES], SysError> {
 
 /// Generates one jump on every page, each to another page in an order without pattern; the last one
 /// returns. The first is at byte 0.
-fn chain(page: usize) -> (Vec<u8>, usize) {
+///
+/// # Errors
+/// ENOMEM under a limit on address space.
+fn chain(page: usize) -> Result<(Vec<u8>, usize), SysError> {
     let count = LEN / page;
     let order = without_pattern(count);
     // Another cache line on each page, or all would fall into one set.
     let place = |page_index: usize| {
         page_index * page + if page_index == 0 { 0 } else { page_index % 61 * 64 }
     };
-    let mut code = arch::FILLER.repeat(LEN / arch::FILLER.len());
+    let mut code = Vec::new();
+    code.try_reserve_exact(LEN)
+        .map_err(|_none| SysError { call: "malloc", errno: Errno::NOMEM })?;
+    while code.len() < LEN {
+        code.extend_from_slice(arch::FILLER);
+    }
     let mut put = |at: usize, bytes: &[u8]| code[at..at + bytes.len()].copy_from_slice(bytes);
     for pair in order.windows(2) {
         let (from, to) = (place(pair[0]), place(pair[1]));
@@ -90,7 +98,7 @@ fn chain(page: usize) -> (Vec<u8>, usize) {
     if let Some(&last) = order.last() {
         put(place(last), arch::RETURN);
     }
-    (code, count)
+    Ok((code, count))
 }
 
 /// Generated code, mapped read and execute.
@@ -117,7 +125,7 @@ mod tests {
     #[test]
     fn the_chain_visits_every_page_once_and_returns() {
         let page = 4096;
-        let (code, count) = chain(page);
+        let (code, count) = chain(page).expect("memory");
         let (mut at, mut visited) = (0usize, std::collections::HashSet::new());
         loop {
             assert!(visited.insert(at / page), "page {} twice", at / page);

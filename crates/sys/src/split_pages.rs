@@ -82,7 +82,7 @@ pub fn measure(pages: Pages) -> Result<[LoadTimes; COPIES], SysError> {
     if len > MOST {
         return Err(wrong(Errno::NOSYS));
     }
-    let (near, far) = (chain(len, base, NEAR), chain(len, base, PLACES));
+    let (near, far) = (chain(len, base, NEAR)?, chain(len, base, PLACES)?);
     let copy = |bytes, huge| Chain::of(bytes, pages, huge);
     let unknown = f64::INFINITY;
     let mut all = [LoadTimes { near_ns: unknown, base_ns: unknown, huge_ns: unknown }; COPIES];
@@ -103,18 +103,25 @@ pub fn measure(pages: Pages) -> Result<[LoadTimes; COPIES], SysError> {
 
 /// Returns `len` bytes with a chain of `count` words in them, each on a page of its own and in another set of the
 /// cache than its neighbours. Each word says by how many bytes the next one lies further, with a carry beyond the end.
-fn chain(len: usize, base: usize, count: usize) -> Vec<u8> {
+///
+/// # Errors
+/// ENOMEM under a limit on address space.
+fn chain(len: usize, base: usize, count: usize) -> Result<Vec<u8>, SysError> {
     let lines = base / LINE;
     let places: Vec<usize> = without_pattern(count)
         .into_iter()
         .map(|index| index * APART * base + index % lines * LINE)
         .collect();
-    let mut bytes = vec![0; len];
+    let mut bytes = Vec::new();
+    bytes
+        .try_reserve_exact(len)
+        .map_err(|_none| SysError { call: "malloc", errno: Errno::NOMEM })?;
+    bytes.resize(len, 0);
     for (index, &place) in places.iter().enumerate() {
         let next = places[(index + 1) % count];
         bytes[place..place + 8].copy_from_slice(&(next as u64).to_ne_bytes());
     }
-    bytes
+    Ok(bytes)
 }
 
 /// A chain of loads, mapped for reading.
@@ -152,7 +159,7 @@ mod tests {
     fn the_chain_visits_each_place_once_and_comes_back() {
         let (len, base) = (8 << 20, 4096);
         for count in [NEAR, PLACES] {
-            let bytes = chain(len, base, count);
+            let bytes = chain(len, base, count).expect("memory");
             let (mut at, mut pages) = (0, std::collections::HashSet::new());
             while pages.insert(at / base) {
                 let word = bytes[at..at + 8].try_into().expect("eight bytes");
