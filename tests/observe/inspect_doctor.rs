@@ -262,6 +262,30 @@ fn doctor_names_a_proc_of_another_pid_namespace() {
     assert!(line(&said).is_none() && said.contains("PAGEMAP_SCAN"), "{said}");
 }
 
+/// A PID there means another process than in a system call.
+#[test]
+fn nothing_is_done_by_a_proc_of_another_pid_namespace() {
+    require!(is_root(), "not root");
+    for command in ["inspect", "doctor", "advise", "attach", "revert", "rules check"] {
+        let run = |before: &str| {
+            let script = format!("{before} \"$0\" {command} $$");
+            let front = ["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", &script];
+            let mut unshare = Command::new("unshare");
+            unshare.args(front).arg(support::tiexecctl()).env_remove("TIEXEC");
+            unshare.output().expect("unshare")
+        };
+        let refused = run("");
+        assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+        assert_eq!(out(&refused), "");
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        let (what, fix) = said.trim_end().split_once("; fix: ").expect("a fix");
+        let why = "process 1: proc_unavailable: /proc is that of another PID namespace";
+        assert!(what.ends_with(why), "{said}");
+        let done = run(&format!("{fix};"));
+        assert!(!String::from_utf8_lossy(&done.stderr).contains("proc_unavailable"), "{done:?}");
+    }
+}
+
 #[test]
 fn doctor_speaks_json() {
     let output = ctl(&["doctor", "--json"]);

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::Pid;
@@ -181,6 +181,20 @@ impl AsFd for ProcDir {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// The cause and the fix where [`is_foreign`].
+pub const FOREIGN: &str = "/proc is that of another PID namespace; fix: mount -t proc proc /proc";
+
+/// Returns whether `/proc` numbers processes otherwise than the PID namespace of this process does: a PID names one process
+/// there, and another one in a system call. This looks once. Neither can change as long as the process runs, except by a
+/// mount.
+pub fn is_foreign() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let this = std::fs::read_link("/proc/self");
+        this.is_ok_and(|this| this.as_os_str() != std::process::id().to_string().as_str())
+    })
 }
 
 /// Hands out the text of `/proc/PID/stat` of each process, in no order. It opens one file for each process and reads it once:

@@ -9,7 +9,7 @@ use tiexec_core::proc::maps::Vma;
 use tiexec_core::proc::status::{Credentials, Status};
 use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_sys::address_space::AddressSpace;
-use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::procfs::{self, ProcDir};
 use tiexec_sys::{Pid, c};
 
 use crate::absence::Absence;
@@ -49,11 +49,15 @@ impl Target {
     /// process may keep for ever. A later tracer then learns from the lock that this one is still at work.
     ///
     /// # Errors
-    /// `target_gone`; `not_selected` for a thread of the kernel; `ptrace_denied`; `fd_limit`; those of `lock`.
+    /// `target_gone`; `proc_unavailable` where `/proc` is that of another PID namespace; `not_selected` for a thread of the
+    /// kernel; `ptrace_denied`; `fd_limit`; those of `lock`.
     pub fn open<L>(
         pid: Pid,
         lock: impl FnOnce(&ProcDir) -> Result<L, Failure>,
     ) -> Result<(Self, L), Failure> {
+        if procfs::is_foreign() {
+            return Err(Failure::new(FailureKind::ProcUnavailable, procfs::FOREIGN));
+        }
         let named = ProcDir::of(pid)
             .map_err(|error| absent(pid).unwrap_or_else(|| Failure::unreadable(error)))?;
         let comm = named.status().map_err(Failure::unreadable)?.name.shown().to_string();
@@ -120,14 +124,14 @@ impl Target {
     /// Tells why a process could not even be opened: that it has ended, or executes another program, comes before what
     /// follows from it.
     pub fn cause_at_first_look(pid: Pid, failure: Failure) -> Failure {
-        if let Some(absent) = absent(pid) {
-            return absent;
-        }
-        match alive(pid) {
         // These say nothing about the process, and what follows from them would be wrong.
         if failure.reason == FailureKind::FdLimit || procfs::is_foreign() {
             return failure.of_process(pid);
         }
+        if let Some(absent) = absent(pid) {
+            return absent;
+        }
+        match alive(pid) {
             None if failure.reason != FailureKind::TargetGone => gone(),
             Some(_) if failure.reason == FailureKind::TargetGone => changed(),
             _ => failure.of_process(pid),

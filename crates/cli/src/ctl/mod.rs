@@ -116,6 +116,11 @@ fn limit(errno: Errno) -> Option<&'static str> {
 /// The exit status for what has been said on stderr.
 fn has_text(doing: &str, pid: i32) -> Result<(), u8> {
     let absence = Pid::from_raw(pid).map_or(Some(Absence::NoProcess), Absence::of);
+    if procfs::is_foreign() {
+        let reason = FailureKind::ProcUnavailable.as_str();
+        warn(format_args!("cannot {doing} process {pid}: {reason}: {}", procfs::FOREIGN));
+        return Err(exit::FAILED);
+    }
     let Some(absence) = absence else { return Ok(()) };
     warn(format_args!("cannot {doing} process {pid}: {absence}"));
     Err(match absence {

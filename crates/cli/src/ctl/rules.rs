@@ -22,9 +22,9 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, cgroup_namespace};
 
 use super::attach;
-use super::failed;
 use super::print;
 use super::warm;
+use super::{failed, has_text};
 use crate::exit;
 use crate::options::{AgentFiles, RulesCommand};
 use crate::stdio::warn;
@@ -115,11 +115,15 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
         }),
         Some(pids) => {
             for &pid in pids {
+                let number = pid.as_raw_nonzero().get();
+                if let Err(why) = has_text("look at", number) {
+                    status = why;
+                    continue;
+                }
                 let process = ProcDir::of(pid);
                 if process.as_ref().is_ok_and(|process| one(pid, process, true).is_some()) {
                     continue;
                 }
-                let number = pid.as_raw_nonzero().get();
                 let gone = SysError { call: "exe", errno: Errno::SRCH };
                 let error = process.and_then(|process| process.exe_path()).err().unwrap_or(gone);
                 status = failed("look at", number, error);

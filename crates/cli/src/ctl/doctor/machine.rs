@@ -18,7 +18,7 @@ use tiexec_remap::store::directory::Directory;
 use tiexec_remap::{headroom, pagecache};
 use tiexec_sys::jump_timing;
 use tiexec_sys::memory::FillMapping;
-use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::procfs::{self, ProcDir};
 use tiexec_sys::seccomp_trial::mm_map_size;
 use tiexec_sys::split_pages;
 use tiexec_sys::{Errno, SysError, areas, hugetlb, process, ptrace, thp};
@@ -74,15 +74,9 @@ fn kernel() -> Finding {
     Finding::new(Level::Ok, "kernel", text)
 }
 
-/// Returns whether `/proc` numbers processes otherwise than the PID namespace of this process does.
-fn proc_is_foreign() -> bool {
-    let this = std::fs::read_link("/proc/self");
-    this.is_ok_and(|this| this.as_os_str() != std::process::id().to_string().as_str())
-}
-
 /// Returns whether a process can be looked at without keeping it from anything.
 fn looking(pages: Pages) -> Finding {
-    if proc_is_foreign() {
+    if procfs::is_foreign() {
         let text = "/proc is that of another PID namespace: a PID means one process here, and another one there";
         return Finding::new(Level::Fail, "look", text).fix("mount -t proc proc /proc");
     }
@@ -92,6 +86,12 @@ fn looking(pages: Pages) -> Finding {
             Level::Warn,
             "look",
             "no PAGEMAP_SCAN: while a process is looked at, it can map no memory, for 20 ms per GiB that it has",
+        )
+        .fix("boot Linux 6.7 or newer"),
+        Ok(_) => Finding::new(Level::Ok, "look", "PAGEMAP_SCAN: a process need not wait to be looked at"),
+    }
+}
+
 /// Says that this process cannot read about itself.
 fn unread(thing: &'static str, error: SysError) -> Finding {
     let finding = Finding::new(Level::Fail, thing, error);
@@ -101,12 +101,6 @@ fn unread(thing: &'static str, error: SysError) -> Finding {
                 .fix("mount -t proc proc /proc")
         }
         errno => Finding { fix: limit(errno).map(str::to_owned), ..finding },
-    }
-}
-
-        )
-        .fix("boot Linux 6.7 or newer"),
-        Ok(_) => Finding::new(Level::Ok, "look", "PAGEMAP_SCAN: a process need not wait to be looked at"),
     }
 }
 
@@ -367,15 +361,15 @@ fn tracing() -> Finding {
     match handshake::try_seize() {
         Ok(()) => {
             let yama = scope.map_or("no Yama".to_owned(), |scope| {
-            if let Some(fix) = limit(error.errno) {
-                return finding.fix(fix);
-            }
                 format!("kernel.yama.ptrace_scope is {scope}")
             });
             Finding::new(Level::Ok, "ptrace", format_args!("a child can be seized ({yama})"))
         }
         Err(error) => {
             let finding = Finding::new(Level::Fail, "ptrace", error);
+            if let Some(fix) = limit(error.errno) {
+                return finding.fix(fix);
+            }
             match scope {
                 Some(3..) => finding
                     .fix("kernel.yama.ptrace_scope=3 holds until the next boot; set 1 in sysctl.d"),
