@@ -99,6 +99,10 @@ fn names_that_cannot_be_executed() {
     write_program(&at("crlf-interpreter"), b"#!/bin/sh\r\necho hello\r\n", 0o755);
     write_program(&at("nul-interpreter"), b"#!/bin/echo\0 hidden\n", 0o755);
     write_program(&at("relative-interpreter"), b"#!bin/sh\n", 0o755);
+    let done = Run::new(at("no-interpreter"), ["argument"]).output();
+    done.assert_code(127);
+    let says = ": its interpreter /nonexistent/interpreter is not there: no such file or directory (ENOENT)\n";
+    assert!(done.err().ends_with(says), "{done}");
     let fifo = at("fifo");
     assert!(
         support::child::tool(&["mkfifo", "-m", "755", &fifo.to_string_lossy()]).status.success()

@@ -17,7 +17,7 @@ use tiexec_core::skip::{Reason, SkipReason};
 use tiexec_engine::follow::companion::{self, Begun, Companion};
 use tiexec_engine::follow::{Follower, Patterns, obstacle, without_watch};
 use tiexec_engine::hottest;
-use tiexec_engine::launch::image_file::{is_executable, search};
+use tiexec_engine::launch::image_file::{is_executable, missing_interpreter, search};
 use tiexec_engine::launch::{Caller, Launch, Start, Told};
 use tiexec_engine::output::write_briefly;
 use tiexec_remap::Failure;
@@ -323,7 +323,13 @@ impl Launcher {
     }
 
     fn not_executed(&self, errno: Errno) -> u8 {
-        warn(format_args!("cannot run {}: {errno}", self.name().shown()));
+        // The kernel says the same of a missing program and of a missing interpreter.
+        let missing = || missing_interpreter(&search(self.name())?);
+        let missing = if errno == Errno::NOENT { missing() } else { None };
+        let missing = missing.map_or(String::new(), |path| {
+            format!("its interpreter {} is not there: ", path.shown())
+        });
+        warn(format_args!("cannot run {}: {missing}{errno}", self.name().shown()));
         if errno == Errno::NOENT { exit::NOT_FOUND } else { exit::CANNOT_EXECUTE }
     }
 }

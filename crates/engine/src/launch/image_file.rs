@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use tiexec_core::elf::{ElfError, ElfFacts, ElfHeader};
+use tiexec_core::elf::{ElfError, ElfFacts, ElfHeader, interpreter_part};
 use tiexec_core::script;
 use tiexec_core::skip::SkipReason;
 
@@ -104,6 +104,43 @@ fn judge_elf(path: PathBuf, file: &File, meta: &std::fs::Metadata, prefix: &[u8]
         return Verdict::Plain(SkipReason::PrivilegedImage);
     }
     Verdict::Treat(Image { path, facts })
+}
+
+/// Returns the interpreter that the file at `path` names and that is not there: that of its `#!` line, or its `ld.so`.
+pub fn missing_interpreter(path: &Path) -> Option<PathBuf> {
+    let mut path = path.to_owned();
+    for _ in 0..=script::MAX_DEPTH {
+        // To open a device would do something to it.
+        let file = path.metadata().ok()?.is_file().then(|| open(&path))?.ok()?;
+        let mut prefix = vec![0; PREFIX];
+        let len = read_up_to(&file, &mut prefix, 0).ok()?;
+        prefix.truncate(len);
+        let is_script = script::interpreter(&prefix).map(<[u8]>::to_vec);
+        let next = match &is_script {
+            Some(next) => next.clone(),
+            None => elf_interpreter(&file, &prefix)?,
+        };
+        let next = PathBuf::from(OsStr::from_bytes(&next));
+        if !next.exists() {
+            return Some(next);
+        }
+        is_script?;
+        path = next;
+    }
+    None
+}
+
+/// Reads the path of the `ld.so` that an ELF file names.
+fn elf_interpreter(file: &File, prefix: &[u8]) -> Option<Vec<u8>> {
+    let header = ElfHeader::parse(prefix).ok()?;
+    let table = program_headers(file, &header, prefix).ok()?;
+    let part = interpreter_part(&header, &table)?;
+    // The kernel takes no path that is longer (`load_elf_binary` in `fs/binfmt_elf.c`).
+    let len = usize::try_from(part.end - part.start).ok().filter(|&len| len <= PREFIX)?;
+    let mut interpreter = vec![0; len];
+    let read = read_up_to(file, &mut interpreter, part.start).ok()?;
+    interpreter.truncate(read);
+    Some(interpreter.split(|&byte| byte == 0).next()?.to_vec())
 }
 
 /// Opens a file for reading; does not wait at a FIFO.
