@@ -78,3 +78,17 @@ fn programs_by_their_files_as_another_user() {
     assert!(said.ends_with("; fix: name the file of a program\n"), "{said}");
     held.finish().assert_code(7);
 }
+
+/// It would stay for as long as a process lives that it may never touch.
+#[test]
+fn following_ends_with_an_attach_that_is_forbidden() {
+    require!(is_root(), "becoming another user needs root");
+    let public = Public::new();
+    let ctl = public.add(tiexecctl(), "tiexecctl", 0o755);
+    let held = held(&small("hold", Kind::DynamicNoPie));
+    let words = ["attach", "--follow", &held.pid().to_string()];
+    let done = Run::new(&ctl, words).plain().behind(NOBODY).output();
+    done.assert_code(5);
+    assert!(done.err().contains("ptrace_denied"), "{done}");
+    held.finish().assert_code(7);
+}

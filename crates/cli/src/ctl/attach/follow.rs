@@ -8,8 +8,9 @@ use tiexec_engine::follow::{Follower, Patterns, Tell, without_watch};
 use tiexec_remap::images::Images;
 use tiexec_remap::workers::Pool;
 use tiexec_sys::perf_watch::{Heirs, Watch};
-use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::procfs::{self, ProcDir};
 use tiexec_sys::{Pid, process};
+use tiexec_tracee::absence::Absence;
 use tiexec_tracee::threads;
 
 use super::each;
@@ -48,12 +49,20 @@ pub(super) fn stay(
     let mut images = Images::default();
     let one = |pid, pool: &mut Pool| first(pid, &mut images, pool);
     let status = each("attach to", &all, false, one);
-    if status != exit::GONE
+    if !failed_for_good(&all, settings, status)
         && let Some(follower) = Follower::new(settings, &all, watch, images, tell)
     {
         follower.run(end);
     }
     status
+}
+
+/// Returns whether no later attach to any of the processes can succeed.
+fn failed_for_good(all: &[Pid], settings: &Settings, status: u8) -> bool {
+    matches!(status, exit::GONE | exit::NOT_PERMITTED)
+        || settings.is_off()
+        || procfs::is_foreign()
+        || all.iter().all(|&pid| Absence::of(pid).is_some())
 }
 
 /// Watches every thread of the processes and, to `follow`, of their descendants.
