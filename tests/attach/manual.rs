@@ -446,10 +446,26 @@ fn switched_off_it_touches_nothing() {
         done.assert_code(1);
         let says = "disabled: /etc/tiexec/disabled is there; fix: rm /etc/tiexec/disabled";
         assert!(done.err().contains(says), "{done}");
-        let done = started(&["env", "TIEXEC=off"], binary, args).finish();
+        // Each source has its own fix.
+        for off in ["TIEXEC=off", "TIEXEC=OFF", "TIEXEC=backing=off"] {
+            let done = started(&["env", off], binary, args).finish();
+            done.assert_code(1);
+            let says = "disabled: by TIEXEC in the environment; fix: unset TIEXEC\n";
+            assert!(done.err().ends_with(says), "{done}");
+        }
+        let option = [args, &["--backing=off"]].concat();
+        let done = started(&[], binary, &option).finish();
         done.assert_code(1);
-        let says = "/etc/tiexec/config; fix: leave out --backing off and TIEXEC=off";
-        assert!(done.err().contains(says), "{done}");
+        let says = "disabled: by --backing off; fix: leave out --backing off\n";
+        assert!(done.err().ends_with(says), "{done}");
+        let script = "mount -t tmpfs none /etc; mkdir /etc/tiexec; echo off >/etc/tiexec/config; \
+            exec \"$@\"";
+        let mut configured = PRIVATELY.to_vec();
+        configured.extend(["sh", "-ec", script, "sh"]);
+        let done = started(&configured, binary, args).finish();
+        done.assert_code(1);
+        let says = "by /etc/tiexec/config; fix: remove off from /etc/tiexec/config\n";
+        assert!(done.err().ends_with(says), "{done}");
     }
     assert_untouched(held.pid(), &before);
     // Off means no new ones. The way back stays open.

@@ -1,6 +1,6 @@
 //! The settings of a launch or an attach: from the command line, the environment, the configuration file and the kill switch.
 
-use tiexec_core::config::Settings;
+use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_engine::settings::Surroundings;
 
 use crate::memory_options;
@@ -21,4 +21,18 @@ pub(crate) fn settings(options: LaunchSettings) -> Result<Settings, String> {
     }
     memory_options::check(page_size, numa, &settings)?;
     Ok(settings)
+}
+
+/// Returns which source has switched TiExec off, and the fix. `option` is the backing that the command line names.
+pub(crate) fn switched_off_by(option: Option<BackingChoice>) -> &'static str {
+    if option == Some(BackingChoice::Off) {
+        return "by --backing off; fix: leave out --backing off";
+    }
+    let mut environment = Settings::default();
+    let _malformed = environment.take_environment(&std::env::var("TIEXEC").unwrap_or_default());
+    // An option overrules the backing of a source, and not its `off`.
+    if environment.off || environment.backing == BackingChoice::Off && option.is_none() {
+        return "by TIEXEC in the environment; fix: unset TIEXEC";
+    }
+    "by /etc/tiexec/config; fix: remove off from /etc/tiexec/config"
 }

@@ -22,7 +22,6 @@ use tiexec_engine::hottest::Hot;
 use tiexec_engine::locked_target::{LONGEST, LockedTarget, carry_out, look_for_text_of_ours};
 use tiexec_engine::policy::{policy, too_large};
 use tiexec_engine::sampling::refusal;
-use tiexec_engine::settings::CONFIG_FILE;
 use tiexec_engine::switched_off::{FILE as SWITCHED_OFF, is_switched_off};
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{Attached, Reverted, revert};
@@ -275,9 +274,8 @@ fn attach_one(
         let by = if is_switched_off() {
             format!("{SWITCHED_OFF} is there; fix: rm {SWITCHED_OFF}")
         } else {
-            format!(
-                "by --backing, TIEXEC or {CONFIG_FILE}; fix: leave out --backing off and TIEXEC=off"
-            )
+            let option = options.text.backing;
+            settings::switched_off_by(option).to_owned()
         };
         return failed("attach to", pid, &Failure::new(SkipReason::Disabled, by));
     }
