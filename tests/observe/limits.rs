@@ -58,3 +58,19 @@ fn address_space() {
     assert!(said.contains(" gain       not measured: "), "{said}");
     assert!(said.contains("cannot allocate memory (ENOMEM)"), "{said}");
 }
+
+#[test]
+fn errors_of_files_have_symbols() {
+    for words in [
+        &["report", "-o", "/dev/full", "1"][..],
+        &["report", "/nonexistent/bench.json"],
+        &["install-to", "/proc/no"],
+        &["advise", "--", "/nonexistent/program"],
+        &["bench", "--", "/nonexistent/program"],
+    ] {
+        let output = under("-c 0", words);
+        assert!(!said(&output).contains("os error"), "{words:?}: {output:?}");
+    }
+    let output = under("-c 0", &["report", "/nonexistent/bench.json"]);
+    assert!(said(&output).contains("no such file or directory (ENOENT)"), "{output:?}");
+}

@@ -19,7 +19,7 @@ use sd_notify::NotifyState;
 use tiexec_core::escape::AsShown;
 use tiexec_engine::identity::Identity;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, cgroup_namespace, interrupt, pidfd, process};
+use tiexec_sys::{Pid, cgroup_namespace, interrupt, pidfd, process, with_symbols};
 
 use crate::canary::{Canaries, Member, TakenBack};
 use crate::decide::age;
@@ -346,7 +346,7 @@ impl<'a> Agent<'a> {
     }
 
     fn say(&mut self, level: Level, text: &str) {
-        (self.log)(level, text);
+        (self.log)(level, &with_symbols(text));
     }
 
     /// Says it unless it was what was said last of this.

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use clap::error::ContextValue;
 use tiexec_core::escape::AsShown;
 use tiexec_engine::output::write_briefly;
+use tiexec_sys::with_symbols;
 
 use crate::fold::{folded_message, width};
 
@@ -20,6 +21,7 @@ pub fn speak_as(name: &'static str) {
 /// Writes `tiexec: MESSAGE` and a line end, in one write, so that lines of several processes do not
 /// mix.
 pub fn warn(message: impl Display) {
+    let message = with_symbols(&message.to_string());
     let line = format!("{}: {message}", NAME.get().unwrap_or(&"tiexec"));
     let stderr = std::io::stderr();
     let _nobody_listens = write_briefly(&stderr, &(folded_message(&line, width(&stderr)) + "\n"));

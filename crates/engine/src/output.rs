@@ -17,6 +17,7 @@ use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno as RawErrno;
 use tiexec_core::escape;
 use tiexec_sys::process::without_write_signals;
+use tiexec_sys::with_symbols;
 use tiexec_sys::{Errno, random};
 
 /// Why nothing can be written there.
@@ -37,7 +38,7 @@ impl From<RawErrno> for Refusal {
 
 impl From<io::Error> for Refusal {
     fn from(error: io::Error) -> Self {
-        Self(error.to_string())
+        Self(with_symbols(&error.to_string()))
     }
 }
 

@@ -178,6 +178,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn errors_of_the_standard_library_get_their_symbols() {
+        let two = [libc::ENOSPC, libc::ENOENT].map(std::io::Error::from_raw_os_error);
+        let text = format!("cannot write a: {}; b: {}; c (os error x)", two[0], two[1]);
+        assert_eq!(
+            with_symbols(&text),
+            "cannot write a: no space left on device (ENOSPC); b: no such file or directory (ENOENT); c (os error x)"
+        );
+        assert_eq!(with_symbols("plain"), "plain");
+    }
+
+    #[test]
     fn errors_say_call_words_and_symbol() {
         let error = SysError { call: "ptrace(PTRACE_SEIZE)", errno: Errno::PERM };
         assert_eq!(error.to_string(), "ptrace(PTRACE_SEIZE): operation not permitted (EPERM)");

@@ -53,7 +53,7 @@ pub mod usage;
 pub use arch::processor;
 #[cfg(target_arch = "x86_64")]
 pub use arch::xsave;
-pub use error::{Errno, SysError};
+pub use error::{Errno, SysError, with_symbols};
 pub use rustix::process::Pid;
 
 /// Signal numbers and wait flags, as the C headers spell them.

@@ -17,6 +17,7 @@ use crate::options::Targets;
 use tiexec_core::escape;
 use tiexec_engine::locked_target::LOOKING;
 use tiexec_sys::Pid;
+use tiexec_sys::with_symbols;
 
 /// How good a finding is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -58,7 +59,7 @@ struct Finding {
 
 impl Finding {
     fn new(level: Level, thing: &'static str, finding: impl fmt::Display) -> Self {
-        Self { level, thing, finding: finding.to_string(), fix: None }
+        Self { level, thing, finding: with_symbols(&finding.to_string()), fix: None }
     }
 
     fn fix(self, fix: impl fmt::Display) -> Self {
