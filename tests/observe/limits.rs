@@ -60,6 +60,54 @@ fn address_space() {
 }
 
 #[test]
+fn file_size() {
+    let held = held(&small("hold", Kind::DynamicNoPie));
+    let pid = held.pid().to_string();
+    let dir = tempfile::tempdir().expect("a directory");
+    let page = dir.path().join("page.html").display().to_string();
+    let json = dir.path().join("bench.json").display().to_string();
+    let bench = [
+        "bench",
+        "-r",
+        "4",
+        "-w",
+        "0",
+        "--option=--backing=off",
+        "--export-json",
+        &json,
+        "--",
+        "true",
+    ];
+    for words in [&["report", "--duration", "100ms", "-o", &page, &pid][..], &bench] {
+        let output = under("-f 0", words);
+        let said = said(&output);
+        // An idle process has nothing to report on.
+        if !said.contains("nothing to sample") {
+            assert!(said.contains("file too large (EFBIG)"), "{output:?}");
+        }
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+    }
+    let script = format!("ulimit -f 0; \"$0\" inspect {pid} > {page}");
+    let output =
+        Command::new("bash").args(["-c", &script]).arg(tiexecctl()).output().expect("bash");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(said(&output).contains("standard output: file too large (EFBIG)"), "{output:?}");
+    held.finish().assert_code(7);
+}
+
+/// A program that a command starts has the default: it is killed.
+#[test]
+fn file_size_of_a_program_that_is_measured() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let out = dir.path().join("out");
+    let script = format!("echo too much > {}", out.display());
+    let words =
+        ["bench", "-r", "4", "-w", "0", "--option=--backing=off", "--", "bash", "-c", &script];
+    let output = under("-f 0", &words);
+    assert!(said(&output).contains("signal: 25"), "{output:?}");
+}
+
+#[test]
 fn errors_of_files_have_symbols() {
     for words in [
         &["report", "-o", "/dev/full", "1"][..],

@@ -270,6 +270,25 @@ pub fn without_write_signals<T>(write: impl FnOnce() -> T) -> T {
     result
 }
 
+/// Makes SIGXFSZ harmless to this process: beyond the limit on file sizes a call answers EFBIG, and nobody is killed. An exec
+/// gives the default back (signal(7)), so a program that this process starts is not affected. A signal that is ignored
+/// already stays ignored, for such a program too.
+pub fn survive_file_size_limit() {
+    extern "C" fn nothing(_signal: libc::c_int) {}
+    // SAFETY: sigaction is plain data, for which all zero bytes are the default.
+    let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: `before` is live; a null pointer changes nothing.
+    let known = unsafe { libc::sigaction(libc::SIGXFSZ, std::ptr::null(), &raw mut before) } == 0;
+    if !known || before.sa_sigaction != libc::SIG_DFL {
+        return;
+    }
+    let mut action = before;
+    action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
+    action.sa_flags = libc::SA_RESTART;
+    // SAFETY: the action is live, and its handler does nothing, which is safe at any moment.
+    unsafe { libc::sigaction(libc::SIGXFSZ, &raw const action, std::ptr::null_mut()) };
+}
+
 /// Raises this process's own limit on file sizes as far as it may: a memfd is a file.
 pub fn lift_file_size_limit() {
     lift(rustix::process::Resource::Fsize);

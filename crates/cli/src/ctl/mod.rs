@@ -39,6 +39,7 @@ use crate::stdio::warn;
 /// Runs `tiexecctl`; returns its exit status.
 pub fn run() -> u8 {
     crate::stdio::speak_as("tiexecctl");
+    process::survive_file_size_limit();
     let ctl = match Ctl::try_parse() {
         Ok(ctl) => ctl,
         Err(error) => {
@@ -115,12 +116,12 @@ fn limit(errno: Errno) -> Option<&'static str> {
 /// # Errors
 /// The exit status for what has been said on stderr.
 fn has_text(doing: &str, pid: i32) -> Result<(), u8> {
-    let absence = Pid::from_raw(pid).map_or(Some(Absence::NoProcess), Absence::of);
     if procfs::is_foreign() {
         let reason = FailureKind::ProcUnavailable.as_str();
         warn(format_args!("cannot {doing} process {pid}: {reason}: {}", procfs::FOREIGN));
         return Err(exit::FAILED);
     }
+    let absence = Pid::from_raw(pid).map_or(Some(Absence::NoProcess), Absence::of);
     let Some(absence) = absence else { return Ok(()) };
     warn(format_args!("cannot {doing} process {pid}: {absence}"));
     Err(match absence {
@@ -167,9 +168,10 @@ fn print(text: &str) -> u8 {
     use std::io::Write;
     let mut stdout = std::io::stdout();
     let text = folded(text, width(&stdout));
-    match stdout.write_all(escape::lines(&text).as_bytes()) {
+    let text = escape::lines(&text);
+    match stdout.write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            warn(format_args!("cannot write: {error}"));
+            warn(format_args!("cannot write to standard output: {error}"));
             exit::FAILED
         }
         _ => exit::OK,
