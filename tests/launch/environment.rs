@@ -24,7 +24,7 @@ fn the_environment_does_what_options_do() {
     assert!(is_treated(&hold()));
     assert!(is_treated(&hold().env("TIEXEC", "")));
     assert!(is_treated(&hold().env("TIEXEC", "backing=image,deadline=5s")));
-    for off in ["off", "backing=off", "backing=off,deadline=1s", "deadline=1s,off"] {
+    for off in ["off", "backing=off", "backing=off,deadline=1s", "deadline=1s,off", "OFF"] {
         assert!(!is_treated(&hold().env("TIEXEC", off)), "TIEXEC={off}");
     }
     let dir = tempfile::tempdir().expect("a directory");
@@ -34,6 +34,15 @@ fn the_environment_does_what_options_do() {
     let silent =
         Run::new(program("hold", Kind::DynamicPie), ["7"]).env("TIEXEC", "quiet=1,deadline=0ms");
     assert!(!is_treated(&silent));
+}
+
+#[test]
+fn options_without_a_meaning_are_125() {
+    for options in [["-f", "--only=["], ["-f", "--except=["], ["-v", "--until-exec="]] {
+        let done = Run::new("/bin/true", [""; 0]).options(options).output();
+        done.assert_code(125);
+        assert!(done.out().is_empty() && done.err().contains(&options[1][..6]), "{done}");
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
 use tiexec_core::addr::PageSize;
 use tiexec_core::budget::Budget;
@@ -11,6 +12,7 @@ use tiexec_core::config::{BackingChoice, Edges, Settings};
 use tiexec_core::numa::Numa;
 use tiexec_core::select::Select;
 use tiexec_core::value::{parse_bytes, parse_duration, parse_page_size, parse_positive_duration};
+use tiexec_engine::follow::Patterns;
 use tiexec_remap::store::setup::Size;
 
 /// The headings of the options.
@@ -78,7 +80,7 @@ pub struct LaunchSettings {
     pub json: bool,
 
     /// Follow the process through its execs until it executes NAME, and treat that program
-    #[arg(long, help_heading = AFTER_START, value_name = "NAME", require_equals = true)]
+    #[arg(long, help_heading = AFTER_START, value_name = "NAME", require_equals = true, value_parser = NonEmptyStringValueParser::new())]
     pub until_exec: Option<String>,
 
     /// The programs that come of it, too.
@@ -186,11 +188,11 @@ pub struct AfterStart {
 
     /// With --follow, treat only programs, PROGRAM included, whose path matches GLOB, such as '*/cc1plus'; a GLOB
     /// without a slash is compared with the file name
-    #[arg(long, help_heading = AFTER_START, value_name = "GLOB", requires = "follow")]
+    #[arg(long, help_heading = AFTER_START, value_name = "GLOB", requires = "follow", value_parser = parse_pattern)]
     pub only: Vec<String>,
 
     /// With --follow, treat no program whose path, or file name, matches GLOB
-    #[arg(long, help_heading = AFTER_START, value_name = "GLOB", requires = "follow")]
+    #[arg(long, help_heading = AFTER_START, value_name = "GLOB", requires = "follow", value_parser = parse_pattern)]
     pub except: Vec<String>,
 }
 
@@ -602,6 +604,11 @@ pub enum CanaryCommand {
         #[arg(long)]
         json: bool,
     },
+}
+
+fn parse_pattern(text: &str) -> Result<String, String> {
+    let text = text.to_owned();
+    Patterns::new(std::slice::from_ref(&text), &[]).map(|_is_one| text)
 }
 
 fn parse_keep_above(text: &str) -> Result<f64, String> {

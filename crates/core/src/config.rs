@@ -233,14 +233,16 @@ impl Settings {
             Some((key, value)) => (key.trim(), Some(value.trim())),
             None => (item, None),
         };
-        let flag = || match value {
+        let lower = value.map(str::to_ascii_lowercase);
+        let flag = || match lower.as_deref() {
             None | Some("1" | "yes" | "true" | "on") => Ok(true),
             Some("0" | "no" | "false" | "off") => Ok(false),
-            Some(other) => Err(ValueError::new("yes or no", other)),
+            Some(_) => Err(ValueError::new("yes or no", value.unwrap_or_default())),
         };
         let needed = || value.filter(|value| !value.is_empty()).ok_or("a value is missing");
         match key {
-            "off" => self.off = flag()?,
+            // A kill switch counts as it is meant, also as OFF.
+            _ if key.eq_ignore_ascii_case("off") => self.off = flag()?,
             "backing" => self.backing = needed()?.parse()?,
             "edges" => self.edges.edges = needed()?.parse()?,
             "pad-threshold" => self.edges.pad_threshold = parse_bytes(needed()?)?,
@@ -337,7 +339,7 @@ mod tests {
 
     #[test]
     fn both_ways_of_saying_off() {
-        for value in ["off", "backing=off", "off=1"] {
+        for value in ["off", "backing=off", "off=1", "OFF", "Off=Yes"] {
             assert!(of(value).is_off(), "{value}");
         }
         assert!(!of("off=0").is_off());
