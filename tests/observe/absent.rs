@@ -4,7 +4,7 @@ use std::process::Command;
 
 use support::attaching::ctl;
 use support::child::{eventually, state};
-use support::require;
+use support::{Kind, Run, program, require};
 
 /// Runs each command that takes a PID, and asserts its words and its status.
 fn every_command_says(pid: i32, cause: &str, status: i32) {
@@ -51,4 +51,19 @@ fn a_kernel_thread() {
     let is_there = std::fs::read_to_string("/proc/2/comm").is_ok_and(|name| name == "kthreadd\n");
     require!(is_there, "this PID namespace shows no thread of the kernel");
     every_command_says(2, "it is a kernel thread: it has no text", 1);
+}
+
+/// `/proc/PID` shows nothing of it, and its other threads go on.
+#[test]
+fn a_process_without_its_first_thread_is_there() {
+    let held = Run::new(program("situations", Kind::DynamicPie), ["leader"]).plain().hold();
+    let pid = held.pid();
+    eventually("the first thread has ended", || state(pid) == Some('Z'));
+    for command in ["inspect", "doctor"] {
+        let done = ctl([command, &pid.to_string()]);
+        done.assert_code(0).assert_silent();
+        assert!(!done.out().contains("text 0.0 MiB"), "{done}");
+        assert!(!done.out().contains(" 0.0 MiB, 0.0 MiB of it huge"), "{done}");
+    }
+    held.finish().assert_code(7);
 }

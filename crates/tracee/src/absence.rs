@@ -27,7 +27,7 @@ impl Absence {
             Err(error) => return (error.errno == Errno::NOENT).then_some(Self::NoProcess),
         };
         // A first thread that has ended stays as a zombie while others run.
-        if threads::list(&process, pid).iter().any(|&tid| threads::alive(&process, tid).is_some()) {
+        if threads::first_alive(&process, pid).is_some() {
             return None;
         }
         match process.read("stat") {

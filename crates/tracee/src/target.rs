@@ -61,13 +61,10 @@ impl Target {
         let named = ProcDir::of(pid)
             .map_err(|error| absent(pid).unwrap_or_else(|| Failure::unreadable(error)))?;
         let comm = named.status().map_err(Failure::unreadable)?.name.shown().to_string();
-        let task = threads::list(&named, pid)
-            .into_iter()
-            .find(|&tid| threads::alive(&named, tid).is_some())
-            .ok_or_else(|| {
-                let unread = || named.list("task").err().map(Failure::unreadable);
-                absent(pid).or_else(unread).unwrap_or_else(gone)
-            })?;
+        let task = threads::first_alive(&named, pid).ok_or_else(|| {
+            let unread = || named.list("task").err().map(Failure::unreadable);
+            absent(pid).or_else(unread).unwrap_or_else(gone)
+        })?;
         let process =
             if task == pid { named } else { ProcDir::of(task).map_err(Failure::unreadable)? };
         let lock = lock(&process)?;

@@ -98,6 +98,11 @@ pub fn alive(process: &ProcDir, tid: Pid) -> Option<Status> {
     status_of(process, tid).filter(|status| status.has_mm)
 }
 
+/// Returns the first thread of `pid` that has not ended. `/proc/PID` shows nothing of a process whose first thread has.
+pub fn first_alive(process: &ProcDir, pid: Pid) -> Option<Pid> {
+    list(process, pid).into_iter().find(|&tid| alive(process, tid).is_some())
+}
+
 fn status_of(process: &ProcDir, tid: Pid) -> Option<Status> {
     let file = format!("task/{}/status", tid.as_raw_nonzero());
     Some(status::parse(&process.read_as(&file, "status").ok()?))

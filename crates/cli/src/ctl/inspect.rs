@@ -5,11 +5,10 @@ use tiexec_core::escape;
 use tiexec_core::report::{Report, SCHEMA, percent};
 use tiexec_engine::locked_target::LOOKING;
 use tiexec_remap::{inspect, workers};
-use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, thp};
 
 use super::attach::{self, targets, together};
-use super::{failed, has_text, print};
+use super::{failed, has_text, print, thread_with_text};
 use crate::exit;
 use crate::options::Targets;
 use crate::stdio::warn;
@@ -95,7 +94,7 @@ pub(super) fn run(selected: &Targets, json: bool) -> u8 {
 pub(super) fn report(pid: i32) -> Result<Report, u8> {
     let refuse = |error| failed("inspect", pid, error);
     let gone = SysError { call: "open(/proc/PID)", errno: Errno::NOENT };
-    let found = Pid::from_raw(pid).ok_or(gone).and_then(|pid| Ok((pid, ProcDir::of(pid)?)));
+    let found = Pid::from_raw(pid).ok_or(gone).and_then(|pid| Ok((pid, thread_with_text(pid)?)));
     let (number, process) = found.map_err(refuse)?;
     process.status().map_err(refuse)?;
     has_text("inspect", pid)?;

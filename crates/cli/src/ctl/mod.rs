@@ -27,8 +27,10 @@ use clap::Parser;
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::skip::{FailureKind, Reason};
 use tiexec_engine::output::{Output, Refusal};
+use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, process, procfs};
 use tiexec_tracee::absence::Absence;
+use tiexec_tracee::threads;
 
 use self::permission::Rights;
 use crate::exit;
@@ -128,6 +130,15 @@ fn has_text(doing: &str, pid: i32) -> Result<(), u8> {
         Absence::NoProcess | Absence::Zombie => exit::GONE,
         Absence::KernelThread => exit::FAILED,
     })
+}
+
+/// Opens the directory of a process's first thread that has not ended.
+fn thread_with_text(pid: Pid) -> Result<ProcDir, SysError> {
+    let process = ProcDir::of(pid)?;
+    match threads::first_alive(&process, pid) {
+        Some(tid) if tid != pid => ProcDir::of(tid),
+        _ => Ok(process),
+    }
 }
 
 /// Returns the exit status for what the kernel has answered.

@@ -16,13 +16,13 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, areas, ptrace, thp};
 
 use super::super::permission::Rights;
-use super::super::{failed, has_text};
+use super::super::{failed, has_text, thread_with_text};
 use super::{Finding, Level};
 
 pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
     let gone = SysError { call: "open(/proc/PID)", errno: Errno::NOENT };
     let refuse = |error| failed("examine", pid, error);
-    let process = Pid::from_raw(pid).ok_or(gone).and_then(ProcDir::of).map_err(refuse)?;
+    let process = Pid::from_raw(pid).ok_or(gone).and_then(thread_with_text).map_err(refuse)?;
     let status = process.status().map_err(refuse)?;
     let name = status.name.shown().to_string();
     has_text("examine", pid)?;
