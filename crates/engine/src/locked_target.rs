@@ -15,7 +15,7 @@ use tiexec_remap::lock::Lock;
 use tiexec_remap::mapped;
 use tiexec_remap::policy::Policy;
 use tiexec_remap::workers::{self, Pool, Workers};
-use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::procfs::{self, ProcDir};
 use tiexec_sys::{Pid, process, thp};
 use tiexec_tracee::executor::Local;
 use tiexec_tracee::target::Target;
@@ -62,6 +62,10 @@ impl LockedTarget {
     }
 
     fn open_as_seen(pid: Pid, pool: &mut Pool) -> Result<Self, Failure> {
+        // Not in `this_process`, which has another check: a seccomp filter may kill for the call.
+        if procfs::is_foreign() {
+            return Err(Failure::new(FailureKind::ProcUnavailable, procfs::FOREIGN));
+        }
         let (target, lock) = Target::open(pid, |process| {
             thp::pages().ok_or_else(unsupported)?;
             Lock::take(process)

@@ -49,15 +49,11 @@ impl Target {
     /// process may keep for ever. A later tracer then learns from the lock that this one is still at work.
     ///
     /// # Errors
-    /// `target_gone`; `proc_unavailable` where `/proc` is that of another PID namespace; `not_selected` for a thread of the
-    /// kernel; `ptrace_denied`; `fd_limit`; those of `lock`.
+    /// `target_gone`; `not_selected` for a thread of the kernel; `ptrace_denied`; `fd_limit`; those of `lock`.
     pub fn open<L>(
         pid: Pid,
         lock: impl FnOnce(&ProcDir) -> Result<L, Failure>,
     ) -> Result<(Self, L), Failure> {
-        if procfs::is_foreign() {
-            return Err(Failure::new(FailureKind::ProcUnavailable, procfs::FOREIGN));
-        }
         let named = ProcDir::of(pid)
             .map_err(|error| absent(pid).unwrap_or_else(|| Failure::unreadable(error)))?;
         let comm = named.status().map_err(Failure::unreadable)?.name.shown().to_string();
