@@ -46,6 +46,21 @@ fn the_first_rule_that_matches_decides() {
     }
 }
 
+#[test]
+fn a_relative_directory_begins_where_the_user_is() {
+    require!(is_root(), "rules of root's");
+    let files = Files::new();
+    files.write("broken.toml", "[[rule");
+    let dir = files.public.path();
+    let there = |words: &[&str]| Run::new(support::tiexecctl(), words).plain().cwd(dir).output();
+    let done = there(&["rules", "check", "--conf-dir", "conf", "--state-dir", "state"]);
+    done.assert_code(1);
+    let says = format!("cannot use {}: ", files.conf().join("broken.toml").display());
+    assert!(done.err().contains(&says), "{done}");
+    std::fs::write(files.state().join("state.json"), "torn").expect("a file");
+    there(&["quarantine", "--state-dir", "./state"]).assert_code(1);
+}
+
 /// By a path that a rule names, whether or not the program runs, and by the processes of a rule that names none.
 #[test]
 fn the_programs_of_rules_are_warmed() {

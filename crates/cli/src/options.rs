@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::NonEmptyStringValueParser;
+use clap::builder::{NonEmptyStringValueParser, PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use tiexec_core::addr::PageSize;
 use tiexec_core::budget::Budget;
@@ -579,11 +579,11 @@ pub struct Canary {
     pub json: bool,
 
     /// With --rule: the directory of the rules
-    #[arg(long, value_name = "DIR", default_value = tiexec_agent::rules::DIRECTORY)]
+    #[arg(long, value_name = "DIR", default_value = tiexec_agent::rules::DIRECTORY, value_parser = directory())]
     pub conf_dir: PathBuf,
 
     /// The directory of the verdicts
-    #[arg(long, value_name = "DIR", default_value = tiexec_agent::state::DIRECTORY, global = true)]
+    #[arg(long, value_name = "DIR", default_value = tiexec_agent::state::DIRECTORY, value_parser = directory(), global = true)]
     pub state_dir: PathBuf,
 }
 
@@ -609,6 +609,11 @@ pub enum CanaryCommand {
 fn parse_pattern(text: &str) -> Result<String, String> {
     let text = text.to_owned();
     Patterns::new(std::slice::from_ref(&text), &[]).map(|_is_one| text)
+}
+
+/// Parses a directory. A relative path begins at the working directory.
+fn directory() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(std::path::absolute)
 }
 
 fn parse_keep_above(text: &str) -> Result<f64, String> {
@@ -854,11 +859,11 @@ mod tests {
 #[derive(Args, Clone, Debug)]
 pub struct AgentFiles {
     /// The directory of the rules
-    #[arg(long, value_name = "DIR", default_value = tiexec_agent::rules::DIRECTORY)]
+    #[arg(long, value_name = "DIR", default_value = tiexec_agent::rules::DIRECTORY, value_parser = directory())]
     pub conf_dir: PathBuf,
 
     /// The directory of the agent's state
-    #[arg(long, value_name = "DIR", default_value = tiexec_agent::state::DIRECTORY)]
+    #[arg(long, value_name = "DIR", default_value = tiexec_agent::state::DIRECTORY, value_parser = directory())]
     pub state_dir: PathBuf,
 }
 
@@ -882,7 +887,7 @@ pub enum RulesCommand {
     /// Bring the programs that rules attach to or warm into huge pages of the page cache, such as after an upgrade
     Warm {
         /// The directory of the rules
-        #[arg(long, value_name = "DIR", default_value = tiexec_agent::rules::DIRECTORY)]
+        #[arg(long, value_name = "DIR", default_value = tiexec_agent::rules::DIRECTORY, value_parser = directory())]
         conf_dir: PathBuf,
     },
 }
@@ -905,7 +910,7 @@ pub struct Quarantine {
     pub release: Option<String>,
 
     /// The directory of the agent's state
-    #[arg(long, value_name = "DIR", default_value = tiexec_agent::state::DIRECTORY)]
+    #[arg(long, value_name = "DIR", default_value = tiexec_agent::state::DIRECTORY, value_parser = directory())]
     pub state_dir: PathBuf,
 }
 

@@ -51,12 +51,15 @@ impl fmt::Display for Distrust {
 /// Opens a directory component by component, each checked; `None` if one is not there and not to be made.
 ///
 /// # Errors
-/// The first directory that somebody else could have put there, or that cannot be opened or made.
+/// The path is relative. Or the first directory that somebody else could have put there, or that cannot be opened or made.
 pub fn open(path: &Path, rule: &Rule<'_>) -> Result<Option<(OwnedFd, Stat)>, Distrust> {
     let failed = |at: &Path, call: &str, errno: rustix::io::Errno| Distrust {
         source: Some(errno.into()),
         ..distrust(at, call)
     };
+    if !path.is_absolute() {
+        return Err(distrust(path, "is a relative path"));
+    }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let passing = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut at = PathBuf::from("/");
@@ -123,4 +126,16 @@ fn checked(fd: &OwnedFd, at: &Path, rule: &Rule<'_>, last: bool) -> Result<Stat,
 
 fn distrust(path: &Path, what: impl fmt::Display) -> Distrust {
     Distrust { path: path.to_owned(), what: what.to_string(), source: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relative_path_does_not_begin_at_the_root() {
+        let rule = Rule { user: 0, sticky: true, make: &[] };
+        let refused = open(Path::new("proc"), &rule).map(|opened| opened.is_some());
+        assert_eq!(refused, Err(distrust(Path::new("proc"), "is a relative path")));
+    }
 }
