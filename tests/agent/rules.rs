@@ -61,6 +61,31 @@ fn a_relative_directory_begins_where_the_user_is() {
     there(&["quarantine", "--state-dir", "./state"]).assert_code(1);
 }
 
+#[test]
+fn a_named_directory_must_be_there() {
+    require!(is_root(), "rules of root's");
+    let files = Files::new();
+    let none = files.public.path().join("none").display().to_string();
+    let state = files.state().display().to_string();
+    let says = format!("cannot read {none}: no such directory; fix: mkdir -p {none}");
+    for words in [&["rules", "check"][..], &["rules", "check", "1"], &["rules", "warm"]] {
+        let done = ctl([words, &["--conf-dir", &none]].concat());
+        done.assert_code(1);
+        assert!(done.err().contains(&says), "{done}");
+    }
+    let args = ["--conf-dir", &none, "--state-dir", &state];
+    let done = Run::new(support::tiexecd(), args).plain().output();
+    done.assert_code(1);
+    assert!(done.err().contains(&says), "{done}");
+    // One without files is no mistake.
+    let done = files.check(&[]);
+    done.assert_code(0);
+    assert!(done.err().contains("there are no rules: "), "{done}");
+    let done = files.quarantine(&[]);
+    done.assert_code(0);
+    assert!(done.out().is_empty() && done.err().contains("no build is in quarantine"), "{done}");
+}
+
 /// By a path that a rule names, whether or not the program runs, and by the processes of a rule that names none.
 #[test]
 fn the_programs_of_rules_are_warmed() {
@@ -132,7 +157,7 @@ fn a_file_with_a_mistake_is_named_and_the_others_stay() {
     for (line, (file, says)) in told.iter().zip([
         ("0-garbage.toml", "fix: "),
         ("1-action.toml", "\"atach\" is not observe, warm, attach or never"),
-        ("2-open.toml", "writable by others (mode 0666)"),
+        ("2-open.toml", "writable by others (mode 0666); fix: chmod go-w /"),
         ("3-new.toml", "ignored in part: no such key: pheasant"),
     ]) {
         assert!(line.contains(file) && line.contains(says), "{line}");

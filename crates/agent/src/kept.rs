@@ -39,14 +39,17 @@ impl Directory {
     /// Opens the directory, and makes it if need be.
     ///
     /// # Errors
-    /// Somebody else could have put it there, or it cannot be made.
+    /// Somebody else could have put it there, or it cannot be made; and what mends that.
     pub(crate) fn open(path: &Path) -> Result<Self, String> {
         let user = rustix::process::geteuid().as_raw();
         let rule = Rule { user, sticky: true, make: &[0o700] };
         match trusted_directory::open(path, &rule) {
             Ok(Some((directory, _))) => Ok(Self { path: path.to_owned(), directory, user }),
-            Ok(None) => Err(format!("{} has no directory above it", path.shown())),
-            Err(distrust) => Err(distrust.to_string()),
+            Ok(None) => {
+                let above = path.parent().unwrap_or(path).shown();
+                Err(format!("{} has no directory above it; fix: mkdir -p {above}", path.shown()))
+            }
+            Err(distrust) => Err(format!("{distrust}; fix: {}", distrust.fix())),
         }
     }
 

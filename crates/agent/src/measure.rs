@@ -29,7 +29,8 @@ impl Measure {
     pub(crate) fn take(
         mut text: impl FnMut(&str) -> Result<Option<String>, String>,
     ) -> Result<Option<Self>, String> {
-        let slice = text("canary-slice")?.map(|text| parse_duration(&text)).transpose()?;
+        let slice = text("canary-slice")?.map(|text| parse_duration(&text)).transpose();
+        let slice = slice.map_err(|error| format!("canary-slice: {error}"))?;
         let found = Self {
             counter: text("canary-counter")?,
             prometheus: text("canary-prometheus")?,

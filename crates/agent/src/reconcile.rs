@@ -240,12 +240,8 @@ impl<'a> Agent<'a> {
         agent.canaries = Canaries::open(state).ok();
         match Store::open(state) {
             Ok(store) => agent.store = Some(store),
-            Err(why) => agent.say(
-                Level::Warning,
-                &format!(
-                    "cannot keep the quarantine over a restart: {why}; fix: chown root, chmod go-w"
-                ),
-            ),
+            Err(why) => agent
+                .say(Level::Warning, &format!("cannot keep the quarantine over a restart: {why}")),
         }
         if let Some(why) = why {
             let text = format!(

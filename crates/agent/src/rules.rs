@@ -209,17 +209,41 @@ pub struct Defect {
     pub file: PathBuf,
     /// The mistake.
     pub what: String,
+    /// What mends it.
+    pub fix: Option<String>,
     /// True if nothing of the file is in force.
     pub left_out: bool,
 }
 
+impl Defect {
+    /// The defect of a directory.
+    fn of_directory(path: &Path, what: String, fix: Option<String>) -> Self {
+        Self { file: path.to_owned(), what, fix, left_out: true }
+    }
+}
+
+/// The defect of a file that an edit mends, or else `fix`.
+#[derive(Debug)]
+struct Mistake {
+    what: String,
+    fix: Option<String>,
+}
+
+impl From<String> for Mistake {
+    fn from(what: String) -> Self {
+        Self { what, fix: None }
+    }
+}
+
 impl std::fmt::Display for Defect {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let file = self.file.shown();
-        if self.left_out {
-            write!(f, "cannot use {file}: {}; fix: edit it, then tiexecctl rules check", self.what)
-        } else {
-            write!(f, "{file} ignored in part: {}", self.what)
+        let (file, what) = (self.file.shown(), &self.what);
+        match (&self.fix, self.left_out) {
+            (Some(fix), true) => write!(f, "cannot read {file}: {what}; fix: {fix}"),
+            (None, true) => {
+                write!(f, "cannot use {file}: {what}; fix: edit it, then tiexecctl rules check")
+            }
+            (_, false) => write!(f, "{file} ignored in part: {what}"),
         }
     }
 }
@@ -236,43 +260,57 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Reads all files of the directory. A directory that is not there has none.
+    /// Reads all files of the directory. That it is not there is a defect, unless it is the usual one.
     pub fn read(directory: &Path) -> Self {
         let mut all = Self::default();
         let user = rustix::process::geteuid().as_raw();
         let rule = trusted_directory::Rule { user, sticky: true, make: &[] };
-        let failed = |what: String| Defect { file: directory.to_owned(), what, left_out: true };
         let opened = match trusted_directory::open(directory, &rule) {
             Ok(Some((opened, _))) => opened,
-            Ok(None) => return all,
+            Ok(None) if directory == Path::new(DIRECTORY) => return all,
+            Ok(None) => {
+                let what = "no such directory".to_owned();
+                let fix = format!("mkdir -p {}", directory.shown());
+                all.defects.push(Defect::of_directory(directory, what, Some(fix)));
+                return all;
+            }
             Err(distrust) => {
-                all.defects.push(failed(distrust.to_string()));
+                let fix = distrust.fix();
+                all.defects.push(Defect::of_directory(directory, distrust.to_string(), Some(fix)));
                 return all;
             }
         };
         let names = match names(&opened) {
             Ok(names) => names,
             Err(errno) => {
-                all.defects.push(failed(errno.to_string()));
+                let fix = "run it as root".to_owned();
+                all.defects.push(Defect::of_directory(directory, errno.to_string(), Some(fix)));
                 return all;
             }
         };
         for name in names {
             let path = directory.join(OsStr::from_bytes(&name));
             let before = all.clone();
-            let taken = text(&opened, &name, user).and_then(|text| all.take(&path, &text));
-            if let Err(what) = taken {
+            let taken = text(&opened, &name, user, &path)
+                .and_then(|text| all.take(&path, &text).map_err(Mistake::from));
+            if let Err(Mistake { what, fix }) = taken {
                 all = before;
-                all.defects.push(Defect { file: path, what, left_out: true });
+                all.defects.push(Defect { file: path, what, fix, left_out: true });
             }
         }
         if let Some(rule) = all.rules.iter().find(|rule| !rule.pod.is_empty())
             && let Some(why) = pods::unavailable()
         {
             let what = format!("rule {} matches nothing, as no pods are known: {why}", rule.name);
-            all.defects.push(Defect { left_out: false, ..failed(what) });
+            let defect = Defect::of_directory(directory, what, None);
+            all.defects.push(Defect { left_out: false, ..defect });
         }
         all
+    }
+
+    /// Returns why the directory itself cannot be read, if it cannot.
+    pub fn unread(&self, directory: &Path) -> Option<&Defect> {
+        self.defects.iter().find(|defect| defect.left_out && defect.file == directory)
     }
 
     /// Returns whether a rule asks for pods, and pods can be known.
@@ -322,11 +360,16 @@ impl Rules {
                     let Value::Table(rule) = rule else {
                         return Err(format!("rule {number} is no table"));
                     };
+                    let name = rule.get("name").and_then(Value::as_str).map(|name| {
+                        let start: String = name.chars().take(64).collect();
+                        format!(" ({})", start.shown())
+                    });
+                    let name = name.unwrap_or_default();
                     let rule = rule_of(rule, &mut unknown)
-                        .map_err(|what| format!("rule {number}: {what}"))?;
+                        .map_err(|what| format!("rule {number}{name}: {what}"))?;
                     if self.rules.iter().any(|other| other.name == rule.name) {
                         return Err(format!(
-                            "rule {number}: there is a rule {:?} already",
+                            "rule {number}{name}: there is a rule {:?} already",
                             rule.name
                         ));
                     }
@@ -339,7 +382,7 @@ impl Rules {
         if !unknown.is_empty() {
             let unknown: Vec<String> = unknown.iter().map(|key| key.shown().to_string()).collect();
             let what = format!("no such key: {}", unknown.join(", "));
-            self.defects.push(Defect { file: path.to_owned(), what, left_out: false });
+            self.defects.push(Defect { file: path.to_owned(), what, fix: None, left_out: false });
         }
         Ok(())
     }
@@ -348,7 +391,8 @@ impl Rules {
         for (key, value) in agent {
             match (key.as_str(), &value) {
                 ("max-copies", Value::String(text)) => {
-                    self.limits.max_copies = parse_bytes(text)?;
+                    self.limits.max_copies = parse_bytes(text)
+                        .map_err(|error| format!("[agent]: max-copies: {error}"))?;
                 }
                 ("max-memory-pressure", Value::Integer(percent @ 0..=100)) => {
                     self.limits.max_memory_pressure = *percent as f64;
@@ -358,9 +402,16 @@ impl Rules {
                 {
                     self.limits.max_memory_pressure = *percent;
                 }
-                ("max-copies" | "max-memory-pressure", _) => {
+                ("max-copies", value) => {
                     return Err(format!(
-                        "{key} is a size such as \"1GiB\", or a percentage such as 10"
+                        "[agent]: max-copies: {} is not a size in quotes such as \"1GiB\"",
+                        value_shown(value)
+                    ));
+                }
+                ("max-memory-pressure", value) => {
+                    return Err(format!(
+                        "[agent]: max-memory-pressure: {} is not a percentage from 0 to 100",
+                        value_shown(value)
                     ));
                 }
                 _ => unknown.push(format!("agent.{key}")),
@@ -397,9 +448,10 @@ fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> 
     };
     let pod = pod_of(table.remove("pod"))?;
     let min_text = text_of(&mut table, "min-text")?;
-    let min_text = min_text.map_or(Ok(0), |text| parse_bytes(&text))?;
+    let min_text = min_text.map_or(Ok(0), |text| parse_bytes(&text)).map_err(of_key("min-text"))?;
     let min_age = text_of(&mut table, "min-age")?;
-    let min_age = min_age.map_or(Ok(MIN_AGE), |text| parse_duration(&text))?;
+    let min_age =
+        min_age.map_or(Ok(MIN_AGE), |text| parse_duration(&text)).map_err(of_key("min-age"))?;
     let action = match text_of(&mut table, "action")?.as_deref() {
         None | Some("observe") => Action::Observe,
         Some("warm") => Action::Warm,
@@ -488,6 +540,22 @@ fn pod_of(value: Option<Value>) -> Result<BTreeMap<String, String>, String> {
     keys.collect()
 }
 
+/// Says which key a value is wrong for.
+fn of_key<E: std::fmt::Display>(key: &str) -> impl Fn(E) -> String {
+    move |error| format!("{key}: {error}")
+}
+
+/// Writes a value as it stands in a file, or its type.
+fn value_shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("{text:?}"),
+        Value::Integer(number) => number.to_string(),
+        Value::Float(number) => number.to_string(),
+        Value::Boolean(yes) => yes.to_string(),
+        other => format!("a value of type {}", other.type_str()),
+    }
+}
+
 fn text_of(table: &mut Table, key: &str) -> Result<Option<String>, String> {
     match table.remove(key) {
         None => Ok(None),
@@ -520,26 +588,37 @@ fn names(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
 }
 
 /// Reads a file that nobody but root and this user can write to.
-fn text(directory: &OwnedFd, name: &[u8], user: u32) -> Result<String, String> {
+fn text(directory: &OwnedFd, name: &[u8], user: u32, path: &Path) -> Result<String, Mistake> {
     // A FIFO would be waited for.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let failed = |errno: rustix::io::Errno| Errno::from(errno).to_string();
+    let because = |what: String, fix: &str| Mistake {
+        what,
+        fix: Some(fix.replace("FILE", &path.shown().to_string())),
+    };
+    let failed = |errno: rustix::io::Errno| match errno {
+        rustix::io::Errno::LOOP => {
+            because("it is a symbolic link".to_owned(), "put the file itself there")
+        }
+        errno => because(Errno::from(errno).to_string(), "chmod a+r FILE"),
+    };
     let file = rustix::fs::openat(directory, name, flags, Mode::empty()).map_err(failed)?;
     let stat = rustix::fs::fstat(&file).map_err(failed)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err("it is no regular file".to_owned());
+        return Err(because("it is no regular file".to_owned(), "leave .toml out of its name"));
     }
     if stat.st_uid != 0 && stat.st_uid != user {
-        return Err(format!("it belongs to user {}", stat.st_uid));
+        let what = format!("it belongs to user {}", stat.st_uid);
+        return Err(because(what, "chown root FILE"));
     }
     if stat.st_mode & 0o022 != 0 {
-        return Err(format!("it is writable by others (mode {:04o})", stat.st_mode & 0o7777));
+        let what = format!("it is writable by others (mode {:04o})", stat.st_mode & 0o7777);
+        return Err(because(what, "chmod go-w FILE"));
     }
     let mut text = String::new();
     let read = File::from(file).take(LONGEST + 1).read_to_string(&mut text);
     read.map_err(|error| error.to_string())?;
     if text.len() as u64 > LONGEST {
-        return Err("it is longer than 1 MiB".to_owned());
+        return Err("it is longer than 1 MiB".to_owned().into());
     }
     Ok(text)
 }
@@ -640,12 +719,25 @@ mod tests {
             ("[[rule]]\nname = \"a\"\nexe = \"[\"", "no pattern"),
             ("[[rule]]\nname = \"a\"\naction = \"atach\"\nexe=\"/a\"", "\"atach\" is not"),
             ("[[rule]]\nname = \"a\"\naction = \"attach\"", "every process"),
-            ("[[rule]]\nname = \"a\"\nmin-age = \"soon\"", "soon"),
+            (
+                "[[rule]]\nname = \"a\"\nmin-age = \"soon\"",
+                "rule 1 (a): min-age: \"soon\" is not a duration",
+            ),
+            (
+                "[[rule]]\nname = \"a\"\nmin-text = \"x\"",
+                "rule 1 (a): min-text: \"x\" is not a size",
+            ),
+            ("[[rule]]\nname = \"a\"\ncanary-slice = \"x\"", "rule 1 (a): canary-slice: \"x\""),
+            ("[agent]\nmax-copies = \"x\"", "[agent]: max-copies: \"x\" is not a size"),
+            (
+                "[agent]\nmax-memory-pressure = 200",
+                "max-memory-pressure: 200 is not a percentage from",
+            ),
             ("[[rule]]\nname = \"a\"\nnodes = \"half\"", "share of the nodes"),
             ("[[rule]]\nname = \"a\"\nbacking = \"x\"", "backing=x"),
-            ("[[rule]]\nname = \"a\"\n[[rule]]\nname = \"a\"", "rule 2: there is a rule"),
+            ("[[rule]]\nname = \"a\"\n[[rule]]\nname = \"a\"", "rule 2 (a): there is a rule"),
             ("[[rule]]\nname = \"a\"\nuser = \"nobody-of-that-name\"", "no user"),
-            ("[agent]\nmax-copies = 3", "max-copies is"),
+            ("[agent]\nmax-copies = 3", "max-copies: 3 is not a size"),
             ("[[rule]]\nname = \"a\"\naction = \"attach\"\npod = {}", "pod is a table"),
             ("[[rule]]\nname = \"a\"\npod = { \"tiexec.io/enable\" = true }", "pod is a table"),
             ("[[rule]]\nname = \"a\"\npod = { app = \"db\" }", "\"app\" does not begin with"),

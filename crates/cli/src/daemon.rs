@@ -5,11 +5,12 @@ use std::path::Path;
 use clap::Parser;
 use rustix::fs::Mode;
 use tiexec_agent::reconcile::{Agent, Level};
+use tiexec_agent::rules::{self, Rules};
 use tiexec_core::escape::AsShown;
 use tiexec_engine::output::{Output, write_briefly};
 use tiexec_sys::process::occupy_standard_descriptors;
 
-use crate::ctl::rules;
+use crate::ctl::rules::show;
 use crate::exit;
 use crate::options::Daemon;
 use crate::stdio::{say_usage, speak_as, warn};
@@ -27,7 +28,13 @@ pub fn run() -> u8 {
         }
     };
     if options.once {
-        return rules::show(&options.files, None);
+        return show(&options.files, None);
+    }
+    if let Some(defect) = Rules::read(&options.files.conf_dir).unread(&options.files.conf_dir)
+        && options.files.conf_dir != Path::new(rules::DIRECTORY)
+    {
+        warn(defect);
+        return exit::FAILED;
     }
     // systemd sets it where stderr is the journal, which reads a priority before a line (sd-daemon(3)).
     let journal = std::env::var_os("JOURNAL_STREAM").is_some();

@@ -35,6 +35,26 @@ pub struct Distrust {
     pub source: Option<Errno>,
 }
 
+impl Distrust {
+    /// Returns what mends it.
+    pub fn fix(&self) -> String {
+        let path = self.path.shown();
+        match (self.source, &*self.what) {
+            (Some(Errno::ACCES | Errno::PERM), _) => "run it as root".to_owned(),
+            (Some(_), _) | (None, LINK | FILE | RELATIVE) => "name another directory".to_owned(),
+            (None, what) if what.starts_with(OWNED) => format!("chown root {path}"),
+            (None, _) => format!("chmod go-w {path}"),
+        }
+    }
+}
+
+/// Defects that leave nothing to a change of the directory.
+const LINK: &str = "is a symbolic link";
+const FILE: &str = "is no directory";
+const RELATIVE: &str = "is a relative path";
+/// The beginning of the defect that the owner is.
+const OWNED: &str = "belongs to user";
+
 impl Error for Distrust {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.source.as_ref().map(|errno| errno as _)
@@ -58,7 +78,7 @@ pub fn open(path: &Path, rule: &Rule<'_>) -> Result<Option<(OwnedFd, Stat)>, Dis
         ..distrust(at, call)
     };
     if !path.is_absolute() {
-        return Err(distrust(path, "is a relative path"));
+        return Err(distrust(path, RELATIVE));
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let passing = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -99,9 +119,9 @@ pub fn open(path: &Path, rule: &Rule<'_>) -> Result<Option<(OwnedFd, Stat)>, Dis
                 let kind = rustix::fs::statat(&fd, *name, AtFlags::SYMLINK_NOFOLLOW)
                     .map(|stat| FileType::from_raw_mode(stat.st_mode));
                 return Err(match kind {
-                    Ok(FileType::Symlink) => distrust(&at, "is a symbolic link"),
+                    Ok(FileType::Symlink) => distrust(&at, LINK),
                     Ok(FileType::Directory) | Err(_) => failed(&at, "open", errno),
-                    Ok(_) => distrust(&at, "is no directory"),
+                    Ok(_) => distrust(&at, FILE),
                 });
             }
         };
@@ -114,7 +134,7 @@ fn checked(fd: &OwnedFd, at: &Path, rule: &Rule<'_>, last: bool) -> Result<Stat,
     let stat = rustix::fs::fstat(fd)
         .map_err(|errno| Distrust { source: Some(errno.into()), ..distrust(at, "fstat") })?;
     if stat.st_uid != 0 && stat.st_uid != rule.user {
-        return Err(distrust(at, format_args!("belongs to user {}", stat.st_uid)));
+        return Err(distrust(at, format_args!("{OWNED} {}", stat.st_uid)));
     }
     let mode = stat.st_mode & 0o7777;
     let sticky = rule.sticky && !last && stat.st_uid == 0 && mode & 0o1000 != 0;
@@ -136,6 +156,16 @@ mod tests {
     fn a_relative_path_does_not_begin_at_the_root() {
         let rule = Rule { user: 0, sticky: true, make: &[] };
         let refused = open(Path::new("proc"), &rule).map(|opened| opened.is_some());
-        assert_eq!(refused, Err(distrust(Path::new("proc"), "is a relative path")));
+        assert_eq!(refused, Err(distrust(Path::new("proc"), RELATIVE)));
+    }
+
+    #[test]
+    fn a_defect_has_its_own_fix() {
+        let fix = |what: &str, source| Distrust { source, ..distrust(Path::new("/a"), what) }.fix();
+        assert_eq!(fix("belongs to user 7", None), "chown root /a");
+        assert_eq!(fix("is writable by others (mode 0777)", None), "chmod go-w /a");
+        assert_eq!(fix("mkdir", Some(Errno::ACCES)), "run it as root");
+        assert_eq!(fix("mkdir", Some(rustix::io::Errno::ROFS.into())), "name another directory");
+        assert_eq!(fix(LINK, None), "name another directory");
     }
 }

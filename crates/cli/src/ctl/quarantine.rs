@@ -22,6 +22,7 @@ pub(super) fn run(options: &Quarantine) -> u8 {
     };
     let Some(id) = &options.release else {
         return match store.look() {
+            Ok(state) if state.quarantine.is_empty() => nothing(options),
             Ok(state) => print(&table(&state)),
             Err(why) => {
                 warn(format_args!("cannot read the agent's state: {why}; fix: run it as root"));
@@ -43,7 +44,10 @@ pub(super) fn run(options: &Quarantine) -> u8 {
 
 fn nothing(options: &Quarantine) -> u8 {
     match &options.release {
-        None => exit::OK,
+        None => {
+            warn("no build is in quarantine");
+            exit::OK
+        }
         Some(id) => {
             let id = id.shown();
             warn(format_args!(

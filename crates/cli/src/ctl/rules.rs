@@ -58,6 +58,10 @@ pub(super) fn run(command: &RulesCommand) -> u8 {
 pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
     let rules = Rules::read(&files.conf_dir);
     rules.defects.iter().for_each(warn);
+    if pids.is_none() && rules.rules.is_empty() && rules.defects.is_empty() {
+        let directory = files.conf_dir.shown();
+        warn(format_args!("there are no rules: {directory} has no *.toml; fix: man tiexecd"));
+    }
     let mut status = exit::OK;
     let state = match state(files) {
         Ok(state) => state,
