@@ -1,12 +1,20 @@
 //! The settings that no option gives: the configuration file, `TIEXEC`, and the kill switch.
 
+use std::fs::File;
+use std::io::Read;
+
+use rustix::fs::{FileType, Mode, OFlags};
 use tiexec_core::config::{Malformed, Settings};
+use tiexec_sys::Errno;
 use tiexec_sys::startup::is_secure;
 
 use crate::switched_off::is_switched_off;
 
 /// Settings for the machine, one `key=value` a line.
 pub const CONFIG_FILE: &str = "/etc/tiexec/config";
+
+/// Most bytes of it.
+const LONGEST: u64 = 1 << 20;
 
 /// The settings of this machine and this environment.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -15,29 +23,62 @@ pub struct Surroundings {
     pub settings: Settings,
     /// The sources that have parts which mean nothing, and these parts.
     pub malformed: Vec<(&'static str, Vec<Malformed>)>,
+    /// The configuration file cannot be read, in one line. It may say off, so `off` holds.
+    pub unread: Option<String>,
 }
 
 impl Surroundings {
-    /// Reads them. A file that cannot be read has no settings.
+    /// Reads them. A file that is not there has no settings.
     pub fn read() -> Self {
         let mut settings = Settings::default();
-        let file = std::fs::read(CONFIG_FILE).unwrap_or_default();
+        let (file, unread) = match config_file() {
+            Ok(file) => (file, None),
+            Err(why) => (Vec::new(), Some(why)),
+        };
         let of_file = settings.take_file(&String::from_utf8_lossy(&file));
         // A program that runs with more privilege than its user must not obey its user's environment.
         let environment = std::env::var_os("TIEXEC").filter(|_| !is_secure()).unwrap_or_default();
         let of_environment = settings.take_environment(&environment.to_string_lossy());
         // The administrator's kill switch: nothing overrules it.
-        settings.off |= is_switched_off();
+        settings.off |= is_switched_off() || unread.is_some();
         let mut malformed = vec![("TIEXEC", of_environment), (CONFIG_FILE, of_file)];
         malformed.retain(|(_, parts)| !parts.is_empty());
-        Self { settings, malformed }
+        Self { settings, malformed, unread }
     }
 
-    /// Says which parts mean nothing, a line for each source.
+    /// Says which parts mean nothing, a line for each source, and that the file cannot be read.
     pub fn complaints(&self) -> impl Iterator<Item = String> {
-        self.malformed.iter().map(|(source, parts)| {
+        let malformed = self.malformed.iter().map(|(source, parts)| {
             let list: Vec<String> = parts.iter().map(ToString::to_string).collect();
             format!("{source} ignored in part: {}", list.join("; "))
-        })
+        });
+        self.unread.iter().cloned().chain(malformed)
     }
+}
+
+/// Reads the configuration file. One that is not there is empty.
+///
+/// # Errors
+/// It cannot be read, in one line.
+pub fn config_file() -> Result<Vec<u8>, String> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let failed = |errno: rustix::io::Errno, fix: &str| {
+        format!("cannot read {CONFIG_FILE}: {}; fix: {fix} {CONFIG_FILE}", Errno::from(errno))
+    };
+    let file = match rustix::fs::open(CONFIG_FILE, flags, Mode::empty()) {
+        Ok(file) => file,
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => return Ok(Vec::new()),
+        Err(errno) => return Err(failed(errno, "chmod a+r")),
+    };
+    let kind = rustix::fs::fstat(&file).map(|stat| FileType::from_raw_mode(stat.st_mode));
+    match kind {
+        Ok(FileType::RegularFile) => {}
+        Ok(FileType::Directory) => return Err(failed(rustix::io::Errno::ISDIR, "rmdir")),
+        // Such as /dev/null, by which a container hides a file.
+        _ => return Ok(Vec::new()),
+    }
+    let mut text = Vec::new();
+    let read = File::from(file).take(LONGEST).read_to_end(&mut text);
+    let errno = |error| rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO);
+    read.map(|_| text).map_err(|error| failed(errno(error), "cat"))
 }

@@ -12,7 +12,7 @@ use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::status::CAP_SYS_PTRACE;
 use tiexec_core::rebase::MAX_ALIGNMENT;
-use tiexec_engine::settings::CONFIG_FILE;
+use tiexec_engine::settings::{CONFIG_FILE, config_file};
 use tiexec_engine::switched_off::FILE as SWITCHED_OFF;
 use tiexec_remap::store::directory::Directory;
 use tiexec_remap::{headroom, pagecache};
@@ -113,7 +113,13 @@ fn switches() -> Vec<Finding> {
         );
     }
     let environment = std::env::var("TIEXEC").unwrap_or_default();
-    let file = std::fs::read_to_string(CONFIG_FILE).unwrap_or_default();
+    let file = config_file().unwrap_or_else(|why| {
+        let (why, fix) = why.split_once("; fix: ").unwrap_or((&why, ""));
+        let finding = format!("{why}, so every launch is a plain exec");
+        findings.push(Finding::new(Level::Warn, "switch", finding).fix(fix));
+        Vec::new()
+    });
+    let file = String::from_utf8_lossy(&file);
     let (mut by_environment, mut by_file) = (Settings::default(), Settings::default());
     let (bad, bad_in_file) =
         (by_environment.take_environment(&environment), by_file.take_file(&file));
