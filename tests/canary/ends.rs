@@ -1,6 +1,6 @@
 //! However a canary ends, the server has its own text back: by a signal, by the guard, by its death.
 
-use support::attaching::switched;
+use support::attaching::{Before, assert_untouched, switched};
 use support::child::eventually;
 use support::{is_root, require};
 
@@ -45,7 +45,7 @@ fn by_the_guard() {
 /// A canary that has been killed while the server was on copies.
 fn killed(server: &Server) {
     let canary = server.in_a_canary(&[]);
-    let other = server.canary(&["--max=1s"]);
+    let other = server.canary(&["--max=2s"]);
     other.assert_code(1);
     assert!(other.err().contains("there is one already; fix: "), "{other}");
     canary.signal(libc::SIGKILL);
@@ -69,7 +69,7 @@ fn left_on_copies() -> Server {
 fn by_its_death_and_the_next_one_reverts() {
     require!(is_root(), "files in a directory of root's");
     let server = left_on_copies();
-    let done = server.canary(&["--max=1ms"]);
+    let done = server.canary(&["--max=1500ms", "--keep-above=2"]);
     done.assert_code(6);
     let says = format!("reverted process {}, which a killed canary had left", server.pid());
     assert!(done.err().contains(&says), "{done}");
@@ -98,14 +98,31 @@ fn a_torn_record_is_set_aside() {
     let server = Server::start(100, 0);
     std::fs::create_dir(server.state()).expect("a directory");
     std::fs::write(server.state().join("canary.json"), "{\"version\":1,").expect("a file");
-    let done = server.canary(&["--max=1ms"]);
+    let done = server.canary(&["--max=1500ms", "--keep-above=2"]);
     done.assert_code(6);
     assert!(done.err().contains("set aside as canary.json.aside"), "{done}");
     // Another process has the number by now: it is not touched.
     let other = format!("{{\"version\":1,\"boot\":\"x\",\"members\":[[{},1]]}}", server.pid());
     std::fs::write(server.state().join("canary.json"), other).expect("a file");
-    let done = server.canary(&["--max=1ms"]);
+    let done = server.canary(&["--max=1500ms", "--keep-above=2"]);
     done.assert_code(6);
     assert!(!done.err().contains("reverted process"), "{done}");
+    server.finish();
+}
+
+#[test]
+fn before_it_begins_without_time_for_a_pair() {
+    require!(is_root(), "files in a directory of root's");
+    let server = Server::start(100, 0);
+    let before = Before::of(server.pid());
+    for (options, says) in [
+        (&["--max=700ms"][..], "--max 700ms is shorter than a pair of slices (800ms); fix: --max "),
+        (&["--max=1s"], "--max 1s is shorter than a pair of slices, and the time before"),
+    ] {
+        let done = server.canary(options);
+        done.assert_code(2);
+        assert!(done.err().contains(says), "{done}");
+        assert_untouched(server.pid(), &before);
+    }
     server.finish();
 }

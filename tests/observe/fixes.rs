@@ -2,7 +2,9 @@
 
 use std::ffi::OsString;
 
-use support::attaching::{attach, ctl, held, is_switched, ok, small};
+use support::attaching::{
+    Before, assert_untouched, attach, ctl, ctl_behind, held, is_switched, ok, small,
+};
 use support::child::tool;
 use support::fresh::huge_folios;
 use support::{Done, Fresh, Kind, Public, Run, installed, is_root, program, require};
@@ -114,6 +116,45 @@ fn of_what_is_switched_off() {
     ok(&ctl(["revert", &held.pid().to_string()]));
     let drained = "mkdir /run/tiexec; touch /run/tiexec/drained";
     assert!(mends(drained, CANARY, &pid).contains("tiexecctl agent resume"));
+    held.finish().assert_code(7);
+}
+
+#[test]
+fn of_a_configuration_file_that_cannot_be_read() {
+    require!(may_mount(), "another /etc/tiexec needs root");
+    let hidden = "echo off >/etc/tiexec/config; chmod 600 /etc/tiexec/config";
+    let nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+    let says = "cannot read /etc/tiexec/config: permission denied (EACCES)";
+    for command in ["tiexec true", "tiexecctl doctor | grep switch"] {
+        let said = mends(hidden, &format!("{nobody} {command}"), &[]);
+        assert!(said.contains(says), "{said}");
+    }
+    let said = mends("mkdir /etc/tiexec/config", "tiexec true", &[]);
+    assert!(said.contains("is a directory (EISDIR); fix: rmdir /etc/tiexec/config"), "{said}");
+}
+
+#[test]
+fn of_a_canary_where_the_environment_or_the_file_says_off() {
+    require!(may_mount(), "another /etc/tiexec needs root");
+    let held = held(&small("hold", Kind::DynamicNoPie));
+    let pid = held.pid().to_string();
+    let front = "mount -t tmpfs none /etc; mkdir /etc/tiexec; $1; shift; exec \"$@\"";
+    let before = Before::of(held.pid());
+    let counter =
+        ["canary", "--max=1s", "--slice=100ms", "--state-dir=/etc/state", "--counter=date +%s%N"];
+    for say in ["echo off >/etc/tiexec/config", "export TIEXEC=off", "mkdir /etc/tiexec/config"] {
+        let script = front.replace("$1; shift", say);
+        let done = ctl_behind(
+            &["unshare", "-m", "sh", "-ec", &script, "sh"],
+            counter.iter().copied().chain([&*pid]),
+        );
+        done.assert_code(1);
+        assert!(
+            done.err().contains("cannot begin a canary: ") && done.err().contains("; fix: "),
+            "{done}"
+        );
+        assert_untouched(held.pid(), &before);
+    }
     held.finish().assert_code(7);
 }
 

@@ -23,6 +23,7 @@ use tiexec_agent::verdicts::subject;
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::SCHEMA;
+use tiexec_engine::settings::{CONFIG_FILE, Surroundings};
 use tiexec_sys::interrupt;
 use tiexec_sys::procfs::ProcDir;
 
@@ -117,6 +118,7 @@ fn prove(options: &Canary) -> Result<u8, u8> {
         Some(name) => of_rule(name, options)?,
     };
     let options = &options;
+    must_be_on()?;
     if let Some(off) = off::now() {
         let fix = match off {
             Off::Disabled => "rm /etc/tiexec/disabled",
@@ -129,8 +131,9 @@ fn prove(options: &Canary) -> Result<u8, u8> {
         warn(why);
         exit::USAGE
     })?;
+    must_have_time(options, &counter)?;
     let canaries = Canaries::open(&options.state_dir).map_err(|why| {
-        warn(format_args!("cannot begin a canary: {why}; fix: run it as root, or --state-dir DIR"));
+        warn(format_args!("cannot begin a canary: {why}"));
         exit::FAILED
     })?;
     let turn = begin(&canaries)?;
@@ -153,6 +156,54 @@ fn prove(options: &Canary) -> Result<u8, u8> {
     })?;
     interrupt::catch();
     Ok(Run::new(options, &settings, live, counter, guards, build).finish(&canaries))
+}
+
+/// Refuses where TIEXEC or the configuration file says off, as an attach does.
+fn must_be_on() -> Result<(), u8> {
+    let Surroundings { settings, unread, .. } = Surroundings::read();
+    if !settings.is_off() || off::now() == Some(Off::Disabled) {
+        return Ok(());
+    }
+    match unread {
+        Some(why) => warn(format_args!("cannot begin a canary: {why}")),
+        None => warn(format_args!(
+            "cannot begin a canary: TIEXEC or {CONFIG_FILE} says off; fix: leave out off there"
+        )),
+    }
+    Err(exit::FAILED)
+}
+
+/// Returns how long a slice lasts, and the time after a switch that does not count.
+fn slice_and_washout(options: &Canary, counter: &Counter) -> (Duration, Duration) {
+    let (usual, washouts) = match counter {
+        Counter::Command(_) => (SLICE, WASHOUTS),
+        Counter::Query(..) => (SLICE_OF_PROMETHEUS, WASHOUTS_OF_PROMETHEUS),
+    };
+    let slice = options.slice.unwrap_or(usual);
+    (slice, slice / washouts)
+}
+
+/// Refuses a `--max` within which no pair can be measured: the processes would be switched for nothing.
+fn must_have_time(options: &Canary, counter: &Counter) -> Result<(), u8> {
+    let (slice, washout) = slice_and_washout(options, counter);
+    // A first slice does not count; see `Run::measure`.
+    let least = 3 * (slice + washout);
+    if options.max >= least {
+        return Ok(());
+    }
+    // Debug's form is one that the option takes.
+    let (max, pair) = (options.max, 2 * slice);
+    let least = Duration::from_millis(u64::try_from(least.as_millis()).unwrap_or(u64::MAX))
+        + Duration::from_millis(1);
+    let than = if max < pair {
+        format!("a pair of slices ({pair:?})")
+    } else {
+        format!("a pair of slices, and the time before each of them ({least:?})")
+    };
+    warn(format_args!(
+        "--max {max:?} is shorter than {than}; fix: --max {least:?}, or a shorter --slice"
+    ));
+    Err(exit::USAGE)
 }
 
 /// Takes the right to be the one canary.
@@ -305,11 +356,7 @@ impl<'a> Run<'a> {
         guards: Vec<Guard>,
         build: Build,
     ) -> Self {
-        let (usual, washouts) = match &counter {
-            Counter::Command(_) => (SLICE, WASHOUTS),
-            Counter::Query(..) => (SLICE_OF_PROMETHEUS, WASHOUTS_OF_PROMETHEUS),
-        };
-        let slice = options.slice.unwrap_or(usual);
+        let (slice, washout) = slice_and_washout(options, &counter);
         let sequence = || Sequence::new(options.keep_above);
         let (per_cpu, per_second) = (sequence(), sequence());
         Self {
@@ -320,7 +367,7 @@ impl<'a> Run<'a> {
             guards,
             build,
             slice,
-            washout: slice / washouts,
+            washout,
             begun: Instant::now(),
             pairs: Pairs { per_cpu, per_second, left_out: 0, why: None },
             progress: Progress::default(),

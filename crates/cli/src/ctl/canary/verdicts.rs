@@ -47,7 +47,7 @@ impl Export {
 pub(super) fn run(command: &CanaryCommand, state_dir: &Path) -> u8 {
     let open = || {
         Canaries::open(state_dir).map_err(|why| {
-            warn(format_args!("cannot open the verdicts: {why}; fix: run it as root"));
+            warn(format_args!("cannot open the verdicts: {why}"));
             exit::NOT_PERMITTED
         })
     };
