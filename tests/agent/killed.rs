@@ -43,3 +43,24 @@ fn at_random_moments() {
         held.finish().assert_code(7);
     }
 }
+
+#[test]
+fn a_second_agent_ends_and_a_dead_ones_socket_is_replaced() {
+    require!(support::is_root(), "only root's agent has a socket");
+    let files = Files::new();
+    let socket = std::path::Path::new("/run/tiexec/agent.sock");
+    let listens = || std::os::unix::net::UnixStream::connect(socket).is_ok();
+    let first = files.agent();
+    support::child::eventually("the agent listens", listens);
+    let second = support::Run::new(support::tiexecd(), files.args()).plain().output();
+    second.assert_code(1);
+    let says = "another tiexecd listens at /run/tiexec/agent.sock; fix: ";
+    assert!(second.err().contains(says), "{second}");
+    assert!(listens(), "the first one goes on");
+    first.signal(libc::SIGKILL);
+    first.finish().assert_signal(libc::SIGKILL);
+    assert!(socket.exists(), "a killed agent leaves its socket");
+    let next = files.agent();
+    support::child::eventually("the next one listens", listens);
+    crate::stop(next);
+}

@@ -33,7 +33,7 @@ use crate::pod_watch::{PodWatch, Told};
 use crate::pods::Pods;
 use crate::processes::{Process, Surroundings, every};
 use crate::rules::{Rule, Rules};
-use crate::speak::{SOCKET, listen, listen_at};
+use crate::speak::{NoSocket, SOCKET, listen, listen_at};
 use crate::state::{Build, State, Store, Whose};
 use crate::treat::FileState;
 use crate::verdicts::Verdicts;
@@ -179,8 +179,11 @@ pub struct Agent<'a> {
 }
 
 impl<'a> Agent<'a> {
-    /// Reads the rules and the state.
-    pub fn new(rules: &Path, state: &Path, log: Log<'a>) -> Self {
+    /// Opens the socket and the state.
+    ///
+    /// # Errors
+    /// Another agent runs already, in one line: two would undo each other's work.
+    pub fn new(rules: &Path, state: &Path, log: Log<'a>) -> Result<Self, String> {
         let machine = Machine::look();
         let (events, why) = Events::open();
         let (guard, deaf) = Guard::new();
@@ -224,7 +227,12 @@ impl<'a> Agent<'a> {
         if rustix::process::geteuid().is_root() {
             match listen() {
                 Ok(listener) => agent.listener = Some(listener),
-                Err(why) => {
+                Err(NoSocket::Another) => {
+                    return Err(format!(
+                        "cannot start: another tiexecd listens at {SOCKET}; fix: end it first, as by systemctl stop tiexecd"
+                    ));
+                }
+                Err(NoSocket::Other(why)) => {
                     agent.say(Level::Warning, &format!("cannot listen at {SOCKET}: {why}"));
                 }
             }
@@ -260,7 +268,7 @@ impl<'a> Agent<'a> {
                 (PIDFD_GET_INFO); fix: boot Linux 6.15 or later";
             agent.say(Level::Warning, text);
         }
-        agent
+        Ok(agent)
     }
 
     /// Has the figures published at each look at all processes.

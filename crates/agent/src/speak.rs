@@ -30,20 +30,35 @@ const MOST: usize = 4;
 /// An answer: the type of its content, and the content.
 pub(crate) type Answer = (&'static str, String);
 
-/// Opens the socket.
+/// The reason why there is no socket.
+#[derive(Debug)]
+pub(crate) enum NoSocket {
+    /// Another agent listens there.
+    Another,
+    /// Another reason, in words.
+    Other(String),
+}
+
+impl From<String> for NoSocket {
+    fn from(why: String) -> Self {
+        Self::Other(why)
+    }
+}
+
+/// Opens the socket. That of an agent which has ended refuses connections (unix(7)), and is replaced.
 ///
 /// # Errors
 /// Another agent listens there; somebody else could have put the directory there; it cannot be made.
-pub(crate) fn listen() -> Result<UnixListener, String> {
+pub(crate) fn listen() -> Result<UnixListener, NoSocket> {
     let path = Path::new(SOCKET);
     let rule = Rule { user: 0, sticky: true, make: &[0o755] };
     match trusted_directory::open(Path::new(DIRECTORY), &rule) {
         Ok(Some(_)) => {}
-        Ok(None) => return Err("there is no /run".to_owned()),
-        Err(distrust) => return Err(distrust.to_string()),
+        Ok(None) => return Err("there is no /run".to_owned().into()),
+        Err(distrust) => return Err(distrust.to_string().into()),
     }
     if UnixStream::connect(path).is_ok() {
-        return Err("another tiexecd listens there".to_owned());
+        return Err(NoSocket::Another);
     }
     if std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
         let _somebody_did = std::fs::remove_file(path);

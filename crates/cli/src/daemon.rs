@@ -50,6 +50,13 @@ pub fn run() -> u8 {
         let _nobody_listens = write_briefly(std::io::stderr(), &format!("<{priority}>{text}\n"));
     };
     let agent = Agent::new(&options.files.conf_dir, &options.files.state_dir, Box::new(log));
+    let agent = match agent {
+        Ok(agent) => agent,
+        Err(why) => {
+            log(Level::Error, &why);
+            return exit::FAILED;
+        }
+    };
     let agent = match options.textfile {
         None => agent,
         Some(path) => agent.publishing(Box::new(move |text| publish(&path, text))),
