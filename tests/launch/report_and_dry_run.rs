@@ -284,3 +284,14 @@ fn a_deadline_that_cuts_the_copy() {
     }
     assert!(cut > 0, "64 MiB were copied in a millisecond");
 }
+
+#[test]
+fn a_dry_run_that_cannot_write_its_plan_fails() {
+    for program in [program("hold", Kind::DynamicPie), program("small", Kind::DynamicPie)] {
+        let full = ["sh", "-c", "exec \"$@\" >/dev/full", "sh"];
+        let run = Run::new(program, [""; 0]).options(["--dry-run"]);
+        let done = run.behind(full).output();
+        done.assert_code(125);
+        assert!(done.err().contains("no space left on device (ENOSPC); fix: "), "{done}");
+    }
+}

@@ -219,7 +219,7 @@ impl Launcher {
 
     fn tell(&self, launched: &Launched) {
         if self.dry_run {
-            self.show_plan(launched);
+            launched.dry_run_status.set(self.show_plan(launched));
             return;
         }
         if let Some(sink) = &self.sink {
@@ -239,7 +239,7 @@ impl Launcher {
         if self.settings.json { report.to_json() + "\n" } else { report.to_string() }
     }
 
-    fn show_plan(&self, launched: &Launched) {
+    fn show_plan(&self, launched: &Launched) -> u8 {
         let text = match &launched.plan {
             Some(plan) if self.settings.json => {
                 plan.to_json(launched.report.reason, launched.objects.as_ref()) + "\n"
@@ -252,7 +252,21 @@ impl Launcher {
             }
             None => self.render(&launched.report),
         };
-        let _broken_pipe = write_briefly(std::io::stdout(), &text);
+        self.print(&text)
+    }
+
+    /// Writes the product of a dry run; returns the exit status. A reader that has gone away is success.
+    fn print(&self, text: &str) -> u8 {
+        match write_briefly(std::io::stdout(), text) {
+            Ok(()) | Err(rustix::io::Errno::PIPE) => exit::OK,
+            Err(errno) => {
+                let (name, why) = (self.name().shown(), Errno::from(errno));
+                warn(format_args!(
+                    "cannot write the plan of {name}: {why}; fix: write standard output to another file"
+                ));
+                exit::LAUNCH_FAILED
+            }
+        }
     }
 
     /// Says why text stays on base pages: failures always, the rest if asked for. If some of it is huge, `rest` is how
@@ -289,18 +303,17 @@ impl Launcher {
             return self.not_executed(if exists { Errno::ACCES } else { Errno::NOENT });
         }
         let report = self.sink.is_some() || self.dry_run;
+        let mut status = exit::OK;
         if report {
             let report = self.as_launch().plain_report(process::this(), why);
             let text = self.render(&report);
             match &self.sink {
                 Some(sink) => sink.write(&text),
-                None => {
-                    let _broken_pipe = write_briefly(std::io::stdout(), &text);
-                }
+                None => status = self.print(&text),
             }
         }
         if self.dry_run {
-            return exit::OK;
+            return status;
         }
         self.explain(why.reason, &why.detail, None);
         if self.settings.refuses(why.reason) {

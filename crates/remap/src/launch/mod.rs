@@ -8,6 +8,7 @@ mod rebase;
 pub mod restart;
 mod verify;
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -58,6 +59,8 @@ pub struct Launched {
     /// The plan of a dry run for shared objects. They are not mapped yet, so it has the addresses in their
     /// files.
     pub objects: Option<Plan>,
+    /// The status with which a dry run ends; `before_release` may set it.
+    pub dry_run_status: Cell<u8>,
 }
 
 /// Works on a program held at its exec stop, and lets it go. Everything that can fail fails open:
@@ -104,7 +107,10 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
 /// pages that must not.
 fn ends_with(order: &Order<'_>, launched: &Launched) -> Option<u8> {
     let failed = launched.report.reason.is_some_and(Reason::is_failure);
-    order.refuse_with.filter(|_| failed).or(order.policy.dry_run.then_some(0))
+    order
+        .refuse_with
+        .filter(|_| failed)
+        .or(order.policy.dry_run.then(|| launched.dry_run_status.get()))
 }
 
 /// Ends the program, or has it go home, as its report says.
@@ -114,13 +120,20 @@ fn release(
     launched: &Launched,
     before_release: impl FnOnce(&Launched),
 ) {
+    let mut before_release = Some(before_release);
+    // The status of a dry run says whether its plan could be written.
+    if let Some(tell) = before_release.take_if(|_| order.policy.dry_run) {
+        tell(launched);
+    }
     if let Some(status) = ends_with(order, launched) {
         session.exit_instead(status);
     }
     if order.refuse_with.is_some() {
         let _gone = ptrace::set_options(session.pid(), ptrace::Options::default());
     }
-    before_release(launched);
+    if let Some(tell) = before_release {
+        tell(launched);
+    }
     let _gone = session.go_home();
 }
 
@@ -406,7 +419,7 @@ impl<'a> Work<'a> {
         let objects = wanted
             .then(|| after_ld_so::expected(&self.order.policy, &self.objects(), self.deadline()));
         let objects = objects.filter(|plan| !plan.texts.is_empty());
-        Launched { report, plan: found.plan, objects }
+        Launched { report, plan: found.plan, objects, dry_run_status: Cell::new(0) }
     }
 }
 
