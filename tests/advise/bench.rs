@@ -414,3 +414,12 @@ fn ctrl_c_ends_the_rounds_of_a_command_and_tells_of_those_that_were() {
         serde_json::from_str(&std::fs::read_to_string(&file).expect("the figures")).expect("JSON");
     assert!(bench["rounds"].as_u64().is_some_and(|rounds| rounds >= 2), "{bench}");
 }
+
+#[test]
+fn an_option_that_would_measure_something_else_is_refused() {
+    for option in ["true", "--dry-run", "-p", "--help", "--version"] {
+        let done = ctl(["bench", &format!("--option={option}"), "--", "false"]);
+        done.assert_code(2);
+        assert!(done.err().contains("; fix: "), "{done}");
+    }
+}

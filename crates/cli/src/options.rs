@@ -492,7 +492,7 @@ pub struct Bench {
     pub slice: Option<Duration>,
 
     /// An option for tiexec, or for tiexecctl attach, such as --option=--edges=pad; may be repeated
-    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
+    #[arg(long, value_name = "OPTION", allow_hyphen_values = true, value_parser = parse_option)]
     pub option: Vec<String>,
 
     /// Write all figures to FILE, as JSON
@@ -609,6 +609,24 @@ pub enum CanaryCommand {
 fn parse_pattern(text: &str) -> Result<String, String> {
     let text = text.to_owned();
     Patterns::new(std::slice::from_ref(&text), &[]).map(|_is_one| text)
+}
+
+/// Refuses what would make tiexec do something else than start the command.
+fn parse_option(text: &str) -> Result<String, String> {
+    let name = text.split('=').next().unwrap_or(text);
+    let is_short = name.starts_with('-') && !name.starts_with("--");
+    let other = ["--pid", "--dry-run", "--help", "--version"];
+    if !text.starts_with('-') || text == "-" || text == "--" {
+        return Err(
+            "it is no option: it does not begin with -; fix: --option=--edges=pad".to_owned()
+        );
+    }
+    if other.contains(&name) || (is_short && name.contains(['p', 'h', 'V'])) {
+        return Err(format!(
+            "{name} would measure something else than the command; fix: leave it out"
+        ));
+    }
+    Ok(text.to_owned())
 }
 
 /// Parses a directory. A relative path begins at the working directory.
@@ -838,6 +856,18 @@ mod tests {
     fn the_definitions_are_sound() {
         Launch::command().debug_assert();
         Ctl::command().debug_assert();
+    }
+
+    #[test]
+    fn an_option_of_bench_is_one_of_a_launch() {
+        for bad in
+            ["true", "", "-", "--", "-p", "-p1", "--pid=1", "--dry-run", "--help", "-h", "-V"]
+        {
+            assert!(parse_option(bad).is_err(), "{bad}");
+        }
+        for good in ["--edges=pad", "-v", "--backing=hugetlb", "--page-size=2M"] {
+            assert!(parse_option(good).is_ok(), "{good}");
+        }
     }
 
     #[test]
