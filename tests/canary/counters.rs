@@ -39,6 +39,23 @@ fn that_have_no_number_change_nothing() {
 }
 
 #[test]
+fn that_cannot_be_run_are_named() {
+    require!(is_root(), "files in a directory of root's");
+    let server = Server::start(100, 0);
+    let before = joined(server.pid());
+    let says = |option: &str| format!("cannot run {option} './cq' in / as nobody: ");
+    let counter = started(&server.with_counter(&["--counter", "./cq"])).finish();
+    let guard = server.canary(&["--guard", "./cq"]);
+    for (done, option) in [(counter, "--counter"), (guard, "--guard")] {
+        done.assert_code(1);
+        assert!(done.err().contains(&says(option)), "{done}");
+        assert!(done.err().contains("not found; fix: name it by its whole path"), "{done}");
+    }
+    assert_eq!(joined(server.pid()), before);
+    server.finish();
+}
+
+#[test]
 fn that_fall_are_no_figure() {
     require!(is_root(), "files in a directory of root's");
     let server = Server::start(100, 0);

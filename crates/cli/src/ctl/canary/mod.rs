@@ -29,7 +29,7 @@ use tiexec_sys::procfs::ProcDir;
 
 use self::live::{Arm, Live};
 use self::selection::Selection;
-use self::source::{Counter, Guard, Server};
+use self::source::{Counter, Guard, Refusal, Server};
 use super::progress::Progress;
 use super::{attach, print};
 use crate::exit;
@@ -139,12 +139,20 @@ fn prove(options: &Canary) -> Result<u8, u8> {
     let turn = begin(&canaries)?;
     take_back(&turn)?;
     let live = Live::find(selection, &settings, turn)?;
-    counter.read().map_err(|why| {
-        warn(format_args!("cannot read {}: {why}", shown(options)));
+    counter.read().map_err(|refusal| {
+        let command = options.counter.as_deref().unwrap_or_default();
+        match refusal.is_no_command {
+            true => not_run("--counter", command, &refusal.why),
+            false => warn(format_args!("cannot read {}: {}", shown(options), refusal.why)),
+        }
         exit::FAILED
     })?;
     for guard in &guards {
-        if let Some(why) = guard.objects() {
+        if let Some(Refusal { why, is_no_command }) = guard.objects() {
+            if is_no_command {
+                not_run("--guard", options.guard.as_deref().unwrap_or_default(), &why);
+                return Err(exit::FAILED);
+            }
             warn(format_args!("the guard objects before anything was changed: {why}"));
             return Err(exit::GUARD);
         }
@@ -171,6 +179,15 @@ fn must_be_on() -> Result<(), u8> {
         )),
     }
     Err(exit::FAILED)
+}
+
+/// Says that the shell cannot run a command.
+fn not_run(option: &str, command: &str, why: &str) {
+    let user = source::other_user().map_or(String::new(), |user| format!(" as {user}"));
+    let command = command.shown();
+    warn(format_args!(
+        "cannot run {option} '{command}' in /{user}: {why}; fix: name it by its whole path"
+    ));
 }
 
 /// Returns how long a slice lasts, and the time after a switch that does not count.
@@ -490,9 +507,9 @@ impl<'a> Run<'a> {
     }
 
     fn look(&self) -> Result<Look, Unmeasured> {
-        let count = self.counter.read().map_err(|why| {
+        let count = self.counter.read().map_err(|refusal| {
             interrupt::signal()
-                .map_or(Unmeasured::Why(why), |signal| Unmeasured::End(End::Signal(signal)))
+                .map_or(Unmeasured::Why(refusal.why), |signal| Unmeasured::End(End::Signal(signal)))
         })?;
         let unread = || Unmeasured::Why("the processor time cannot be read".to_owned());
         let used = self.live.used()?.ok_or_else(unread)?;
@@ -510,7 +527,7 @@ impl<'a> Run<'a> {
                 return Err(End::Off(off));
             }
             for guard in &self.guards {
-                if let Some(why) = guard.objects() {
+                if let Some(Refusal { why, .. }) = guard.objects() {
                     let signal = interrupt::signal();
                     return Err(signal.map_or(End::Guard(why), End::Signal));
                 }

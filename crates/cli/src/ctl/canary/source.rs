@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,6 +21,8 @@ use tiexec_sys::interrupt;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often a wait looks whether it is over.
 const LOOK: Duration = Duration::from_millis(20);
+/// How much of what a command said last is kept, in bytes.
+const LAST_WORDS: usize = 1000;
 /// Most bytes of an answer.
 const LONGEST: usize = 1 << 20;
 
@@ -32,26 +34,39 @@ pub(super) enum Counter {
     Query(Server, String),
 }
 
+/// The reason why there is no answer, or a bad one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Refusal {
+    /// It, in words.
+    pub(super) why: String,
+    /// True if the shell could not run the command: sh(1) ends with 126 or 127 then.
+    pub(super) is_no_command: bool,
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        Self { why, is_no_command: false }
+    }
+}
+
 impl Counter {
     /// Reads it.
     ///
     /// # Errors
     /// It has no number, in words.
-    pub(super) fn read(&self) -> Result<f64, String> {
+    pub(super) fn read(&self) -> Result<f64, Refusal> {
         match self {
             Self::Command(command) => {
-                let (output, ended) = shell(command)?;
-                if let Some(how) = ended {
-                    return Err(format!("it failed: {how}"));
-                }
-                last_number(&output).ok_or_else(|| "it printed no number".to_owned())
+                let output = shell(command)?;
+                let none = || Refusal::from("it printed no number".to_owned());
+                last_number(&output).ok_or_else(none)
             }
             Self::Query(server, expression) => match &server.values(expression)?[..] {
                 [value] => Ok(*value),
-                [] => Err("it has no value".to_owned()),
+                [] => Err("it has no value".to_owned().into()),
                 several => {
                     let count = several.len();
-                    Err(format!("it has {count} values; fix: --query 'sum(...)'"))
+                    Err(format!("it has {count} values; fix: --query 'sum(...)'").into())
                 }
             },
         }
@@ -68,32 +83,39 @@ pub(super) enum Guard {
 
 impl Guard {
     /// Returns why the canary must end, if it must. A guard that cannot be asked is one that objects.
-    pub(super) fn objects(&self) -> Option<String> {
+    pub(super) fn objects(&self) -> Option<Refusal> {
         match self {
-            Self::Command(command) => match shell(command) {
-                Ok((_, None)) => None,
-                Ok((_, Some(how))) => Some(how),
-                Err(why) => Some(why),
-            },
+            Self::Command(command) => shell(command).err(),
             Self::Query(server, expression) => match server.values(expression) {
-                Ok(values) => values.first().map(|value| format!("it has the value {value}")),
-                Err(why) => Some(why),
+                Ok(values) => {
+                    values.first().map(|value| format!("it has the value {value}").into())
+                }
+                Err(why) => Some(why.into()),
             },
         }
     }
 }
 
-/// Runs a command by the shell, as nobody if this is root; returns what it printed, and how it failed.
-fn shell(command: &str) -> Result<(String, Option<String>), String> {
+/// Returns the user as whom commands run, if that is not this user.
+pub(super) fn other_user() -> Option<&'static str> {
+    rustix::process::geteuid().is_root().then_some("nobody")
+}
+
+/// Runs a command by the shell, as nobody if this is root; returns what it printed.
+///
+/// # Errors
+/// It failed, with the last line of its standard error.
+fn shell(command: &str) -> Result<String, Refusal> {
     let mut sh = Command::new("sh");
-    sh.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    sh.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // Ctrl-C does not reach it, and its children end with it.
     sh.process_group(0).current_dir("/");
-    if rustix::process::geteuid().is_root() {
+    if other_user().is_some() {
         sh.uid(NOBODY).gid(NOBODY);
     }
     let mut child = sh.spawn().map_err(|error| format!("it cannot be run: {error}"))?;
-    let told = listen(&mut child);
+    let mut words = Words(child.stderr.take(), Vec::new());
+    let told = listen(&mut child, &mut words);
     let group = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
     // It is not reaped yet, so the number is its own.
     if let Some(group) = group {
@@ -101,19 +123,66 @@ fn shell(command: &str) -> Result<(String, Option<String>), String> {
     }
     let status = child.wait().map_err(|error| error.to_string())?;
     let output = told?;
-    Ok((output, (!status.success()).then(|| status.to_string())))
+    if status.success() {
+        return Ok(output);
+    }
+    words.take();
+    let is_no_command = matches!(status.code(), Some(126 | 127));
+    let why = match words.last() {
+        Some(last) if is_no_command => last,
+        Some(last) => format!("it failed: {status}: {last}"),
+        None => format!("it failed: {status}"),
+    };
+    Err(Refusal { why, is_no_command })
+}
+
+/// The standard error of a command, and its last bytes.
+struct Words(Option<ChildStderr>, Vec<u8>);
+
+impl Words {
+    /// Takes what is there. A command that writes without end does not hold this up.
+    fn take(&mut self) {
+        let mut buffer = [0; 4096];
+        for _ in 0..16 {
+            let Some(pipe) = &mut self.0 else { return };
+            match pipe.read(&mut buffer) {
+                Ok(0) => self.0 = None,
+                Ok(count) => {
+                    self.1.extend(&buffer[..count]);
+                    let old = self.1.len().saturating_sub(LAST_WORDS);
+                    self.1.drain(..old);
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_nothing_now) => return,
+            }
+        }
+    }
+
+    /// Returns the last line.
+    fn last(&self) -> Option<String> {
+        let text = String::from_utf8_lossy(&self.1);
+        let line = text.lines().map(str::trim).rfind(|line| !line.is_empty())?;
+        Some(line.chars().take(200).collect::<String>().shown().to_string())
+    }
+}
+
+/// Makes the reads of a pipe return at once.
+fn without_waiting(pipe: &impl AsFd) -> Result<(), String> {
+    let failed = |error: rustix::io::Errno| error.to_string();
+    let flags = rustix::fs::fcntl_getfl(pipe).map_err(failed)?;
+    rustix::fs::fcntl_setfl(pipe, flags | OFlags::NONBLOCK).map_err(failed)
 }
 
 /// Reads what a command prints until it has ended.
-fn listen(child: &mut Child) -> Result<String, String> {
+fn listen(child: &mut Child, words: &mut Words) -> Result<String, String> {
     let end = Instant::now() + PATIENCE;
     let Some(mut pipe) = child.stdout.take() else { return Ok(String::new()) };
-    let failed = |error: rustix::io::Errno| error.to_string();
-    let flags = rustix::fs::fcntl_getfl(&pipe).map_err(failed)?;
-    rustix::fs::fcntl_setfl(&pipe, flags | OFlags::NONBLOCK).map_err(failed)?;
+    without_waiting(&pipe)?;
+    words.0.as_ref().map_or(Ok(()), without_waiting)?;
     let mut output = Vec::new();
     let (mut is_open, mut has_ended) = (true, false);
     loop {
+        words.take();
         let mut buffer = [0; 4096];
         match pipe.read(&mut buffer) {
             Ok(0) => is_open = false,
@@ -327,5 +396,10 @@ mod tests {
         }
         assert_eq!(Guard::Command("true".to_owned()).objects(), None);
         assert!(Guard::Command("exit 2".to_owned()).objects().is_some());
+        let why = |command: &str| read(command).map_err(|Refusal { why, .. }| why).unwrap_err();
+        assert_eq!(why("echo a >&2; echo b >&2; exit 3"), "it failed: exit status: 3: b");
+        assert!(why("yes x | head -c 1000000 >&2; exit 3").ends_with(": x"));
+        assert!(why("./none-of-that-name").contains("not found"));
+        assert!(read("./none-of-that-name").is_err_and(|refusal| refusal.is_no_command));
     }
 }
