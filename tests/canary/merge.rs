@@ -59,3 +59,22 @@ fn other_files_are_refused() {
         assert!(!done.err().contains('\u{1b}'), "{done}");
     }
 }
+
+/// No command waits without end for what the user names.
+#[test]
+fn a_file_without_an_end_is_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let fifo = dir.path().join("fifo").display().to_string();
+    support::child::tool(&["mkfifo", &fifo]);
+    let name = dir.path().display().to_string();
+    for path in ["/dev/zero", &fifo, &name] {
+        for words in [&["report"][..], &["canary", "merge"], &["rules", "check", "-f"]] {
+            let done = ctl([words, &[path]].concat());
+            done.assert_code(1);
+            assert!(done.err().contains("; fix: "), "{done}");
+            let why =
+                if path == fifo { "nobody writes to this pipe" } else { "it is no regular file" };
+            assert!(done.err().contains(why), "{done}");
+        }
+    }
+}

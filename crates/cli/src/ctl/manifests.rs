@@ -2,7 +2,6 @@
 //! that never get there.
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -11,7 +10,7 @@ use tiexec_agent::rules::Rules;
 use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
 
-use super::print;
+use super::{input, print};
 use crate::exit;
 use crate::stdio::warn;
 
@@ -56,15 +55,10 @@ pub(super) fn check(paths: &[PathBuf], rules: &Rules) -> u8 {
 }
 
 fn read(path: &Path) -> Result<String, String> {
-    let text = |input: &mut dyn Read| {
-        let mut text = String::new();
-        let read = input.take(LONGEST).read_to_string(&mut text);
-        read.map(|_count| text).map_err(|error| error.to_string())
-    };
     if path == Path::new("-") {
-        return text(&mut std::io::stdin().lock());
+        return input::limited(std::io::stdin().lock(), LONGEST);
     }
-    text(&mut std::fs::File::open(path).map_err(|error| error.to_string())?)
+    input::text_of(path, LONGEST)
 }
 
 fn of_documents(documents: &[Value], rules: &Rules) -> Findings {

@@ -1,18 +1,23 @@
 //! `tiexecctl report PID|BENCH.json`: one page to look at.
 
+use std::path::Path;
 use std::time::Duration;
 
 use tiexec_advise::compare::Bench;
 use tiexec_advise::heat::Heat;
 use tiexec_advise::page::{Made, Page, Subject};
+use tiexec_core::escape::AsShown;
 use tiexec_engine::sampling::FREQUENCY;
 use tiexec_sys::Pid;
 
 use super::advise::Advised;
-use super::{advise, can_write, date, inspect, machine, write};
+use super::{advise, can_write, date, input, inspect, machine, write};
 use crate::exit;
 use crate::options::{Advise, ReportPage, Targets};
 use crate::stdio::warn;
+
+/// Most bytes of a file.
+const LONGEST: u64 = 64 << 20;
 
 /// Runs `report`; returns the exit status.
 pub(super) fn run(options: &ReportPage) -> u8 {
@@ -63,8 +68,11 @@ fn of_process(pids: &[Pid], pid: i32, duration: Option<Duration>) -> Result<Subj
 }
 
 fn of_bench(path: &str) -> Result<Subject, u8> {
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        warn(format_args!("cannot read {path}: {error}"));
+    let text = input::text_of(Path::new(path), LONGEST).map_err(|why| {
+        let path = path.shown();
+        warn(format_args!(
+            "cannot read {path}: {why}; fix: name a PID, or a file of tiexecctl bench --export-json"
+        ));
         exit::FAILED
     })?;
     let bench = Bench::from_json(&text).map_err(|error| {

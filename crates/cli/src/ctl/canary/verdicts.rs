@@ -1,6 +1,5 @@
 //! The verdicts of this machine's canaries, and those of several machines together.
 
-use std::io::Read;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -10,7 +9,7 @@ use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::SCHEMA;
 
 use super::times;
-use crate::ctl::print;
+use crate::ctl::{input, print};
 use crate::exit;
 use crate::options::CanaryCommand;
 use crate::stdio::warn;
@@ -82,9 +81,7 @@ fn read(path: &Path) -> Result<Vec<Finding>, u8> {
         ));
         exit::FAILED
     };
-    let file = std::fs::File::open(path).map_err(|error| failed(&error))?;
-    let mut text = String::new();
-    file.take(LONGEST).read_to_string(&mut text).map_err(|error| failed(&error))?;
+    let text = input::text_of(path, LONGEST).map_err(|why| failed(&why))?;
     let export: Export = serde_json::from_str(&text).map_err(|error| failed(&error))?;
     if export.kind != Export::KIND {
         return Err(failed(&format_args!("it is of kind {:?}", export.kind)));
