@@ -173,7 +173,7 @@ pub fn miss_time(pages: Pages) -> MissTime {
         return MissTime::USUAL;
     }
     jump_timing::measure(pages).map_or(MissTime::USUAL, |times| {
-        MissTime::of_jumps(times.map(|times| (times.base_ns, times.huge_ns)))
+        MissTime::of_jumps(times.iter().map(|times| (times.base_ns, times.huge_ns)))
             .on_host(split_pages::are_split_here(pages) == Some(true))
     })
 }

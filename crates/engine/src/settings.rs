@@ -68,6 +68,9 @@ pub fn config_file() -> Result<Vec<u8>, String> {
     let file = match rustix::fs::open(CONFIG_FILE, flags, Mode::empty()) {
         Ok(file) => file,
         Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => return Ok(Vec::new()),
+        Err(errno @ (rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)) => {
+            return Err(failed(errno, "raise the limit on open files (ulimit -n), for"));
+        }
         Err(errno) => return Err(failed(errno, "chmod a+r")),
     };
     let kind = rustix::fs::fstat(&file).map(|stat| FileType::from_raw_mode(stat.st_mode));

@@ -4,7 +4,7 @@
 //! Where a hypervisor splits huge pages, jumps are still a little faster, because walks of the page tables are
 //! shorter: see [`split_pages`](crate::split_pages).
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::mm::ProtFlags;
 use tiexec_core::addr::Pages;
@@ -23,7 +23,9 @@ pub struct JumpTimes {
 }
 
 /// How often it is measured, each time in other memory.
-pub const COPIES: usize = 5;
+const COPIES: usize = 5;
+/// After this time no further copy is begun: where memory is fragmented, the kernel takes seconds to find huge pages for one.
+const LONGEST: Duration = Duration::from_secs(3);
 /// The memory that [`measure`] takes for its time, in bytes.
 pub const MEMORY: u64 = 5 * LEN as u64;
 
@@ -36,11 +38,12 @@ const ROUNDS: usize = 6;
 const RUNS: usize = 4;
 
 /// Measures both, several times: the memory may lie on huge pages of the host's or not, and what shares the
-/// core may go on for longer than one measurement takes. Takes about 0.5 s, and 160 MiB for that time.
+/// core may go on for longer than one measurement takes. Takes about 0.5 s, and 160 MiB for that time. Returns at least one
+/// measurement; fewer than five where each takes seconds.
 ///
 /// # Errors
 /// ENOSYS where one huge page is more than all that is jumped through; ENOMEM and the like.
-pub fn measure(pages: Pages) -> Result<[JumpTimes; COPIES], SysError> {
+pub fn measure(pages: Pages) -> Result<Vec<JumpTimes>, SysError> {
     if pages.pmd.bytes() > LEN as u64 {
         return Err(SysError { call: "measure", errno: Errno::NOSYS });
     }
@@ -57,15 +60,18 @@ pub fn measure(pages: Pages) -> Result<[JumpTimes; COPIES], SysError> {
         });
         times.fold(f64::INFINITY, f64::min)
     };
-    let mut all = [JumpTimes { base_ns: f64::INFINITY, huge_ns: f64::INFINITY }; COPIES];
+    let begun = Instant::now();
+    let mut all = Vec::with_capacity(COPIES);
     // Kept until the next ones are there, which would be given the same memory again.
     let mut before = None;
-    for best in &mut all {
+    while all.is_empty() || all.len() < COPIES && begun.elapsed() < LONGEST {
+        let mut best = JumpTimes { base_ns: f64::INFINITY, huge_ns: f64::INFINITY };
         let both = (Text::of(&code, pages, false)?, Text::of(&code, pages, true)?);
         for _ in 0..ROUNDS {
             best.base_ns = best.base_ns.min(time(&both.0));
             best.huge_ns = best.huge_ns.min(time(&both.1));
         }
+        all.push(best);
         before = Some(both);
     }
     drop(before);
