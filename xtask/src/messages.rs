@@ -42,7 +42,7 @@ fn all() -> Vec<(String, String)> {
 }
 
 /// A fix begins with one of these.
-const VERBS: [&str; 26] = [
+const VERBS: [&str; 27] = [
     "add",
     "advise",
     "allow",
@@ -57,6 +57,7 @@ const VERBS: [&str; 26] = [
     "log",
     "mount",
     "move",
+    "mkdir",
     "name",
     "put",
     "raise",
