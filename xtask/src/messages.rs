@@ -42,7 +42,7 @@ fn all() -> Vec<(String, String)> {
 }
 
 /// A fix begins with one of these.
-const VERBS: [&str; 27] = [
+const VERBS: [&str; 29] = [
     "add",
     "advise",
     "allow",
@@ -57,6 +57,7 @@ const VERBS: [&str; 27] = [
     "log",
     "mount",
     "move",
+    "man",
     "mkdir",
     "name",
     "put",
@@ -67,6 +68,7 @@ const VERBS: [&str; 27] = [
     "set",
     "stop",
     "systemctl",
+    "unset",
     "use",
     "wait",
     "write",

@@ -229,7 +229,7 @@ impl<'a> Agent<'a> {
                 Ok(listener) => agent.listener = Some(listener),
                 Err(NoSocket::Another) => {
                     return Err(format!(
-                        "cannot start: another tiexecd listens at {SOCKET}; fix: end it first, as by systemctl stop tiexecd"
+                        "cannot start: another tiexecd listens at {SOCKET}; fix: systemctl stop tiexecd, or end it"
                     ));
                 }
                 Err(NoSocket::Other(why)) => {
