@@ -43,7 +43,10 @@ fn rules_check_of_a_process_of_root() {
     let ctl = public.add(tiexecctl(), "tiexecctl", 0o755);
     let held = held(&small("hold", Kind::DynamicNoPie));
     let pid = held.pid().to_string();
-    let none = public.path().join("none").display().to_string();
+    let none = public.path().join("none");
+    std::fs::create_dir(&none).expect("a directory");
+    support::chmod(&none, 0o755);
+    let none = none.display().to_string();
     let words = ["rules", "check", "--conf-dir", &none, "--state-dir", &none, &pid];
     let done = Run::new(&ctl, words).plain().behind(NOBODY).output();
     done.assert_code(5);
