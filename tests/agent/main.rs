@@ -95,8 +95,21 @@ fn attach_rule(name: &str, exe: &Path) -> String {
     )
 }
 
+/// Returns whether the process handles or blocks SIGTERM: before that, the signal ends it in the kernel's way.
+fn takes_sigterm(pid: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let has = |line: &str| {
+        let set = line.strip_prefix("SigCgt:").or_else(|| line.strip_prefix("SigBlk:"));
+        let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+        set.is_some_and(|set| set & 1 << (libc::SIGTERM - 1) != 0)
+    };
+    status.lines().any(has)
+}
+
 /// Ends an agent as systemd does; returns what it said.
 fn stop(agent: Held) -> String {
+    let pid = agent.pid();
+    eventually("the agent has begun", || takes_sigterm(pid));
     agent.signal(libc::SIGTERM);
     let done = agent.finish();
     done.assert_code(0);
