@@ -37,7 +37,7 @@ use crate::policy::policy;
 use crate::retry::may_pass;
 use crate::switched_off::is_switched_off;
 pub use patterns::Patterns;
-use reverted::{Copies, HAS_COPIES};
+use reverted::{Copies, packed, unpacked};
 use tree::Tree;
 
 /// How old a program must be to be looked at: most end before, and would only be held up.
@@ -363,9 +363,10 @@ impl<'a> Follower<'a> {
         let seen_ticks = program.seen_ticks;
         let by_copy = told && mapped.iter().all(|mapping| self.copied.contains(mapping));
         let had_copies = program.copies.were_seen(pid);
+        let unknown = packed(LookOutcome::Otherwise as u8, had_copies);
         let mut one = || {
             if !self.is_meant(pid, seen_ticks) {
-                return LookOutcome::Otherwise as u8;
+                return unknown;
             }
             let mut has_copies = ProcDir::of(pid).is_ok_and(|process| has_text_of_ours(&process));
             if had_copies && !has_copies {
@@ -376,17 +377,17 @@ impl<'a> Follower<'a> {
                 Err(reason) if may_pass(reason) => LookOutcome::MayPass,
                 Err(_) => LookOutcome::Otherwise,
             };
-            outcome as u8 | if has_copies { HAS_COPIES } else { 0 }
+            packed(outcome as u8, has_copies)
         };
         let answer = if workers::is_foreign(pid) {
-            let unfinished = LookOutcome::Otherwise as u8 | if had_copies { HAS_COPIES } else { 0 };
-            workers::apart_as_its_user(pid, LONGEST, unfinished, one)
+            workers::apart_as_its_user(pid, LONGEST, unknown, one)
         } else {
             one()
         };
-        let outcome = LookOutcome::of(answer & !HAS_COPIES);
+        let (outcome, has_copies) = unpacked(answer);
+        let outcome = LookOutcome::of(outcome);
         if let Some(program) = self.programs.get_mut(&pid) {
-            program.copies.note(pid, answer & HAS_COPIES != 0);
+            program.copies.note(pid, has_copies);
             if outcome == LookOutcome::Reverted {
                 program.until = now;
             }

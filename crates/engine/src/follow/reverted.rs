@@ -29,5 +29,15 @@ fn identity(pid: Pid) -> Option<Identity> {
     ProcDir::of(pid).ok().and_then(|process| Identity::of(&process))
 }
 
-/// A look at a process as one byte, which a child can exit with: the outcome, and this bit if there are copies now.
-pub(super) const HAS_COPIES: u8 = 1 << 7;
+/// The bit of [`packed`] that is set if there are copies.
+const HAS_COPIES: u8 = 1 << 7;
+
+/// Packs a look at a process into one byte, which a child can exit with: the number of the outcome, and whether there are copies.
+pub(super) const fn packed(outcome: u8, has_copies: bool) -> u8 {
+    outcome | if has_copies { HAS_COPIES } else { 0 }
+}
+
+/// Takes apart the byte that [`packed`] made.
+pub(super) const fn unpacked(byte: u8) -> (u8, bool) {
+    (byte & !HAS_COPIES, byte & HAS_COPIES != 0)
+}

@@ -26,7 +26,7 @@ use tiexec_sys::perf_watch::wait_for_end;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, areas, process};
 
-use super::reverted::{Copies, HAS_COPIES};
+use super::reverted::{Copies, packed, unpacked};
 use super::{FIRST_GAP, LONGEST_GAP, Patterns, has_worked};
 use crate::locked_target::{LONGEST, LockedTarget, carry_out, has_text_of_ours};
 use crate::policy::policy;
@@ -184,17 +184,18 @@ impl<'a> StartWatch<'a> {
         let had_copies = self.copies.were_seen(program);
         let mut one = || {
             let (look, has_copies) = self.look_here(is_over, had_copies);
-            look as u8 | if has_copies { HAS_COPIES } else { 0 }
+            packed(look as u8, has_copies)
         };
         let answer = if workers::is_foreign(program) {
             // What the child learns it has in its own memory, so the next look is as if for the first time.
-            let unfinished = Look::Nothing as u8 | if had_copies { HAS_COPIES } else { 0 };
+            let unfinished = packed(Look::Nothing as u8, had_copies);
             workers::apart_as_its_user(program, LONGEST, unfinished, one)
         } else {
             one()
         };
-        self.copies.note(program, answer & HAS_COPIES != 0);
-        Look::of(answer & !HAS_COPIES)
+        let (look, has_copies) = unpacked(answer);
+        self.copies.note(program, has_copies);
+        Look::of(look)
     }
 
     /// The same in the process that may trace the program; also returns whether the program has copies now.
