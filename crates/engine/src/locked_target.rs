@@ -93,6 +93,7 @@ impl LockedTarget {
             allowed: None,
             private_copies: PrivateCopies::All,
             patience: PATIENCE,
+            batches: true,
             common_filters: 0,
         }
     }

@@ -62,6 +62,7 @@ fn own_text_becomes_huge_while_threads_execute_it() {
         allowed: None,
         private_copies: PrivateCopies::All,
         patience: Duration::ZERO,
+        batches: true,
         common_filters: 0,
     };
     let (ended, rounds) = (AtomicBool::new(false), AtomicU64::new(0));

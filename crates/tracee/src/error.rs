@@ -68,6 +68,10 @@ pub enum TraceError {
     /// The kernel refused a request. The tracee is in the state the last register set gives it.
     #[error(transparent)]
     Sys(SysError),
+    /// The signal that ends a batch was discarded before it stopped the tracee, which went home. The calls of the
+    /// batch were made, and what was to be released is released.
+    #[error("another thread had the kernel discard the signal that ends several calls")]
+    SignalDiscarded,
     /// The tracee stopped where it should not have.
     #[error("unexpected stop {0:?}")]
     Unexpected(Wait),

@@ -106,6 +106,14 @@ impl From<TraceError> for Failure {
     }
 }
 
+impl Failure {
+    /// Returns whether the tracee lost the signal that ends a batch. The same work succeeds without batches.
+    pub fn lost_a_batch(&self) -> bool {
+        let error = self.source.as_deref().and_then(|source| source.downcast_ref());
+        matches!(error, Some(TraceError::SignalDiscarded))
+    }
+}
+
 impl PartialEq for Failure {
     /// Errors cannot be compared; their words, which are in the detail, can.
     fn eq(&self, other: &Self) -> bool {

@@ -74,6 +74,8 @@ pub struct AttachOrder<'a> {
     pub private_copies: PrivateCopies,
     /// How long to look for a thread that takes a stop well, and for the right moment.
     pub patience: Duration,
+    /// True if several calls may be made in one stop, which a signal ends.
+    pub batches: bool,
     /// How many seccomp filters the process and this one had in common when this one was forked; 0 if it was not forked
     /// from the process. The filters of a thread with as many are this process's own, which can be tried where they
     /// may not be read.
@@ -125,6 +127,22 @@ pub struct StopCost {
     pub shown: bool,
 }
 
+impl AttachOrder<'_> {
+    /// Does `work`; once more, without batches, if another thread of the process had the kernel discard the signal
+    /// that ends a batch. The first attempt may have switched some of the text.
+    fn once_more_without_batches<T>(
+        &self,
+        mut work: impl FnMut(&Self) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        match work(self) {
+            Err(failure) if self.batches && failure.lost_a_batch() => {
+                work(&Self { batches: false, ..*self })
+            }
+            done => done,
+        }
+    }
+}
+
 impl Attached {
     /// Returns whether something was done to the process.
     pub fn touched_it(&self) -> bool {
@@ -137,8 +155,9 @@ impl Attached {
 /// # Errors
 /// Nothing could be begun; the process is as it was. The [`Attached`] tells of later failures.
 pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, Failure> {
-    let mut attached =
-        attach_as_seen(order, images).map_err(|failure| order.target.cause(failure))?;
+    let mut attached = order
+        .once_more_without_batches(|order| attach_as_seen(order, images))
+        .map_err(|failure| order.target.cause(failure))?;
     attached.failure = attached.failure.map(|failure| order.target.cause(failure));
     if attached.failure.is_none() && !attached.touched_it() {
         // There is nothing to do for the program that was looked at; it may be another by now.

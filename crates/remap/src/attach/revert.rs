@@ -92,7 +92,10 @@ struct Originals {
 /// # Errors
 /// Nothing could be begun; the process is as it was. The [`Reverted`] tells of later failures.
 pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
-    let mut reverted = revert_as_seen(order).map_err(|failure| order.target.cause(failure))?;
+    let mut back = Back::default();
+    let mut reverted = order
+        .once_more_without_batches(|order| revert_as_seen(order, &mut back))
+        .map_err(|failure| order.target.cause(failure))?;
     reverted.failure = reverted.failure.map(|failure| order.target.cause(failure));
     if reverted.failure.is_none() && reverted.stop.is_none() {
         // There is nothing to revert in the program that was looked at; it may be another by now.
@@ -101,17 +104,19 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     Ok(reverted)
 }
 
-fn revert_as_seen(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
-    let work = Work::find(order)?;
+/// Reverts what is found. `back` has the bytes that an earlier attempt reverted, and gets those of this one.
+fn revert_as_seen(order: &AttachOrder<'_>, back: &mut Back) -> Result<Reverted, Failure> {
+    let mut work = Work::find(order)?;
+    work.reverted.found += back.all;
+    work.reverted.found_text += back.text;
     if work.is_none(order) {
-        return Ok(work.reverted);
+        return Ok(work.told(back, Ok(())));
     }
     let rests_on = work.rests_on();
     let stop = Stop { entries: &work.entries, rests_on: &rests_on, calls: work.calls() };
-    let mut back = Back::default();
     let (cost, outcome) = in_a_stop(order, stop, |session, snapshot| {
         let (passing, by) = (OverSockets::new(order), Some(session.pid()));
-        work.carry_out(session, &passing, by, order, snapshot, &mut back)
+        work.carry_out(session, &passing, by, order, snapshot, back)
     })?;
     Ok(Reverted { stop: Some(cost), ..work.told(back, outcome) })
 }
@@ -130,7 +135,7 @@ pub fn revert_here(order: &AttachOrder<'_>, mut local: Local) -> Result<Reverted
     let snapshot = as_snapshot(order, &work.entries);
     let mut back = Back::default();
     let outcome = work.carry_out(&mut local, &OpenHere, None, order, &snapshot, &mut back);
-    Ok(work.told(back, outcome))
+    Ok(work.told(&back, outcome))
 }
 
 /// The work of a revert, known before the process is touched.
@@ -301,7 +306,7 @@ impl Work {
     }
 
     /// Tells how it went.
-    fn told(self, back: Back, outcome: Result<(), Failure>) -> Reverted {
+    fn told(self, back: &Back, outcome: Result<(), Failure>) -> Reverted {
         let failure = self.reverted.failure.or(outcome.err());
         let (reverted, reverted_text) = (back.all, back.text);
         Reverted { reverted, reverted_text, failure, ..self.reverted }

@@ -137,7 +137,9 @@ pub(super) fn begin(
             let begun = running::begin(snapshot, target, gadgets, &stopped, &now, permission);
             match begun {
                 Ok(Ok(mut session)) => {
-                    session.allow_batches(target.pid, &stopped, now.caught);
+                    if order.batches {
+                        session.allow_batches(target.pid, &stopped, now.caught);
+                    }
                     return Ok((stopped, session));
                 }
                 Err(error @ TraceError::Changed) => {

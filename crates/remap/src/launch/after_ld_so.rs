@@ -85,6 +85,8 @@ pub(crate) fn switch(
         },
         // It stands already.
         patience: Duration::ZERO,
+        // The session of a launch makes none.
+        batches: false,
         common_filters: 0,
     };
     let mut prepared =

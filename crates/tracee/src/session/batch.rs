@@ -171,7 +171,7 @@ impl Session {
             };
             let now = ptrace::registers(self.pid)?.map(|now| arch::stack_pointer(&now));
             if now.is_none_or(|now| now < self.scratch || now > self.apart) {
-                return Err(TraceError::Unexpected(Wait::Interrupted));
+                return Err(TraceError::SignalDiscarded);
             }
         }
     }
