@@ -116,7 +116,7 @@ pub struct TextOptions {
     #[arg(long, help_heading = MEMORY, value_name = "NODES")]
     pub numa: Option<Numa>,
 
-    /// Whether the first and last part of the text become huge, which fill no huge page: conservative (no), pad
+    /// Whether the first and last part of the text, which fill no huge page, become huge: conservative (no), pad
     /// (if they hold enough text, and the rest of the huge page is free or read-only data of the same file, which
     /// becomes executable), or aggressive (also where they hold little text) [default: conservative]
     #[arg(long, help_heading = MEMORY, value_name = "EDGES")]
@@ -301,7 +301,7 @@ pub enum CtlCommand {
     Rules(RulesCommand),
     /// List the builds of programs that crashed soon after a switch, or release one
     Quarantine(Quarantine),
-    /// Stop the agent and revert all programs (drain), or let it begin again (resume)
+    /// Keep the agent from beginning anything and revert all programs (drain), or let it begin again (resume)
     #[command(subcommand)]
     Agent(AgentCommand),
     /// Copy tiexec and tiexecctl into a directory, such as a volume that an init container shares
@@ -310,7 +310,7 @@ pub enum CtlCommand {
         #[arg(value_name = "DIR")]
         directory: PathBuf,
     },
-    /// Manage the image store: files of huge pages that hold the text of programs, one for the whole machine
+    /// Manage the image store: files of huge pages that hold the text of programs, once for all processes
     #[command(subcommand)]
     Store(StoreCommand),
 }
@@ -474,7 +474,8 @@ pub struct Bench {
     pub ignore_failure: bool,
 
     /// The figure to compare: the part of the command's output that this regular expression matches (its
-    /// first group, or all of it). With --attach, a command for the shell that prints a figure at its end
+    /// first group, or all of it). With --attach, a command for the shell that prints a figure at its end;
+    /// without --counter a slice lasts as long as this command
     #[arg(long, value_name = "REGEX|CMD")]
     pub metric: Option<String>,
 
@@ -666,7 +667,9 @@ pub struct ReportPage {
     mut_arg("select", |arg| arg.help("Select executable memory: a list of main, dso and jit, or all, or none [default: main,dso]")),
     mut_arg("follow", |arg| arg.help("Stay, and also treat the programs that the processes and their children start, as long as any of them lives")),
     mut_arg("settle", |arg| arg.help("Stay for this time, such as 30s, and treat text that the processes map meanwhile [default: return at once]")),
-    mut_arg("max_huge_pages", |arg| arg.help("Take at most this number of huge pages, the hottest first; auto takes as many as pay off by a model of the instruction TLB. The processes are sampled first, for the time of --settle [default: 5s]"))
+    mut_arg("max_huge_pages", |arg| arg.help("Take at most this number of huge pages, the hottest first; auto takes as many as pay off by a model of the instruction TLB. The processes are sampled first, for the time of --settle [default: 5s]")),
+    mut_arg("only", |arg| arg.help("With --follow, of the further programs treat only those whose path matches GLOB, such as '*/cc1plus'; a GLOB without a slash is compared with the file name")),
+    mut_arg("except", |arg| arg.help("With --follow, treat no further program whose path, or file name, matches GLOB"))
 )]
 pub struct Attach {
     /// The processes.
