@@ -19,11 +19,11 @@ pub fn build_id(file: &File) -> Option<String> {
     })
 }
 
-/// Most bytes of text that are hashed: a program's owner decides how long its file says that the text is.
+/// The most bytes of text that are hashed. A program's owner decides how long its file says that the text is.
 const MOST_TEXT: u64 = 256 << 20;
 
-/// Returns a digest of an ELF file's text, in hexadecimal digits: two files with one build ID need not hold the same.
-/// `None` for another kind of file, one that cannot be read, and one with text beyond any program's.
+/// Returns a digest of an ELF file's text, in hexadecimal digits. Two files with the same build ID may hold
+/// different text. `None` if the file is not ELF, cannot be read, or claims more text than any program has.
 pub fn text_key(file: &File) -> Option<String> {
     let (_, facts) = elf_facts(file).ok()?;
     let mut digest = blake3::Hasher::new();

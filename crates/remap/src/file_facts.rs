@@ -1,4 +1,4 @@
-//! The facts of an open file that decide something.
+//! The facts of an open file on which decisions depend.
 
 use std::fs::File;
 use std::io;
@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 use serde::{Deserialize, Serialize};
 
-/// The fields of fstat(2) that decide something.
+/// The fields of fstat(2) on which decisions depend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct FileFacts {
     /// The device.

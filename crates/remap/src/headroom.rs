@@ -1,8 +1,8 @@
-//! Whether there is room for an image: on the machine, and in the memory cgroup.
+//! Checks that an image has room, on the machine and in the memory cgroup.
 //!
-//! Shared memory is charged to the cgroup of whoever touches it first and cannot be reclaimed
-//! without swap: filling an image up to a limit would have the kernel kill somebody. How much there is to
-//! fill is for the program's headers and mappings to say, which may say anything.
+//! Shared memory is charged to the cgroup that touches it first, and cannot be reclaimed without swap. If an image
+//! were filled up to a limit, the kernel would kill a process. The program's headers and mappings say how much
+//! there is to fill, and may claim anything.
 
 use std::path::{Path, PathBuf};
 
@@ -16,20 +16,20 @@ use tiexec_sys::procfs::ProcDir;
 
 use tiexec_tracee::Failure;
 
-/// The memory that must be left over beside the image, in bytes: the program has yet to begin.
+/// The memory that must be left beside the image, in bytes: the program has yet to begin.
 const MARGIN: u64 = 64 << 20;
 
-/// Checks that the machine, the memory cgroup of the process, and each one above it, have room for `bytes`
-/// more and 64 MiB. A limit that cannot be read counts as none.
+/// Checks that the machine, the memory cgroup of the process, and each cgroup above it have room for `bytes` more
+/// and 64 MiB. A limit that cannot be read counts as no limit.
 ///
 /// # Errors
-/// `memory_headroom`; `memcg_headroom`: the cgroup that is too full, by its path.
+/// `memory_headroom`; `memcg_headroom`, with the path of the cgroup that is too full.
 pub fn check(process: &ProcDir, bytes: u64) -> Result<(), Failure> {
     check_machine(bytes)?;
     check_cgroups(process, bytes)
 }
 
-/// Checks that this many bytes of text in the page cache are not most of what the machine may cache.
+/// Checks that `bytes` of text are at most a quarter of the memory, so that they do not fill the page cache.
 ///
 /// # Errors
 /// `memory_headroom`.
@@ -65,7 +65,7 @@ pub(crate) fn total_memory() -> u64 {
 fn check_machine(bytes: u64) -> Result<(), Failure> {
     let needed = bytes.saturating_add(MARGIN);
     let info = rustix::system::sysinfo();
-    // Free memory is available, and faster to ask for.
+    // Free memory counts as available, and reading it is faster.
     if info.freeram.saturating_mul(info.mem_unit.into()) >= needed {
         return Ok(());
     }
@@ -85,7 +85,8 @@ fn check_machine(bytes: u64) -> Result<(), Failure> {
 }
 
 fn check_cgroups(process: &ProcDir, bytes: u64) -> Result<(), Failure> {
-    // This process's mounts tell where cgroups are mounted: another's may name any path, with anything there.
+    // Read the mount points of cgroups from this process's mounts. Another process's mounts may name any path, with
+    // any file there.
     let mounts = ProcDir::this_process().and_then(|this| this.read("mountinfo"));
     let Ok((cgroup, mounts)) = process.read("cgroup").and_then(|cgroup| Ok((cgroup, mounts?)))
     else {
@@ -108,13 +109,14 @@ fn check_cgroups(process: &ProcDir, bytes: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the directory of the memory cgroup that pays for `process`, as this process sees it; `None` where that
-/// is this process's own, or there is none.
+/// Returns the directory of the memory cgroup that pays for `process`, as this process sees it. `None` if that is
+/// this process's own cgroup, or if none is found.
 ///
 /// # Errors
-/// `memcg_headroom`: the kernel would kill all of the cgroup's processes when it is full (`memory.oom.group`); or the cgroup is
-/// not mounted where this process sees it, so that its limits are not known and nothing can be charged to it.
-/// `no_thread`: the cgroup is frozen, and a process that joins it would be too (cgroup v2).
+/// - `memcg_headroom`: the kernel would kill all of the cgroup's processes when it is full (`memory.oom.group`).
+/// - `memcg_headroom`: the cgroup is not mounted where this process sees it, so its limits are not known and
+///   nothing can be charged to it.
+/// - `no_thread`: the cgroup is frozen, and a process that joins it would freeze too (cgroup v2).
 pub(crate) fn charged_to(process: &ProcDir) -> Result<Option<PathBuf>, Failure> {
     let find = || {
         let this = ProcDir::this_process().ok()?;
@@ -157,7 +159,7 @@ pub(crate) fn charged_to(process: &ProcDir) -> Result<Option<PathBuf>, Failure> 
     Ok(Some(directory))
 }
 
-/// The cgroup's own directory and those above it, up to the mount.
+/// Returns the cgroup's own directory and those above it, up to the mount.
 fn ancestors(memory: &CgroupFiles) -> impl Iterator<Item = PathBuf> {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
@@ -174,7 +176,7 @@ fn left_in(directory: &Path, unified: bool) -> Option<u64> {
     } else {
         ("memory.limit_in_bytes", "memory.usage_in_bytes")
     };
-    // "max" is no number, and so no limit; v1 writes a number beyond any memory instead.
+    // "max" does not parse, and counts as no limit. cgroup v1 writes a number beyond any memory instead.
     let read =
         |name| std::fs::read_to_string(directory.join(name)).ok()?.trim().parse::<u64>().ok();
     let limit = read(limit)?;

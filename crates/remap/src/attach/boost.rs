@@ -1,15 +1,17 @@
-//! A boost: on a busy machine each of a stop's steps would wait for a processor.
+//! Real-time priority for the time of a stop. On a busy machine each step of a stop would otherwise wait for a
+//! processor.
 //!
-//! For the time of a stop the tracer's thread is scheduled before all normal ones (`SCHED_FIFO`), where that is
-//! allowed. The stopped thread is scheduled so too, but only if its credentials are the tracer's: a thread of another
-//! user could keep the priority, by changing its registers' way back in its own memory, or give it to children. The
-//! fetcher, which the tracer waits for in a stop, is TiExec's own and is scheduled like the tracer.
+//! The tracer's thread runs under `SCHED_FIFO`, before all normal threads, if it may. The stopped thread does too,
+//! but only if its credentials are the tracer's. A thread of another user could keep the priority, by changing in
+//! its own memory the registers with which it goes home, or give it to children. The fetcher is TiExec's own
+//! process, and the tracer waits for its answers in a stop; it is boosted with the tracer.
 //!
-//! - A boost ends with the stop. It ends before when the stopped thread has had it for ten milliseconds, or when the tracer's
-//!   thread has run for so long with it (waiting for a tracee takes nobody's processor). A warden sees to that, whatever the
-//!   tracer and its tracee do: a thread beside the tracer's, of the next higher priority.
+//! - A boost ends with the stop. It ends before that once the stopped thread has had it for ten milliseconds, or
+//!   once the tracer's thread has run with it for that long. Time in which the tracer waits for a tracee does not
+//!   count. The warden, a thread beside the tracer's with the next higher priority, ends such boosts, whatever the
+//!   tracer and its tracee do.
 //! - Children do not inherit it (`SCHED_RESET_ON_FORK`).
-//! - If TiExec dies, the thread takes its own boost back on its way home.
+//! - If TiExec dies, the stopped thread ends its own boost on its way home.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,15 +33,15 @@ use tiexec_tracee::syscall_manifest::ManifestEntry;
 
 /// The lowest real-time priority: before every normal thread, behind every other real-time one.
 const PRIORITY: i32 = 1;
-/// How long the stopped thread has it at most, and the tracer's runs with it, in one attach.
+/// The longest time for which the stopped thread is boosted, and for which the tracer runs boosted, in one attach.
 const LONGEST: Duration = Duration::from_millis(10);
 /// The least `RLIMIT_RTTIME` with which a thread is boosted: the kernel counts in ticks, and kills.
 const LEAST_LIMIT: Duration = Duration::from_millis(100);
 
-/// The link in `/proc` that tells a thread's user namespace.
+/// The link in `/proc` that names a thread's user namespace.
 const USERS: &str = "ns/user";
 
-/// The thread's way back, which it makes itself if this process dies.
+/// The call by which the thread ends its own boost if this process dies.
 const BACK: ManifestEntry = remote::SET_NORMAL_SCHEDULING;
 
 /// The calls that a boosted thread may make for us.
@@ -48,11 +50,11 @@ pub(super) const CALLS: [ManifestEntry; 1] = [BACK];
 /// The boosts of one attach; they end with this value.
 #[derive(Debug)]
 pub(super) struct Boost {
-    /// `None` where this thread may not be boosted, or is something else than normal.
+    /// `None` if this thread may not be boosted, or is not scheduled normally.
     shared: Option<Arc<Shared>>,
     /// Ends the boosts that last too long.
     warden: Option<JoinHandle<()>>,
-    /// True if a boost can be taken back without a trace.
+    /// True if ending a boost restores the thread's scheduling in full.
     traceless: bool,
     with_thread: bool,
 }
@@ -61,7 +63,7 @@ pub(super) struct Boost {
 #[derive(Debug)]
 struct Shared {
     tracer: Pid,
-    /// A process of TiExec's own that the tracer asks and waits for.
+    /// A process of TiExec's own that answers the tracer in a stop.
     fetcher: Option<Pid>,
     /// The user namespace of this process.
     namespace: Result<u64, SysError>,
@@ -72,18 +74,19 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    /// How long the tracer's thread had run when it was boosted, while it is.
+    /// The CPU time of the tracer's thread when its boost began; `None` while it is not boosted.
     since: Option<Duration>,
-    /// For how long it may still run boosted.
+    /// For how long the tracer's thread may still run boosted.
     left: Duration,
     /// The stopped thread and when its boost ends, while it has one.
     thread: Option<(Pid, Instant)>,
-    /// True if there will be no more boosts.
+    /// True once there will be no more boosts.
     over: bool,
 }
 
 impl Boost {
-    /// Finds out whether this thread may be boosted; it is not yet. `fetcher` answers it in a stop, and is boosted with it.
+    /// Finds out whether this thread may be boosted, but does not boost it yet. `fetcher` answers this thread in a
+    /// stop and is boosted with it.
     pub(super) fn begin(fetcher: Option<Pid>) -> Self {
         let none = Self { shared: None, warden: None, traceless: false, with_thread: false };
         if !schedule::is_normal(None)
@@ -110,7 +113,7 @@ impl Boost {
         }
     }
 
-    /// Boosts this thread, if there is time left: a thread is about to be stopped.
+    /// Boosts this thread, if it has time left. The caller is about to stop a thread.
     pub(super) fn start(&self) {
         let Some(shared) = &self.shared else { return };
         let mut state = shared.state();
@@ -118,7 +121,7 @@ impl Boost {
             && !state.left.is_zero()
             && let Some(now) = schedule::cpu_time(shared.tracer)
         {
-            // First what ends it.
+            // Set the end of the boost first.
             shared.wake_after(state.left);
             state.since = schedule::boost(None, PRIORITY).is_ok().then_some(now);
             if let Some(fetcher) = shared.fetcher {
@@ -127,20 +130,21 @@ impl Boost {
         }
     }
 
-    /// Schedules this thread normally again: no thread is stopped.
+    /// Schedules this thread normally again, because no thread is stopped.
     pub(super) fn rest(&self) {
         if let Some(shared) = &self.shared {
             shared.state().end(shared);
         }
     }
 
-    /// Boosts the stopped thread too, if it is this user's, is scheduled normally and could get back.
+    /// Boosts the stopped thread too, if it is this user's, is scheduled normally, and may end the boost itself.
     ///
     /// # Errors
     /// The thread is gone.
     pub(super) fn take_along(&mut self, session: &mut Session, tid: Pid) -> Result<(), TraceError> {
         let Some(shared) = &self.shared else { return Ok(()) };
-        // A process of other credentials has a fetcher, and a thread with others than were looked at is let go at once.
+        // A process of other credentials has a fetcher. If the thread's own credentials have changed since, it is
+        // let go at once.
         let is_ours = || {
             shared.fetcher.is_none()
                 && ProcDir::of(tid).and_then(|thread| thread.namespace(USERS)) == shared.namespace
@@ -149,7 +153,7 @@ impl Boost {
         if !self.traceless || !session.may(&BACK) || !schedule::is_normal(Some(tid)) || !is_ours() {
             return Ok(());
         }
-        // In force before the thread has anything to give back; the parameter is a priority of 0.
+        // Put the call into the chain before the thread is boosted. The zeroes are its parameter: a priority of 0.
         let back = remote::set_normal_scheduling(session.zeroes());
         session.release_on_the_way_home(back);
         session.install_chain()?;
@@ -163,8 +167,8 @@ impl Boost {
         Ok(())
     }
 
-    /// Lets the thread go on, scheduled normally again. Also returns for how long it stood: the end of the boost is not
-    /// part of that.
+    /// Ends the boost and lets the thread go on. Also returns how long the thread stood, without the time that
+    /// ending the boost took.
     ///
     /// # Errors
     /// The thread is gone.
@@ -192,18 +196,18 @@ impl Drop for Boost {
         state.over = true;
         drop(state);
         shared.wake_after(Duration::from_nanos(1));
-        // A later fork must find this process with one thread.
+        // This process may fork later, and must have one thread then.
         let _ended = self.warden.take().map(JoinHandle::join);
     }
 }
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // It is right between any two statements.
+        // The state is valid between any two statements, so a poisoned lock does no harm.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes the warden after so long, less than a second, and not at the time set before.
+    /// Wakes the warden after `time`, which is less than a second. Replaces the time set before.
     fn wake_after(&self, time: Duration) {
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         let it_value = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
@@ -213,7 +217,7 @@ impl Shared {
 
     /// The warden's loop: waits, and ends the boosts that last too long.
     fn keep_time(&self) {
-        // Once woken, the warden comes before both threads that it watches.
+        // Once woken, the warden runs before both threads that it watches.
         let _waits_for_a_processor_then = schedule::boost(None, PRIORITY + 1);
         loop {
             let _woken = rustix::io::read(&self.timer, &mut [0; 8]);
@@ -229,7 +233,8 @@ impl Shared {
 }
 
 impl State {
-    /// Returns after how long to look again, if at all.
+    /// Ends boosts that have lasted too long. Returns after how long to check again, or `None` if nothing is
+    /// boosted.
     fn end_what_lasts_too_long(&mut self, shared: &Shared) -> Option<Duration> {
         let now = Instant::now();
         let of_thread = self.thread.map(|(_, end)| end.saturating_duration_since(now));
@@ -255,7 +260,7 @@ impl State {
     }
 
     fn end_of_thread(&mut self) {
-        // If the thread has ended, its id may be another's, and that one is not ours to change.
+        // The thread may have ended and its ID may belong to another thread, which must not be changed.
         if let Some((tid, _)) = self.thread.take()
             && schedule::is_boosted(Some(tid))
         {
@@ -264,7 +269,7 @@ impl State {
     }
 }
 
-/// How long the thread has run since.
+/// Returns how much CPU time the thread has used since `since`.
 fn ran(tid: Pid, since: Duration) -> Duration {
     schedule::cpu_time(tid).map_or(Duration::MAX, |now| now.saturating_sub(since))
 }

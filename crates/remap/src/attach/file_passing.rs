@@ -1,6 +1,6 @@
-//! Handing a file to a running process: over a pair of sockets that it makes (unix(7), `SCM_RIGHTS`).
+//! Hands a file to a running process over a pair of sockets that the process makes (unix(7), `SCM_RIGHTS`).
 //!
-//! So no path need be visible to the process, and its right to open files does not matter.
+//! The process needs neither to see the file's path nor to have the right to open it.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use tiexec_tracee::syscall_manifest::ManifestEntry;
 use super::AttachOrder;
 use tiexec_tracee::Failure;
 
-/// The calls that a passage has the process make, beside
+/// The calls that the process makes to receive a file, beside
 /// [`DESCRIPTOR_CALLS`](tiexec_tracee::session::DESCRIPTOR_CALLS).
 pub(super) const CALLS: [ManifestEntry; 3] =
     [remote::SOCKETPAIR, remote::RECVMSG, remote::SEND_BYTE];
@@ -26,7 +26,7 @@ pub(super) const CALLS: [ManifestEntry; 3] =
 pub(super) struct Received {
     /// Its number in the process.
     pub fd: u64,
-    /// True if the thread is known to be able to read the byte that was asked for.
+    /// True if the thread is known to be able to read the byte that the caller wanted read.
     pub has_read: bool,
 }
 
@@ -41,7 +41,7 @@ impl Passage {
     /// Has the process make a pair of sockets; the session closes them.
     ///
     /// # Errors
-    /// `fd_limit`, `seccomp`-like refusals as `switch_failed`; nothing is left in the process.
+    /// `fd_limit`; `switch_failed` for any other refusal. Nothing is left in the process.
     pub(super) fn open(session: &mut Session, order: &AttachOrder<'_>) -> Result<Self, Failure> {
         let AttachOrder { target, workers, .. } = *order;
         let refused = |error: SysError| {
@@ -59,8 +59,8 @@ impl Passage {
         Ok(Self { theirs: u64::from(theirs.unsigned_abs()), ours: copy })
     }
 
-    /// Hands a file over, which `send` sends over the socket; the session closes it. The thread sends the byte at `read`, too,
-    /// where that takes no wait of its own: it can only if it may read that byte.
+    /// Hands over the file that `send` sends over the socket; the session closes it. If that takes no wait of its
+    /// own, the thread also sends the byte at `read`, which succeeds only if the thread may read that byte.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -71,12 +71,12 @@ impl Passage {
         read: Option<RemoteAddr>,
     ) -> Result<Received, Failure> {
         send(self.ours.as_fd())?;
-        // struct msghdr, struct iovec, one byte of data; the control message comes where its number is
-        // to be written.
+        // struct msghdr, struct iovec, one byte of data. The control message lies so that the kernel writes the
+        // descriptor's number to `number`.
         const HEADER: usize = 7 * WORD;
         const VECTOR: usize = HEADER + 2 * WORD;
         const LEN: usize = VECTOR + WORD;
-        // struct cmsghdr is a length, a level and a type; then the descriptor, and padding.
+        // struct cmsghdr is a length, a level and a type. The descriptor and padding follow.
         const CONTROL_HEADER: u64 = 2 * WORD as u64;
         const CONTROL: u64 = 3 * WORD as u64;
         let at = session.scratch(&[0; LEN])?.get();
@@ -99,13 +99,14 @@ impl Passage {
                 let has_read = byte.is_some() && self.has_come();
                 return Ok(Received { fd: u64::from(fd.unsigned_abs()), has_read });
             }
-            // It is received again, by a call that says why not. The first message may be gone.
+            // The batch brought no descriptor and no reason. Receive by a single call, which returns the error. The
+            // first message may be lost, so send it again.
             send(self.ours.as_fd())?;
         }
         let fd = session
             .call_for_descriptor(receive)?
             .map_err(Failure::of(FailureKind::SwitchFailed))?
-            // The process had no descriptor left: the message came without it.
+            // The message came without a descriptor: the process had no number free.
             .ok_or_else(|| Failure::new(FailureKind::FdLimit, "recvmsg brought no descriptor"))?;
         Ok(Received { fd: u64::from(fd.unsigned_abs()), has_read: false })
     }

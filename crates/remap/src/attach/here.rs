@@ -1,5 +1,5 @@
-//! The calls that an attach or a revert of this very process takes, for a thread under seccomp filters: a trial of all of them
-//! shows whether a filter would end the process in the middle.
+//! The calls that an attach or a revert of this very process makes, for a thread under seccomp filters. A trial of
+//! all of them shows whether a filter would end the process in the middle.
 
 use tiexec_core::seccomp::Value::{Any, Is, Small};
 use tiexec_sys::c;
@@ -10,7 +10,8 @@ use super::prepared::REFAULT_CALLS;
 use super::{ThpOn, probe};
 use crate::switch;
 
-/// Returns all of them. Those of looking and staging may be refused: the call's own answer tells then.
+/// Returns all of these calls. A filter may refuse those that look at the process and stage; the call itself then
+/// reports the error.
 pub fn calls_here() -> [&'static [ManifestEntry]; 8] {
     [
         &switch::CALLS,
@@ -24,7 +25,7 @@ pub fn calls_here() -> [&'static [ManifestEntry]; 8] {
     ]
 }
 
-/// A call of a descriptor, or of a path below one: the trial has neither.
+/// A call on a descriptor, or on a path below one. In the trial the descriptor is not open.
 const fn of_descriptor(name: &'static str, number: i64) -> ManifestEntry {
     ManifestEntry::needed(name, number, [Small, Any, Any, Any, Any, Any])
 }
@@ -34,7 +35,7 @@ const fn plain(name: &'static str, number: i64) -> ManifestEntry {
     ManifestEntry::needed(name, number, [Any; 6])
 }
 
-/// The calls of looking, staging and ending, with those of the allocator and of the start of a thread.
+/// The calls of looking, staging and ending, and those of the allocator and of the start of a thread.
 const BESIDE: [ManifestEntry; 42] = [
     remote::CLOSE,
     ManifestEntry::needed(

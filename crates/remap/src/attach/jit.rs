@@ -22,17 +22,16 @@ use super::written::Written;
 use super::{AttachOrder, Done, Stop, ThpOn, in_a_stop, thp_is_off};
 use tiexec_tracee::Failure;
 
-/// How often a passing obstacle (a page that somebody is using) is tried again.
+/// How often TiExec tries again after a temporary obstacle: another user holds a page.
 const ATTEMPTS: u32 = 3;
-/// How many huge pages are made in one stop of a thread: each takes about half a millisecond.
+/// How many huge pages a thread makes in one stop; each takes about half a millisecond.
 const IN_ONE_STOP: usize = 4;
 
-/// Makes the anonymous executable areas of a process huge, as far as they are populated: where at
-/// least half of a huge page's base pages are there. A page of which less is there would cost more
-/// memory than it holds code.
+/// Makes the anonymous executable areas of a process huge where at least half of a huge page's base pages are
+/// populated. A huge page with fewer would cost more memory than it holds code.
 ///
 /// # Errors
-/// The process could not be looked at; it is as it was. The areas tell what the kernel refuses.
+/// TiExec could not look at the process, which is unchanged. The areas report what the kernel refuses.
 pub fn collapse_jit(order: &AttachOrder<'_>) -> Result<Vec<JitArea>, Failure> {
     collapse_as_seen(order).map_err(|failure| order.target.cause(failure))
 }
@@ -58,10 +57,10 @@ fn collapse_as_seen(order: &AttachOrder<'_>) -> Result<Vec<JitArea>, Failure> {
     Ok(areas.into_iter().map(|area| area.seen(&after)).collect())
 }
 
-/// Returns the areas of code that a process makes itself and that have whole huge pages to gain, as they are.
+/// Returns the present state of the areas whose code the process makes itself and that could have whole huge pages.
 ///
 /// # Errors
-/// The process could not be looked at.
+/// TiExec could not look at the process.
 pub fn look_at_jit(
     process: &ProcDir,
     entries: &[Area],
@@ -78,13 +77,13 @@ pub fn look_at_jit(
 
 /// Returns whether the area is anonymous memory that may be executed.
 fn is_jit(vma: &Vma) -> bool {
-    // `[anon:name]` is what PR_SET_VMA_ANON_NAME made of it.
+    // PR_SET_VMA_ANON_NAME names an area `[anon:name]`.
     vma.perms.exec
         && !vma.is_file_backed()
         && (vma.name.is_empty() || vma.name.starts_with(b"[anon:"))
 }
 
-/// One such area.
+/// One area of anonymous executable memory.
 struct Jit {
     range: AddrRange,
     populated: Vec<AddrRange>,
@@ -108,9 +107,9 @@ impl Jit {
         Ok(Some(Self { range, populated, huge, wanted, refused: None }))
     }
 
-    /// Tells what the kernel says of it afterwards.
+    /// Returns the report of this area, from what the kernel shows after the work.
     fn seen(self, entries: &[Area]) -> JitArea {
-        // It may have been cut into several meanwhile.
+        // The kernel may have split the area into several meanwhile.
         let now = entries.iter().filter(|entry| self.range.covers(entry.vma.range));
         let huge_bytes: u64 = now.map(Area::huge_bytes).sum();
         JitArea {
@@ -124,7 +123,7 @@ impl Jit {
     }
 }
 
-/// Makes the huge pages from outside; `false` if that is not permitted.
+/// Makes the huge pages from outside. Returns `false` if that is not permitted.
 fn from_outside(process: BorrowedFd<'_>, areas: &mut [Jit]) -> bool {
     for area in areas {
         for &page in &area.wanted {
@@ -152,7 +151,7 @@ fn note(refused: &mut Option<String>, made: Result<(), SysError>) {
     }
 }
 
-/// Has the process make the huge pages, a few in each stop.
+/// Has the process make the huge pages, at most [`IN_ONE_STOP`] in each stop.
 fn from_inside(order: &AttachOrder<'_>, entries: &[Area], areas: &mut [Jit]) {
     let pages: Vec<(usize, AddrRange)> = areas
         .iter()

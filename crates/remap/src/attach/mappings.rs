@@ -1,19 +1,19 @@
-//! Whether the process may have the mappings that a switch takes.
+//! Whether the kernel's limit allows the mappings that a switch adds to the process.
 
 use tiexec_core::skip::FailureKind;
 
 use tiexec_tracee::Failure;
 
-/// The mappings that one switch can add for good: it cuts the text into the part, and what lies below
-/// and above.
+/// The mappings that one switch can add for good: it cuts a text into the switched part, the text below it and the
+/// text above it.
 const BY_EACH: usize = 2;
 /// The mappings that must be free beside those: the staged mapping, and the five by which mremap(2)
 /// wants to be below the limit (`mm/mremap.c`, "pre-compute if the whole operation has high chances to
 /// success").
 const BESIDE: usize = 6;
 
-/// Checks that a process that has `now` mappings may have `parts` of its text switched. A limit that
-/// cannot be read is none.
+/// Checks that a process with `now` mappings may have `parts` of its text switched. Without a readable limit the
+/// check passes.
 ///
 /// # Errors
 /// `map_count`.

@@ -1,8 +1,8 @@
-//! A running process: its text onto huge pages, and back.
+//! Puts the text of a running process onto huge pages, and back.
 //!
-//! Everything that takes time happens beside it. Then one of its threads is stopped for a moment and
-//! made to map what was staged; the others never stop. Until the one `mremap` of a span, nothing of
-//! the process has changed; after it, the span's bytes are the same as before.
+//! TiExec does everything that takes time beside the process. It then stops one thread for a moment and makes it
+//! map what was staged; the other threads never stop. Nothing of the process changes before the one `mremap` of a
+//! span. After it, the span's bytes are the same as before.
 
 mod boost;
 mod file_passing;
@@ -66,7 +66,7 @@ pub struct AttachOrder<'a> {
     pub target: &'a Target,
     /// The workers that open its files and copy its descriptors.
     pub workers: &'a Workers,
-    /// The wishes. The process runs while staging goes on.
+    /// The policy. The process runs while TiExec stages.
     pub policy: Policy,
     /// The huge pages that may be taken, by their addresses; `None` for all.
     pub allowed: Option<&'a [RemoteAddr]>,
@@ -74,24 +74,24 @@ pub struct AttachOrder<'a> {
     pub private_copies: PrivateCopies,
     /// How long to look for a thread that takes a stop well, and for the right moment.
     pub patience: Duration,
-    /// True if several calls may be made in one stop, which a signal ends.
+    /// True if one stop may make several calls in a row, which a signal ends.
     pub batches: bool,
-    /// How many seccomp filters the process and this one had in common when this one was forked; 0 if it was not forked
-    /// from the process. The filters of a thread with as many are this process's own, which can be tried where they
-    /// may not be read.
+    /// How many seccomp filters the process and this one had in common when this one was forked; 0 if it was not
+    /// forked from the process. A thread with the same number of filters has this process's own filters. This
+    /// process can try those, even if it may not read them.
     pub common_filters: u32,
 }
 
-/// Text that may be copied for one process alone. The other text becomes huge by what processes share: the page cache
-/// and the image store.
+/// Selects the text that TiExec may copy for one process alone. The other text becomes huge by what processes
+/// share: the page cache and the image store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PrivateCopies {
     /// All text.
     All,
-    /// All text if that is no more than this number of bytes; else the program's own. A compiler's 200 MiB of libraries
-    /// are too much for one start of it.
+    /// All text if it has at most this number of bytes; otherwise only the program's own text. A compiler's 200 MiB
+    /// of libraries are too much for one start of it.
     UpTo(u64),
-    /// None.
+    /// No text.
     None,
 }
 
@@ -100,15 +100,15 @@ pub enum PrivateCopies {
 pub struct Attached {
     /// The plan.
     pub plan: Plan,
-    /// Why it was not carried out, or not in full.
+    /// Why TiExec did not carry the plan out, or not in full.
     pub failure: Option<Failure>,
-    /// Why something was done in a worse way than could be.
+    /// Why TiExec did something in a worse way than planned.
     pub setback: Option<Failure>,
     /// The cost of the stop; `None` if no thread was stopped.
     pub stop: Option<StopCost>,
     /// Bytes of text that became huge without a stop.
     pub from_outside: u64,
-    /// Bytes copied from files into images for this process; none where an image was there already.
+    /// Bytes copied from files into images for this process; 0 if an image existed already.
     pub bytes_copied: u64,
     /// Why smaps was read, if it was.
     pub smaps_for: Option<SmapsFor>,
@@ -119,16 +119,16 @@ pub struct Attached {
 pub struct StopCost {
     /// The thread.
     pub tid: Pid,
-    /// For how long it stood.
+    /// How long the thread was stopped.
     pub lasted: Duration,
-    /// Counters of the calls that it made for us.
+    /// Counters of the calls that it made for TiExec.
     pub counts: Counts,
-    /// True if it saw that a system call was interrupted.
+    /// True if the thread saw that a system call was interrupted.
     pub shown: bool,
 }
 
 impl AttachOrder<'_> {
-    /// Does `work`; once more, without batches, if another thread of the process had the kernel discard the signal
+    /// Does `work`. Repeats it without batches if another thread of the process had the kernel discard the signal
     /// that ends a batch. The first attempt may have switched some of the text.
     fn once_more_without_batches<T>(
         &self,
@@ -144,23 +144,23 @@ impl AttachOrder<'_> {
 }
 
 impl Attached {
-    /// Returns whether something was done to the process.
+    /// Returns whether the attach changed anything in the process.
     pub fn touched_it(&self) -> bool {
         self.stop.is_some() || self.from_outside > 0
     }
 }
 
-/// Puts the text of a running process onto huge pages, as far as it is not.
+/// Puts the text of a running process onto huge pages, where it is not on them already.
 ///
 /// # Errors
-/// Nothing could be begun; the process is as it was. The [`Attached`] tells of later failures.
+/// TiExec could not begin, and the process is unchanged. [`Attached`] reports later failures.
 pub fn attach(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attached, Failure> {
     let mut attached = order
         .once_more_without_batches(|order| attach_as_seen(order, images))
         .map_err(|failure| order.target.cause(failure))?;
     attached.failure = attached.failure.map(|failure| order.target.cause(failure));
     if attached.failure.is_none() && !attached.touched_it() {
-        // There is nothing to do for the program that was looked at; it may be another by now.
+        // The program that was looked at needs no work, but the process may have executed another one since.
         order.target.still_there()?;
     }
     Ok(attached)
@@ -188,11 +188,12 @@ fn attach_as_seen(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attach
     Ok(prepared.attached)
 }
 
-/// Puts the text of this very process onto huge pages, as far as it is not: `order` is for this process, and has no workers.
-/// No thread is stopped: the calling thread makes the calls, while it and the others execute that text.
+/// Puts the text of this very process onto huge pages, where it is not on them already. `order` names this process
+/// and has no workers. No thread is stopped: the calling thread makes the calls, while it and the others execute
+/// that text.
 ///
 /// # Errors
-/// Nothing could be begun; the process is as it was. The [`Attached`] tells of later failures.
+/// TiExec could not begin, and the process is unchanged. [`Attached`] reports later failures.
 pub fn attach_here(
     order: &AttachOrder<'_>,
     images: &mut Images,
@@ -219,13 +220,13 @@ pub fn attach_here(
     Ok(prepared.attached)
 }
 
-/// Returns the mappings that were looked at, as what is switched needs them.
+/// Returns the mappings of `entries` as the snapshot that a switch needs.
 fn as_snapshot(order: &AttachOrder<'_>, entries: &[Area]) -> Snapshot {
     let vmas = entries.iter().map(|entry| entry.vma.clone()).collect();
     Snapshot { pages: order.policy.pages, vmas, entry: RemoteAddr::new(0) }
 }
 
-/// Returns the address space in which an attach or a revert switches: others run in it.
+/// Returns the address space in which an attach or a revert switches, and in which other threads run.
 fn surroundings<'a>(
     order: &AttachOrder<'a>,
     snapshot: &'a Snapshot,
@@ -235,18 +236,18 @@ fn surroundings<'a>(
     Surroundings { snapshot, company }
 }
 
-/// One stop of a thread: what was seen of the process before, and what is to be called.
+/// The parameters of one stop of a thread.
 struct Stop<'a> {
-    /// Its mappings.
+    /// The mappings of the process, as seen before the stop.
     entries: &'a [Area],
     /// The mappings that must still be as they were.
     rests_on: &'a [&'a Vma],
-    /// The calls that will be made.
+    /// The calls that the thread will make.
     calls: Vec<&'static [ManifestEntry]>,
 }
 
-/// Returns whether the process has turned THP off for itself (`PR_SET_THP_DISABLE`; mariadbd does, for its
-/// heap). PMD-mapped text stays so, but nothing new would become so.
+/// Returns whether the process has turned THP off for itself (`PR_SET_THP_DISABLE`; mariadbd does, for its heap).
+/// Text that is PMD-mapped stays PMD-mapped, but no other text can become so.
 fn thp_is_off(process: &ProcDir) -> bool {
     let status = process.status().unwrap_or_default();
     status.thp_enabled == Some(false)
@@ -258,15 +259,16 @@ fn has_locked_memory(process: &ProcDir) -> bool {
     status.locked > 0
 }
 
-/// THP on for a process that has turned it off, for as long as it takes to map what is staged.
+/// Turns THP on for a process that has turned it off, while the process maps what is staged.
 struct ThpOn;
 
 impl ThpOn {
     const CALLS: [ManifestEntry; 2] =
         [remote::set_thp_disable_entry(false), remote::set_thp_disable_entry(true)];
 
-    /// Turns it on if the process has it off now; the way home turns it off again. A process may turn it off at any moment until it
-    /// stands: mariadbd does so in its first milliseconds.
+    /// Turns THP on if the process has it off now; the thread turns it off again on its way home. TiExec checks
+    /// this in the stop, because a running process may turn it off at any moment: mariadbd does so in its first
+    /// milliseconds.
     fn begin(executor: &mut impl Executor, process: &ProcDir) -> Result<(), Failure> {
         if !thp_is_off(process) {
             return Ok(());
@@ -284,10 +286,10 @@ impl ThpOn {
 }
 
 impl Prepared {
-    /// Switches what is staged in a process of which a thread stands.
+    /// Switches what is staged in a process of which one thread is stopped.
     ///
     /// # Errors
-    /// Text that is not switched is where it was.
+    /// Text that could not be switched is unchanged.
     pub(crate) fn hand_and_switch(
         &self,
         session: &mut Session,
@@ -304,9 +306,9 @@ type Done = Result<(), Failure>;
 
 /// Stops one thread, has `work` make it call what is in `calls`, and lets it go.
 ///
-/// In a thread of this process that ends with it: a thread that did not come to its stop in time is
-/// still seized then, cannot be let go while it does not stand, and would stand as soon as it can. The
-/// kernel lets it go when the thread that seized it ends.
+/// All of this runs in a thread of its own. If the target thread does not stop in time, it is still seized. It
+/// cannot be detached while it does not stand, and it would stop as soon as it can. The kernel detaches it when the
+/// thread that seized it ends.
 fn in_a_stop(
     order: &AttachOrder<'_>,
     stop: Stop<'_>,
@@ -314,11 +316,11 @@ fn in_a_stop(
 ) -> Result<(StopCost, Done), Failure> {
     let Stop { entries, rests_on, mut calls } = stop;
     calls.push(&boost::CALLS);
-    // A trial forks, so this process must have one thread.
+    // A trial forks, so it must run while this process has one thread.
     let filters = thread::KnownFilters::find(order, &calls);
     let stop = Stop { entries, rests_on, calls };
     std::thread::scope(|scope| {
-        // Where memory is short, a stack of the usual size may be what is too much.
+        // If memory is short, a stack of the usual size may be too large.
         let thread = std::thread::Builder::new().name("tiexec-stop".into()).stack_size(512 << 10);
         let stop = thread
             .spawn_scoped(scope, || stop_and_work(order, stop, &filters, work))
@@ -347,14 +349,14 @@ fn stop_and_work(
     let done = order.target.unchanged(rests_on).and_then(|()| work(&mut session, &snapshot));
     let (counts, lasted) = match boost.leave(session, &stopped) {
         Ok(left) => left,
-        // The first thing that went wrong is the cause of the second.
+        // Report the first failure, because it caused the second.
         Err(error) => return Err(done.err().unwrap_or_else(|| gone(error))),
     };
     let Stopped { tid, shown, .. } = stopped;
     Ok((StopCost { tid, lasted, counts, shown }, done))
 }
 
-/// Looks for the instructions to call through, in the dynamic linker or in the program.
+/// Finds the instructions through which the thread makes its calls, in the dynamic linker or in the program.
 fn find_gadgets(order: &AttachOrder<'_>, snapshot: &Snapshot) -> Result<Gadgets, Failure> {
     let auxv = order.target.space.auxv().map_err(Failure::unreadable)?;
     let at = |key| RemoteAddr::new(auxv::get(&auxv, key).unwrap_or(0));

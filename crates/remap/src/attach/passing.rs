@@ -1,4 +1,4 @@
-//! How the process that is switched comes to have a file open: a stopped process is handed it over, and this very
+//! How the process that is switched gets a file open. TiExec hands the file over to a stopped process; this very
 //! process has it open already.
 
 use std::cell::OnceCell;
@@ -33,13 +33,13 @@ impl Handed<'_> {
     }
 }
 
-/// A way to have files open in the process.
+/// A way to open files in the process.
 pub(super) trait Passing {
-    /// The maker of its calls.
+    /// Makes the calls of the process.
     type Executor: Executor;
 
-    /// Has a file open there; the thread that makes the calls reads the byte at `read` too, where that takes no wait of its
-    /// own.
+    /// Opens a file in the process. If that takes no wait of its own, the thread that makes the calls also reads
+    /// the byte at `read`.
     ///
     /// # Errors
     /// `fd_limit`, `switch_failed`; nothing is left in the process.
@@ -50,21 +50,21 @@ pub(super) trait Passing {
         read: Option<RemoteAddr>,
     ) -> Result<Received, Failure>;
 
-    /// Tells that the file passed last is not needed there any more.
+    /// Releases the file that was passed last, because the process does not need it any more.
     ///
     /// # Errors
     /// The process is gone.
     fn let_go(&self, executor: &mut Self::Executor) -> Result<(), Failure>;
 }
 
-/// A stopped process: files come over a pair of sockets, which is made when the first file is passed.
+/// A stopped process: files come over a pair of sockets, made when the first file is passed.
 pub(super) struct OverSockets<'a> {
     order: &'a AttachOrder<'a>,
     passage: OnceCell<Passage>,
 }
 
 impl<'a> OverSockets<'a> {
-    /// Makes one that has no sockets yet.
+    /// Creates a value without sockets.
     pub(super) const fn new(order: &'a AttachOrder<'a>) -> Self {
         Self { order, passage: OnceCell::new() }
     }

@@ -1,9 +1,9 @@
-//! The exchange of pages of the hugetlb pool that hold more than text of one part, before the file's own parts come
-//! back.
+//! Replaces pages of the hugetlb pool that hold more than text of one part, before a revert maps the file's own
+//! parts.
 //!
-//! The kernel splits no mapping of the pool within a page (`hugetlb_vm_op_split`, `mm/hugetlb.c`), so no part of such a
-//! page can be unmapped or covered. A copy of the page in base pages takes its place first; each part of the copy can
-//! be.
+//! The kernel splits no mapping of the pool within a page (`hugetlb_vm_op_split`, `mm/hugetlb.c`), so no part of
+//! such a page can be unmapped or covered. TiExec first puts a copy of the page in base pages in its place. Each
+//! part of the copy can be covered.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -26,8 +26,8 @@ use crate::headroom;
 use crate::images::memfd;
 use crate::switch::{OpenFile, Surroundings, Switch, switch_all};
 
-/// The most that is copied of a process of other credentials, in bytes: this process pays for it until the file's own
-/// ranges are back, and longer if the process keeps it.
+/// The most that TiExec copies for a process of other credentials, in bytes. This process pays for the copy until
+/// the file's own ranges are back, and longer if the process keeps it.
 const MOST_FOR_OTHERS: u64 = 16 << 20;
 
 /// Pages of the pool, and the copy that takes their place.
@@ -37,7 +37,7 @@ pub(super) struct Exchange {
     copy: File,
 }
 
-/// Returns the pages of the pool among an area's within which a part begins or ends, joined where they adjoin.
+/// Returns those pool pages of an area within which a part begins or ends. Adjoining pages are joined.
 pub(super) fn mixed_pages(area: &Area, parts: &Parts, base: PageSize) -> Vec<AddrRange> {
     let mut mixed: Vec<AddrRange> = Vec::new();
     let Some(size) = PageSize::new(area.page_size).filter(|_| area.is_hugetlb(base)) else {
@@ -63,10 +63,11 @@ pub(super) fn mixed_pages(area: &Area, parts: &Parts, base: PageSize) -> Vec<Add
 }
 
 impl Exchange {
-    /// Copies what the process has at these pages, each to be mapped with its protection; `name` is that of what lies there.
+    /// Copies what the process has at these pages. Each is to be mapped with its protection. `name` is the name of
+    /// what lies there.
     ///
     /// # Errors
-    /// No memory, no descriptor.
+    /// There is no memory, or no descriptor.
     pub(super) fn prepare(
         order: &AttachOrder<'_>,
         name: &[u8],
@@ -103,7 +104,7 @@ impl Exchange {
     /// Has the process map the copy in the place of the pages.
     ///
     /// # Errors
-    /// Pages that were not exchanged are as they were.
+    /// Pages that were not replaced are unchanged.
     pub(super) fn make<P: Passing>(
         &self,
         executor: &mut P::Executor,

@@ -1,5 +1,5 @@
-//! All that is done beside a process before one of its threads is stopped: looking, planning, staging;
-//! and what is left to be done in the stop.
+//! The work beside a process before one of its threads is stopped (looking, planning, staging), and the work that
+//! is left for the stop.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -40,11 +40,11 @@ use crate::switch;
 use crate::target_file::TargetFile;
 use crate::{headroom, mapped, numa_placement, snapshot};
 
-/// All that can be done beside a process.
+/// The result of all work that can be done beside a process.
 pub(crate) struct Prepared {
     /// The plan, and the failures so far.
     pub attached: Attached,
-    /// Its mappings.
+    /// The mappings of the process.
     pub entries: Vec<Area>,
     /// Each text, its spans that get a copy, and the copy.
     staged: Vec<Staging>,
@@ -56,25 +56,25 @@ pub(crate) struct Prepared {
     /// The pages that have been written to.
     written: Written,
     marks: Option<Marks>,
-    /// The mappings that a dead TiExec left there.
+    /// The mappings that a dead TiExec left in the process.
     left: Vec<Vma>,
-    /// True if some of its memory is locked.
+    /// True if the process has locked some of its memory.
     locks: bool,
-    /// True if its text may have protection keys.
+    /// True if the text may have protection keys.
     keys: bool,
-    /// Text of which only the stop has shown that it must be left alone, and why.
+    /// Text that must be left alone for a reason that only the stop has shown.
     alone: Mutex<Vec<(AddrRange, SkipReason)>>,
 }
 
 impl Prepared {
-    /// Returns whether nothing is to be done to the process itself.
+    /// Returns whether the process itself needs no change.
     pub(crate) fn is_empty(&self) -> bool {
         !self.covers() && self.touched.is_empty() && self.left.is_empty()
     }
 
-    /// Has text that is in huge folios mapped by whole PMD entries from outside, where the kernel does
-    /// that (`MADV_COLLAPSE` on files: tmpfs; `READ_ONLY_THP_FOR_FS`; all file systems from 7.0 on): then
-    /// nobody need stop for it.
+    /// Has the kernel map text that is in huge folios by whole PMD entries from outside, where the kernel can
+    /// (`MADV_COLLAPSE` on files: tmpfs; `READ_ONLY_THP_FOR_FS`; all file systems from 7.0 on). No thread need stop
+    /// for such text.
     pub(super) fn touch_from_outside(&mut self, order: &AttachOrder<'_>) {
         if self.touched.is_empty() || thp_is_off(&order.target.process) {
             return;
@@ -87,7 +87,7 @@ impl Prepared {
         });
     }
 
-    /// Gives up what the stop has shown must be left alone.
+    /// Removes from the plan the text that the stop has shown must be left alone.
     pub(crate) fn give_up(&mut self) {
         let alone = self.alone.get_mut().unwrap_or_else(PoisonError::into_inner);
         for (range, why) in alone.drain(..) {
@@ -95,7 +95,7 @@ impl Prepared {
         }
     }
 
-    /// Returns whether something is to be mapped over the text.
+    /// Returns whether the stop maps anything over the text.
     fn covers(&self) -> bool {
         !self.staged.is_empty() || !self.edges.is_empty()
     }
@@ -128,15 +128,15 @@ impl Prepared {
         if !self.touched.is_empty() {
             calls.push(&REFAULT_CALLS);
         }
-        // Whether THP is off is seen in the stop.
+        // Only the stop shows whether THP is off, so its calls are always included.
         calls.push(&ThpOn::CALLS);
         calls
     }
 
-    /// Switches what is staged. `by` is the thread that is traced for this, if one is.
+    /// Switches what is staged. `by` is the thread that is traced for this; `None` if no thread is.
     ///
     /// # Errors
-    /// Text that is not switched is where it was.
+    /// Text that could not be switched is unchanged.
     pub(super) fn switch<P: Passing>(
         &self,
         executor: &mut P::Executor,
@@ -157,7 +157,7 @@ impl Prepared {
             switched = switched.and(done);
         }
         for &range in &self.touched {
-            // The refault would throw away text that was written to.
+            // A refault would discard text that was written to.
             match self.written.none(range) {
                 Ok(()) => refault(executor, range)?,
                 Err(failure) => switched = switched.and(Err(failure)),
@@ -167,15 +167,16 @@ impl Prepared {
     }
 }
 
-/// Finds the images of the store for what is planned, as [`stored::find`] does. It is passed as an argument, so that
-/// libtiexec, which passes none, does not contain the code of the store: a fifth of its size.
+/// The type of [`stored::find`], which finds the images of the store for what is planned. It is passed as an
+/// argument, so that libtiexec, which passes `None`, does not contain the code of the store: a fifth of its size.
 pub(crate) type FindStored =
     fn(&AttachOrder<'_>, &Images, &mut Texts, &Plan, Instant) -> (Vec<Stored>, Option<Failure>);
 
-/// Looks at a process, plans, and stages copies, until `deadline`; `find_stored` is `None` for a process that uses no store.
+/// Looks at a process, plans, and stages copies, until `deadline`. `find_stored` is `None` for a process that uses
+/// no store.
 ///
 /// # Errors
-/// Nothing could be begun. The [`Attached`] tells of later failures.
+/// TiExec could not begin. [`Attached`] reports later failures.
 pub(crate) fn prepare(
     order: &AttachOrder<'_>,
     images: &mut Images,
@@ -186,7 +187,7 @@ pub(crate) fn prepare(
     let Seen { areas: mut entries, smaps_for } = snapshot::look(order)?;
     let marks = mapped::marks(&order.target.process, order.policy.pages);
     let mut left = residue::find(order, marks, &entries);
-    // It is taken away first: what is planned is planned without it.
+    // The stop removes these mappings first, so the plan is made without them.
     entries.retain(|entry| !left.contains(&entry.vma));
     if order.policy.dry_run {
         left.clear();
@@ -226,7 +227,7 @@ pub(crate) fn prepare(
         smaps_for,
     };
     let locks = has_locked_memory(&order.target.process);
-    // smaps has told which have.
+    // If smaps was read, it has shown which text has keys.
     let keys = smaps_for.is_none() && process::has_protection_keys();
     let (staged, edges, touched) = (Vec::new(), Vec::new(), Vec::new());
     let mut prepared = Prepared {
@@ -275,10 +276,11 @@ pub(crate) fn prepare(
     Ok(prepared)
 }
 
-/// The most that is copied for one process of other credentials, in bytes: it may claim text of any length.
+/// The most that TiExec copies for one process of other credentials, in bytes. Such a process may claim text of any
+/// length.
 const MOST_FOR_OTHERS: u64 = 1 << 30;
 
-/// The calls that the process makes when images are handed over and switched to.
+/// The calls by which the process receives images and switches to them.
 pub(super) const COPY_CALLS: [&[ManifestEntry]; 3] =
     [&DESCRIPTOR_CALLS, &file_passing::CALLS, &switch::CALLS];
 
@@ -291,7 +293,7 @@ fn copies(plan: &Plan) -> impl Iterator<Item = (&Vma, Vec<Span>)> {
     })
 }
 
-/// Has the image of a text's spans ready.
+/// Gets the image of a text's spans ready.
 fn stage(
     order: &AttachOrder<'_>,
     texts: &Texts,
@@ -312,7 +314,7 @@ fn stage(
             let what = format!("{text} MiB of text of another user's process ({most} MiB at most)");
             return Err(Failure::new(FailureKind::MemoryHeadroom, what));
         }
-        // The reader's memory cgroup pays, which is that of the process; otherwise this process's own.
+        // The memory cgroup of the reader pays, which is the process's; without a reader, this process's own pays.
         let this = ProcDir::this_process().map_err(Failure::unreadable)?;
         headroom::check(
             if order.workers.reader().is_some() { &order.target.process } else { &this },
@@ -342,8 +344,8 @@ fn stage(
 pub(super) const REFAULT_CALLS: [ManifestEntry; 2] =
     [madvise_entry(Advice::DontNeed), madvise_entry(Advice::PopulateRead)];
 
-/// Has text that lies on huge folios already mapped anew, by whole PMD entries. A thread that runs there
-/// meanwhile faults it in again.
+/// Has the thread map text on huge folios that is mapped already once more, by whole PMD entries. A thread that
+/// runs there meanwhile faults it in again.
 fn refault(executor: &mut impl Executor, range: AddrRange) -> Result<(), TraceError> {
     for advice in [Advice::DontNeed, Advice::PopulateRead] {
         let _refused = executor.call(remote::madvise(range, advice))?;

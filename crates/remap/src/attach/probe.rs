@@ -1,5 +1,5 @@
-//! Questions to the stopped thread about the process's text, by calls that change nothing. No file under `/proc` has
-//! the answers but smaps, and the process would have to wait while smaps is read.
+//! Asks the kernel about the process's text, by calls of the stopped thread that change nothing. No file under
+//! `/proc` but smaps has these facts, and the process would have to wait while smaps is read.
 
 use tiexec_core::addr::{AddrRange, PageSize};
 use tiexec_core::skip::{FailureKind, SkipReason};
@@ -14,8 +14,8 @@ use tiexec_tracee::Failure;
 /// The call that [`is_locked`] has the process make.
 pub(super) const LOCK_CALLS: [ManifestEntry; 1] = [remote::MSYNC];
 
-/// Returns whether some of `range`, which is mapped, is locked in memory. If the process has locked some memory and may
-/// not be asked where, any range counts as locked.
+/// Returns whether some of `range`, which is mapped, is locked in memory. If the thread may not make the call, any
+/// range counts as locked: the caller knows that the process has locked some memory.
 pub(super) fn is_locked(
     executor: &mut impl Executor,
     range: AddrRange,
@@ -27,8 +27,8 @@ pub(super) fn is_locked(
     Ok(answer.is_err_and(|error| error.errno == Errno::BUSY))
 }
 
-/// Makes sure that the thread may read `text`, as it could a copy. The permissions of the mapping say that it may; a
-/// protection key can forbid it (pkeys(7)), which the kernel checks before it touches a page for a thread
+/// Makes sure that the thread may read `text`, as it could read a copy. The permissions of the mapping allow it,
+/// but a protection key can forbid it (pkeys(7)). The kernel checks the key before it touches a page for a thread
 /// (`check_vma_flags` in `mm/gup.c`; from Linux 5.14 on). The rights of other threads are not known.
 ///
 /// # Errors
@@ -39,7 +39,7 @@ pub(super) fn may_read(
     base: PageSize,
 ) -> Result<Result<(), Failure>, TraceError> {
     let first = AddrRange::with_len(text.start(), base.bytes()).unwrap_or(text);
-    // The manifest has it: each part that is staged is touched so.
+    // This call is in the manifest already, because it touches each staged part.
     Ok(match executor.call(remote::madvise(first, Advice::PopulateRead))? {
         Ok(_) => Ok(()),
         Err(error) if error.errno == Errno::INVAL => {

@@ -1,7 +1,7 @@
-//! Mappings that a dead TiExec left in a process. The next attach or revert finds them, and removes them before it does
-//! anything else there.
+//! Mappings that a dead TiExec left in a process. The next attach or revert finds them, and removes them before any
+//! other work there.
 //!
-//! The program runs none of them as text. Each is a mapping that was staged and never moved, a claim of a gap that was
+//! The program executes none of them. Each is a mapping that was staged and never moved, a claim of a gap that was
 //! never covered, or filler that a revert had yet to unmap.
 
 use tiexec_core::addr::AddrRange;
@@ -21,16 +21,17 @@ use tiexec_tracee::threads;
 use super::AttachOrder;
 use crate::mapped::{Layouts, is_marked_widened};
 
-/// The most that is taken away at once: more than a death leaves. A program may put marks on as much as it likes.
+/// The most mappings that are removed at once, which is more than one death leaves. A program may set any number of
+/// marks.
 const MOST: usize = 64;
-/// The most text VMAs that are looked at. A program may have as many as it likes too.
+/// The most text VMAs that are examined. A program may have any number of them.
 const MOST_TEXTS: usize = 4096;
 
-/// Returns what was left among all mappings of the process.
+/// Returns the mappings of the process that a dead TiExec left.
 pub(super) fn find(order: &AttachOrder<'_>, marks: Option<Marks>, entries: &[Area]) -> Vec<Vma> {
     let all: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
     let mut left = marked(order, marks, &all);
-    // A text that is mapped a second time, for it is staged, is not there.
+    // A staged mapping is a second mapping of a text, and does not count as that text.
     let here: Vec<&Area> = entries.iter().filter(|entry| !left.contains(&entry.vma)).collect();
     let vmas: Vec<Vma> = here.iter().map(|entry| entry.vma.clone()).collect();
     let mut layouts = Layouts::new(&order.target.process, order.workers, &vmas, order.policy.pages);
@@ -43,7 +44,7 @@ pub(super) fn find(order: &AttachOrder<'_>, marks: Option<Marks>, entries: &[Are
         let is_left = if is_ours(vma) {
             layouts.belongs_nowhere(order.target.space.memory(), index)
         } else {
-            // Page cache of which all that is the file's was given back.
+            // Widened page cache, all of whose file parts were reverted.
             let is_gap = |(_, parts): (_, Parts)| parts.within(vma.range).next().is_none();
             layouts.widened(vma).is_some_and(is_gap)
                 && is_marked_widened(&order.target.process, entry)
@@ -55,11 +56,11 @@ pub(super) fn find(order: &AttachOrder<'_>, marks: Option<Marks>, entries: &[Are
     left
 }
 
-/// Returns what carries a mark among all mappings of the process, as far as it is taken away at once.
+/// Returns the mappings of the process that carry a mark, at most [`MOST`].
 pub(super) fn marked(order: &AttachOrder<'_>, marks: Option<Marks>, vmas: &[Vma]) -> Vec<Vma> {
     let marked = marks.map(|marks| marks.left(vmas)).unwrap_or_default();
     let mut layouts = Layouts::new(&order.target.process, order.workers, vmas, order.policy.pages);
-    // Only copies, and what a file has in a segment that is not written to, are ever staged.
+    // TiExec stages only copies, and parts of a file in segments that are not writable.
     let mut could_be_staged = |vma: &Vma| {
         let Ok(file) = layouts.of(vma) else { return false };
         let end = vma.file_offset.saturating_add(vma.range.len());
@@ -69,11 +70,11 @@ pub(super) fn marked(order: &AttachOrder<'_>, marks: Option<Marks>, vmas: &[Vma]
     marked.into_iter().take(MOST).filter(is_left).cloned().collect()
 }
 
-/// Has the process unmap what was left, as far as it is still there; returns how many bytes that was. `by` is the thread that
-/// is traced for this, if one is.
+/// Has the process unmap those of the `left` mappings that are still there. Returns how many bytes they had. `by`
+/// is the thread that is traced for this; `None` if no thread is.
 ///
 /// # Errors
-/// `already_traced`: somebody else traces a thread of the process, and it may be theirs.
+/// `already_traced`: another process traces a thread of the process, and the mappings may be its own.
 pub(super) fn take_away(
     executor: &mut impl Executor,
     by: Option<Pid>,
@@ -83,7 +84,7 @@ pub(super) fn take_away(
     if left.is_empty() {
         return Ok(0);
     }
-    // TiExecs of different users do not exclude each other, and staging goes with tracing.
+    // TiExecs of different users do not exclude each other, but each traces a thread while it has mappings staged.
     let others = target.threads();
     let traced = others
         .into_iter()
@@ -106,9 +107,9 @@ pub(super) fn take_away(
     Ok(bytes)
 }
 
-/// Has the process unmap a range; returns how many bytes that was.
+/// Has the process unmap a range. Returns how many bytes were unmapped.
 pub(super) fn unmap(executor: &mut impl Executor, range: AddrRange) -> Result<u64, Failure> {
     let unmapped = executor.call(remote::munmap(range))?;
-    // The kernel unmaps no part of a page of the hugetlb pool: such a page stays.
+    // The kernel does not unmap a part of a page of the hugetlb pool; such a page stays.
     Ok(if unmapped.is_ok() { range.len() } else { 0 })
 }

@@ -1,14 +1,13 @@
-//! Back: the file's own ranges over the text of ours.
+//! Reverts: maps the file's own ranges over our copies of its text.
 //!
-//! The areas of the file that are left near ours, and the file's own headers, tell which file belongs there,
-//! and which part of it. No record is kept, so this works after an upgrade of TiExec and with an emptied
-//! store. The bytes are compared before anything is changed. A range that no segment of the file covers
-//! was empty before.
+//! TiExec keeps no record, so a revert works after an upgrade and with an emptied store. The areas of the file that
+//! are left near our mappings, and the file's headers, show which file belongs there and which part of it. TiExec
+//! compares the bytes before it changes anything. A range that no segment of the file covers was empty before.
 //!
-//! The steps have an order by which a later revert can tell what is left after each of them. A copy loses its filler
-//! first, so that each piece that remains holds something of the file's. Page cache that was widened loses its text
-//! first, because text alone would look like the file's own. Before that, pages of the hugetlb pool that hold an edge
-//! become base pages.
+//! The order of the steps lets a later revert tell what is left after each of them. A copy loses its filler first,
+//! so that each piece that remains holds something of the file's. Widened page cache loses its text first, because
+//! text alone would look like the file's own. Before that, pages of the hugetlb pool that hold an edge become base
+//! pages.
 
 use std::rc::Rc;
 
@@ -45,15 +44,15 @@ use crate::target_file::{ReadAt, TargetFile};
 /// The result of a revert.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reverted {
-    /// Bytes of ours that were found.
+    /// Bytes of our mappings that were found.
     pub found: u64,
-    /// Bytes of them that are the file's own again.
+    /// Bytes of our mappings that are the file's own again.
     pub reverted: u64,
     /// Bytes of the file's text among those found: without filler, and without other parts of the file.
     pub found_text: u64,
     /// Bytes of the file's text among those reverted.
     pub reverted_text: u64,
-    /// Why not all.
+    /// Why not all bytes were reverted.
     pub failure: Option<Failure>,
     /// The cost of the stop; `None` if no thread was stopped.
     pub stop: Option<StopCost>,
@@ -65,7 +64,7 @@ struct Piece {
     protection: i32,
 }
 
-/// A file, and what of it belongs in the place of ours.
+/// A file, and its parts that belong in the place of our mappings.
 struct Original {
     id: FileId,
     file: TargetFile,
@@ -78,11 +77,12 @@ struct Originals {
     files: Vec<Original>,
     /// The mappings that a dead TiExec left, known by their marks.
     left: Vec<Vma>,
-    /// Ranges where nothing belongs: filler of copies, and other rests of copies.
+    /// Ranges where nothing belongs: filler and other remains of copies.
     filler: Vec<AddrRange>,
-    /// The same, of page cache that was widened.
+    /// Ranges of widened page cache where nothing belongs.
     widened: Vec<AddrRange>,
-    /// Pages of the pool of which no part can be given back, and their protection; and how they are named.
+    /// Pages of the pool of which no part can be given back, and their protection. The next field is the name of
+    /// their file.
     of_pool: Vec<(AddrRange, i32)>,
     of_pool_name: Vec<u8>,
 }
@@ -90,7 +90,7 @@ struct Originals {
 /// Puts the file's own text back in the place of ours.
 ///
 /// # Errors
-/// Nothing could be begun; the process is as it was. The [`Reverted`] tells of later failures.
+/// TiExec could not begin, and the process is unchanged. [`Reverted`] reports later failures.
 pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
     let mut back = Back::default();
     let mut reverted = order
@@ -98,13 +98,14 @@ pub fn revert(order: &AttachOrder<'_>) -> Result<Reverted, Failure> {
         .map_err(|failure| order.target.cause(failure))?;
     reverted.failure = reverted.failure.map(|failure| order.target.cause(failure));
     if reverted.failure.is_none() && reverted.stop.is_none() {
-        // There is nothing to revert in the program that was looked at; it may be another by now.
+        // The program that was looked at has nothing to revert, but the process may have executed another one
+        // since.
         order.target.still_there()?;
     }
     Ok(reverted)
 }
 
-/// Reverts what is found. `back` has the bytes that an earlier attempt reverted, and gets those of this one.
+/// Reverts what is found. `back` counts the bytes that an earlier attempt reverted; this attempt adds its own.
 fn revert_as_seen(order: &AttachOrder<'_>, back: &mut Back) -> Result<Reverted, Failure> {
     let mut work = Work::find(order)?;
     work.reverted.found += back.all;
@@ -121,11 +122,11 @@ fn revert_as_seen(order: &AttachOrder<'_>, back: &mut Back) -> Result<Reverted, 
     Ok(Reverted { stop: Some(cost), ..work.told(back, outcome) })
 }
 
-/// Puts the file's own text back in this very process: `order` is for this process, and has no workers. No thread is
+/// Puts the file's own text back in this very process. `order` names this process and has no workers. No thread is
 /// stopped: the calling thread makes the calls, while it and the others execute that text.
 ///
 /// # Errors
-/// Nothing could be begun; the process is as it was. The [`Reverted`] tells of later failures.
+/// TiExec could not begin, and the process is unchanged. [`Reverted`] reports later failures.
 pub fn revert_here(order: &AttachOrder<'_>, mut local: Local) -> Result<Reverted, Failure> {
     let work = Work::find(order)?;
     if work.is_none(order) {
@@ -138,22 +139,22 @@ pub fn revert_here(order: &AttachOrder<'_>, mut local: Local) -> Result<Reverted
     Ok(work.told(&back, outcome))
 }
 
-/// The work of a revert, known before the process is touched.
+/// The work of a revert, known before the process is changed.
 struct Work {
     /// The bytes that were found, and the first failure so far.
     reverted: Reverted,
-    /// Its mappings, without those that a dead TiExec left.
+    /// The mappings of the process, without those that a dead TiExec left.
     entries: Vec<Area>,
     originals: Originals,
-    /// The copies that take the place of the pool's pages first.
+    /// The copies that first replace pages of the pool.
     exchange: Option<Exchange>,
     written: Written,
     marks: Option<Marks>,
-    /// True if some of its memory is locked.
+    /// True if the process has locked some of its memory.
     locks: bool,
 }
 
-/// The bytes that went back.
+/// The bytes that were reverted.
 #[derive(Default)]
 struct Back {
     all: u64,
@@ -161,7 +162,7 @@ struct Back {
 }
 
 impl Work {
-    /// Looks for what is ours, and for what belongs in its place.
+    /// Finds our mappings, and what belongs in their place.
     fn find(order: &AttachOrder<'_>) -> Result<Self, Failure> {
         let written = Written::of(&order.target.space, order.policy.pages)?;
         let entries = snapshot::look(order)?.areas;
@@ -213,7 +214,7 @@ impl Work {
         Ok(work)
     }
 
-    /// Returns whether nothing is to be done to the process.
+    /// Returns whether the process needs no change, or the policy is a dry run.
     fn is_none(&self, order: &AttachOrder<'_>) -> bool {
         self.originals.is_empty() || order.policy.dry_run
     }
@@ -251,10 +252,11 @@ impl Work {
         self.entries.iter().map(|entry| &entry.vma).filter(of_ours).collect()
     }
 
-    /// Puts everything back, and counts it in `back`. `by` is the thread that is traced for this, if one is.
+    /// Puts everything back, and counts it in `back`. `by` is the thread that is traced for this; `None` if no
+    /// thread is.
     ///
     /// # Errors
-    /// The first one; what was not put back is as it was.
+    /// The first failure. What was not put back is unchanged.
     fn carry_out<P: Passing>(
         &self,
         executor: &mut P::Executor,
@@ -284,8 +286,8 @@ impl Work {
                     Switch { source, offset, to, locked, protection, gaps, claim_by, backing };
                 switches.push(piece);
             }
-            // The first comparison covered the pages that were written to before: their bytes may be the file's
-            // again. Compare those pages once more.
+            // The first comparison accepted pages that were written to, if their bytes were the file's again. Such
+            // pages may have changed since: compare them once more.
             let unchanged = |piece: &Switch| {
                 written.base_pages(piece.to)?.into_iter().try_for_each(|pages| {
                     let into = pages.start().get() - piece.to.start().get();
@@ -305,7 +307,7 @@ impl Work {
         Ok(())
     }
 
-    /// Tells how it went.
+    /// Returns the result of the revert.
     fn told(self, back: &Back, outcome: Result<(), Failure>) -> Reverted {
         let failure = self.reverted.failure.or(outcome.err());
         let (reverted, reverted_text) = (back.all, back.text);
@@ -313,7 +315,7 @@ impl Work {
     }
 }
 
-/// Has the process unmap what nothing belongs in; returns how many bytes that is.
+/// Has the process unmap ranges where nothing belongs. Returns how many bytes were unmapped.
 fn unmap_all(executor: &mut impl Executor, ranges: &[AddrRange]) -> Result<u64, Failure> {
     let mut bytes = 0;
     for range in ranges {
@@ -323,7 +325,7 @@ fn unmap_all(executor: &mut impl Executor, ranges: &[AddrRange]) -> Result<u64, 
 }
 
 impl Originals {
-    /// Returns how many bytes of text go back.
+    /// Returns how many bytes of text are to be reverted.
     fn text_bytes(&self) -> u64 {
         let pieces = self.files.iter().flat_map(|file| &file.pieces);
         pieces.filter(|piece| piece.part.text).map(|piece| piece.part.range.len()).sum()
@@ -354,7 +356,7 @@ impl Originals {
         }
         for (file, parts) in here {
             let content: Vec<Part> = parts.within(range).collect();
-            // If the places are in doubt, bytes can identify text, and nothing else.
+            // If the place is in doubt, the bytes can identify text, but nothing else.
             let only_text = |part: &Part| part.text && part.range == range;
             if parts.is_closed(range)
                 || !parts.is_certain() && !matches!(&content[..], [part] if only_text(part))
@@ -381,7 +383,7 @@ impl Originals {
                 }
             }
         }
-        // A TiExec that died left it, of filler or beside the text.
+        // A TiExec that died left this area: it holds filler, or lies beside the text.
         if layouts.belongs_nowhere(memory, index) {
             self.filler.push(range);
             return Ok(());
@@ -390,7 +392,7 @@ impl Originals {
         Err(why.unwrap_or_else(no_file))
     }
 
-    /// Finds what belongs in the place of page cache that was widened: other protections, and nothing.
+    /// Finds what belongs in the place of widened page cache: parts with other protections, and gaps.
     fn look_at_widened(
         &mut self,
         memory: &Memory,
@@ -408,14 +410,14 @@ impl Originals {
         self.add(file, content, entry)
     }
 
-    /// Adds parts of a file, to be mapped in this order.
+    /// Adds parts of a file, in the order in which they are to be mapped.
     fn add(&mut self, file: &Rc<Mapped>, content: Vec<Part>, entry: &Area) -> Result<(), Failure> {
         let of_text = if entry.vma.guarded { GUARDED } else { TEXT };
         let pieces = content.into_iter().map(|part| {
             let protection = if part.text { of_text } else { c::PROT_READ };
             Piece { part, protection }
         });
-        // OpenFile over once, its areas can join each other.
+        // Open each file once, so that its areas can join each other.
         if let Some(known) = self.files.iter_mut().find(|known| known.id == file.id) {
             known.pieces.extend(pieces);
             return Ok(());
@@ -455,7 +457,7 @@ fn compare(
     Ok(())
 }
 
-/// Reads as a mapping of the file shows it: the page in which it ends goes on with zeros.
+/// Reads `file` as a mapping of it would show it: zeros follow the end of the file.
 fn read_mapped(file: &TargetFile, buffer: &mut [u8], at: u64) -> std::io::Result<()> {
     let mut done = 0;
     while done < buffer.len() {

@@ -1,6 +1,6 @@
-//! Images in the store for a running process. The process cannot be moved, so it has an image of the store only where that
-//! fits by itself: of a program at fixed addresses, and of a shared object that the kernel maps at a multiple of the huge
-//! page. Text in a place of chance gets a copy of its own (`crate::images`).
+//! Images in the store for a running process. The process cannot be moved, so it can use an image of the store only
+//! where the image fits: for a program at fixed addresses, and for a shared object that the kernel maps at a
+//! multiple of the huge page. Text at a random address gets a copy of its own (`crate::images`).
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -24,10 +24,10 @@ use crate::program::elf_facts;
 use crate::store::{BuildOrder, Store, StoredImage};
 use crate::target_file::TargetFile;
 
-/// Bytes of an image that a machine builds in a millisecond, about.
+/// Bytes of an image that a machine builds in a millisecond, roughly.
 const BUILT_PER_MILLISECOND: u128 = 256 << 10;
 
-/// The store's image of a file, and where a process has it.
+/// The store's image of a file, and the load bias at which the process has the file.
 #[derive(Debug)]
 pub(crate) struct Stored {
     file: FileId,
@@ -44,10 +44,10 @@ impl Stored {
     }
 }
 
-/// Finds the images of those texts that a copy is planned for. Has the missing ones built, until
-/// `deadline`. A text that has an image now gets it as its copy; of another it is noted why it has none.
+/// Finds the images of the texts for which a copy is planned, and has missing ones built until `deadline`. A text
+/// that has an image gets it as its copy. For any other text the reason is noted.
 ///
-/// Also returns the first reason why a text has no image that it could have.
+/// Also returns the first reason why a text has no image although it could have one.
 pub(crate) fn find(
     order: &AttachOrder<'_>,
     images: &Images,
@@ -75,7 +75,7 @@ pub(crate) fn find(
                 texts.is_not_stored(&text.vma, failure.reason);
                 let usual = match failure.reason {
                     Reason::Skipped(SkipReason::NoStore) => true,
-                    // A copy of its own is what such a process gets.
+                    // Such a process gets a copy of its own.
                     Reason::Skipped(SkipReason::Misplaced) => {
                         order.private_copies == PrivateCopies::All
                     }
@@ -90,7 +90,7 @@ pub(crate) fn find(
     (found, setback)
 }
 
-/// Opens a text's file for the store, which keeps only what others can start, too.
+/// Opens a text's file for the store, which accepts only files that other users can also start.
 fn original(file: &TargetFile, vma: &Vma) -> Result<File, Failure> {
     let private = |what: &str| {
         let detail = format!("{} {what}", vma.display_path().shown());
@@ -117,7 +117,7 @@ fn find_one<'a>(
         return Ok(found.get(index));
     }
     let path = Path::new(OsStr::from_bytes(vma.path()));
-    // One that cannot be built in time would be begun anew at each start.
+    // An image that cannot be built in time would be begun again at each start.
     let in_time = || {
         let left = deadline.saturating_duration_since(Instant::now()).as_millis();
         let len = original.metadata().map_or(0, |meta| meta.len());
@@ -147,7 +147,7 @@ fn find_one<'a>(
 /// Returns the image of these spans of a text.
 ///
 /// # Errors
-/// `store_refused`: none of them has an image.
+/// `store_refused`: the store has no image of the spans.
 pub(super) fn image(stored: &[Stored], vma: &Vma, spans: &[Span]) -> Result<Image, Failure> {
     let whole = |stored: &Stored| {
         let part =

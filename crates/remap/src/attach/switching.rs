@@ -1,4 +1,4 @@
-//! In the stop: each staged part over its text, one after the other.
+//! The switch in the stop: puts each staged part over its text, one after the other.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -29,28 +29,28 @@ use crate::target_file::TargetFile;
 pub(super) struct Staging {
     /// The text VMA.
     pub vma: Vma,
-    /// Its spans that are held by a copy.
+    /// The spans of the text that the copy holds.
     pub spans: Vec<Span>,
     /// The copy.
     pub image: Arc<Image>,
 }
 
-/// The process whose text is switched.
+/// The parameters of the switch in one process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Switching<'a> {
     /// The order.
     pub order: &'a AttachOrder<'a>,
-    /// Its address space.
+    /// The address space of the process.
     pub around: Surroundings<'a>,
-    /// Its texts.
+    /// The texts of the process.
     pub texts: &'a Texts,
-    /// Its pages that have been written to.
+    /// The pages of the process that have been written to.
     pub written: &'a Written,
-    /// True if some of its memory is locked.
+    /// True if the process has locked some of its memory.
     pub locks: bool,
-    /// True if its text may have protection keys.
+    /// True if the text may have protection keys.
     pub keys: bool,
-    /// Takes what must be left alone, and why.
+    /// Collects the text that must be left alone, and why.
     pub alone: &'a Mutex<Vec<(AddrRange, SkipReason)>>,
 }
 
@@ -58,8 +58,8 @@ impl Switching<'_> {
     /// Switches all that is staged, then the `edges` that the page cache holds.
     ///
     /// # Errors
-    /// The first one. A failure of one part only (`edge_in_use`, `modified_text`) does not keep the others
-    /// from being switched.
+    /// The first failure. A failure of one part only (`edge_in_use`, `modified_text`) does not keep the others from
+    /// being switched.
     pub(super) fn all<P: Passing>(
         &self,
         executor: &mut P::Executor,
@@ -69,7 +69,8 @@ impl Switching<'_> {
     ) -> Result<(), Failure> {
         let mut first = Ok(());
         for Staging { vma, spans, image } in staged {
-            // The image claims the gaps, in base pages. The hugetlb pool has none.
+            // An image claims its own gaps, in base pages. The hugetlb pool has no base pages, so the file claims
+            // them.
             let of_pool = |span: &Span| span.edge && span.backing == Backing::Hugetlb;
             let original = self.texts.file(vma).filter(|_| spans.iter().any(of_pool));
             let claim_by = match original {
@@ -123,7 +124,8 @@ impl Switching<'_> {
         first
     }
 
-    /// Notes what the kernel, or a key, has shown must be left alone: no failure, it is as if it had been known before.
+    /// Notes text that the kernel or a protection key has shown must be left alone. This is no failure: the text
+    /// counts as if the plan had known.
     fn left_alone(&self, to: AddrRange, done: Result<(), Failure>) -> Result<(), Failure> {
         match done {
             Err(Failure {
@@ -137,7 +139,7 @@ impl Switching<'_> {
         }
     }
 
-    /// Switches parts; `first` is what went wrong before.
+    /// Switches parts. `first` is the first failure before this.
     fn switch(
         &self,
         executor: &mut impl Executor,
@@ -153,7 +155,7 @@ impl Switching<'_> {
         Ok(first)
     }
 
-    /// Returns one part of one span, as it is to be switched: `from` are the file and the offset in it.
+    /// Returns one part of a span, ready to be switched. `from` is the file and the offset in it.
     fn part(
         &self,
         executor: &mut impl Executor,
@@ -171,7 +173,8 @@ impl Switching<'_> {
         Ok(Switch { source, offset, to, locked, protection, gaps, claim_by, backing })
     }
 
-    /// Makes sure that the thread may read a text as it could a copy: a mapping has one key.
+    /// Makes sure that the thread may read a text as it could read a copy. One check is enough, because a mapping
+    /// has one key.
     fn is_readable(
         &self,
         executor: &mut impl Executor,
@@ -204,7 +207,7 @@ impl Switching<'_> {
         Ok(locked)
     }
 
-    /// Returns the gaps in an edge, once it is seen that what is mapped there is still what it was.
+    /// Returns the gaps in an edge, after a check that the mappings there have not changed.
     fn gaps_now(&self, vma: &Vma, page: AddrRange) -> Result<Vec<AddrRange>, Failure> {
         let changed = || Failure::new(FailureKind::EdgeInUse, format!("{page} has changed"));
         let parts: &Parts =
@@ -217,21 +220,22 @@ impl Switching<'_> {
         if as_described && whole { Ok(parts.gaps(page)) } else { Err(changed()) }
     }
 
-    /// Returns the text VMA that the edge is of, and its file.
+    /// Returns the text VMA to which the edge belongs, and its file.
     fn text_at(&self, page: AddrRange) -> Option<(&Vma, &TargetFile)> {
         let text = self.texts.texts.iter().find(|text| text.vma.range.overlaps(page))?;
         Some((&text.vma, self.texts.file(&text.vma)?))
     }
 }
 
-/// Returns how maps names a file of ours: one in memory, whose device stat(2) and maps call the same.
+/// Returns the identity by which maps shows a file of ours: a file in memory, whose device is the same in stat(2)
+/// and maps.
 pub(super) fn id_of(file: &File) -> FileId {
     let Ok(meta) = file.metadata() else { return FileId::default() };
     let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
     FileId { major, minor, inode: meta.ino() }
 }
 
-/// Goes on after what concerns one part only.
+/// Continues after a failure that concerns one part only, and keeps the first one.
 fn keep_first(
     first: Result<(), Failure>,
     done: Result<(), Failure>,
@@ -248,8 +252,8 @@ fn keep_first(
     }
 }
 
-/// Returns where a part of an image goes in a process whose spans are `here`, and in which of them it
-/// is; `there` are those of the process that the image was made for, one by one the same.
+/// Returns where a part of an image belongs in a process with the spans `here`, and the span that holds it. `there`
+/// are the spans of the process that the image was made for; both lists correspond one to one.
 fn place_of<'a>(part: &Staged, there: &[Span], here: &'a [Span]) -> Option<(&'a Span, AddrRange)> {
     let index = there.iter().position(|span| span.range.covers(part.span.range))?;
     let into = part.span.range.start().get() - there[index].range.start().get();

@@ -27,13 +27,13 @@ use crate::policy::Policy;
 use crate::program::elf_facts;
 use crate::target_file::TargetFile;
 
-/// Text VMAs and the files that they are of, each opened once.
+/// The text VMAs and their files. Each file is opened once.
 #[derive(Debug, Default)]
 pub(crate) struct Texts {
     /// In address order.
     pub texts: Vec<RunningText>,
     files: Vec<Opened>,
-    /// What keeps the text's huge folios cached until the process has mapped them itself.
+    /// Keeps the text's huge folios cached until the process has mapped them itself.
     held: Held,
 }
 
@@ -42,11 +42,11 @@ pub(crate) struct Texts {
 struct Opened {
     id: FileId,
     file: TargetFile,
-    /// At each place where all of its text is; none for what is no ELF file.
+    /// The file's parts at each place where all of its text is mapped; empty if it is not an ELF file.
     images: Vec<Parts>,
 }
 
-/// The parameters of a look at texts.
+/// The parameters of examining texts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Looking<'a> {
     /// The order.
@@ -58,8 +58,8 @@ pub(super) struct Looking<'a> {
 }
 
 impl Looking<'_> {
-    /// Returns the part of a text that is looked at: its whole huge pages, and those of its edges if
-    /// they are wanted.
+    /// Returns the part of a text that is examined: its whole huge pages, and the huge pages at its edges if the
+    /// policy takes edges.
     fn extent(&self, vma: &Vma) -> Option<AddrRange> {
         let Policy { edges, pages, .. } = self.order.policy;
         match edges.edges {
@@ -103,7 +103,7 @@ impl Texts {
                     Err(failure) => Some(failure.reason),
                 };
             }
-            // A text that is left alone may be of any length.
+            // A text that is left alone may have any length, so skip it here.
             if let (None, Some(allowed), Some(extent)) = (text.leave, looking.order.allowed, extent)
             {
                 text.kept.extend(beyond(&text.kept, extent, allowed, pages));
@@ -114,7 +114,7 @@ impl Texts {
         found
     }
 
-    /// Returns what is known of a text VMA.
+    /// Returns the facts about a text VMA.
     pub(crate) fn text(&self, vma: &Vma) -> Option<&RunningText> {
         self.texts.iter().find(|text| text.vma == *vma)
     }
@@ -128,7 +128,7 @@ impl Texts {
         self.files.iter().find(|opened| opened.id == vma.file)
     }
 
-    /// Has a text's copy be of another kind.
+    /// Changes the backing of a text's copy.
     pub(super) fn copy_from(&mut self, vma: &Vma, backing: Backing) {
         for text in self.texts.iter_mut().filter(|text| text.vma == *vma) {
             text.copy = Some(backing);
@@ -142,7 +142,7 @@ impl Texts {
         }
     }
 
-    /// Has nothing be copied to `backing` of the files whose paths `meant` picks.
+    /// Forbids copies to `backing` of the files whose paths `meant` picks.
     pub(super) fn copy_nothing_to(&mut self, backing: Backing, meant: impl Fn(&[u8]) -> bool) {
         for text in self.texts.iter_mut().filter(|text| text.copy == Some(backing)) {
             if meant(text.vma.path()) {
@@ -151,8 +151,7 @@ impl Texts {
         }
     }
 
-    /// Opens the text's file, and finds out where it is mapped and which of its huge pages were written
-    /// to.
+    /// Opens the text's file, finds where it is mapped, and finds which of its huge pages were written to.
     fn look(
         &mut self,
         looking: &Looking<'_>,
@@ -162,7 +161,7 @@ impl Texts {
     ) -> Result<(), Failure> {
         let AttachOrder { target, workers, policy, .. } = *looking.order;
         let id = text.vma.file;
-        // A mapping may be of any length, with nothing in it: none of that is looked through.
+        // A mapping may have any length and be empty. Refuse it before its pages are examined.
         headroom::check_length(extent.len())?;
         if self.opened(&text.vma).is_none() {
             let file = open_mapped(&target.process, workers, &text.vma)?;
@@ -212,8 +211,8 @@ impl Texts {
     }
 }
 
-/// Returns the main executable's file: the one that its program headers are mapped of. (The entry
-/// point may lie in an image of ours.)
+/// Returns the main executable's file: the file that maps the program headers. (The entry point may lie in an image
+/// of ours.)
 fn main_file(process: &ProcDir, entries: &[Area]) -> Option<FileId> {
     let auxv = process.read("auxv").ok()?;
     let headers = RemoteAddr::new(auxv::get(&auxv, auxv::AT_PHDR)?);
@@ -221,7 +220,7 @@ fn main_file(process: &ProcDir, entries: &[Area]) -> Option<FileId> {
     entry.vma.is_file_backed().then_some(entry.vma.file)
 }
 
-/// Returns the whole huge pages of a text that are huge already: they are kept as they are.
+/// Returns the whole huge pages of a text that are huge already, and are kept.
 fn huge_already(entry: &Area, pages: Pages) -> Vec<(AddrRange, SkipReason)> {
     let whole = entry.vma.range.align_inward(pages.pmd);
     let whole = whole.filter(|whole| entry.huge_bytes() >= whole.len());
@@ -247,7 +246,7 @@ fn beyond(
         .collect()
 }
 
-/// Says why a text is to be left alone. A sealed text shows that it is sealed only when it is to be replaced.
+/// Returns why a text must be left alone. A sealed text shows that it is sealed only when it is to be replaced.
 fn leave(entry: &Area, pages: Pages) -> Option<Reason> {
     let vma = &entry.vma;
     if entry.is_hugetlb(pages.base) {
@@ -256,7 +255,7 @@ fn leave(entry: &Area, pages: Pages) -> Option<Reason> {
     if is_ours(vma) {
         let whole = vma.range.align_inward(pages.pmd);
         let huge = whole.is_some_and(|whole| entry.huge_bytes() >= whole.len());
-        // Otherwise the kernel has taken huge pages away since.
+        // If it is not huge, the kernel has taken huge pages away since.
         return Some(match huge {
             true => SkipReason::AlreadyPmdMapped.into(),
             false => FailureKind::NoHugePage.into(),
@@ -278,8 +277,8 @@ pub(crate) fn reserved(process: &ProcDir, entries: &[Area], pages: Pages) -> Res
     let layout = process.read("stat").ok().and_then(|text| stat::layout(&text).ok());
     let start_brk = layout.map(|layout| layout.start_brk);
     let status = process.status().unwrap_or_default();
-    // The kernel says how much grows down (MAP_GROWSDOWN) or is a shadow stack, which has a guard of its own below it.
-    // Where that is more than the stack, it could be any memory of a stack's kind.
+    // The kernel says how much memory grows down (MAP_GROWSDOWN) or is a shadow stack, which has a guard of its own
+    // below it. If that is more than the stack, any VMA of a stack's kind could be one of them.
     let is_stack = |vma: &&Vma| vma.name == b"[stack]";
     let stack: u64 = vmas.iter().filter(is_stack).map(|vma| vma.range.len()).sum();
     let could_be_one = |vma: &Vma| {
@@ -289,8 +288,8 @@ pub(crate) fn reserved(process: &ProcDir, entries: &[Area], pages: Pages) -> Res
     Reserved::find(&vmas, start_brk, pages, could_be_one)
 }
 
-/// Leaves alone a text whose file nothing else is mapped of: with all of it in a copy, nobody could
-/// tell any more what belongs there.
+/// Returns a reason to leave a text alone that is the only mapping of its file. With all of it in a copy, nothing
+/// would show any more which file belongs there.
 fn only_trace(entry: &Area, entries: &[Area], pages: Pages) -> Option<Reason> {
     let all_of_it = entry.vma.range.align_inward(pages.pmd) == Some(entry.vma.range);
     let others = entries.iter().filter(|other| other.vma.file == entry.vma.file).count() > 1;

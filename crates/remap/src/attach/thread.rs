@@ -1,5 +1,5 @@
-//! Finding the thread to stop: one that takes it well, and whose seccomp filters allow what it is to
-//! call.
+//! Finds the thread to stop: a thread that takes a stop well, and whose seccomp filters allow the calls that it is
+//! to make.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -23,9 +23,9 @@ use super::AttachOrder;
 use super::boost::Boost;
 use tiexec_tracee::Failure;
 
-/// How long only for one that will see nothing of it.
+/// For how long TiExec accepts only threads that see no EINTR from the stop.
 const UNSEEN_FIRST: Duration = Duration::from_secs(1);
-/// The longest pause between two looks.
+/// The longest pause between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// `seccomp` in `/proc/PID/status`.
@@ -34,7 +34,7 @@ const FILTERS: u32 = 2;
 /// Finds a thread that takes a stop well and may make `calls`, stops it, and begins a session in it.
 ///
 /// # Errors
-/// None was to be had; each goes on as it was.
+/// No thread could be used; each goes on as before.
 pub(super) fn begin(
     order: &AttachOrder<'_>,
     snapshot: &Snapshot,
@@ -97,10 +97,10 @@ pub(super) fn begin(
                 }
                 // A thread that has just ended cannot be traced either.
                 Err(_) if threads::alive(&target.process, tid).is_none() => continue,
-                // After an exec another thread may have this one's id; it lives.
+                // After an exec another thread may have this thread's ID, and that thread lives.
                 Err(_) if !memory.is_used() => return Err(TraceError::Changed.into()),
-                // Another tracer that was in the way may have gone since; and while the process executes another
-                // program the kernel refuses, whoever asks.
+                // Another tracer that was in the way may have gone since. While the process executes another
+                // program, the kernel refuses every tracer.
                 Err(error)
                     if attempts > 0 && traced_by(&target.process, tid) == 0 && is_denied(error) =>
                 {
@@ -109,7 +109,7 @@ pub(super) fn begin(
                 }
                 Err(error) => return Err(not_seized(target, tid, error)),
             };
-            // It stands from here on. Nothing is written to it before it is known to be what it was.
+            // The thread stands from here on. Write nothing to it before it is known to be the same as before.
             let now = threads::alive(&target.process, tid).unwrap_or_default();
             if !memory.is_used() || !target.same_rights(&now) {
                 running::drop_untouched(&stopped)?;
@@ -173,8 +173,8 @@ pub(super) fn begin(
     }
 }
 
-/// Says whether it may be traced, as far as looking tells: whoever may not, can neither read what its threads
-/// do nor its memory, and would take that for something else.
+/// Checks whether this process may trace the target, as far as reading `/proc` shows. Without permission, TiExec
+/// could read neither what the threads do nor their memory, and would report another cause.
 ///
 /// # Errors
 /// `ptrace_denied`.
@@ -195,7 +195,7 @@ pub(super) fn permitted(target: &Target) -> Result<(), Failure> {
     }
 }
 
-/// The threads that live, the leader first.
+/// Returns the living threads, the leader first.
 fn alive(target: &Target) -> Vec<(Pid, Status)> {
     target
         .threads()
@@ -204,8 +204,8 @@ fn alive(target: &Target) -> Vec<(Pid, Status)> {
         .collect()
 }
 
-/// Some that take a stop at least as well as `worst`, the best first, and a few of each kind: all that
-/// run may be on stacks where no frames can lie.
+/// Returns threads that take a stop at least as well as `worst`, the best first. There are a few of each kind,
+/// because all running threads may be on stacks where no frames can lie.
 fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) -> Vec<Pid> {
     const OF_A_KIND: usize = 4;
     let has_timeout = |fd| order.workers.has_timeout(order.target.task, fd);
@@ -215,7 +215,7 @@ fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) ->
             let takes = match status.state {
                 // Stopped by a signal: what it was doing is interrupted already.
                 b'T' => Takes::Asleep,
-                // Nothing wakes it, and once seized it could not be let go.
+                // Nothing wakes such a thread, and once seized it could not be let go.
                 b'D' => Takes::Badly,
                 _ => threads::takes(&order.target.process, *tid, &has_timeout),
             };
@@ -224,22 +224,23 @@ fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) ->
         })
         .filter(|(_, takes)| *takes <= worst)
         .collect();
-    // Stable: the leader, listed first, is the first of its kind.
+    // The sort is stable: the leader, listed first, is the first of its kind.
     order::by_key(&mut candidates, |(_, takes)| *takes);
     let kinds = candidates.chunk_by(|(_, one), (_, next)| one == next);
     kinds.flat_map(|kind| kind.iter().take(OF_A_KIND)).map(|(tid, _)| *tid).collect()
 }
 
-/// How the filters of a thread become known.
+/// What this process knows about the filters of the threads.
 pub(super) struct KnownFilters {
-    /// True if this process may read them, as far as it knows. If not, no thread is stopped for nothing.
+    /// True if this process may read filters, as far as it knows. If not, no thread is stopped only to find that
+    /// out.
     readable: bool,
-    /// Those that the process has in common with this one: how many, and what they allow.
+    /// The filters that the process has in common with this one: how many, and what they allow.
     common: Option<(u32, Filters)>,
 }
 
 impl KnownFilters {
-    /// Tries what must be tried. This process must have one thread.
+    /// Tries the filters that must be tried. This process must have one thread.
     pub(super) fn find(order: &AttachOrder<'_>, calls: &[&[ManifestEntry]]) -> Self {
         const SYS_ADMIN: u64 = 1 << 21;
         let own = ProcDir::this_process().and_then(|this| this.status()).unwrap_or_default();
@@ -250,7 +251,7 @@ impl KnownFilters {
         Self { readable, common }
     }
 
-    /// Returns whether they can tell about a thread that has filters.
+    /// Returns whether the filters of this thread, which has some, can become known.
     fn tell(&self, thread: &Status) -> bool {
         self.readable || self.tried(thread).is_some()
     }
@@ -260,7 +261,7 @@ impl KnownFilters {
         (thread.seccomp_filters == Some(*count)).then_some(filters)
     }
 
-    /// Returns those of a thread that stands: it may have got some since it was chosen.
+    /// Returns the filters of a stopped thread, which may have got some since it was chosen.
     fn of(&self, now: &Status, tid: Pid) -> Filters {
         match now.seccomp {
             0 => Filters::Known(Vec::new()),
@@ -280,7 +281,7 @@ fn all_filtered(alive: &[(Pid, Status)]) -> Failure {
     Failure::new(FailureKind::Seccomp, STRICT)
 }
 
-/// A thread whose state no frame can bring back.
+/// Returns the failure for a thread whose state no frame can restore.
 fn not_carried<E: Error + Send + Sync + 'static>(tid: Pid) -> impl FnOnce(E) -> Failure {
     move |error| {
         Failure::of(FailureKind::RegisterState)(error)
@@ -292,7 +293,7 @@ fn is_denied(error: TraceError) -> bool {
     matches!(error, TraceError::Sys(SysError { errno: Errno::PERM | Errno::ACCES, .. }))
 }
 
-/// Returns the PID of the thread's tracer; 0 if it has none, or none that this PID namespace shows.
+/// Returns the PID of the thread's tracer; 0 if it has none, or if this PID namespace does not show it.
 fn traced_by(process: &ProcDir, tid: Pid) -> u32 {
     threads::alive(process, tid).map_or(0, |status| status.tracer_pid)
 }

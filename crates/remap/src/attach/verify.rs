@@ -1,4 +1,4 @@
-//! After an attach: what the kernel says is PMD-mapped, and the report of it.
+//! Reports after an attach what the kernel says is PMD-mapped.
 
 use tiexec_core::coverage::{Note, coverage};
 use tiexec_core::plan::Plan;

@@ -19,10 +19,10 @@ pub(crate) struct Written {
 }
 
 impl Written {
-    /// Takes that of `space`.
+    /// Opens the pagemap of `space` once more.
     ///
     /// # Errors
-    /// `fd_limit`-like: no descriptor is left here.
+    /// `proc_unavailable`: this process has no descriptor free.
     pub(crate) fn of(space: &AddressSpace, pages: Pages) -> Result<Self, Failure> {
         let copied = space.pagemap().try_clone();
         let pagemap = copied.map_err(Failure::of(FailureKind::ProcUnavailable))?;
@@ -44,7 +44,7 @@ impl Written {
     pub(crate) fn base_pages(&self, range: AddrRange) -> Result<Vec<AddrRange>, Failure> {
         match pagemap_scan::written(&self.pagemap, range) {
             Ok(found) => Ok(found),
-            // Before Linux 6.7, all words are read.
+            // Before Linux 6.7, read all words.
             Err(_) => self.pages_of(range, self.pages.base),
         }
     }
@@ -75,8 +75,8 @@ impl Written {
         self.in_pieces(range, |piece, words| populated_huge_pages(piece, words, self.pages))
     }
 
-    /// Has `find` look at the words of `range` a piece at a time, each of whole huge pages: a mapping may be of
-    /// any length, and its words are not held in memory all at once.
+    /// Has `find` examine the words of `range` in pieces of whole huge pages. A mapping may have any length, so its
+    /// words are not held in memory all at once.
     fn in_pieces(
         &self,
         range: AddrRange,
