@@ -1,8 +1,8 @@
-//! The `image` and `hugetlb` backings: a memfd that holds the spans of one program, back to back,
-//! each huge page of it one huge page of memory.
+//! The `image` and `hugetlb` backings: a memfd that holds the spans of one program, back to back. Each huge page of
+//! the memfd is one huge page of memory.
 //!
-//! The memfd is made by the program itself (a remote call), so that nothing is inherited that could
-//! leak, and is filled here, beside it, through its entry under `/proc/PID/fd`.
+//! In a launch the program itself makes the memfd, by a remote call, so that it inherits nothing that could leak.
+//! TiExec fills the memfd from beside the program, through its entry under `/proc/PID/fd`.
 
 use std::fs::File;
 use std::time::Instant;
@@ -19,19 +19,19 @@ use tiexec_tracee::arch;
 
 use tiexec_tracee::Failure;
 
-/// Returns the flags of a memfd in pages of the hugetlb pool of this size; the pool's usual size may be
-/// another than the PMD's (`default_hugepagesz`).
+/// Returns the flags of a memfd in pages of the hugetlb pool of this size. The pool's default size may differ from
+/// the PMD size (`default_hugepagesz`).
 pub(crate) const fn hugetlb_flags(size: PageSize) -> u32 {
     c::MFD_HUGETLB | size.bits() << c::MFD_HUGE_SHIFT
 }
 
 /// Returns the name of a memfd for the text of the program or library `name`.
 pub(crate) fn memfd_name(name: &str) -> String {
-    // The kernel takes names up to 249 bytes; programs need not be told apart to the last letter.
+    // The kernel takes names up to 249 bytes. 40 characters identify a program well enough.
     format!("tiexec:{name}").chars().take(40).collect()
 }
 
-/// A part of a span that is staged, and where in the memfd.
+/// A part of a span that is staged, and its position in the memfd.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Staged {
     /// The text; begins and ends on a huge page.
@@ -45,7 +45,7 @@ pub struct Staged {
 pub struct Filled {
     /// The parts that can be switched.
     pub staged: Vec<Staged>,
-    /// Why some huge pages are missing from it, the first cause.
+    /// The first reason why huge pages are missing from the image; `None` if all are there.
     pub shortfall: Option<Failure>,
     /// Bytes copied from the file.
     pub copied: u64,
@@ -54,9 +54,9 @@ pub struct Filled {
 /// A file, and where its parts belong.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
-    /// It.
+    /// The file.
     pub file: &'a File,
-    /// The parts of the file at the edges of its text; `None` where no edge is to be filled.
+    /// The parts of the file at the edges of its text; `None` if no edge is to be filled.
     pub parts: Option<&'a Parts>,
 }
 
@@ -70,7 +70,7 @@ impl Source<'_> {
         }
     }
 
-    /// Returns what an image of these spans holds, wherever they are: for each of the file's parts its
+    /// Returns what an image of these spans holds, independent of their addresses: for each of the file's parts its
     /// place, its offset in the file and its length.
     pub(crate) fn contents(&self, spans: &[Span]) -> Vec<(u64, u64, u64)> {
         let mut before = 0;
@@ -94,17 +94,17 @@ pub struct Memory<'a> {
     pub backing: Backing,
     /// The page sizes.
     pub pages: Pages,
-    /// The NUMA nodes that huge pages are put on by turns; none to leave that to the kernel. One that has
-    /// no room left sends them to another.
+    /// The NUMA nodes among which huge pages alternate; empty to leave the choice to the kernel. If a node has no
+    /// room left, the kernel takes another.
     pub nodes: &'a [u32],
 }
 
-/// Fills `memfd` with `spans`, read from the file, one huge page at a time, until `deadline`; then
-/// seals it. Each huge page is allocated as one before it is filled; one that cannot be had is
-/// left out, as are those of which the file has nothing.
+/// Fills `memfd` with `spans`, read from the file, one huge page at a time, until `deadline`, and seals it. Each
+/// huge page is allocated as one before it is filled. Huge pages that the kernel cannot give, and those for which
+/// the file has no data, are left out.
 ///
 /// # Errors
-/// Nothing could be begun at all: no address space, the file has nothing of it, or sealing failed.
+/// Nothing could be staged: no address space, the file holds nothing of the spans, or sealing failed.
 pub fn fill(
     memfd: &File,
     source: Source<'_>,
@@ -147,7 +147,7 @@ pub fn fill(
     let holes = Holes::of(source.file);
     'spans: for span in &spans {
         let all: Vec<Span> = huge_pages(span, pages.pmd).collect();
-        // A page for which the file has no data holds no text: nothing is allocated for it.
+        // A page for which the file has no data holds no text, so allocate nothing for it.
         let is_hole = |page: &Span| {
             let has_data = |part: &Part| {
                 let end = part.file_offset.saturating_add(part.range.len());
@@ -199,10 +199,11 @@ pub fn fill(
     Ok(filled)
 }
 
-/// Seals a memfd that is mapped writable nowhere: nobody changes what it holds any more. Some kernels count
-/// the references of huge pages wrongly in `memfd_wait_for_pins` (mm/memfd.c: 5.14 those of shmem, until
-/// "fix F_SEAL_WRITE after shmem huge page allocated"; Ubuntu's 6.8 those of hugetlb) and take them for
-/// pinned: EBUSY. They are not asked to wait then, and since no mapping is writable it comes to the same.
+/// Seals a memfd that is mapped writable nowhere, so that nobody can change it any more. Some kernels count the
+/// references of huge pages wrongly in `memfd_wait_for_pins` (mm/memfd.c: 5.14 those of shmem, until "fix
+/// F_SEAL_WRITE after shmem huge page allocated"; Ubuntu's 6.8 those of hugetlb). Such a kernel takes the pages for
+/// pinned and returns EBUSY. The second attempt uses F_SEAL_FUTURE_WRITE, which does not wait for pins. It has the
+/// same effect, because no mapping is writable.
 fn seal(memfd: &File) -> Result<(), rustix::io::Errno> {
     let with = |write: SealFlags| {
         let seals = write | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
@@ -218,11 +219,11 @@ fn no_page_reason(backing: Backing) -> FailureKind {
     if backing == Backing::Hugetlb { FailureKind::HugetlbPool } else { FailureKind::NoHugePage }
 }
 
-/// Huge pages allocated by one call: each call drains every processor's page lists, which takes
-/// longer than a huge page on a large machine, and between calls the deadline is looked at.
+/// Huge pages that one call allocates. Each call drains every processor's page lists, which on a large machine
+/// takes longer than making a huge page. The deadline is checked between calls.
 const BATCH: usize = 8;
 
-/// Allocates `count` huge pages from `image_offset` on, zero-filled; says of each whether it could.
+/// Allocates `count` huge pages from `image_offset` on, filled with zeros. Returns for each whether that succeeded.
 fn allocate(
     mapping: &FillMapping,
     memory: Memory<'_>,
@@ -236,16 +237,16 @@ fn allocate(
     let start = usize::try_from(image_offset).unwrap_or(usize::MAX);
     let one = |index: usize| -> Result<(), Failure> {
         let at = start + index * huge;
-        // The kernel collapses onto the node that the one base page is on (`hpage_collapse_find_target_node`),
-        // and its own interleaving goes by base pages: the first ones of huge pages would share a node.
+        // The kernel collapses onto the node of the one base page (`hpage_collapse_find_target_node`). Its own
+        // interleaving alternates by base pages, so the first ones of all huge pages would share a node.
         if let Some(node) = nodes.get((at / huge).checked_rem(nodes.len()).unwrap_or(0)) {
             let refused = Failure::of(FailureKind::Numa);
             mapping.prefer_node(at, huge, *node).map_err(refused)?;
         }
         let populated = match backing {
             Backing::Hugetlb => mapping.populate(at, huge),
-            // As much as a huge page is made of (see `make_huge`). Making them before filling saves a
-            // second copy.
+            // Populate the base page from which a huge page is made (see `make_huge`). To make the huge page before
+            // it is filled saves a second copy.
             _ => mapping.populate(at, base),
         };
         populated.map_err(no_page)
@@ -258,7 +259,7 @@ fn allocate(
     {
         return populated;
     }
-    // Something in the batch would not: find out what, page by page.
+    // A huge page of the batch could not be made. Try each page to find out which.
     populated
         .into_iter()
         .enumerate()
@@ -269,7 +270,7 @@ fn allocate(
         .collect()
 }
 
-/// Copies one huge page's bytes from the file; where it has none, puts filler.
+/// Copies one huge page's bytes from the file, and puts filler where the file has none.
 fn copy(
     mapping: &mut FillMapping,
     source: Source<'_>,
@@ -290,7 +291,7 @@ fn copy(
         let into = part.range.start().get() - page.range.start().get();
         let (at, len) = (size(image_offset + into)?, size(part.range.len())?);
         let count = mapping.read_from(source.file, part.file_offset, at, len).map_err(unread)?;
-        // The page in which the file ends goes on with zeros where it is mapped.
+        // Where a file is mapped, zeros follow its end up to the end of the page.
         let missing = len - count;
         if missing >= size(pages.base.bytes())? {
             let detail = format!("the file ends at {:#x}", part.file_offset + count as u64);
@@ -301,12 +302,12 @@ fn copy(
     Ok(())
 }
 
-/// Cuts from the spans the huge pages of which the file has nothing, or not all: a mapping may be longer than
-/// its file, by any length, and must not be believed. Returns why something is missing, too.
+/// Removes from the spans the huge pages that the file does not fill. A mapping may be longer than its file, by any
+/// length, so its length is not trusted. Also returns why something is missing.
 fn within_file(file: &File, spans: &[Span], pages: Pages) -> (Vec<Span>, Option<Failure>) {
     // The length of a file that is not regular is not known.
     let len = file.metadata().ok().filter(std::fs::Metadata::is_file).map(|meta| meta.len());
-    // The page in which the file ends can be touched to its end.
+    // The page in which the file ends can be read to its end.
     let end = len.and_then(|len| len.checked_next_multiple_of(pages.base.bytes()));
     let (Some(len), Some(end)) = (len, end) else { return (spans.to_vec(), None) };
     let mut within = Vec::with_capacity(spans.len());
@@ -339,7 +340,7 @@ fn huge_pages(span: &Span, huge: PageSize) -> impl Iterator<Item = Span> {
     })
 }
 
-/// Adds a huge page to the staged parts, to the last one where it continues it.
+/// Adds a huge page to the staged parts: extends the last part if the page continues it.
 fn push(staged: &mut Vec<Staged>, page: Staged) {
     if let Some(last) = staged.last_mut() {
         let len = last.span.range.len();

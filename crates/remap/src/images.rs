@@ -1,4 +1,4 @@
-//! Images for running processes: made here, beside them, once for all that want the same.
+//! Images for running processes: TiExec makes each one in its own process, once for all targets that need the same.
 
 use std::cell::OnceCell;
 use std::fs::File;
@@ -22,13 +22,13 @@ use crate::store::Store;
 pub(crate) struct Image {
     /// A sealed memfd, or a file of the store.
     pub file: File,
-    /// The place of each span in it; the addresses are those of the process it was made for.
+    /// The place of each span in it. The addresses are those of the process for which it was made.
     pub filled: Filled,
     /// The spans in that process.
     pub spans: Vec<Span>,
 }
 
-/// The content of an image: the file, as it was, and which of its bytes are where in the image.
+/// Identifies the content of an image: the file and its state, and which of its bytes are where in the image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Key {
     device: u64,
@@ -42,10 +42,10 @@ struct Key {
     nodes: Vec<u32>,
 }
 
-/// The images at hand: those made here, by their key, and the store.
+/// The available images: those made here, by their key, and the store.
 ///
-/// An image made here is kept for others as long as a process lives that it was given to; its memory ends with the last
-/// process that maps it.
+/// An image made here is kept for others while a process lives that has received it. Its memory is freed with the
+/// last process that maps it.
 #[derive(Debug, Default)]
 pub struct Images {
     made: Vec<Made>,
@@ -58,11 +58,11 @@ pub struct Images {
 struct Made {
     key: Key,
     image: Arc<Image>,
-    /// The memory of processes that it was given to; empty where they are not known, as in a reader, which ends soon.
+    /// The memory of the processes that received it. Empty if they are not known, as in a reader, which ends soon.
     users: Vec<Memory>,
 }
 
-/// Most processes of which one image's use is known; each holds a descriptor.
+/// The most processes that are recorded as users of one image; each takes a descriptor.
 const MAX_USERS: usize = 8;
 
 impl Made {
@@ -80,12 +80,12 @@ impl Made {
 }
 
 impl Images {
-    /// Returns how many bytes were copied so far into all of them.
+    /// Returns how many bytes were copied so far into all images.
     pub(crate) fn bytes_copied(&self) -> u64 {
         self.bytes_copied
     }
 
-    /// Returns whether images were made here that somebody may use.
+    /// Returns whether images were made here that a process may use.
     pub fn has_copies(&self) -> bool {
         !self.made.is_empty()
     }
@@ -104,11 +104,11 @@ impl Images {
         store.as_ref().map(Option::as_ref).map_err(Clone::clone)
     }
 
-    /// Returns the image of `spans` of a file for the process with the memory `user`, making it if there is none. Its name in
-    /// maps will be `name`.
+    /// Returns the image of `spans` of a file for the process with the memory `user`. Makes the image if it does
+    /// not exist; maps will show it by `name`.
     ///
     /// # Errors
-    /// No memory, no huge page, no descriptor; nothing is left behind.
+    /// No memory, no huge page, no descriptor. Nothing is left behind.
     pub(crate) fn get(
         &mut self,
         source: Source<'_>,
@@ -157,7 +157,7 @@ fn make_memfd(name: &str, memory: image::Memory<'_>) -> Result<File, Failure> {
     memfd(name.as_bytes(), flags).map_err(Failure::of(reason))
 }
 
-/// `memfd_create` — makes an empty memfd; its mode has no x bits where the kernel can see to that.
+/// `memfd_create` — makes an empty memfd. Its mode has no x bits if the kernel supports that.
 ///
 /// # Errors
 /// As memfd_create(2).

@@ -1,4 +1,4 @@
-//! The report of a process that is only looked at.
+//! The report of a process that TiExec only inspects.
 
 use tiexec_core::addr::Pages;
 use tiexec_core::config::EdgePolicy;
@@ -12,7 +12,7 @@ use crate::launch::restart;
 use crate::mapped::originals;
 use crate::{numa_placement, store, systemd_units};
 
-/// Reports how much of a process's text is huge, as the kernel says it.
+/// Reports how much of a process's text the kernel says is huge.
 ///
 /// # Errors
 /// Its files under `/proc` cannot be read.

@@ -1,4 +1,4 @@
-//! Carrying out a plan: the backings, and stage → switch → verify.
+//! Carries out a plan: the backings, and stage → switch → verify.
 //!
 //! Only this crate changes an address space, and it takes a plan to do so.
 

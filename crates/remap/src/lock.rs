@@ -1,22 +1,22 @@
-//! One TiExec of a user at a time in a process.
+//! Lets one TiExec of a user at a time work on a process.
 //!
-//! Anybody may flock(2) what anybody may open, such as `/proc/PID`: that would let every user keep root out. So the lock
-//! is a file in a directory that only the tracer's user may enter:
+//! Any user may flock(2) any file that the user may open, such as `/proc/PID`, and could so keep root out. The lock
+//! is therefore a file in a directory that only the tracer's user may enter:
 //!
 //! - root: `/run/tiexec/lock`;
 //! - any other user: `tiexec/lock` below `XDG_RUNTIME_DIR`, or else below `/run/user/UID`.
 //!
-//! The file's name says which process is meant: its PID namespace, its id as it counts itself there, and when it began.
-//! So tracers in different PID namespaces, which see the process by different ids, take the same lock, and a process that
-//! got the id of an earlier one does not inherit that one's lock. (Tracers in different *time* namespaces see different
-//! beginnings, and do not exclude each other.)
+//! The file's name identifies the process by its PID namespace, its own PID there, and its start time. Tracers in
+//! different PID namespaces, which see the process by different PIDs, so take the same lock. A process that reuses
+//! the PID of an earlier one does not inherit its lock. (Tracers in different *time* namespaces see different start
+//! times, and do not exclude each other.)
 //!
-//! Where there is no such directory and none can be made, the file that is locked is the process's own `auxv`. The kernel
-//! opens that only for those who may read the process's memory. They are the tracer's user, root, and the process
-//! itself; so a process of other credentials, which could keep the tracer out, is then worked on without a lock.
+//! If no such directory exists and none can be made, TiExec locks the process's own `auxv`. The kernel opens that
+//! file only for those who may read the process's memory: the tracer's user, root, and the process itself. A
+//! process of other credentials could then keep the tracer out, so TiExec works on such a process without a lock.
 //!
-//! A process is in no danger from root's lock or from the lack of one: between TiExecs that do not exclude each other,
-//! ptrace decides (`already_traced`), for each thread by itself.
+//! Neither root's lock nor a missing lock endangers a process. Between TiExecs that do not exclude each other,
+//! ptrace decides for each thread (`already_traced`).
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -34,9 +34,9 @@ use tiexec_tracee::Failure;
 use crate::credentials;
 use crate::runtime_directory;
 
-/// In the directory: when files of processes that have ended were last removed.
+/// The file in the directory whose time says when files of ended processes were last removed.
 const SWEPT: &str = ".swept";
-/// How often such files are looked for.
+/// The interval at which such files are removed.
 const SWEEP_EVERY: Duration = Duration::from_secs(600);
 
 /// The right to work on a process, until it is dropped.
@@ -50,16 +50,16 @@ enum Held {
     File { directory: OwnedFd, name: String, file: File, taken_by: Pid },
     /// A file of the process's own.
     OfProcess { file: File, taken_by: Pid },
-    /// Nothing, and why.
+    /// No lock, and the reason.
     Nothing(String),
 }
 
 impl Lock {
-    /// Takes the lock on a process. `thread` is the directory of a thread of it that lives.
+    /// Takes the lock on a process. `thread` is the directory of a living thread of the process.
     ///
     /// # Errors
-    /// `busy`: another TiExec of this user is at work on the process. `target_gone`; `ptrace_denied` where the process may
-    /// not be read about, nor traced.
+    /// `busy`: another TiExec of this user is at work on the process. `target_gone`. `ptrace_denied`: this process
+    /// may neither read about the process nor trace it.
     pub fn take(thread: &ProcDir) -> Result<Self, Failure> {
         let name = Name::of(thread).map_err(Failure::unreadable)?.to_string();
         let directory = match runtime_directory::open("lock") {
@@ -73,14 +73,14 @@ impl Lock {
                 Ok(Self(Held::File { directory, name, file, taken_by }))
             }
             Ok(None) => Err(busy()),
-            // No room, or no descriptor: for want of those the process need not go without.
+            // There is no room, or no descriptor. That is no reason to leave the process alone.
             Err(error) => of_process(thread, error.to_string()),
         }
     }
 
-    /// Returns the file that goes with the lock, open for reading and writing: what is written there stays for the next
-    /// TiExec of this user that works on this process. It is removed some time after the process has ended, and at once
-    /// if it is empty when the lock is dropped. `None` where the lock is no file of this user's.
+    /// Returns the file of the lock, open for reading and writing. Its content stays for the next TiExec of this
+    /// user that works on this process. An empty file is removed when the lock is dropped, any other some time
+    /// after the process has ended. `None` if the lock is not a file of this user's.
     pub fn record(&self) -> Option<&File> {
         match &self.0 {
             Held::File { file, .. } => Some(file),
@@ -88,7 +88,7 @@ impl Lock {
         }
     }
 
-    /// Says why there is no lock, if there is none.
+    /// Returns why there is no lock; `None` if there is one.
     pub fn missing(&self) -> Option<&str> {
         match &self.0 {
             Held::Nothing(why) => Some(why),
@@ -99,7 +99,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // A child that was forked meanwhile has the lock too, but not the say.
+        // A child that was forked meanwhile has the lock too, but must not release it.
         match &self.0 {
             Held::File { directory, name, file, taken_by } if *taken_by == process::this() => {
                 if fstat(file).is_ok_and(|stat| stat.st_size == 0) && is_at(directory, name, file) {
@@ -126,7 +126,7 @@ impl Name {
         let status = thread.status()?;
         let gone = || SysError { call: "status", errno: Errno::SRCH };
         let leader = status.tgid.ok_or_else(gone)?;
-        // Its own count, as the kernel says since Linux 4.1.
+        // The PID in the process's own namespace, which the kernel shows since Linux 4.1.
         let pid = status.ns_tgid.unwrap_or(leader);
         let text = thread.read_as(&format!("task/{leader}/stat"), "stat")?;
         // A leader that exec replaced hands its start time on (`de_thread` in `fs/exec.c`).
@@ -153,7 +153,7 @@ fn busy() -> Failure {
     Failure::new(FailureKind::Busy, "another tiexec is at work on it")
 }
 
-/// Opens the file of that name, made if need be, and locks it; `None` while another holds it.
+/// Opens the file of that name, creating it if needed, and locks it. Returns `None` while another process holds it.
 fn take_in(directory: &OwnedFd, name: &str) -> Result<Option<File>, SysError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     loop {
@@ -162,14 +162,14 @@ fn take_in(directory: &OwnedFd, name: &str) -> Result<Option<File>, SysError> {
         if !try_lock(&file)? {
             return Ok(None);
         }
-        // The last holder may have removed the file in between: then another file has the name, or none.
+        // The last holder may have removed the file in between. Another file may have the name then, or none.
         if is_at(directory, name, &file) {
             return Ok(Some(file));
         }
     }
 }
 
-/// `flock(LOCK_EX|LOCK_NB)` — returns whether nobody else holds it.
+/// `flock(LOCK_EX|LOCK_NB)` — returns whether the lock was free.
 fn try_lock(file: impl AsFd) -> Result<bool, SysError> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
@@ -178,12 +178,12 @@ fn try_lock(file: impl AsFd) -> Result<bool, SysError> {
     }
 }
 
-/// Gives the lock back, also where such a child keeps the file open.
+/// Releases the lock, even if a forked child keeps the file open.
 fn unlock(file: impl AsFd) {
     let _cannot_fail = flock(file, FlockOperation::Unlock);
 }
 
-/// Returns whether the name is still this file's.
+/// Returns whether the file still has this name.
 fn is_at(directory: &OwnedFd, name: &str, file: impl AsFd) -> bool {
     let there = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
     let here = fstat(file);
@@ -192,7 +192,7 @@ fn is_at(directory: &OwnedFd, name: &str, file: impl AsFd) -> bool {
     })
 }
 
-/// Locks a file of the process itself, where that can keep nobody else out.
+/// Locks a file of the process itself, if that process cannot keep others out by it.
 fn of_process(thread: &ProcDir, why: String) -> Result<Lock, Failure> {
     if !credentials::are_ours(thread) {
         return Ok(Lock(Held::Nothing(why)));
@@ -205,7 +205,7 @@ fn of_process(thread: &ProcDir, why: String) -> Result<Lock, Failure> {
     }
 }
 
-/// Removes the files of processes that have ended, from time to time: those that a killed TiExec left, and records.
+/// From time to time removes the files of processes that have ended: records, and files that a killed TiExec left.
 fn sweep(directory: &OwnedFd) {
     if was_swept(directory) {
         return;
@@ -218,7 +218,8 @@ fn sweep(directory: &OwnedFd) {
         if !ended.knows(name) {
             continue;
         }
-        // As in `take_in`, so that nobody loses a lock: nobody makes this file anew, for its process has ended.
+        // Lock the file first, as `take_in` does, so that no holder loses its lock. Nobody creates this file again,
+        // because its process has ended.
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let Ok(file) = openat(directory, text, flags, Mode::empty()) else { continue };
         if try_lock(&file) == Ok(true) && is_at(directory, text, &file) {
@@ -227,7 +228,7 @@ fn sweep(directory: &OwnedFd) {
     }
 }
 
-/// Returns whether the directory was swept a short time ago, and notes that it is now.
+/// Returns whether the directory was swept a short time ago. If not, records that it is swept now.
 fn was_swept(directory: &OwnedFd) -> bool {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let age = statat(directory, SWEPT, AtFlags::SYMLINK_NOFOLLOW).ok().and_then(|stat| {
@@ -242,15 +243,15 @@ fn was_swept(directory: &OwnedFd) -> bool {
     false
 }
 
-/// Tells whether a process has certainly ended.
+/// Knows which processes have certainly ended.
 struct Ended {
     own_namespace: u64,
-    /// All processes by their own ids and beginnings, where this process sees those of all namespaces.
+    /// All processes by their own PIDs and start times; `None` unless this process sees those of all namespaces.
     all: Option<HashSet<(u32, u64)>>,
 }
 
 impl Ended {
-    /// `None` where nothing can be told: `/proc` counts by another namespace than this process.
+    /// Returns `None` if `/proc` belongs to another PID namespace than this process, so that nothing is certain.
     fn begin() -> Option<Self> {
         let this = ProcDir::this_process().ok()?;
         let status = this.status().ok()?;

@@ -1,7 +1,7 @@
-//! Finds where the image of each file lies in a process, also where TiExec's text stands in for a part of it.
+//! Finds where the image of each file lies in a process, also where TiExec's text has replaced a part of it.
 //!
-//! No record is kept of what was switched: the file's own headers say what belongs where, and what is
-//! left of it in maps says which file, and at which place.
+//! TiExec keeps no record of what was switched. What is left of a file in maps shows which file lies there and at
+//! which place, and the file's own headers show what belongs where.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -24,47 +24,47 @@ use crate::program::elf_facts;
 use crate::target_file::TargetFile;
 use crate::workers::Workers;
 
-/// Most other files that are looked at on either side of an area of ours: those of its own file are the
-/// nearest, but for what the program mapped between them.
+/// The most other files that are examined on either side of an area of ours. The VMAs of its own file are the
+/// nearest, except for those that the program has mapped between them.
 const FILES_BESIDE: usize = 4;
-/// Most VMAs of other files that are looked at for them on either side: a program may have as many as it likes.
+/// The most VMAs of other files that are examined on either side. A program may have any number of them.
 const VMAS_BESIDE: usize = 256;
-/// How often all files of a process are asked whether they could have something at a place: more than one version of
-/// TiExec can have left there.
+/// How often all files of a process are examined for a part at one place. The limit is more than several versions
+/// of TiExec can have left in a process.
 const ASKED_OF_ALL: usize = 64;
 
-/// A staged mapping lies at least so far from all others, in bytes.
+/// The least distance between a staged mapping and all others, in bytes.
 const APART: u64 = 1 << 30;
 
 /// A file that a process maps.
 #[derive(Debug)]
 pub(crate) struct Mapped {
-    /// It.
+    /// The file.
     pub file: TargetFile,
-    /// As maps names it.
+    /// Its identity in maps.
     pub id: FileId,
-    /// At each place where it is or could be, those that are certain first; none for what is no ELF file.
+    /// The parts at each place where the file is or could be, certain places first; empty if it is not an ELF file.
     pub places: Vec<Parts>,
 }
 
 /// The result of opening a file.
 type Opened = Result<Rc<Mapped>, Failure>;
 
-/// The files that a process maps and where their parts are, each opened once, when the first caller needs it.
+/// The files that a process maps, and where their parts are. Each file is opened once, when it is first needed.
 pub(crate) struct Layouts<'a> {
     process: &'a ProcDir,
     workers: &'a Workers,
     pages: Pages,
     /// All VMAs, in address order.
     vmas: &'a [Vma],
-    /// Those that are of files which could be a program's, ascending.
+    /// The VMAs of files that could be a program's, ascending.
     plain: Vec<&'a Vma>,
     opened: HashMap<FileId, Opened>,
     asked_of_all: usize,
 }
 
 impl<'a> Layouts<'a> {
-    /// Those of the files among `vmas`, which are all of a process, in address order.
+    /// Takes `vmas`, which are all VMAs of a process in address order.
     pub(crate) fn new(
         process: &'a ProcDir,
         workers: &'a Workers,
@@ -96,8 +96,8 @@ impl<'a> Layouts<'a> {
         opened
     }
 
-    /// Returns the files that are mapped near `vmas[index]`, or there, the nearest first; and the error of the nearest
-    /// that could not be opened.
+    /// Returns the files that are mapped near `vmas[index]`, or there, the nearest first. Also returns the error of
+    /// the nearest file that could not be opened.
     pub(crate) fn beside(&mut self, index: usize) -> (Vec<Rc<Mapped>>, Option<Failure>) {
         let (mut files, mut why) = (Vec::new(), None);
         for vma in beside(&self.plain, &self.vmas[index]) {
@@ -111,9 +111,9 @@ impl<'a> Layouts<'a> {
         (files, why)
     }
 
-    /// Returns whether the area of ours at `index` lies where nothing belongs: it is filler in a huge page at the edge
-    /// of a text, where that text's file has nothing; or it lies where no file of the process could have anything.
-    /// Returns false if that cannot be told.
+    /// Returns whether the area of ours at `index` lies where nothing belongs. There are two cases: it is filler in
+    /// a huge page at the edge of a text, where the text's file has nothing; or it lies where no file of the
+    /// process could have a part. Returns false in doubt.
     pub(crate) fn belongs_nowhere(&mut self, memory: &Memory, index: usize) -> bool {
         let range = self.vmas[index].range;
         let (files, _) = self.beside(index);
@@ -130,7 +130,7 @@ impl<'a> Layouts<'a> {
         {
             return true;
         }
-        // Versions before marks staged in the middle of the widest gap.
+        // Versions of TiExec before marks staged in the middle of the widest gap.
         let apart = || {
             let low = range.start().checked_sub(APART).unwrap_or_default();
             let high = range.end().checked_add(APART)?;
@@ -145,7 +145,7 @@ impl<'a> Layouts<'a> {
         let mut files = vmas.iter().filter(|vma| vma.is_file_backed() && !is_ours(vma));
         files.all(|vma| {
             let could_be_here = |file: Rc<Mapped>| {
-                // A file that is no ELF file has no text, unless it was overwritten since it was mapped.
+                // A file that is not ELF has no text, unless it was overwritten since it was mapped.
                 file.places.iter().any(|parts| parts.is_at(range))
                     || vma.is_text() && file.places.is_empty()
             };
@@ -153,9 +153,9 @@ impl<'a> Layouts<'a> {
         })
     }
 
-    /// Returns the certain place of the VMA's file at which the VMA, a mapping of the file itself, was widened, or is a
-    /// rest of such: its text reaches beyond what is text. The program may have done that itself, unless the mapping is
-    /// [marked](is_marked_widened).
+    /// Returns the file and its certain place if the VMA, a mapping of the file itself, was widened, or remains of
+    /// a widened mapping: it is executable beyond the file's text. The program may have made such a mapping itself,
+    /// unless the mapping is [marked](is_marked_widened).
     pub(crate) fn widened(&mut self, vma: &Vma) -> Option<(Rc<Mapped>, Parts)> {
         if !has_widened_form(vma, self.pages) {
             return None;
@@ -164,7 +164,7 @@ impl<'a> Layouts<'a> {
         let pages = vma.range.align_outward(self.pages.pmd)?;
         let is_wide = |parts: &&Parts| {
             let text = parts.text_bytes(vma.range);
-            // Text goes back first: there is less of it in what is left of a huge page.
+            // A revert maps text first, so the remains of a huge page hold less text than the page did.
             let is_rest = pages != vma.range;
             parts.is_certain()
                 && parts.continues_text(vma)
@@ -175,7 +175,7 @@ impl<'a> Layouts<'a> {
         Some((file, parts))
     }
 
-    /// Returns the text that the headers of their files place where text of ours is: each as its own mapping would be.
+    /// Returns the text that, by the headers of their files, belongs where text of ours is, as VMAs of its own.
     /// Text whose place is in doubt is left out.
     fn originals(&mut self, entries: &[Area]) -> Vec<Vma> {
         let mut found: Vec<Vma> = Vec::new();
@@ -208,7 +208,7 @@ impl<'a> Layouts<'a> {
     }
 }
 
-/// Returns whether a VMA is of a file that could be a program's, or a library's.
+/// Returns whether a VMA maps a file that could be a program's or a library's.
 fn is_plain(vma: &Vma) -> bool {
     let special = [&b"/dev/"[..], b"/memfd:", b"/SYSV", b"anon_inode:"];
     vma.is_file_backed()
@@ -217,8 +217,8 @@ fn is_plain(vma: &Vma) -> bool {
         && !special.iter().any(|start| vma.name.starts_with(start))
 }
 
-/// Returns a VMA of each file among `plain`, which are in address order, that is mapped near `vma`, or there; the nearest
-/// first.
+/// Returns one VMA of each file among `plain` that is mapped near `vma`, or there; the nearest first. `plain` is in
+/// address order.
 fn beside<'a>(plain: &[&'a Vma], vma: &Vma) -> Vec<&'a Vma> {
     let above = plain.partition_point(|other| other.range.start() <= vma.range.start());
     let (below, above) = plain.split_at(above);
@@ -247,12 +247,12 @@ fn beside<'a>(plain: &[&'a Vma], vma: &Vma) -> Vec<&'a Vma> {
     near
 }
 
-/// The most huge pages, all of them edges, that can lie side by side: the tail of one text and the head of the next, each
-/// of which may be little more.
+/// The most huge pages that can lie side by side and all be edges: the tail of one text and the head of the next,
+/// neither of which need have more than that.
 const EDGES_IN_A_ROW: u64 = 4;
 
-/// Returns whether a mapping has the form of widened page cache, or of what a revert that died left of such, by its line in
-/// maps.
+/// Returns whether a mapping has, by its line in maps, the form of widened page cache, or of the remains that a
+/// revert that died left of it.
 fn has_widened_form(vma: &Vma, pages: Pages) -> bool {
     let Vma { range, file_offset, .. } = *vma;
     let pmd = pages.pmd.bytes();
@@ -265,9 +265,10 @@ fn has_widened_form(vma: &Vma, pages: Pages) -> bool {
         && (range.align_inward(pages.pmd) == Some(range) || range.len() < EDGES_IN_A_ROW * pmd)
 }
 
-/// Returns whether a mapping that [was widened](Layouts::widened) was by a launch or an attach: those are advised
-/// `MADV_HUGEPAGE`. Only smaps tells, and keeps the process from mapping memory while it is read; so it is read for such
-/// mappings only, and no further than to them: what lies below a text is small.
+/// Returns whether a launch or an attach made a mapping that [was widened](Layouts::widened): TiExec advises such
+/// mappings `MADV_HUGEPAGE`. Only smaps shows the advice, but the process cannot map memory while smaps is read. It
+/// is therefore read for such mappings only, and no further than to their ends, because what lies below a text is
+/// small.
 pub(crate) fn is_marked_widened(process: &ProcDir, area: &Area) -> bool {
     const ADVISED: [u8; 2] = *b"hg";
     if !area.flags.is_empty() {
@@ -278,8 +279,8 @@ pub(crate) fn is_marked_widened(process: &ProcDir, area: &Area) -> bool {
     same.is_some_and(|same| same.has_flag(ADVISED))
 }
 
-/// Returns the text that the headers of their files place where text of ours is: each as its own mapping
-/// would be. Text whose place is in doubt is left out.
+/// Returns the text that, by the headers of their files, belongs where text of ours is, as VMAs of its own. Text
+/// whose place is in doubt is left out.
 pub fn originals(process: &ProcDir, entries: &[Area], pages: Pages) -> Vec<Vma> {
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
     Layouts::new(process, &Workers::none(), &vmas, pages).originals(entries)
@@ -291,7 +292,8 @@ pub(crate) fn marks(process: &ProcDir, pages: Pages) -> Option<Marks> {
     Marks::of(auxv::get(&auxv, auxv::AT_RANDOM)?, pages)
 }
 
-/// Returns whether a process has text of ours, or what a TiExec that died left; `None` if its maps cannot be read.
+/// Returns whether a process has text of ours, or mappings that a dead TiExec left; `None` if its maps cannot be
+/// read.
 pub fn has_text_of_ours(process: &ProcDir, pages: Pages) -> Option<bool> {
     let maps = match process.read("maps") {
         Err(SysError { errno: Errno::SRCH | Errno::NOENT, .. }) => return Some(false),
@@ -311,7 +313,7 @@ pub fn has_text_of_ours(process: &ProcDir, pages: Pages) -> Option<bool> {
     }))
 }
 
-/// Returns whether nothing but filler lies there.
+/// Returns whether the range holds nothing but filler.
 fn is_filler(memory: &Memory, range: AddrRange) -> bool {
     const CHUNK: u64 = 1 << 20;
     let (mut filler, mut here) = (vec![0; CHUNK as usize], vec![0; CHUNK as usize]);

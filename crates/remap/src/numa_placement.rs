@@ -1,4 +1,4 @@
-//! On which NUMA nodes copies are put, and text lies.
+//! The NUMA nodes on which TiExec puts copies, and those on which text lies.
 
 use tiexec_core::addr::{Pages, RemoteAddr};
 use tiexec_core::area::Area;
@@ -11,11 +11,11 @@ use tiexec_sys::procfs::ProcDir;
 
 use tiexec_tracee::Failure;
 
-/// Returns the nodes that the huge pages of a copy for the process are put on by turns; none to leave that
-/// to the kernel. `process` is the directory of the thread whose node is `local`.
+/// Returns the nodes among which the huge pages of a copy for the process alternate; empty to leave the choice to
+/// the kernel. `process` is the directory of the thread whose node is `local`.
 ///
 /// # Errors
-/// `numa`: there is no such node for this process.
+/// `numa`: the process may not use the chosen node.
 pub(crate) fn turns(numa: Option<Numa>, process: &ProcDir) -> Result<Vec<u32>, Failure> {
     let Some(numa) = numa else { return Ok(Vec::new()) };
     let stat = process.read("stat").map_err(Failure::unreadable)?;
@@ -23,11 +23,12 @@ pub(crate) fn turns(numa: Option<Numa>, process: &ProcDir) -> Result<Vec<u32>, F
     numa.turns(&usable_nodes(), home).map_err(Failure::of(FailureKind::Numa))
 }
 
-/// Most bytes of text whose pages are each looked up. No program has as much, but any may map a file that claims
-/// more than it has.
+/// The most bytes of text whose pages are looked up. No program has as much, but it may map a file that claims more
+/// than it has.
 const LONGEST: u64 = 4 << 30;
 
-/// Tells each text of a process on which nodes its pages lie, where the kernel says that. `process` is its number.
+/// Records for each text of a process on which nodes its pages lie, as far as the kernel says. `process` is its
+/// PID.
 pub fn tell(process: Pid, areas: &mut [Area], pages: Pages) {
     let texts = areas.iter().filter(|area| area.vma.is_text());
     let bytes = texts.fold(0, |sum: u64, area| sum.saturating_add(area.vma.range.len()));
@@ -40,7 +41,8 @@ pub fn tell(process: Pid, areas: &mut [Area], pages: Pages) {
     }
 }
 
-/// Asks for each huge page once, and for every other page. `None` where the kernel does not say.
+/// Asks the kernel once for each huge page, and once for every other page. Returns `None` if the kernel does not
+/// answer.
 fn nodes_of_text(process: Pid, area: &Area, pages: Pages) -> Option<Vec<OnNode>> {
     /// The kernel takes the addresses of one call into its memory.
     const AT_ONCE: usize = 4096;

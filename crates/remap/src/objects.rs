@@ -1,9 +1,9 @@
-//! Finds the shared objects with much text that `ld.so` is going to map for a program, by reading a few
-//! headers. A program that has none is then not held for them.
+//! Finds the shared objects with much text that `ld.so` is going to map for a program, by reading a few headers. A
+//! program without such objects is not held for them.
 //!
-//! An approximation of `ld.so`'s search (ld.so(8)), in microseconds. An object that it misses stays on
-//! base pages, and one that it finds too much costs a needless stop; neither harms. (`tiexecctl warm --deps`
-//! has time, and asks `ld.so` itself.)
+//! This approximates `ld.so`'s search (ld.so(8)) and takes microseconds. An object that the search misses stays on
+//! base pages. An object that `ld.so` does not map costs a needless stop. Neither does harm. (`tiexecctl warm
+//! --deps` has time, and asks `ld.so` itself.)
 
 use std::collections::{HashSet, VecDeque};
 use std::ffi::{OsStr, OsString};
@@ -26,7 +26,7 @@ use crate::store::Store;
 /// A shared object that has whole huge pages of text.
 #[derive(Debug)]
 pub struct Object {
-    /// It, open for reading.
+    /// The file, open for reading.
     pub file: File,
     /// The path where it was found.
     pub path: PathBuf,
@@ -39,12 +39,12 @@ pub struct Object {
 pub struct Expected {
     /// How many there are.
     pub objects: usize,
-    /// Bytes of them that are read-only after relocation: how long `ld.so` relocates.
+    /// How many bytes of them are read-only after relocation. `ld.so` takes time to relocate them.
     pub relro: u64,
 }
 
 impl Expected {
-    /// Sums objects up.
+    /// Sums the objects up.
     pub fn of(objects: &[Object]) -> Self {
         let relro = objects.iter().filter_map(|object| object.facts.relro.as_ref());
         let relro = relro.map(|range| range.end.saturating_sub(range.start)).sum();
@@ -53,24 +53,27 @@ impl Expected {
 }
 
 const GLIBC_CACHE: &str = "/etc/ld.so.cache";
-/// The directories in which glibc looks last: Debian's, for containers without a cache, or everybody else's.
+/// Returns the directories that glibc searches last: Debian's, for containers without a cache, and those of other
+/// systems.
 fn glibc_directories() -> Vec<PathBuf> {
     let multiarch = format!("{}-linux-gnu", std::env::consts::ARCH);
     let debian = ["/lib", "/usr/lib"].map(|directory| Path::new(directory).join(&multiarch));
     let others = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"].map(PathBuf::from);
     debian.into_iter().chain(others).collect()
 }
-/// The directories in which musl looks if its own file of directories is not there.
+/// The directories that musl searches if its own file of directories does not exist.
 const MUSL_DIRECTORIES: &str = "/lib:/usr/local/lib:/usr/lib";
-/// More objects than this are not looked at.
+/// The most objects that are examined.
 const MOST: usize = 512;
-/// Longest name or path read.
+/// The longest name or path that is read, in bytes.
 const LONGEST: usize = 1024;
 
-/// Returns the objects with at least one huge page of text, or edges to be taken, that `ld.so` will map for the program at
-/// `program`: those that it and its libraries need, and those that the environment has preloaded. None
-/// if an object is not found: `ld.so` will end the program then; none if the environment has `ld.so`
-/// only list them.
+/// Returns the objects with at least one huge page of text, or with edges to be taken, that `ld.so` will map for
+/// the program at `program`: those that the program and its libraries need, and those that the environment has
+/// preloaded.
+///
+/// Returns none if an object is not found, because `ld.so` will end the program then. Also returns none if the
+/// environment has `ld.so` only list the objects.
 pub fn with_text(program: &Path, policy: &Policy) -> Vec<Object> {
     let listed = ["LD_TRACE_LOADED_OBJECTS", "LD_VERIFY"];
     if listed.into_iter().any(|name| std::env::var_os(name).is_some()) {
@@ -79,9 +82,9 @@ pub fn with_text(program: &Path, policy: &Policy) -> Vec<Object> {
     Search::of(program).and_then(|search| search.run(policy)).unwrap_or_default()
 }
 
-/// Returns whether huge pages for objects can only be those of their own page cache: copies are for an image store, of
-/// which there is none, and no edge is wanted. The kernel maps those by itself: at the first touch of text that lies in
-/// a huge folio, where it is congruent (`do_set_pmd` in `mm/memory.c`).
+/// Returns whether objects can get huge pages only from their own page cache. That is so if copies are for an image
+/// store and none exists, and no edge is wanted. The kernel maps such pages by itself: at the first touch of
+/// congruent text that lies in a huge folio (`do_set_pmd` in `mm/memory.c`).
 pub fn have_page_cache_only(policy: &Policy) -> bool {
     let Policy { pages, sources, edges, .. } = *policy;
     // A store that must not be used is a setback, which the helper reports.
@@ -89,7 +92,7 @@ pub fn have_page_cache_only(policy: &Policy) -> bool {
     edges.edges == Edges::Conservative && sources.pagecache && sources.store && has_no_store()
 }
 
-/// One ELF file's headers, read.
+/// The headers of one ELF file.
 struct Elf {
     file: File,
     facts: ElfFacts,
@@ -136,7 +139,7 @@ impl Elf {
                 elf.string(part.start).map(|path| PathBuf::from(OsStr::from_bytes(&path)));
         }
         if let Some(part) = dynamic_part(&header, table) {
-            // Larger than any that a linker writes is none.
+            // A dynamic section larger than any that a linker writes is ignored.
             let len = usize::try_from(part.end - part.start).ok().filter(|&len| len < 1 << 16)?;
             let mut bytes = vec![0; len];
             elf.file.read_exact_at(&mut bytes, part.start).ok()?;
@@ -158,11 +161,11 @@ impl Elf {
     }
 }
 
-/// A file whose libraries are to be looked for.
+/// A file whose libraries must still be searched for.
 struct Pending {
     path: PathBuf,
     elf: Elf,
-    /// `DT_RPATH` of the program, which holds for all.
+    /// `DT_RPATH` of the program, which applies to all files.
     rpath: Vec<PathBuf>,
 }
 
@@ -175,7 +178,7 @@ struct Search {
 }
 
 impl Search {
-    /// `None` for what no `ld.so` starts.
+    /// Returns `None` for a file that no `ld.so` starts.
     fn of(program: &Path) -> Option<Self> {
         let elf = Elf::open(program)?;
         let interpreter = elf.interpreter.clone()?;
@@ -200,7 +203,7 @@ impl Search {
         Some(Self { program, cache, environment, last })
     }
 
-    /// `None` if something is not found.
+    /// Returns `None` if a library is not found.
     fn run(self, policy: &Policy) -> Option<Vec<Object>> {
         let Policy { pages, edges, .. } = *policy;
         let Self { program, cache, environment, last } = self;
@@ -262,7 +265,7 @@ fn preloaded() -> Vec<Vec<u8>> {
     names.filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect()
 }
 
-/// Returns where the library may be, in the order in which `ld.so` looks.
+/// Returns the paths at which the library may lie, in the order of `ld.so`'s search.
 fn candidates<'a>(
     name: &'a [u8],
     lists: [&'a [PathBuf]; 3],
@@ -281,7 +284,7 @@ fn candidates<'a>(
     by_path.into_iter().chain(first.chain(cached).chain(last).filter(move |_| by_name))
 }
 
-/// Splits a list of directories; `$ORIGIN` is where `of` lies. Entries with other tokens are left out.
+/// Splits a list of directories. `$ORIGIN` is the directory of `of`. Entries with other tokens are left out.
 fn directories(list: &[u8], of: &Path) -> Vec<PathBuf> {
     let origin = || {
         let real = std::fs::canonicalize(of).unwrap_or_else(|_| of.to_owned());
@@ -302,7 +305,7 @@ fn directories(list: &[u8], of: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Returns the parts of an object's file that can be PMD-mapped from its page cache there.
+/// Returns the parts of an object's file that can be PMD-mapped from its page cache.
 pub(crate) fn chunks_of(object: &Object, pages: Pages) -> Vec<Range<u64>> {
     MainImage::new(&object.facts, 0, RemoteAddr::new(0)).congruent_chunks(0, pages)
 }

@@ -1,4 +1,4 @@
-//! Messages that are written once a day only.
+//! Messages that appear once a day only.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,8 +9,8 @@ use crate::runtime_directory;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Returns whether nothing was told about `subject` within a day, and notes that it is told now. Always `true` where this
-/// user has no directory to note it in. The notes are empty files; those of other days are removed.
+/// Returns whether no message about `subject` appeared within a day, and records that one appears now. Always
+/// `true` if this user has no directory for the record. The records are empty files; older ones are removed.
 pub fn first_today(subject: &[u8]) -> bool {
     let Ok(directory) = runtime_directory::open("told") else { return true };
     if let Ok(entries) = rustix::fs::Dir::read_from(&directory) {
@@ -20,7 +20,7 @@ pub fn first_today(subject: &[u8]) -> bool {
                 let at = Duration::from_secs(u64::try_from(stat.st_mtime).ok()?);
                 (SystemTime::UNIX_EPOCH + at).elapsed().ok()
             });
-            // A time to come is one of a clock that was set back.
+            // A time in the future comes from a clock that was set back.
             if age.is_none_or(|age| age >= DAY) {
                 let _another_removed_it = unlinkat(&directory, name, AtFlags::empty());
             }

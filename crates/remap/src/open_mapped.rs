@@ -1,14 +1,15 @@
-//! Opening the file behind a mapping of a process that may be hostile.
+//! Opens the file behind a mapping of a process that may be hostile.
 //!
-//! The process decides what it maps, where its files lie, what its paths lead to, and when that changes. So
+//! The process decides what it maps, where its files lie, what its paths lead to, and when that changes. These
+//! rules follow:
 //!
-//! - the file is taken from the mapping itself (`map_files`), and the mapping must still be the one that was
-//!   looked at; only where the kernel refuses that, by its path;
-//! - nothing is opened before it is known to be a regular file, and, for a process of other credentials, to lie
-//!   on a file system that answers by itself: a server of FUSE may never answer, and the wait for it cannot
-//!   even be killed;
-//! - a path is followed in the process's own root, through no link, and only in this process's own mount
-//!   namespace: the same path may lead elsewhere in another one.
+//! - TiExec takes the file from the mapping itself (`map_files`), and the mapping must still be the one that was
+//!   examined. It uses the path only if the kernel refuses that.
+//! - TiExec opens only files that are known to be regular. A file of a process of other credentials must also lie
+//!   on a file system that answers by itself: a FUSE server may never answer, and a process that waits for it
+//!   cannot even be killed.
+//! - TiExec follows a path in the process's own root, through no link, and only in this process's own mount
+//!   namespace. In another one the same path may lead elsewhere.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -49,14 +50,15 @@ const LOCAL: [&[u8]; 18] = [
     b"zfs",
 ];
 
-/// The most bytes of mountinfo that are looked through.
+/// The most bytes of mountinfo that are read.
 const MOST_MOUNTS: u64 = 4 << 20;
 
-/// Opens the file that `vma` of `process` maps: in the reader, if there is one among `workers`.
+/// Opens the file that `vma` of `process` maps: in the reader, if `workers` has one.
 ///
 /// # Errors
-/// `changed`: the mapping is gone, or another one. `foreign_filesystem`: the process is another user's, and reading
-/// the file may never end. `file_gone`: the path leads to another file, or to none, or the file is not a regular one.
+/// `changed`: the mapping is gone, or is another one. `foreign_filesystem`: the process is another user's, and
+/// reading the file may never end. `file_gone`: the path leads to another file or to no file, or the file is not a
+/// regular one.
 pub(crate) fn open_mapped(
     process: &ProcDir,
     workers: &Workers,
@@ -82,7 +84,7 @@ pub(crate) fn open_mapped(
     }
 }
 
-/// Opens the program that a process executes, as `open_mapped` opens what it maps.
+/// Opens the program that a process executes. Applies the same rules as `open_mapped`.
 ///
 /// # Errors
 /// `foreign_filesystem`; `target_gone`; `ptrace_denied`; `file_gone`.
@@ -98,7 +100,7 @@ pub fn open_exe(process: &ProcDir) -> Result<File, Failure> {
     file.open().map_err(Failure::of(FailureKind::FileGone))
 }
 
-/// Takes hold of the file by the mapping; `None` where the kernel does not let this process.
+/// Opens a handle of the file through the mapping; `None` if the kernel does not permit that.
 fn by_mapping(process: &ProcDir, vma: &Vma) -> Result<Option<PathFile>, Failure> {
     let (start, end) = (vma.range.start().get(), vma.range.end().get());
     let link = format!("map_files/{start:x}-{end:x}");
@@ -106,7 +108,7 @@ fn by_mapping(process: &ProcDir, vma: &Vma) -> Result<Option<PathFile>, Failure>
     if let Err(SysError { errno: Errno::PERM | Errno::ACCES, .. }) = file {
         return Ok(None);
     }
-    // The mapping may have become another since it was looked at, and the link one to another file.
+    // The mapping may have become another one since it was examined, and its link then leads to another file.
     let maps = process.open_file("maps", false).map_err(Failure::unreadable)?;
     match procmap_query::first_changed(&maps, &[vma]).map_err(Failure::unreadable)? {
         None => file.map(Some).map_err(gone(vma)),
@@ -145,8 +147,8 @@ fn by_path(process: &ProcDir, vma: &Vma, trusted: bool) -> Result<PathFile, Fail
     Ok(file)
 }
 
-/// Returns whether maps shows a mapping of the file with this identity: statx tells other device numbers for btrfs and
-/// overlayfs than maps does.
+/// Returns whether maps shows a mapping of the file with this identity. For btrfs and overlayfs, statx shows other
+/// device numbers than maps.
 fn is_mapped_as(file: &PathFile, id: FileId) -> bool {
     let Some(pages) = thp::pages() else { return false };
     let Ok(opened) = file.open() else { return false };
@@ -164,8 +166,8 @@ fn must_be_regular(file: &PathFile, vma: &Vma) -> Result<Identity, Failure> {
     if identity.regular { Ok(identity) } else { Err(Failure::new(FailureKind::FileGone, odd())) }
 }
 
-/// Makes sure of all files that a process of other credentials maps, as [`open_mapped`] does of one: that reading its
-/// memory waits for nobody.
+/// Makes sure that reading the memory of a process of other credentials waits for nobody: checks each file that the
+/// process maps, as [`open_mapped`] checks one.
 ///
 /// # Errors
 /// `foreign_filesystem`; `changed`.
@@ -180,7 +182,7 @@ pub(crate) fn must_all_be_local(process: &ProcDir, vmas: &[Vma]) -> Result<(), F
     Ok(())
 }
 
-/// As [`must_be_local`], by the mount that the file was found on, or else by the device that maps shows.
+/// As [`must_be_local`], by the mount on which the file lies. Without `file`, by the device that maps shows.
 fn must_be_local_by(process: &ProcDir, file: Option<&PathFile>, vma: &Vma) -> Result<(), Failure> {
     let name = vma.path().shown().to_string();
     match file {
@@ -195,8 +197,8 @@ fn must_be_local_by(process: &ProcDir, file: Option<&PathFile>, vma: &Vma) -> Re
     }
 }
 
-/// Makes sure that reading the file waits for nobody whom the process could have chosen: its file system is one
-/// of [`LOCAL`], or an overlay of such that no user mounted.
+/// Makes sure that reading the file waits for no server that the process could have chosen. Its file system must be
+/// one of [`LOCAL`], or an overlay of such file systems that no ordinary user mounted.
 fn must_be_local(
     process: &ProcDir,
     is_its: impl Fn(&Mount<'_>) -> bool,
@@ -225,11 +227,12 @@ fn must_be_local(
 
 /// Returns whether all layers of an overlay lie on file systems of [`LOCAL`].
 ///
-/// The mount options name the layers by their paths at the place where the overlay was mounted, and the same path may lead
-/// elsewhere in another mount namespace. So only a namespace that has this very overlay tells where they lead: that of process
-/// 1, where container runtimes mount overlays, or else this process's own. Process 1 is not believed about its own
-/// root: if that is an overlay, somebody outside mounted it. So root in a container that is process 1 there, and has a volume at the
-/// path of a layer, gains nothing by that.
+/// The mount options name the layers by paths that are valid where the overlay was mounted. In another mount
+/// namespace the same paths may lead elsewhere. TiExec therefore resolves them only in a namespace that has this
+/// very overlay: process 1's, where container runtimes mount overlays, or else this process's own.
+///
+/// Process 1 is not believed about its own root. If that is an overlay, somebody outside mounted it. Otherwise root
+/// in a container, which is process 1 there, could gain something by a volume at the path of a layer.
 fn has_local_layers(overlay: &Mount<'_>, own_mounts: &[Mount<'_>]) -> bool {
     let of_init = mounts_of_init().unwrap_or_default();
     let of_init = mountinfo::parse(&of_init);
@@ -250,11 +253,11 @@ fn has_local_layers(overlay: &Mount<'_>, own_mounts: &[Mount<'_>]) -> bool {
     })
 }
 
-/// Returns the mountinfo of process 1, if nobody but root can have made these mounts.
+/// Returns the mountinfo of process 1, if only root can have made these mounts.
 ///
-/// In a PID namespace of its own, process 1 may be anybody's program. So it must be root, of this process's own user
-/// namespace, to which its mount namespace must belong. Any other process could enter a user namespace and choose, by chroot(2),
-/// the directory from which its mountinfo tells all paths.
+/// In another PID namespace, process 1 may be any user's program. It must therefore be root, and be in this
+/// process's own user namespace, to which its mount namespace must belong. Any other process could enter a user
+/// namespace and choose, by chroot(2), the directory to which all paths in its mountinfo are relative.
 fn mounts_of_init() -> Option<Vec<u8>> {
     let (this, init) = (ProcDir::this_process().ok()?, ProcDir::of(Pid::INIT).ok()?);
     let is_same = |name| Some(this.namespace(name).ok()? == init.namespace(name).ok()?);
@@ -264,7 +267,8 @@ fn mounts_of_init() -> Option<Vec<u8>> {
     is_believed.then(|| init.read_limited("mountinfo", MOST_MOUNTS).ok())?
 }
 
-/// Returns whether nobody without rights in this process's own user namespace can have mounted what the process sees.
+/// Returns whether the mounts that the process sees can come only from holders of rights in this process's own user
+/// namespace.
 fn mounted_by_us(process: &ProcDir) -> bool {
     let own = ProcDir::this_process().and_then(|this| this.namespace("ns/user")).ok();
     own.is_some() && reopen::owner_of_mounts(process).ok().flatten() == own

@@ -1,4 +1,4 @@
-//! The wish of a launch.
+//! The order for a launch.
 
 use tiexec_sys::procfs::ProcDir;
 
@@ -11,22 +11,22 @@ use crate::policy::Policy;
 pub struct Order<'a> {
     /// The program's directory under `/proc`.
     pub process: &'a ProcDir,
-    /// True if the process was other programs before this one: it may be another user's by now.
+    /// True if the process executed other programs before this one. It may be another user's by now.
     pub chain: bool,
-    /// The wishes. A dry run ends the program with status 0 before it has run.
+    /// The policy. A dry run ends the program with status 0 before it has run.
     pub policy: Policy,
-    /// The program's shared objects that have something to gain; `None` to find out when it is known
-    /// which program it is.
+    /// The program's shared objects whose text could be huge; `None` to find them once the program is known.
     pub objects: Option<Expected>,
-    /// End the program with this status, before it has run, rather than leave text on base pages.
+    /// The status with which the program ends before it has run, if text would stay on base pages; `None` to let it
+    /// run.
     pub refuse_with: Option<u8>,
-    /// True if anybody will read the report in full.
+    /// True if the full report is needed.
     pub wants_report: bool,
 }
 
 impl Order<'_> {
-    /// Asks whether the program has other credentials than this process, and is believed to be hostile. An exec, and the
-    /// running program itself, can change the answer.
+    /// Returns whether the program has other credentials than this process, and is therefore treated as hostile. An
+    /// exec, and the running program itself, can change the answer.
     pub(crate) fn is_foreign(&self) -> bool {
         self.chain && !credentials::are_ours(self.process)
     }

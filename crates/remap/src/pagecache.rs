@@ -1,8 +1,8 @@
 //! The `pagecache` backing: text in huge folios of the file's own page cache.
 //!
-//! Nothing here evicts. A file system with large folios reads what is not cached in as huge folios,
-//! if asked by a mapping with MADV_HUGEPAGE; what is cached in small folios stays so, unless the
-//! kernel can collapse it.
+//! This code evicts nothing. A file system with large folios reads uncached data in as huge folios if a mapping
+//! with MADV_HUGEPAGE requests it. Data that is cached in small folios stays there, unless the kernel can collapse
+//! it.
 
 use std::fs::File;
 use std::ops::Range;
@@ -21,27 +21,26 @@ use crate::headroom;
 /// The part of a file's text that is in huge folios now.
 #[derive(Debug, Default)]
 pub struct Prepared {
-    /// File ranges of which each huge page is one folio, mapped by one PMD entry wherever a
-    /// congruent mapping touches it. Multiples of the huge page, ascending, adjoining ones merged.
+    /// File ranges whose huge pages are each one folio. One PMD entry maps such a folio wherever a congruent
+    /// mapping touches it. The ranges are multiples of the huge page, ascending; adjoining ones are merged.
     pub huge: Vec<Range<u64>>,
-    /// Why the other chunks are not in it.
+    /// Why the other chunks are not in `huge`.
     pub shortfall: Option<Failure>,
     /// Keeps `huge` cached.
     pub held: Held,
 }
 
-/// Mappings in this process that keep huge folios cached while they last: the kernel evicts a page
-/// that nobody has mapped whenever it likes, and one that is mapped and was touched only as a last
-/// resort.
+/// Mappings in this process that keep huge folios cached while they last. The kernel may evict an unmapped page at
+/// any time. It evicts a page that is mapped and was touched only as a last resort.
 #[derive(Debug, Default)]
 pub struct Held(Vec<FileMapping>);
 
 impl Held {
-    /// How many mappings are kept. A process may map any number of texts, and each of these takes
-    /// up to three of this process's own `vm.max_map_count` (65530 by default).
+    /// The most mappings that are kept. A process may map any number of texts, and each of these mappings counts up
+    /// to three times towards this process's own `vm.max_map_count` (65530 by default).
     const MOST: usize = 1024;
 
-    /// Keeps those of `other` as well; beyond [`MOST`](Self::MOST) they are unmapped.
+    /// Keeps the mappings of `other` as well. Those beyond [`MOST`](Self::MOST) are unmapped.
     pub(crate) fn extend(&mut self, other: Self) {
         other.0.into_iter().for_each(|mapping| self.push(mapping));
     }
@@ -53,15 +52,15 @@ impl Held {
     }
 }
 
-/// Brings `chunks` of the file into huge folios where that costs nobody anything: those not cached
-/// are read in as such, those cached in small folios are collapsed if the kernel can, and stay as
-/// they are if it cannot. `chunks` are file ranges in bytes, multiples of the huge page, ascending.
+/// Brings `chunks` of the file into huge folios if that costs no other process anything. Uncached data is read in
+/// as huge folios. Data in small folios is collapsed if the kernel can, and otherwise stays as it is. `chunks` are
+/// file ranges in bytes, multiples of the huge page, ascending.
 ///
 /// Touches one base page of each huge page, reads nothing that is cached, and stops at `deadline`.
 ///
 /// # Errors
-/// The file cannot be mapped, or `/proc/self` not be read: nothing is known, and at most something
-/// is cached that was not. `memory_headroom`: it is more than a quarter of the machine's memory.
+/// The file cannot be mapped, or `/proc/self` cannot be read. Nothing is known then, and at most some data was
+/// cached that was not before. `memory_headroom`: `chunks` are more than a quarter of the machine's memory.
 pub fn prepare(
     file: &File,
     chunks: &[Range<u64>],
@@ -71,7 +70,7 @@ pub fn prepare(
     bring(file, chunks, pages, Some(deadline))
 }
 
-/// As [`prepare`]; without a deadline it goes on to the end.
+/// As [`prepare`]; without a deadline it runs to the end.
 pub(crate) fn bring(
     file: &File,
     chunks: &[Range<u64>],
@@ -81,7 +80,7 @@ pub(crate) fn bring(
     let mut prepared = Prepared::default();
     headroom::check_cache(total(chunks))?;
     let asked = total(chunks);
-    // A touch of a hole of a tmpfs would allocate memory for it.
+    // Touching a hole of a tmpfs would allocate memory for it.
     let with_data = chunks.iter().flat_map(|chunk| huge_pages(chunk, pages));
     let holes = Holes::of(file);
     let chunks: Vec<Range<u64>> = with_data.filter(|page| holes.has_data(page)).collect();
@@ -91,8 +90,8 @@ pub(crate) fn bring(
     for run in runs(&chunks) {
         let mapping = map(file, &run, pages)?;
         let _no_thp = mapping.advise_huge();
-        // One huge page each touch, and nothing ahead: what is read ahead, once it is beyond the
-        // device's read_ahead_kb, comes in small folios (Linux 6.18, xfs and ext4 alike).
+        // Each touch must read one huge page and nothing ahead of it. Readahead beyond the device's read_ahead_kb
+        // comes in small folios (Linux 6.18, both xfs and ext4).
         mapping.advise_random().map_err(unmapped)?;
         let room_made = |page: &Range<u64>| {
             let cached = mapping.cached_parts(page, pages.base);
@@ -137,7 +136,7 @@ pub(crate) fn bring(
     Ok(prepared)
 }
 
-/// In what form the page cache holds one huge page's worth of a file.
+/// The form in which the page cache holds one huge page's worth of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ChunkState {
     /// As one huge folio.
@@ -146,12 +145,12 @@ pub enum ChunkState {
     Small,
     /// None of it is cached.
     Absent,
-    /// The kernel tells it only to those who own the file or may write to it, and to CAP_FOWNER.
+    /// Not known: the kernel tells only the file's owner, those who may write to it, and holders of CAP_FOWNER.
     Untold,
 }
 
-/// Looks at `chunks` (as for [`prepare`]) and changes nothing: nothing is read from the disk,
-/// nothing evicted. Returns the state of each huge page, in order.
+/// Returns the state of each huge page of `chunks` (as for [`prepare`]), in order. Changes nothing: it reads
+/// nothing from the disk and evicts nothing.
 ///
 /// # Errors
 /// As [`prepare`].
@@ -167,7 +166,7 @@ pub fn state(
     let mut states = Vec::new();
     for run in runs(chunks) {
         let mapping = map(file, &run, pages)?;
-        // A touch of what is cached must not begin to read what comes after it.
+        // Touching cached data must not make the kernel read ahead.
         mapping.advise_random().map_err(unmapped)?;
         let mut whole = Vec::new();
         for page in huge_pages(&run, pages) {
@@ -205,9 +204,9 @@ pub(crate) fn unseen(error: SysError) -> Failure {
     Failure::of(FailureKind::ProcUnavailable)(error)
 }
 
-/// Touches the first base page of each huge page: one in a huge folio is then PMD-mapped. A page
-/// that cannot be touched (past the end of a truncated file, unreadable) just does not become huge.
-/// Returns whether all was done in time.
+/// Touches the first base page of each huge page, which PMD-maps a page in a huge folio. A page that cannot be
+/// touched (past the end of a truncated file, unreadable) does not become huge. Returns whether all pages were
+/// touched in time.
 fn touch(
     mapping: &FileMapping,
     all: impl Iterator<Item = Range<u64>>,
@@ -223,8 +222,8 @@ fn touch(
     true
 }
 
-/// Has the kernel make huge folios of the cached small ones, where it can. Returns whether all was
-/// done in time.
+/// Has the kernel collapse the cached small folios into huge ones, where it can. Returns whether it finished in
+/// time.
 fn collapse(
     mapping: &FileMapping,
     small: &[Range<u64>],

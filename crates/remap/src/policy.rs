@@ -1,4 +1,4 @@
-//! The user's wishes for a program's text, be it launched or running already.
+//! The user's policy for a program's text, for a launch or a running process.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use tiexec_core::select::Select;
 
 use crate::sources::Sources;
 
-/// The wishes for one program.
+/// The policy for one program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Policy {
     /// The page sizes.
     pub pages: Pages,
     /// The sources of huge pages.
     pub sources: Sources,
-    /// The files whose text is looked after.
+    /// The files whose text TiExec treats.
     pub select: Select,
-    /// The choice of ragged edges.
+    /// Whether the edges of text are taken.
     pub edges: EdgePolicy,
-    /// On which nodes copies lie; `None` to leave that to the kernel.
+    /// The nodes on which copies lie; `None` to leave the choice to the kernel.
     pub numa: Option<Numa>,
     /// How long staging may take.
     pub deadline: Duration,

@@ -29,7 +29,7 @@ use crate::target_file::{ReadAt, of_roots_at};
 
 /// The facts about a program held at its exec stop.
 pub(crate) struct Program {
-    /// Its image.
+    /// Its executable, open.
     pub exe: File,
     /// `/proc/PID/auxv`.
     pub auxv: Vec<u8>,
@@ -37,9 +37,9 @@ pub(crate) struct Program {
     pub snapshot: Snapshot,
     /// Its segments, and where they are.
     pub image: MainImage,
-    /// The parts of its file that are in PMD-sized folios and can be mapped so.
+    /// The parts of its file that are in PMD-sized folios and can be PMD-mapped.
     pub folios: Vec<Range<u64>>,
-    /// What keeps them cached until the program has mapped them itself.
+    /// Keeps those folios cached until the program has mapped them itself.
     _held: pagecache::Held,
     /// Its image in the store.
     pub stored: Option<StoredImage>,
@@ -52,11 +52,11 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Reads what there is to know; has its page cache made huge where that costs nobody anything,
-    /// until `deadline`. `foreign` says whether it has other credentials than this process.
+    /// Reads the facts about the program. Until `deadline`, also makes its page cache huge if that costs no other
+    /// process anything. `foreign` says whether the program has other credentials than this process.
     ///
     /// # Errors
-    /// It must be left alone; nothing was done to it.
+    /// The program must be left alone; nothing was done to it.
     pub(crate) fn read(
         order: &Order<'_>,
         foreign: bool,
@@ -64,7 +64,7 @@ impl Program {
     ) -> Result<Self, Failure> {
         let process = order.process;
         let unreadable = |error: SysError| {
-            // A process that has died has no address space to read about.
+            // A process that has died has no address space that could be read.
             let gone = matches!(error.errno, Errno::SRCH | Errno::NOENT);
             let reason = if gone { FailureKind::TargetGone } else { FailureKind::ProcUnavailable };
             Failure::of(reason)(error)
@@ -91,7 +91,7 @@ impl Program {
             maps::parse(&process.read("maps").map_err(unreadable)?).map_err(malformed)?
         };
         if foreign {
-            // Its dynamic linker is of its choice, too.
+            // The program chose its dynamic linker too, so check all its files.
             must_all_be_local(process, &vmas)?;
         }
         let snapshot = Snapshot { pages: order.policy.pages, vmas, entry };
@@ -120,8 +120,8 @@ impl Program {
         })
     }
 
-    /// Returns the addresses of its `ld.so`, and whether that is its libc as well (musl's); `None` if it
-    /// has none.
+    /// Returns the address range of the program's `ld.so`, and whether that is its libc as well (musl's). `None`
+    /// without one.
     pub(crate) fn linker(&self) -> Option<(AddrRange, bool)> {
         let at = RemoteAddr::new(auxv::get(&self.auxv, auxv::AT_BASE).filter(|&at| at != 0)?);
         let vma = self.snapshot.vma_at(at)?;
@@ -134,7 +134,8 @@ impl Program {
         Some((range, is_libc))
     }
 
-    /// Returns the first page of what `ld.so` makes read-only of the program's own data: whole pages.
+    /// Returns the first page of the program's own data that `ld.so` makes read-only; `None` if that is no whole
+    /// page.
     pub(crate) fn relro(&self, base: PageSize) -> Option<RemoteAddr> {
         let relro = self.relro.as_ref()?;
         let page =
@@ -142,7 +143,7 @@ impl Program {
         (page(relro.start) != page(relro.end)).then(|| page(relro.start))
     }
 
-    /// Plans; `may_move` says whether the program may be moved.
+    /// Makes the plan. `may_move` says whether the program may be moved.
     pub(crate) fn plan(&self, may_move: bool) -> Plan {
         let fixed = MainImage { position_independent: false, ..self.image.clone() };
         let image = if may_move { &self.image } else { &fixed };
@@ -164,11 +165,11 @@ impl Program {
         Parts::of(&self.image.loads, self.image.load_bias, self.snapshot.pages.base)
     }
 
-    /// Looks for the program's image in the store, and has it built, until `deadline`, where there
-    /// is none. Returns whether there is one now. With `dry_run` nothing is built.
+    /// Finds the program's image in the store. If the store has none, has one built until `deadline`. Returns
+    /// whether there is one now. With `dry_run` nothing is built.
     ///
     /// # Errors
-    /// Why there is none although there is a store.
+    /// The reason why there is no image although there is a store.
     pub(crate) fn find_in_store(
         &mut self,
         order: &Order<'_>,
@@ -200,15 +201,14 @@ impl Program {
                 found => Some(found?),
             }
         };
-        // Not so of a program that its headers do not tell from a library.
+        // The image does not fit a program whose headers look like a library's.
         let bias = self.image.bias_for_copies(order.policy.pages);
         self.stored = found.filter(|image| image.layout.fits(bias));
         Ok(self.stored.is_some())
     }
 }
 
-/// Returns which parts of the text lie in the page cache in PMD-sized folios, where they can be
-/// PMD-mapped.
+/// Returns the parts of the text that lie in the page cache in PMD-sized folios, where they can be PMD-mapped.
 fn folios(
     exe: &File,
     image: &MainImage,

@@ -1,4 +1,4 @@
-//! Directories for what TiExec remembers until the next boot, which only the user may enter.
+//! Directories for what TiExec remembers until the next boot. Only the user may enter them.
 //!
 //! - root: below `/run/tiexec`;
 //! - any other user: in `tiexec` below `XDG_RUNTIME_DIR`, or else below `/run/user/UID`.
@@ -10,17 +10,17 @@ use tiexec_core::escape::AsShown;
 
 use crate::trusted_directory::{self, Rule};
 
-/// Where root's are.
+/// The parent of root's directories.
 const SYSTEM: &str = "/run/tiexec";
 
-/// Opens this user's directory of that name, and makes it if need be.
+/// Opens this user's directory of that name, creating it if needed.
 ///
 /// # Errors
-/// Why there is none: somebody else could have put it there, or it cannot be made.
+/// The reason why it cannot be used: another user could have put it there, or it cannot be made.
 pub(crate) fn open(name: &str) -> Result<OwnedFd, String> {
     let user = rustix::process::geteuid().as_raw();
     let places: Vec<(PathBuf, [u32; 2])> = if user == 0 {
-        // The image store lies beside it, for everybody.
+        // The image store lies beside it, and everybody must be able to enter the parent.
         vec![(Path::new(SYSTEM).join(name), [0o755, 0o700])]
     } else {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);

@@ -1,5 +1,5 @@
-//! Looking at a process whose text is to be changed: what it has mapped, what of it is huge, and what text is
-//! mapped with beside its permissions.
+//! Reads a process whose text is to be changed: its mappings, which of them are huge, and the properties of its
+//! text beside the permissions.
 
 use tiexec_core::area::{Area, SmapsFor};
 use tiexec_core::coverage::is_ours;
@@ -19,7 +19,7 @@ use crate::program::elf_headers;
 use crate::target_file::ReadAt;
 use crate::workers::Workers;
 
-/// Looks at a process. Where its text may be guarded or tagged, smaps is read too: no other file tells.
+/// Looks at a process. If its text may be guarded or tagged, reads smaps too, because no other file shows that.
 ///
 /// # Errors
 /// `target_gone`, `ptrace_denied`, `proc_unavailable`.
@@ -29,7 +29,7 @@ pub(crate) fn look(order: &AttachOrder<'_>) -> Result<Seen, Failure> {
     if seen.smaps_for.is_none() && may_be_guarded(process, workers, &seen.areas) {
         let told = areas::by_smaps(process).map_err(Failure::unreadable)?;
         for area in &mut seen.areas {
-            // A mapping that changed between the two looks counts as unguarded here; the switch detects the change.
+            // A mapping that changed between the two reads counts as unguarded here; the switch detects the change.
             let same = told.iter().find(|told| told.vma.range == area.vma.range);
             area.vma.guarded = same.is_some_and(|same| same.vma.guarded);
             area.keyed = same.is_some_and(|same| same.keyed);
@@ -39,8 +39,9 @@ pub(crate) fn look(order: &AttachOrder<'_>) -> Result<Seen, Failure> {
     Ok(seen)
 }
 
-/// Returns whether the processor has guarded text, and a file of the process asks for that; or memory tags, which a program can
-/// give to what it maps of a tmpfs. (Copies of ours are guarded if what was there before was.)
+/// Returns whether text may be guarded or tagged. It may be guarded if the processor has guards and a file of the
+/// process requests them. It may be tagged if the processor has memory tags, which a program can give to mappings
+/// of a tmpfs. (Copies of ours are guarded if the text before them was.)
 fn may_be_guarded(process: &ProcDir, workers: &Workers, areas: &[Area]) -> bool {
     let Some(auxv) = process.read("auxv").ok().filter(|_| arch::GUARDS_TEXT) else { return false };
     let has = auxv::get(&auxv, auxv::AT_HWCAP2).unwrap_or(0);
@@ -60,9 +61,9 @@ fn may_be_guarded(process: &ProcDir, workers: &Workers, areas: &[Area]) -> bool 
     })
 }
 
-/// Returns whether the file that a VMA maps asks for guards; `None` where it cannot be read.
+/// Returns whether the file that a VMA maps requests guards; `None` if it cannot be read.
 fn asks(process: &ProcDir, workers: &Workers, vma: &Vma) -> Option<bool> {
-    /// Real ones have a few words.
+    /// Real properties have a few words.
     const MOST: u64 = 4096;
     let file = open_mapped(process, workers, vma).ok()?;
     let (header, table) = match elf_headers(&file) {

@@ -4,20 +4,20 @@ use tiexec_core::config::BackingChoice;
 use tiexec_core::numa::Numa;
 use tiexec_core::plan::Backing;
 
-/// The sources from which a launch may make huge pages; the page cache first.
+/// The sources from which a launch may make huge pages, in order of preference.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sources {
     /// True if the file's own page cache may be used.
     pub pagecache: bool,
-    /// True if copies may be in the image store, if there is one.
+    /// True if copies may be in the image store, provided that there is one.
     pub store: bool,
-    /// The kind of copy for what neither holds; `None` for none.
+    /// The kind of copy for text that neither holds; `None` for no copy.
     pub copy: Option<Backing>,
 }
 
 impl Sources {
-    /// Returns those that are asked for. Where it matters on which node they lie, what is shared with
-    /// others is left out, unless nothing else may be used: it lies where it was first read or made.
+    /// Returns the sources that the settings request. With a NUMA policy, sources that processes share are left
+    /// out, unless no copy is allowed: shared pages lie on the node where they were first read or made.
     pub fn asked_for(choice: BackingChoice, numa: Option<Numa>) -> Self {
         let sources = Self::from(choice);
         match numa.and(sources.copy) {
@@ -28,7 +28,7 @@ impl Sources {
 }
 
 impl From<BackingChoice> for Sources {
-    /// `off` is for whoever asks first; here it is as `auto`.
+    /// The caller must check for `off` first; here it equals `auto`.
     fn from(choice: BackingChoice) -> Self {
         match choice {
             BackingChoice::Hugetlb => {

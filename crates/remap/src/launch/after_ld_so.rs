@@ -1,5 +1,5 @@
-//! The second half of a launch: `ld.so` is done, all the program's shared objects are
-//! mapped and relocated, and those with enough text are switched as in a running process.
+//! The second half of a launch. `ld.so` is done, and all the program's shared objects are mapped and relocated.
+//! Those with enough text are switched as in a running process.
 
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -39,11 +39,11 @@ use crate::sources::Sources;
 use crate::store::Store;
 use crate::workers::{Pool, Workers};
 
-/// Switches the shared objects of a program whose `ld.so` is done, within `left`; returns the
-/// session with which it goes home.
+/// Switches the shared objects of a program whose `ld.so` is done, within `left`. Returns the session with which
+/// the program goes home.
 ///
 /// # Errors
-/// Nothing could be begun; the program is as it was, and can only be let go.
+/// TiExec could not begin. The program is unchanged, and can only be let go.
 pub(crate) fn switch(
     order: &Order<'_>,
     stopped: &Stopped,
@@ -65,13 +65,14 @@ pub(crate) fn switch(
     let (tid, process) = (stopped.tid, process.clone());
     let (credentials, comm) = (status.credentials.clone(), status.name.shown().to_string());
     let target = Target { pid: tid, task: tid, process, space, credentials, comm };
-    // The program itself chose the code that it has loaded and runs by now.
+    // By now the program has run code of its own choice. After a chain of execs it may be another user's, and then
+    // needs workers.
     let workers = if order.chain { Pool::default().workers(&target)? } else { Workers::none() };
     let attach = AttachOrder {
         target: &target,
         workers: &workers,
         policy: Policy {
-            // The main executable was seen to at the exec stop.
+            // The exec stop has treated the main executable.
             select: Select { main: false, ..order.policy.select },
             deadline: left,
             dry_run: false,
@@ -83,9 +84,9 @@ pub(crate) fn switch(
         } else {
             PrivateCopies::All
         },
-        // It stands already.
+        // The thread stands already.
         patience: Duration::ZERO,
-        // The session of a launch makes none.
+        // A session of a launch makes no batches.
         batches: false,
         common_filters: 0,
     };
@@ -113,14 +114,14 @@ pub(crate) fn switch(
     Ok((session, prepared.attached))
 }
 
-/// Returns whether objects are copied into the image store only: unless a copy was asked for. A compiler's 200 MiB
-/// of libraries are too much for one start of it.
+/// Returns whether objects may be copied into the image store only. That holds unless the settings ask for copies.
+/// A compiler's 200 MiB of libraries are too much for one start of it.
 fn only_shared(sources: Sources) -> bool {
     sources.pagecache && sources.store
 }
 
-/// Plans for objects before they are mapped, as if each were mapped at address 0: the page cache is asked
-/// until `deadline`, and nothing is built.
+/// Plans for objects before they are mapped, as if each were mapped at address 0. Prepares the page cache until
+/// `deadline`, and builds no image.
 pub(crate) fn expected(policy: &Policy, objects: &[Object], deadline: Instant) -> Plan {
     let Policy { pages, sources, .. } = *policy;
     let none = || Failure::new(SkipReason::NoStore, "there is no image store");
@@ -166,7 +167,7 @@ pub(crate) fn expected(policy: &Policy, objects: &[Object], deadline: Instant) -
             });
         }
     }
-    // The surroundings of the objects are not known yet: no edges.
+    // The neighbours of the objects are not known yet, so plan no edges.
     let policy = EdgePolicy::default();
     let reserved = Reserved::find(&[], None, pages, |_| false);
     plan_running(&Around { pages, policy, vmas: &[], reserved: &reserved }, &texts)
@@ -181,33 +182,33 @@ fn carry_out(
     if prepared.is_empty() { Ok(()) } else { prepared.hand_and_switch(session, order, snapshot) }
 }
 
-/// How far a program's `ld.so` has come, as its maps file shows it.
+/// The progress of a program's `ld.so`, as the program's maps file shows it.
 pub(crate) struct Linker<'a> {
     order: &'a Order<'a>,
     pid: Pid,
-    /// Those that are mapped from the beginning.
+    /// The files that are mapped from the beginning.
     known: Vec<FileId>,
     /// The beginning of the program's RELRO.
     relro: RemoteAddr,
-    /// The maps file at the last look.
+    /// The content of the maps file at the last poll.
     before: Vec<u8>,
-    /// Since when it is known to be done.
+    /// When `ld.so` was first seen to be done; `None` while it is not.
     done_since: Option<Instant>,
 }
 
-/// How long to look for a moment in which the program takes a stop well.
+/// How long to wait for a moment at which the program takes a stop well.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl<'a> Linker<'a> {
-    /// `None` for a program without RELRO, of which nothing tells that it is done already.
+    /// Returns `None` for a program without RELRO, because nothing shows when its `ld.so` is done.
     pub(crate) fn new(order: &'a Order<'a>, pid: Pid, program: &Program) -> Option<Self> {
         let known = program.snapshot.vmas.iter().map(|vma| vma.file).collect();
         let relro = program.relro(order.policy.pages.base)?;
         Some(Self { order, pid, known, relro, before: Vec::new(), done_since: None })
     }
 
-    /// Looks. It seems to have mapped everything when an object with much text is there, nothing was
-    /// mapped since the last look, and it makes no call now.
+    /// Polls once. `ld.so` seems to have mapped everything if three things hold: an object with much text is
+    /// mapped, nothing was mapped since the last poll, and the program makes no system call now.
     pub(crate) fn look(&mut self) -> Progress {
         let Ok(text) = self.order.process.read("maps") else { return Progress::Mapping };
         let Ok(vmas) = maps::parse(&text) else { return Progress::Mapping };
@@ -217,9 +218,10 @@ impl<'a> Linker<'a> {
             vma.is_text() && !self.known.contains(&vma.file) && vma.range.len() >= huge.bytes() / 2
         });
         let still = std::mem::replace(&mut self.before, text) == self.before;
-        // Interrupted, neither would notice.
+        // How well the program would take an interruption now.
         let takes = || {
-            // A copy of a descriptor may be one whose close waits for a server of the program's choice.
+            // Closing a copy of a descriptor may wait for a server that the program chose, so copy none from a
+            // foreign process.
             let has_timeout =
                 |fd| self.order.is_foreign() || Workers::none().has_timeout(self.pid, fd);
             threads::takes(self.order.process, self.pid, &has_timeout)
@@ -242,7 +244,7 @@ impl<'a> Linker<'a> {
     }
 }
 
-/// Says why the program never came so far.
+/// Returns the failure of a program that never reached the point where its shared objects are mapped.
 pub(crate) fn not_reached(error: TraceError) -> Failure {
     match error {
         TraceError::Gone => {

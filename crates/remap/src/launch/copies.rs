@@ -1,5 +1,5 @@
-//! The mappings that are staged beside the program and switched to: copies, and the page cache at the
-//! text's edges.
+//! The mappings that are staged beside the program and that replace its text: copies, and the page cache at the
+//! edges of the text.
 
 use std::os::unix::ffi::OsStrExt;
 use std::time::Instant;
@@ -21,11 +21,11 @@ use crate::program::Program;
 use crate::switch::{Company, OpenFile, Surroundings, Switch, switch_all};
 use crate::{headroom, launch::rebase, numa_placement, protection};
 
-/// Stages the spans of `backing`, image or hugetlb, in a memfd of the program's own, and switches
-/// to what was staged until `deadline`.
+/// Stages the spans of `backing` (image or hugetlb) in a memfd of the program's own until `deadline`, and switches
+/// to what was staged.
 ///
 /// # Errors
-/// Text that is not switched is where it was.
+/// Text that could not be switched is unchanged.
 pub(crate) fn by_memfd(
     session: &mut Session,
     order: &Order<'_>,
@@ -60,7 +60,8 @@ pub(crate) fn by_memfd(
     Ok(filled)
 }
 
-/// Has the program make an empty memfd for the backing, of pages of that size; closed on its way home.
+/// Has the program make an empty memfd for the backing, in pages of size `huge`. The program closes it on its way
+/// home.
 ///
 /// # Errors
 /// `no_memfd`, `fd_limit`, `hugetlb_pool`; the program is unchanged.
@@ -79,7 +80,7 @@ fn make_memfd(
     let mut create = |flags: u32| session.call(remote::memfd_create(name, flags));
     let mut answer = create(flags | c::MFD_NOEXEC_SEAL)?;
     if answer.is_err_and(|error| error.errno == Errno::INVAL) {
-        // Before Linux 6.3 there is no such flag.
+        // Linux has this flag from 6.3 on.
         answer = create(flags)?;
     }
     let fd = answer.map_err(|error| {
@@ -97,7 +98,7 @@ fn make_memfd(
 /// Switches the spans that the store's image of the program holds.
 ///
 /// # Errors
-/// `store_refused`: the program cannot open or map it. Text that is not switched is where it was.
+/// `store_refused`: the program cannot open or map the image. Text that could not be switched is unchanged.
 pub(crate) fn by_store(
     session: &mut Session,
     program: &Program,
@@ -141,7 +142,7 @@ pub(crate) fn by_store(
 /// Widens the mappings of the program's own file over the edges that its page cache holds.
 ///
 /// # Errors
-/// A mapping that is not widened is where it was.
+/// A mapping that could not be widened is unchanged.
 pub(crate) fn edges_by_pagecache(
     session: &mut Session,
     program: &Program,

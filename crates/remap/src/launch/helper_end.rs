@@ -10,21 +10,23 @@ use tiexec_tracee::Failure;
 use tiexec_tracee::remote::{self, SystemCall};
 use tiexec_tracee::session::Refusal;
 
-/// The last step of a program's way home: it reaps this process.
+/// The last step of a program's way home: the program reaps this process.
 pub(crate) fn reap() -> SystemCall {
     remote::wait4(helper_id())
 }
 
-/// Says whether SIGCHLD may come to a program on its way home.
+/// Returns whether the program may take SIGCHLD on its way home.
 ///
-/// This process's end is reported to the program by SIGCHLD. Let in, it is dropped at once: right after
-/// exec its action is the default, to ignore it. But where SIGCHLD is blocked and may come from a child of
-/// the program's own, letting it in would lose that one: then one SIGCHLD more may be pending than after a
-/// plain exec. A signal too many is a wait in vain, one too few a hang. And a handler that an init function
-/// has installed is for the program to run.
+/// The kernel reports the end of this process to the program by SIGCHLD. If the program takes the signal, the
+/// kernel drops it at once, because the default action, which is in force right after exec, is to ignore it.
+///
+/// But if SIGCHLD is blocked and may come from a child of the program's own, that child's signal would be lost. The
+/// signal then stays blocked, and one more may be pending than after a plain exec. One signal too many makes a wait
+/// return without a child; one too few makes the program hang. If an init function has installed a handler, the
+/// signal also stays blocked: only the program may run its handler.
 pub(crate) fn lets_child_in(process: &ProcDir, pid: Pid, status: &Status) -> bool {
     let has = |signals: u64| signals >> (c::SIGCHLD - 1) & 1 == 1;
-    // It may have children from before its exec. Where that cannot be read it is taken to be so.
+    // The program may have children from before its exec. If the file cannot be read, assume that it has.
     let children = format!("task/{}/children", pid.as_raw_nonzero());
     let mut list = String::new();
     let read = process.open_file(&children, false).map(|mut file| file.read_to_string(&mut list));
@@ -34,7 +36,7 @@ pub(crate) fn lets_child_in(process: &ProcDir, pid: Pid, status: &Status) -> boo
     !(has(status.caught) || awaited && has(status.blocked))
 }
 
-/// Puts into words why no session could begin.
+/// Returns the failure that says why no session could begin.
 pub(crate) fn refused(refusal: Refusal) -> Failure {
     match refusal {
         Refusal::StackRoom => Failure::new(
@@ -50,7 +52,7 @@ pub(crate) fn refused(refusal: Refusal) -> Failure {
     }
 }
 
-/// This process's id: what the program waits for on its way home.
+/// This process's ID, for which the program waits on its way home.
 fn helper_id() -> u32 {
     process::this().as_raw_nonzero().get().unsigned_abs()
 }

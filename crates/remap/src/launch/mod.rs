@@ -52,30 +52,29 @@ const LONG_RELOCATION: u64 = 512 << 10;
 /// The result of a launch.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Launched {
-    /// The PMD-mapped text now, as the kernel says it.
+    /// The text that is PMD-mapped now, as the kernel reports it.
     pub report: Report,
-    /// The plan; `None` if the launch did not come so far.
+    /// The plan; `None` if the launch failed before it.
     pub plan: Option<Plan>,
-    /// The plan of a dry run for shared objects. They are not mapped yet, so it has the addresses in their
+    /// The plan of a dry run for shared objects. They are not mapped yet, so the plan has the addresses in their
     /// files.
     pub objects: Option<Plan>,
     /// The status with which a dry run ends; `before_release` may set it.
     pub dry_run_status: Cell<u8>,
 }
 
-/// Works on a program held at its exec stop, and lets it go. Everything that can fail fails open:
-/// the report says what was left on base pages and why. `before_release` sees the result while the
-/// program still has not run.
+/// Works on a program held at its exec stop, and lets it go. Every failure fails open: the report says what was
+/// left on base pages and why. `before_release` receives the result before the program has run.
 pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(&Launched)) {
     if order.refuse_with.is_some() {
-        // The program must not outlive us at any moment from here to the switch.
+        // The program must not outlive this process at any moment until its text is switched.
         let _gone = ptrace::set_options(stop.pid, ptrace::Options { exit_kill: true });
     }
     let mut work = Work::new(order, stop);
     let mut session = match work.begin() {
         Ok(session) => session,
         Err(failure) => {
-            // Without a session there is no way to end the program by a status of its own.
+            // Without a session TiExec cannot make the program exit with a status, so it may only kill it.
             let launched = work.finish(Some(failure));
             before_release(&launched);
             if ends_with(order, &launched).is_some() {
@@ -103,8 +102,8 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
     release(order, session, &launched, before_release);
 }
 
-/// The status with which the program ends before it has run, if it does: after a dry run, and where text would stay on base
-/// pages that must not.
+/// The status with which the program must exit before it has run; `None` if it shall run. A dry run has such a
+/// status, and so has a launch with `refuse_with` if text would stay on base pages.
 fn ends_with(order: &Order<'_>, launched: &Launched) -> Option<u8> {
     let failed = launched.report.reason.is_some_and(Reason::is_failure);
     order
@@ -113,7 +112,7 @@ fn ends_with(order: &Order<'_>, launched: &Launched) -> Option<u8> {
         .or(order.policy.dry_run.then(|| launched.dry_run_status.get()))
 }
 
-/// Ends the program, or has it go home, as its report says.
+/// Makes the program exit, or lets it go home, as its report says.
 fn release(
     order: &Order<'_>,
     mut session: Session,
@@ -149,13 +148,13 @@ struct Work<'a> {
     /// Why something was done in a worse way than planned.
     setback: Option<Failure>,
     rebased: bool,
-    /// How long it was held at the exec stop.
+    /// How long the program was held at the exec stop.
     held: Duration,
-    /// How long it was held once `ld.so` was done.
+    /// How long the program was held once `ld.so` was done.
     held_linked: Option<Duration>,
-    /// Counters of the calls that it made for us; `None` if it was never made to call.
+    /// Counters of the calls that the program made for TiExec; `None` if it made none.
     counted: Option<Counts>,
-    /// Why it could not be stopped once `ld.so` was done.
+    /// Why the program could not be stopped once `ld.so` was done.
     unwatched: Option<Failure>,
 }
 
@@ -177,10 +176,11 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Snapshot and plan, and the session with which to carry it out.
+    /// Takes the snapshot, plans, and begins the session that carries the plan out.
     fn begin(&mut self) -> Result<Session, Failure> {
         let program = Program::read(self.order, self.foreign, self.deadline())?;
-        // After the page cache has been seen to: a file not cached yet would get small folios here.
+        // Find these after the page cache is prepared: reading a file that is not cached yet would bring it in as
+        // small folios.
         let interpreter = auxv::get(&program.auxv, auxv::AT_BASE).unwrap_or(0);
         let memory = Memory::open(self.order.process).map_err(Failure::unreadable)?;
         let gadgets =
@@ -200,7 +200,7 @@ impl<'a> Work<'a> {
         Session::begin(pid, &memory, gadgets, home, stack, lets_in, reap())?.map_err(refused)
     }
 
-    /// Returns the shared objects for which the program is to stop once more, when `ld.so` is done.
+    /// Returns the shared objects for which the program must stop once more, when `ld.so` is done.
     fn wants_objects(&self) -> Option<Expected> {
         let Order { policy, objects, refuse_with, .. } = *self.order;
         let dynamic = self.program.as_ref().is_some_and(|program| program.dynamic);
@@ -212,14 +212,14 @@ impl<'a> Work<'a> {
         }
         let expected = match objects {
             Some(expected) => expected,
-            // The files that its paths lead to are read once they are mapped.
+            // Do not read files by the paths of a foreign program. They are read once the program has mapped them.
             None if self.foreign => Expected { objects: 1, relro: 0 },
             None => Expected::of(&self.objects()),
         };
         (expected.objects > 0).then_some(expected)
     }
 
-    /// Returns the program's shared objects that have something to gain.
+    /// Returns the program's shared objects whose text could be huge.
     fn objects(&self) -> Vec<Object> {
         if self.foreign {
             return Vec::new();
@@ -228,7 +228,7 @@ impl<'a> Work<'a> {
         objects::with_text(Path::new(OsStr::from_bytes(&path)), &self.order.policy)
     }
 
-    /// How it is seen that `ld.so` is done.
+    /// Returns the watch that finds out when `ld.so` is done.
     fn watch_linker(&self, session: &Session) -> Result<LinkWatch, Failure> {
         let unwatched = |what: &str| Failure::new(SkipReason::LinkerUnwatched, what);
         let status = self.order.process.status();
@@ -245,7 +245,7 @@ impl<'a> Work<'a> {
         Ok(LinkWatch::new(session, linker, relro))
     }
 
-    /// Lets `ld.so` run, and sees to the shared objects when it is done.
+    /// Lets `ld.so` run, and switches the shared objects when it is done.
     fn go_on_to_objects(
         mut self,
         session: Session,
@@ -304,8 +304,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Where something must be copied and there is a store, has the image there, building it first
-    /// if need be.
+    /// Finds the program's image in the store, or builds it, if something must be copied and the store may be used.
     fn use_store(&mut self) {
         let (Some(program), Some(plan)) = (&mut self.program, &mut self.plan) else { return };
         if !self.order.policy.sources.store || plan.span_bytes_by(Backing::Image) == 0 {
@@ -334,8 +333,7 @@ impl<'a> Work<'a> {
         self.stop.since + self.order.policy.deadline
     }
 
-    /// Moves the program if that is planned, stages copies beside it, and switches to what was
-    /// staged.
+    /// Moves the program if that is planned, stages copies beside it, and switches to what was staged.
     fn stage_and_switch(&mut self, session: &mut Session) -> Result<(), Failure> {
         self.move_program(session)?;
         if let Some(failure) = self.switch_to_store(session)? {
@@ -356,13 +354,14 @@ impl<'a> Work<'a> {
         self.filled = filled;
         copies::edges_by_pagecache(session, program, plan)?;
         for span in plan.spans_by(Backing::Pagecache) {
-            // One fault maps it all. A kernel that refuses this maps the pages when they are first used.
+            // One fault maps the whole range. If the kernel refuses this, it maps the pages when they are first
+            // used.
             let _refused = session.call(remote::madvise(span.range, Advice::PopulateRead))?;
         }
         Ok(())
     }
 
-    /// Switches what is planned by the store; returns why it could not be, if so.
+    /// Switches what the plan takes from the store. Returns the failure if the store refused it.
     fn switch_to_store(&self, session: &mut Session) -> Result<Option<Failure>, Failure> {
         let (Some(program), Some(plan)) = (&self.program, &self.plan) else { return Ok(None) };
         match copies::by_store(session, program, plan) {
@@ -372,7 +371,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Moves the program if that is planned; if it cannot be moved, plans for where it is.
+    /// Moves the program if that is planned. If it cannot be moved, makes a plan for its present address.
     fn move_program(&mut self, session: &mut Session) -> Result<(), Failure> {
         let (Some(program), Some(plan)) = (&mut self.program, &mut self.plan) else {
             return Ok(());
@@ -398,7 +397,7 @@ impl<'a> Work<'a> {
     fn finish(&mut self, failure: Option<Failure>) -> Launched {
         let mut failure = failure.or_else(|| self.filled.shortfall.clone());
         if failure.is_some() && ptrace::registers(self.stop.pid).is_err() {
-            // It is dead, which explains any failure.
+            // The program is dead, which explains any failure.
             failure = Some(TraceError::Gone.into());
         }
         let found = Found {
@@ -423,12 +422,12 @@ impl<'a> Work<'a> {
     }
 }
 
-/// Brings the text of `exe`, about to be exec'ed, into PMD-sized folios where that costs nobody
-/// anything, until `deadline`: before the exec itself reads some of it in small ones (the kernel
-/// clears the page where the bss begins, and reads around that fault).
+/// Brings the text of `exe`, about to be exec'ed, into PMD-sized folios, until `deadline`, if that costs no other
+/// process anything. This must happen before the exec, because the exec reads some text in small folios: the kernel
+/// clears the page where the bss begins, and reads around that fault.
 ///
-/// Returns whether a plain exec finds all of its text in huge pages, where it can be PMD-mapped: then
-/// there is nothing to be done to the program. With edges wanted there always may be.
+/// Returns whether a plain exec finds all of its text in huge pages where it can be PMD-mapped, so that the program
+/// needs no change. With edges in the policy, it may always need one.
 pub fn bring_in(exe: &File, facts: &ElfFacts, policy: &Policy, deadline: Instant) -> bool {
     let Policy { pages, edges, .. } = *policy;
     let image = MainImage::new(facts, 0, RemoteAddr::new(0));
@@ -448,8 +447,8 @@ pub fn bring_in(exe: &File, facts: &ElfFacts, policy: &Policy, deadline: Instant
     complete && only_whole && !image.position_independent && congruent == all
 }
 
-/// As [`bring_in`], for a shared object, where the kernel maps large ones: from an address that is a
-/// multiple of the huge page on.
+/// As [`bring_in`], for a shared object. The kernel maps large objects from an address that is a multiple of the
+/// huge page on, and the object is brought in for such an address.
 pub fn bring_in_object(object: &Object, pages: Pages, deadline: Instant) {
     let _best_effort = pagecache::prepare(&object.file, &chunks_of(object, pages), pages, deadline);
 }

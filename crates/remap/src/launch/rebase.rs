@@ -1,13 +1,16 @@
-//! Moving a position-independent program at its exec stop, so that its text is congruent.
+//! Moves a position-independent program at its exec stop, so that its text is congruent.
 //!
-//! Nothing of it has run, so nothing knows where it lies but the kernel, two entries of the
-//! auxiliary vector, and, in a static one, the program counter. Its segments are mapped *anew* at
-//! the better place, as the kernel would have mapped them there (moving the old ones would leave
-//! `perf record` without names); then those three are changed; then the old mappings go.
+//! The program has not run yet. Its address is known only to the kernel, to two entries of the auxiliary vector,
+//! and, in a static program, to the program counter. The move has three steps:
 //!
-//! At each step the program lives if we die: while both places are mapped, each is whole. The way
-//! home unmaps the new place before the change, and finishes the move after it; during the change
-//! itself, neither.
+//! 1. The program maps its segments at the better place, as the kernel would have mapped them there. Moving the old
+//!    mappings would leave `perf record` without names.
+//! 2. The two entries, the program counter and the kernel's record change.
+//! 3. The program unmaps the old mappings.
+//!
+//! If TiExec dies, the program survives at each step: while both places are mapped, each is whole. Before the
+//! change, the way home unmaps the new place. After it, the way home finishes the move. During the change it does
+//! neither.
 
 use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
 use tiexec_core::elf::LoadSegment;
@@ -24,11 +27,11 @@ use tiexec_tracee::session::Session;
 
 use crate::protection;
 
-/// Moves the program, held at its exec stop, as `plan` says. `auxv` is `/proc/PID/auxv` as it was
-/// read at this stop, `base` the base page.
+/// Moves the program, held at its exec stop, as `plan` says. `auxv` is `/proc/PID/auxv` as it was read at this
+/// stop, `base` the base page.
 ///
 /// # Errors
-/// The program is where it was; or, if the failure is that of the tracee's end, gone.
+/// The program is at its old place, or gone if the failure says that the tracee ended.
 pub(crate) fn rebase(
     session: &mut Session,
     process: &ProcDir,
@@ -55,14 +58,14 @@ pub(crate) fn rebase(
         return Err(failure);
     }
 
-    // Both places are whole now. Neither may be unmapped by a way home that cannot know which of
-    // them the program will use.
+    // Both places are whole now. A way home cannot know which of them the program will use, so it may unmap
+    // neither.
     session.released();
     session.install_chain()?;
     let there = |addr| plan.moved(addr).unwrap_or(addr);
     let back = |addr| moved_back(plan, addr);
     if let Err(failure) = flip.make(session, &flip.new, base, there) {
-        // A change refused is a change not made; made good all the same.
+        // A refused change was not made. Write the old bytes all the same.
         session.move_home(back);
         session.install_chain()?;
         session.write(flip.at, &flip.old)?;
@@ -79,20 +82,20 @@ pub(crate) fn rebase(
     let answer = session.call(set_mm)?;
     session.released();
     if let Err(error) = answer {
-        // /proc/PID would show an image that is no longer there: gdb could not read it. Back.
+        // The kernel's record still names the old image, and gdb could not read /proc/PID. Move back.
         session.released();
         session.install_chain()?;
         flip.make(session, &flip.old, base, back)?;
         unmap(session, plan.to)?;
         return Err(Failure::of(FailureKind::RebaseFailed)(error));
     }
-    // It is moved; should the kernel not unmap the old place, that costs address space only.
+    // The program is moved. If the kernel does not unmap the old place, that costs only address space.
     let _kept = session.call(unmap_old)?;
     session.released();
     Ok(())
 }
 
-/// Returns the address before the move of the byte that is at `addr` after it.
+/// Returns the address that the byte at `addr` had before the move.
 fn moved_back(plan: &Rebase, addr: RemoteAddr) -> RemoteAddr {
     if !plan.to.contains(addr) {
         return addr;
@@ -100,7 +103,7 @@ fn moved_back(plan: &Rebase, addr: RemoteAddr) -> RemoteAddr {
     RemoteAddr::new(plan.from.start().get() + (addr.get() - plan.to.start().get()))
 }
 
-/// Has the program open its own image; closed on its way home.
+/// Has the program open its own executable. The program closes it on its way home.
 pub(crate) fn open_itself(session: &mut Session) -> Result<u64, Failure> {
     let path = session.scratch(b"/proc/self/exe\0")?;
     let fd = session
@@ -144,8 +147,8 @@ fn map(session: &mut Session, piece: &Vma, to: AddrRange, fd: u64) -> Result<(),
     answer.map(drop).map_err(Failure::of(FailureKind::RebaseFailed))
 }
 
-/// Copies what the kernel wrote into a segment: the zeroes after the end of its file part, up to
-/// the end of that page, where the bss begins (`padzero`, `fs/binfmt_elf.c`).
+/// Copies what the kernel wrote into a segment: zeros from the end of its file part to the end of that page, where
+/// the bss begins (`padzero`, `fs/binfmt_elf.c`).
 fn copy_tail(
     session: &Session,
     image: &MainImage,
@@ -186,7 +189,8 @@ const WORD: usize = size_of::<u64>();
 const ENTRY: usize = 2 * WORD;
 
 impl Vector {
-    /// Finds it above the arguments and the environment, where it must equal what the kernel says.
+    /// Finds the vector above the arguments and the environment. Its bytes must equal those that the kernel
+    /// reports.
     fn find(session: &Session, auxv: &[u8]) -> Result<Option<Self>, TraceError> {
         let used = auxv
             .chunks_exact(ENTRY)
@@ -195,14 +199,14 @@ impl Vector {
         let Some(used) = used else { return Ok(None) };
         let mut argc = [0; WORD];
         session.read(session.stack_pointer(), &mut argc)?;
-        // argc, its arguments, a null; then the environment up to its null.
+        // argc, its arguments and a null come first. The environment follows, up to its null.
         let words = u64::from_ne_bytes(argc).checked_add(2);
         let environment = words
             .and_then(|words| words.checked_mul(WORD as u64))
             .and_then(|bytes| session.stack_pointer().checked_add(bytes));
         let Some(mut at) = environment else { return Ok(None) };
         let mut word = [1; WORD];
-        // The vector follows, so there is so much to read at every word of the environment.
+        // The vector follows the environment, so this many bytes can be read from each of its words on.
         let mut chunk = vec![0; used];
         while word != [0; WORD] {
             session.read(at, &mut chunk)?;
@@ -220,7 +224,7 @@ impl Vector {
         Ok((bytes == auxv[..used]).then_some(Self { at, bytes }))
     }
 
-    /// Works out the change that a move needs.
+    /// Computes the change that a move needs.
     fn flip(&self, plan: &Rebase) -> Option<Flip> {
         let value_at = |key: u64| {
             let keys = self.bytes.chunks_exact(ENTRY);
@@ -244,8 +248,8 @@ impl Vector {
 }
 
 impl Flip {
-    /// Writes `bytes`, `old` or `new`, and has the program come home where `moved` says, so that it
-    /// never sees a part of the change, even if this process dies in the middle of it.
+    /// Writes `bytes`, `old` or `new`, and moves the program's home as `moved` says. The program never sees a part
+    /// of the change, even if this process dies in the middle of it.
     fn make(
         &self,
         session: &mut Session,
@@ -256,15 +260,15 @@ impl Flip {
         let last = RemoteAddr::new(self.at.get() + bytes.len() as u64 - 1);
         let in_one_page = self.at.align_down(base) == last.align_down(base);
         let home_stays = moved(session.program_counter()) == session.program_counter();
-        // In force with the next call.
+        // The new home takes effect with the next call.
         session.move_home(moved);
         if in_one_page && home_stays {
-            // Within a page the kernel copies in one go.
+            // Within a page the kernel copies the bytes in one step.
             session.write(self.at, bytes)?;
             return Ok(());
         }
-        // Across two, or with a program counter that must go with them (a static program's), our
-        // death could come between: let the program copy them itself, on its way to its new home.
+        // If the bytes cross a page, or the program counter must move with them (in a static program), this process
+        // could die in between. Let the program copy them itself, on its way to its new home.
         let len = bytes.len() as u64;
         let header = 4 * WORD as u64;
         let scratch = session.scratch(&[0])?;
@@ -286,10 +290,10 @@ impl Flip {
 /// Length of `struct prctl_mm_map` (`include/uapi/linux/prctl.h`).
 const MM_MAP_LEN: usize = 13 * WORD;
 
-/// Builds the `struct prctl_mm_map` that tells the kernel where the program is now. Its heap has
-/// not begun, and stays where it was to begin; the rest is on the stack.
+/// Builds the `struct prctl_mm_map` that tells the kernel where the program is now. The heap is empty, and keeps
+/// its address. The other fields are addresses on the stack.
 fn mm_map(layout: &Layout, plan: &Rebase, vector: &Vector) -> Vec<u8> {
-    // Ends may be the first byte after the image.
+    // An end may be the first byte after the image.
     let moved = |addr: u64| {
         let offset = addr.wrapping_sub(plan.from.start().get());
         if offset <= plan.from.len() { plan.to.start().get() + offset } else { addr }

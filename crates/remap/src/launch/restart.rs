@@ -1,4 +1,4 @@
-//! The huge text that a new launch would give a running program at a better address.
+//! How much huge text a new launch would give a running program, at a better address.
 
 use std::fs::File;
 use std::ops::Range;
@@ -21,20 +21,20 @@ use crate::program::elf_facts;
 /// A running program, and what a launch would do to it.
 #[derive(Clone, Debug)]
 pub struct Started {
-    /// Where all of it lies now.
+    /// The whole range in which the program lies now.
     pub image: AddrRange,
     /// The plan of a launch.
     pub plan: Plan,
     /// Bytes of its text.
     text_bytes: u64,
-    /// Bytes of its text that fill whole huge pages where it lies now.
+    /// Bytes of its text that fill whole huge pages at its present address.
     whole_bytes: u64,
 }
 
 /// Plans a start of the program that a process runs.
 ///
 /// # Errors
-/// Its file could not be opened, or is none that a launch treats.
+/// The program's file could not be opened, or is of a kind that no launch treats.
 pub fn plan(process: &ProcDir, edges: EdgePolicy, pages: Pages) -> Result<Started, Failure> {
     let exe = open_exe(process)?;
     let (header, facts) = elf_facts(&exe)?;
@@ -57,8 +57,8 @@ pub fn plan(process: &ProcDir, edges: EdgePolicy, pages: Pages) -> Result<Starte
     })
 }
 
-/// Plans by what the page cache holds now, and reads nothing into it: a launch lays a program for the page cache if any of
-/// its text is in huge folios.
+/// Plans by what the page cache holds now, and reads nothing into it. A launch places a program for the page cache
+/// if any of its text is in huge folios.
 fn of_start(
     exe: &File,
     image: &MainImage,
@@ -80,11 +80,12 @@ fn of_start(
     if !huge.is_empty() {
         return by(&huge);
     }
-    // A launch reads in what is not cached, in huge folios or not.
+    // A launch reads text that is not cached, in huge folios or in small ones; plan for the worse result.
     if cached.huge_bytes() < copied.huge_bytes() { cached } else { copied }
 }
 
-/// Returns what a start would give, if that is more than the process, whose files these are, has or can have.
+/// Returns what a launch would give, if that is more than the process has or can have. `files` are those of the
+/// process.
 pub fn gain(
     process: &ProcDir,
     files: &[FileCoverage],

@@ -1,4 +1,4 @@
-//! After a launch: what the kernel says is PMD-mapped, and the report of it.
+//! Reports after a launch what the kernel says is PMD-mapped.
 
 use std::time::Duration;
 
@@ -19,13 +19,13 @@ use crate::systemd_units;
 
 /// The results of the phases before.
 pub(crate) struct Found {
-    /// The plan; `None` if the launch did not come so far.
+    /// The plan; `None` if the launch failed before it.
     pub plan: Option<Plan>,
     /// The failure.
     pub failure: Option<Failure>,
-    /// Why it could not be stopped once `ld.so` was done.
+    /// Why the program could not be stopped once `ld.so` was done.
     pub unwatched: Option<Failure>,
-    /// The cost; `None` if the program was never made to call.
+    /// The cost; `None` if the program made no calls for TiExec.
     pub cost: Option<Cost>,
 }
 
@@ -33,9 +33,9 @@ pub(crate) struct Found {
 pub(crate) struct Cost {
     /// How long the program was held at the exec stop.
     pub held: Duration,
-    /// How long it was held once `ld.so` was done; `None` if it was not.
+    /// How long the program was held once `ld.so` was done; `None` if it was not held then.
     pub held_linked: Option<Duration>,
-    /// System calls made by the program for us.
+    /// System calls that the program made for TiExec.
     pub remote_syscalls: u32,
     /// Bytes copied from the file.
     pub bytes_copied: u64,
@@ -77,11 +77,11 @@ pub(crate) fn report(order: &Order<'_>, stop: &ExecStop, found: &Found) -> Repor
         report.reason = Some(failure.reason);
         report.detail = Some(failure.detail.clone());
     } else if huge < planned && has_ended(process) {
-        // The kernel ends the list of its mappings where it stood when somebody killed it.
+        // If the program is killed, the kernel ends the list of its mappings early.
         report.reason = Some(FailureKind::TargetGone.into());
         report.detail = Some("the program ended".to_owned());
     } else if !order.policy.dry_run && huge < planned {
-        // All calls went well and yet: believe the kernel.
+        // All calls succeeded, but the kernel shows no huge pages: believe the kernel.
         report.reason = Some(FailureKind::NoHugePage.into());
         report.detail = Some("switched, but not PMD-mapped".to_owned());
     } else {
@@ -120,8 +120,8 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Returns why whole huge pages of a text were not planned, if so: for what the page cache or the image store lacks, or for
-/// the store's failure, which is the launch's `setback`.
+/// Returns why whole huge pages of a text were not planned: because the page cache or the image store lacks them,
+/// or because of the store's failure, which is the launch's `setback`. `None` if there is no such reason.
 fn unplanned(rest: &[(Reason, u64)], setback: Option<&Failure>) -> Option<Reason> {
     let of_whole_pages = |why: &Reason| match why {
         Reason::Skipped(why) => matches!(
@@ -139,7 +139,7 @@ fn unplanned(rest: &[(Reason, u64)], setback: Option<&Failure>) -> Option<Reason
     rest.iter().map(|&(reason, _)| reason).find(of_whole_pages)
 }
 
-/// Why the text of the program would not be huge where it is not.
+/// Returns the reasons why text of the program is not huge, to be shown where it is not.
 fn notes(found: &Found) -> Vec<Note> {
     let texts = found.plan.iter().flat_map(|plan| &plan.texts);
     texts

@@ -1,8 +1,8 @@
-//! New images: under a temporary name that is also the lock, then renamed.
+//! Builds new images: under a temporary name that is also the lock, then renamed.
 //!
-//! The lock is `flock` on the temporary file, so it ends with its builder, however that ends. The
-//! next builder takes over what a dead one left. The image has its name only when it is whole, its
-//! sidecar stands beside it and its mode is the final one.
+//! The lock is `flock` on the temporary file, so it ends when the builder ends, in whatever way. The next builder
+//! takes over the file that a dead one left. The image gets its name only when it is whole, its sidecar is written
+//! and it has its final mode.
 
 use std::fs::File;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -20,13 +20,13 @@ use super::temporary::Temporary;
 use super::{BuildOrder, Wanted, lookup, prune};
 use crate::headroom;
 
-/// How long a builder that waits for another's image sleeps between looks.
+/// How long a process that waits for another builder sleeps between polls.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Coarsest step of a file's times: a change within the step of the one before shows no other time.
+/// The coarsest step of a file's times: two changes within one step show the same time.
 const TIME_STEP: Duration = Duration::from_millis(20);
 
-/// Builds the image, or waits for whoever builds it already; returns it open for reading.
+/// Builds the image, or waits for the process that builds it already. Returns the image open for reading.
 pub(super) fn build(
     directory: &Directory,
     wanted: &Wanted,
@@ -47,11 +47,11 @@ pub(super) fn build(
         }
     };
     if let Some(image) = find()? {
-        // The one before was done between our look and our lock.
+        // The previous builder finished between the lookup and the lock.
         return Ok(image);
     }
     if order.path.to_str().is_none() {
-        // Its sidecar could not name it.
+        // The sidecar could not hold this path.
         let detail = format!("the path {} is no UTF-8", order.path.shown());
         return Err(Failure::new(SkipReason::OddFile, detail));
     }
@@ -70,8 +70,8 @@ pub(super) fn build(
     })
 }
 
-/// Checks that an image of `bytes` leaves half of a user's runtime directory to those for whom it is
-/// there; images that nobody uses go first.
+/// Checks that an image of `bytes` leaves half of a user's runtime directory free for other programs. Removes
+/// unused images first if needed.
 fn leave_half(directory: &Directory, bytes: u64) -> Result<(), Failure> {
     if directory.kind == Kind::System {
         return Ok(());
@@ -98,13 +98,13 @@ fn settle(changed: &(i64, i64)) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let changed =
         Duration::new(u64::try_from(changed.0).unwrap_or(0), u32::try_from(changed.1).unwrap_or(0));
-    // A file from the future has been changed by a clock, not just now.
+    // A time in the future comes from a clock that was set back, not from a change just now.
     if let Some(age) = now.checked_sub(changed).filter(|&age| age < TIME_STEP) {
         std::thread::sleep(TIME_STEP - age);
     }
 }
 
-/// Fills the image; where the tmpfs is full, removes images that nobody uses, and tries once more.
+/// Fills the image. If the tmpfs is full, removes unused images and tries once more.
 fn fill_or_make_room(
     temporary: &Temporary<'_>,
     wanted: &Wanted,

@@ -1,6 +1,6 @@
-//! Finds the stores, and tells whether one is to be trusted.
+//! Finds the stores, and decides whether one can be trusted.
 //!
-//! A store is trusted if nobody else can have exchanged its directory (`crate::trusted_directory`).
+//! A store is trusted if no other user can have replaced its directory (`crate::trusted_directory`).
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::trusted_directory::{self, Distrust, Rule};
 /// The mount point of the system's store, which `tiexecctl store setup` mounts.
 pub const SYSTEM: &str = "/run/tiexec/images";
 
-/// Below the user's runtime directory.
+/// The path of the user's store, below the user's runtime directory.
 const BELOW_RUNTIME: &str = "tiexec/images";
 
 /// `TMPFS_MAGIC` (statfs(2)).
@@ -29,35 +29,35 @@ pub enum Kind {
     User,
 }
 
-/// A store's directory, open and trusted when it was opened.
+/// A store's directory, which is open and was trusted when it was opened.
 #[derive(Debug)]
 pub struct Directory {
-    /// It.
+    /// The open directory.
     pub(crate) fd: OwnedFd,
     /// Its path.
     pub path: PathBuf,
     /// The owner of the store.
     pub kind: Kind,
-    /// Owner of the directory and of every image in it.
+    /// The owner of the directory and of every image in it.
     pub(crate) owner: u32,
-    /// Device that every image lies on.
+    /// The device on which every image lies.
     pub(crate) device: u64,
 }
 
-/// The stores there are. A defect of one of them takes nothing from the other.
+/// The existing stores. A defect of one of them does not affect the other.
 #[derive(Debug)]
 pub struct Directories {
     /// Those that can be used, the system's first.
     pub usable: Vec<Directory>,
-    /// Why others cannot.
+    /// Why the other stores cannot be used.
     pub refused: Vec<Failure>,
 }
 
 impl Directories {
-    /// Tells them apart.
+    /// Sorts the results into usable and refused stores.
     ///
     /// # Errors
-    /// The first refusal, if there is nothing to use.
+    /// The first refusal, if no store can be used.
     pub(super) fn of(opened: [Result<Option<Directory>, Failure>; 2]) -> Result<Self, Failure> {
         let (mut usable, mut refused) = (Vec::new(), Vec::new());
         for one in opened {
@@ -74,7 +74,7 @@ impl Directories {
 }
 
 impl Directory {
-    /// Opens the system's store; `None` if it is not set up: only a file system of its own is it, so
+    /// Opens the system's store; `None` if it is not set up. Only a separate file system counts as the store, so
     /// that images never fill `/run`.
     ///
     /// # Errors
@@ -87,8 +87,9 @@ impl Directory {
         Ok(Self::usable(fd, stat, Path::new(SYSTEM), Kind::System))
     }
 
-    /// Opens the user's own store in `XDG_RUNTIME_DIR`; `None` if that is not set, not there, not a
-    /// tmpfs, or does not allow execution. With `create`, makes what of it is missing.
+    /// Opens the user's own store in `XDG_RUNTIME_DIR`. Returns `None` if that variable is not set, or if its
+    /// directory does not exist, is not on a tmpfs, or does not allow execution. With `create`, makes the missing
+    /// directories.
     ///
     /// # Errors
     /// As [`system`](Self::system).
@@ -99,8 +100,7 @@ impl Directory {
         if !runtime.is_absolute() {
             return Ok(None);
         }
-        // A directory that cannot hold images is of no use: it needs no trust, and nothing is made
-        // there.
+        // A directory that cannot hold images is not used, so do not check its trust, and make nothing there.
         if !rustix::fs::open(&runtime, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
             .is_ok_and(|fd| holds_images(&fd))
         {
@@ -120,10 +120,10 @@ impl Directory {
         Ok(Self::usable(fd, stat, &path, Kind::User))
     }
 
-    /// Opens every store that this user can look at, and makes none.
+    /// Opens every store that this user can read, and makes none.
     ///
     /// # Errors
-    /// As [`system`](Self::system), if nothing else is left.
+    /// As [`system`](Self::system), if no store is left.
     pub fn all() -> Result<Directories, Failure> {
         Directories::of([Self::system(), Self::of_user(false)])
     }
@@ -133,7 +133,7 @@ impl Directory {
         self.owner == rustix::process::geteuid().as_raw()
     }
 
-    /// The mode of an image.
+    /// Returns the mode of an image.
     pub(crate) fn image_mode(&self) -> Mode {
         Mode::from_raw_mode(if self.kind == Kind::System { 0o444 } else { 0o400 })
     }
@@ -145,7 +145,7 @@ impl Directory {
     }
 }
 
-/// Opens the directory where the system's store is mounted, or would be; `None` if it is not there.
+/// Opens the directory where the system's store is mounted, or would be; `None` if it does not exist.
 ///
 /// # Errors
 /// As [`Directory::system`].
@@ -171,7 +171,7 @@ fn refused(distrust: Distrust) -> Failure {
     Failure::of(FailureKind::StoreRefused)(distrust)
 }
 
-/// Returns the memory that the system's image store takes, in bytes; `None` where there is no such store.
+/// Returns the memory that the system's image store takes, in bytes; `None` if there is no such store.
 pub fn used_by_the_systems() -> Option<u64> {
     let (fd, stat) = system_place().ok()??;
     if !is_mount(&fd, &stat) {

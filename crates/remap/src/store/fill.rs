@@ -1,9 +1,9 @@
-//! The content of an image: copied, and hashed on the way.
+//! Fills an image: copies its content, and hashes it on the way.
 //!
-//! Each part of PMD size that holds text, and nothing that may be written to, is made one huge page
-//! before anything is written to it; the rest stays on base pages. Several threads take parts in turn.
+//! A part of PMD size that holds text and nothing writable becomes one huge page before anything is written to it.
+//! All other parts stay on base pages. Several threads take parts in turn.
 //!
-//! All memory is requested by calls that can fail. A touch of a full tmpfs would die of SIGBUS.
+//! All memory is requested by calls that can fail, because touching a full tmpfs would raise SIGBUS.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -24,10 +24,10 @@ use tiexec_tracee::arch;
 
 use tiexec_tracee::Failure;
 
-/// Most threads that fill one image.
+/// The most threads that fill one image.
 const MAX_THREADS: usize = 4;
 
-/// Bytes copied and hashed in one go: they stay in a core's own cache in between.
+/// Bytes that are copied and hashed together, so that they stay in a core's own cache in between.
 const BLOCK: usize = 256 << 10;
 
 /// Why filling stopped.
@@ -35,7 +35,7 @@ const BLOCK: usize = 256 << 10;
 pub(super) enum Stop {
     /// The tmpfs is full.
     Full,
-    /// Anything else.
+    /// Any other failure.
     Failed(Failure),
 }
 
@@ -58,7 +58,7 @@ pub(super) fn fill(
     let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
     std::thread::scope(|scope| {
         for _ in 1..threads.min(MAX_THREADS) {
-            // Without another thread this one does it all.
+            // If no other thread can start, this one does all the work.
             let _refused = std::thread::Builder::new().spawn_scoped(scope, || filler.work());
         }
         filler.work();
@@ -77,7 +77,7 @@ struct Filler<'a> {
     original: &'a File,
     layout: &'a Layout,
     deadline: Instant,
-    /// The next part that nobody works on.
+    /// The next part that no thread has taken.
     next: AtomicU64,
     done: Mutex<Result<Vec<(u64, ChainingValue)>, Stop>>,
 }
@@ -134,7 +134,8 @@ impl Filler<'_> {
         Ok(hash.finalize_non_root())
     }
 
-    /// Sees to what lies between two pieces of the part from `start` on: filler beside text, else a hole.
+    /// Fills the space between two pieces of the part that begins at `start`: with filler beside text, otherwise
+    /// with a hole.
     fn between(
         &self,
         from: u64,
@@ -179,7 +180,7 @@ impl Filler<'_> {
         Ok(())
     }
 
-    /// Makes the part from `start` on one huge page, of zeros.
+    /// Makes the part that begins at `start` one huge page of zeros.
     fn make_huge(&self, start: u64) -> Result<(), Stop> {
         let pages = self.layout.pages();
         let len = usize::try_from(pages.pmd.bytes()).unwrap_or(usize::MAX);
@@ -190,7 +191,8 @@ impl Filler<'_> {
         mapping.make_huge(0, len, base).map_err(|error| self.refused(error))
     }
 
-    /// Tells a full tmpfs from a machine without a huge page: the kernel answers alike.
+    /// Tells a full tmpfs from a machine without a free huge page, because the kernel returns the same error for
+    /// both.
     fn refused(&self, error: SysError) -> Stop {
         let left = rustix::fs::fstatvfs(self.image).map_or(u64::MAX, |fs| fs.f_bfree * fs.f_frsize);
         if left < self.layout.pages().pmd.bytes() {
@@ -234,7 +236,7 @@ impl Piece<'_> {
     }
 }
 
-/// Cuts what the layout says of `start..end` out of it, by ascending image offset.
+/// Returns the pieces of the layout within `start..end`, by ascending image offset.
 fn pieces(layout: &Layout, start: u64, end: u64) -> Vec<Piece<'_>> {
     let mut pieces = Vec::new();
     for copy in &layout.copies {
@@ -267,8 +269,8 @@ fn update_zeros(hash: &mut Hasher, len: u64) {
     }
 }
 
-/// Joins the hashes of an image's parts to that of the image; `None` with fewer than two. All parts
-/// but the last are of one length, a power of two: each is a subtree of BLAKE3's own.
+/// Joins the hashes of an image's parts to the hash of the image; `None` with fewer than two parts. All parts but
+/// the last have one length, a power of two, so each is a subtree of BLAKE3's own.
 fn root(parts: &[ChainingValue]) -> Option<Hash> {
     if parts.len() < 2 {
         return None;
@@ -287,7 +289,7 @@ fn subtree(parts: &[ChainingValue]) -> ChainingValue {
     }
 }
 
-/// The largest power of two below `count`, which is 2 or more.
+/// Returns the largest power of two below `count`, which is 2 or more.
 fn left_of(count: usize) -> usize {
     count.next_power_of_two() / 2
 }

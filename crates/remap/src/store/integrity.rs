@@ -1,4 +1,4 @@
-//! Whether images are what their builders wrote.
+//! Checks whether images are still as their builders wrote them.
 
 use std::path::Path;
 
@@ -10,12 +10,12 @@ use super::directory::Directory;
 use super::{fill, lookup, state};
 use tiexec_tracee::Failure;
 
-/// The findings about one image.
+/// The result of checking one image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Verdict {
     /// Its file name.
     pub name: String,
-    /// The original's path, as far as it is known.
+    /// The original's path; `None` if it is not known.
     pub original: Option<String>,
     /// Its defects; empty if it has none.
     pub problems: Vec<String>,
@@ -37,7 +37,7 @@ fn one(directory: &Directory, name: String) -> Option<Verdict> {
     let sidecar = state::read_sidecar(directory, &name);
     let original = sidecar.as_ref().map(|sidecar| sidecar.original.clone());
     match &sidecar {
-        // A file that is not regular is not opened.
+        // Do not open a file that is not regular.
         _ if !problems.is_empty() => {}
         None => problems.push("has no sidecar that can be read".into()),
         Some(sidecar) => {
@@ -60,7 +60,7 @@ fn one(directory: &Directory, name: String) -> Option<Verdict> {
 }
 
 fn hash(directory: &Directory, name: &str) -> Result<String, String> {
-    // The read does not count as a use: verifying must not keep images from being pruned.
+    // The read must not count as a use, or verifying would keep images from being pruned.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let open = |flags| rustix::fs::openat(&directory.fd, name, flags, Mode::empty());
     let file = open(flags | OFlags::NOATIME).or_else(|_not_the_owner| open(flags));

@@ -12,10 +12,10 @@ use super::SUFFIX;
 /// Version of the sidecar's form.
 pub const SCHEMA: u32 = 1;
 
-/// The state of the file that an image was made from. A file in one state has one image.
+/// The state of the file from which an image is made. A file in one state has one image.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Key {
-    /// Device the original lies on.
+    /// The device on which the original lies.
     pub device: u64,
     /// Its inode.
     pub inode: u64,
@@ -29,7 +29,7 @@ pub struct Key {
     pub build_id: Option<String>,
     /// [`relaid::VERSION`] of the image.
     pub layout_version: u32,
-    /// The PMD size it was laid out for, in bytes.
+    /// The PMD size for which the image was laid out, in bytes.
     pub pmd_size: u64,
 }
 
@@ -48,7 +48,7 @@ impl Key {
         }
     }
 
-    /// Returns whether the file that `stat` shows is the original, unchanged since.
+    /// Returns whether `stat` shows the original, unchanged since.
     pub(crate) fn is_of(&self, stat: &Stat) -> bool {
         self.device == stat.st_dev
             && self.inode == stat.st_ino
@@ -57,8 +57,8 @@ impl Key {
             && self.ctime == (stat.st_ctime, stat.st_ctime_nsec.cast_signed())
     }
 
-    /// Returns the file name of the image: the original's name, so that a reader of maps knows it,
-    /// and a digest of the key.
+    /// Returns the file name of the image. It consists of the original's name, so that a reader of maps recognizes
+    /// it, and a digest of the key.
     pub fn image_name(&self, original: &Path) -> String {
         let mut digest = blake3::Hasher::new();
         digest.update(b"tiexec image");
@@ -75,10 +75,10 @@ impl Key {
     }
 }
 
-/// Most characters of the original's name in the image's.
+/// The most characters of the original's name in the image's name.
 const NAME_LEN: usize = 40;
 
-/// Returns the original's file name without what shells, terminals and maps read in their own way.
+/// Returns the original's file name without characters that have a meaning for shells, terminals or maps.
 fn readable(original: &Path) -> String {
     let name = original.file_name().unwrap_or_default().as_bytes();
     let plain = |&byte: &u8| match byte {
@@ -86,7 +86,7 @@ fn readable(original: &Path) -> String {
         _ => '_',
     };
     let name: String = name.iter().map(plain).take(NAME_LEN).collect();
-    // A name that begins with a dot is a temporary one here.
+    // A leading dot marks a temporary file in the store.
     if name.starts_with('.') { name.replacen('.', "_", 1) } else { name }
 }
 
@@ -104,9 +104,9 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 pub struct Sidecar {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// Path of the original when the image was built; lossy where it is no UTF-8.
+    /// The original's path when the image was built; lossy if it is not UTF-8.
     pub original: String,
-    /// The state of the file that it was made from.
+    /// The state of the file from which the image was made.
     pub key: Key,
     /// Length of the image in bytes.
     pub image_size: u64,
@@ -121,7 +121,7 @@ pub(crate) fn sidecar_name(image: &str) -> String {
     format!("{image}.json")
 }
 
-/// Returns the name under which an image, or a sidecar, is written before it has its own.
+/// Returns the name under which an image or a sidecar is written, before it gets its final name.
 pub(crate) fn temporary_name(name: &str) -> String {
     format!(".{name}.new")
 }

@@ -1,4 +1,4 @@
-//! Images in use: each is checked at each use.
+//! Opens images for use, and checks each one at every use.
 
 use std::fs::File;
 
@@ -10,11 +10,11 @@ use tiexec_sys::Errno;
 use super::directory::{Directory, Kind};
 use tiexec_tracee::Failure;
 
-/// Opens the image of that name; `None` if there is none. The name says which original it is of: it
-/// was made from the opened original's own state.
+/// Opens the image of that name; `None` if there is none. The name identifies the original, because it was computed
+/// from the opened original's state.
 ///
 /// # Errors
-/// `store_refused`: it is not as a builder leaves one.
+/// `store_refused`: the image is not as a builder leaves one.
 pub(super) fn open(directory: &Directory, name: &str, len: u64) -> Result<Option<File>, Failure> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let about = |what: &str| format!("{} {what}", directory.path.join(name).shown());
@@ -24,7 +24,7 @@ pub(super) fn open(directory: &Directory, name: &str, len: u64) -> Result<Option
     };
     let file = match rustix::fs::openat(&directory.fd, name, flags, Mode::empty()) {
         Ok(file) => File::from(file),
-        // Or it is just being pruned.
+        // The second error means that the image is being pruned just now.
         Err(rustix::io::Errno::NOENT | rustix::io::Errno::WOULDBLOCK) => return Ok(None),
         Err(rustix::io::Errno::LOOP) => return Err(refused("is a symbolic link")),
         Err(errno) => return Err(failed("cannot be opened", errno)),
@@ -37,7 +37,8 @@ pub(super) fn open(directory: &Directory, name: &str, len: u64) -> Result<Option
         return Err(refused(&format!("has {} bytes, not {len}", stat.st_size)));
     }
     if directory.kind == Kind::User {
-        // The system's store notes each use by itself (strictatime); a runtime directory once a day.
+        // The system's store is mounted strictatime, which records each use. A runtime directory records one use a
+        // day.
         let (now, omit) = (rustix::fs::UTIME_NOW, rustix::fs::UTIME_OMIT);
         let time = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
         let used = Timestamps { last_access: time(now), last_modification: time(omit) };
@@ -46,7 +47,7 @@ pub(super) fn open(directory: &Directory, name: &str, len: u64) -> Result<Option
     Ok(Some(file))
 }
 
-/// Says what about the inode of an image is not as its builder left it.
+/// Returns the first way in which the inode of an image is not as its builder left it.
 pub(super) fn wrong_with(directory: &Directory, stat: &Stat) -> Option<String> {
     let mode = stat.st_mode & 0o7777;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {

@@ -7,8 +7,8 @@ use tiexec_core::proc::maps::FileId;
 use super::SUFFIX;
 use super::directory::Directory;
 
-/// Tells of each area that maps an image of a store how much memory the whole image takes. An image that was removed since
-/// it was mapped, and one in another user's store, are not found.
+/// Records for each area that maps an image of a store how much memory the whole image takes. An image that was
+/// removed after it was mapped, or that lies in another user's store, is not found.
 pub fn tell(areas: &mut [Area]) {
     let is_image = |area: &&mut Area| area.vma.path().ends_with(SUFFIX.as_bytes());
     let mut images = areas.iter_mut().filter(is_image).peekable();

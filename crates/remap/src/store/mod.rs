@@ -1,15 +1,16 @@
 //! The image store: files on a tmpfs that hold the text of programs in huge pages, one for the whole
 //! machine.
 //!
-//! An image is its original laid out anew ([`tiexec_core::relaid`]), so that its text can be mapped
-//! over the original's. A process that maps it runs it. So no image is used unless its owner, mode, place
-//! and name are such as only this user, or root, could have made.
+//! An image is its original in a new layout ([`tiexec_core::relaid`]), so that its text can be mapped over the
+//! original's. A process that maps an image executes it. An image is therefore used only if its owner, mode, place
+//! and name show that only this user, or root, can have made it.
 //!
-//! - `directory`: where the stores are, and whether one is to be trusted.
-//! - `key`: which file, and which state of it, an image is of; its name; its sidecar.
+//! - `directory`: where the stores are, and whether one can be trusted.
+//! - `key`: the file and the state from which an image is made; its name; its sidecar.
 //! - `share`: which originals may have an image that everybody can read.
-//! - `lookup`: images in use. `build`, `fill`: new ones.
-//! - `memory`: what images cost. `state`, `users`, `prune`, `verify`, `setup`: what `tiexecctl store` does.
+//! - `lookup`: opens images for use. `build`, `fill`: make new ones.
+//! - `memory`: the memory that images take. `state`, `users`, `prune`, `verify`, `setup`: the work of `tiexecctl
+//!   store`.
 
 mod build;
 pub mod directory;
@@ -42,7 +43,7 @@ use directory::{Directories, Directory, Kind};
 use key::Key;
 use tiexec_tracee::Failure;
 
-/// The end of every image's file name, by which TiExec knows one in `/proc/PID/maps`.
+/// The end of every image's file name, by which TiExec recognizes an image in `/proc/PID/maps`.
 pub const SUFFIX: &str = ".tiexec";
 
 /// The stores that this user can use.
@@ -57,7 +58,7 @@ pub struct Store {
 pub struct StoredImage {
     /// Its path.
     pub path: PathBuf,
-    /// It, open for reading.
+    /// The image, open for reading.
     pub file: File,
     /// The layout: which bytes of the original lie where in it.
     pub layout: Layout,
@@ -81,35 +82,35 @@ pub struct BuildOrder<'a> {
     pub path: &'a Path,
     /// The load bias of a running process that the image must fit; `None` for a launch, which moves the program.
     pub bias: Option<u64>,
-    /// The building process's directory under `/proc`: its memory cgroup pays.
+    /// The directory under `/proc` of the process whose memory cgroup pays for the image.
     pub process: &'a ProcDir,
     /// When to give up.
     pub deadline: Instant,
 }
 
 impl Store {
-    /// Opens the stores of this user: the system's, if it is set up, and the user's own, if there is
-    /// a place for it; `None` without any. Makes the user's own directory.
+    /// Opens the stores of this user: the system's, if it is set up, and the user's own, if there is a place for
+    /// it. Makes the user's own directory. Returns `None` if there is no store.
     ///
     /// # Errors
-    /// `store_refused`: the only stores are in directories that others could have put there or could write
-    /// to.
+    /// `store_refused`: there are stores, but other users could have put each of their directories there or could
+    /// write to them.
     pub fn open_for_this_user(pages: Pages) -> Result<Option<Self>, Failure> {
         let directories = Directories::of([Directory::system(), Directory::of_user(true)])?;
         Ok((!directories.usable.is_empty()).then_some(Self { directories, pages }))
     }
 
-    /// Returns why a store cannot be used, of those that cannot.
+    /// Returns the reasons why stores cannot be used.
     pub fn refused(&self) -> &[Failure] {
         &self.directories.refused
     }
 
-    /// Returns the image of the original's present state, if there is one. With `bias`, it must fit a process with that load
-    /// bias.
+    /// Returns the image of the original's present state; `None` if there is none. With `bias`, the image must fit
+    /// a process with that load bias.
     ///
     /// # Errors
-    /// `store_refused`: there is one that must not be used; `misplaced`: the image does not fit; `odd_file`,
-    /// `foreign_image`, `read_failed`: there can be none.
+    /// `store_refused`: the image must not be used. `misplaced`: it does not fit. `odd_file`, `foreign_image`,
+    /// `read_failed`: the original can have no image.
     pub fn find(
         &self,
         original: &File,
@@ -132,18 +133,17 @@ impl Store {
         refused.map_or(Ok(Err(wanted)), Err)
     }
 
-    /// Returns the image of the original's present state, building it where there is none and this
-    /// user may.
+    /// Returns the image of the original's present state. Builds it if there is none and this user may.
     ///
-    /// If several processes want the same image, one builds it, and the others wait for it until their own
-    /// deadlines. If the builder dies, no half image is in use, and the next process takes over.
+    /// If several processes need the same image, one builds it. The others wait for it, each until its own
+    /// deadline. If the builder dies, nobody uses the half image, and the next process takes over.
     ///
     /// # Errors
-    /// As [`find`](Self::find); besides `not_shareable`, `not_stored` (only another user may build it), `store_full`,
-    /// `no_huge_page`, `memcg_headroom`, `deadline`. Nothing is left behind.
+    /// As [`find`](Self::find), and also `not_shareable`, `not_stored` (only another user may build it),
+    /// `store_full`, `no_huge_page`, `memcg_headroom`, `deadline`. Nothing is left behind.
     ///
     /// # Kernel
-    /// 6.1, for `MADV_COLLAPSE` on shared memory; 5.14 where the tmpfs has `huge=advise`.
+    /// 6.1, for `MADV_COLLAPSE` on shared memory; 5.14 if the tmpfs has `huge=advise`.
     pub fn find_or_build(&self, order: &BuildOrder<'_>) -> Result<StoredImage, Failure> {
         let wanted = Wanted::read(order.original, order.path, self.pages, order.bias)?;
         let wanted = match self.find_wanted(wanted)? {
@@ -163,7 +163,7 @@ impl Store {
         self.place_for(original, path).map(|_directory| ())
     }
 
-    /// Chooses where an image of `original` may be built by this user.
+    /// Chooses the store in which this user may build an image of `original`.
     fn place_for(&self, original: &File, path: &Path) -> Result<&Directory, Failure> {
         let Directories { usable, refused } = &self.directories;
         let find = |kind| usable.iter().find(|directory| directory.kind == kind);
@@ -180,14 +180,14 @@ impl Store {
         find(Kind::User).ok_or(why)
     }
 
-    /// Returns the directory where images that everybody may read are built by this user.
+    /// Returns the first store in which this user may build images.
     pub fn path(&self) -> Option<&Path> {
         let ours = self.directories.usable.iter().find(|directory| directory.is_ours());
         ours.map(|directory| directory.path.as_path())
     }
 }
 
-/// An image that somebody wants: its name, and all that is needed to build it.
+/// An image that is needed: its name, and all facts for building it.
 #[derive(Debug)]
 pub(crate) struct Wanted {
     key: Key,
@@ -228,7 +228,7 @@ impl Wanted {
     }
 }
 
-/// A file read at positions of our own: its offset may be shared with other processes.
+/// Reads a file at positions of its own, because other processes may share the file's offset.
 #[derive(Debug)]
 struct Headers<'a> {
     file: &'a File,

@@ -1,5 +1,5 @@
-//! Removal of the files that a store can do without: images whose originals are gone, images nobody
-//! uses, and leftovers of dead builders.
+//! Removes files that a store no longer needs: images whose originals are gone, images that nobody uses, and
+//! remains of dead builders.
 
 use std::cmp::Reverse;
 use std::fs::File;
@@ -16,40 +16,40 @@ use super::temporary::Temporary;
 use super::users::Users;
 use tiexec_tracee::Failure;
 
-/// Why something was removed.
+/// Why a file was removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Why {
-    /// Its original is gone or has changed. Processes that still map it keep it, and their maps show
+    /// The original is gone or has changed. Processes that still map the image keep it, and their maps show
     /// `(deleted)`.
     Outdated,
-    /// It was not as a builder leaves one.
+    /// The image was not as a builder leaves one.
     Damaged,
-    /// No process maps it.
+    /// No process maps the image.
     Unused,
     /// A builder died and left it.
     LeftOver,
-    /// Somebody asked for it.
+    /// The caller requested it.
     Asked,
 }
 
-/// Something that was removed.
+/// A file that was removed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Removed {
     /// Its file name.
     pub name: String,
-    /// The original's path, as far as it is known.
+    /// The original's path; `None` if it is not known.
     pub original: Option<String>,
-    /// Memory it took, in bytes.
+    /// The memory that it took, in bytes.
     pub bytes: u64,
-    /// Why.
+    /// The reason.
     pub why: Why,
 }
 
-/// Removes outdated and damaged images and what dead builders left; with `all_unused` also every
-/// image that no process maps.
+/// Removes outdated and damaged images, and what dead builders left. With `all_unused`, also removes every image
+/// that no process maps.
 ///
-/// An image in use that is neither outdated nor damaged stays.
+/// An image in use stays if it is neither outdated nor damaged.
 ///
 /// # Errors
 /// `store_refused`: the directory cannot be read. A file that cannot be removed stays.
@@ -69,8 +69,8 @@ pub fn prune(directory: &Directory, all_unused: bool) -> Result<Vec<Removed>, Fa
     Ok(removed)
 }
 
-/// Removes the images of the file that was `original`, in whatever state, also those in use: processes that map one keep
-/// it until they end.
+/// Removes the images of the file whose path was `original`, in whatever state, even if they are in use. Processes
+/// that map one keep it until they end.
 ///
 /// # Errors
 /// `store_refused`: the directory cannot be read. A file that cannot be removed stays.
@@ -81,8 +81,8 @@ pub fn remove_images_of(directory: &Directory, original: &str) -> Result<Vec<Rem
     Ok(entries.filter_map(|entry| remove(directory, entry, Why::Asked)).collect())
 }
 
-/// Removes images that nobody uses, the one used longest ago first, until `bytes` are free; returns
-/// how many bytes it freed. Outdated ones go before all others.
+/// Removes unused images until `bytes` are free. Outdated images go first, then those whose last use is longest
+/// ago. Returns how many bytes it freed.
 pub(super) fn make_room(directory: &Directory, bytes: u64) -> u64 {
     let left_over = remove_left_overs(directory).unwrap_or_default();
     let mut freed: u64 = left_over.iter().map(|removed| removed.bytes).sum();
@@ -94,18 +94,18 @@ pub(super) fn make_room(directory: &Directory, bytes: u64) -> u64 {
         if freed > 0 && free() >= bytes {
             break;
         }
-        // An image that is mapped stays: to remove it would free nothing.
+        // A mapped image stays, because removing it would free nothing.
         freed += remove_unused(directory, entry).map_or(0, |removed| removed.bytes);
     }
     freed
 }
 
-/// Removes an image unless some process has it open or maps it.
+/// Removes an image unless a process maps it or has it open.
 fn remove_unused(directory: &Directory, entry: Entry) -> Option<Removed> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NOATIME | OFlags::CLOEXEC;
     let file = rustix::fs::openat(&directory.fd, &entry.name, flags, Mode::empty()).ok()?;
     let file = File::from(file);
-    // Held until it is gone: whoever wants to open it meanwhile then finds nothing.
+    // Hold the lease until the file is removed. A process that tries to open it meanwhile then finds no file.
     let _lease = Lease::try_take(&file, Against::Openers).ok()??;
     remove(directory, entry, Why::Unused)
 }
@@ -134,7 +134,7 @@ fn remove_left_overs(directory: &Directory) -> Result<Vec<Removed>, Failure> {
         let Some(inner) = inner else { continue };
         let bytes = bytes_of(name);
         let image = inner.strip_suffix(".json").unwrap_or(inner);
-        // Under the lock of its image: a live builder holds that.
+        // Take the lock of the image, which a live builder holds.
         let Ok(Some(lock)) = Temporary::lock(directory, image) else { continue };
         if image != inner {
             let _gone = rustix::fs::unlinkat(&directory.fd, name, AtFlags::empty());
@@ -154,7 +154,7 @@ fn remove_left_overs(directory: &Directory) -> Result<Vec<Removed>, Failure> {
         }
         let Ok(Some(_lock)) = Temporary::lock(directory, image) else { continue };
         let bytes = bytes_of(name);
-        // Looked at again under the lock: its builder may have just finished.
+        // Check again under the lock, because the builder may just have finished.
         if missing() && rustix::fs::unlinkat(&directory.fd, name, AtFlags::empty()).is_ok() {
             note(name, bytes);
         }

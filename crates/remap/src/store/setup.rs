@@ -1,8 +1,7 @@
 //! The system's image store: a tmpfs of its own.
 //!
-//! The tmpfs has `huge=advise`, not `always`: the builder says which parts shall be huge, and
-//! symbols, data and sidecars do not take a huge page each. It is not `/run` itself, which is often
-//! `noexec`.
+//! The tmpfs has `huge=advise`, not `always`. The builder chooses the parts that become huge, so that symbols, data
+//! and sidecars do not take a huge page each. The store is not `/run` itself, which is often `noexec`.
 
 use std::ffi::CString;
 use std::fmt;
@@ -19,7 +18,7 @@ use tiexec_sys::{Errno, thp};
 use super::directory::{Directory, SYSTEM, is_mount, system_place};
 use crate::headroom::total_memory;
 
-/// How large the store may become.
+/// The maximum size of the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Size {
     /// A share of the machine's memory, in per cent.
@@ -28,7 +27,7 @@ pub enum Size {
     Bytes(u64),
 }
 
-/// A tenth of the memory.
+/// The default is a tenth of the memory.
 impl Default for Size {
     fn default() -> Self {
         Self::Percent(10)
@@ -36,7 +35,7 @@ impl Default for Size {
 }
 
 impl Size {
-    /// Returns it in bytes, whole base pages, on this machine.
+    /// Returns the size on this machine in bytes, rounded up to whole base pages.
     pub fn bytes(self) -> u64 {
         let page = rustix::param::page_size() as u64;
         let bytes = match self {
@@ -47,7 +46,7 @@ impl Size {
     }
 }
 
-/// As tmpfs(5) reads it: `10%`, `512M`, `2G`, or bytes.
+/// Parses a size as tmpfs(5) does: `10%`, `512M`, `2G`, or bytes.
 impl FromStr for Size {
     type Err = &'static str;
 
@@ -59,13 +58,13 @@ impl FromStr for Size {
                 _ => Err("not between 1% and 100%"),
             };
         }
-        // The kernel reads 0 as no limit, and that is never what one wants here.
+        // For the kernel 0 means no limit, which is never wanted here.
         let bytes = parse_bytes(text).ok().filter(|&bytes| bytes > 0);
         bytes.map(Self::Bytes).ok_or(FORM)
     }
 }
 
-/// As mount(8) and systemd write it.
+/// Prints a size as mount(8) and systemd do.
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -78,11 +77,11 @@ impl fmt::Display for Size {
 /// The result of setting the store up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Done {
-    /// It was mounted.
+    /// The store was mounted.
     Mounted,
-    /// It was there already.
+    /// The store existed already.
     Already,
-    /// It was there, and has another size now.
+    /// The store existed, and now has another size.
     Resized,
 }
 
@@ -93,7 +92,7 @@ pub struct SetupError {
     pub doing: String,
     /// The kernel's answer, or another obstacle.
     pub why: String,
-    /// True if root could do it.
+    /// True if root could do this.
     pub denied: bool,
 }
 
@@ -118,14 +117,15 @@ fn flags() -> MountFlags {
     MountFlags::NOSUID | MountFlags::NODEV | MountFlags::STRICTATIME
 }
 
-/// Mounts the system's store, or gives it another size. `None` is the default size for a new one,
-/// and any for one that is there.
+/// Mounts the system's store, or resizes it. With `None`, a new store gets the default size, and an existing one
+/// keeps its size.
 ///
 /// # Errors
-/// [`SetupError`]; the store is as it was.
+/// [`SetupError`]; the store is unchanged.
 ///
 /// # Kernel
-/// Needs CAP_SYS_ADMIN. Without `huge=` (CONFIG_TRANSPARENT_HUGEPAGE) it is mounted all the same.
+/// Needs CAP_SYS_ADMIN. If the kernel knows no `huge=` (CONFIG_TRANSPARENT_HUGEPAGE), the store is mounted without
+/// it.
 pub fn setup(size: Option<Size>) -> Result<Done, SetupError> {
     let path = Path::new(SYSTEM);
     let parent = path.parent().unwrap_or(path);
@@ -158,8 +158,8 @@ pub fn setup(size: Option<Size>) -> Result<Done, SetupError> {
     }
 }
 
-/// Removes all images from the system's store and unmounts it; returns whether it was mounted. Processes that map an image
-/// keep it until they end.
+/// Removes all images from the system's store and unmounts it. Returns whether it was mounted. Processes that map
+/// an image keep it until they end.
 ///
 /// # Errors
 /// [`SetupError`]; the store is mounted, and some images may be gone.
@@ -179,7 +179,8 @@ pub fn unset() -> Result<bool, SetupError> {
         }
     }
     drop(fd);
-    // Mapped images keep their file system busy. Detached, it is out of everybody's reach at once, and ends with them.
+    // Mapped images keep their file system busy. Detached, the file system is out of reach at once, and ends with
+    // the last mapping.
     unmount(SYSTEM, UnmountFlags::DETACH)
         .map_err(|errno| SetupError::new(format_args!("unmount {SYSTEM}"), errno.into()))?;
     Ok(true)
@@ -189,7 +190,7 @@ pub fn unset() -> Result<bool, SetupError> {
 fn make(path: &Path) -> Result<(), SetupError> {
     let doing = format!("make the directory {}", path.shown());
     match std::fs::DirBuilder::new().mode(0o755).create(path) {
-        // The umask does not decide its mode.
+        // Set the mode, because the umask applies to a new directory.
         Ok(()) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
             .map_err(|error| SetupError::io(doing, &error)),
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),

@@ -1,4 +1,4 @@
-//! Decides which originals may have an image that everybody can read: those that everybody can read.
+//! Decides which originals may have an image that everybody can read: only files that everybody can read.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -11,13 +11,13 @@ use tiexec_sys::Errno;
 
 use tiexec_tracee::Failure;
 
-/// Extended attributes that let in, or keep out, others than the mode says.
+/// Extended attributes that grant or deny access beyond the mode.
 const LISTS: [&str; 2] = ["system.posix_acl_access", "system.nfs4_acl"];
 
-/// Checks that the file is what stands at `path`, and that everybody may go there and read it.
+/// Checks that `path` leads to this file, and that everybody may follow the path and read the file.
 ///
 /// # Errors
-/// `not_shareable`, with the file or directory that keeps somebody out.
+/// `not_shareable`, with the file or directory that denies access.
 pub(super) fn check(original: &File, path: &Path) -> Result<(), Failure> {
     let wanted = rustix::fs::fstat(original).map_err(unseen(path))?;
     let mut at = std::path::PathBuf::from("/");
@@ -49,7 +49,7 @@ pub(super) fn check(original: &File, path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks that owner, group and others all have the right `mode`, and no list says otherwise.
+/// Checks that owner, group and others all have the rights `mode`, and that the file has no access list.
 fn open_to_all(fd: &impl AsFd, at: &Path, mode: u32) -> Result<Stat, Failure> {
     let stat = rustix::fs::fstat(fd).map_err(unseen(at))?;
     if stat.st_mode & mode != mode {

@@ -18,19 +18,19 @@ use super::lookup;
 use super::users::Users;
 use tiexec_tracee::Failure;
 
-/// Longest sidecar that is read, in bytes.
+/// The longest sidecar that is read, in bytes.
 const MAX_SIDECAR: u64 = 64 << 10;
 
-/// How an image stands to its original.
+/// The state of an image compared with its original.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// In use, or ready to be.
     Ok,
-    /// The original is gone or has changed, or the image is another version's: nobody will use it
-    /// any more.
+    /// The original is gone or has changed, or the image is of another version or PMD size. Nobody will use it any
+    /// more.
     Outdated,
-    /// The original cannot be looked at by this user.
+    /// This user cannot examine the original.
     Unreadable,
     /// The image or its sidecar is not as a builder leaves it.
     Damaged,
@@ -54,13 +54,13 @@ pub struct Entry {
     pub name: String,
     /// Its sidecar; `None` if that is missing or cannot be read.
     pub sidecar: Option<Sidecar>,
-    /// Memory it takes, in bytes.
+    /// The memory that it takes, in bytes.
     pub bytes: u64,
     /// When it was last read or mapped: seconds since 1970, nanoseconds.
     pub last_used: (i64, i64),
     /// How many processes map it.
     pub users: u64,
-    /// How it stands to its original.
+    /// Its state compared with its original.
     pub state: State,
 }
 
@@ -98,7 +98,7 @@ pub(super) fn names(directory: &Directory) -> Result<Names, Failure> {
     Ok(names)
 }
 
-/// Looks at every image of a store.
+/// Returns the entry of every image of a store.
 ///
 /// # Errors
 /// `store_refused`: the directory cannot be read.
@@ -108,7 +108,7 @@ pub fn entries(directory: &Directory, users: &Users) -> Result<Vec<Entry>, Failu
 }
 
 fn entry(directory: &Directory, name: String, users: &Users) -> Option<Entry> {
-    // Gone in the meantime: not there.
+    // An image that was removed meanwhile is left out.
     let stat = rustix::fs::statat(&directory.fd, &name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
     let sidecar = read_sidecar(directory, &name);
     let state = match &sidecar {
@@ -138,7 +138,7 @@ fn state_of(sidecar: &Sidecar) -> State {
     }
 }
 
-/// Reads the sidecar of an image; `None` if it is missing or makes no sense.
+/// Reads the sidecar of an image; `None` if it is missing or invalid.
 pub(super) fn read_sidecar(directory: &Directory, image: &str) -> Option<Sidecar> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::openat(&directory.fd, sidecar_name(image), flags, Mode::empty()).ok()?;
