@@ -1,21 +1,22 @@
-//! Tells the systemd units that a process belongs to.
+//! Finds the systemd units to which a process belongs.
 
 use tiexec_core::proc::cgroup::{self, Units};
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 
-/// Returns the units of the process; `None` if it belongs to none of the manager that is PID 1 here.
+/// Returns the units of the process; `None` if it belongs to no unit of the manager that is PID 1 here.
 pub fn of(process: &ProcDir) -> Option<Units> {
     let init = ProcDir::of(Pid::INIT).and_then(|init| init.read("cgroup")).unwrap_or_default();
     cgroup::units(&process.read("cgroup").ok()?, &init)
 }
 
-/// The same in words.
+/// Returns these units as text.
 pub fn shown(process: &ProcDir) -> Option<String> {
     of(process).map(|units| units.to_string())
 }
 
-/// Returns a unit's name, or a pattern of names, with its kind: a service's, if it has none (systemd: `unit_name_mangle`).
+/// Appends the kind `.service` to a unit's name, or to a pattern of names, that has no kind (systemd:
+/// `unit_name_mangle`).
 pub fn with_kind(unit: &str) -> String {
     const KINDS: [&str; 11] = [
         "automount",

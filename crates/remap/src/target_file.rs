@@ -19,9 +19,9 @@ use crate::file_facts::FileFacts;
 use crate::pagecache;
 use crate::workers::ReadsApart;
 
-/// Bytes of a file at a place in it.
+/// Reading bytes at a position of a file.
 pub(crate) trait ReadAt {
-    /// As pread(2): fewer bytes than wanted only at the end of the file.
+    /// As pread(2). Returns fewer bytes than wanted only at the end of the file.
     ///
     /// # Errors
     /// As pread(2).
@@ -30,7 +30,7 @@ pub(crate) trait ReadAt {
     /// Fills all of `buffer`.
     ///
     /// # Errors
-    /// `UnexpectedEof` where the file ends before; as pread(2).
+    /// `UnexpectedEof` if the file ends before; otherwise as pread(2).
     fn read_exact_at(&self, buffer: &mut [u8], at: u64) -> io::Result<()> {
         let mut done = 0;
         while done < buffer.len() {
@@ -52,14 +52,14 @@ impl ReadAt for File {
 /// A file that a process maps.
 #[derive(Debug)]
 pub(crate) enum TargetFile {
-    /// Open in this process: the process's credentials are its own.
+    /// Open in this process, because the process has the same credentials.
     Here(File),
     /// Open in a reader, under this number.
     Apart(Arc<dyn ReadsApart>, u32, FileFacts),
 }
 
 impl TargetFile {
-    /// Returns what the kernel says of it; zeros where it says nothing.
+    /// Returns the facts that the kernel reports; zeros if it reports none.
     pub(crate) fn facts(&self) -> FileFacts {
         match self {
             Self::Here(file) => {
@@ -69,7 +69,7 @@ impl TargetFile {
         }
     }
 
-    /// Has its page cache made huge, as [`pagecache::prepare`].
+    /// Makes its page cache huge, as [`pagecache::prepare`] does.
     ///
     /// # Errors
     /// As [`pagecache::prepare`].
@@ -108,9 +108,9 @@ impl TargetFile {
         })
     }
 
-    /// Returns the file as this process may open it for the image store, which everybody uses: any file here; of a
-    /// reader's file the same one found by its path in this process's own mount namespace, through no link, if it belongs
-    /// to root and only root may change it.
+    /// Opens the file for the image store, which everybody uses. A file that is open here is accepted as it is. For
+    /// a reader's file, opens the same file by its path in this process's own mount namespace, through no link, if
+    /// it belongs to root and only root may change it. Returns `None` otherwise.
     pub(crate) fn for_the_store(&self, path: &[u8]) -> Option<File> {
         let Self::Apart(_, _, facts) = self else {
             let Self::Here(file) = self else { return None };
@@ -120,8 +120,8 @@ impl TargetFile {
     }
 }
 
-/// Opens the file at `path`, found in this process's own mount namespace and through no link, if it is that of this device and inode,
-/// belongs to root, and only root may change it.
+/// Opens the file at `path`, in this process's own mount namespace and through no link. Returns `None` unless the
+/// file has this device and inode, belongs to root, and may be changed only by root.
 pub(crate) fn of_roots_at(path: &[u8], is: (u64, u64)) -> Option<File> {
     let strictly = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -1,8 +1,9 @@
-//! Directories that nobody else can have exchanged.
+//! Opens directories that no other user can have replaced.
 //!
 //! Each directory from the root down must belong to root (or, in the user's own part, to the user), be writable by
-//! nobody else, and be no symbolic link. In a sticky directory of root's, such as `/tmp`, others may make names, but
-//! cannot exchange what belongs to the user: it will do on the way, where the caller says so.
+//! nobody else, and be no symbolic link. In a sticky directory of root's, such as `/tmp`, others may create names,
+//! but cannot replace what belongs to the user. If the caller allows it, the path may lead through such a
+//! directory.
 
 use std::error::Error;
 use std::ffi::OsStr;
@@ -16,11 +17,12 @@ use tiexec_sys::Errno;
 
 /// The requirements on a path.
 pub struct Rule<'a> {
-    /// The user who may own its directories besides root.
+    /// The user who may own the directories, besides root.
     pub user: u32,
-    /// True if root's sticky directories may be written to by others, on the way.
+    /// True if the path may lead through root's sticky directories that others can write to.
     pub sticky: bool,
-    /// The modes with which the last components are made where they are missing; the last mode is the last component's.
+    /// The modes with which the last components are made if they are missing. The last mode is the last
+    /// component's.
     pub make: &'a [u32],
 }
 
@@ -29,14 +31,14 @@ pub struct Rule<'a> {
 pub struct Distrust {
     /// The directory.
     pub path: PathBuf,
-    /// Reads on after the path: `is a symbolic link`; or the call that failed.
+    /// The predicate after the path, such as `is a symbolic link`; or the call that failed.
     pub what: String,
     /// The error of the call that failed.
     pub source: Option<Errno>,
 }
 
 impl Distrust {
-    /// Returns what mends it.
+    /// Returns the command or action that removes the defect.
     pub fn fix(&self) -> String {
         let path = self.path.shown();
         match (self.source, &*self.what) {
@@ -48,11 +50,11 @@ impl Distrust {
     }
 }
 
-/// Defects that leave nothing to a change of the directory.
+/// Defects that no change of the directory can remove.
 const LINK: &str = "is a symbolic link";
 const FILE: &str = "is no directory";
 const RELATIVE: &str = "is a relative path";
-/// The beginning of the defect that the owner is.
+/// The beginning of the text for a wrong owner.
 const OWNED: &str = "belongs to user";
 
 impl Error for Distrust {
@@ -68,10 +70,12 @@ impl fmt::Display for Distrust {
     }
 }
 
-/// Opens a directory component by component, each checked; `None` if one is not there and not to be made.
+/// Opens a directory component by component, and checks each. Returns `None` if one does not exist and is not to be
+/// made.
 ///
 /// # Errors
-/// The path is relative. Or the first directory that somebody else could have put there, or that cannot be opened or made.
+/// The path is relative. Otherwise the first directory that another user could have put there, or that cannot be
+/// opened or made.
 pub fn open(path: &Path, rule: &Rule<'_>) -> Result<Option<(OwnedFd, Stat)>, Distrust> {
     let failed = |at: &Path, call: &str, errno: rustix::io::Errno| Distrust {
         source: Some(errno.into()),
@@ -97,11 +101,11 @@ pub fn open(path: &Path, rule: &Rule<'_>) -> Result<Option<(OwnedFd, Stat)>, Dis
         if let Some(&mode) = rule.make.iter().rev().nth(behind) {
             let mode = Mode::from_raw_mode(mode);
             match rustix::fs::mkdirat(&fd, *name, mode) {
-                // The umask does not decide its mode.
+                // Set the mode, because the umask applies to a new directory.
                 Ok(()) => rustix::fs::chmodat(&fd, *name, mode, AtFlags::empty())
                     .map_err(|errno| failed(&at, "chmod", errno))?,
                 Err(rustix::io::Errno::EXIST) => {}
-                // One that is there need not be made where none may be made.
+                // A directory that exists already is fine, even where none can be made.
                 Err(_) if rustix::fs::statat(&fd, *name, AtFlags::SYMLINK_NOFOLLOW).is_ok() => {}
                 Err(errno) => return Err(failed(&at, "mkdir", errno)),
             }

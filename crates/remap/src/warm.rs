@@ -1,8 +1,8 @@
-//! `tiexecctl warm`: a file's text into huge folios of its page cache, by eviction where it must be.
+//! `tiexecctl warm`: brings a file's text into huge folios of its page cache, and evicts it first if needed.
 //!
-//! One huge page's worth at a time is evicted and read back at once, and only if the kernel says
-//! that nobody writes to the file and nobody has that part mapped. The first part that does not
-//! become huge ends the evicting; the rest is still brought in where that evicts nothing.
+//! It evicts one huge page's worth at a time and reads it back at once. It does so only if the kernel says that
+//! nobody writes to the file and nobody has that part mapped. The first part that does not become huge ends the
+//! evicting. The rest is still brought in where that evicts nothing.
 
 use std::fs::File;
 use std::ops::Range;
@@ -24,16 +24,16 @@ use crate::pagecache::{ChunkState, bring, huge_pages, map, state, total, unmappe
 pub struct Warmth {
     /// Bytes of text.
     pub text_bytes: u64,
-    /// Bytes of it in such folios.
+    /// Bytes of the text in such folios.
     pub huge_bytes: u64,
-    /// Why the rest is not, adding up to the difference.
+    /// Why the other bytes are not in them. The parts add up to the difference.
     pub rest: Vec<Rest>,
     /// The failure that ended the evicting.
     pub obstacle: Option<Failure>,
 }
 
 impl Warmth {
-    /// Returns the bytes that could be in huge folios and are not.
+    /// Returns how many bytes could be in huge folios and are not.
     pub fn missing(&self) -> u64 {
         let inevitable =
             |rest: &&Rest| rest.reason != SkipReason::Edges && rest.reason != SkipReason::TooSmall;
@@ -41,21 +41,21 @@ impl Warmth {
     }
 }
 
-/// Looks at the `text` of the file (file ranges in bytes, whole base pages, ascending, apart), and
-/// changes nothing: nothing is read from the disk, nothing evicted.
+/// Returns the present state of `text` of the file (file ranges in bytes, whole base pages, ascending, apart).
+/// Changes nothing: it reads nothing from the disk and evicts nothing.
 ///
 /// # Errors
-/// The file cannot be mapped, or `/proc/self` not be read.
+/// The file cannot be mapped, or `/proc/self` cannot be read.
 pub fn look(file: &File, text: &[Range<u64>], pages: Pages) -> Result<Warmth, Failure> {
     let states = state(file, &interiors(text, pages), pages)?;
     Ok(weigh(text, &states, None, pages))
 }
 
-/// Brings the `text` of the file (as for [`look`]) into huge folios. `progress` is told the bytes
-/// looked after so far.
+/// Brings the `text` of the file (as for [`look`]) into huge folios. Calls `progress` with the number of bytes
+/// treated so far.
 ///
 /// # Errors
-/// As [`look`]; the page cache may hold more than before, and never less.
+/// As [`look`]. The page cache holds at least as much as before.
 pub fn warm(
     file: &File,
     text: &[Range<u64>],
@@ -80,8 +80,8 @@ pub fn warm(
         }
         evictor.seen_huge |= *state == ChunkState::Huge;
     }
-    // No mapping of the text maps the edges by PMD entries. In large folios they are still read
-    // faster, and touched with fewer faults.
+    // No mapping of the text maps the edges by PMD entries. In large folios they are still read faster, and take
+    // fewer faults.
     for edge in edges(text, pages) {
         let _not_text = bring(file, &[edge], pages, None);
     }
@@ -89,14 +89,14 @@ pub fn warm(
     if untold {
         return Ok(weigh(text, &states, obstacle, pages));
     }
-    // The state that the kernel shows now counts, not the steps that were taken.
+    // Report the state that the kernel shows now, not the steps that were taken.
     Ok(weigh(text, &self::state(file, &interiors, pages)?, obstacle, pages))
 }
 
-/// Brings the text of a program's file into huge folios; returns how many bytes of it are in such then.
+/// Brings the text of a program's file into huge folios. Returns how many bytes of text are in huge folios then.
 ///
 /// # Errors
-/// As [`warm`]; `foreign_image` for what is no program; `thp_unsupported`.
+/// As [`warm`]; `foreign_image` if the file is no program; `thp_unsupported`.
 pub fn warm_program(file: &File) -> Result<u64, Failure> {
     let pages = tiexec_sys::thp::pages().ok_or_else(|| {
         Failure::new(FailureKind::ThpUnsupported, "the kernel has no transparent huge pages")
@@ -109,37 +109,38 @@ pub fn warm_program(file: &File) -> Result<u64, Failure> {
     }
 }
 
-/// Evicts and reads back, until something speaks against it.
+/// Evicts parts and reads them back, until an obstacle ends it.
 struct Evictor<'a> {
     file: &'a File,
     pages: Pages,
-    /// True if some part of the file is in a huge folio.
+    /// True if a part of the file is in a huge folio.
     seen_huge: bool,
     obstacle: Option<Failure>,
-    /// True if it was asked who owns, writes and keeps the file.
+    /// True once the file system and the file's unwritten pages have been checked.
     asked: bool,
     /// The rest of the time to wait for fragmented memory.
     patience: Patience,
 }
 
-/// The waits for memory that is fragmented: the kernel compacts it within seconds.
+/// Waits for fragmented memory. The kernel compacts it within seconds.
 #[derive(Default)]
 struct Patience {
-    /// How long was waited, for all parts of the file.
+    /// The total of all waits, for all parts of the file.
     waited: Duration,
     /// The next wait.
     next: Duration,
-    /// True if all memory was compacted.
+    /// True once all memory was compacted.
     compacted: bool,
 }
 
 impl Patience {
     const FIRST: Duration = Duration::from_millis(10);
     const LONGEST: Duration = Duration::from_secs(5);
-    /// After so long, root has the kernel compact all memory.
+    /// After this total, root has the kernel compact all memory.
     const COMPACT_AFTER: Duration = Duration::from_millis(600);
 
-    /// Waits, each time twice as long, then has the kernel free a huge page. Returns whether there was time.
+    /// Waits, each time twice as long, and then has the kernel free a huge page. Returns false without waiting if
+    /// the time is used up.
     fn wait(&mut self, pages: Pages) -> bool {
         if self.waited >= Self::LONGEST {
             return false;
@@ -155,14 +156,14 @@ impl Patience {
         true
     }
 
-    /// Begins anew with short waits.
+    /// Makes the next wait short again.
     const fn succeeded(&mut self) {
         self.next = Duration::ZERO;
     }
 }
 
 impl Evictor<'_> {
-    /// Makes one chunk huge; returns whether it is.
+    /// Makes one chunk huge. Returns whether it is huge then.
     fn warm(&mut self, chunk: &Range<u64>, state: ChunkState) -> Result<bool, Failure> {
         if self.becomes_huge(chunk)? {
             return Ok(true);
@@ -182,7 +183,7 @@ impl Evictor<'_> {
         }
     }
 
-    /// Tries the ways that evict nothing.
+    /// Tries to make the chunk huge without evicting anything. Returns whether it is huge then.
     fn becomes_huge(&self, chunk: &Range<u64>) -> Result<bool, Failure> {
         let prepared = bring(self.file, std::slice::from_ref(chunk), self.pages, None)?;
         Ok(total(&prepared.huge) == chunk.end - chunk.start)
@@ -201,12 +202,13 @@ impl Evictor<'_> {
             evict(self.file, chunk).map_err(unmapped)?;
             let mapping = map(self.file, chunk, self.pages)?;
             if !mapping.cached_parts(chunk, self.pages.base).map_err(unseen)?.is_empty() {
-                // A page that was just read stands on a list of its processor's for a moment, where nothing evicts it.
+                // A page that was just read is on a list of its processor for a moment, and cannot be evicted from
+                // there.
                 if tries > 0 && self.patience.wait(self.pages) {
                     continue;
                 }
                 let _unreadable = mapping.populate(chunk);
-                // On overlayfs, cachestat(2) has seen nothing of what is to be written back.
+                // On overlayfs, cachestat(2) does not count the pages that must be written back.
                 let detail =
                     "it cannot be evicted: just mapped, locked in memory, or not written back";
                 return Ok(Err(Failure::new(FailureKind::InUse, detail)));
@@ -223,18 +225,18 @@ impl Evictor<'_> {
         }
     }
 
-    /// Returns whether a part that came in small folios may come in a huge one when memory is less fragmented. A file
-    /// of which no part was ever huge may lie on a file system without large folios: it is tried twice, or as long as
-    /// few huge pages are free.
+    /// Returns whether a part that came in small folios may come in a huge one once memory is less fragmented. If
+    /// no part of the file was ever huge, its file system may have no large folios. The part is then tried twice,
+    /// or as long as few huge pages are free.
     fn may_be_fragmentation(&self, tries: u32) -> bool {
-        /// As many huge pages as other users of memory may take between two tries.
+        /// As many huge pages as other users of memory may take between two attempts.
         const FEW: u64 = 16;
         self.seen_huge
             || tries < 2
             || compaction::free_huge_pages(self.pages).is_some_and(|free| free < FEW)
     }
 
-    /// Asks whether anything speaks against evicting the chunk.
+    /// Checks whether anything forbids evicting the chunk.
     fn may_evict(&mut self, chunk: &Range<u64>) -> Result<(), Failure> {
         if !self.asked {
             let file_system = file_system(self.file);
@@ -296,7 +298,7 @@ fn not_owner(call: &str) -> Failure {
     Failure::new(SkipReason::NotOwner, detail)
 }
 
-/// The kernel does not say what must be known before something is evicted.
+/// Returns the failure for a fact that must be known before anything is evicted, and that the kernel does not tell.
 fn unknown(error: SysError) -> Failure {
     match error.errno {
         Errno::PERM | Errno::ACCES => not_owner(error.call),
@@ -316,7 +318,7 @@ fn file_system(file: &File) -> Option<String> {
     after.split(' ').next().map(str::to_owned)
 }
 
-/// The whole huge pages inside each part of the text.
+/// Returns the whole huge pages inside each part of the text.
 fn interiors(text: &[Range<u64>], pages: Pages) -> Vec<Range<u64>> {
     let pmd = pages.pmd.bytes();
     text.iter()
@@ -328,7 +330,7 @@ fn interiors(text: &[Range<u64>], pages: Pages) -> Vec<Range<u64>> {
         .collect()
 }
 
-/// The huge pages that text shares with other things.
+/// Returns the huge pages that text shares with other contents.
 fn edges(text: &[Range<u64>], pages: Pages) -> Vec<Range<u64>> {
     let pmd = pages.pmd.bytes();
     let mut edges: Vec<Range<u64>> = text
@@ -344,7 +346,7 @@ fn edges(text: &[Range<u64>], pages: Pages) -> Vec<Range<u64>> {
     edges
 }
 
-/// Adds up what is huge, and why the rest is not.
+/// Adds up the huge text, and the reasons why the rest is not huge.
 fn weigh(
     text: &[Range<u64>],
     states: &[(Range<u64>, ChunkState)],

@@ -1,4 +1,4 @@
-//! The attach, and its revert, carried out by this very process: its own text becomes huge while its threads execute it.
+//! This very process attaches to itself and reverts: its own text becomes huge while its threads execute it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -28,7 +28,7 @@ unsafe extern "C" {
     fn much_text();
 }
 
-/// Executes text all over this program: what a look at this process executes.
+/// Executes text all over this program, by examining this process.
 fn look() -> usize {
     // SAFETY: it returns at once.
     unsafe { much_text() };
@@ -88,14 +88,14 @@ fn own_text_becomes_huge_while_threads_execute_it() {
             let report = report(&order, &attached);
             assert_eq!(report.reason, None, "{report:?}");
             assert!(maps().contains("/memfd:tiexec:"), "{}", maps());
-            // All of it is huge: nothing more is to be done.
+            // All of it is huge already, so nothing is left to do.
             let again = attach_here(&order, &mut Images::default(), local()).expect("attached");
             assert_eq!((again.failure, again.plan.huge_bytes(), again.bytes_copied), (None, 0, 0));
             let after = rounds.load(Ordering::Relaxed);
             while rounds.load(Ordering::Relaxed) < after + 10 {
                 std::thread::yield_now();
             }
-            // The last time the calls are tried first, as under filters.
+            // In the last turn, the calls are tried first, as under filters.
             let last = if turn == 2 {
                 // SAFETY: as above.
                 Local::under_filters(unsafe { Calls::new() }, &calls_here()).expect("no filter")
@@ -110,7 +110,7 @@ fn own_text_becomes_huge_while_threads_execute_it() {
     });
 }
 
-/// Has the threads end.
+/// Ends the threads.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {

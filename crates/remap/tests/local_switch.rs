@@ -1,4 +1,4 @@
-//! The switch carried out by this very process: its text is elsewhere afterwards, and goes on being executed all the time.
+//! This very process carries out the switch: its text moves, and its threads execute it all the time.
 
 use std::fs::File;
 use std::io::Write;
@@ -24,7 +24,7 @@ const PAGES: usize = 512;
 const LEN: usize = PAGES * PAGE;
 const READ_AND_EXECUTE: i32 = 5;
 
-/// Text of one function a page, each of which returns the number of its page.
+/// Returns text with one function on each page, which returns the number of its page.
 fn text() -> Vec<u8> {
     let mut text = vec![0; LEN];
     for (index, page) in text.chunks_exact_mut(PAGE).enumerate() {
@@ -41,7 +41,7 @@ fn text() -> Vec<u8> {
     text
 }
 
-/// Text mapped from a file of its own, until this is dropped.
+/// Text mapped from a file of its own, until this value is dropped.
 struct Mapped {
     at: *mut std::ffi::c_void,
 }
@@ -96,7 +96,7 @@ fn file_at(space: &AddressSpace, range: AddrRange) -> FileId {
     vma.file
 }
 
-/// Switches the text to `copy`, if `unchanged` lets it.
+/// Switches the text to `copy`, if `unchanged` returns no error.
 fn switch(
     space: &AddressSpace,
     mapped: &Mapped,

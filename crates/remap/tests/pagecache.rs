@@ -1,6 +1,5 @@
-//! Tests which chunks `prepare` brings into huge folios, which chunks it leaves alone, and that
-//! `state` only looks. The file lies on the file system of the target directory and is made anew
-//! each time.
+//! Tests which chunks `prepare` brings into huge folios, which chunks it leaves alone, and that `state` changes
+//! nothing. The file lies on the file system of the target directory, and each test creates it again.
 
 use std::fs::File;
 use std::io::Write;
@@ -45,7 +44,7 @@ impl Fixture {
         0..HUGE_PAGES * self.pages.pmd.bytes()
     }
 
-    /// These and the one in which the file ends.
+    /// The whole huge pages and the one in which the file ends.
     fn all(&self) -> Range<u64> {
         0..(HUGE_PAGES + 1) * self.pages.pmd.bytes()
     }
@@ -123,7 +122,7 @@ fn looking_reads_nothing() {
     let fixture = cold();
     assert_eq!(fixture.states(), [ChunkState::Absent; HUGE_PAGES as usize + 1]);
     assert_eq!(fixture.cached_pages(), 0);
-    // One base page of the second huge page: looking must not begin to read on from there.
+    // Cache one base page of the second huge page: `state` must not begin readahead from there.
     let pmd = fixture.pages.pmd.bytes();
     evict(&fixture.file, &fixture.all()).expect("fadvise");
     let one = fixture.pages.base.bytes() as usize;

@@ -51,7 +51,7 @@ impl<'a> Temporary<'a> {
                 return Err(refused(directory, &name)(SysError::of("flock")(errno)));
             }
         }
-        // Between our open and our lock its last holder may have renamed or removed it.
+        // The last holder may have renamed or removed the file between the open and the lock.
         let (Ok(opened), Ok(named)) = (
             rustix::fs::fstat(&file),
             rustix::fs::statat(&directory.fd, &name, AtFlags::SYMLINK_NOFOLLOW),
@@ -72,7 +72,7 @@ impl<'a> Temporary<'a> {
         Ok(Some(temporary))
     }
 
-    /// Empties the file, to begin anew.
+    /// Empties the file, so that building can begin again.
     pub(super) fn empty(&self) -> Result<(), Failure> {
         rustix::fs::ftruncate(&self.file, 0)
             .and_then(|()| rustix::fs::fchmod(&self.file, Mode::RUSR | Mode::WUSR))
@@ -116,8 +116,7 @@ impl Drop for Temporary<'_> {
     }
 }
 
-/// Writes a sidecar under a temporary name, then renames it. Only the holder of the image's lock
-/// does.
+/// Writes a sidecar under a temporary name, then renames it. The caller must hold the image's lock.
 fn write_sidecar(directory: &Directory, name: &str, text: &[u8]) -> Result<(), Failure> {
     let temporary = temporary_name(name);
     let _left_by_a_dead_builder = rustix::fs::unlinkat(&directory.fd, &temporary, AtFlags::empty());

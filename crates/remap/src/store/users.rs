@@ -8,15 +8,15 @@ use tiexec_sys::procfs::ProcDir;
 
 use super::SUFFIX;
 
-/// How many processes map which image, of those that may be looked at.
+/// How many processes map which image. Counts only processes whose maps this process may read.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Users {
     counts: HashMap<FileId, u64>,
 }
 
 impl Users {
-    /// Looks at the maps of every process. Root may look at nearly all: not at one with more
-    /// capabilities, or of another PID namespace.
+    /// Reads the maps of every process. Root may read nearly all of them, except those of processes with more
+    /// capabilities or in another PID namespace.
     pub fn scan() -> Self {
         let mut users = Self::default();
         for text in ProcDir::every().filter_map(|(_, process)| process.read("maps").ok()) {

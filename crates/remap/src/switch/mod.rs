@@ -1,18 +1,22 @@
-//! The switch: parts of a file take the place of text. Nothing else changes what lies at the addresses of a program's text.
+//! The switch: parts of a file replace text. No other code changes the mappings at the addresses of a program's
+//! text.
 //!
-//! A process maps the part of the file beside its text, populates that mapping, and moves it over the text by one mremap(2).
-//! mremap unmaps its destination *before* it can fail, so everything that could make it fail is settled first: what is
-//! moved is one mapping, of the length and protection of the text, private, never writable (so never accounted), and
-//! fully populated.
+//! A process maps the part of the file beside its text, populates that mapping, and moves it over the text by one
+//! mremap(2). mremap unmaps its destination *before* it can fail. TiExec therefore first settles everything that
+//! could make it fail: what it moves is one mapping, of the length and protection of the text, private, never
+//! writable (so never accounted), and fully populated.
 //!
 //! The process makes these calls through an [`Executor`]: a program at its exec stop, a stopped thread of a running
-//! process, or this very process. [`Company`] tells who else can change its mappings meanwhile.
+//! process, or this very process. [`Company`] says who else can change its mappings meanwhile.
 //!
-//! If this process dies in the middle, the process that is switched makes the undo steps on its way home: it unmaps what
-//! was staged. In [shared](Company::Shared) company the step stands in the chain from before the `mmap` until after the
-//! `mremap` only where no other thread can have mapped anything at that place: [far](tiexec_core::marks::Place::far) from
-//! all other mappings. At a nearer place it stands there only while it is known that the mapping is ours. A death in
-//! between leaves that mapping, and the next attach or revert knows it by its [mark](tiexec_core::marks).
+//! If this process dies in the middle, the process that is switched makes the undo steps on its way home: it unmaps
+//! what was staged. In [shared](Company::Shared) company, the step must not unmap a mapping of another thread:
+//!
+//! - At a place [far](tiexec_core::marks::Place::far) from all other mappings, no other thread can have mapped
+//!   anything. The step stands in the chain from before the `mmap` until after the `mremap`.
+//! - At a nearer place, the step stands in the chain only while the mapping is known to be ours. If this process
+//!   dies outside that time, the mapping stays, and the next attach or revert recognizes it by its
+//!   [mark](tiexec_core::marks).
 
 mod surroundings;
 
@@ -38,7 +42,7 @@ use crate::protection::{GUARDED, TEXT};
 pub struct OpenFile {
     /// Its descriptor, in the process.
     pub fd: u64,
-    /// The file, as maps will name it; of no use in a process that is [alone](Company::Alone).
+    /// The file's identity in maps; not used in a process that is [alone](Company::Alone).
     pub file: FileId,
 }
 
@@ -53,20 +57,20 @@ pub struct Switch {
     pub to: AddrRange,
     /// True if that text is locked in memory.
     pub locked: bool,
-    /// The protection with which it is mapped: that of text, or of read-only data.
+    /// The protection of the new mapping: that of text, or of read-only data.
     pub protection: i32,
-    /// Addresses in `to` at which nothing is, and which must still be free.
+    /// Addresses in `to` at which nothing is mapped, and which must still be free.
     pub gaps: Vec<AddrRange>,
-    /// The file by which the gaps are claimed: base pages of it can be mapped.
+    /// The file that claims the gaps. Base pages of it can be mapped.
     pub claim_by: OpenFile,
     /// The backing of the new mapping; `None` if the file itself is mapped in its own place.
     pub backing: Option<Backing>,
 }
 
-/// Most gaps of one place: each is an undo step.
+/// The most gaps of one place; each takes an undo step.
 const MAX_GAPS: usize = 2;
 
-/// The calls that [`switch_all`] has the process make.
+/// The calls that the process makes in [`switch_all`].
 pub const CALLS: [ManifestEntry; 6] = [
     mmap_entry(TEXT, Placing::Aside),
     madvise_entry(Advice::PopulateRead),
@@ -80,7 +84,7 @@ pub const CALLS: [ManifestEntry; 6] = [
 pub const GUARDED_CALLS: [ManifestEntry; 2] =
     [mmap_entry(GUARDED, Placing::Aside), mmap_entry(GUARDED, Placing::Over).optional()];
 
-/// The further calls where there are gaps, or huge pages of the page cache at an edge.
+/// The further calls if there are gaps, or huge pages of the page cache at an edge.
 pub const EDGE_CALLS: [ManifestEntry; 2] =
     [mmap_entry(c::PROT_NONE, Placing::Aside), madvise_entry(Advice::HugePage)];
 
@@ -91,14 +95,15 @@ pub const DATA_CALLS: [ManifestEntry; 2] =
 /// The last check before a part is switched: whether its text is still the same.
 pub type Unchanged<'a> = &'a dyn Fn(&Switch) -> Result<(), Failure>;
 
-/// Switches `parts`, and tells `done` how each went; an error of `done` ends it.
+/// Switches `parts`, and passes the result of each to `done`. An error of `done` ends the work.
 ///
-/// Where the executor has [batches](Executor::batch), several parts are staged by one and moved by another, as far as
-/// nobody else can map anything at their places.
+/// If the executor has [batches](Executor::batch), one batch stages several parts and another moves them, provided
+/// that no other thread can map anything at their places.
 ///
 /// # Errors
-/// The first error of `done`. The text of a part that failed is as it was; where the failure says `mremap`, the kernel may
-/// have unmapped it, and what was staged, the same bytes, is mapped in its place.
+/// The first error of `done`. The text of a part that failed is unchanged, except if the failure says `mremap`. The
+/// kernel may have unmapped the text then, and the staged mapping, which has the same bytes, is mapped in its
+/// place.
 pub fn switch_all<E: Executor>(
     executor: &mut E,
     around: &Surroundings<'_>,
@@ -120,10 +125,10 @@ pub fn switch_all<E: Executor>(
     Ok(())
 }
 
-/// The most calls that staging one part takes.
+/// The most calls for staging one part.
 const MOST_CALLS: usize = 3;
 
-/// Switches those of a few parts that can be switched together; returns how it went, and nothing for the others.
+/// Switches those of a few parts that can be switched together. Returns their results, and `None` for the others.
 fn together<E: Executor>(
     executor: &mut E,
     around: &Surroundings<'_>,
@@ -157,11 +162,11 @@ fn together<E: Executor>(
     for ((index, one), is_mapped) in staged.into_iter().zip(mapped) {
         let part = &parts[index];
         if !is_mapped {
-            // A mapping that is there is not ours. Tried again by itself, the call tells why.
+            // The place has a mapping that is not ours. A later call for this part alone reports the reason.
             executor.withdraw(one.unmap());
             continue;
         }
-        // The kernel populates in ascending order.
+        // The kernel populates in ascending order, so the last page shows that all are present.
         let populated = if shared.is_present(snapshot, one.range()) {
             Ok(())
         } else {
@@ -193,7 +198,7 @@ fn together<E: Executor>(
 /// The mapping aside for one part.
 struct Staged {
     room: Room,
-    /// The undo steps that unmap it, and what was claimed for it.
+    /// The undo steps that unmap it and its claims.
     undo: Vec<SystemCall>,
 }
 
@@ -206,19 +211,19 @@ impl Staged {
         self.room.range
     }
 
-    /// The step that unmaps what is staged.
+    /// Returns the step that unmaps the staged mapping.
     fn unmap(&self) -> SystemCall {
         self.undo[0]
     }
 
-    /// Has the way home leave everything where it is.
+    /// Removes the undo steps from the way home, so that it leaves the mappings in place.
     fn keep(&self, executor: &mut impl Executor) {
         for undo in &self.undo {
             executor.withdraw(*undo);
         }
     }
 
-    /// Unmaps it all now.
+    /// Unmaps the staged mapping and its claims now.
     fn take_away(self, executor: &mut impl Executor) -> Result<(), TraceError> {
         self.keep(executor);
         for undo in self.undo.iter().rev() {
@@ -229,7 +234,7 @@ impl Staged {
 }
 
 impl Switch {
-    /// The calls that map the part at `aside` and populate it.
+    /// Returns the calls that map the part at `aside` and populate it.
     fn staging_calls(&self, aside: AddrRange) -> impl Iterator<Item = SystemCall> + use<> {
         let mark = self.is_widened().then(|| remote::madvise(aside, Advice::HugePage));
         let populate = remote::madvise(aside, Advice::PopulateRead);
@@ -240,13 +245,13 @@ impl Switch {
         remote::mmap(aside, self.protection, Placing::Aside, self.source.fd, self.offset)
     }
 
-    /// Returns whether the file's own pages are mapped beyond where they were. smaps shows the advice that such a mapping gets
-    /// as `hg`, by which a revert knows it.
+    /// Returns whether the file's own pages are mapped beyond their previous range. smaps shows the advice for such
+    /// a mapping as `hg`, by which a revert recognizes it.
     fn is_widened(&self) -> bool {
         self.backing == Some(Backing::Pagecache)
     }
 
-    /// The part as it is mapped at `range`.
+    /// Returns the part as a mapping at `range`.
     const fn mapping(&self, range: AddrRange) -> (AddrRange, FileId, u64) {
         (range, self.source.file, self.offset)
     }
@@ -283,7 +288,7 @@ fn switch<E: Executor>(
     move_over(executor, around, part, staged)
 }
 
-/// Has all of what is staged mapped.
+/// Populates the staged mapping.
 fn populate(
     executor: &mut impl Executor,
     staged: AddrRange,
@@ -292,7 +297,7 @@ fn populate(
     Ok(answer.map(drop).map_err(Failure::of(FailureKind::NoHugePage)))
 }
 
-/// Moves what is staged over the text.
+/// Moves the staged mapping over the text.
 fn move_over<E: Executor>(
     executor: &mut E,
     around: &Surroundings<'_>,
@@ -300,12 +305,12 @@ fn move_over<E: Executor>(
     staged: Staged,
 ) -> Result<(), Failure> {
     if !staged.room.exclusive {
-        // Once it is moved, its old place may be another thread's: the way home must not unmap it then,
-        // rather leave it mapped should this process die right here. With it the claims are taken back.
+        // After the move, another thread may use the old place, and the way home must not unmap it. Withdraw the
+        // steps. If this process dies right here, the staged mapping stays. The claims are withdrawn too.
         staged.keep(executor);
     }
-    // The way home may unmap the gaps also after the move: nothing of the program's was there, and no other thread
-    // can map anything there before.
+    // The way home may unmap the gaps even after the move: the program had nothing there, and no other thread can
+    // map anything there before.
     let moved = executor.call(remote::mremap(staged.range(), part.to.start()))?;
     if staged.room.exclusive {
         staged.keep(executor);
@@ -313,9 +318,10 @@ fn move_over<E: Executor>(
     if let Err(error) = moved {
         put_right(executor, around, part, staged.range())?;
         let reason = match (error.errno, around.company) {
-            // The kernel looks for seals before it unmaps anything (`can_modify_vma`, `mm/vma.c`).
+            // The kernel checks for seals before it unmaps anything (`can_modify_vma`, `mm/vma.c`).
             (Errno::PERM, Company::Shared(_)) => Reason::from(SkipReason::Sealed),
-            // Another thread has unmapped what was staged, or another TiExec that took it for a dead one's.
+            // Another thread has unmapped the staged mapping, or another TiExec has, which mistook it for a dead
+            // one's.
             (Errno::FAULT, Company::Shared(_)) => FailureKind::Changed.into(),
             _ => FailureKind::SwitchFailed.into(),
         };
@@ -324,7 +330,7 @@ fn move_over<E: Executor>(
     Ok(lock(executor, part)?)
 }
 
-/// Locks the text in memory where it was locked before.
+/// Locks the text in memory if it was locked before.
 fn lock(executor: &mut impl Executor, part: &Switch) -> Result<(), TraceError> {
     if part.locked && executor.may(&MLOCK) {
         let _over_the_limit = executor.call(remote::mlock(part.to))?;
@@ -332,8 +338,8 @@ fn lock(executor: &mut impl Executor, part: &Switch) -> Result<(), TraceError> {
     Ok(())
 }
 
-/// Has a gap taken before it is covered, unless another thread has mapped something there by now. Should this process die
-/// before the way home knows of it, the next TiExec knows it by its offset.
+/// Claims a gap before it is covered, and fails if another thread has mapped something there meanwhile. If this
+/// process dies before the undo step is registered, the next TiExec recognizes the claim by its file offset.
 fn claim(
     executor: &mut impl Executor,
     shared: Shared<'_>,
@@ -341,7 +347,7 @@ fn claim(
     gap: AddrRange,
 ) -> Result<Result<SystemCall, Failure>, TraceError> {
     let OpenFile { fd, file } = part.claim_by;
-    // Without marks it lies at the beginning of the file, and stays if this process dies.
+    // Without marks the claim has offset 0, and stays if this process dies.
     let offset = shared.marks.map_or(0, |marks| marks.claim_offset(file, gap));
     match executor.call(remote::mmap(gap, c::PROT_NONE, Placing::Aside, fd, offset))? {
         Ok(_) => {
@@ -353,8 +359,8 @@ fn claim(
     }
 }
 
-/// After an mremap that has failed although nothing was left that could make it fail: unmaps what was
-/// staged. The kernel may have unmapped the text first: then the staged bytes are mapped there at once.
+/// Repairs after an mremap that failed although nothing was left that could make it fail. Unmaps the staged
+/// mapping. If the kernel has unmapped the text, first maps the staged bytes there at once.
 fn put_right(
     executor: &mut impl Executor,
     around: &Surroundings<'_>,
@@ -362,7 +368,7 @@ fn put_right(
     staged: AddrRange,
 ) -> Result<(), TraceError> {
     let text_is_there = match around.company {
-        // The staged bytes are the text's: mapped over it, they do no harm.
+        // The staged bytes are those of the text, so mapping them over it does no harm.
         Company::Alone => false,
         Company::Shared(shared) => shared.is_mapped_whole(part.to),
     };
@@ -378,7 +384,7 @@ fn put_right(
     Ok(())
 }
 
-/// Maps what is to be switched where nothing is, and registers the undo step that unmaps it.
+/// Maps the part at a free place, and registers the undo step that unmaps it.
 fn map_aside(
     executor: &mut impl Executor,
     around: &Surroundings<'_>,
@@ -404,7 +410,7 @@ fn map_aside(
                     executor.withdraw(unmap);
                 }
                 match company {
-                    // Another thread has mapped something there since it was looked.
+                    // Another thread has mapped something there since the snapshot.
                     Company::Shared(shared) if error.errno == Errno::EXIST => {
                         now = Some(shared.looked_at_again(around.snapshot));
                     }

@@ -12,33 +12,34 @@ use tiexec_sys::address_space::AddressSpace;
 
 use super::Switch;
 
-/// The others that can map and unmap memory while text is switched. This is all that differs between the switch of a launch
-/// and that of an attach.
+/// Says who else can map and unmap memory while text is switched. The switches of a launch and of an attach differ
+/// only in this.
 #[derive(Clone, Copy, Debug)]
 pub enum Company<'a> {
-    /// Nobody: the program has one thread, which has not run yet. A range that was free still is. So its undo step is
-    /// registered before anything is mapped there, and a gap at an edge need not be claimed.
+    /// Nobody: the program has one thread, which has not run yet. A range that was free is still free. Its undo
+    /// step is therefore registered before anything is mapped there, and a gap at an edge need not be claimed.
     Alone,
-    /// Other threads, at any moment. A free range is certain to stay free only [far](Place::far) from all mappings. A
-    /// nearer one is ours only once the kernel has mapped it there, so its undo step is registered after that.
+    /// Other threads, at any moment. A free range is certain to stay free only if it is [far](Place::far) from all
+    /// mappings. A nearer range is ours only once the kernel has mapped it there, so its undo step is registered
+    /// after that.
     Shared(Shared<'a>),
 }
 
 /// An address space in which other threads run.
 #[derive(Clone, Copy, Debug)]
 pub struct Shared<'a> {
-    /// The address space, to be looked at again.
+    /// The address space, for reading its mappings again.
     pub space: &'a AddressSpace,
-    /// The marks by which a later TiExec knows what a dead one left; `None` where the process has none.
+    /// The marks by which a later TiExec recognizes what a dead one left; `None` if the process has none.
     pub marks: Option<Marks>,
 }
 
 /// The address space in which parts are switched.
 #[derive(Clone, Copy, Debug)]
 pub struct Surroundings<'a> {
-    /// Its mappings, as they were looked at.
+    /// Its mappings, as last read.
     pub snapshot: &'a Snapshot,
-    /// The others that run in it.
+    /// Who else runs in it.
     pub company: Company<'a>,
 }
 
@@ -47,39 +48,40 @@ pub struct Surroundings<'a> {
 pub(super) struct Room {
     /// The range.
     pub range: AddrRange,
-    /// True if nobody else can have mapped anything there.
+    /// True if no other thread can have mapped anything there.
     pub exclusive: bool,
 }
 
 impl Surroundings<'_> {
-    /// Returns room for a part. `now` is the snapshot of a later look, if there was one.
+    /// Returns room for a part. `now` is a later snapshot, if there is one.
     pub(super) fn room_for(&self, part: &Switch, now: Option<&Snapshot>) -> Option<Room> {
         let snapshot = now.unwrap_or(self.snapshot);
         let free =
             |exclusive| snapshot.free_area(part.to.len()).map(|range| Room { range, exclusive });
         match self.company {
             Company::Alone => free(true),
-            // Without marks it stays if this process dies at the wrong moment: a copy is known by its name, the file is not.
+            // Without marks the mapping stays if this process dies at the wrong moment: later a copy can be
+            // recognized by its name, but the file's own mapping cannot.
             Company::Shared(shared) => shared.marked_room(part, snapshot).or_else(|| free(false)),
         }
     }
 }
 
 impl Shared<'_> {
-    /// Returns the mappings as they are now, if they can be read.
+    /// Returns the present mappings; none if they cannot be read.
     pub(super) fn looked_at_again(&self, before: &Snapshot) -> Snapshot {
         let vmas = self.space.maps().ok().and_then(|text| maps::parse(&text).ok());
         let Snapshot { pages, entry, .. } = *before;
         Snapshot { pages, vmas: vmas.unwrap_or_default(), entry }
     }
 
-    /// Returns whether nothing was mapped near a place that was far from all mappings when these were looked at: staging
-    /// may have taken long since.
+    /// Returns whether nothing has been mapped near a place since it was found far from all mappings. Staging may
+    /// have taken long since then.
     fn is_still_far(&self, place: Place, marks: Marks, snapshot: &Snapshot) -> bool {
         let Some(apart) = marks.reach(place.range) else { return false };
         match self.space.next_mapping(apart.start()) {
             Ok(next) => next.is_some_and(|next| apart.end() <= next.range.start()),
-            // Before Linux 6.11 all mappings are read to find one.
+            // Before Linux 6.11, read all mappings to find one.
             Err(_) => {
                 let now = self.looked_at_again(snapshot);
                 !now.vmas.is_empty() && in_range(&now.vmas, apart).next().is_none()
@@ -87,7 +89,7 @@ impl Shared<'_> {
         }
     }
 
-    /// Returns the room by which a part that is staged is known, with the mappings of `snapshot` around it.
+    /// Returns the room whose address marks a staged part, given the mappings of `snapshot`.
     pub(super) fn marked_room(&self, part: &Switch, snapshot: &Snapshot) -> Option<Room> {
         let marks = self.marks?;
         let mapping = Mapping { file: part.source.file, offset: part.offset, len: part.to.len() };
@@ -96,13 +98,13 @@ impl Shared<'_> {
         Some(Room { range: place.range, exclusive })
     }
 
-    /// Returns whether each range is a private mapping of that file, from that offset on.
+    /// Returns for each range whether it is a private mapping of that file, from that offset on.
     pub(super) fn are_mapped(
         &self,
         snapshot: &Snapshot,
         wanted: Vec<(AddrRange, FileId, u64)>,
     ) -> Vec<bool> {
-        // Before Linux 6.11 all mappings are read to find some.
+        // Before Linux 6.11, read all mappings to find some.
         let mut all = None;
         let mut at = |range: AddrRange| match self.space.mapping_at(range.start()) {
             Ok(mapping) => {
@@ -126,7 +128,7 @@ impl Shared<'_> {
         wanted.into_iter().map(&mut is_mapped).collect()
     }
 
-    /// Returns whether the last page of `range` is mapped.
+    /// Returns whether the last page of `range` is present.
     pub(super) fn is_present(&self, snapshot: &Snapshot, range: AddrRange) -> bool {
         const WORD: u64 = 8;
         let page = snapshot.pages.base.bytes();
@@ -136,7 +138,7 @@ impl Shared<'_> {
         read.is_ok() && pagemap::is_present(u64::from_ne_bytes(word))
     }
 
-    /// Returns whether the whole of `range` is mapped; yes where that cannot be read.
+    /// Returns whether the whole of `range` is mapped; true if that cannot be read.
     pub(super) fn is_mapped_whole(&self, range: AddrRange) -> bool {
         let vmas = self.space.maps().ok().and_then(|text| maps::parse(&text).ok());
         vmas.is_none_or(|vmas| {

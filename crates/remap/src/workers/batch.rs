@@ -1,4 +1,4 @@
-//! Processes of other credentials, one after the other, in a tracer of their own.
+//! Treats processes of other credentials one after the other, in a tracer process of their own.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,9 +14,9 @@ use tiexec_tracee::Failure;
 use super::output::Output;
 use super::{Pool, become_user_to_trace, end};
 
-/// Does `one` to each of `pids`, in a process of its own that is ended after `patience` with one of them, and returns
-/// its exit statuses. `gave_up` gives the status of a process that was not finished. This process must have
-/// one thread.
+/// Calls `one` for each of `pids` in a process of its own, and returns the exit statuses. If `one` takes longer
+/// than `patience` for a process, the process in which it runs is ended. `gave_up` gives the status of a process
+/// that was not finished. This process must have one thread.
 pub fn each_apart(
     pids: &[Pid],
     patience: Duration,
@@ -30,7 +30,7 @@ pub fn each_apart(
             Ok(()) => continue,
             Err(failure) => failure,
         };
-        // The one that it was at has its answer; the next has another tracer.
+        // The target at which the tracer failed gets its status here; the next target gets another tracer.
         if let Some(&pid) = rest.get(statuses.len() - before) {
             statuses.push(gave_up(pid, &failure));
         }
@@ -38,8 +38,9 @@ pub fn each_apart(
     statuses
 }
 
-/// Does `one` to a process of other credentials as [`each_apart`] does, as its user where only that user may trace it.
-/// Returns its exit status; `unfinished` if it came to none. This process must have one thread.
+/// Calls `one` for a process of other credentials as [`each_apart`] does. If only the process's user may trace it,
+/// first becomes that user. Returns the exit status; `unfinished` if there is none. This process must have one
+/// thread.
 pub fn apart_as_its_user(
     pid: Pid,
     patience: Duration,
@@ -48,7 +49,7 @@ pub fn apart_as_its_user(
 ) -> u8 {
     let one = |_pid, _: &mut Pool| match become_user_to_trace(pid) {
         Ok(()) => one(),
-        // Half of each user, it may not go on.
+        // This process may have a part of each user's rights, and must not go on.
         Err(_) => unfinished,
     };
     let statuses = each_apart(&[pid], patience, one, |_, _| unfinished);
@@ -98,10 +99,10 @@ fn tracer(
     Err(Failure::new(FailureKind::HelperDied, format_args!("its tracer ended: {how}")))
 }
 
-/// How long the end of a tracer is waited for: one that waits for a file cannot be killed.
+/// How long to wait for the end of a tracer. A tracer that waits for a file cannot be killed.
 const SOON: Duration = Duration::from_secs(1);
 
-/// A tracer's process, as the process that waits for it sees it.
+/// A tracer process, as seen by the process that waits for it.
 #[derive(Debug)]
 struct Tracer {
     pid: Pid,
@@ -110,7 +111,7 @@ struct Tracer {
 }
 
 impl Tracer {
-    /// Forks it: it does `work`, which has the socket for its answers, and exits.
+    /// Forks a tracer, which does `work` and exits. `work` receives the socket for its answers.
     fn fork(work: impl FnOnce(&mut UnixStream)) -> Result<Self, Failure> {
         let (answers, mut theirs) =
             UnixStream::pair().map_err(SysError::of("socketpair")).map_err(Failure::unstarted)?;
@@ -132,14 +133,14 @@ impl Tracer {
         }
     }
 
-    /// As [`Output::until`], for its answers.
+    /// As [`Output::until`], for this tracer's answers.
     fn until(&mut self, patience: Duration) -> Result<bool, Failure> {
         self.output.until(&self.answers, patience).map_err(Failure::of(FailureKind::ForkFailed))
     }
 }
 
-/// Has `work` look at a process of other credentials, in a process of its own that is ended after `patience`, and returns
-/// what it says. This process must have one thread.
+/// Has `work` examine a process of other credentials, in a process of its own, and returns its answer. That process
+/// is ended after `patience`. This process must have one thread.
 ///
 /// # Errors
 /// `deadline`; `helper_died`; `fork_failed`.
@@ -171,14 +172,14 @@ pub fn told_apart(patience: Duration, work: impl FnOnce() -> Vec<u8>) -> Result<
     Ok(answer.split_off(1))
 }
 
-/// Work on processes of other credentials, in a process of its own that this one polls and never waits for. It is ended when
-/// this is dropped.
+/// Work on processes of other credentials, in a process of its own. This process polls it, and never waits for it.
+/// Dropping this value ends it.
 #[derive(Debug)]
 pub struct Aside(Tracer);
 
 impl Aside {
-    /// Starts `work`, which has the socket for its answers, and whose standard streams lead nowhere: this process may have a
-    /// terminal that only it may write to. This process must have one thread.
+    /// Starts `work`, which receives the socket for its answers. Its standard streams are /dev/null, because this
+    /// process may have a terminal to which only this process may write. This process must have one thread.
     ///
     /// # Errors
     /// `fork_failed`.
@@ -187,7 +188,7 @@ impl Aside {
         let nowhere =
             nowhere.map_err(SysError::of("open(/dev/null)")).map_err(Failure::unstarted)?;
         let tracer = Tracer::fork(|answers| {
-            // The hook of this process could restore the terminal.
+            // The panic hook of this process could restore the terminal.
             std::panic::set_hook(Box::new(|_| {}));
             let away = || -> std::io::Result<()> {
                 rustix::stdio::dup2_stdin(&nowhere)?;

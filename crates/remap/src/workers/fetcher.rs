@@ -1,8 +1,8 @@
-//! The fetcher: copies a descriptor out of the process (pidfd_getfd(2)) and passes it on if it is the socket that the
-//! process was made to make.
+//! The fetcher: copies a descriptor out of the process (pidfd_getfd(2)), and passes it on if it is the socket that
+//! the process was made to create.
 //!
-//! The number was read from the process's memory: it may be that of any file by now. Closing a copy of a file of FUSE
-//! waits for its server, so this process alone ever holds one.
+//! TiExec read the descriptor's number from the process's memory, so it may be the number of any file by now.
+//! Closing a copy of a FUSE file waits for the file's server, so only the fetcher ever holds such a copy.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -14,14 +14,14 @@ use tiexec_sys::{Pid, impersonate, process};
 use super::{IN_A_STOP, Worker};
 use tiexec_tracee::Failure;
 
-/// The fetcher, as the tracer sees it.
+/// The fetcher, as seen by the tracer.
 #[derive(Debug)]
 pub(crate) struct Fetcher {
     pub(super) worker: Worker,
 }
 
 impl Fetcher {
-    /// Starts it.
+    /// Starts the fetcher.
     ///
     /// # Errors
     /// `fork_failed`.
@@ -38,7 +38,7 @@ impl Fetcher {
     /// Returns a copy of the process's descriptor `number`, which must be a socket of unix(7).
     ///
     /// # Errors
-    /// `switch_failed`: it is none, or not the process's own; `helper_died`: there was no answer.
+    /// `switch_failed`: it is no such socket, or the process did not make it. `helper_died`: there was no answer.
     pub(crate) fn socket_of(&self, pid: Pid, number: i32) -> Result<OwnedFd, Failure> {
         match self.ask(Wanted::Copy, pid, number)? {
             (_, Some(socket)) => Ok(socket),
@@ -48,7 +48,7 @@ impl Fetcher {
         }
     }
 
-    /// Returns whether calls on the process's socket `number` give up after a time; so if that cannot be told.
+    /// Returns whether calls on the process's socket `number` can time out; true if that is not known.
     pub(super) fn has_timeout(&self, pid: Pid, number: i32) -> bool {
         !self.ask(Wanted::Timeout, pid, number).is_ok_and(|(answer, _)| answer == NO_TIMEOUT)
     }
@@ -61,12 +61,12 @@ impl Fetcher {
     }
 }
 
-/// The fetcher's task with a copy.
+/// What the fetcher does with a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Wanted {
     /// Pass it on.
     Copy = 0,
-    /// Say whether calls on it give up after a time.
+    /// Say whether calls on it can time out.
     Timeout = 1,
 }
 
@@ -100,7 +100,7 @@ fn serve(packets: &Packets) {
 
 fn fetch(pid: Pid, number: i32) -> Result<OwnedFd, String> {
     let copy = process::descriptor_of(pid, number).map_err(|error| error.to_string())?;
-    // The link tells the type without asking the file: fstat(2) would ask its file system.
+    // The link shows the type without a request to the file. fstat(2) would send one to its file system.
     let link = std::fs::read_link(format!("/proc/self/fd/{}", copy.as_raw_fd()));
     if !link.is_ok_and(|link| link.as_os_str().as_encoded_bytes().starts_with(b"socket:[")) {
         return Err("the descriptor is not that of the socket".to_owned());

@@ -1,4 +1,4 @@
-//! Attaching to a process of other credentials, by processes of TiExec's own that each do one thing.
+//! Attaches to a process of other credentials, by processes of TiExec's own that each do one thing.
 //!
 //! ```text
 //!   tiexecctl            keeps a deadline, and never touches the process
@@ -7,13 +7,14 @@
 //!      └─ fetcher        copies a descriptor out of the process, and looks whether it is the socket
 //! ```
 //!
-//! Reading a file may never end, if its server (FUSE) so decides, and the wait cannot be killed; the same holds for
-//! closing a copy of one. So the tracer, whose death lets a stopped thread go, does neither. The reader can open only
-//! files that the process's user may open, and the memory that it fills is charged to the process's memory cgroup.
+//! A FUSE server may never answer a read of its file, and the reader cannot be killed while it waits; the same
+//! holds for closing a copy of such a file. The tracer does neither, because its death must let a stopped thread
+//! go. The reader can open only files that the process's user may open, and the memory that it fills is charged to
+//! the process's memory cgroup.
 //!
 //! A list of processes shows them as `tiexec-tracer`, `tiexec-reader` and `tiexec-fetcher`.
 //!
-//! A process of this process's own credentials needs none of this: the same code runs in one process.
+//! A process with this process's own credentials needs no such processes: the same code runs in one process.
 
 mod batch;
 mod fetcher;
@@ -43,12 +44,12 @@ use tiexec_tracee::target::Target;
 
 use crate::credentials;
 
-/// How long an answer of a worker is waited for while a thread of the process stands.
+/// How long to wait for a worker's answer while a thread of the process is stopped.
 const IN_A_STOP: Duration = Duration::from_secs(1);
-/// How long a thread of the process may stand, or not come to where it is made to go.
+/// How long a thread of the process may be stopped, or fail to reach the point to which it is sent.
 const LONGEST_SESSION: Duration = Duration::from_secs(10);
 
-/// The workers for one process after the other, as long as these have the same credentials and memory cgroup.
+/// The workers for one process after the other, while these have the same credentials and memory cgroup.
 #[derive(Clone, Debug, Default)]
 pub struct Workers {
     reader: Option<Arc<dyn ReadsApart>>,
@@ -56,28 +57,29 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// None: for processes of this process's own credentials.
+    /// Returns no workers: for processes of this process's own credentials.
     pub const fn none() -> Self {
         Self { reader: None, fetcher: None }
     }
 
-    /// Returns whether none of them has left a question unanswered.
+    /// Returns whether the workers have answered all requests.
     fn answer(&self) -> bool {
         self.reader.as_ref().is_none_or(|reader| reader.answers())
             && self.fetcher.as_ref().is_none_or(|fetcher| fetcher.worker.answers())
     }
 
-    /// Returns whether the process may do its worst: nothing that it does is waited for without end.
+    /// Returns the limit of a session; `None` for a trusted process. An untrusted process must not make TiExec wait
+    /// without end.
     pub(crate) fn limit(&self) -> Option<Duration> {
         self.fetcher.as_ref().map(|_| LONGEST_SESSION)
     }
 
-    /// Returns the reader, if files are opened there.
+    /// Returns the reader, if files are opened in one.
     pub(crate) fn reader(&self) -> Option<&Arc<dyn ReadsApart>> {
         self.reader.as_ref()
     }
 
-    /// Returns whether calls on the process's socket `number` give up after a time; so if that cannot be told.
+    /// Returns whether calls on the process's socket `number` can time out; true if that is not known.
     pub(crate) fn has_timeout(&self, pid: Pid, number: i32) -> bool {
         match &self.fetcher {
             Some(fetcher) => fetcher.has_timeout(pid, number),
@@ -86,14 +88,14 @@ impl Workers {
         }
     }
 
-    /// Returns the fetcher, if descriptors are copied there.
+    /// Returns the fetcher, if descriptors are copied in one.
     pub(crate) fn fetcher(&self) -> Option<&Fetcher> {
         self.fetcher.as_deref()
     }
 }
 
-/// Workers that are kept from one process to the next of the same credentials and memory cgroup: these share what the
-/// reader has made.
+/// Workers that are kept for the next process if it has the same credentials and memory cgroup. Such processes
+/// share the images that the reader has made.
 #[derive(Debug, Default)]
 pub struct Pool {
     last: Option<(Kin, Workers)>,
@@ -108,10 +110,11 @@ struct Kin {
 }
 
 impl Pool {
-    /// Returns the workers for a process: none if its credentials are this process's own. This process must have one thread.
+    /// Returns the workers for a process; none if its credentials are this process's own. This process must have
+    /// one thread.
     ///
     /// # Errors
-    /// `fork_failed`; `memcg_headroom` where the process's memory cgroup cannot be joined.
+    /// `fork_failed`; `memcg_headroom` if the process's memory cgroup cannot be joined.
     pub fn workers(&mut self, target: &Target) -> Result<Workers, Failure> {
         let Target { process, credentials, .. } = target;
         if credentials::are_ours(process) {
@@ -129,7 +132,7 @@ impl Pool {
             return Ok(workers.clone());
         }
         let fetcher = Some(Arc::new(Fetcher::start()?));
-        // Without these rights this process's user is all that it could be robbed of.
+        // Without these capabilities, this process has no rights to lose but its user's.
         let reader: Option<Arc<dyn ReadsApart>> = if may_take_places() {
             Some(Arc::new(Reader::start(process, credentials)?))
         } else {
@@ -154,13 +157,14 @@ fn effective_capabilities() -> u64 {
     own.credentials.effective()
 }
 
-/// Becomes the user of `pid`, for good, where only that user may trace it: a container's root without CAP_SYS_PTRACE may
-/// become any user, but trace none. This process then has that user's rights and no others, so the process is no more
-/// foreign to it than to any other process of that user. This process must have one thread. Its memory stays closed to
-/// the user; nothing else of it does.
+/// Becomes the user of `pid`, for good, if only that user may trace it. A container's root without CAP_SYS_PTRACE
+/// is such a case: it may become any user, but may trace none. This process then has only that user's rights, so it
+/// can lose no more to the target than to any other process of that user. Only its memory stays closed to the user.
+/// This process must have one thread.
 ///
 /// # Errors
-/// The user is not known, or its place cannot be taken; this process must end then, for it may be half of each.
+/// The user is not known, or this process cannot become it. This process must end then, because it may have a part
+/// of each user's rights.
 fn become_user_to_trace(pid: Pid) -> Result<(), SysError> {
     const SYS_PTRACE: u64 = 1 << 19;
     let capabilities = effective_capabilities();
@@ -172,29 +176,29 @@ fn become_user_to_trace(pid: Pid) -> Result<(), SysError> {
     impersonate::become_user(&credentials::place(&status.credentials).ok_or_else(unknown)?)
 }
 
-/// Returns whether a process has other credentials than this one, so that it is to be worked on apart.
+/// Returns whether a process has other credentials than this one, and must be treated in a process apart.
 pub fn is_foreign(pid: Pid) -> bool {
     ProcDir::of(pid).is_ok_and(|process| is_of_others(&process))
 }
 
-/// As [`is_foreign`], of its directory.
+/// As [`is_foreign`], for the process's directory.
 pub fn is_of_others(process: &ProcDir) -> bool {
     !credentials::are_ours(process)
 }
 
-/// A worker's process, asked over a socket, and ended when this is dropped.
+/// A worker process, which takes requests over a socket. Dropping this value ends it.
 #[derive(Debug)]
 struct Worker {
     pid: Pid,
     packets: Packets,
     /// Its work, as errors show it.
     task: &'static str,
-    /// True if it left a request unanswered: it gets no further ones.
+    /// True if it left a request unanswered. It gets no further requests then.
     lost: AtomicBool,
 }
 
 impl Worker {
-    /// Starts it: it does `work`, which has the other end of the socket, and exits.
+    /// Starts a worker, which does `work` and exits. `work` receives the other end of the socket.
     ///
     /// # Errors
     /// `fd_limit`; `fork_failed`, as fork(2): EAGAIN if this process has more than one thread.
@@ -211,18 +215,18 @@ impl Worker {
         }
     }
 
-    /// Returns whether it has answered all that it was asked.
+    /// Returns whether the worker has answered all requests.
     fn answers(&self) -> bool {
         !self.lost.load(Ordering::Relaxed)
     }
 
-    /// Sends it a request.
+    /// Sends the worker a request.
     fn ask(&self, request: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), Failure> {
         if !self.answers() {
             return Err(self.silent("there was no answer before"));
         }
         match self.packets.send(request, file) {
-            // The worker never sees a request that is too long, and answers the next one.
+            // The worker never sees a request that is too long, and can answer the next one.
             Err(error) if error.errno == Errno::MSGSIZE => {
                 Err(Failure::of(FailureKind::HelperDied)(error))
             }
@@ -230,7 +234,7 @@ impl Worker {
         }
     }
 
-    /// Waits for its answer.
+    /// Waits for the worker's answer.
     fn answer(&self, patience: Duration) -> Result<Packet, Failure> {
         let answer = self.packets.receive_within(patience).map_err(self.died())?;
         answer.ok_or_else(|| self.silent("no answer in time"))
@@ -255,7 +259,8 @@ impl Drop for Worker {
     }
 }
 
-/// Kills one of this process's own and waits for its end, but only `patience`: one that waits for a file cannot be killed.
+/// Kills a child of this process and waits for its end, but at most `patience`: a child that waits for a file
+/// cannot be killed.
 fn end(child: Pid, patience: Duration) {
     let _gone = process::kill(child);
     let _stuck = process::wait_until(child, Instant::now() + patience);

@@ -1,8 +1,9 @@
-//! The output of a tracer, passed on by the process that waits for it.
+//! Passes on the output of a tracer.
 //!
-//! A tracer that waits for a hostile process may be impossible to end, and what it has open stays open. Were that the
-//! pipe to a pager or to a shell's `$(...)`, these would wait for its end with it. So a tracer never has such a pipe:
-//! it writes to one of ours, whose end nobody else waits for.
+//! A tracer that waits for a hostile process may be impossible to end, and its files then stay open. If one of them
+//! were the pipe to a pager or to a shell's `$(...)`, the pager or the shell would wait for the end of that pipe
+//! forever. A tracer therefore never has such a pipe. It writes to a pipe of this process, and nobody else waits
+//! for the end of that.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use rustix::stdio;
 use tiexec_sys::SysError;
 use tiexec_sys::process::without_write_signals;
 
-/// A standard stream that somebody may wait for the end of.
+/// A standard stream for whose end another process may wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stream {
     Output,
@@ -30,7 +31,7 @@ impl Stream {
         }
     }
 
-    /// Returns whether it is a pipe or a socket.
+    /// Returns whether the stream is a pipe or a socket.
     fn has_an_end(self) -> bool {
         let kind = rustix::fs::fstat(self.here()).map(|stat| FileType::from_raw_mode(stat.st_mode));
         matches!(kind, Ok(FileType::Fifo | FileType::Socket))
@@ -50,17 +51,17 @@ impl Output {
         let streams = [Stream::Output, Stream::Error].into_iter().filter(|it| it.has_an_end());
         let pipes = streams.map(|stream| {
             let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-            // The tracer's end waits where there is no room; this end never does.
+            // The tracer's end blocks when the pipe is full; this end never blocks.
             rustix::io::ioctl_fionbio(&read, true)?;
             Ok((stream, read, Some(write)))
         });
         pipes.collect::<Result<_, Errno>>().map(Self).map_err(SysError::of("pipe"))
     }
 
-    /// In the tracer: writes to the pipes from now on.
+    /// In the tracer: directs its standard streams to the pipes.
     ///
     /// # Errors
-    /// None that is known.
+    /// As dup2(2); no case is known.
     pub(super) fn take_over(self) -> Result<(), SysError> {
         for (stream, _, write) in self.0 {
             let Some(write) = write else { continue };
@@ -80,8 +81,9 @@ impl Output {
         }
     }
 
-    /// Passes on what the tracer says until there is something to read from `answer`, and all that it had said before
-    /// that; `false` if there is nothing after `patience`. The time in which nobody takes what is passed on does not count.
+    /// Passes on the tracer's output until `answer` is readable, and all output that the tracer had written before.
+    /// Returns `false` if `answer` is not readable after `patience`. Time in which nobody reads the output does not
+    /// count.
     ///
     /// # Errors
     /// As poll(2).
@@ -129,7 +131,7 @@ impl Output {
     }
 }
 
-/// Writes all of it; the rest is lost once nobody reads it any more.
+/// Writes all bytes. The rest is lost if nobody reads it any more.
 fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) {
     without_write_signals(|| {
         while !bytes.is_empty() {

@@ -1,7 +1,8 @@
-//! The reader: opens the files that a process maps with the rights of the process's user, makes their page cache huge
-//! and fills images, all of it charged to the process's memory cgroup.
+//! The reader: opens the files that a process maps, with the rights of the process's user. It makes their page
+//! cache huge and fills images, and the process's memory cgroup pays for all of that.
 //!
-//! It answers one request at a time, in packets of JSON; the bytes of a file come as they are, behind a zero byte.
+//! The reader answers one request at a time, in packets of JSON. The bytes of a file follow a zero byte, not in
+//! JSON.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -38,14 +39,14 @@ use crate::images::{Image, Images};
 use crate::pagecache::Held;
 use crate::{headroom, pagecache};
 
-/// How long it may take to open a file of a local file system.
+/// The longest time to open a file of a local file system.
 const OPENING: Duration = Duration::from_secs(5);
-/// How much longer than its own deadline work may take.
+/// How much longer than its own deadline a request may take.
 const GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Serialize, Deserialize)]
 enum Request {
-    /// The file that comes with it, under this number.
+    /// Opens the file that comes with the request, under this number.
     Open {
         id: u32,
     },
@@ -61,7 +62,7 @@ enum Request {
         millis: u64,
     },
     Make(Box<Make>),
-    /// Sends the file over the socket that comes with it.
+    /// Sends the file over the socket that comes with the request.
     Send {
         id: u32,
     },
@@ -88,7 +89,7 @@ enum Reply {
         huge: Vec<(u64, u64)>,
         shortfall: Option<WireFailure>,
     },
-    /// The image comes with it.
+    /// The image comes with the reply.
     Made(Box<Made>),
     Failed(WireFailure),
 }
@@ -101,7 +102,7 @@ struct Made {
     copied: u64,
 }
 
-/// A failure by its two fields.
+/// The two fields of a failure.
 type WireFailure = (Reason, String);
 
 /// A span: address, length, offset in the file, backing, widened bytes, whether it is an edge.
@@ -138,17 +139,18 @@ fn millis_until(deadline: Instant) -> u64 {
     u64::try_from(left).unwrap_or(u64::MAX)
 }
 
-/// The reader, as the tracer sees it.
+/// The reader, as seen by the tracer.
 #[derive(Debug)]
 pub(crate) struct Reader {
     worker: Worker,
     next: AtomicU32,
-    /// Why the process's memory cgroup cannot pay: nothing is made that it would have to pay for.
+    /// Why the process's memory cgroup cannot pay. If there is a reason, nothing is made for which it would have to
+    /// pay.
     nobody_pays: Option<Failure>,
 }
 
 impl Reader {
-    /// Starts it in the place of `process`.
+    /// Starts the reader with the credentials of `process`.
     ///
     /// # Errors
     /// `fork_failed`; `memcg_headroom`: the process's memory cgroup cannot be joined.
@@ -164,7 +166,7 @@ impl Reader {
         let work = |packets: &Packets| serve(packets, &place, cgroup.as_deref());
         let worker = Worker::start(Role::Reader, "the reader of the process's files", work)?;
         let reader = Self { worker, next: AtomicU32::new(0), nobody_pays };
-        // It says whether it has come so far.
+        // The reader reports whether its set-up succeeded.
         match reader.answer(OPENING)? {
             (Reply::Done, _) => Ok(reader),
             (reply, _) => Err(unexpected(reply)),
@@ -231,7 +233,7 @@ impl ReadsApart for Reader {
             (Reply::Cached { huge, shortfall }, _) => Ok(pagecache::Prepared {
                 huge: huge.into_iter().map(|(start, end)| start..end).collect(),
                 shortfall: shortfall.map(unwire_failure),
-                // The reader holds them.
+                // The reader holds the mappings.
                 held: Held::default(),
             }),
             (reply, _) => Err(unexpected(reply)),
@@ -303,7 +305,7 @@ fn unexpected(reply: Reply) -> Failure {
     }
 }
 
-/// The reader's own side.
+/// The work of the reader's own process.
 fn serve(packets: &Packets, place: &Place, cgroup: Option<&Path>) {
     process::close_all_except(&[packets.as_fd()]);
     let reply = |reply: &Reply, file: Option<BorrowedFd<'_>>| {
@@ -312,7 +314,7 @@ fn serve(packets: &Packets, place: &Place, cgroup: Option<&Path>) {
     let refused = |kind: FailureKind, error: &dyn std::fmt::Display| {
         reply(&Reply::Failed((kind.into(), error.to_string())), None);
     };
-    // It is the first to go where memory is short.
+    // If memory is short, the kernel kills the reader first.
     let _as_it_was = std::fs::write("/proc/self/oom_score_adj", "1000");
     if let Some(cgroup) = cgroup
         && let Err(error) = std::fs::write(cgroup.join("cgroup.procs"), "0")
@@ -357,7 +359,7 @@ fn no_such_file() -> Failure {
 #[derive(Default)]
 struct Serving {
     files: HashMap<u32, File>,
-    /// What keeps the files' huge folios cached until the process has mapped them itself.
+    /// Keeps the files' huge folios cached until the process has mapped them itself.
     held: Held,
     images: Images,
 }
@@ -418,7 +420,7 @@ impl Serving {
                     staged: staged.map(|part| (wire(&part.span), part.image_offset)).collect(),
                     spans: image.spans.iter().map(wire).collect(),
                     shortfall: image.filled.shortfall.as_ref().map(wire_failure),
-                    // Bytes copied before count for another process.
+                    // Bytes that were copied earlier count for another process.
                     copied: self.images.bytes_copied() - before,
                 };
                 (Reply::Made(Box::new(made)), Some(image))

@@ -17,13 +17,13 @@ use crate::image::Memory;
 use crate::images::Image;
 use crate::pagecache;
 
-/// What is done with the files of a process of other credentials, in a process of their own. It is a trait, so that
+/// The requests to the process that opens the files of a process of other credentials. This is a trait, so that
 /// libtiexec, which starts no reader, does not contain the reader's code.
 pub(crate) trait ReadsApart: Debug + Send + Sync {
-    /// Returns whether every request was answered so far.
+    /// Returns whether the reader has answered every request so far.
     fn answers(&self) -> bool;
 
-    /// Opens a file there.
+    /// Opens a file in the reader. Returns its number there.
     ///
     /// # Errors
     /// `file_gone`: the process's user may not read it; `helper_died`.
@@ -47,7 +47,7 @@ pub(crate) trait ReadsApart: Debug + Send + Sync {
         deadline: Instant,
     ) -> Result<pagecache::Prepared, Failure>;
 
-    /// Has an image of `spans` made, or found among those made before.
+    /// Returns an image of `spans`, made now or before.
     ///
     /// # Errors
     /// As [`Images::get`](crate::images::Images::get) and [`headroom::charged_to`](crate::headroom::charged_to); `helper_died`.
@@ -61,7 +61,7 @@ pub(crate) trait ReadsApart: Debug + Send + Sync {
         deadline: Instant,
     ) -> Result<Image, Failure>;
 
-    /// Has an open file sent over `socket`.
+    /// Sends an open file over `socket`.
     ///
     /// # Errors
     /// `switch_failed`; `helper_died`.
