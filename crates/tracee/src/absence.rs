@@ -1,4 +1,4 @@
-//! Why a process has no text that could be looked at.
+//! Why a process has no text that could be examined.
 
 use std::fmt;
 
@@ -8,25 +8,25 @@ use tiexec_sys::{Errno, Pid};
 
 use crate::threads;
 
-/// The cause, which is the same for every command.
+/// The reason, which is the same for every command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Absence {
-    /// No process has this id.
+    /// No process has this PID.
     NoProcess,
-    /// It has ended, and its parent has not waited for it yet.
+    /// The process has ended, and its parent has not waited for it yet.
     Zombie,
-    /// It is a thread of the kernel.
+    /// The process is a kernel thread.
     KernelThread,
 }
 
 impl Absence {
-    /// Returns why the process has no text. `None` for a process that runs a program, and for one that cannot be looked at.
+    /// Returns why the process has no text. Returns `None` if the process runs a program or cannot be examined.
     pub fn of(pid: Pid) -> Option<Self> {
         let process = match ProcDir::of(pid) {
             Ok(process) => process,
             Err(error) => return (error.errno == Errno::NOENT).then_some(Self::NoProcess),
         };
-        // A first thread that has ended stays as a zombie while others run.
+        // A first thread that has ended stays a zombie while other threads run.
         if threads::first_alive(&process, pid).is_some() {
             return None;
         }

@@ -1,4 +1,4 @@
-//! The maker of system calls: a stopped process ([`Session`]), or this very process ([`Local`]).
+//! Makes system calls in a process: a stopped one ([`Session`]), or this very process ([`Local`]).
 //!
 //! The switch of text to other pages is written once, for both.
 
@@ -11,32 +11,33 @@ use crate::syscall_manifest::{ManifestEntry, refused};
 
 /// A process that makes system calls, and undo steps.
 ///
-/// An undo step is a call that releases something, such as staged memory. It is registered before what it releases exists,
-/// and taken back when that is in its final place. The executor makes what is still registered, the last first, when its
-/// work ends: a [`Session`] also if the tracer dies, [`Local`] when it is dropped.
+/// An undo step is a call that releases something, such as staged memory. It is registered before the thing exists,
+/// and withdrawn once the thing is in its final place. When the executor's work ends, it makes the steps that are
+/// still registered, the last first: a [`Session`] even if the tracer dies, [`Local`] when it is dropped.
 pub trait Executor {
-    /// Makes a call, and returns what the kernel answered.
+    /// Makes a call, and returns the kernel's answer.
     ///
     /// # Errors
-    /// The process is gone, or no longer does what it is told.
+    /// The process is gone, or can no longer be controlled.
     fn call(&mut self, call: SystemCall) -> Result<Result<u64, SysError>, TraceError>;
 
-    /// Returns whether an optional call may be made: no seccomp filter forbids it.
+    /// Returns whether an optional call may be made, because no seccomp filter forbids it.
     fn may(&self, entry: &ManifestEntry) -> bool;
 
     /// Registers an undo step, to be made before those registered earlier.
     fn register(&mut self, undo: SystemCall);
 
-    /// Takes an undo step back.
+    /// Removes an undo step, which is not made then.
     fn withdraw(&mut self, undo: SystemCall);
 
-    /// Returns how many more undo steps there is room for.
+    /// Returns the number of undo steps that can still be registered.
     fn room(&self) -> usize;
 
     /// Returns whether [`batch`](Self::batch) makes calls.
     fn has_batches(&self) -> bool;
 
-    /// Makes calls one after the other; their effects alone tell how they went. Does nothing without batches.
+    /// Makes calls one after the other, without returning their results; only their effects show these. Does
+    /// nothing without batches.
     ///
     /// # Errors
     /// As [`call`](Self::call).
@@ -77,25 +78,26 @@ impl Executor for Session {
 #[derive(Debug)]
 pub struct Local {
     calls: local::Calls,
-    /// Never grows: the allocator may lie in the very text that is switched, and needs mappings of its own.
+    /// Never grows: the allocator may lie in the very text that is switched, and may need new mappings.
     undo: Vec<SystemCall>,
     /// The optional calls that a seccomp filter refuses.
     refused: Vec<ManifestEntry>,
 }
 
-/// The most undo steps of one switch: what is staged, two claims of gaps, and what was changed for the whole work.
+/// The most undo steps of one switch: for the staged mapping, for two claims of gaps, and for changes that last for
+/// the whole work.
 const MOST_UNDO: usize = 8;
 
 impl Local {
-    /// Makes one that makes its calls through `calls`.
+    /// Creates an executor that makes its calls through `calls`.
     pub fn new(calls: local::Calls) -> Self {
         Self { calls, undo: Vec::with_capacity(MOST_UNDO), refused: Vec::new() }
     }
 
-    /// The same for a thread under seccomp filters: a child tries the calls in `lists` first.
+    /// As [`new`](Self::new), for a thread under seccomp filters. A child tries the calls in `lists` first.
     ///
     /// # Errors
-    /// A filter kills the process for one of them, or it cannot be tried.
+    /// A filter kills the process for one of the calls, or they cannot be tried.
     pub fn under_filters(calls: local::Calls, lists: &[&[ManifestEntry]]) -> Result<Self, String> {
         let mut local = Self::new(calls);
         local.refused = refused(lists)?;

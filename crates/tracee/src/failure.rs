@@ -1,4 +1,4 @@
-//! The one failure: why text is left where it is.
+//! The failure type of all crates: why text stays unchanged.
 
 use std::error::Error;
 use std::fmt;
@@ -11,24 +11,24 @@ use tiexec_sys::{Errno, Pid, SysError};
 
 use crate::error::{Denied, TraceError};
 
-/// A reason to leave text where it is, with the detail for the message.
+/// A reason to leave text unchanged, with the detail for the message.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// The reason, as reports print it.
     pub reason: Reason,
     /// The exact event, with the words of the error; empty if the reason says everything.
     pub detail: String,
-    /// The error that it comes from.
+    /// The error that caused it.
     pub source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
 impl Failure {
-    /// Makes one of an event that no error tells.
+    /// Creates a failure for an event without an error.
     pub fn new(reason: impl Into<Reason>, detail: impl fmt::Display) -> Self {
         Self { reason: reason.into(), detail: detail.to_string(), source: None }
     }
 
-    /// Makes one of an error.
+    /// Creates a failure from an error.
     pub fn of<E: Error + Send + Sync + 'static>(
         reason: impl Into<Reason>,
     ) -> impl Fn(E) -> Self + Copy {
@@ -40,13 +40,13 @@ impl Failure {
         }
     }
 
-    /// Names the object or the action that the error belongs to.
+    /// Names the object or the action of the error.
     #[must_use]
     pub fn about(self, what: impl fmt::Display) -> Self {
         Self { detail: format!("{what}: {}", self.detail), ..self }
     }
 
-    /// Makes one of an error in reading about a running process: gone, not to be traced, or else.
+    /// Creates a failure from an error in reading a running process's files.
     pub fn unreadable(error: SysError) -> Self {
         Self::of(match error.errno {
             Errno::SRCH | Errno::NOENT => FailureKind::TargetGone,
@@ -57,8 +57,9 @@ impl Failure {
         })(error)
     }
 
-    /// Makes one of an error in opening the memory of a running process. That takes the right to trace the process, so
-    /// both refusals have the same name (`mm_access` in `kernel/fork.c`, `yama_ptrace_access_check`).
+    /// Creates a failure from an error in opening the memory of a running process. That takes the right to trace
+    /// the process, so both refusals have the same reason (`mm_access` in `kernel/fork.c`,
+    /// `yama_ptrace_access_check`).
     pub fn untraceable(error: SysError) -> Self {
         match error.errno {
             Errno::PERM | Errno::ACCES => Self::denied(error),
@@ -66,7 +67,8 @@ impl Failure {
         }
     }
 
-    /// Makes one of an error in starting a helper: this process has no descriptor left, or may have no other process.
+    /// Creates a failure from an error in starting a helper: this process has no descriptor left, or may start no
+    /// process.
     pub fn unstarted(error: SysError) -> Self {
         Self::of(match error.errno {
             Errno::MFILE => FailureKind::FdLimit,
@@ -74,19 +76,19 @@ impl Failure {
         })(error)
     }
 
-    /// Makes one of a refusal to be traced.
+    /// Creates a failure from a refusal to be traced.
     pub fn denied(error: SysError) -> Self {
         Self::of(FailureKind::PtraceDenied)(Denied::new(error))
     }
 
-    /// Puts the process in the place of `PID` in the names of its files.
+    /// Replaces `PID` by the process's PID in the names of its files.
     #[must_use]
     pub fn of_process(self, pid: Pid) -> Self {
         let directory = format!("/proc/{}", pid.as_raw_nonzero());
         Self { detail: self.detail.replace("/proc/PID", &directory), ..self }
     }
 
-    /// Makes one of a mapping that is gone, or another one.
+    /// Creates a failure for a mapping that is gone or has changed.
     pub fn mapped_otherwise(vma: &Vma) -> Self {
         let what = format!("{} is mapped otherwise than before: {}", vma.range, vma.path().shown());
         Self::new(FailureKind::Changed, what)
@@ -115,7 +117,7 @@ impl Failure {
 }
 
 impl PartialEq for Failure {
-    /// Errors cannot be compared; their words, which are in the detail, can.
+    /// Errors cannot be compared, but their text in the detail can.
     fn eq(&self, other: &Self) -> bool {
         (self.reason, &self.detail) == (other.reason, &other.detail)
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::arch::Call;
 
-/// A place where the tests may want this process dead.
+/// A point at which a test may kill this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Point {
     /// Right after a register set was installed in the tracee.
@@ -39,18 +39,18 @@ pub(crate) fn at(point: Point) {
     }
 }
 
-/// Returns whether the remote call about to be made is to be one that the kernel refuses, and not made.
+/// Returns whether the next remote call must fail, as if the kernel refused it, and not be made.
 #[cfg(feature = "fault-injection")]
 pub(crate) fn fails_call() -> bool {
     FAIL_NEXT.swap(false, Ordering::Relaxed) || is_due(4, "fail-call")
 }
 
-/// True if the next call is to be refused too.
+/// True if the next call must fail too.
 #[cfg(feature = "fault-injection")]
 static FAIL_NEXT: AtomicBool = AtomicBool::new(false);
 
-/// Returns the call to make in a batch instead of `call`. A refused one is no call at all, and when it is made
-/// by itself to learn why, it is refused again.
+/// Returns the call to make in a batch instead of `call`. If `call` must fail, that is no call at all. It is later
+/// made by itself to learn the reason, and must fail again then.
 #[cfg(feature = "fault-injection")]
 pub(crate) fn in_batch(call: Call) -> Call {
     const NONE: i64 = -1;

@@ -1,7 +1,7 @@
-//! Finding the two gadgets in a program.
+//! Finds the two gadgets in a program.
 //!
-//! Its dynamic linker has both on x86-64, glibc's and musl's alike; a static program has its C library's, or
-//! its language's, in its own text. The vDSO has no signal return there; on aarch64 it has the only one.
+//! On x86-64 the dynamic linker has both, glibc's and musl's alike. A static program has those of its C library, or
+//! of its language, in its own text. The vDSO has no signal return on x86-64; on aarch64 only the vDSO has one.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,7 +15,7 @@ use crate::arch::{self, Gadgets};
 
 /// How much is searched at a time, in bytes.
 const CHUNK: u64 = 128 << 10;
-/// No gadget is longer than this: chunks overlap by so much.
+/// An upper bound of a gadget's length. Chunks overlap by this many bytes.
 const LONGEST: u64 = 16;
 
 /// Searches the interpreter mapped at `interpreter` (`AT_BASE`, 0 for none), then the main
@@ -38,7 +38,7 @@ pub fn find(
         search(vma, &mut call, &mut sigreturn, |at, buffer| memory.read(at, buffer).is_ok());
     }
     for vma in texts_of(main) {
-        // The file is searched, because reading the process would fault its whole text in.
+        // Search the file, because reading the process would fault in its whole text.
         search(vma, &mut call, &mut sigreturn, |at, buffer| {
             let offset = at.get() - vma.range.start().get() + vma.file_offset;
             exe.read_exact_at(buffer, offset).is_ok()
@@ -47,7 +47,7 @@ pub fn find(
     Some(Gadgets { call: call?, sigreturn: sigreturn? })
 }
 
-/// Searches what the kernel maps into every program.
+/// Searches the mappings that the kernel adds to every program.
 fn in_vdso(memory: &Memory, snapshot: &Snapshot) -> (Option<RemoteAddr>, Option<RemoteAddr>) {
     let (mut call, mut sigreturn) = (None, None);
     let serves = |vma: &&Vma| arch::VDSO_RETURNS_FROM_SIGNALS && vma.name == b"[vdso]";
@@ -57,7 +57,7 @@ fn in_vdso(memory: &Memory, snapshot: &Snapshot) -> (Option<RemoteAddr>, Option<
     (call, sigreturn)
 }
 
-/// As [`find`], in a process that runs: its text may lie in our images, so its memory is read.
+/// As [`find`], in a running process. Its text may lie in our images, so its memory is read.
 pub fn find_running(
     memory: &Memory,
     snapshot: &Snapshot,
@@ -65,13 +65,13 @@ pub fn find_running(
     entry: RemoteAddr,
 ) -> Option<Gadgets> {
     let (mut call, mut sigreturn) = in_vdso(memory, snapshot);
-    // The dynamic linker has both; so has a static program, somewhere.
+    // The dynamic linker has both. A static program has both somewhere.
     for start in [interpreter, entry] {
         let first = snapshot.vmas.partition_point(|vma| vma.range.end() <= start);
         let file = snapshot.vma_at(start).map(|vma| vma.file);
         let mut joined = start;
         for vma in &snapshot.vmas[first..] {
-            // The file's areas, and what is joined to them.
+            // Search the file's VMAs, and the VMAs that adjoin them.
             if vma.range.start() > joined && Some(vma.file) != file {
                 break;
             }

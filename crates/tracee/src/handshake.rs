@@ -1,4 +1,4 @@
-//! A held launch: the caller becomes the program, a helper looks after it.
+//! A held launch: the caller becomes the program, and a helper works on it.
 //!
 //! ```text
 //!   caller                                helper (its child, exit signal 0, own session)
@@ -11,9 +11,9 @@
 //!   reaps the helper (wait4 on its way home), runs its first instruction
 //! ```
 //!
-//! The helper is the program's own child, not an orphan: under a subreaper or as PID 1 an orphan
-//! would be handed to somebody who never asked for it. Its exit signal is 0, so that before the exec
-//! its end signals nobody, and the program's own `wait` never sees it.
+//! The helper is the program's own child, not an orphan. A subreaper or PID 1 would inherit an orphan without
+//! having asked for it. The helper's exit signal is 0: its end before the exec sends no signal, and the program's
+//! own `wait` never sees it.
 
 use std::ffi::OsStr;
 use std::io::{ErrorKind, Read, Write};
@@ -38,18 +38,18 @@ use crate::failure::Failure;
 use crate::fault;
 use crate::session::resume_to_syscall;
 
-/// The caller's end of a held launch: it is being traced, and may exec now.
+/// The caller's end of a held launch. The caller is traced, and may exec now.
 #[derive(Debug)]
 #[must_use = "exec, or disarm"]
 pub struct Armed {
     helper: Pid,
-    /// Closed by the exec.
+    /// The exec closes it.
     _channel: UnixStream,
 }
 
 impl Armed {
-    /// Ends the helper, for an exec that failed. Its death detaches it from this process, which is
-    /// running and so is left as it is.
+    /// Ends the helper, for an exec that failed. The helper's death detaches it from this process, which runs and
+    /// so is not affected.
     pub fn disarm(self) {
         end_helper(self.helper);
     }
@@ -60,27 +60,27 @@ fn end_helper(helper: Pid) -> Option<Wait> {
     process::wait(helper).ok()
 }
 
-/// How to arm.
+/// The parameters of [`arm`].
 #[derive(Clone, Copy, Debug)]
 pub struct Arming<'a> {
     /// How long the helper may take until it traces this process.
     pub deadline: Duration,
-    /// True if seccomp filters are in force, so that the calls must be rehearsed.
+    /// True if seccomp filters are in force, so that the calls must be tried first.
     pub rehearse: bool,
-    /// Descriptors that the helper goes on to need.
+    /// Descriptors that the helper must keep.
     pub keep: &'a [BorrowedFd<'a>],
 }
 
-/// Forks the helper, which seizes this process and then runs `work`, and returns once it has.
+/// Forks the helper, which seizes this process and then runs `work`. Returns once this process is seized.
 ///
 /// # Errors
-/// Why not; no helper is left, and this process is not traced.
+/// The reason. No helper is left, and this process is not traced.
 ///
 /// # Panics
-/// Never in the caller. A panic of `work` ends the helper, whose tracee then goes home.
+/// Never in the caller. If `work` panics, the helper ends, and its tracee goes home.
 pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure> {
     if !process::children_share_pid_namespace() {
-        // The helper would be its init, and its end the end of the namespace.
+        // The helper would be PID 1 of that namespace, and the namespace would end with it.
         let detail = "this process's children go to a new PID namespace (unshare --fork first)";
         return Err(Failure::new(FailureKind::ForkFailed, detail));
     }
@@ -102,7 +102,7 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
             let answer = process::set_ptracer(Some(helper))
                 .map_err(Failure::of(FailureKind::PtraceDenied))
                 .and_then(|()| handshake(&mut ours, arming.deadline));
-            // The leave was for this once; the helper is the tracer by now, or never will be.
+            // The permission was for this one time. The helper is the tracer by now, or never will be.
             let _no_yama = process::set_ptracer(None);
             match answer {
                 Ok(()) => Ok(Armed { helper, _channel: ours }),
@@ -119,9 +119,9 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
     }
 }
 
-/// Sends a child ahead that makes every call of this launch, the caller's own and the program's,
-/// under the seccomp filters in force: if one of them kills, it kills the child. Until the child has
-/// said that it outlived `wait4`, the caller itself makes no call but `pipe2`, `clone` and `read`.
+/// Forks a child that makes every call of this launch, the caller's own and the program's, under the seccomp
+/// filters in force. If a filter kills, it kills only the child. Until the child has reported that it survived
+/// `wait4`, the caller makes no call but `pipe2`, `clone` and `read`.
 fn scout() -> Result<(), Failure> {
     let refused = |what: &str| Err(Failure::new(FailureKind::Seccomp, what));
     let (mut from_child, mut to_caller) =
@@ -161,7 +161,7 @@ const FILTER_KILLS: &str = "a filter kills on a call that is needed";
 const SCOUT_WAITED: u8 = 1;
 const SCOUT_DONE: u8 = 2;
 
-/// Makes the calls of a launch, those of both sides.
+/// Makes the calls of both sides of a launch.
 fn rehearse_launch() -> std::io::Result<()> {
     let (mut ours, mut theirs) = UnixStream::pair()?;
     ours.set_read_timeout(Some(Duration::from_secs(1)))?;
@@ -173,7 +173,7 @@ fn rehearse_launch() -> std::io::Result<()> {
     seccomp_trial::remote_calls().map_err(refused)
 }
 
-/// Tells the helper to go on, and waits for its answer.
+/// Tells the helper to begin, and waits for its answer.
 fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Failure> {
     channel
         .write_all(b"g")
@@ -181,7 +181,7 @@ fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Failure
     let end = Instant::now() + deadline;
     let mut answer = [0; 512];
     let len = loop {
-        // Zero would mean to wait for ever.
+        // A timeout of zero would wait for ever.
         let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let read = channel.set_read_timeout(Some(left)).and_then(|()| channel.read(&mut answer));
         match read {
@@ -190,13 +190,13 @@ fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Failure
                 return Err(Failure::new(FailureKind::HelperDied, what));
             }
             Ok(len) => break len,
-            // A stop and continue, or a signal seen by the helper that traces us by now.
+            // The process was stopped and continued, or the helper, which traces it by now, saw a signal.
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 let late = "the helper did not start in time";
                 return Err(Failure::new(FailureKind::Deadline, late));
             }
-            // It died with our word unread.
+            // The helper died before it read the message.
             Err(error) => return Err(Failure::of(FailureKind::HelperDied)(error)),
         }
     };
@@ -209,7 +209,7 @@ fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Failure
     Err(Failure::new(reason.unwrap_or(FailureKind::HelperDied.into()), detail))
 }
 
-/// The helper's life up to the work.
+/// The helper's code up to `work`.
 fn helper(target: Pid, mut channel: UnixStream, arming: &Arming<'_>, work: impl FnOnce(Pid)) {
     process::block_signals();
     process::own_session();
@@ -245,17 +245,18 @@ pub struct ExecStop {
     pub since: Instant,
 }
 
-/// Says whether an exec of the image at this path may be traced.
+/// Returns whether an exec of the image at this path may be traced.
 pub type MayTrace<'a> = &'a dyn Fn(&Path) -> bool;
 
-/// Follows the seized process until it has exec'ed a program that `is_the_one` accepts, passing on
-/// all signals and stops meanwhile, for at most `longest`; `None` for ever.
+/// Follows the seized process until it has exec'ed a program that `is_the_one` accepts, for at most `longest`
+/// (`None`: for ever). Meanwhile passes on all signals and stops.
 ///
-/// With `may_trace`, which an unprivileged tracer needs, each exec is looked at before it happens:
-/// the kernel ignores the setuid bit of an image under such a tracer.
+/// An unprivileged tracer needs `may_trace`, because under such a tracer the kernel ignores the setuid bit of an
+/// image. It is called for the image of each exec, before the exec happens.
 ///
 /// # Errors
-/// [`TraceError::Gone`] if it ends before, [`TraceError::LetGo`] after a no of `may_trace`, [`TraceError::StartOver`].
+/// [`TraceError::Gone`] if the process ends first, [`TraceError::LetGo`] if `may_trace` returns false,
+/// [`TraceError::StartOver`].
 pub fn wait_for_exec(
     pid: Pid,
     longest: Option<Duration>,
@@ -306,12 +307,12 @@ pub fn wait_for_exec(
     }
 }
 
-/// Returns the image that the tracee is about to exec, as a path that leads there from here.
+/// Returns the path of the image that the tracee is about to exec, as seen from this process.
 fn exec_image(pid: Pid, stop: SyscallStop) -> Option<PathBuf> {
     let SyscallStop::Entry { number, args, .. } = stop else { return None };
     let (directory, path) = match i64::try_from(number).ok()? {
         c::SYS_execve => ("cwd".to_owned(), args[0]),
-        // The directory descriptor is an int; the upper half of the register is not.
+        // The directory descriptor is an int, so ignore the upper half of the register.
         c::SYS_execveat if args[0] as i32 == c::AT_FDCWD => ("cwd".to_owned(), args[1]),
         c::SYS_execveat => (format!("fd/{}", args[0] as i32), args[1]),
         _ => return None,
@@ -327,12 +328,12 @@ fn exec_image(pid: Pid, stop: SyscallStop) -> Option<PathBuf> {
     })
 }
 
-/// Lets a program go that nothing was done to.
+/// Lets a program go that has not been changed.
 pub fn let_go(stop: ExecStop) {
     let _gone = ptrace::resume(stop.pid, Resume::Detach, 0);
 }
 
-/// Seizes a child that waits, and ends it: whether this process could look after a launch.
+/// Seizes a waiting child and ends it, to find out whether this process could trace a launch.
 ///
 /// # Errors
 /// The call that failed.

@@ -1,19 +1,18 @@
-//! Follows a program from the exec stop until `ld.so` is done: it has mapped and relocated all shared
-//! objects,
-//! and no code of theirs has run.
+//! Follows a program from the exec stop until `ld.so` is done: until `ld.so` has mapped and relocated all shared
+//! objects, and before any of their code runs.
 //!
-//! It is done when it has made the program's own RELRO read-only, for it relocates the program last
-//! (`dl_main` in glibc's `elf/rtld.c`, `__dls3` in musl's `ldso/dynlink.c`). The program stops behind that
-//! system call; without RELRO, behind one that somebody else makes. But each stop costs, from 8 µs to
-//! 100 µs where a processor has to be woken, and `ld.so` makes hundreds of calls before it relocates. So
-//! at first the program runs without stops, and is looked at from outside until it seems to have mapped
-//! all it will; from then on it stops at each call.
+//! `ld.so` relocates the program last (`dl_main` in glibc's `elf/rtld.c`, `__dls3` in musl's `ldso/dynlink.c`), so
+//! it is done when it has made the program's own RELRO read-only. The program is stopped behind that system call. A
+//! program without RELRO is stopped behind a call that other code makes.
 //!
-//! (A breakpoint at the entry point by perf_event_open(2) would be one stop, but the first perf event of
-//! a machine makes the kernel wait for an RCU grace period, 10 to 30 ms: `account_event` in
-//! `kernel/events/core.c`.)
+//! Each stop costs from 8 µs to 100 µs, if a processor must be woken, and `ld.so` makes hundreds of calls before it
+//! relocates. The program therefore runs without stops at first. TiExec polls it from outside until `ld.so` seems
+//! to have mapped everything. From then on the program stops at each call.
 //!
-//! Where it stops, its system call has ended. If this process dies before, it does not stop.
+//! (A breakpoint at the entry point by perf_event_open(2) would need only one stop. But the first perf event of a
+//! machine makes the kernel wait for an RCU grace period, 10 to 30 ms: `account_event` in `kernel/events/core.c`.)
+//!
+//! In the final stop, the system call has ended. If this process dies before, the program does not stop.
 
 use std::time::{Duration, Instant};
 
@@ -32,11 +31,11 @@ use crate::stopped::Stopped;
 
 /// TiExec stops waiting for a program whose `ld.so` makes more calls than this.
 const MOST_CALLS: u32 = 20_000;
-/// TiExec also stops waiting if other code makes more calls than this, and the program can be stopped
-/// behind none of them.
+/// TiExec also stops waiting if other code makes more calls than this, and the program cannot be stopped behind any
+/// of them.
 const MOST_BY_OTHERS: u32 = 100;
 
-/// Calls behind which a thread can be stopped: they wait for nothing, and end as they would have.
+/// Calls behind which a thread can be stopped, because they wait for nothing and are not interrupted.
 const PROMPT: [i64; 8] = [
     c::SYS_mmap,
     c::SYS_mprotect,
@@ -48,23 +47,23 @@ const PROMPT: [i64; 8] = [
     c::SYS_rt_sigprocmask,
 ];
 
-/// How soon it is looked at; later, after a sixteenth of what it has taken so far.
+/// The first poll comes after this time; each later one after a sixteenth of the time so far.
 const FIRST_LOOK: Duration = Duration::from_micros(100);
 
-/// How far `ld.so` has come, as seen from outside.
+/// The progress of `ld.so`, as seen from outside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress {
-    /// It maps objects.
+    /// `ld.so` maps objects.
     Mapping,
-    /// It seems to have mapped all of them.
+    /// `ld.so` seems to have mapped all of them.
     Mapped,
-    /// It is done, and the program runs.
+    /// `ld.so` is done, and the program runs.
     Done,
-    /// The same, and it sleeps for long in a call that a stop would disturb.
+    /// As `Done`, but the program sleeps for long in a call that a stop would disturb.
     Missed,
 }
 
-/// A program on its way from the exec stop.
+/// Follows one program from its exec stop.
 #[derive(Debug)]
 pub struct LinkWatch {
     pid: Pid,
@@ -79,31 +78,32 @@ pub struct LinkWatch {
 /// The event that TiExec waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// `ld.so` seems to have mapped everything; the program runs freely until then.
+    /// `ld.so` seems to have mapped everything. The program runs freely until then.
     Mapping,
-    /// The end of its last call: it stops at each.
+    /// The end of `ld.so`'s last call. The program stops at each call.
     Calls,
-    /// The same, and it is in that call.
+    /// As `Calls`, while the program is in that last call.
     LastCall,
-    /// The stop in which it can be worked on.
+    /// The stop in which TiExec works on the program.
     Stop,
 }
 
 impl LinkWatch {
-    /// Watches for it in a program that will go home from `session`; `linker` is where `ld.so` is
+    /// Prepares to follow a program that will go home from `session`. `linker` is the range where `ld.so` is
     /// mapped, `relro` the first page of the program's own RELRO.
     pub fn new(session: &Session, linker: AddrRange, relro: Option<RemoteAddr>) -> Self {
         let memory = session.memory().clone();
         Self { pid: session.pid(), memory, gadgets: session.gadgets(), linker, relro }
     }
 
-    /// Has the program go home and waits until it stops, as long as `ld.so` takes. `None` if the moment
-    /// did not come: it is to be left alone then. `look` says how far it seems to have come; without it, it
-    /// stops at each call from the beginning, and never later than behind the last one.
+    /// Lets the program go home, and waits until it stops, for as long as `ld.so` takes. Returns `None` instead of
+    /// the stop if no safe moment came; the caller must then leave the program alone. `look` returns the progress
+    /// of `ld.so`. Without `look`, the program stops at each call from the beginning, and at the latest behind the
+    /// last one.
     ///
     /// # Errors
-    /// [`TraceError::Gone`] if it ends before, [`TraceError::LetGo`] if it execs before (it is
-    /// detached then), [`TraceError::LostSight`] if another thread of it does.
+    /// [`TraceError::Gone`] if the program ends first, [`TraceError::LetGo`] if it execs first (it is detached
+    /// then), [`TraceError::LostSight`] if another thread of it execs.
     pub fn wait(
         self,
         session: Session,
@@ -129,7 +129,7 @@ impl LinkWatch {
                         asleep_in = running::sleeps_in(pid);
                         ptrace::interrupt(pid)?;
                     }
-                    // It cannot be stopped to be detached: the end of this process does that.
+                    // Only a stopped program can be detached. The end of this process detaches this one.
                     Some(Progress::Missed) => return Ok((counts, None)),
                     Some(Progress::Mapping) | None => {}
                 }
@@ -181,14 +181,14 @@ impl LinkWatch {
                 Wait::Interrupted | Wait::Event(_) => {}
             }
             if phase == Phase::Stop {
-                // Each stop uses an interruption up.
+                // The last stop used the interruption up, so request another.
                 ptrace::interrupt(pid)?;
             }
             ptrace::resume(pid, how(phase), signal)?;
         }
     }
 
-    /// Returns whether `ld.so` is done when this call has ended, which returns to `next`.
+    /// Returns whether `ld.so` is done once this call, which returns to `next`, has ended.
     fn is_last(&self, number: u64, args: [u64; 6], next: RemoteAddr) -> bool {
         let number = i64::try_from(number).unwrap_or(-1);
         let relro = self.relro.map(RemoteAddr::get);
@@ -198,7 +198,7 @@ impl LinkWatch {
     }
 }
 
-/// How the program goes on.
+/// Returns how to resume the program.
 const fn how(phase: Phase) -> Resume {
     match phase {
         Phase::Mapping | Phase::Stop => Resume::Run,

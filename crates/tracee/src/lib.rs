@@ -1,8 +1,8 @@
-//! Control of another process: seizing it, making it run system calls, letting it go.
+//! Controls another process: seizes it, makes it run system calls, and lets it go.
 //!
-//! The one rule: **the tracer may die at any instant and the tracee goes on as if nobody had come.**
-//! Every register set that a tracee is given leads it home by itself ([`session`]), and every stop
-//! used here is one that a tracer's death ends without harm ([`tiexec_sys::ptrace`]).
+//! The one rule: **the tracer may die at any instant, and the tracee then goes on as if it had never been traced.**
+//! Every register set that TiExec gives a tracee leads it home by itself ([`session`]). TiExec uses only stops that
+//! a tracer's death ends without harm ([`tiexec_sys::ptrace`]).
 
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::escape only")]

@@ -1,8 +1,8 @@
-//! The system calls that a process makes for us, one function each.
+//! The system calls that a process makes for TiExec, one function each.
 //!
-//! Each function returns a [`SystemCall`]: its number and arguments, and its name in errors. Beside it stands the call's
-//! [entry](ManifestEntry) for the lists that seccomp filters are asked about. A call is encoded from its entry, so the
-//! two cannot differ: what the entry fixes is written once, and the function adds the rest.
+//! Each function returns a [`SystemCall`]: its number and arguments, and its name in errors. Next to each function
+//! is the call's [entry](ManifestEntry) for the lists that are checked against seccomp filters. A call is encoded
+//! from its entry, so the two cannot differ: the entry has the fixed arguments, and the function adds the others.
 
 use tiexec_core::addr::{AddrRange, RemoteAddr};
 use tiexec_core::seccomp::Value::{Any, Is, Small};
@@ -14,10 +14,11 @@ use crate::syscall_manifest::{ManifestEntry, constant};
 /// The condition under which a file is mapped at a fixed range (mmap(2)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Placing {
-    /// Where nothing is mapped (`MAP_FIXED_NOREPLACE`, from Linux 4.17 on), without memory reserved for it: a private
-    /// mapping of the hugetlb pool's pages would otherwise reserve a second set of them, for writes that never come.
+    /// Where nothing is mapped (`MAP_FIXED_NOREPLACE`, from Linux 4.17 on), without reserving memory. Otherwise a
+    /// private mapping of pages of the hugetlb pool would reserve a second set of pages, for writes that never
+    /// come.
     Aside,
-    /// Over what is mapped there (`MAP_FIXED`), likewise.
+    /// Over the present mappings (`MAP_FIXED`), also without reserving memory.
     Over,
     /// Where nothing is mapped, as the kernel maps a program.
     AsProgram,
@@ -34,7 +35,7 @@ impl Placing {
     }
 }
 
-/// `PROT_BTI` is aarch64's; elsewhere no mapping has it.
+/// `PROT_BTI` exists on aarch64 only; elsewhere no mapping has it.
 const TEXT: i32 = c::PROT_READ | c::PROT_EXEC;
 
 /// The entry of [`mmap`] with this protection.
@@ -57,7 +58,7 @@ pub const fn mmap_entry(protection: i32, placing: Placing) -> ManifestEntry {
     )
 }
 
-/// mmap(2): maps the file `fd` from `offset` on at `range`, privately. Answers the address, which is that of `range`.
+/// mmap(2): maps the file `fd` from `offset` on at `range`, privately. Returns the address of `range`.
 pub fn mmap(
     range: AddrRange,
     protection: i32,
@@ -92,7 +93,8 @@ pub const MREMAP: ManifestEntry = ManifestEntry::needed(
     [Any, Any, Any, constant(c::MREMAP_MAYMOVE | c::MREMAP_FIXED), Any],
 );
 
-/// mremap(2): moves the mapping `from` to `to`, over what is mapped there. The kernel unmaps that before it can refuse.
+/// mremap(2): moves the mapping `from` to `to`, over the mappings there. The kernel unmaps these before it can
+/// refuse.
 pub fn mremap(from: AddrRange, to: RemoteAddr) -> SystemCall {
     MREMAP.with([from.start().get(), from.len(), from.len(), to.get()])
 }
@@ -100,7 +102,7 @@ pub fn mremap(from: AddrRange, to: RemoteAddr) -> SystemCall {
 /// The advice of [`madvise`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Advice {
-    /// `MADV_POPULATE_READ`, from Linux 5.14 on: maps all pages of the range, and fails where it cannot.
+    /// `MADV_POPULATE_READ`, from Linux 5.14 on: maps all pages of the range, or fails.
     PopulateRead,
     /// `MADV_HUGEPAGE`.
     HugePage,
@@ -143,7 +145,7 @@ pub const MSYNC: ManifestEntry = ManifestEntry::needed(
 )
 .optional();
 
-/// msync(2) with `MS_INVALIDATE`, which changes nothing on Linux: it answers EBUSY where memory is locked (`mm/msync.c`).
+/// msync(2) with `MS_INVALIDATE`, which changes nothing on Linux. Returns EBUSY if memory is locked (`mm/msync.c`).
 pub fn msync(range: AddrRange) -> SystemCall {
     MSYNC.with([range.start().get(), range.len()])
 }
@@ -152,13 +154,13 @@ pub fn msync(range: AddrRange) -> SystemCall {
 const MEMFD_CREATE: ManifestEntry =
     ManifestEntry::needed("memfd_create", c::SYS_memfd_create, [Any, Small]);
 
-/// memfd_create(2): `name` is the address of a string. Answers a descriptor.
+/// memfd_create(2): `name` is the address of a string. Returns a descriptor.
 pub fn memfd_create(name: RemoteAddr, flags: u32) -> SystemCall {
     MEMFD_CREATE.with([name.get(), flags.into()])
 }
 
-/// openat(2): opens the path at address `path` for reading. `name` is what errors call it; `flags` come beside `O_CLOEXEC`.
-/// Answers a descriptor.
+/// openat(2): opens the path at address `path` for reading. Errors show the call as `name`. `flags` are added to
+/// `O_CLOEXEC`. Returns a descriptor.
 pub fn open(name: &'static str, path: RemoteAddr, flags: i32) -> SystemCall {
     let directory = Is(i64_bits(c::AT_FDCWD));
     let flags = constant(c::O_RDONLY | c::O_CLOEXEC | flags);
@@ -232,7 +234,7 @@ pub const SET_NORMAL_SCHEDULING: ManifestEntry = ManifestEntry::needed(
 )
 .optional();
 
-/// sched_setscheduler(2) of the calling thread with `SCHED_OTHER`: `parameter` is the address of a priority of 0.
+/// sched_setscheduler(2) of the calling thread with `SCHED_OTHER`. `parameter` is the address of a priority of 0.
 pub fn set_normal_scheduling(parameter: RemoteAddr) -> SystemCall {
     SET_NORMAL_SCHEDULING.with([parameter.get()])
 }
@@ -245,13 +247,14 @@ pub(crate) const COPY_WITHIN: ManifestEntry = ManifestEntry::needed(
 )
 .optional();
 
-/// process_vm_readv(2) of the process `pid` itself: copies what the `struct iovec` at `from` tells to what that at `to` tells.
+/// process_vm_readv(2) of the process `pid` itself. Each address is that of a `struct iovec`. Copies the bytes that
+/// `from` describes to those that `to` describes.
 pub(crate) fn copy_within(pid: u32, to: RemoteAddr, from: RemoteAddr) -> SystemCall {
     COPY_WITHIN.with([pid.into(), to.get(), from.get()])
 }
 
-/// process_vm_writev(2) of the process `pid` itself, from what the `struct iovec` at `from` tells to what that at `to` tells.
-/// Answers the bytes written.
+/// process_vm_writev(2) of the process `pid` itself. Each address is that of a `struct iovec`. Copies the bytes
+/// that `from` describes to those that `to` describes. Returns the number of bytes written.
 pub fn write_within(pid: u32, from: RemoteAddr, to: RemoteAddr) -> SystemCall {
     let args = [Small, Any, Is(1), Any, Is(1), Is(0)];
     ManifestEntry::needed("process_vm_writev", c::SYS_process_vm_writev, args).with([
@@ -261,7 +264,7 @@ pub fn write_within(pid: u32, from: RemoteAddr, to: RemoteAddr) -> SystemCall {
     ])
 }
 
-/// wait4(2) for a child, of whatever kind it is.
+/// wait4(2) for a child of any kind.
 pub fn wait4(pid: u32) -> SystemCall {
     let args = [Small, Is(0), constant(c::__WALL), Is(0)];
     ManifestEntry::needed("wait4", c::SYS_wait4, args).with([pid.into()])

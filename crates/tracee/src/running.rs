@@ -1,8 +1,7 @@
-//! Stopping one thread of a running process, and a session in it.
+//! Stops one thread of a running process, and begins a session in it.
 //!
-//! The other threads go on. The thread comes to the stop wherever it is, in a system call or not, and
-//! leaves it as if there had been none; if this process dies meanwhile, it goes on as after a signal
-//! handler.
+//! The other threads go on. The thread is stopped at any point, in a system call or not, and goes on afterwards as
+//! if it had not been stopped. If this process dies meanwhile, the thread goes on as after a signal handler.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -31,10 +30,13 @@ use crate::threads::waits_forever;
 /// Seizes the thread and stops it, at the latest at `deadline`. `memory` is that of its process.
 ///
 /// # Errors
-/// [`TraceError::Changed`] if it executes another program meanwhile; it is let go. EPERM as for
-/// `PTRACE_SEIZE`: another tracer, or no leave. [`TraceError::Late`]: it sleeps where nothing wakes it (state
-/// D); it is let go when the calling thread ends, as after [`TraceError::RseqUntold`].
-/// [`TraceError::Foreign`]: it goes on already. [`TraceError::Gone`].
+/// - [`TraceError::Changed`]: the thread executed another program meanwhile; it is let go.
+/// - EPERM as for `PTRACE_SEIZE`: another tracer, or no permission.
+/// - [`TraceError::Late`]: the thread sleeps where nothing wakes it (state D). It is detached when the calling
+///   thread ends.
+/// - [`TraceError::RseqUntold`]: the thread is also detached then.
+/// - [`TraceError::Foreign`]: the thread goes on already.
+/// - [`TraceError::Gone`].
 pub fn stop(tid: Pid, memory: &Memory, deadline: Instant) -> Result<Stopped, TraceError> {
     let asleep_in = sleeps_in(tid);
     ptrace::seize(tid, Options::default())?;
@@ -47,13 +49,13 @@ pub fn stop(tid: Pid, memory: &Memory, deadline: Instant) -> Result<Stopped, Tra
             Wait::Interrupted => break false,
             Wait::GroupStop(_) => break true,
             Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
-            // A signal that came first is taken first. Any stop uses the interruption up
-            // (`ptrace_stop` in `kernel/signal.c`): without another, none would come.
+            // A signal that came first is taken first. Any stop uses the interruption up (`ptrace_stop` in
+            // `kernel/signal.c`), so request another one.
             Wait::Signal(signal) => {
                 ptrace::interrupt(tid)?;
                 ptrace::resume(tid, Resume::Run, signal)?;
             }
-            // The new program may have privileges that the old one had not: it is not even looked at.
+            // The new program may have privileges that the old one had not. Do not even examine it.
             Wait::ExecEvent => {
                 ptrace::resume(tid, Resume::Detach, 0)?;
                 return Err(TraceError::Changed);
@@ -66,7 +68,7 @@ pub fn stop(tid: Pid, memory: &Memory, deadline: Instant) -> Result<Stopped, Tra
     };
     let seen = look(tid, memory, group_stopped, asleep_in);
     if matches!(seen, Err(TraceError::Foreign)) {
-        // With the registers that it has: of those it cannot be given all back.
+        // Detach the thread with its present registers, because not all of them could be restored.
         ptrace::resume(tid, Resume::Detach, 0)?;
     }
     seen
@@ -79,14 +81,14 @@ pub fn stop(tid: Pid, memory: &Memory, deadline: Instant) -> Result<Stopped, Tra
 pub fn registers(tid: Pid) -> Result<Registers, TraceError> {
     let registers = ptrace::registers(tid)?.filter(|registers| !arch::is_foreign(registers));
     let registers = registers.ok_or(TraceError::Foreign)?;
-    // The meaning of number and arguments depends on the ABI by which the call was made.
+    // The meaning of number and arguments depends on the ABI of the call.
     if ptrace::syscall_architecture(tid)? != arch::AUDIT_ARCH {
         return Err(TraceError::Foreign);
     }
     Ok(registers)
 }
 
-/// The system call that a thread sleeps in, as it is seen from outside.
+/// The system call in which a thread sleeps, as seen from outside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct AsleepIn {
     number: i64,
@@ -95,8 +97,8 @@ pub(crate) struct AsleepIn {
     times: u64,
 }
 
-/// Looks at a thread that has just stopped; `asleep_in` is the call that it slept in before, where its
-/// registers do not tell.
+/// Examines a thread that has just stopped. `asleep_in` is the call in which it slept before, if its registers do
+/// not show it.
 pub(crate) fn look(
     tid: Pid,
     memory: &Memory,
@@ -109,7 +111,8 @@ pub(crate) fn look(
     let mut interruption = arch::interruption(&registers, sight.as_ref());
     let mut shown = interruption == Interruption::Shown;
     if shown && let Some(first) = forever(tid, &registers, interruption, asleep_in) {
-        // If a signal is there by the end, the kernel lets it be seen; else it makes the call again.
+        // If a signal is pending at the end, the kernel lets the thread see the interruption. Otherwise it makes
+        // the call again.
         arch::mark_restartable(&mut registers, first);
         interruption = Interruption::Again;
         shown = false;
@@ -121,7 +124,7 @@ pub(crate) fn look(
     Ok(Stopped { tid, since, group_stopped, registers, untouched, interruption, shown, dispatches })
 }
 
-/// The system call that the thread sleeps in, where its registers will not tell.
+/// Returns the system call in which the thread sleeps, if its registers will not show it.
 pub(crate) fn sleeps_in(tid: Pid) -> Option<AsleepIn> {
     if arch::CALLS_ARE_SEEN {
         return None;
@@ -148,17 +151,19 @@ fn sight(memory: &Memory, registers: &Registers, asleep_in: Option<AsleepIn>) ->
     Some(Sight { code, asleep_in: asleep_in.map(|call| call.number) })
 }
 
-/// Sees to it that the thread does not break against `filters` when it is let go: the kernel makes an
-/// interrupted call again under the filters of now, and one with a remaining time as another call
-/// (`restart_syscall`), of which the author of a filter need not have thought. Such a call is made again
-/// from its beginning, with all of its time; if that is not allowed either, it returns EINTR.
+/// Makes sure that the thread does not violate `filters` when it is let go.
+///
+/// The kernel makes an interrupted call again under the present filters. It makes a call with a remaining time as
+/// another call (`restart_syscall`), which the author of a filter may have forgotten. If that call is not allowed,
+/// the thread makes its own call again from the beginning, with all of its time. If that is not allowed either, the
+/// call returns EINTR.
 pub fn restart_within(filters: &Filters, stopped: &mut Stopped) {
     let registers = &stopped.registers;
     let Some(number) = arch::call_number(registers, stopped.interruption) else { return };
     let allow = |number, args: [u64; 6]| {
         filters.allow(&Call { number, args }, arch::program_counter(registers).get())
     };
-    // The kernel has found it in order once.
+    // The kernel has allowed this call once.
     let itself =
         || matches!(filters, Filters::Unknown(_)) || allow(number, arch::call_arguments(registers));
     let ended = || (arch::call_ended(registers), Interruption::Shown, true);
@@ -176,12 +181,12 @@ pub fn restart_within(filters: &Filters, stopped: &mut Stopped) {
         _ => return,
     };
     (stopped.registers, stopped.interruption, stopped.shown) = changed;
-    // A thread in a system call is in no restartable sequence: the two are the same.
+    // A thread in a system call is in no restartable sequence, so both register sets are the same.
     stopped.untouched = stopped.registers;
 }
 
-/// Lets the thread go on as if it had not been stopped. Its program counter is not touched: the kernel itself
-/// aborts a restartable sequence then.
+/// Lets the thread go on as if it had not been stopped. Its program counter stays unchanged, because the kernel
+/// itself aborts a restartable sequence then.
 ///
 /// # Errors
 /// [`TraceError::Gone`].
@@ -191,7 +196,7 @@ pub fn let_go(stopped: &Stopped) -> Result<(), TraceError> {
     Ok(())
 }
 
-/// Lets a thread go that may be another program's by now: nothing of it is changed.
+/// Lets a thread go that may belong to another program by now. Changes nothing in it.
 ///
 /// # Errors
 /// [`TraceError::Gone`].
@@ -200,7 +205,7 @@ pub fn drop_untouched(stopped: &Stopped) -> Result<(), TraceError> {
     Ok(())
 }
 
-/// Returns the first argument of the call that the registers are in, if that waits without end.
+/// Returns the first argument of the call that the registers are in, if that call waits without end.
 fn forever(
     tid: Pid,
     registers: &Registers,
@@ -210,8 +215,8 @@ fn forever(
     let number = arch::call_number(registers, interruption)?;
     let mut args = arch::call_arguments(registers);
     if !arch::CALLS_ARE_SEEN {
-        // The answer has taken the first argument's place. It is known if the thread has slept once since
-        // that was read, which is at the stop: then it did not run in between.
+        // The result has overwritten the first argument. The argument that was read before is valid if the thread
+        // has slept only once since, in the stop, because it did not run in between then.
         let asleep_in = asleep_in?;
         args[0] = asleep_in.args[0];
         let same = number == asleep_in.number && args == asleep_in.args;
@@ -222,9 +227,10 @@ fn forever(
     waits_forever(number, &args).then_some(args[0])
 }
 
-/// Returns the registers to leave the thread with: if it is inside a restartable sequence (rseq(2)), those that
-/// abort the sequence, as the kernel does when it takes the processor away. The kernel cannot see the sequence
-/// any more once other registers are installed, and the sequence would be committed although others had run.
+/// Returns the registers with which the thread must go on. If the thread is inside a restartable sequence
+/// (rseq(2)), these abort the sequence, as the kernel does when it preempts a thread. Once other registers are
+/// installed, the kernel cannot see the sequence any more, and the thread would commit it although other threads
+/// had run.
 fn after_restartable_sequence(
     tid: Pid,
     memory: &Memory,
@@ -256,9 +262,9 @@ fn after_restartable_sequence(
     Ok(registers)
 }
 
-/// Returns the ground on which frames may lie for a stopped thread: below its stack pointer, if that is on a stack that the
-/// kernel, or a C library, made for a thread to use downwards. `None` on any other, such as a
-/// goroutine's, below which other data may lie.
+/// Returns the ground on which frames may lie for a stopped thread: the stack below its stack pointer. The stack
+/// must be one that the kernel or a C library made for a thread to use downwards. Returns `None` for any other,
+/// such as a goroutine's, below which other data may lie.
 pub fn frame_ground(
     snapshot: &Snapshot,
     target: &Target,
@@ -273,8 +279,9 @@ pub fn frame_ground(
     Some((top, thread_stack(snapshot, &target.space, stopped, stack.range)?))
 }
 
-/// Returns the part of the mapping `within` that glibc or musl made this thread's stack: the thread's
-/// control block lies at its top, above the stack pointer, and points at itself; a guard lies below.
+/// Returns the part of the mapping `within` that glibc or musl made this thread's stack. Such a stack has the
+/// thread's control block at its top, above the stack pointer. The block has a word that holds its own address. A
+/// guard lies below the stack.
 fn thread_stack(
     snapshot: &Snapshot,
     space: &AddressSpace,
@@ -296,7 +303,7 @@ fn thread_stack(
         return None;
     }
     let pages = snapshot.pages;
-    // Stacks without a mapping for their guard may be joined into one mapping.
+    // Stacks whose guards are not mappings may be joined into one mapping.
     let guards =
         guards(space.pagemap(), AddrRange::new(within.start(), control_block)?, pages.base)?;
     if let Some(&last) = guards.last() {
@@ -309,10 +316,9 @@ fn thread_stack(
     guarded.then_some(within)
 }
 
-/// Returns the guards inside a mapping (`MADV_GUARD_INSTALL`), ascending; `None` if they cannot be
-/// looked for.
+/// Returns the guards inside a mapping (`MADV_GUARD_INSTALL`), ascending; `None` if they cannot be read.
 fn guards(pagemap: &File, range: AddrRange, base: PageSize) -> Option<Vec<RemoteAddr>> {
-    /// A stack that is longer, or as many joined ones, is not looked through while a thread stands.
+    /// The longest range that is searched while a thread is stopped, in bytes.
     const LONGEST: u64 = 256 << 20;
     const WORD: u64 = 8;
     let range = range.align_inward(base).filter(|range| range.len() <= LONGEST)?;
@@ -323,11 +329,11 @@ fn guards(pagemap: &File, range: AddrRange, base: PageSize) -> Option<Vec<Remote
     Some(words.enumerate().filter(|(_, word)| is_guard(*word)).filter_map(|(i, _)| at(i)).collect())
 }
 
-/// Begins a session in the stopped thread, whose status is `now`. Its frames lie on its stack.
+/// Begins a session in the stopped thread, whose status is `now`. The frames lie on the thread's stack.
 ///
 /// # Errors
-/// A [`Refusal`], also where the stack is not one for frames; a [`TraceError`]. The thread stands as
-/// it stood. [`TraceError::Changed`] if the target's address space is not that of the thread.
+/// A [`Refusal`], also if the stack cannot hold frames; a [`TraceError`]. The thread is stopped and unchanged.
+/// [`TraceError::Changed`] if the target's address space is not that of the thread.
 pub fn begin(
     snapshot: &Snapshot,
     target: &Target,

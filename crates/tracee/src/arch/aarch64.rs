@@ -14,14 +14,15 @@
 //!              frame), SVE; what is too much for the 4096 bytes there follows the mark `EXTRA`
 //! ```
 //!
-//! A frame is entered by returning from the call gadget to the stub: so `x30` is the stub and `sp`
-//! the next frame. The stub is the vDSO's.
+//! A frame is entered by a return from the call gadget to the stub, so `x30` is the stub and `sp` the next frame.
+//! The stub is the vDSO's.
 //!
 //! # What is not carried
 //!
-//! Streaming mode ends, by the hardware's own rule, at any `svc`, and a guarded control stack would
-//! see a return that no call belongs to: such threads are refused. ZA, ZT0, FPMR and the permission
-//! overlay stay as they are over `svc`, and over a signal return that has no record of them.
+//! - Streaming mode: the hardware ends it at any `svc`, so threads in this mode are refused.
+//! - A guarded control stack: it would see a return without a call, so threads that have one are refused.
+//!
+//! ZA, ZT0, FPMR and the permission overlay survive `svc`, and a signal return that has no record of them.
 
 use memchr::memmem;
 use tiexec_core::addr::RemoteAddr;
@@ -31,7 +32,7 @@ use tiexec_sys::{Errno, Pid, SysError, c};
 
 use super::{Call, ExtendedState, Gadgets, Interruption, Obstacle, Sight};
 
-/// `AUDIT_ARCH_AARCH64` (`<linux/audit.h>`): as which architecture's calls seccomp filters see them.
+/// `AUDIT_ARCH_AARCH64` (`<linux/audit.h>`): the architecture that seccomp filters see for the calls.
 pub const AUDIT_ARCH: u32 = 0xc000_00b7;
 
 const SIGINFO: u64 = 128;
@@ -49,7 +50,7 @@ pub const FIRST_ARGUMENT: u64 = SIGINFO + UCONTEXT + 8;
 
 /// How long an instruction is, in bytes.
 pub const INSTRUCTION: usize = 4;
-/// Room for records in a frame, in bytes, before they must go on outside.
+/// Room for records in a frame, in bytes. Further records lie outside it.
 const ROOM: usize = 4096;
 
 const SVC: [u8; INSTRUCTION] = 0xd400_0001_u32.to_le_bytes();
@@ -64,31 +65,31 @@ const EXTRA_MAGIC: u32 = 0x4558_5401;
 /// An `ss_flags` that sigaltstack(2) refuses; the kernel then leaves the alternate stack alone.
 const INVALID_SS_FLAGS: u64 = 0xbad;
 
-/// Sets of registers (`elf.h`) and what is looked at in them.
+/// The set of the SVE registers (`elf.h`).
 const NT_ARM_SVE: i32 = 0x405;
-/// `struct user_sve_header`: its length; its vector length and flags.
+/// `struct user_sve_header`, in bytes. It holds the set's length, the vector length and flags.
 const SVE_HEADER: usize = 16;
 const SVE_FLAG_IN_USE: u16 = 1;
 const VECTORS: usize = 32;
 const PREDICATES: usize = 16;
 
-/// True if the registers of a stopped thread tell which system call was interrupted, and how. They do not:
-/// `do_signal` has wound the call back and forgotten its number. It also keeps the call's result to itself,
-/// and so whether a handler that runs now must make it return EINTR.
+/// True if the registers of a stopped thread show which system call was interrupted, and how. Here they do not:
+/// `do_signal` has wound the call back and forgotten its number. It also hides the call's result, and so whether a
+/// handler that runs now must make the call return EINTR.
 pub const CALLS_ARE_SEEN: bool = false;
 
-/// True if calls may be made in batches. They have not been tried here.
+/// True if calls may be made in batches. Nobody has tried that on this architecture.
 pub const HAS_BATCHES: bool = false;
 
 /// True if the vDSO has the code that returns from a signal.
 pub const VDSO_RETURNS_FROM_SIGNALS: bool = true;
 
-/// True if a system call loses extended registers: what SVE has beyond the floating-point ones
-/// (`Documentation/arch/arm64/sve.rst`, "System call behaviour").
+/// True if a system call loses extended registers. Here it loses the part of SVE beyond the floating-point
+/// registers (`Documentation/arch/arm64/sve.rst`, "System call behaviour").
 pub const LOST_OVER_CALLS: bool = true;
 
-/// True if the kernel may have mapped a program's text with more than smaps' first lines tell (`PROT_BTI`:
-/// of one without interpreter, `arch_elf_adjust_prot`, `arch/arm64/kernel/process.c`).
+/// True if the kernel may have mapped a program's text with properties that only later lines of smaps show. Here
+/// that is `PROT_BTI`, for a program without interpreter (`arch_elf_adjust_prot`, `arch/arm64/kernel/process.c`).
 pub const GUARDS_TEXT: bool = true;
 
 /// Returns whether text can be guarded against indirect branches: `HWCAP2_BTI` of
@@ -102,14 +103,14 @@ pub const fn has_tags(hwcap2: u64) -> bool {
     hwcap2 >> 18 & 1 == 1
 }
 
-/// The sets whose use stands in the way, and the check for it.
+/// The register sets whose use forbids frames, each with its check.
 pub const OBSTACLES: &[Obstacle] = &[
     // NT_ARM_SSVE: registers are in use, so the thread is in streaming mode.
     (0x40b, |set| flags(set).is_some_and(|flags| flags & SVE_FLAG_IN_USE != 0)),
 ];
 
-/// Returns whether the thread has a shadow stack, here called guarded control stack: it would see a return that
-/// no call belongs to.
+/// Returns whether the thread has a shadow stack, which this architecture calls a guarded control stack. That stack
+/// would see a return without a call.
 ///
 /// # Errors
 /// ESRCH if it is gone or not stopped.
@@ -119,8 +120,8 @@ pub fn has_shadow_stack(tid: Pid, _now: Option<&Status>) -> Result<bool, SysErro
     Ok(set.is_some_and(|set| set.first().is_some_and(|features| features & 1 != 0)))
 }
 
-/// Returns whether these registers belong to code of another kind than 64-bit programs': a thread here runs in
-/// one mode from its exec to its end.
+/// Returns whether these registers belong to code of another kind than 64-bit programs'. Here they never do,
+/// because a thread runs in one mode from its exec to its end.
 pub fn is_foreign(_registers: &Registers) -> bool {
     false
 }
@@ -133,7 +134,7 @@ fn flags(set: &[u8]) -> Option<u16> {
     word16(set, 12)
 }
 
-/// Finds an instruction sequence in `code`, where instructions lie.
+/// Finds an instruction sequence in `code`, at the positions of instructions.
 fn find(code: &[u8], sequence: &[u8]) -> Option<usize> {
     memmem::find_iter(code, sequence).find(|at| at % INSTRUCTION == 0)
 }
@@ -174,23 +175,23 @@ pub fn thread_pointer(tid: Pid, _registers: &Registers) -> Result<RemoteAddr, Sy
     Ok(RemoteAddr::new(u64::from_le_bytes(*word.ok_or(absent)?)))
 }
 
-/// How far below the thread pointer, at most, a C library's control block has a word that is the
-/// word's own address, in bytes: musl's `self`, glibc's empty list of robust mutexes.
+/// How far below the thread pointer, at most, a C library's control block has a word that holds its own address, in
+/// bytes: musl's `self`, or glibc's empty list of robust mutexes.
 pub const CONTROL_BLOCK_BELOW: u64 = 4096;
 
-/// Returns the registers of a program at its exec stop, from what they are seen as in its
-/// syscall-exit-stop: there the kernel shows the kind of stop in `x7`
-/// (`report_syscall` in `arch/arm64/kernel/ptrace.c`).
+/// Returns the registers of a program at its exec stop, given those that the kernel shows in its syscall-exit-stop.
+/// There the kernel shows the kind of stop in `x7` (`report_syscall` in `arch/arm64/kernel/ptrace.c`).
 pub fn at_exec_stop(seen: &Registers) -> Registers {
     let mut registers = *seen;
     registers.regs[7] = 0;
     registers
 }
 
-/// Returns what an interruption did to the system call that the registers are in. When a thread stops
-/// where a signal would be taken, the kernel has wound a call that it makes again back already
-/// (`do_signal` in `arch/arm64/kernel/signal.c`): the program counter is at the `svc`, the first argument
-/// and the number are in their registers.
+/// Returns what an interruption did to the system call that the registers are in.
+///
+/// If the kernel makes a call again, it has wound the call back before the thread stops where a signal would be
+/// taken (`do_signal` in `arch/arm64/kernel/signal.c`). The program counter is then at the `svc`, and the first
+/// argument and the number are in their registers.
 pub fn interruption(registers: &Registers, sight: Option<&Sight>) -> Interruption {
     let Some(sight) = sight else { return Interruption::Unknown };
     let (before, after) = sight.code.split_at(INSTRUCTION);
@@ -200,7 +201,7 @@ pub fn interruption(registers: &Registers, sight: Option<&Sight>) -> Interruptio
         if sight.asleep_in == Some(number(registers)) {
             return if with_time { Interruption::WithRemainingTime } else { Interruption::Again };
         }
-        // About to make a call; to make it is to go on.
+        // The thread is about to make a call, so it needs only to continue.
         return if with_time { Interruption::Unknown } else { Interruption::None };
     }
     let shown = slept && before == SVC && registers.regs[0].cast_signed() == -EINTR;
@@ -216,7 +217,7 @@ fn number(registers: &Registers) -> i64 {
     registers.regs[8].cast_signed()
 }
 
-/// Returns the error that a wound-back call had answered (`include/linux/errno.h`), by its number and
+/// Returns the error that a wound-back call had returned (`include/linux/errno.h`), derived from its number and
 /// arguments.
 fn answer(registers: &Registers) -> i64 {
     const TIMER_ABSTIME: u64 = 1;
@@ -239,7 +240,7 @@ fn answer(registers: &Registers) -> i64 {
         | c::SYS_rt_sigsuspend
         | c::SYS_msgrcv
         | c::SYS_msgsnd
-        // Had answered EINTR, and only we wind them back.
+        // These had returned EINTR, and only TiExec winds them back.
         | c::SYS_epoll_pwait
         | c::SYS_epoll_pwait2
         | c::SYS_semop
@@ -250,28 +251,28 @@ fn answer(registers: &Registers) -> i64 {
     }
 }
 
-/// Makes an interrupted call that has returned EINTR one that the kernel makes again unless a handler runs,
-/// by winding it back; its first argument was overwritten by the answer.
+/// Winds back an interrupted call that has returned EINTR, so that the kernel makes it again unless a handler runs.
+/// The result had overwritten the first argument.
 pub fn mark_restartable(registers: &mut Registers, first_argument: u64) {
     registers.regs[0] = first_argument;
     registers.pc = registers.pc.wrapping_sub(INSTRUCTION as u64);
 }
 
-/// Returns the registers that make an interrupted call again, from its beginning: they are wound back.
+/// Returns the registers that make an interrupted call again from its beginning. They are wound back already.
 pub fn call_again(registers: &Registers) -> Registers {
     *registers
 }
 
-/// Returns the registers to set at a syscall-entry-stop of an interrupted call, wound back, so that the
-/// kernel makes it from there as the program itself had made it.
+/// Returns the registers to set at a syscall-entry-stop of an interrupted call, wound back, so that the kernel then
+/// makes the call as the program had made it.
 pub fn at_entry(registers: &Registers) -> Registers {
     let mut registers = *registers;
     registers.pc = registers.pc.wrapping_add(INSTRUCTION as u64);
     registers
 }
 
-/// Returns the registers that a signal handler's return would leave a thread with that was
-/// interrupted so: without a call that the kernel would restart.
+/// Returns the registers with which a signal handler's return would leave a thread after this interruption. They
+/// hold no call that the kernel would restart.
 pub fn after_a_signal(registers: &Registers, interruption: Interruption) -> Registers {
     match interruption {
         Interruption::WithRemainingTime => call_ended(registers),
@@ -287,10 +288,12 @@ pub fn call_ended(registers: &Registers) -> Registers {
     registers
 }
 
-/// Returns the registers to set at the syscall-exit-stop of a call that has the interrupted one's first
-/// argument, before the stop where a signal would be taken, so that the kernel goes on from there with
-/// the interrupted call by itself: `do_signal` winds back by what it finds then, and what a handler makes
-/// of the call is decided as if it had just been interrupted. `None` where there is nothing to go on with.
+/// Returns the registers with which the kernel continues the interrupted call by itself; `None` if there is no such
+/// call.
+///
+/// The caller sets them at the syscall-exit-stop of another call that has the same first argument, before the stop
+/// where a signal would be taken. `do_signal` then winds the call back by these registers. If a handler runs, it
+/// treats the call as if it had just been interrupted.
 pub fn before_the_last_stop(
     registers: &Registers,
     interruption: Interruption,
@@ -303,7 +306,7 @@ pub fn before_the_last_stop(
     Some(set)
 }
 
-/// Returns where the instruction that makes the calls ends: what seccomp filters see as their place.
+/// Returns the end of the instruction that makes the calls. Seccomp filters see this as the place of the call.
 pub fn after_call(gadgets: Gadgets) -> RemoteAddr {
     RemoteAddr::new(gadgets.call.get().wrapping_add(INSTRUCTION as u64))
 }
@@ -313,20 +316,20 @@ pub fn call_arguments(registers: &Registers) -> [u64; 6] {
     std::array::from_fn(|index| registers.regs[index])
 }
 
-/// Returns the number of the system call that the registers are in; `None` in none. (The kernel forgets it,
-/// the register keeps it.)
+/// Returns the number of the system call that the registers are in; `None` if they are in none. The kernel forgets
+/// the number, but the register keeps it.
 pub fn call_number(registers: &Registers, interruption: Interruption) -> Option<i64> {
     use Interruption::{Again, Shown, WithRemainingTime};
     matches!(interruption, Again | WithRemainingTime | Shown).then(|| number(registers))
 }
 
-/// Returns the highest address that the frame's bytes may reach up to: the ABI knows no data below
-/// the stack pointer (AAPCS64, 6.4.5).
+/// Returns the address below which the frame's bytes must lie. The ABI has no data below the stack pointer
+/// (AAPCS64, 6.4.5).
 pub fn below_red_zone(registers: &Registers) -> Option<RemoteAddr> {
     Some(stack_pointer(registers))
 }
 
-/// Lays out the extended registers the way a frame holds them. `None` for a set that no frame takes.
+/// Returns the extended registers as a frame holds them. Returns `None` for a set that no frame can hold.
 pub fn extended_state(extended: &Extended) -> Option<ExtendedState> {
     let set = &extended.bytes[..];
     let (floats, sve) = if extended.set != NT_ARM_SVE {
@@ -337,11 +340,11 @@ pub fn extended_state(extended: &Extended) -> Option<ExtendedState> {
         let vl = usize::from(word16(set, 8)?);
         let registers = VECTORS * vl + PREDICATES * vl / 8 + vl / 8;
         let body = set.get(SVE_HEADER..SVE_HEADER + registers)?;
-        // Behind them, aligned to 16 bytes: fpsr and fpcr.
+        // fpsr and fpcr follow, aligned to 16 bytes.
         let control = set.get(SVE_HEADER + registers.next_multiple_of(16)..)?.get(..8)?;
         let mut floats = Floats { vectors: Vec::new(), control: control.to_vec() };
         for vector in body.chunks_exact(vl).take(VECTORS) {
-            // The kernel takes these from here, the rest of each from the other record.
+            // The kernel takes these bytes from this record, and the rest of each vector from the other.
             floats.vectors.extend(vector.get(..16)?);
         }
         (floats, Some((vl, body)))
@@ -361,7 +364,7 @@ struct Floats {
 }
 
 impl Floats {
-    /// Takes the vectors from `struct user_fpsimd_state`, then the two.
+    /// Takes the vectors and then the two control registers from `struct user_fpsimd_state`.
     fn from_set(set: &[u8]) -> Option<Self> {
         let vectors = set.get(..VECTORS * 16)?.to_vec();
         let control = set.get(VECTORS * 16..VECTORS * 16 + 8)?.to_vec();
@@ -409,8 +412,7 @@ pub fn aim_at_call(
     registers
 }
 
-/// Bits of pstate that belong to the instruction at hand: single step, and the kind of branch that led
-/// there (BTI).
+/// Bits of pstate that belong to the current instruction: single step, and the kind of branch that led there (BTI).
 const OF_AN_INSTRUCTION: u64 = 1 << 21 | 3 << 10;
 
 /// Returns the registers that follow the chain whose first frame is at `chain`, without a call.
@@ -418,14 +420,14 @@ pub fn aim_at_chain(home: &Registers, gadgets: Gadgets, chain: RemoteAddr) -> Re
     let mut registers = *home;
     registers.pc = gadgets.sigreturn.get();
     registers.sp = chain.get();
-    // Nothing that the kernel takes for a call to be restarted.
+    // A value that the kernel does not take for a call to be restarted.
     registers.regs[0] = 0;
     registers.pstate &= !OF_AN_INSTRUCTION;
     registers
 }
 
-/// Builds a frame that makes `call` and goes on to the frame at `next`, with `mask` blocked. The home
-/// frame brings the extended registers back.
+/// Builds a frame that makes `call` and goes on to the frame at `next`, with `mask` blocked. Only the home frame
+/// restores the extended registers.
 pub fn call_frame(
     home: &Registers,
     gadgets: Gadgets,
@@ -453,9 +455,9 @@ fn without_floats(registers: &Registers, mask: u64) -> Vec<u8> {
     frame(registers, &zeroes.record(), mask, RemoteAddr::new(0))
 }
 
-/// How long the frame is that [`home_frame`] builds, in bytes.
+/// Returns the length of the frame that [`home_frame`] builds, in bytes.
 pub fn home_frame_len(extended: &ExtendedState) -> u64 {
-    // As if all went outside the room.
+    // Count as if all records lay outside the room.
     RECORDS + extended.within.len() as u64 + 3 * TERMINATOR_LEN + 32
 }
 
@@ -485,7 +487,7 @@ fn frame(r: &Registers, records: &[u8], mask: u64, at: RemoteAddr) -> Vec<u8> {
     if records.len() + TERMINATOR_LEN as usize <= ROOM {
         bytes.extend(records);
     } else {
-        // Floating point here; the rest goes on right behind the terminator.
+        // The floating-point record lies here. The other records follow the terminator.
         let (floats, outside) = records.split_at(FPSIMD_LEN as usize);
         bytes.extend(floats);
         let extra = head(EXTRA_MAGIC, 32);

@@ -17,7 +17,7 @@ pub use x86_64::*;
 
 use tiexec_core::addr::RemoteAddr;
 
-/// Fills `bytes`, which begin where an instruction may, with instructions that raise SIGTRAP: `int3`, or
+/// Fills `bytes`, which begin at the position of an instruction, with instructions that raise SIGTRAP: `int3`, or
 /// `brk #0`.
 pub fn fill_with_traps(bytes: &mut [u8]) {
     const TRAP: &[u8] =
@@ -46,7 +46,7 @@ impl Call {
     }
 }
 
-/// Two pieces of code that are in the program already, through which it calls and comes home.
+/// Two pieces of code that the program contains already. Through them a thread makes calls and comes home.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gadgets {
     /// Makes a system call, then returns: to the address on top of the stack, or in the link register.
@@ -64,33 +64,32 @@ pub struct ExtendedState {
     pub within: Vec<u8>,
 }
 
-/// A set of registers by its number (`elf.h`), and whether what was read of it stands in the way of
-/// frames.
+/// A register set by its number (`elf.h`), and a function that returns whether its content forbids frames.
 pub type Obstacle = (i32, fn(&[u8]) -> bool);
 
-/// The facts about a stopped thread beside its registers. They are needed where the registers do not tell
-/// which system call the thread was in.
+/// The facts about a stopped thread beside its registers. They are needed if the registers do not show which system
+/// call the thread was in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sight {
-    /// The two instructions in whose middle its program counter is.
+    /// The two instructions around its program counter.
     pub code: [u8; 2 * INSTRUCTION],
-    /// The number of the call that it slept in just before.
+    /// The number of the call in which it slept just before.
     pub asleep_in: Option<i64>,
 }
 
 /// The effect of an interruption on the system call that a thread was in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interruption {
-    /// Nothing: it was in none, or that had come to its end.
+    /// None: the thread was in no call, or the call had ended.
     None,
-    /// The kernel will make it again, unseen.
+    /// The kernel will make the call again, and the thread will not notice.
     Again,
-    /// The kernel will make it again with the time that remains, unseen, if nothing that returns
+    /// The kernel will make the call again with the time that remains, and the thread will not notice, if no return
     /// from a signal comes in between.
     WithRemainingTime,
-    /// It returns EINTR.
+    /// The call returns EINTR.
     Shown,
-    /// It may be one of those that are made again with the time that remains; or none, and the thread
-    /// was about to make it.
+    /// Not known: the call may be one that is made again with the time that remains, or the thread was only about
+    /// to make it.
     Unknown,
 }

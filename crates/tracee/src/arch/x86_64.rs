@@ -22,7 +22,7 @@ use tiexec_sys::{Pid, SysError, xsave};
 
 use super::{Call, ExtendedState, Gadgets, Interruption, Obstacle, Sight};
 
-/// `AUDIT_ARCH_X86_64` (`<linux/audit.h>`): as which architecture's calls seccomp filters see them.
+/// `AUDIT_ARCH_X86_64` (`<linux/audit.h>`): the architecture that seccomp filters see for the calls.
 pub const AUDIT_ARCH: u32 = 0xc000_003e;
 
 /// Bytes of one frame, its return address included.
@@ -34,7 +34,7 @@ pub const FIRST_ARGUMENT: u64 = 14 * 8;
 /// Bytes below the stack pointer that leaf functions may use (System V ABI, 3.2.2).
 const RED_ZONE: u64 = 128;
 
-/// `uc_flags`: an extended state follows, `ss` is saved, and it is to be restored as it is.
+/// `uc_flags`: an extended state follows; `ss` is saved; `ss` must be restored unchanged.
 const UC_FP_XSTATE: u64 = 1;
 const UC_SIGCONTEXT_SS: u64 = 2;
 const UC_STRICT_RESTORE_SS: u64 = 4;
@@ -42,17 +42,17 @@ const UC_STRICT_RESTORE_SS: u64 = 4;
 const INVALID_SS_FLAGS: u64 = 0xbad;
 
 const EFLAGS_TRAP: u64 = 1 << 8;
-/// The direction flag: the ABI wants it clear at every call; what we found is put back at home.
+/// The direction flag. The ABI requires it clear at every call; the home frame restores its value.
 const EFLAGS_DIRECTION: u64 = 1 << 10;
 
 /// Marks of an extended state in a frame (`struct _fpx_sw_bytes`).
 const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
 const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
 const SW_BYTES: usize = 464;
-/// AMX tiles: not part of a task's signal frame before it has asked for them.
+/// AMX tiles. They are not in a task's signal frame before the task has requested them.
 const AMX_COMPONENTS: u64 = 1 << 17 | 1 << 18;
 
-/// True if the registers of a stopped thread tell which system call was interrupted, and how.
+/// True if the registers of a stopped thread show which system call was interrupted, and how.
 pub const CALLS_ARE_SEEN: bool = true;
 
 /// True if calls may be made in batches.
@@ -64,7 +64,8 @@ pub const VDSO_RETURNS_FROM_SIGNALS: bool = false;
 /// True if a system call loses extended registers. None does here.
 pub const LOST_OVER_CALLS: bool = false;
 
-/// True if the kernel may have mapped a program's text with more than smaps' first lines tell. It has not.
+/// True if the kernel may have mapped a program's text with properties that only later lines of smaps show. Here it
+/// never does.
 pub const GUARDS_TEXT: bool = false;
 
 /// Returns whether text can be guarded against indirect branches. It cannot, in user mode.
@@ -77,18 +78,19 @@ pub const fn has_tags(_hwcap2: u64) -> bool {
     false
 }
 
-/// The sets of registers whose use stands in the way, and the check for it: none; see [`extended_state`].
+/// The register sets whose use forbids frames, each with its check. There are none here; see [`extended_state`].
 pub const OBSTACLES: &[Obstacle] = &[];
 
-/// Returns whether the thread has a shadow stack: it would see a return that no call belongs to, and a signal
-/// return for which no signal came (`arch/x86/kernel/shstk.c`).
+/// Returns whether the thread has a shadow stack. Such a stack would see a return without a call, and a signal
+/// return without a signal (`arch/x86/kernel/shstk.c`).
 ///
-/// `/proc/TID/status` says so, in every kernel that has shadow stacks. `NT_X86_SHSTK` is not looked at: without a
-/// shadow stack to show, Linux 6.6 to 6.12 warn about that (`ssp_get` in `arch/x86/kernel/fpu/regset.c`), and a machine
-/// may be told to stop for a warning. `now` is what the thread's status says, if it was read since the thread stopped.
+/// Every kernel that has shadow stacks shows this in `/proc/TID/status`. TiExec does not read `NT_X86_SHSTK`: if
+/// the thread has no shadow stack, Linux 6.6 to 6.12 warn about the read (`ssp_get` in
+/// `arch/x86/kernel/fpu/regset.c`), and a machine may be configured to panic on a warning. `now` is the thread's
+/// status, if it was read since the thread stopped.
 ///
 /// # Errors
-/// It is gone.
+/// The thread is gone.
 pub fn has_shadow_stack(tid: Pid, now: Option<&Status>) -> Result<bool, SysError> {
     match now {
         Some(now) => Ok(now.shadow_stack),
@@ -135,28 +137,27 @@ pub fn set_program_counter(registers: &mut Registers, to: RemoteAddr) {
 /// Returns the thread pointer.
 ///
 /// # Errors
-/// None here.
+/// Never on this architecture.
 pub fn thread_pointer(_tid: Pid, registers: &Registers) -> Result<RemoteAddr, SysError> {
     Ok(RemoteAddr::new(registers.fs_base))
 }
 
-/// How far below the thread pointer, at most, a C library's control block has a word that is the
-/// word's own address: it begins with one.
+/// How far below the thread pointer, at most, a C library's control block has a word that holds its own address.
+/// Here the block begins with such a word.
 pub const CONTROL_BLOCK_BELOW: u64 = 0;
 
-/// Returns the registers of a program at its exec stop, from what they are seen as in its
-/// syscall-exit-stop.
+/// Returns the registers of a program at its exec stop, given those that the kernel shows in its syscall-exit-stop.
 pub fn at_exec_stop(seen: &Registers) -> Registers {
     *seen
 }
 
-/// How much code is looked at to either side of the program counter where calls are not seen, in bytes.
+/// How much code is read on either side of the program counter if the registers do not show the call, in bytes.
 pub const INSTRUCTION: usize = 4;
 
 /// Length of the instruction that makes a system call.
 const CALL_LEN: u64 = 2;
 
-/// Returns where the instruction that makes the calls ends: what seccomp filters see as their place.
+/// Returns the end of the instruction that makes the calls. Seccomp filters see this as the place of the call.
 pub fn after_call(gadgets: Gadgets) -> RemoteAddr {
     RemoteAddr::new(gadgets.call.get().wrapping_add(CALL_LEN))
 }
@@ -175,8 +176,8 @@ pub fn interruption(registers: &Registers, _sight: Option<&Sight>) -> Interrupti
     }
 }
 
-/// Makes an interrupted call one that the kernel makes again unless a handler runs (`ERESTARTNOHAND`),
-/// if the thread is let go from a stop in which it looks for signals.
+/// Changes an interrupted call so that the kernel makes it again unless a handler runs (`ERESTARTNOHAND`). The
+/// thread must then be let go from a stop in which the kernel checks for signals.
 pub fn mark_restartable(registers: &mut Registers, _first_argument: u64) {
     const ERESTARTNOHAND: i64 = 514;
     registers.rax = (-ERESTARTNOHAND).cast_unsigned();
@@ -191,16 +192,16 @@ pub fn call_again(registers: &Registers) -> Registers {
     registers
 }
 
-/// Returns the registers to set at a syscall-entry-stop of an interrupted call, so that the kernel makes
-/// it from there as the program itself had made it.
+/// Returns the registers to set at a syscall-entry-stop of an interrupted call, so that the kernel then makes the
+/// call as the program had made it.
 pub fn at_entry(registers: &Registers) -> Registers {
     // The kernel puts -ENOSYS into rax on the way in.
     const ENOSYS: i64 = 38;
     Registers { rax: (-ENOSYS).cast_unsigned(), ..*registers }
 }
 
-/// Returns the registers that a signal handler's return would leave a thread with that was
-/// interrupted so: without a call that the kernel would restart.
+/// Returns the registers with which a signal handler's return would leave a thread after this interruption. They
+/// hold no call that the kernel would restart.
 pub fn after_a_signal(registers: &Registers, interruption: Interruption) -> Registers {
     match interruption {
         Interruption::Again => call_again(registers),
@@ -217,9 +218,9 @@ pub fn call_ended(registers: &Registers) -> Registers {
     Registers { rax: (-EINTR).cast_unsigned(), orig_rax: u64::MAX, ..*registers }
 }
 
-/// Returns the registers to set at a syscall-exit-stop, before the stop where a signal would be taken, so
-/// that the kernel goes on from there with the interrupted call by itself. x86-64 does not need them: there the
-/// kernel goes by the registers that are set at the later stop.
+/// Returns the registers with which the kernel continues the interrupted call by itself. They would be set at a
+/// syscall-exit-stop, before the stop where a signal would be taken. x86-64 needs none, because there the kernel
+/// uses the registers that are set at the later stop.
 pub fn before_the_last_stop(
     _registers: &Registers,
     _interruption: Interruption,
@@ -232,24 +233,24 @@ pub fn call_arguments(r: &Registers) -> [u64; 6] {
     [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9]
 }
 
-/// Returns the number of the system call that the registers are in; `None` in none.
+/// Returns the number of the system call that the registers are in; `None` if they are in none.
 pub fn call_number(registers: &Registers, _interruption: Interruption) -> Option<i64> {
     let number = registers.orig_rax.cast_signed();
     (number >= 0).then_some(number)
 }
 
-/// Returns the highest address that the frame's bytes may reach up to.
+/// Returns the address below which the frame's bytes must lie.
 pub fn below_red_zone(registers: &Registers) -> Option<RemoteAddr> {
     stack_pointer(registers).checked_sub(RED_ZONE)
 }
 
-/// Lays out the extended registers, the way a frame holds them. The kernel restores all of it only if the size it finds
-/// there is not above the task's own; above, it silently restores the first 512 bytes alone: so AMX is left out, and a
-/// task that has AMX state in use gives `None`.
+/// Returns the extended registers as a frame holds them. The kernel restores all of them only if the size in the
+/// frame is at most the task's own; with a larger size it silently restores only the first 512 bytes. AMX is
+/// therefore left out. Returns `None` if AMX state is in use.
 pub fn extended_state(extended: &Extended) -> Option<ExtendedState> {
     let xstate = &extended.bytes[..];
     let word = |at: usize| Some(u64::from_le_bytes(xstate.get(at..at + 8)?.try_into().ok()?));
-    // XCR0 stands in the software bytes, XSTATE_BV first in the header.
+    // The software bytes hold XCR0. The header begins with XSTATE_BV.
     let features = word(SW_BYTES)? & !AMX_COMPONENTS;
     if word(512)? & AMX_COMPONENTS != 0 {
         return None;
@@ -278,7 +279,7 @@ pub fn aim_at_call(
     registers.rip = gadgets.call.get();
     registers.rsp = chain.get();
     registers.rax = call.number.cast_unsigned();
-    // No system call is being left: nothing for the kernel to restart.
+    // The thread does not return from a system call, so the kernel has none to restart.
     registers.orig_rax = u64::MAX;
     registers.eflags &= !(EFLAGS_TRAP | EFLAGS_DIRECTION);
     [registers.rdi, registers.rsi, registers.rdx, registers.r10, registers.r8, registers.r9] =
@@ -290,16 +291,16 @@ pub fn aim_at_call(
 pub fn aim_at_chain(home: &Registers, gadgets: Gadgets, chain: RemoteAddr) -> Registers {
     let mut registers = *home;
     registers.rip = gadgets.sigreturn.get();
-    // As if the call gadget had just returned through the frame's first word.
+    // As if the call gadget had just returned through the first word of the frame.
     registers.rsp = chain.get().wrapping_add(8);
     registers.orig_rax = u64::MAX;
     registers.eflags &= !(EFLAGS_TRAP | EFLAGS_DIRECTION);
     registers
 }
 
-/// Builds a frame that makes `call` and goes on to the frame at `next`, with `mask` blocked and the
-/// extended state that lies at `apart`: without one the kernel resets it, the protection keys' rights
-/// (PKRU) too, and a stack that has a key could not be read for the next frame (`fpu__clear_user_states`,
+/// Builds a frame that makes `call` and goes on to the frame at `next`, with `mask` blocked and with the extended
+/// state that lies at `apart`. Without an extended state the kernel resets it, and also the rights of the
+/// protection keys (PKRU). If the stack has a key, the next frame could not be read then (`fpu__clear_user_states`,
 /// `arch/x86/kernel/fpu/core.c`).
 pub fn call_frame(
     home: &Registers,
@@ -324,13 +325,13 @@ pub fn chain_frame(
     frame(&aim_at_chain(home, gadgets, next), gadgets, apart, mask)
 }
 
-/// How long the frame is that [`home_frame`] builds, in bytes.
+/// Returns the length of the frame that [`home_frame`] builds, in bytes.
 pub fn home_frame_len(_extended: &ExtendedState) -> u64 {
     FRAME_LEN
 }
 
-/// Builds the frame that restores everything: `home`, the extended state, whose part `apart` lies at
-/// that address, and the blocked signals `mask`. It will lie at `_at`.
+/// Builds the frame that restores everything: `home`, the extended state, whose part `apart` lies at that address,
+/// and the blocked signals `mask`. The frame will lie at `_at`.
 pub fn home_frame(
     home: &Registers,
     gadgets: Gadgets,
