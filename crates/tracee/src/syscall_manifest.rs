@@ -1,9 +1,9 @@
-//! The calls that a session will make, told before it begins.
+//! The lists of the calls that a session will make, known before it begins.
 //!
-//! A seccomp filter may answer a call with an error in the middle of a session, or end the process for
-//! it. So code that makes calls has a list of them beside it, with the arguments that are known
-//! beforehand; a session is begun only where the filters allow all calls that are needed. In builds
-//! with debug assertions a session refuses to make a call that is in no list.
+//! A seccomp filter may answer a call with an error in the middle of a session, or end the process for it. Code
+//! that makes calls therefore has a list of them, with the arguments that are known beforehand. A session begins
+//! only if the filters allow all calls that are needed. In builds with debug assertions, a session refuses to make
+//! a call that is in no list.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use tiexec_sys::{Errno, Pid, SysError, c, ptrace, seccomp_trial};
 
 use crate::arch::{self, Call, Gadgets};
 
-/// A call that may be made, as far as it is known.
+/// A call that may be made, with the arguments that are known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ManifestEntry {
-    /// Its name, with the argument that matters, for messages.
+    /// Its name for messages, with the argument that matters.
     pub name: &'static str,
     number: i64,
     args: [Value; 6],
@@ -27,7 +27,7 @@ pub struct ManifestEntry {
 }
 
 impl ManifestEntry {
-    /// One without which nothing is begun. Arguments that are not given are 0.
+    /// A call without which no session begins. Arguments that are not given are 0.
     pub const fn needed<const N: usize>(name: &'static str, number: i64, args: [Value; N]) -> Self {
         const { assert!(N <= 6, "a system call takes at most six arguments") };
         let mut all = [Value::Is(0); 6];
@@ -39,7 +39,7 @@ impl ManifestEntry {
         Self { name, number, args: all, optional: false }
     }
 
-    /// The same, left out where it is not allowed: [`Permission::has`] says so.
+    /// Marks the call as optional: it is not made if it is not allowed, as [`Permission::has`] says.
     #[must_use]
     pub const fn optional(self) -> Self {
         Self { optional: true, ..self }
@@ -57,12 +57,13 @@ impl ManifestEntry {
         SystemCall::new(self.name, Call { number: self.number, args })
     }
 
-    /// This very call, without which nothing is begun.
+    /// This very call, without which no session begins.
     pub(crate) fn exactly(name: &'static str, call: &Call) -> Self {
         Self::needed(name, call.number, call.args.map(Value::Is))
     }
 
-    /// Returns arguments by which the call does nothing: what is not fixed is no address, no length, no descriptor.
+    /// Returns arguments with which the call does nothing. Arguments that are not fixed are no valid address,
+    /// length or descriptor.
     fn harmless(&self) -> [u64; 6] {
         const NO_DESCRIPTOR: u64 = 0x7fff_ffff;
         self.args.map(|arg| match arg {
@@ -81,7 +82,7 @@ impl ManifestEntry {
 /// A system call with all its arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SystemCall {
-    /// Its name, with the argument that matters, for errors.
+    /// Its name for errors, with the argument that matters.
     pub name: &'static str,
     pub(crate) call: Call,
 }
@@ -102,17 +103,16 @@ impl SystemCall {
     }
 }
 
-/// A flag or another constant of the C headers, as an argument.
+/// Returns a flag or another constant of the C headers as an argument.
 pub const fn constant(value: i32) -> Value {
     Value::Is(value.unsigned_abs() as u64)
 }
 
-/// `rt_sigreturn`: each frame of the chain is left by it, with whatever is in the registers.
+/// `rt_sigreturn`, which enters each frame of the chain, with any values in the registers.
 const SIGNAL_RETURN: ManifestEntry =
     ManifestEntry::needed("rt_sigreturn", c::SYS_rt_sigreturn, [Value::Any; 6]);
 
-/// The last call, where the tracer does not see calls: see [`arch::before_the_last_stop`]. It does
-/// nothing.
+/// The last call, if the registers do not show calls: see [`arch::before_the_last_stop`]. It does nothing.
 pub(crate) const LAST: ManifestEntry =
     ManifestEntry::needed("getpid", c::SYS_getpid, [Value::Any; 6]).optional();
 
@@ -120,23 +120,23 @@ pub(crate) const LAST: ManifestEntry =
 const OF_EVERY_SESSION: &[ManifestEntry] =
     if arch::CALLS_ARE_SEEN { &[SIGNAL_RETURN] } else { &[SIGNAL_RETURN, LAST] };
 
-/// The rights that reading a thread's filters takes (`seccomp_get_filter`, `kernel/seccomp.c`).
+/// The rights that are needed to read a thread's filters (`seccomp_get_filter`, `kernel/seccomp.c`).
 pub const NEEDS: &str =
     "that takes CAP_SYS_ADMIN in the initial user namespace, and no filter on the reader";
 
-/// The filters of one thread, read while it stands.
+/// The filters of one thread, read while it is stopped.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Filters {
-    /// The thread's filters; none if it has none.
+    /// The thread's filters; empty if it has none.
     Known(Vec<Filter>),
-    /// The thread has the filters that this process has: these are the calls that they allow.
+    /// The thread has the same filters as this process. These are the calls that they allow.
     Tried(Arc<Vec<ManifestEntry>>),
-    /// There are some, and they could not be read: why.
+    /// The thread has filters that could not be read, for this reason.
     Unknown(String),
 }
 
 impl Filters {
-    /// Reads those of a stopped thread that has some.
+    /// Reads the filters of a stopped thread that has some.
     pub fn read(tid: Pid) -> Self {
         let unknown = |why: &dyn fmt::Display| {
             Self::Unknown(format!("its seccomp filters cannot be read: {why}"))
@@ -150,15 +150,17 @@ impl Filters {
         checked.map_or_else(|error| unknown(&error), Self::Known)
     }
 
-    /// Tries the calls in `lists`, and what every session needs, in a child of this process. It is for a thread whose
-    /// filters this process has inherited as well: as many as this process has, for nobody can take one away.
+    /// Tries the calls in `lists`, and those of every session, in a child of this process. The result holds for a
+    /// thread whose filters this process has inherited. A thread with as many filters as this process is such a
+    /// thread, because nobody can remove a filter.
     ///
-    /// The filters see the arguments that are fixed. In place of the others stand such by which the call does nothing, so
-    /// a filter that looks at an address or at the calling instruction goes unseen, as at a launch.
+    /// The filters see the fixed arguments. In place of the others the child uses arguments with which the call
+    /// does nothing. A filter that checks an address or the calling instruction therefore goes unnoticed, as at a
+    /// launch.
     #[must_use]
     pub fn tried(lists: &[&[ManifestEntry]]) -> Self {
         let all = lists.iter().copied().flatten().chain(OF_EVERY_SESSION);
-        // A signal's return with nothing to return to is the end of its caller.
+        // A signal return without a frame would kill the child, so it is not tried.
         let returns = |call: &&ManifestEntry| call.number == c::SYS_rt_sigreturn;
         let (returns, calls): (Vec<&ManifestEntry>, Vec<&ManifestEntry>) = all.partition(returns);
         match tried(calls, || process::fork_single_threaded(Role::Scout)) {
@@ -171,10 +173,10 @@ impl Filters {
         }
     }
 
-    /// Returns whether they allow a call with these very arguments, made by the instruction before
+    /// Returns whether the filters allow a call with these very arguments, made by the instruction before
     /// `instruction_pointer`. Filters that could not be read allow nothing.
     pub(crate) fn allow(&self, call: &Call, instruction_pointer: u64) -> bool {
-        // A call that was tried was tried with other arguments.
+        // Calls that were tried were tried with other arguments.
         let Self::Known(filters) = self else { return false };
         let args = call.args.map(Value::Is);
         let answer = data(call.number, args, Value::Is(instruction_pointer))
@@ -183,10 +185,10 @@ impl Filters {
     }
 }
 
-/// Has a child of `fork`'s make each call in a form that does nothing; returns the answers.
+/// Has a child that `fork` makes try each call in a form that does nothing. Returns the answers.
 ///
 /// # Errors
-/// In words: a filter ended the child, or there was none.
+/// A text: a filter ended the child, or no child could be made.
 fn tried(
     calls: Vec<&ManifestEntry>,
     fork: impl FnOnce() -> Result<Fork, SysError>,
@@ -200,11 +202,11 @@ fn tried(
     }
 }
 
-/// Returns the optional calls in `lists` that the filters of the calling thread refuse. Other threads may run: a child
-/// of this process makes the calls and nothing else.
+/// Returns the optional calls in `lists` that the filters of the calling thread refuse. Other threads may run,
+/// because a child of this process makes the calls and does nothing else.
 ///
 /// # Errors
-/// In words: a filter kills the process for one of the calls, or they cannot be tried.
+/// A text: a filter kills the process for one of the calls, or they cannot be tried.
 pub(crate) fn refused(lists: &[&[ManifestEntry]]) -> Result<Vec<ManifestEntry>, String> {
     let answers = tried(lists.iter().copied().flatten().collect(), process::fork_to_call)?;
     let refused = answers.into_iter().filter(|(call, errno)| call.optional && !is_kernels(*errno));
@@ -216,7 +218,7 @@ fn data(number: i64, args: [Value; 6], instruction_pointer: Value) -> Option<Cal
     Some(CallData { number, architecture: arch::AUDIT_ARCH, instruction_pointer, args })
 }
 
-/// Returns whether this is what the kernel answers to a call that has nothing to do, and no filter's answer.
+/// Returns whether the kernel gives this answer to a call that does nothing. Any other answer comes from a filter.
 fn is_kernels(answer: Option<Errno>) -> bool {
     const KERNELS: [Errno; 4] = [Errno::INVAL, Errno::FAULT, Errno::BADF, Errno::SRCH];
     answer.is_none_or(|errno| KERNELS.contains(&errno))
@@ -225,20 +227,20 @@ fn is_kernels(answer: Option<Errno>) -> bool {
 /// The calls that a session may make.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Permission {
-    /// `None` for all.
+    /// The allowed calls; `None` for all.
     allowed: Option<Vec<ManifestEntry>>,
 }
 
 impl Permission {
-    /// All calls: for a launch, which has rehearsed them.
+    /// Permits all calls: for a launch, which has tried them.
     pub(crate) fn all() -> Self {
         Self { allowed: None }
     }
 
-    /// Asks `filters` for those in `lists`, and for what every session needs.
+    /// Checks the calls in `lists`, and those of every session, against `filters`.
     ///
     /// # Errors
-    /// The first call that is needed and may be refused, and how; nothing has been done.
+    /// The first needed call that may be refused, and how. No call has been made.
     pub fn ask(
         filters: &Filters,
         gadgets: Gadgets,
@@ -275,12 +277,12 @@ impl Permission {
         }
     }
 
-    /// Returns whether `call` is among what was asked for, and allowed.
+    /// Returns whether `call` was checked and is allowed.
     pub fn has(&self, call: &ManifestEntry) -> bool {
         self.allowed.as_ref().is_none_or(|all| all.contains(call))
     }
 
-    /// Returns whether so much was asked for.
+    /// Returns whether an allowed entry covers this call.
     pub(crate) fn covers(&self, call: &Call) -> bool {
         self.allowed.as_ref().is_none_or(|all| all.iter().any(|known| known.covers(call)))
     }

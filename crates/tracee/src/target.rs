@@ -1,8 +1,8 @@
-//! A process that is worked on, as it was when it was opened.
+//! A process that TiExec works on, as it was when it was opened.
 //!
-//! Its identity is its address space, not its PID. A PID, a pidfd and a start time survive execve(2); an address space
-//! does not ([`tiexec_sys::address_space`]). So a target is opened once, and everything after goes through what was
-//! opened then.
+//! Its identity is its address space, not its PID. A PID, a pidfd and a start time survive execve(2); an address
+//! space does not ([`tiexec_sys::address_space`]). A target is therefore opened once, and everything after that
+//! uses what was opened then.
 
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::maps::Vma;
@@ -19,24 +19,24 @@ use crate::threads;
 /// A process, opened once.
 #[derive(Debug)]
 pub struct Target {
-    /// Its id.
+    /// Its PID.
     pub pid: Pid,
-    /// A thread of it that has its address space: its first, unless that has ended.
+    /// A thread of the process that has its address space: the first thread, unless that has ended.
     pub task: Pid,
     /// The directory of `task` under `/proc`.
     pub process: ProcDir,
-    /// The address space of `task`: what is looked at, planned for and switched.
+    /// The address space of `task`, which TiExec examines and switches.
     pub space: AddressSpace,
     /// The credentials of `task`.
     pub credentials: Credentials,
-    /// Its name, for people.
+    /// Its name, escaped for output.
     pub comm: String,
 }
 
-/// The fate of a process since it was looked at.
+/// What happened to a process since it was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
-    /// It runs what it ran, as far as looking tells.
+    /// It runs the same program, as far as `/proc` shows.
     Same,
     /// It executed another program, or is about to.
     Changed,
@@ -45,11 +45,12 @@ enum Fate {
 }
 
 impl Target {
-    /// Opens a process, once `lock` has locked it. Opening waits for the lock of the process's memory, which a hostile
-    /// process may keep for ever. A later tracer then learns from the lock that this one is still at work.
+    /// Opens a process, once `lock` has locked it. Opening waits for a kernel lock of the process's memory, which a
+    /// hostile process may hold for ever. The lock must come first, so that a later tracer learns from it that this
+    /// one is still at work.
     ///
     /// # Errors
-    /// `target_gone`; `not_selected` for a thread of the kernel; `ptrace_denied`; `fd_limit`; those of `lock`.
+    /// `target_gone`; `not_selected` for a kernel thread; `ptrace_denied`; `fd_limit`; the errors of `lock`.
     pub fn open<L>(
         pid: Pid,
         lock: impl FnOnce(&ProcDir) -> Result<L, Failure>,
@@ -79,8 +80,8 @@ impl Target {
         status.credentials.same_rights(&self.credentials)
     }
 
-    /// Makes sure that each of `vmas` is mapped as it was: other threads go on, and may have mapped something else since.
-    /// (The session makes sure that the stopped thread has this address space.)
+    /// Makes sure that each of `vmas` is still mapped as before: other threads go on, and may have mapped something
+    /// else since. (The session makes sure that the stopped thread has this address space.)
     ///
     /// # Errors
     /// `changed`.
@@ -89,7 +90,7 @@ impl Target {
         changed.map_or(Ok(()), |vma| Err(Failure::mapped_otherwise(vma)))
     }
 
-    /// Makes sure that the process runs what it ran.
+    /// Makes sure that the process still runs the same program.
     ///
     /// # Errors
     /// `changed`, `target_gone`.
@@ -101,23 +102,22 @@ impl Target {
         }
     }
 
-    /// Tells why something came to nothing. Where the process has ended or executed another program, that is why. Anything
-    /// noticed of it first only follows from that: a file without text, memory that is gone, a thread that does not
-    /// come.
+    /// Returns the cause of `failure`. If the process has ended or executed another program, that is the cause.
+    /// Anything else only follows from it: a file without text, memory that is gone, a thread that does not stop.
     pub fn cause(&self, failure: Failure) -> Failure {
         match self.fate() {
             Fate::Changed => changed(),
             Fate::Gone => gone(),
-            // The process is there, so the program that is gone was another one.
+            // The process exists, so the program that is gone was an earlier one.
             Fate::Same if failure.reason == FailureKind::TargetGone => changed(),
             Fate::Same => failure.of_process(self.pid),
         }
     }
 
-    /// Tells why a process could not even be opened: that it has ended, or executes another program, comes before what
-    /// follows from it.
+    /// Returns the cause of `failure`, for a process that could not even be opened. If the process has ended or
+    /// executes another program, that is the cause.
     pub fn cause_at_first_look(pid: Pid, failure: Failure) -> Failure {
-        // These say nothing about the process, and what follows from them would be wrong.
+        // These failures say nothing about the process, and a conclusion from them would be wrong.
         if failure.reason == FailureKind::FdLimit || procfs::is_foreign() {
             return failure.of_process(pid);
         }
@@ -133,7 +133,7 @@ impl Target {
 
     fn fate(&self) -> Fate {
         let Some(threads) = alive(self.pid) else { return Fate::Gone };
-        // A program that is about to be executed by one thread has all others killed first.
+        // Before one thread executes another program, the kernel kills all other threads.
         let dying = threads.iter().any(is_dying);
         let is_it = !dying
             && self.space.is_still_of(&self.process)
@@ -150,7 +150,7 @@ fn gone() -> Failure {
     Failure::new(FailureKind::TargetGone, "it ended meanwhile")
 }
 
-/// Says that a process has no text, and why; `None` if it has some.
+/// Returns why a process has no text; `None` if it has some.
 fn absent(pid: Pid) -> Option<Failure> {
     let absence = Absence::of(pid)?;
     Some(match absence {
@@ -159,7 +159,7 @@ fn absent(pid: Pid) -> Option<Failure> {
     })
 }
 
-/// The threads of a process; `None` if none of them goes on.
+/// Returns the threads of a process; `None` if all of them have ended or are being killed.
 fn alive(pid: Pid) -> Option<Vec<Status>> {
     let process = ProcDir::of(pid).ok()?;
     let tids = threads::list(&process, pid);

@@ -1,30 +1,32 @@
-//! System calls that wait under a signal mask of their own, and what they are made with so that they
-//! end at once.
+//! System calls that wait under a signal mask of their own, and arguments with which the kernel refuses them at
+//! once.
 //!
-//! The kernel keeps the thread's own mask aside while such a call waits. `PTRACE_GETSIGMASK` shows that
-//! saved mask, and `PTRACE_SETSIGMASK` has the kernel forget that there was one (`ptrace_request` in
-//! `kernel/ptrace.c`): so nobody but the call itself can put its mask in force again. A thread that
-//! was stopped in one is therefore let go at the *entry* of the same call
-//! ([`Session::leave`](crate::session::Session::leave)). To get to that stop it makes the call with one
-//! argument that the kernel refuses before anything else happens: should this process die there, the
-//! call ends at once, changes nothing, and the thread goes home. The other arguments stay as they are,
-//! above all the first: aarch64 keeps that from the call's beginning for the case that it makes the call
-//! again (`orig_x0`, `arch/arm64/kernel/syscall.c`).
+//! While such a call waits, the kernel keeps the thread's own mask aside. `PTRACE_GETSIGMASK` shows that saved
+//! mask, and `PTRACE_SETSIGMASK` makes the kernel forget that there was one (`ptrace_request` in
+//! `kernel/ptrace.c`). Afterwards only the call itself can put its mask in force again. A thread that was stopped
+//! in such a call is therefore let go at the *entry* of the same call
+//! ([`Session::leave`](crate::session::Session::leave)).
+//!
+//! To reach that stop, the thread makes the call with one argument that the kernel refuses before it does anything
+//! else. If this process dies there, the call ends at once and changes nothing, and the thread goes home. The other
+//! arguments stay unchanged. The first one must: aarch64 keeps it from the beginning of the call for the case that
+//! it makes the call again (`orig_x0`, `arch/arm64/kernel/syscall.c`).
 
 use tiexec_sys::c;
 
 use crate::arch::Call;
 
-/// An address of the kernel's.
+/// An address in the kernel's part of the address space.
 const NOWHERE: u64 = !0;
 
-/// If `call` may wait under a mask of its own: its name, and the same call as the kernel refuses it.
+/// If `call` may wait under a mask of its own, returns its name and the same call in a form that the kernel
+/// refuses.
 pub(crate) fn refused(call: &Call) -> Option<(&'static str, Call)> {
-    // With masks: where it has the mask's address; where the argument to be changed, and to what.
-    // A mask has 8 bytes; any other length is EINVAL (`set_user_sigmask`, `kernel/signal.c`). Where
-    // address and length lie in memory, that cannot be read: EFAULT.
+    // For each call: which argument has the address of the mask; which argument to change; its new value. A mask
+    // has 8 bytes, and any other length gives EINVAL (`set_user_sigmask`, `kernel/signal.c`). If address and length
+    // lie in memory, the argument becomes an unreadable address, which gives EFAULT.
     let (name, mask, changed, to) = match call.number {
-        // `rt_sigsuspend` looks at the length first (`kernel/signal.c`).
+        // `rt_sigsuspend` checks the length first (`kernel/signal.c`).
         c::SYS_rt_sigsuspend => ("rt_sigsuspend", 0, 1, 0),
         c::SYS_ppoll => ("ppoll", 3, 4, 0),
         c::SYS_epoll_pwait => ("epoll_pwait", 4, 5, 0),
@@ -33,7 +35,7 @@ pub(crate) fn refused(call: &Call) -> Option<(&'static str, Call)> {
         c::SYS_pselect6 => ("pselect6", 5, 5, NOWHERE),
         // `fs/aio.c`.
         c::SYS_io_pgetevents => ("io_pgetevents", 5, 5, NOWHERE),
-        // It knows no such flags (`io_uring/io_uring.c`).
+        // The kernel knows no such flags (`io_uring/io_uring.c`).
         c::SYS_io_uring_enter => ("io_uring_enter", 4, 3, NOWHERE),
         _ => return None,
     };

@@ -1,20 +1,20 @@
-//! Batches: several calls for one wait.
+//! Batches: several calls with one wait.
 //!
-//! A call that is made by itself stops the tracee twice, at its entry and at its exit. After each stop both processes wait
-//! for a processor, which takes milliseconds on a busy machine. The calls of a batch are frames of the chain instead,
-//! before those that release something, and the tracee makes them without a stop. It stops behind the last one, where a
-//! frame unblocks a signal that the tracer has sent it before:
+//! A single call stops the tracee twice, at its entry and at its exit. After each stop both processes wait for a
+//! processor, which takes milliseconds on a busy machine. The calls of a batch are frames of the chain instead,
+//! before the frames of the releases, and the tracee makes them without a stop. It stops after the last one, where
+//! a frame unblocks a signal that the tracer has sent it before:
 //!
 //! ```text
 //!   call gadget ──► frame: call 2 ──► … ──► frame: call n ──► frame: unblocks ──► frame: undo 2 ──► … ──► home frame
 //! ```
 //!
-//! The signal is one whose default is to be ignored and for which the process has no handler, so the kernel discards it if the
-//! tracer dies meanwhile, and the tracee walks home.
+//! The default action of this signal is to ignore it, and the process has no handler for it. If the tracer dies
+//! meanwhile, the kernel therefore discards the signal, and the tracee goes home.
 //!
-//! A frame holds no answer: the caller looks at what the calls have changed. A return from a signal ends the kernel's
-//! knowledge of the remaining time of an interrupted call (`restart_block`), so a thread that was stopped in
-//! such a call makes no batches.
+//! A frame holds no result, so the caller reads what the calls have changed. A return from a signal makes the
+//! kernel forget the remaining time of an interrupted call (`restart_block`), so a thread that was stopped in such
+//! a call makes no batches.
 
 use std::time::{Duration, Instant};
 
@@ -36,15 +36,15 @@ pub const MAX_BATCH: usize = 12;
 /// The signals that may end a batch: both are ignored by default (signal(7)).
 const CANDIDATES: [i32; 2] = [c::SIGURG, c::SIGWINCH];
 
-/// How long a batch may take where the session has no limit.
+/// The longest time for a batch, if the session has no limit.
 const LONGEST: Duration = Duration::from_secs(10);
-/// After how long it is looked whether the tracee is still in its frames.
+/// After this time TiExec checks whether the tracee is still in its frames.
 const A_WHILE: Duration = Duration::from_millis(100);
 
 /// The means to end a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Ending {
-    /// The process that the tracee is a thread of.
+    /// The process to which the tracee belongs.
     process: Pid,
     /// The signal that stops the tracee.
     signal: i32,
@@ -57,13 +57,13 @@ impl Ending {
 }
 
 impl Session {
-    /// Allows batches in a thread of `process` that was `stopped`, if nothing of the program can see them. `caught` are the
-    /// signals that the process has handlers for, one bit per signal.
+    /// Allows batches in a thread of `process` that was `stopped`, if nothing in the program can notice them.
+    /// `caught` are the signals for which the process has handlers, one bit per signal.
     pub fn allow_batches(&mut self, process: Pid, stopped: &Stopped, caught: u64) {
         let seen = caught | self.home_mask;
         let unseen = |signal: &i32| seen >> (signal - 1) & 1 == 0;
         let remembers = stopped.interruption == Interruption::WithRemainingTime;
-        // The tracer may trace the process and not send it signals: signal 0 asks.
+        // The tracer may be allowed to trace the process, but not to send it signals. Signal 0 finds out.
         if !arch::HAS_BATCHES
             || self.batch_room == 0
             || remembers
@@ -79,13 +79,13 @@ impl Session {
         self.ending.is_some()
     }
 
-    /// Returns how many more releases the way home has room for.
+    /// Returns how many more releases the way home can hold.
     pub const fn free_releases(&self) -> usize {
         MAX_RELEASES - self.releases.len()
     }
 
-    /// Makes the tracee make `calls`, at most [`MAX_BATCH`], one after the other. The caller finds out by their effects
-    /// what the kernel answered. Nothing is done where there are no batches.
+    /// Makes the tracee make `calls`, at most [`MAX_BATCH`], one after the other. The caller must derive the
+    /// results from their effects. Does nothing without batches.
     ///
     /// # Errors
     /// The tracee is gone, or on its way home.
@@ -95,7 +95,7 @@ impl Session {
         self.make_batch(&calls)
     }
 
-    /// Makes calls or releases.
+    /// Makes calls or releases in one batch.
     fn make_batch(&mut self, calls: &[Call]) -> Result<(), TraceError> {
         let (Some(ending), Some((first, rest))) = (self.ending, calls.split_first()) else {
             return Ok(());
@@ -116,8 +116,8 @@ impl Session {
         self.or_lose(ended)
     }
 
-    /// Leaves the release registered last to the end of the session, where one batch makes all that are left. It is made now
-    /// where there are no batches, or where it would leave too little room for others.
+    /// Leaves the release registered last to the end of the session, where one batch makes all that are left.
+    /// Without batches, or if too little room would be left for others, makes it now.
     ///
     /// # Errors
     /// As [`release_down_to`](Self::release_down_to).
@@ -130,17 +130,17 @@ impl Session {
         self.release_down_to(self.releases.len().saturating_sub(1))
     }
 
-    /// Makes all releases but the first `kept` now.
+    /// Makes all releases now, except the first `kept`.
     ///
     /// # Errors
-    /// The tracee is gone. The releases' own results do not matter to anybody.
+    /// The tracee is gone. The results of the releases do not matter.
     pub fn release_down_to(&mut self, kept: usize) -> Result<(), TraceError> {
         while self.releases.len() > kept {
             if !self.has_batches() {
                 self.release_now()?;
                 continue;
             }
-            // The way home that is laid for these calls no longer has them.
+            // Remove these releases from the way home before the tracee makes them.
             let mut due = self.releases.split_off(kept);
             due.reverse();
             self.make_batch(&due)?;
@@ -148,8 +148,8 @@ impl Session {
         Ok(())
     }
 
-    /// Resumes the tracee until the signal stops it. Another thread may have had the kernel discard that (sigaction(2) with
-    /// `SIG_IGN`): then the tracee walks home, where it is found after a while.
+    /// Resumes the tracee until the signal stops it. Another thread may have had the kernel discard the signal
+    /// (sigaction(2) with `SIG_IGN`). The tracee then goes home, and a later check finds it there.
     fn run_to_signal(&self, signal: i32) -> Result<(), TraceError> {
         let until = self.until.unwrap_or_else(|| Instant::now() + LONGEST);
         let is_end = |stop: Wait| (stop == Wait::Signal(signal)).then_some(());
@@ -176,7 +176,7 @@ impl Session {
         }
     }
 
-    /// Makes sure that the tracee stands where the batch ends. Another thread may have rewritten its frames.
+    /// Makes sure that the tracee is stopped at the end of the batch. Another thread may have rewritten its frames.
     fn is_behind_the_batch(&self) -> Result<(), TraceError> {
         let chain = self.chain.unwrap_or(RemoteAddr::new(0));
         let expected = arch::aim_at_chain(&self.home, self.gadgets, chain);

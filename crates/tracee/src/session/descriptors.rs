@@ -1,4 +1,4 @@
-//! Descriptors that a call makes in the tracee: each is closed on the way home from the moment it exists.
+//! Descriptors that a call creates in the tracee. From the moment it exists, each is closed on the way home.
 
 use tiexec_core::addr::RemoteAddr;
 use tiexec_sys::{Errno, SysError};
@@ -16,14 +16,14 @@ fn close(fd: i32) -> SystemCall {
     remote::close(fd.cast_unsigned().into())
 }
 
-/// The calls that [`Session::call_for_descriptor`] and [`Session::call_for_descriptors`] make beside the
-/// call they are given.
+/// The calls that [`Session::call_for_descriptor`] and [`Session::call_for_descriptors`] make beside the call that
+/// the caller gives.
 pub const DESCRIPTOR_CALLS: [ManifestEntry; 2] = [CLOSE, COPY_WITHIN];
 
 impl Session {
-    /// Makes a call that has the kernel write one descriptor (an int) to the address that `call` is
-    /// given, and that leaves the 16 bytes before it to the kernel too, for a control message's header
-    /// (cmsg(3)). It is closed on the way home, from the moment it exists. `None` if none was written.
+    /// Makes a call that has the kernel write one descriptor (an int) to the address given to `call`. The call may
+    /// also use the 16 bytes before that address, for the header of a control message (cmsg(3)). From the moment it
+    /// exists, the descriptor is closed on the way home. Returns `None` if the kernel wrote none.
     ///
     /// # Errors
     /// The tracee is gone, or on its way home.
@@ -31,7 +31,7 @@ impl Session {
         &mut self,
         call: impl FnOnce(&Self, RemoteAddr) -> Result<SystemCall, TraceError>,
     ) -> Result<Result<Option<i32>, SysError>, TraceError> {
-        // The kernel writes the number right into the frame that closes it.
+        // The kernel writes the number directly into the frame that closes the descriptor.
         self.release_on_the_way_home(close(-1));
         let at = self.first_argument_of_next_chain(0);
         let call = call(self, at)?;
@@ -45,8 +45,8 @@ impl Session {
         })
     }
 
-    /// As [`call_for_descriptor`](Self::call_for_descriptor), by a [batch](Self::batch) with the call `more` behind it: `None`
-    /// does not tell why.
+    /// As [`call_for_descriptor`](Self::call_for_descriptor), by a [batch](Self::batch) with the call `more` behind
+    /// it. `None` gives no reason.
     ///
     /// # Errors
     /// The tracee is gone, or on its way home.
@@ -56,14 +56,15 @@ impl Session {
         more: Option<SystemCall>,
     ) -> Result<Option<i32>, TraceError> {
         self.release_on_the_way_home(close(-1));
-        // Before it lie the frames of the calls but the first, and the one that ends the batch.
+        // Before it lie the frames of all calls but the first, and the frame that ends the batch.
         let at = self.first_argument_of_next_chain(1 + u64::from(more.is_some()));
         let calls: Vec<SystemCall> = [call(self, at)?].into_iter().chain(more).collect();
         self.batch(&calls)?;
         self.written_number(at)
     }
 
-    /// Reads the number that the kernel wrote for the release registered last, which is registered anew with it.
+    /// Reads the number that the kernel wrote for the release registered last, and registers the release again with
+    /// it.
     fn written_number(&mut self, at: RemoteAddr) -> Result<Option<i32>, TraceError> {
         let mut number = [0; INT];
         self.read(at, &mut number)?;
@@ -76,9 +77,9 @@ impl Session {
         Ok(Some(fd))
     }
 
-    /// Makes a call that has the kernel write two descriptors to the address that `call` is given, as
-    /// pipe(2) and socketpair(2) do. Both are closed on the way home, the second first, from the
-    /// moment they exist; only the first, until this returns, if the second's number cannot be copied.
+    /// Makes a call that has the kernel write two descriptors to the address given to `call`, as pipe(2) and
+    /// socketpair(2) do. From the moment they exist, both are closed on the way home, the second first. If the
+    /// second's number cannot be copied, only the first is, until this function returns.
     ///
     /// # Errors
     /// The tracee is gone, or on its way home.
@@ -94,7 +95,7 @@ impl Session {
         self.try_for_descriptors(false, &call)
     }
 
-    /// Makes the call, in a batch or by itself; the error of one in a batch says only that no numbers were written.
+    /// Makes the call, in a batch or by itself. In a batch, an error says only that no numbers were written.
     fn try_for_descriptors(
         &mut self,
         batched: bool,
@@ -103,8 +104,8 @@ impl Session {
         let before = self.releases.len();
         // The frame that ends a batch comes first.
         let first = u64::from(batched);
-        // close(2) takes the lower half of its argument: the first number. The second lies in the
-        // upper half, and is copied to where the other frame has it.
+        // close(2) uses the lower half of its argument, which is the first number. The second number lies in the
+        // upper half, and is copied to the argument of the other frame.
         self.release_on_the_way_home(close(-1));
         let own_id = self.own_id.filter(|_| self.may(&COPY_WITHIN));
         let at = self.first_argument_of_next_chain(first + if own_id.is_some() { 2 } else { 0 });
@@ -127,7 +128,7 @@ impl Session {
         let mut numbers = [[0; INT]; 2];
         self.read(at, numbers.as_flattened_mut())?;
         let numbers = numbers.map(i32::from_ne_bytes);
-        // The upper half is 0 before the kernel writes it, the lower one -1.
+        // Before the kernel writes, the upper half is 0 and the lower half -1.
         let answer = if numbers[0] < 0 {
             answer.and(Err(SysError { call: call.name, errno: Errno::FAULT }))
         } else {
@@ -144,7 +145,7 @@ impl Session {
         Ok(answer.map(|_| numbers))
     }
 
-    /// Returns the address at which the chain that is laid next will have the first argument of its `index`-th call.
+    /// Returns the address of the first argument of the `index`-th call in the next chain.
     fn first_argument_of_next_chain(&self, index: u64) -> RemoteAddr {
         let base = self.slots[1 - self.current_slot].get();
         RemoteAddr::new(base + arch::FRAME_LEN * index + arch::FIRST_ARGUMENT)

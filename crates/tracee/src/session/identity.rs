@@ -1,9 +1,9 @@
-//! Whether a stopped thread still has the address space that was looked at.
+//! Checks whether a stopped thread still has the address space that was examined.
 //!
-//! A process id survives execve(2), and so does a thread id: the new program may run with privileges that
-//! the old one had not. An address space that was looked at may even stay in use after the exec, by a process that
-//! shared it (`CLONE_VM`). So both sides are asked: a random word is written through the memory that was
-//! opened at the first look, and read back from the stopped thread itself.
+//! A process ID survives execve(2), and so does a thread ID, and the new program may have privileges that the old
+//! one had not. The examined address space may even stay in use after the exec, by a process that shared it
+//! (`CLONE_VM`). TiExec therefore checks both sides: it writes a random word through the memory that it opened at
+//! first, and reads the word from the stopped thread itself.
 
 use tiexec_core::addr::RemoteAddr;
 use tiexec_sys::address_space::Memory;
@@ -11,11 +11,11 @@ use tiexec_sys::{Errno, Pid, SysError, ptrace, random};
 
 use crate::error::TraceError;
 
-/// Makes sure that `memory` is that of the stopped thread `tid`. `at` is an address where a word may be
-/// written: below the stack pointer, in memory that nobody uses.
+/// Makes sure that `memory` is that of the stopped thread `tid`. `at` is an address at which a word may be written:
+/// below the stack pointer, in memory that nobody uses.
 ///
 /// # Errors
-/// [`TraceError::Changed`] if it is not: nothing of the thread has changed. Other errors as for reading memory.
+/// [`TraceError::Changed`] if `memory` is another one; the thread is unchanged. Other errors as for reading memory.
 pub(super) fn check(tid: Pid, memory: &Memory, at: RemoteAddr) -> Result<(), TraceError> {
     let changed = |error: SysError| match error.errno {
         Errno::FAULT | Errno::IO => TraceError::Changed,

@@ -1,23 +1,22 @@
 //! Self-restoring remote system calls.
 //!
-//! A tracee that is made to call for us would be lost if its tracer died meanwhile: it would run on
-//! with the tracer's registers. Here it is not. Before the first call, a *chain* of signal frames is
-//! laid below its stack pointer, and every register set it is ever given returns into that chain:
+//! If the tracer died during a remote call, an ordinary tracee would be lost: it would run on with the tracer's
+//! registers. TiExec prevents this. Before the first call it lays a *chain* of signal frames below the tracee's
+//! stack pointer, and every register set that it gives the tracee returns into that chain:
 //!
 //! ```text
 //!   call gadget: syscall; ret ──► frame: undo 2 ──► … ──► frame: undo 1 ──► home frame
 //! ```
 //!
-//! Each frame is entered by `rt_sigreturn` and makes one system call that releases something: close
-//! this descriptor, unmap that staging area, reap the helper. The last one restores every register,
-//! the extended state and the signal mask. So the chain is an undo log that the tracee executes
-//! itself; the normal end of a session is the same walk home as after the tracer's death, and there
-//! is only one path to test.
+//! Each frame is entered by `rt_sigreturn` and makes one system call that releases something: it closes a
+//! descriptor, unmaps a staging area, or reaps the helper. The last frame restores every register, the extended
+//! state and the signal mask. The chain is thus an undo log that the tracee executes itself. A session ends
+//! normally by the same way home as after the tracer's death, so there is only one path to test.
 //!
 //! # Invariants
 //!
-//! - Frames that the tracee's current registers lead to are never rewritten: a changed chain is laid
-//!   in the other of two slots, and only the next register set points there.
+//! - Frames to which the tracee's current registers lead are never rewritten. A changed chain is laid in the other
+//!   of two slots, and only the next register set points there.
 //! - The signal mask is changed only while a register set is installed that leads home.
 
 mod batch;
@@ -49,21 +48,21 @@ pub use self::descriptors::DESCRIPTOR_CALLS;
 const MAX_RELEASES: usize = 10;
 /// SIGCHLD, as a bit of a signal mask.
 const CHILD: u64 = 1 << (c::SIGCHLD - 1);
-/// Room for strings that calls point at, in bytes.
+/// Room for strings to which calls point, in bytes.
 pub const SCRATCH_LEN: u64 = 256;
-/// Room for what a release step points at, in bytes.
+/// Room for data to which a release points, in bytes.
 const KEPT_LEN: u64 = 128;
 
 /// Why no session can begin. The tracee is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// The stack has too little room for the frames, or is none where frames may lie.
+    /// The stack has too little room for the frames, or is not one on which frames may lie.
     StackRoom,
     /// Extended registers in use that a frame cannot carry.
     RegisterState,
-    /// A shadow stack, which would not let it go home.
+    /// The thread has a shadow stack, which would not let it go home.
     ShadowStack,
-    /// The thread may be in a system call, on an architecture where the registers do not tell in which.
+    /// The thread may be in a system call, on an architecture where the registers do not show which.
     InACall,
 }
 
@@ -85,42 +84,41 @@ impl fmt::Display for Refusal {
 /// The place where frames may lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ground {
-    /// They lie below this; `None` if there is no such place.
+    /// The address below which the frames lie; `None` if there is no such address.
     pub top: Option<RemoteAddr>,
-    /// The writable VMA that they lie in.
+    /// The writable VMA in which the frames lie.
     pub within: AddrRange,
 }
 
 /// Counters of a session's remote calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
-    /// Remote system calls, those on the way home included.
+    /// Remote system calls, including those on the way home.
     pub calls: u32,
 }
 
-/// A tracee in syscall-exit-stop that calls for us.
+/// A tracee in syscall-exit-stop that makes calls for TiExec.
 #[derive(Debug)]
 #[must_use = "a session ends by going home"]
 pub struct Session {
     pid: Pid,
-    /// The process's id in its own PID namespace, where known.
+    /// The process's ID in its own PID namespace, if known.
     own_id: Option<u32>,
     memory: Memory,
-    /// True if the tracee did something else than it was made to do: it was detached from then, and nothing more
-    /// is written to it.
+    /// True if the tracee did something unexpected. TiExec detached from it then, and writes nothing more to it.
     lost: bool,
-    /// When the tracee is given up if it has not come to the next stop; never, without.
+    /// The time at which the tracee is given up if it has not reached the next stop; `None` for never.
     until: Option<Instant>,
     gadgets: Gadgets,
     permission: Permission,
     home: Registers,
-    /// The blocked signals while the chain is walked.
+    /// The signals that are blocked while the tracee follows the chain.
     chain_mask: u64,
-    /// The signal mask to come home with.
+    /// The signal mask of home.
     home_mask: u64,
-    /// The extended registers to come home with.
+    /// The extended registers of home.
     extended: Extended,
-    /// The same as frames hold them, and where the part lies that is not in the frame.
+    /// The same registers as frames hold them. The next field is the address of the part that is not in the frame.
     state: ExtendedState,
     apart: RemoteAddr,
     /// The address of eight bytes of zero.
@@ -135,31 +133,32 @@ pub struct Session {
     chain: Option<RemoteAddr>,
     current_slot: usize,
     masked: bool,
-    /// True if calls are made also while the process is stopped by a signal.
+    /// True if calls are made even while the process is stopped by a signal.
     while_stopped: bool,
-    /// The means to end a batch, where batches are allowed.
+    /// The means to end a batch; `None` if batches are not allowed.
     ending: Option<Ending>,
     /// How many calls of a batch a slot has room for.
     batch_room: usize,
     /// True if the signal that ends batches is not blocked.
     signal_is_open: bool,
-    /// True if the tracee stands where it takes signals: there the kernel looks for an interrupted call to restart.
+    /// True if the tracee is stopped where it takes signals. There the kernel checks for an interrupted call to
+    /// restart.
     takes_signals: bool,
     counts: Counts,
 }
 
 impl Session {
-    /// Lays the frames on the tracee's stack. The tracee must be in syscall-exit-stop, or where a
-    /// signal would be taken, to go on with the registers `home`, whose stack pointer is inside
-    /// `stack`: a writable VMA that nothing else uses below the pointer (the initial stack right after
-    /// exec is one; a goroutine's is not).
+    /// Lays the frames on the tracee's stack. The tracee must be in syscall-exit-stop, or where a signal would be
+    /// taken. It will go on with the registers `home`, whose stack pointer is inside `stack`: a writable VMA that
+    /// nothing else uses below the pointer. (The initial stack right after exec is such a VMA; a goroutine's is
+    /// not.)
     ///
-    /// `lets_child_in` says whether SIGCHLD may come on the way home, whatever is blocked there. The
-    /// blocked signals are unchanged until the first call. `last_release` is the step made last before
-    /// home: reaping this process. `memory` is that of the tracee since its exec.
+    /// `lets_child_in` says whether SIGCHLD may come on the way home; all other signals are blocked there. The
+    /// blocked signals are unchanged until the first call. `last_release` is the last step before home: it reaps
+    /// this process. `memory` is that of the tracee since its exec.
     ///
     /// # Errors
-    /// A [`Refusal`] or a [`TraceError`]; the tracee's registers and mask are as they were.
+    /// A [`Refusal`] or a [`TraceError`]. The tracee's registers and mask are unchanged.
     pub fn begin(
         pid: Pid,
         memory: &Memory,
@@ -183,14 +182,14 @@ impl Session {
         }))
     }
 
-    /// Lays the frames of a tracee stopped anywhere, whose status is `now`, if it was read since.
-    /// `home` are the registers with which it shall go on if this process dies: those that a signal
-    /// handler's return would leave it with. There is nothing to be released yet. `permission` has all
-    /// calls that the session will make. Everything is read and written through `memory`.
+    /// Lays the frames of a tracee that was stopped at any point. `now` is its status, if it was read since. `home`
+    /// are the registers with which the tracee must go on if this process dies: those with which a signal handler's
+    /// return would leave it. The session begins without releases. `permission` has all calls that the session will
+    /// make. All reads and writes use `memory`.
     ///
     /// # Errors
-    /// A [`Refusal`] or a [`TraceError`]; the tracee's registers and mask are as they were.
-    /// [`TraceError::Changed`] if `memory` is not that of the tracee.
+    /// A [`Refusal`] or a [`TraceError`]. The tracee's registers and mask are unchanged. [`TraceError::Changed`] if
+    /// `memory` is not that of the tracee.
     pub fn lay(
         pid: Pid,
         memory: &Memory,
@@ -214,14 +213,15 @@ impl Session {
         let Some(state) = arch::extended_state(&extended) else {
             return Ok(Err(Refusal::RegisterState));
         };
-        // Zeroes behind it, for calls that point at some.
+        // Zeroes follow it, for calls that point at zeroes.
         let mut xstate = state.apart.clone();
         xstate.resize(xstate.len().next_multiple_of(8), 0);
         let zeroes = xstate.len() as u64;
         xstate.extend([0; 8]);
 
-        // The layout, from high to low: extended state (64-byte aligned, as XRSTOR wants), two slots for the
-        // chain with its home frame, what releases point at, scratch. Batches are done without where the stack is small.
+        // The layout, from high to low: extended state (64-byte aligned, as XRSTOR requires), two slots for the
+        // chain with its home frame, data for releases, scratch. If the stack is small, there is no room for
+        // batches.
         let layout = |batch_room: usize| {
             let slot_len =
                 arch::FRAME_LEN * (batch_room + MAX_RELEASES) as u64 + arch::home_frame_len(&state);
@@ -271,8 +271,8 @@ impl Session {
         }))
     }
 
-    /// Makes the tracee call, and returns what the kernel answered it. Signals stay pending; a
-    /// SIGSTOP takes effect, and the call is made after SIGCONT.
+    /// Makes the tracee make a call, and returns the kernel's answer. Signals stay pending. A SIGSTOP takes effect,
+    /// and the call is made after SIGCONT.
     ///
     /// # Errors
     /// The tracee is gone, or on its way home.
@@ -301,7 +301,7 @@ impl Session {
         })
     }
 
-    /// Writes `bytes` where the next call can point at them; at most 256.
+    /// Writes `bytes`, at most 256, to an address for the next call to point at. Returns the address.
     ///
     /// # Errors
     /// The tracee is gone.
@@ -311,8 +311,8 @@ impl Session {
         Ok(self.scratch)
     }
 
-    /// Writes `bytes` where a release may point at them, for the rest of the session; at most 128, and
-    /// once only.
+    /// Writes `bytes`, at most 128 and once only, to an address for releases to point at, for the rest of the
+    /// session. Returns the address.
     ///
     /// # Errors
     /// The tracee is gone.
@@ -322,7 +322,7 @@ impl Session {
         Ok(self.kept)
     }
 
-    /// Fills all of `buffer` from `addr` of the tracee.
+    /// Fills all of `buffer` from address `addr` of the tracee.
     ///
     /// # Errors
     /// EFAULT; the tracee is gone.
@@ -330,7 +330,7 @@ impl Session {
         Ok(self.memory.read(addr, buffer)?)
     }
 
-    /// Writes all of `bytes` to `addr` of the tracee, where the tracee itself may write.
+    /// Writes all of `bytes` to address `addr` of the tracee, if the tracee itself may write there.
     ///
     /// # Errors
     /// EFAULT; the tracee is gone.
@@ -340,12 +340,12 @@ impl Session {
         Ok(())
     }
 
-    /// Returns where eight bytes of zero lie, for the rest of the session.
+    /// Returns the address of eight bytes of zero, valid for the rest of the session.
     pub fn zeroes(&self) -> RemoteAddr {
         self.zeroes
     }
 
-    /// Returns the gadgets through which it calls.
+    /// Returns the gadgets through which the tracee makes calls.
     pub fn gadgets(&self) -> Gadgets {
         self.gadgets
     }
@@ -365,17 +365,17 @@ impl Session {
         self.pid
     }
 
-    /// Returns the stack pointer to come home with: at an exec stop it points at `argc`.
+    /// Returns the stack pointer of home. At an exec stop it points at `argc`.
     pub fn stack_pointer(&self) -> RemoteAddr {
         arch::stack_pointer(&self.home)
     }
 
-    /// Returns the address to come home to: at an exec stop the program's first instruction.
+    /// Returns the program counter of home. At an exec stop it is the program's first instruction.
     pub fn program_counter(&self) -> RemoteAddr {
         arch::program_counter(&self.home)
     }
 
-    /// Returns the counts as they will be once home.
+    /// Returns the counts as they will be when the tracee is home.
     pub fn counts(&self) -> Counts {
         let on_the_way = u32::try_from(self.releases.len()).unwrap_or(0);
         Counts { calls: self.counts.calls + on_the_way }
@@ -386,7 +386,7 @@ impl Session {
         ptrace::set_registers(self.pid, &registers)?;
         fault::at(fault::Point::SetRegisters);
         if !self.masked {
-            // From here on the installed registers lead home, and home puts the mask back.
+            // From here on the installed registers lead home, and the home frame restores the mask.
             ptrace::set_signal_mask(self.pid, !0)?;
             fault::at(fault::Point::SetMask);
             self.masked = true;
@@ -394,8 +394,8 @@ impl Session {
         Ok(())
     }
 
-    /// Accepts the entry of that very call, made through the gadget. Another thread may have rewritten the gadget or
-    /// the frames: the answer of another call says nothing.
+    /// Accepts only the entry of this very call, made through the gadget. Another thread may have rewritten the
+    /// gadget or the frames, and the answer of another call means nothing.
     fn entry_of(&self, call: &Call) -> impl FnOnce(SyscallStop) -> Option<()> + use<> {
         let (call, after) = (*call, arch::after_call(self.gadgets).get());
         move |stop| match stop {
@@ -407,19 +407,20 @@ impl Session {
         }
     }
 
-    /// Gives the tracee up if the session does not end within `patience`: another thread of a hostile process may
-    /// have it run anything. It is let go when the calling thread ends, and goes home by itself if it still can.
+    /// Gives the tracee up if the session does not end within `patience`, because another thread of a hostile
+    /// process may make it run anything. The tracee is detached when the calling thread ends, and goes home by
+    /// itself if it still can.
     pub fn limit(&mut self, patience: Duration) {
         self.until = Some(Instant::now() + patience);
     }
 
-    /// Makes sure that the tracee stands where the session left it.
+    /// Makes sure that the tracee is still stopped where the session left it.
     fn stands(&self) -> Result<(), TraceError> {
         if self.lost { Err(TraceError::Changed) } else { Ok(()) }
     }
 
-    /// Resumes the tracee until its next syscall-stop, which must be the one `wanted` accepts. At any other stop
-    /// the tracee is detached from: it runs code that the session did not lay, perhaps of another program.
+    /// Resumes the tracee until its next syscall-stop, which must be one that `wanted` accepts. At any other stop,
+    /// detaches from the tracee: it runs code that the session did not lay, perhaps of another program.
     fn run_to<T>(
         &mut self,
         wanted: impl FnOnce(SyscallStop) -> Option<T>,
@@ -431,7 +432,7 @@ impl Session {
         self.or_lose(stop)
     }
 
-    /// Detaches from a tracee that did not come to where it was sent.
+    /// Detaches from a tracee that did not reach the point to which it was sent.
     fn or_lose<T>(&mut self, came: Result<T, TraceError>) -> Result<T, TraceError> {
         if came.is_err() {
             self.lost = true;
@@ -453,7 +454,7 @@ fn next_stop(pid: Pid, until: Option<Instant>) -> Result<Wait, TraceError> {
     stop.ok_or(TraceError::Late)
 }
 
-/// Resumes the tracee until its next syscall-stop, letting signals and group-stops take effect.
+/// Resumes the tracee until its next syscall-stop. Lets signals and group-stops take effect.
 pub(crate) fn resume_to_syscall(
     pid: Pid,
     while_stopped: bool,
@@ -464,8 +465,8 @@ pub(crate) fn resume_to_syscall(
     Ok(ptrace::syscall_stop(pid)?)
 }
 
-/// Resumes the tracee, in that way and with that signal, until a stop for which `reached` returns something. Other signals
-/// and group-stops take effect.
+/// Resumes the tracee, in this way and with this signal, until a stop for which `reached` returns a value. Other
+/// signals and group-stops take effect.
 fn resume_until<T>(
     pid: Pid,
     (way, signal): (Resume, i32),
@@ -484,8 +485,8 @@ fn resume_until<T>(
         (how, signal) = match stop {
             Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
             Wait::Signal(signal) => (way, signal),
-            // A process held at its exec stop stays stopped until SIGCONT; one that is attached to
-            // was stopped before, and will be again once it is let go.
+            // A process held at its exec stop stays stopped until SIGCONT. A process that is attached to was
+            // stopped before, and will be again once it is let go.
             Wait::GroupStop(_) if while_stopped => (way, 0),
             Wait::GroupStop(_) => (Resume::Listen, 0),
             Wait::Interrupted => (way, 0),

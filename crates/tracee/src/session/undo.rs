@@ -1,4 +1,4 @@
-//! The way home: the chain of what is released on it, and the ends of a session.
+//! The way home: the chain of releases, and the ends of a session.
 
 use tiexec_core::addr::RemoteAddr;
 use tiexec_sys::c;
@@ -14,8 +14,8 @@ use crate::stopped::Stopped;
 use crate::syscall_manifest::LAST;
 
 impl Session {
-    /// Passes the address to come home to, and those of the gadgets, through `moved`: for a program
-    /// whose text is mapped elsewhere too. In force with the next call, or [`Session::install_chain`].
+    /// Passes the program counter of home, and the addresses of the gadgets, through `moved`: for a program whose
+    /// text is mapped elsewhere too. Takes effect with the next call, or with [`Session::install_chain`].
     pub fn move_home(&mut self, moved: impl Fn(RemoteAddr) -> RemoteAddr) {
         let home = moved(arch::program_counter(&self.home));
         arch::set_program_counter(&mut self.home, home);
@@ -24,8 +24,8 @@ impl Session {
         self.chain = None;
     }
 
-    /// Makes the present releases and the present home those that the tracee would walk if this
-    /// process died now. Otherwise that takes the next call.
+    /// Installs the present releases and the present home, so that the tracee follows them if this process dies
+    /// now. Otherwise they take effect with the next call.
     ///
     /// # Errors
     /// The tracee is gone.
@@ -34,7 +34,7 @@ impl Session {
         self.install(arch::aim_at_chain(&self.home, self.gadgets, chain))
     }
 
-    /// Has `release` made on the way home, before those registered earlier.
+    /// Registers `release` for the way home, before those registered earlier.
     pub fn release_on_the_way_home(&mut self, release: SystemCall) {
         let release = release.call;
         debug_assert!(self.permission.covers(&release), "{release:?} is not in the manifest");
@@ -43,26 +43,26 @@ impl Session {
         self.chain = None;
     }
 
-    /// Takes the release registered last back: what it would have released is gone.
+    /// Removes the release registered last, because the thing that it would release is gone.
     pub fn released(&mut self) {
         self.releases.pop();
         self.chain = None;
     }
 
-    /// Takes one release back, wherever in the chain it stands.
+    /// Removes one release, at any position in the chain.
     pub fn withdraw(&mut self, release: SystemCall) {
         self.releases.retain(|known| *known != release.call);
         self.chain = None;
     }
 
-    /// Adds a last step after every release: there the program ends with `status`, and never comes
-    /// home to its first instruction.
+    /// Adds a step after all releases that ends the program with `status`. The program never reaches its first
+    /// instruction.
     pub fn exit_instead(&mut self, status: u8) {
         self.releases.insert(0, remote::exit_group(status).call);
         self.chain = None;
     }
 
-    /// Lets the tracee walk home and detaches from it.
+    /// Lets the tracee go home and detaches from it.
     ///
     /// # Errors
     /// The tracee is gone.
@@ -70,8 +70,8 @@ impl Session {
         self.walk_home(Resume::Detach)
     }
 
-    /// Lets the tracee walk home, and on, and stays its tracer. The step that was to be made last of all, for
-    /// [`Session::begin`], is not made: a later session has it.
+    /// Lets the tracee go home and run on, and stays its tracer. The `last_release` of [`Session::begin`] is not
+    /// made; a later session makes it.
     ///
     /// # Errors
     /// The tracee is gone.
@@ -94,10 +94,10 @@ impl Session {
     /// Makes the release registered last now.
     ///
     /// # Errors
-    /// The tracee is gone. The release's own result does not matter to anybody.
+    /// The tracee is gone. The result of the release does not matter.
     pub fn release_now(&mut self) -> Result<(), TraceError> {
-        // The way home that is laid for this call no longer has it: were this process to die right
-        // after it, the number or the range released could by then be another thread's.
+        // Remove the release from the way home before the call. If this process died right after the call, the
+        // released number or range could by then be another thread's.
         if let Some(release) = self.releases.pop() {
             self.chain = None;
             let _whatever = self.make(release)?;
@@ -105,12 +105,12 @@ impl Session {
         Ok(())
     }
 
-    /// Makes what is left to be released, then has the tracee go on exactly as if it had never been
-    /// `stopped`, and detaches: a system call that was interrupted is restarted by
-    /// the kernel, with its remaining time. (By the chain it would return EINTR.)
+    /// Makes the remaining releases, lets the tracee go on exactly as if it had never been `stopped`, and detaches.
+    /// The kernel restarts an interrupted system call with its remaining time. (By the chain it would return
+    /// EINTR.)
     ///
-    /// With `at_last`, the release registered first is not made by the tracee but by that, while the
-    /// tracee stands still for the last time.
+    /// With `at_last`, the tracee does not make the release registered first. This process calls `at_last` instead,
+    /// while the tracee is stopped for the last time.
     ///
     /// # Errors
     /// The tracee is gone.
@@ -130,11 +130,11 @@ impl Session {
         if let Some(early) = &early {
             let _whatever =
                 self.make(Call { number: c::SYS_getpid, args: arch::call_arguments(registers) })?;
-            // From here on the kernel would go on with the interrupted call by itself.
+            // From here on the kernel would continue the interrupted call by itself.
             ptrace::interrupt(self.pid)?;
             self.set_home(early)?;
         }
-        // Only where a signal would be taken does the kernel look for a call to restart.
+        // The kernel checks for a call to restart only where a signal would be taken.
         if !self.takes_signals {
             self.go_to_signals()?;
         }
@@ -148,11 +148,11 @@ impl Session {
         Ok(self.counts)
     }
 
-    /// Has the tracee go to where it would take a signal.
+    /// Moves the tracee to the point where it would take a signal.
     fn go_to_signals(&self) -> Result<(), TraceError> {
         let (mut how, mut signal) = (Resume::Run, 0);
         loop {
-            // Again after each other stop, which uses the interruption up.
+            // Request an interruption after each other stop too, because that stop uses it up.
             ptrace::interrupt(self.pid)?;
             ptrace::resume(self.pid, how, signal)?;
             let stop = next_stop(self.pid, self.until)?;
@@ -170,14 +170,13 @@ impl Session {
         }
     }
 
-    /// Lets the tracee go at the entry of the call that it was `stopped` in, which waits under a signal
-    /// mask of its own: the kernel then makes the call, keeps the mask that it finds, and puts the
-    /// call's in force, as it did at first. `refused` is the same call with arguments that the kernel
-    /// refuses.
+    /// Lets the tracee go at the entry of the call that it was `stopped` in, which waits under a signal mask of its
+    /// own. The kernel then makes the call, saves the present mask, and puts the call's mask in force, as it did at
+    /// first. `refused` is the same call with arguments that the kernel refuses.
     ///
-    /// No signal can be taken between the entry and the waiting. At each step before the last one,
-    /// which sets all registers at once, the tracee would find the call refused and follow the chain,
-    /// whose end makes the call again with the mask of home: as after SIGSTOP and SIGCONT.
+    /// No signal can be taken between the entry and the waiting. The last step sets all registers at once. If this
+    /// process dies at any step before that, the kernel refuses the call, and the tracee follows the chain. At its
+    /// end the tracee makes the call again with the mask of home, as after SIGSTOP and SIGCONT.
     fn leave_at_entry(
         mut self,
         stopped: &Stopped,
@@ -197,7 +196,7 @@ impl Session {
         Ok(self.counts)
     }
 
-    /// Sets the signal mask and all registers to those of home, the general ones to `registers`.
+    /// Sets the signal mask and all registers to those of home, but the general registers to `registers`.
     fn set_home(&self, registers: &Registers) -> Result<(), TraceError> {
         if self.masked {
             ptrace::set_signal_mask(self.pid, self.home_mask)?;
@@ -211,7 +210,7 @@ impl Session {
         Ok(())
     }
 
-    /// Lays the chain for the present releases, if they have changed, beside the one in use.
+    /// Lays the chain for the present releases in the other slot, if they have changed.
     pub(super) fn lay_chain(&mut self) -> Result<RemoteAddr, TraceError> {
         match self.chain {
             Some(chain) => Ok(chain),
@@ -219,8 +218,8 @@ impl Session {
         }
     }
 
-    /// Lays the frames of `batch`, and the chain behind them; returns where they begin. Behind the batch the tracee has all
-    /// signals blocked but those in `open`.
+    /// Lays the frames of `batch` and the chain behind them. Returns the address of the first frame. Behind the
+    /// batch, all signals of the tracee are blocked except those in `open`.
     pub(super) fn lay_batch(
         &mut self,
         batch: &[Call],
@@ -237,14 +236,15 @@ impl Session {
         self.lay_behind(&frames)
     }
 
-    /// Lays the frames `before`, and the chain for the present releases behind them, in the slot that is not in use.
+    /// Lays the frames `before`, and behind them the chain for the present releases, in the slot that is not in
+    /// use.
     fn lay_behind(&mut self, before: &[u8]) -> Result<RemoteAddr, TraceError> {
         let slot = 1 - self.current_slot;
         let base = self.slots[slot].get();
         let chain = base + before.len() as u64;
         let mut bytes = before.to_vec();
         for (index, release) in self.releases.iter().rev().enumerate() {
-            // After the last release comes the home frame.
+            // The home frame follows the last release.
             let next = RemoteAddr::new(chain + arch::FRAME_LEN * (index as u64 + 1));
             bytes.extend(self.frame(release, next));
         }
@@ -263,7 +263,7 @@ impl Session {
         Ok(self.slots[slot])
     }
 
-    /// The frame that makes `call` and goes on to the one at `next`.
+    /// Builds the frame that makes `call` and goes on to the frame at `next`.
     fn frame(&self, call: &Call, next: RemoteAddr) -> Vec<u8> {
         arch::call_frame(&self.home, self.gadgets, call, next, self.apart, self.chain_mask)
     }
