@@ -1,8 +1,8 @@
 //! `tiexecctl warm`: brings a file's text into huge folios of its page cache, and evicts it first if needed.
 //!
-//! It evicts one huge page's worth at a time and reads it back at once. It does so only if the kernel says that
-//! nobody writes to the file and nobody has that part mapped. The first part that does not become huge ends the
-//! evicting. The rest is still brought in where that evicts nothing.
+//! It evicts one huge page's worth at a time and reads it back at once, and only if the kernel says that nobody
+//! writes to the file and nobody has that part mapped. The first part that does not become huge ends the evicting.
+//! The rest is brought in only where that evicts nothing.
 
 use std::fs::File;
 use std::ops::Range;
@@ -42,7 +42,7 @@ impl Warmth {
 }
 
 /// Returns the present state of `text` of the file (file ranges in bytes, whole base pages, ascending, apart).
-/// Changes nothing: it reads nothing from the disk and evicts nothing.
+/// Reads nothing from the disk and evicts nothing.
 ///
 /// # Errors
 /// The file cannot be mapped, or `/proc/self` cannot be read.
@@ -93,7 +93,7 @@ pub fn warm(
     Ok(weigh(text, &self::state(file, &interiors, pages)?, obstacle, pages))
 }
 
-/// Brings the text of a program's file into huge folios. Returns how many bytes of text are in huge folios then.
+/// Brings the text of a program's file into huge folios. Returns how many bytes are in such folios then.
 ///
 /// # Errors
 /// As [`warm`]; `foreign_image` if the file is no program; `thp_unsupported`.
@@ -139,8 +139,7 @@ impl Patience {
     /// After this total, root has the kernel compact all memory.
     const COMPACT_AFTER: Duration = Duration::from_millis(600);
 
-    /// Waits, each time twice as long, and then has the kernel free a huge page. Returns false without waiting if
-    /// the time is used up.
+    /// Waits, each time twice as long, and has the kernel free a huge page. Returns false if the time is used up.
     fn wait(&mut self, pages: Pages) -> bool {
         if self.waited >= Self::LONGEST {
             return false;
@@ -163,7 +162,7 @@ impl Patience {
 }
 
 impl Evictor<'_> {
-    /// Makes one chunk huge. Returns whether it is huge then.
+    /// Makes one chunk huge. Returns whether it is.
     fn warm(&mut self, chunk: &Range<u64>, state: ChunkState) -> Result<bool, Failure> {
         if self.becomes_huge(chunk)? {
             return Ok(true);
@@ -183,7 +182,7 @@ impl Evictor<'_> {
         }
     }
 
-    /// Tries to make the chunk huge without evicting anything. Returns whether it is huge then.
+    /// Tries to make the chunk huge without evicting anything.
     fn becomes_huge(&self, chunk: &Range<u64>) -> Result<bool, Failure> {
         let prepared = bring(self.file, std::slice::from_ref(chunk), self.pages, None)?;
         Ok(total(&prepared.huge) == chunk.end - chunk.start)
@@ -202,8 +201,8 @@ impl Evictor<'_> {
             evict(self.file, chunk).map_err(unmapped)?;
             let mapping = map(self.file, chunk, self.pages)?;
             if !mapping.cached_parts(chunk, self.pages.base).map_err(unseen)?.is_empty() {
-                // A page that was just read is on a list of its processor for a moment, and cannot be evicted from
-                // there.
+                // A page that was just read is on a list of its processor for a moment, from which nothing evicts
+                // it.
                 if tries > 0 && self.patience.wait(self.pages) {
                     continue;
                 }
@@ -298,7 +297,7 @@ fn not_owner(call: &str) -> Failure {
     Failure::new(SkipReason::NotOwner, detail)
 }
 
-/// Returns the failure for a fact that must be known before anything is evicted, and that the kernel does not tell.
+/// Returns the failure for a fact that the kernel does not tell, and without which nothing may be evicted.
 fn unknown(error: SysError) -> Failure {
     match error.errno {
         Errno::PERM | Errno::ACCES => not_owner(error.call),

@@ -1,6 +1,6 @@
-//! Dying and failing on purpose, for the tests: `TIEXEC_FAULT=die-after-setregs:N`, `die-after-stop:N`,
-//! `die-after-write:N`, `die-after-setmask:N`, `fail-call:N`, or `stand-after-stop:N`, which stops this process there until
-//! SIGCONT.
+//! Kills this process, or fails calls, for the tests: `TIEXEC_FAULT=die-after-setregs:N`, `die-after-stop:N`,
+//! `die-after-write:N`, `die-after-setmask:N`, `fail-call:N`, or `stand-after-stop:N`, which stops this process
+//! there until SIGCONT.
 //!
 //! Only in builds with the feature `fault-injection`; in others these functions are empty.
 

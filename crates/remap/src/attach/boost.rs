@@ -1,15 +1,14 @@
 //! Real-time priority for the time of a stop. On a busy machine each step of a stop would otherwise wait for a
 //! processor.
 //!
-//! The tracer's thread runs under `SCHED_FIFO`, before all normal threads, if it may. The stopped thread does too,
-//! but only if its credentials are the tracer's. A thread of another user could keep the priority, by changing in
-//! its own memory the registers with which it goes home, or give it to children. The fetcher is TiExec's own
-//! process, and the tracer waits for its answers in a stop; it is boosted with the tracer.
+//! The tracer's thread runs under `SCHED_FIFO`, before all normal threads, if it may. The fetcher does too: it is
+//! TiExec's own process, and the tracer waits for its answers in a stop. The stopped thread does only if its
+//! credentials are the tracer's. A thread of another user could give the priority to children, or keep it by
+//! changing the home frame in its own memory.
 //!
-//! - A boost ends with the stop. It ends before that once the stopped thread has had it for ten milliseconds, or
-//!   once the tracer's thread has run with it for that long. Time in which the tracer waits for a tracee does not
-//!   count. The warden, a thread beside the tracer's with the next higher priority, ends such boosts, whatever the
-//!   tracer and its tracee do.
+//! - A boost ends with the stop. It ends earlier once the stopped thread has had it, or the tracer's thread has run
+//!   with it, for ten milliseconds. (Waiting for a tracee does not count.) The warden, a thread beside the tracer's
+//!   with the next higher priority, ends it then, whatever the tracer and its tracee do.
 //! - Children do not inherit it (`SCHED_RESET_ON_FORK`).
 //! - If TiExec dies, the stopped thread ends its own boost on its way home.
 
@@ -33,7 +32,7 @@ use tiexec_tracee::syscall_manifest::ManifestEntry;
 
 /// The lowest real-time priority: before every normal thread, behind every other real-time one.
 const PRIORITY: i32 = 1;
-/// The longest time for which the stopped thread is boosted, and for which the tracer runs boosted, in one attach.
+/// The longest time in one attach for which the stopped thread is boosted, and for which the tracer runs boosted.
 const LONGEST: Duration = Duration::from_millis(10);
 /// The least `RLIMIT_RTTIME` with which a thread is boosted: the kernel counts in ticks, and kills.
 const LEAST_LIMIT: Duration = Duration::from_millis(100);
@@ -44,7 +43,7 @@ const USERS: &str = "ns/user";
 /// The call by which the thread ends its own boost if this process dies.
 const BACK: ManifestEntry = remote::SET_NORMAL_SCHEDULING;
 
-/// The calls that a boosted thread may make for us.
+/// The calls that a boosted thread may make for TiExec.
 pub(super) const CALLS: [ManifestEntry; 1] = [BACK];
 
 /// The boosts of one attach; they end with this value.
@@ -74,9 +73,9 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    /// The CPU time of the tracer's thread when its boost began; `None` while it is not boosted.
+    /// The CPU time of the tracer's thread when its boost began; `None` without a boost.
     since: Option<Duration>,
-    /// For how long the tracer's thread may still run boosted.
+    /// How long the tracer's thread may still run boosted.
     left: Duration,
     /// The stopped thread and when its boost ends, while it has one.
     thread: Option<(Pid, Instant)>,
@@ -130,7 +129,7 @@ impl Boost {
         }
     }
 
-    /// Schedules this thread normally again, because no thread is stopped.
+    /// Schedules this thread normally again: no thread is stopped.
     pub(super) fn rest(&self) {
         if let Some(shared) = &self.shared {
             shared.state().end(shared);
@@ -167,8 +166,7 @@ impl Boost {
         Ok(())
     }
 
-    /// Ends the boost and lets the thread go on. Also returns how long the thread stood, without the time that
-    /// ending the boost took.
+    /// Ends the boost and lets the thread go on. Also returns how long the thread stood until the boost ended.
     ///
     /// # Errors
     /// The thread is gone.
@@ -196,14 +194,14 @@ impl Drop for Boost {
         state.over = true;
         drop(state);
         shared.wake_after(Duration::from_nanos(1));
-        // This process may fork later, and must have one thread then.
+        // A later fork must find this process with one thread.
         let _ended = self.warden.take().map(JoinHandle::join);
     }
 }
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // The state is valid between any two statements, so a poisoned lock does no harm.
+        // The state is valid between any two statements.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -233,8 +231,7 @@ impl Shared {
 }
 
 impl State {
-    /// Ends boosts that have lasted too long. Returns after how long to check again, or `None` if nothing is
-    /// boosted.
+    /// Ends boosts that have lasted too long. Returns the time until the next check; `None` if nothing is boosted.
     fn end_what_lasts_too_long(&mut self, shared: &Shared) -> Option<Duration> {
         let now = Instant::now();
         let of_thread = self.thread.map(|(_, end)| end.saturating_duration_since(now));

@@ -26,7 +26,7 @@ pub(super) const CALLS: [ManifestEntry; 3] =
 pub(super) struct Received {
     /// Its number in the process.
     pub fd: u64,
-    /// True if the thread is known to be able to read the byte that the caller wanted read.
+    /// True if the thread is known to be able to read the byte at `read`.
     pub has_read: bool,
 }
 

@@ -69,8 +69,7 @@ impl Switching<'_> {
     ) -> Result<(), Failure> {
         let mut first = Ok(());
         for Staging { vma, spans, image } in staged {
-            // An image claims its own gaps, in base pages. The hugetlb pool has no base pages, so the file claims
-            // them.
+            // An image claims its gaps itself, in base pages. The hugetlb pool has none, so the file claims them.
             let of_pool = |span: &Span| span.edge && span.backing == Backing::Hugetlb;
             let original = self.texts.file(vma).filter(|_| spans.iter().any(of_pool));
             let claim_by = match original {
@@ -124,8 +123,8 @@ impl Switching<'_> {
         first
     }
 
-    /// Notes text that the kernel or a protection key has shown must be left alone. This is no failure: the text
-    /// counts as if the plan had known.
+    /// Notes text that the kernel or a key has shown must be left alone. This is no failure, as if the plan had
+    /// known.
     fn left_alone(&self, to: AddrRange, done: Result<(), Failure>) -> Result<(), Failure> {
         match done {
             Err(Failure {
@@ -173,8 +172,8 @@ impl Switching<'_> {
         Ok(Switch { source, offset, to, locked, protection, gaps, claim_by, backing })
     }
 
-    /// Makes sure that the thread may read a text as it could read a copy. One check is enough, because a mapping
-    /// has one key.
+    /// Makes sure that the thread may read a text as it could read a copy. A mapping has one key, so one check is
+    /// enough.
     fn is_readable(
         &self,
         executor: &mut impl Executor,
@@ -252,8 +251,8 @@ fn keep_first(
     }
 }
 
-/// Returns where a part of an image belongs in a process with the spans `here`, and the span that holds it. `there`
-/// are the spans of the process that the image was made for; both lists correspond one to one.
+/// Returns where a part of an image belongs in a process with the spans `here`, and which of them holds it. `there`
+/// are the spans of the process for which the image was made, in the same order.
 fn place_of<'a>(part: &Staged, there: &[Span], here: &'a [Span]) -> Option<(&'a Span, AddrRange)> {
     let index = there.iter().position(|span| span.range.covers(part.span.range))?;
     let into = part.span.range.start().get() - there[index].range.start().get();

@@ -1,5 +1,4 @@
-//! Finds the thread to stop: a thread that takes a stop well, and whose seccomp filters allow the calls that it is
-//! to make.
+//! Finds the thread to stop: it must take a stop well, and its seccomp filters must allow the calls.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -173,8 +172,8 @@ pub(super) fn begin(
     }
 }
 
-/// Checks whether this process may trace the target, as far as reading `/proc` shows. Without permission, TiExec
-/// could read neither what the threads do nor their memory, and would report another cause.
+/// Checks whether this process may trace the target, as far as `/proc` shows. If not, TiExec could read neither
+/// what the threads do nor their memory, and would report another cause.
 ///
 /// # Errors
 /// `ptrace_denied`.
@@ -232,8 +231,7 @@ fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) ->
 
 /// What this process knows about the filters of the threads.
 pub(super) struct KnownFilters {
-    /// True if this process may read filters, as far as it knows. If not, no thread is stopped only to find that
-    /// out.
+    /// True if this process may read filters, as far as it knows. If not, no thread is stopped only to find out.
     readable: bool,
     /// The filters that the process has in common with this one: how many, and what they allow.
     common: Option<(u32, Filters)>,

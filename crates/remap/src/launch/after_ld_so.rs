@@ -65,8 +65,8 @@ pub(crate) fn switch(
     let (tid, process) = (stopped.tid, process.clone());
     let (credentials, comm) = (status.credentials.clone(), status.name.shown().to_string());
     let target = Target { pid: tid, task: tid, process, space, credentials, comm };
-    // By now the program has run code of its own choice. After a chain of execs it may be another user's, and then
-    // needs workers.
+    // The program runs code of its own choice by now. After a chain of execs it may be another user's, and need
+    // workers.
     let workers = if order.chain { Pool::default().workers(&target)? } else { Workers::none() };
     let attach = AttachOrder {
         target: &target,
@@ -114,8 +114,8 @@ pub(crate) fn switch(
     Ok((session, prepared.attached))
 }
 
-/// Returns whether objects may be copied into the image store only. That holds unless the settings ask for copies.
-/// A compiler's 200 MiB of libraries are too much for one start of it.
+/// Returns whether objects are copied into the image store only: unless the settings ask for copies. A compiler's
+/// 200 MiB of libraries are too much for one start of it.
 fn only_shared(sources: Sources) -> bool {
     sources.pagecache && sources.store
 }
@@ -207,8 +207,8 @@ impl<'a> Linker<'a> {
         Some(Self { order, pid, known, relro, before: Vec::new(), done_since: None })
     }
 
-    /// Polls once. `ld.so` seems to have mapped everything if three things hold: an object with much text is
-    /// mapped, nothing was mapped since the last poll, and the program makes no system call now.
+    /// Polls. `ld.so` seems to have mapped everything if an object with much text is mapped, nothing was mapped
+    /// since the last poll, and the program makes no system call now.
     pub(crate) fn look(&mut self) -> Progress {
         let Ok(text) = self.order.process.read("maps") else { return Progress::Mapping };
         let Ok(vmas) = maps::parse(&text) else { return Progress::Mapping };

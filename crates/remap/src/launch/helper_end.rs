@@ -17,13 +17,13 @@ pub(crate) fn reap() -> SystemCall {
 
 /// Returns whether the program may take SIGCHLD on its way home.
 ///
-/// The kernel reports the end of this process to the program by SIGCHLD. If the program takes the signal, the
-/// kernel drops it at once, because the default action, which is in force right after exec, is to ignore it.
+/// The end of this process sends SIGCHLD to the program. If the program takes the signal, the kernel drops it at
+/// once: right after exec the default action is in force, which is to ignore it.
 ///
-/// But if SIGCHLD is blocked and may come from a child of the program's own, that child's signal would be lost. The
+/// If SIGCHLD is blocked and may come from a child of the program's own, that child's signal would be lost. The
 /// signal then stays blocked, and one more may be pending than after a plain exec. One signal too many makes a wait
-/// return without a child; one too few makes the program hang. If an init function has installed a handler, the
-/// signal also stays blocked: only the program may run its handler.
+/// return without a child; one too few makes the program hang. A handler that an init function has installed must
+/// be run by the program.
 pub(crate) fn lets_child_in(process: &ProcDir, pid: Pid, status: &Status) -> bool {
     let has = |signals: u64| signals >> (c::SIGCHLD - 1) & 1 == 1;
     // The program may have children from before its exec. If the file cannot be read, assume that it has.
@@ -36,7 +36,7 @@ pub(crate) fn lets_child_in(process: &ProcDir, pid: Pid, status: &Status) -> boo
     !(has(status.caught) || awaited && has(status.blocked))
 }
 
-/// Returns the failure that says why no session could begin.
+/// Returns why no session could begin.
 pub(crate) fn refused(refusal: Refusal) -> Failure {
     match refusal {
         Refusal::StackRoom => Failure::new(

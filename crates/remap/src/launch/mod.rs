@@ -179,8 +179,8 @@ impl<'a> Work<'a> {
     /// Takes the snapshot, plans, and begins the session that carries the plan out.
     fn begin(&mut self) -> Result<Session, Failure> {
         let program = Program::read(self.order, self.foreign, self.deadline())?;
-        // Find these after the page cache is prepared: reading a file that is not cached yet would bring it in as
-        // small folios.
+        // Find them after the page cache is prepared: reading a file that is not cached would bring it in as small
+        // folios.
         let interpreter = auxv::get(&program.auxv, auxv::AT_BASE).unwrap_or(0);
         let memory = Memory::open(self.order.process).map_err(Failure::unreadable)?;
         let gadgets =
@@ -423,11 +423,11 @@ impl<'a> Work<'a> {
 }
 
 /// Brings the text of `exe`, about to be exec'ed, into PMD-sized folios, until `deadline`, if that costs no other
-/// process anything. This must happen before the exec, because the exec reads some text in small folios: the kernel
-/// clears the page where the bss begins, and reads around that fault.
+/// process anything. The exec itself would read some text in small folios: the kernel clears the page where the bss
+/// begins, and reads around that fault.
 ///
-/// Returns whether a plain exec finds all of its text in huge pages where it can be PMD-mapped, so that the program
-/// needs no change. With edges in the policy, it may always need one.
+/// Returns whether a plain exec finds all of its text in huge pages, where it can be PMD-mapped, so that the
+/// program needs no change. With edges in the policy, it may always need one.
 pub fn bring_in(exe: &File, facts: &ElfFacts, policy: &Policy, deadline: Instant) -> bool {
     let Policy { pages, edges, .. } = *policy;
     let image = MainImage::new(facts, 0, RemoteAddr::new(0));

@@ -29,7 +29,7 @@ pub enum Kind {
     User,
 }
 
-/// A store's directory, which is open and was trusted when it was opened.
+/// A store's directory, trusted when it was opened.
 #[derive(Debug)]
 pub struct Directory {
     /// The open directory.
@@ -87,9 +87,8 @@ impl Directory {
         Ok(Self::usable(fd, stat, Path::new(SYSTEM), Kind::System))
     }
 
-    /// Opens the user's own store in `XDG_RUNTIME_DIR`. Returns `None` if that variable is not set, or if its
-    /// directory does not exist, is not on a tmpfs, or does not allow execution. With `create`, makes the missing
-    /// directories.
+    /// Opens the user's own store in `XDG_RUNTIME_DIR`; `None` if that is not set, does not exist, is not on a
+    /// tmpfs, or does not allow execution. With `create`, makes the missing directories.
     ///
     /// # Errors
     /// As [`system`](Self::system).
@@ -100,7 +99,7 @@ impl Directory {
         if !runtime.is_absolute() {
             return Ok(None);
         }
-        // A directory that cannot hold images is not used, so do not check its trust, and make nothing there.
+        // A directory that cannot hold images is not used: it needs no trust, and nothing is made there.
         if !rustix::fs::open(&runtime, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
             .is_ok_and(|fd| holds_images(&fd))
         {

@@ -12,8 +12,8 @@ use tiexec_sys::address_space::AddressSpace;
 
 use super::Switch;
 
-/// Says who else can map and unmap memory while text is switched. The switches of a launch and of an attach differ
-/// only in this.
+/// The others that can map and unmap memory while text is switched. The switches of a launch and of an attach
+/// differ only in this.
 #[derive(Clone, Copy, Debug)]
 pub enum Company<'a> {
     /// Nobody: the program has one thread, which has not run yet. A range that was free is still free. Its undo
@@ -60,8 +60,8 @@ impl Surroundings<'_> {
             |exclusive| snapshot.free_area(part.to.len()).map(|range| Room { range, exclusive });
         match self.company {
             Company::Alone => free(true),
-            // Without marks the mapping stays if this process dies at the wrong moment: later a copy can be
-            // recognized by its name, but the file's own mapping cannot.
+            // Without marks the mapping stays if this process dies at the wrong moment: a copy can be recognized by
+            // its name, the file's own mapping cannot.
             Company::Shared(shared) => shared.marked_room(part, snapshot).or_else(|| free(false)),
         }
     }

@@ -14,9 +14,9 @@ use tiexec_tracee::Failure;
 use super::output::Output;
 use super::{Pool, become_user_to_trace, end};
 
-/// Calls `one` for each of `pids` in a process of its own, and returns the exit statuses. If `one` takes longer
-/// than `patience` for a process, the process in which it runs is ended. `gave_up` gives the status of a process
-/// that was not finished. This process must have one thread.
+/// Calls `one` for each of `pids` in a process of its own, and returns the exit statuses. That process is ended if
+/// `one` takes longer than `patience`. `gave_up` gives the status of a process that was not finished. This process
+/// must have one thread.
 pub fn each_apart(
     pids: &[Pid],
     patience: Duration,
@@ -99,7 +99,7 @@ fn tracer(
     Err(Failure::new(FailureKind::HelperDied, format_args!("its tracer ended: {how}")))
 }
 
-/// How long to wait for the end of a tracer. A tracer that waits for a file cannot be killed.
+/// How long to wait for a tracer's end. A tracer that waits for a file cannot be killed.
 const SOON: Duration = Duration::from_secs(1);
 
 /// A tracer process, as seen by the process that waits for it.
