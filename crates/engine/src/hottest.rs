@@ -24,7 +24,7 @@ use crate::retry::may_pass;
 use crate::sampling::{FREQUENCY, Sampling, miss_time, number};
 use crate::switched_off::is_switched_off;
 
-/// How long is sampled if `--settle` does not say.
+/// How long to sample if `--settle` does not say.
 const USUAL: Duration = Duration::from_secs(5);
 
 /// The places where some processes have executed.
@@ -40,8 +40,8 @@ impl Hot {
     /// Samples the processes, for as long as the settings say; with `dry_run`, only to plan.
     ///
     /// # Errors
-    /// EACCES, EPERM by `kernel.perf_event_paranoid`, for processes of others, and under filters; ESRCH if
-    /// they have ended; ENOSYS without transparent huge pages.
+    /// EACCES, EPERM where `kernel.perf_event_paranoid` or a filter forbids it, and for processes of other
+    /// users; ESRCH if the processes have ended; ENOSYS without transparent huge pages.
     pub fn sample(
         pids: &[Pid],
         budget: Budget,
@@ -50,14 +50,14 @@ impl Hot {
     ) -> Result<Self, SysError> {
         let mut policy = policy(settings, dry_run)
             .map_err(|_none| SysError { call: "huge pages", errno: tiexec_sys::Errno::NOSYS })?;
-        // The huge pages are copies, unless the user names the page cache. Once a file's page cache is huge, the
-        // kernel maps all of it so.
+        // Use copies, unless the user names the page cache. Once a file's page cache is huge, the kernel maps
+        // all of it huge, not only the hottest part.
         policy.sources.pagecache = settings.backing == BackingChoice::Pagecache;
         let pages = policy.pages;
         let mut sampling = Sampling::of_running(pids, Heirs::Threads, FREQUENCY, pages.base)?;
         let time = if settings.settle().is_zero() { USUAL } else { settings.settle() };
         sampling.until(Instant::now().checked_add(time), || false, |_| {})?;
-        // Whether a walk costs anything here decides only for `auto`.
+        // Only `auto` needs to know what a page walk costs on this machine.
         let time = match budget {
             Budget::Auto => miss_time(pages),
             Budget::Pages(_) => MissTime::USUAL,
@@ -68,7 +68,7 @@ impl Hot {
     /// Chooses the huge pages of a process.
     ///
     /// # Errors
-    /// It could not be looked at.
+    /// The process could not be read.
     pub fn choose(&self, locked: &LockedTarget) -> Result<Choice, Failure> {
         let order = locked.order(Policy { dry_run: true, ..self.policy });
         let planned = attach(&order, &mut Images::default())?.plan;
@@ -104,7 +104,7 @@ impl Hot {
     /// Takes the hottest huge pages of a process; the report says which.
     ///
     /// # Errors
-    /// Nothing could be begun; the process is as it was.
+    /// The work could not begin; the process is as it was.
     pub fn carry_out(
         &self,
         locked: &LockedTarget,
@@ -126,10 +126,10 @@ pub fn longest(settings: &Settings) -> Duration {
     sampling.saturating_add(PATIENCE).saturating_add(LONGEST)
 }
 
-/// Looks after a program that has just been started: samples it, and takes its hottest huge pages.
+/// Treats a program that has just been started: samples it, and takes its hottest huge pages.
 ///
 /// # Errors
-/// Nothing could be begun; the program is as it was.
+/// The work could not begin; the program is as it was.
 pub fn look_after(
     program: Pid,
     budget: Budget,
@@ -160,7 +160,7 @@ pub fn look_after(
     }
 }
 
-/// For how long a process that cannot be attached to at the moment is tried again.
+/// For how long to retry a process that cannot be attached to at the moment.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The pause between two tries.
 const AGAIN: Duration = Duration::from_millis(500);

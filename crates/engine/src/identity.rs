@@ -3,8 +3,9 @@
 use tiexec_core::proc::stat;
 use tiexec_sys::procfs::ProcDir;
 
-/// The program that a process runs: the process by its number and its start, and the program by the place of its stack,
-/// which the kernel chooses at each exec. So no other process, and no other program, is taken for it.
+/// The program that a process runs. The process number and the start time identify the process. The address of the
+/// stack, which the kernel chooses at each exec, identifies the program. No other process and no other program has the
+/// same values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Identity {
     /// The start of the process, in clock ticks since boot.
@@ -14,7 +15,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Looks; `None` once the process is gone.
+    /// Reads the identity; `None` once the process is gone.
     pub fn of(process: &ProcDir) -> Option<Self> {
         let text = process.read("stat").ok()?;
         let start_stack = stat::layout(&text).map_or(0, |layout| layout.start_stack);

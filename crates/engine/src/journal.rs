@@ -77,7 +77,7 @@ pub fn crash(message: &str, pid: Pid, build_id: &str, rule: &str) {
 
 fn socket() -> Option<UnixDatagram> {
     let socket = UnixDatagram::unbound().ok()?;
-    // A full log must not hold anything up.
+    // A full log must not block this process.
     socket.set_nonblocking(true).ok()?;
     Some(socket)
 }

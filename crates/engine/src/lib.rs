@@ -1,10 +1,11 @@
-//! The work on programs over time. Nothing is printed here: callers hear what was done, and tell it.
+//! The work on programs over time. This crate prints nothing: it returns results, and its callers print
+//! them.
 //!
-//! - [`launch`]: whether there is something to gain by a launch, and the helper that works on the program.
+//! - [`launch`]: whether a program can gain from a launch, and the helper that works on the program.
 //! - [`locked_target`]: one process, opened, locked, and treated once.
 //! - [`policy`]: what the settings want done with a program's text.
 //! - [`settings`]: the settings that no option gives.
-//! - [`output`]: how files and streams are written, for those who do print.
+//! - [`output`]: how files and streams are written, for the crates that print.
 //! - [`follow`]: a program's descendants, and what they map later.
 //! - [`sampling`] and [`hottest`]: where a program executes, and its hottest huge pages only.
 //! - [`identity`]: the program that a process runs, to notice another one in its place.

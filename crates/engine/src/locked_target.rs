@@ -1,4 +1,4 @@
-//! One process that is worked on: locked, ordered for, and treated once.
+//! One process to work on: TiExec locks it, makes an order for it, and treats it once.
 
 use std::time::Duration;
 
@@ -28,10 +28,11 @@ const STAGING: Duration = Duration::from_secs(30);
 /// How long to look for a thread that takes a stop well.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long one process of other credentials may take, to the end.
+/// How long the whole work on one process of other credentials may take.
 pub const LONGEST: Duration = Duration::from_secs(60);
-/// How long it may take to look at one process of other credentials: looking waits for the lock of its memory, which it
-/// may keep for ever (a page of a file of FUSE that another process of its user reads there).
+/// How long a look at one process of other credentials may take. The look waits for the lock of the process's memory,
+/// and the process may hold that lock for ever (for a page of a FUSE file, which another process of its user never
+/// delivers).
 pub const LOOKING: Duration = Duration::from_secs(30);
 
 /// A target that no other TiExec of this user works on.
@@ -39,21 +40,22 @@ pub const LOOKING: Duration = Duration::from_secs(30);
 pub struct LockedTarget {
     /// The process.
     pub target: Target,
-    /// Held as long as this TiExec works on it.
+    /// Held as long as this TiExec works on the process.
     pub lock: Lock,
     workers: Workers,
 }
 
 impl LockedTarget {
-    /// Opens and locks a process of this process's own credentials, or one that is already worked on apart.
+    /// Opens and locks a process of this process's own credentials, or a process that a worker of its user works on
+    /// already.
     ///
     /// # Errors
-    /// It is gone, busy, or may not be traced; it is as it was.
+    /// The process is gone, busy, or may not be traced; it is as it was.
     pub fn open(pid: Pid) -> Result<Self, Failure> {
         Self::open_with(pid, &mut Pool::default())
     }
 
-    /// As [`open`](Self::open), with workers of the pool if its credentials are others.
+    /// As [`open`](Self::open), with workers of the pool if the process has other credentials.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -62,7 +64,8 @@ impl LockedTarget {
     }
 
     fn open_as_seen(pid: Pid, pool: &mut Pool) -> Result<Self, Failure> {
-        // Not in `this_process`, which has another check: a seccomp filter may kill for the call.
+        // This check is not in `this_process`, which has another one: a seccomp filter may kill the process for the
+        // call.
         if procfs::is_foreign() {
             return Err(Failure::new(FailureKind::ProcUnavailable, procfs::FOREIGN));
         }
@@ -77,14 +80,14 @@ impl LockedTarget {
     /// Opens and locks this very process.
     ///
     /// # Errors
-    /// `busy`, `proc_unavailable`, `ptrace_denied`: it may not even read about itself.
+    /// `busy`, `proc_unavailable`; `ptrace_denied` if the process may not even read about itself.
     pub fn this() -> Result<Self, Failure> {
         let target = this_process()?;
         let lock = Lock::take(&target.process)?;
         Ok(Self { target, lock, workers: Workers::none() })
     }
 
-    /// Returns the order to treat it. The deadline of a launch does not bind it.
+    /// Returns the order to treat the process. Its deadline is that of staging, not that of a launch.
     pub fn order(&self, policy: Policy) -> AttachOrder<'_> {
         AttachOrder {
             target: &self.target,
@@ -103,7 +106,7 @@ impl LockedTarget {
         start_time(&self.target.process)
     }
 
-    /// Returns whether it has text of ours; not so if that cannot be told.
+    /// Returns whether the process has text of ours; false if that is not known.
     pub fn has_text_of_ours(&self) -> bool {
         let has = |pages| mapped::has_text_of_ours(&self.target.process, pages);
         thp::pages().and_then(has) == Some(true)
@@ -141,7 +144,7 @@ impl LockedTarget {
 pub fn this_process() -> Result<Target, Failure> {
     thp::pages().ok_or_else(unsupported)?;
     let (target, ()) = Target::open(process::this(), |_| Ok(()))?;
-    // The process of that number may be another one where /proc is that of another PID namespace.
+    // Where /proc is that of another PID namespace, this number may name another process there.
     if !target.space.is_this_process() {
         let what = "/proc is that of another PID namespace; fix: mount -t proc proc /proc";
         return Err(Failure::new(FailureKind::ProcUnavailable, what));
@@ -154,10 +157,10 @@ pub fn start_time(process: &ProcDir) -> Option<u64> {
     stat::start_time(&process.read("stat").ok()?).ok()
 }
 
-/// Puts onto huge pages what is selected of a process; the report is of what the kernel says then.
+/// Puts the selected text of a process onto huge pages; the report says what the kernel shows afterwards.
 ///
 /// # Errors
-/// Nothing could be begun; the process is as it was.
+/// The work could not begin; the process is as it was.
 pub fn carry_out(
     order: &AttachOrder<'_>,
     images: &mut Images,
@@ -165,10 +168,10 @@ pub fn carry_out(
     carry_out_by(order, || attach(order, images))
 }
 
-/// The same with this very process, of which the calling thread makes the calls.
+/// Does the same with this very process; the calling thread makes the system calls.
 ///
 /// # Errors
-/// Nothing could be begun; the process is as it was.
+/// The work could not begin; the process is as it was.
 pub fn carry_out_here(
     order: &AttachOrder<'_>,
     images: &mut Images,
@@ -202,12 +205,12 @@ fn carry_out_by(
     Ok((attached, report))
 }
 
-/// Returns whether the process has text of ours; not so if it cannot be looked at.
+/// Returns whether the process has text of ours; false if the process cannot be read.
 pub fn has_text_of_ours(process: &ProcDir) -> bool {
     look_for_text_of_ours(process) == Some(true)
 }
 
-/// Returns whether the process has text of ours; `None` if it cannot be looked at.
+/// Returns whether the process has text of ours; `None` if the process cannot be read.
 pub fn look_for_text_of_ours(process: &ProcDir) -> Option<bool> {
     let Some(pages) = thp::pages() else { return Some(false) };
     let has = || mapped::has_text_of_ours(process, pages);

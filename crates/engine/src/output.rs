@@ -1,8 +1,8 @@
 //! Files that are written for the user: reports, pages, figures.
 //!
-//! Root may be told to write where others make names too, such as `/tmp`. So a file is written beside its name, as a
-//! new one, and put there whole by rename(2): nobody finds a half of it, and a link that somebody has put there leads
-//! nowhere.
+//! Root may be told to write in a directory where other users create names too, such as `/tmp`. So TiExec writes a new
+//! file beside the name, and puts it in place whole by rename(2). No reader finds half a file, and a link that another
+//! user put there leads nowhere.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -20,7 +20,7 @@ use tiexec_sys::process::without_write_signals;
 use tiexec_sys::with_symbols;
 use tiexec_sys::{Errno, random};
 
-/// Why nothing can be written there.
+/// Why the output cannot be written there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal(String);
 
@@ -56,18 +56,18 @@ pub struct Output {
 /// The kind of file that is there now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum What {
-    /// Nothing, or a file, which a new one takes the place of.
+    /// Nothing, or a file: a new file replaces it.
     File,
-    /// A file in a directory where this user may make none: it is written to as it is.
+    /// A file in a directory where this user may create none: TiExec overwrites the file itself.
     FixedFile,
-    /// A pipe or a device: it is written to.
+    /// A pipe or a device: TiExec writes to it.
     Special,
-    /// A descriptor of this process's own, by its name.
+    /// A descriptor of this process, by its name.
     Descriptor,
 }
 
 impl Output {
-    /// Looks whether the product can be written there, which may take a while to make; nothing is touched.
+    /// Checks, before a product is made that may take a while, whether it can be written there. Changes nothing.
     ///
     /// # Errors
     /// The obstacle.
@@ -83,7 +83,8 @@ impl Output {
         Ok(Self { directory, name: name.to_owned(), what })
     }
 
-    /// Writes the product, all of it or, but for pipes and devices, nothing.
+    /// Writes the product. A new file gets all of it or does not appear; a file that is overwritten, a pipe or a device
+    /// may get a part.
     ///
     /// # Errors
     /// The write's failure.
@@ -98,7 +99,8 @@ impl Output {
         }
     }
 
-    /// Opens it for what comes bit by bit; a file is there, and empty, from now on. Does not wait for a reader of a pipe.
+    /// Opens the output for a product that comes bit by bit. An empty file is there from now on. Does not wait for a
+    /// reader of a pipe.
     ///
     /// # Errors
     /// The failure to make or open the file.
@@ -127,7 +129,7 @@ impl Output {
         }
     }
 
-    /// Puts the new file where it belongs, in place of what is there, be that a link by now.
+    /// Puts the new file in its place. It replaces what is there, even a link that came meanwhile.
     fn put(&self, new: &OsStr) -> Result<(), Refusal> {
         Ok(rustix::fs::renameat(&self.directory, new, &self.directory, &self.name)?)
     }
@@ -140,7 +142,7 @@ impl Output {
         done
     }
 
-    /// Opens what is there already.
+    /// Opens the file that is there already.
     fn open_there(&self, more: OFlags) -> Result<File, Refusal> {
         let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC | more;
         if self.what == What::Descriptor {
@@ -154,7 +156,7 @@ impl Output {
         let flags = flags | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(&self.directory, &self.name, flags, Mode::empty())?;
         let stat = rustix::fs::fstat(&file)?;
-        // Between the look and now it may have become another.
+        // Another file may have taken its place since the check.
         if kind(&stat, false) != Ok(self.what) {
             return refused("it has changed meanwhile");
         }
@@ -165,7 +167,8 @@ impl Output {
     }
 }
 
-/// Returns whether the path names a descriptor of this process's own: a link, but one that nobody else has put there.
+/// Returns whether the path names a descriptor of this process. Such a path is a link, but no other user has put it
+/// there.
 fn is_descriptor(path: &Path) -> bool {
     let number = |rest: &Path| {
         rest.to_str()
@@ -176,7 +179,7 @@ fn is_descriptor(path: &Path) -> bool {
         || ["/dev/fd", "/proc/self/fd"].iter().any(|at| path.strip_prefix(at).is_ok_and(number))
 }
 
-/// Tells what is at the name.
+/// Returns the kind of file at the name.
 fn what(directory: &OwnedFd, name: &OsStr) -> Result<What, Refusal> {
     let may_make = || rustix::fs::accessat(directory, ".", Access::WRITE_OK, AtFlags::empty());
     let stat = match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -194,7 +197,7 @@ fn what(directory: &OwnedFd, name: &OsStr) -> Result<What, Refusal> {
     Ok(what)
 }
 
-/// Tells what to do with what is there; `may_make` says whether files may be made beside it.
+/// Returns how to write to the file that is there; `may_make` says whether files may be created beside it.
 fn kind(stat: &Stat, may_make: bool) -> Result<What, Refusal> {
     let own = rustix::process::geteuid().as_raw();
     match FileType::from_raw_mode(stat.st_mode) {
@@ -216,10 +219,10 @@ fn kind(stat: &Stat, may_make: bool) -> Result<What, Refusal> {
     }
 }
 
-/// Returns a name for the new file that nobody has guessed: nobody makes that file first again and again.
+/// Returns a name for the new file that nobody can guess; otherwise another user could create each such file first.
 fn new_name(name: &OsStr) -> Result<OsString, Refusal> {
     let random = random::word().map_err(|error| Refusal(error.to_string()))?;
-    // A name of the greatest length leaves no room.
+    // The name may have the greatest length, which leaves no room for the rest.
     let name = &name.as_bytes()[..name.len().min(200)];
     let mut new = OsString::from(".");
     new.push(OsStr::from_bytes(name));
@@ -227,13 +230,13 @@ fn new_name(name: &OsStr) -> Result<OsString, Refusal> {
     Ok(new)
 }
 
-/// The bytes that a pipe that is ready takes without blocking (`PIPE_BUF`).
+/// The number of bytes that a ready pipe takes without blocking (`PIPE_BUF`).
 const READY: usize = 4096;
-/// How long a full stream is waited for, in milliseconds.
+/// How long to wait for a full stream, in milliseconds.
 const PATIENCE_MS: i64 = 100;
 
-/// Writes all of `text`, unless the stream stays full for a tenth of a second, without a signal if
-/// it is broken. Names in it should be [escaped](escape); whatever is not does nothing to a terminal either.
+/// Writes all of `text`, unless the stream stays full for a tenth of a second. A broken stream causes no signal. Names
+/// in `text` should be [escaped](escape); a name that is not escaped does nothing to a terminal either.
 ///
 /// # Errors
 /// The error of write(2); EAGAIN for a full stream.

@@ -2,8 +2,8 @@
 
 use tiexec_core::skip::{FailureKind, Reason};
 
-/// Returns whether the obstacle may be gone a moment later, and asking again takes little. A shortage of huge pages is none:
-/// each attempt makes the kernel look for some.
+/// Returns whether the obstacle may be gone a moment later, and a retry costs little. A shortage of huge pages is no
+/// such obstacle: each attempt makes the kernel search for huge pages.
 pub const fn may_pass(reason: Reason) -> bool {
     matches!(
         reason,

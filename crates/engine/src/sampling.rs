@@ -1,4 +1,4 @@
-//! Sampling where processes execute, for as long as is wanted.
+//! Samples where processes execute.
 
 use std::time::{Duration, Instant};
 
@@ -15,23 +15,23 @@ use tiexec_tracee::threads;
 
 /// How often the buffers are emptied.
 const DRAIN: Duration = Duration::from_millis(100);
-/// The pause between looks at which processes still live: a command may end at any time.
+/// The pause between two checks of which processes still live: a command may end at any time.
 const LOOK: Duration = Duration::from_millis(500);
 /// Samples in a second of each thread's time, unless an option says otherwise. The number divides no
 /// usual frequency of a program's periodic work. In a guest, where an interrupt takes 25 µs, the samples
 /// cost little more than 1 % of the threads' time.
 pub const FREQUENCY: u32 = 499;
 
-/// A sampling under way.
+/// Sampling in progress.
 pub struct Sampling {
     sampler: Sampler,
     tally: Tally,
-    /// The one process that is wanted; all that comes otherwise, this one left out.
+    /// The only process to count; if `None`, all processes except this one.
     pub only: Option<u32>,
 }
 
 impl Sampling {
-    /// Begins with all threads of some processes that run. Those that have ended are passed over.
+    /// Begins with all threads of some running processes. Skips processes that have ended.
     ///
     /// # Errors
     /// As [`Sampler::open`].
@@ -47,7 +47,8 @@ impl Sampling {
             living.iter().flat_map(|(pid, process)| threads::list(process, *pid)).collect();
         process::lift_descriptor_limit();
         let sampler = Sampler::open(&tids, heirs, frequency)?;
-        // Afterwards: what is mapped from now on is told by the records.
+        // Read maps after the sampler is open, because the records report only what is mapped from now
+        // on.
         let mut tally = Tally::new(base);
         for (pid, process) in &living {
             if let Some(vmas) = process.read("maps").ok().and_then(|text| maps::parse(&text).ok()) {
@@ -62,7 +63,7 @@ impl Sampling {
     /// # Errors
     /// As [`Sampler::open`].
     pub fn of_children(frequency: u32, base: PageSize) -> Result<Self, SysError> {
-        // It must be inherited by a process: what is not wanted is passed over later.
+        // Child processes must inherit the event. Unwanted samples are dropped later.
         let sampler = Sampler::open(&[process::this()], Heirs::Processes, frequency)?;
         Ok(Self { sampler, tally: Tally::new(base), only: None })
     }
@@ -78,11 +79,11 @@ impl Sampling {
         mut over: impl FnMut() -> bool,
         mut look: impl FnMut(&Tally),
     ) -> Result<(), SysError> {
-        // Early once: what ends soon is seen too.
+        // The first look is early, so that it also sees processes that end soon.
         let mut look_at = Instant::now() + DRAIN;
         loop {
             let left = end.map_or(DRAIN, |end| end.saturating_duration_since(Instant::now()));
-            // Before the records are read, so that none of the last is missed.
+            // Ask before the records are read, so that no last record is missed.
             let over = over() || left.is_zero();
             let woken = match self.sampler.wait(left.min(DRAIN)) {
                 Err(error) if error.errno == Errno::INTR => Woken::Records,
@@ -100,7 +101,7 @@ impl Sampling {
         }
     }
 
-    /// Returns by what samples are taken.
+    /// Returns the clock by which samples are taken.
     pub fn clock(&self) -> Clock {
         self.sampler.clock()
     }
@@ -131,14 +132,14 @@ impl Sampling {
     }
 }
 
-/// Puts why sampling is refused, and what would help, in words.
+/// Returns, in words, why sampling is refused, and what would help.
 pub fn refusal(error: SysError) -> String {
     let knob = |name: &str| {
         let text = std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default();
         text.trim().to_owned()
     };
     let fix = match error.errno {
-        // A filter is asked before the kernel looks at who asks.
+        // The kernel runs the filter before it checks the caller's rights.
         Errno::PERM | Errno::ACCES if is_filtered() => {
             "; it may be forbidden by the seccomp filter that tiexec runs under, such as that of a container"
                 .to_owned()
@@ -166,7 +167,8 @@ fn is_filtered() -> bool {
     status.is_ok_and(|status| status.seccomp == 2)
 }
 
-/// Measures what a miss costs on this machine; where there is no memory to spare for that, what is usual.
+/// Measures what a miss costs on this machine. Returns the usual cost if there is no memory to spare for
+/// the measurement.
 pub fn miss_time(pages: Pages) -> MissTime {
     let room = |process: ProcDir| headroom::check(&process, jump_timing::MEMORY).is_ok();
     if !ProcDir::this_process().is_ok_and(room) {

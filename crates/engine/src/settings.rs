@@ -13,22 +13,22 @@ use crate::switched_off::is_switched_off;
 /// Settings for the machine, one `key=value` a line.
 pub const CONFIG_FILE: &str = "/etc/tiexec/config";
 
-/// Most bytes of it.
+/// The most bytes that are read of it.
 const LONGEST: u64 = 1 << 20;
 
 /// The settings of this machine and this environment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Surroundings {
-    /// They. `off` holds whatever is taken over later.
+    /// The settings. `off` stays set, whatever settings are taken over later.
     pub settings: Settings,
-    /// The sources that have parts which mean nothing, and these parts.
+    /// The sources with invalid parts, and these parts.
     pub malformed: Vec<(&'static str, Vec<Malformed>)>,
-    /// The configuration file cannot be read, in one line. It may say off, so `off` holds.
+    /// Why the configuration file cannot be read, in one line. The file may say off, so `off` is set.
     pub unread: Option<String>,
 }
 
 impl Surroundings {
-    /// Reads them. A file that is not there has no settings.
+    /// Reads the settings. A file that does not exist has no settings.
     pub fn read() -> Self {
         let mut settings = Settings::default();
         let (file, unread) = match config_file() {
@@ -46,7 +46,7 @@ impl Surroundings {
         Self { settings, malformed, unread }
     }
 
-    /// Says which parts mean nothing, a line for each source, and that the file cannot be read.
+    /// Returns a line for each source with invalid parts, and a line for a file that cannot be read.
     pub fn complaints(&self) -> impl Iterator<Item = String> {
         let malformed = self.malformed.iter().map(|(source, parts)| {
             let list: Vec<String> = parts.iter().map(ToString::to_string).collect();
@@ -56,16 +56,17 @@ impl Surroundings {
     }
 }
 
-/// Reads the configuration file. One that is not there is empty.
+/// Reads the configuration file. A file that does not exist counts as empty.
 ///
 /// # Errors
-/// It cannot be read, in one line.
+/// The reason why it cannot be read, in one line.
 pub fn config_file() -> Result<Vec<u8>, String> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let failed = |errno: rustix::io::Errno, fix: &str| {
         format!("cannot read {CONFIG_FILE}: {}; fix: {fix} {CONFIG_FILE}", Errno::from(errno))
     };
-    // openat(2), as for every other file: libtiexec reads this before it tries what a seccomp filter kills for.
+    // openat(2), as for every other file: libtiexec reads this file before it tests which calls a seccomp
+    // filter kills for.
     let file = match openat(CWD, CONFIG_FILE, flags, Mode::empty()) {
         Ok(file) => file,
         Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => return Ok(Vec::new()),
@@ -78,7 +79,7 @@ pub fn config_file() -> Result<Vec<u8>, String> {
     match kind {
         Ok(FileType::RegularFile) => {}
         Ok(FileType::Directory) => return Err(failed(rustix::io::Errno::ISDIR, "rmdir")),
-        // Such as /dev/null, by which a container hides a file.
+        // Another kind of file, such as /dev/null, with which a container hides a file.
         _ => return Ok(Vec::new()),
     }
     let mut text = Vec::new();

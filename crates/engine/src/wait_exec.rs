@@ -1,6 +1,7 @@
-//! Waits until a service runs the program that it is for: systemd's own child, and shells, exec first.
+//! Waits until a service runs its own program: before that, systemd's child and shells execute.
 //!
-//! The wait reads `/proc/PID/stat`, `comm` and `exe` only. All three answer whatever the process does, so the deadline holds.
+//! The wait reads `/proc/PID/stat`, `comm` and `exe` only. The kernel answers all three whatever the process does, so
+//! the deadline holds.
 
 use std::time::{Duration, Instant};
 
@@ -12,11 +13,11 @@ use tiexec_sys::{Pid, process};
 const PAUSE: Duration = Duration::from_millis(20);
 /// The pause between two searches of `/proc` for it.
 const SEARCH_PAUSE: Duration = Duration::from_millis(100);
-/// For how long a program must sleep for `ld.so` to be done: `ld.so` works without a pause.
+/// For how long a program must sleep before its `ld.so` counts as done: `ld.so` works without a pause.
 const ASLEEP: Duration = Duration::from_millis(100);
-/// How long a program must have run for it.
+/// How much CPU time a program must have used before its `ld.so` counts as done.
 const WORK: Duration = Duration::from_millis(50);
-/// How old a program may be at most, as it was seen, and count as beginning.
+/// The age, counted from the first look at it, at which the `ld.so` of a program counts as done in any case.
 const OLD: Duration = Duration::from_secs(1);
 
 /// Programs that execute another one for a service, by their file names.
@@ -43,11 +44,11 @@ pub enum Waited {
 /// The result of a search for the main process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Search {
-    /// This is it.
+    /// The main process.
     Found(Pid),
-    /// It may still come.
+    /// The main process may still come.
     NotYet,
-    /// It has ended.
+    /// The main process has ended.
     Ended,
 }
 

@@ -1,8 +1,8 @@
 //! The C API, and the constructor of a preloaded library.
 //!
 //! # Safety
-//! Pointers come from C here, and nowhere else. Each function says what must hold of them, as the manual page does. No panic
-//! crosses into C.
+//! In this library, pointers come from C only here. Each function says what must hold of its pointers, as the manual
+//! page does. No panic crosses into C.
 
 #![allow(unsafe_code, reason = "C has pointers, and calls functions by their names")]
 #![allow(non_camel_case_types, reason = "these are the names that C programs use")]
@@ -59,13 +59,13 @@ pub unsafe extern "C" fn tiexec_self(
     options: *const tiexec_options,
     result: *mut tiexec_result,
 ) -> c_int {
-    // SAFETY: NULL, or as the caller vouches.
+    // SAFETY: the pointer is NULL, or valid by the caller's promise.
     let settings = unsafe { settings(options) };
     let attach = || match settings {
         Ok(settings) => treat::attach(&settings).map_or_else(Outcome::from, Outcome::from),
         Err(invalid) => Outcome::invalid(invalid),
     };
-    // SAFETY: NULL, or as the caller vouches.
+    // SAFETY: the pointer is NULL, or valid by the caller's promise.
     unsafe { told(result, attach) }
 }
 
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn tiexec_self(
 /// `result` is NULL or leads to a structure of the size that it says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tiexec_self_revert(result: *mut tiexec_result) -> c_int {
-    // SAFETY: NULL, or as the caller vouches.
+    // SAFETY: the pointer is NULL, or valid by the caller's promise.
     unsafe { told(result, || treat::revert().map_or_else(Outcome::from, Outcome::from)) }
 }
 
@@ -108,7 +108,7 @@ pub extern "C" fn tiexec_self_report(fd: c_int, json: c_int) -> c_int {
 /// As [`tiexec_self`].
 unsafe fn settings(options: *const tiexec_options) -> Result<Settings, String> {
     let mut settings = Settings::default();
-    // SAFETY: NULL, or as the caller vouches: its first member is its size.
+    // SAFETY: the pointer is NULL, or valid by the caller's promise; the first member of the structure is its size.
     let Some(size) = (unsafe { options.cast::<usize>().as_ref() }) else { return Ok(settings) };
     if *size == 0 {
         return Ok(settings);
@@ -116,10 +116,10 @@ unsafe fn settings(options: *const tiexec_options) -> Result<Settings, String> {
     if *size != size_of::<tiexec_options>() {
         return Err(format!("struct tiexec_options of {size} bytes is of another version"));
     }
-    // SAFETY: as just seen it has this version's size.
+    // SAFETY: the check above shows that the structure has this version's size.
     let text = unsafe { (*options).settings };
     if !text.is_null() {
-        // SAFETY: the caller vouches for a string.
+        // SAFETY: the caller promises that this is a string.
         let text = unsafe { CStr::from_ptr(text) };
         let malformed = settings.take_environment(&text.to_string_lossy());
         if !malformed.is_empty() {
@@ -135,13 +135,14 @@ unsafe fn settings(options: *const tiexec_options) -> Result<Settings, String> {
 /// # Safety
 /// As [`tiexec_self`].
 unsafe fn told(result: *mut tiexec_result, work: impl FnOnce() -> Outcome) -> c_int {
-    // SAFETY: NULL, or as the caller vouches: its first member is its size.
+    // SAFETY: the pointer is NULL, or valid by the caller's promise; the first member of the structure is its size.
     let size = unsafe { result.cast::<usize>().as_ref() };
     if size.is_some_and(|size| *size < size_of::<tiexec_result>()) {
         return -Errno::INVAL.raw_os_error();
     }
     let outcome = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_panic| Outcome::of_a_bug());
-    // SAFETY: NULL, or at least as large as this version's, as just seen; nobody else has it meanwhile.
+    // SAFETY: the pointer is NULL, or the structure is at least as large as this version's, as just checked; no other
+    // reference to it exists meanwhile.
     if let Some(result) = unsafe { result.as_mut() } {
         let (reason, detail) = outcome.why.unwrap_or_default();
         result.text_bytes = outcome.text_bytes;
@@ -153,8 +154,8 @@ unsafe fn told(result: *mut tiexec_result, work: impl FnOnce() -> Outcome) -> c_
     outcome.code
 }
 
-/// Called by the dynamic linker once all objects are mapped and relocated, in a program that has this library preloaded and in
-/// one that is linked with it alike.
+/// Runs when the dynamic linker has mapped and relocated all objects, both in a program that preloads this library and
+/// in one that is linked with it.
 extern "C" fn begin() {
     let _a_bug_leaves_the_program_as_it_is = catch_unwind(preload::begin);
 }

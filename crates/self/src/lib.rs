@@ -12,9 +12,9 @@
 //! }
 //! ```
 //!
-//! Other threads may run meanwhile, in the very text that is switched; so may the code here, and the allocator. Each part
-//! of the text changes its pages by one mremap(2), before which everything that can fail has been done. Between two
-//! such calls all text is executable. Nothing of this library stays behind: no thread, no descriptor, no handler.
+//! Other threads may execute the very text that is switched, and so may the code here and the allocator. One mremap(2)
+//! changes the pages of each part of the text, and everything that can fail is done before it. Between two such calls
+//! all text is executable. Nothing of this library stays behind: no thread, no descriptor, no handler.
 
 #![deny(unsafe_code)]
 #![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::escape only")]

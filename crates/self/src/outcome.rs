@@ -25,13 +25,13 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// One of settings that mean nothing, or of another mistake of the caller.
+    /// Makes the outcome of invalid settings, or of another mistake of the caller.
     pub(crate) fn invalid(detail: String) -> Self {
         let code = negative(Errno::INVAL);
         Self { why: Some((None, detail)), code, ..Self::default() }
     }
 
-    /// One that a bug of this library ended.
+    /// Makes the outcome of a call that a bug of this library ended.
     pub(crate) fn of_a_bug() -> Self {
         let why = Some((None, "a bug of libtiexec; please report it".to_owned()));
         Self { why, code: negative(Errno::NOTRECOVERABLE), ..Self::default() }
@@ -57,7 +57,7 @@ impl From<Reverted> for Outcome {
     fn from(reverted: Reverted) -> Self {
         let Reverted { found_text, reverted_text, .. } = reverted;
         let why = reverted.failure.map(Self::from).unwrap_or_default();
-        // The rest of our copies is still huge.
+        // The copies that were not reverted are still huge.
         let left = found_text.saturating_sub(reverted_text);
         Self { text_bytes: found_text, huge_bytes: left, copied_bytes: left, ..why }
     }

@@ -19,14 +19,14 @@ use tiexec_sys::{process, startup};
 
 use crate::{settle, texts, treat};
 
-/// The file names of this library begin so.
+/// The file names of this library begin with this.
 const NAME: &[u8] = b"libtiexec.so";
 
-/// Puts the program's text onto huge pages, if the library was preloaded and nobody has switched it off. The program runs in any
-/// case, and hears nothing of it.
+/// Puts the program's text onto huge pages, if the library was preloaded and nobody has switched it off. The program
+/// runs in any case, and gets no message.
 pub(crate) fn begin() {
-    // The dynamic linker preloads no file by a path into a program with more privilege than its user; and such a program
-    // must not obey its user's environment.
+    // The dynamic linker preloads no file by a path into a program with more privilege than its user. Such a program
+    // must not obey its user's environment either.
     if startup::is_secure() || !std::env::var_os("LD_PRELOAD").is_some_and(|list| names_us(&list)) {
         return;
     }
@@ -54,15 +54,15 @@ fn names_us(list: &OsStr) -> bool {
     })
 }
 
-/// Returns whether `only` and `except` mean this program.
+/// Returns whether `only` and `except` select this program.
 fn is_meant(settings: &Settings) -> bool {
     let exe = || ProcDir::this_process().and_then(|this| this.exe_path()).unwrap_or_default();
     let all = settings.only.is_empty() && settings.except.is_empty();
     all || Patterns::new(&settings.only, &settings.except).is_ok_and(|meant| meant.accept(&exe()))
 }
 
-/// Writes the report where it was asked for: of programs that had something to gain only, for a program's children inherit the
-/// settings.
+/// Writes the report to the place that the settings name. Children inherit the settings, so only a program that had
+/// something to gain gets a report.
 fn tell(settings: &Settings, treated: Result<Report, Failure>) {
     let report = treated.unwrap_or_else(|failure| {
         let pid = process::this().as_raw_nonzero().get().unsigned_abs();

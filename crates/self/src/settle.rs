@@ -1,7 +1,8 @@
 //! `TIEXEC=settle=30s` of a preloaded library: text that the program maps later becomes huge, too.
 //!
-//! A thread looks, at growing intervals, until that time is over. It is the only thing of this library that stays, and only if
-//! it was asked for. It ends by itself; a child that the program forks has none.
+//! A thread searches for new text, at growing intervals, until that time is over. Only this thread of the library stays
+//! in the program, and only if the user asked for it. The thread ends by itself; a child that the program forks does
+//! not have it.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use crate::{texts, treat};
 const FIRST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// Starts the thread, if it was asked for.
+/// Starts the thread, if the user asked for it.
 pub(crate) fn begin(settings: &Settings) {
     let until = Instant::now() + settings.settle();
     if settings.settle().is_zero() {
@@ -35,7 +36,7 @@ pub(crate) fn begin(settings: &Settings) {
 }
 
 fn look(settings: &Settings, mut seen: Vec<(AddrRange, FileId)>, until: Instant) {
-    // Its descriptors are nobody else's business, such as that of a child that another thread forks.
+    // No other thread, and no child that another thread forks, may get the descriptors of this thread.
     if own_descriptors().is_err() {
         return;
     }
@@ -48,7 +49,7 @@ fn look(settings: &Settings, mut seen: Vec<(AddrRange, FileId)>, until: Instant)
         }
         std::thread::sleep(pause.min(left));
         pause = (pause * 2).min(LONGEST);
-        // A sandbox that has closed meanwhile may end the program for a call of this thread.
+        // If the program has entered a sandbox meanwhile, a call of this thread may end the program.
         if self::filters() != filters {
             return;
         }
@@ -61,7 +62,7 @@ fn look(settings: &Settings, mut seen: Vec<(AddrRange, FileId)>, until: Instant)
     }
 }
 
-/// The seccomp filters of this thread, by their number.
+/// The seccomp mode of this thread, and the number of its filters.
 fn filters() -> (u32, Option<u32>) {
     let thread = ProcDir::of(rustix::thread::gettid()).and_then(|thread| thread.status());
     thread.map_or((0, None), |status| (status.seccomp, status.seccomp_filters))

@@ -1,4 +1,4 @@
-//! A quick look at the text that this process has mapped: whether a closer one pays.
+//! A quick look at the text that this process has mapped, to decide whether a closer look pays.
 
 use tiexec_core::addr::AddrRange;
 use tiexec_core::config::{Edges, Settings};

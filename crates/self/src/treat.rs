@@ -15,14 +15,15 @@ use tiexec_tracee::executor::Local;
 use crate::calls;
 use crate::turn::Turn;
 
-/// Puts the text of this process onto huge pages, as far as it is not: that of the program and of all objects mapped by now.
-/// The report is of what the kernel says then; `reason` says why text that was to become huge did not.
+/// Puts the text of this process onto huge pages, as far as it is not: the text of the program and of all objects
+/// mapped by now. The report says what the kernel shows afterwards; `reason` says why text that was to become huge did
+/// not.
 ///
 /// The settings about text and memory count (`backing`, `edges`, `pad_threshold`, `page_size`, `numa`, `select`), and `deadline`,
 /// which is 30 s unless it is given. Signals to this thread wait until this returns.
 ///
 /// # Errors
-/// Nothing could be begun; the process is as it was. `disabled` where the administrator or the user (`TIEXEC=off`) has
+/// The work could not begin; the process is as it was. `disabled` where the administrator or the user (`TIEXEC=off`) has
 /// switched TiExec off; `busy` while another thread, or another TiExec, is at work on this process; `seccomp` where a
 /// filter would end the process.
 pub fn attach(settings: &Settings) -> Result<Report, Failure> {
@@ -34,7 +35,7 @@ pub fn attach(settings: &Settings) -> Result<Report, Failure> {
     })
 }
 
-/// The same without a look at the switches; `copies` says what may be copied for this process alone.
+/// Does the same without a check of the switches; `copies` says what may be copied for this process alone.
 fn treat(settings: &Settings, copies: PrivateCopies, local: Local) -> Result<Report, Failure> {
     let locked = LockedTarget::this()?;
     let mut policy = policy(settings, false)?;
@@ -47,7 +48,8 @@ fn treat(settings: &Settings, copies: PrivateCopies, local: Local) -> Result<Rep
     Ok(report)
 }
 
-/// Puts text onto huge pages as a launch does: within the time of a launch, and with copies of libraries only if copies were asked for.
+/// Puts text onto huge pages as a launch does: within the time of a launch, and with copies of libraries only if the
+/// user asked for copies.
 pub(crate) fn at_start(settings: &Settings) -> Result<Report, Failure> {
     let copies = match settings.backing {
         BackingChoice::Image | BackingChoice::Hugetlb => PrivateCopies::All,
@@ -60,7 +62,7 @@ pub(crate) fn at_start(settings: &Settings) -> Result<Report, Failure> {
 /// Puts the files' own text back, after comparing its bytes.
 ///
 /// # Errors
-/// Nothing could be begun; the process is as it was. Reasons as those of [`attach`], but never `disabled`.
+/// The work could not begin; the process is as it was. Reasons as those of [`attach`], but never `disabled`.
 pub fn revert() -> Result<Reverted, Failure> {
     alone(|local| {
         let locked = LockedTarget::this()?;
@@ -69,7 +71,7 @@ pub fn revert() -> Result<Reverted, Failure> {
     })
 }
 
-/// Reports how much of the text of this process is huge, as the kernel says it. Changes nothing.
+/// Reports how much of the text of this process is huge, according to the kernel. Changes nothing.
 ///
 /// # Errors
 /// The process cannot read about itself.
@@ -81,7 +83,7 @@ pub fn report() -> Result<Report, Failure> {
     })
 }
 
-/// Does `work` on this process while nobody else does.
+/// Does `work` on this process while no other thread works on it.
 fn alone<T: Send>(work: impl FnOnce(Local) -> Result<T, Failure> + Send) -> Result<T, Failure> {
     let busy =
         || Failure::new(FailureKind::Busy, "another thread of this process is at work on it");
@@ -90,7 +92,7 @@ fn alone<T: Send>(work: impl FnOnce(Local) -> Result<T, Failure> + Send) -> Resu
     apart(|| work(local))
 }
 
-/// Does `work` while signals wait, where no other thread sees the descriptors that it opens.
+/// Does `work` with signals blocked, and keeps the descriptors that it opens from other threads.
 fn apart<T: Send>(work: impl FnOnce() -> Result<T, Failure> + Send) -> Result<T, Failure> {
     let refused = |error: SysError| {
         let no_thread = error.errno == Errno::AGAIN || error.errno == Errno::NOMEM;

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use tiexec_sys::process;
 
-/// The process in which a call is at work; 0 for none. A child that is forked meanwhile has its parent's number here, and
-/// no thread that would ever take it back.
+/// The process in which a call is at work; 0 for none. A child that is forked meanwhile inherits its parent's number,
+/// and has no thread that would ever reset it.
 static TAKEN_BY: AtomicI32 = AtomicI32::new(0);
 
 /// The right to work on this process, until it is dropped.
@@ -14,7 +14,7 @@ static TAKEN_BY: AtomicI32 = AtomicI32::new(0);
 pub(crate) struct Turn(());
 
 impl Turn {
-    /// Takes it; `None` while another thread has it.
+    /// Takes the turn; `None` while another thread has it.
     pub(crate) fn take() -> Option<Self> {
         let this = process::this().as_raw_nonzero().get();
         let mut by = 0;

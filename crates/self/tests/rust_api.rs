@@ -1,4 +1,4 @@
-//! The Rust API: this very test's text, while a thread executes it.
+//! Tests the Rust API on this test's own text, while a thread executes it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,7 +22,7 @@ fn there_and_back() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !ended.load(Ordering::Relaxed) {
-                // SAFETY: it returns at once.
+                // SAFETY: the function returns at once.
                 unsafe { much_text() };
                 assert!(std::fs::read_to_string("/proc/self/maps").is_ok());
             }

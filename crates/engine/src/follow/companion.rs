@@ -1,12 +1,12 @@
-//! The process that lives beside a launched program for what comes after its start.
+//! The companion: the process beside a launched program that works on what comes after the program's start.
 //!
-//! It is an orphan, in a session of its own: no `wait` of the program's sees it, and its end tells the
-//! program nothing. (The helper of the start is a child, and reaped by the program on its way home; but
-//! after the start there is no way home any more that the program would not notice.) If orphans would
-//! be reparented to the program, because it is PID 1 or a subreaper, then the companion is the
-//! program's child with exit signal 0, and ends after it.
+//! The companion is an orphan, in a session of its own: no `wait` of the program sees it, and the kernel does not
+//! report its end to the program. (The helper of the start is a child, which the program reaps on its way home. After
+//! the start there is no way home any more that the program would not notice.) If the kernel would reparent orphans to
+//! the program, because the program is PID 1 or a subreaper, then the companion is a child of the program with exit
+//! signal 0, and ends after the program.
 //!
-//! It holds no descriptor, directory or terminal of the program's, and ends with the processes that it
+//! The companion holds no descriptor, directory or terminal of the program, and ends with the processes that it
 //! follows.
 
 use std::io::{PipeReader, PipeWriter, Read, Write};
@@ -23,29 +23,29 @@ use tiexec_sys::process_name::Role;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, SysError, c};
 
-/// How long it may take to begin: perf_event_open(2) waits for an RCU grace period, which takes some
-/// milliseconds where processors are to be had, and seconds in a guest that does not get any.
+/// How long a companion may take to begin. perf_event_open(2) waits for an RCU grace period: some milliseconds where
+/// processors are free, and seconds in a guest that gets no processor time.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A companion that is at work.
 #[derive(Debug)]
 pub struct Companion {
-    /// Its id; `None` if it could not say.
+    /// The companion's id; `None` if the companion could not report it.
     pub pid: Option<Pid>,
-    /// Why the kernel gives no records, if so.
+    /// Why the kernel gives no records; `None` if it gives them.
     pub no_watch: Option<String>,
 }
 
-/// How often, and how long apart, process 1 is looked at until it sleeps.
+/// How often, and how long apart, the check reads the status of process 1 until process 1 sleeps.
 const LOOKS_AT_INIT: u32 = 10;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 
-/// Returns whether a companion of this process would leave no zombie behind for ever. The end of an orphan is for process 1
-/// to reap, or for a subreaper. In a container, process 1 may be a program that knows of no such duty; one that sleeps with
-/// SIGCHLD blocked, or ignores it, knows it or has the kernel reap.
+/// Returns whether a companion of this process would leave no zombie behind for ever. Process 1 or a subreaper must
+/// reap an orphan. In a container, process 1 may be a program that does not know this duty. A process 1 that sleeps
+/// with SIGCHLD blocked knows it; for one that ignores SIGCHLD, the kernel reaps.
 ///
-/// A program also blocks all signals for the moment in which it starts another (python's `subprocess`, glibc's
-/// `posix_spawn`), but then it is runnable, or in vfork(2) and so in state `D`.
+/// A program also blocks all signals while it starts another one (python's `subprocess`, glibc's `posix_spawn`), but at
+/// that moment the program is runnable, or in vfork(2) and thus in state `D`.
 pub fn would_be_reaped() -> bool {
     const SIGCHLD: u64 = 1 << (c::SIGCHLD - 1);
     let namespace = ProcDir::this_process().and_then(|this| this.namespace("ns/pid"));
@@ -65,24 +65,24 @@ pub fn would_be_reaped() -> bool {
     false
 }
 
-/// A companion that was begun. [`finish`](Self::finish) must be called before the exec: else the program would have a
-/// child that it does not know.
+/// A companion that has been started. The caller must call [`finish`](Self::finish) before the exec; otherwise the
+/// program would have a child that it does not know.
 #[derive(Debug)]
 #[must_use = "a child of this process is to be reaped"]
 pub struct Begun {
     child: Pid,
     channel: PipeReader,
-    /// True if the child is the companion, and not between it and this process.
+    /// True if the child is the companion; false if the child forks the companion and ends.
     as_child: bool,
-    /// True if it says more than its id.
+    /// True if the companion reports more than its id.
     has_watch: bool,
 }
 
-/// Has `work` done beside this process and what it execs, with a watch on its `heirs` if one is wanted and there can be
-/// one. Only the descriptors in `keep` stay open there.
+/// Starts a companion, which does `work` beside this process and the program that this process execs. If `heirs` is
+/// given, the companion tries to open a watch on them. It keeps only the descriptors in `keep` open.
 ///
-/// A seccomp filter may kill whoever waits for a child: the child tries that first, and until it has said that it
-/// outlived it, this process makes no calls but those that a scout of the launch wants as well.
+/// A seccomp filter may kill a process that waits for a child, so the child tries that call first. Until the child has
+/// reported that it survived, this process makes only calls that a scout of the launch makes too.
 ///
 /// # Errors
 /// Why there is no companion; this process is as it was.
@@ -126,7 +126,7 @@ pub fn begin(
     }
 }
 
-/// The first byte that a child says: no filter kills whoever waits for it.
+/// The first byte from the child: no filter kills a process that waits for a child.
 const MAY_WAIT: u8 = 1;
 
 fn tell_id(channel: &mut PipeWriter, id: Pid) {
@@ -134,8 +134,7 @@ fn tell_id(channel: &mut PipeWriter, id: Pid) {
 }
 
 impl Begun {
-    /// Waits until the companion has its watch, if it is to have one, and for no longer than it takes to be an orphan if
-    /// not.
+    /// Waits until the companion has its watch; without a watch, only until the companion is an orphan.
     ///
     /// # Errors
     /// Why there is no companion; this process is as it was.
@@ -146,8 +145,7 @@ impl Begun {
         }
         let said = self.listen();
         if !self.as_child || said.is_err() {
-            // Between this process and an orphan stood one that has ended; of a child that says
-            // nothing there is no use.
+            // The child that forked an orphan has ended and must be reaped. A child that reports nothing is useless.
             if self.as_child {
                 let _already_gone = process::kill(self.child);
             }
@@ -156,7 +154,7 @@ impl Begun {
         said
     }
 
-    /// Hears what the companion says of itself: its id, and why it has no watch.
+    /// Reads the companion's report: its id, and why it has no watch.
     fn listen(&mut self) -> Result<Companion, String> {
         let mut id = [0; 4];
         self.channel.read_exact(&mut id).map_err(|_ended| "it ended before it began".to_owned())?;
@@ -168,7 +166,7 @@ impl Begun {
         Ok(Companion { pid: Pid::from_raw(i32::from_ne_bytes(id)), no_watch })
     }
 
-    /// Reads until the companion has its watch, or has said why not.
+    /// Reads until the companion has its watch, or has reported why it has none.
     fn hear_of_watch(&mut self, why: &mut Vec<u8>) -> Result<(), String> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -205,7 +203,7 @@ fn live(
     process::close_all_except(&kept);
     process::occupy_standard_descriptors();
     process::be_expendable();
-    // Each image that is kept is one.
+    // Each image that the companion keeps is a descriptor.
     process::lift_descriptor_limit();
     let pidfd = as_child.then(|| process::open_pidfd(program));
     let watch = heirs.map(|heirs| Watch::open(&[program], heirs)).transpose();
@@ -218,7 +216,7 @@ fn live(
     drop(channel);
     work(program, watch);
     if let Some(Ok(pidfd)) = pidfd {
-        // Its end would be reported to the program, which knows of no such child.
+        // The kernel would report the companion's end to the program, which knows of no such child.
         let interrupted = |error: &SysError| error.errno == tiexec_sys::Errno::INTR;
         while wait_for_end(Some(pidfd.as_fd()), None).is_err_and(|error| interrupted(&error)) {}
     }

@@ -1,10 +1,10 @@
-//! `--follow` and `--settle`: what comes after the beginning.
+//! `--follow` and `--settle`: programs that are started later, and text that is mapped later.
 //!
-//! A process beside the program learns from the kernel, by records that stop nobody
-//! ([`tiexec_sys::perf_watch`]), of each program that is begun and of each executable mapping. A mapping too
-//! small to hold a huge page is passed over by its record alone. Otherwise the program is looked at a
-//! little later, when it has stopped mapping, and treated as a running one ([`crate::locked_target`]).
-//! It polls `/proc` if the kernel gives no records.
+//! A process beside the program receives records from the kernel ([`tiexec_sys::perf_watch`]) of each exec and
+//! of each executable mapping. The records stop no process. If a mapping is too small to hold a huge page, its
+//! record alone decides to skip it. Otherwise the process examines the program a little later, when the
+//! program has stopped mapping, and treats it as a running one ([`crate::locked_target`]). Without records it
+//! polls `/proc`.
 
 pub mod companion;
 mod patterns;
@@ -40,28 +40,28 @@ pub use patterns::Patterns;
 use reverted::{Copies, packed, unpacked};
 use tree::Tree;
 
-/// How old a program must be to be looked at: most end before, and would only be held up.
+/// The age at which a program is first examined: most programs end earlier, and a stop would only delay them.
 const AGE: Duration = Duration::from_millis(100);
-/// How long it must have run of that, or else be as old as its beginning lasts: on a busy machine age
-/// says little.
+/// How long a program must have run by that age; otherwise it is examined once it is as old as [`BEGINNING`].
+/// On a busy machine age alone says little.
 const WORK: Duration = Duration::from_millis(50);
 /// How long a program must have mapped nothing: a dynamic linker maps in a burst.
 const QUIET: Duration = Duration::from_millis(10);
-/// For how long after its beginning a followed program's mappings are looked at, at least.
+/// The shortest time after a program's start during which a follower examines its mappings.
 const BEGINNING: Duration = Duration::from_secs(1);
-/// The pause after records were read: the next may gather meanwhile.
+/// The pause after records were read, in which the next ones gather.
 const PAUSE: Duration = Duration::from_millis(10);
-/// The first pause where looking again is all there is; each is twice the one before. For as long, too, a
-/// thread is looked for that takes a stop well: where there are more threads than processors, one may wait for
-/// its turn.
+/// The first pause between two looks where there are no records; each pause is twice the one before. The
+/// search for a thread that takes a stop well is as long: if there are more threads than processors, a thread
+/// may wait for its turn.
 const FIRST_GAP: Duration = Duration::from_millis(100);
-/// The longest pause between two looks through `/proc`, and before a program that could not be treated is
-/// tried again; and the longest look for a thread.
+/// The longest pause between two walks through `/proc`, and before a retry of a program that could not be
+/// treated; also the longest search for a thread.
 const LONGEST_GAP: Duration = Duration::from_secs(1);
-/// For how long it is remembered that a file's mapping had nothing to gain.
+/// For how long the follower remembers that a file's mapping had nothing to gain.
 const MEMORY: Duration = Duration::from_secs(10);
 
-/// Says what follows from there being no watch.
+/// Returns, in words, the cause and the consequence of having no watch.
 pub fn without_watch(why: &str, follow: bool) -> String {
     let (what, lost) = if follow {
         ("programs that are started", " and misses short programs")
@@ -79,7 +79,7 @@ pub fn without_watch(why: &str, follow: bool) -> String {
     format!("cannot watch for {what}: {why}; the companion polls /proc{lost}{fix}")
 }
 
-/// Says why programs that are started could not be treated, where that is known beforehand.
+/// Returns why programs that are started could not be treated, where that is known beforehand.
 pub fn obstacle(capabilities: u64) -> Option<String> {
     let scope = ptrace::yama_scope()?;
     (scope > 0 && capabilities & CAP_SYS_PTRACE == 0).then(|| {
@@ -90,8 +90,8 @@ pub fn obstacle(capabilities: u64) -> Option<String> {
     })
 }
 
-/// A mapping, as far as that decides whether it has something to gain: not where it lies, but how it
-/// lies to the huge pages.
+/// The properties of a mapping that decide whether it has something to gain: not its address, but its position
+/// relative to the huge pages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Mapping {
     file: FileId,
@@ -105,21 +105,21 @@ struct Mapping {
 struct Program {
     /// When it was seen to begin.
     seen: Instant,
-    /// The same in clock ticks since boot: a process that began later has only got the same id.
+    /// The same in clock ticks since boot. A process that began later is another process with the same id.
     seen_ticks: u64,
-    /// Until when its mappings are looked at.
+    /// The end of the time in which its mappings are examined.
     until: Instant,
-    /// When to look at it.
+    /// When to examine it next.
     due: Option<Instant>,
-    /// The pause after the next look, if there is to be another.
+    /// The pause after the next look, if there is another look.
     gap: Duration,
-    /// The mappings that could be huge and that it has made since the last look.
+    /// The mappings that it has made since the last look and that could be huge.
     mapped: Vec<Mapping>,
     copies: Copies,
 }
 
 impl Program {
-    /// When to look at it if it maps nothing more after `now`.
+    /// Returns when to examine the program if it maps nothing more after `now`.
     fn quiet_from(&self, now: Instant) -> Instant {
         (now + QUIET).max(self.seen + AGE)
     }
@@ -128,7 +128,7 @@ impl Program {
 /// The callback that hears what was done to a process.
 pub type Tell<'a> = &'a mut dyn FnMut(&LockedTarget, &Attached, &Report);
 
-/// Looks after programs that come, and at what they map.
+/// Follows programs that are started, and treats what they map.
 pub struct Follower<'a> {
     settings: &'a Settings,
     patterns: Patterns,
@@ -136,18 +136,18 @@ pub struct Follower<'a> {
     images: Images,
     watch: Option<Watch>,
     tree: Tree,
-    /// The program that runs in each process of the tree, where there is no watch.
+    /// The start time and the image file of each process in the tree, where there is no watch.
     running: HashMap<Pid, (u64, Vec<u8>)>,
     programs: HashMap<Pid, Program>,
     nothing_to_gain: HashMap<Mapping, Instant>,
-    /// Mappings that were made huge by copies alone.
+    /// Mappings that only copies made huge.
     copied: HashSet<Mapping>,
     tell: Tell<'a>,
 }
 
 impl<'a> Follower<'a> {
-    /// Makes one for the trees of `roots`; `None` where nothing can be huge. `images` are those made
-    /// already.
+    /// Makes a follower for the trees of `roots`; `None` where nothing can be huge. `images` are the images
+    /// that exist already.
     pub fn new(
         settings: &'a Settings,
         roots: &[Pid],
@@ -175,8 +175,8 @@ impl<'a> Follower<'a> {
         Some(follower)
     }
 
-    /// Follows until everybody has ended, or, without `--follow`, everybody's time is over; at most
-    /// until `end`. Signals are let in while nobody is worked on.
+    /// Follows until all processes have ended, or, without `--follow`, the time of all programs is over; at
+    /// most until `end`. Signals reach this process only while it works on no program.
     pub fn run(mut self, end: Option<Instant>) {
         let mut walk_gap = FIRST_GAP;
         loop {
@@ -191,7 +191,7 @@ impl<'a> Follower<'a> {
             let due = self.programs.values().filter_map(|program| program.due);
             let window = self.programs.values().map(|program| program.until);
             let window = if self.settings.follow { None } else { window.max() };
-            // Nobody tells that the users of a copy have ended.
+            // No record reports that the users of a copy have ended.
             let copies = self.images.has_copies().then(|| now + MEMORY);
             let next = due.chain(window).chain(end).chain(copies).min();
             let time = next.map(|next| next.saturating_duration_since(Instant::now()));
@@ -211,13 +211,13 @@ impl<'a> Follower<'a> {
                 }
                 Ok(Woken::End) => return,
                 Ok(Woken::Time) => {}
-                // After a signal; whatever else it was must not come again at once.
+                // A signal has arrived. The sleep keeps any other error from repeating at once.
                 Err(_) => std::thread::sleep(PAUSE),
             }
         }
     }
 
-    /// Sees a program begin.
+    /// Notes that a program begins.
     fn begin(&mut self, pid: Pid) {
         let now = Instant::now();
         let least = if self.settings.follow { BEGINNING } else { Duration::ZERO };
@@ -231,7 +231,7 @@ impl<'a> Follower<'a> {
             mapped: Vec::new(),
             copies: Copies::default(),
         });
-        // Records of two processors come in no order: what was mapped already is kept.
+        // The records of two processors come in no order, so mappings that were noted already are kept.
         (program.seen, program.until, program.gap) = (now, until, FIRST_GAP);
         program.seen_ticks = process::ticks_since_boot();
         if self.policy.select.jit || self.watch.is_none() {
@@ -262,7 +262,7 @@ impl<'a> Follower<'a> {
             }
         }
         if lost {
-            // The mappings in the lost records are not known. So look at every program in its beginning,
+            // The mappings in the lost records are not known, so examine every program in its beginning,
             // whatever is known of it.
             let now = Instant::now();
             for program in self.programs.values_mut().filter(|program| now < program.until) {
@@ -276,7 +276,7 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// Sees a program map something executable.
+    /// Notes that a program maps something executable.
     fn mapped(&mut self, pid: Pid, range: AddrRange, file: FileId, file_offset: u64) {
         let huge = self.policy.pages.pmd;
         if file.inode == 0 || range.align_inward(huge).is_none() {
@@ -292,8 +292,8 @@ impl<'a> Follower<'a> {
         program.due = Some(program.quiet_from(now));
     }
 
-    /// Looks through `/proc` for programs not seen yet; returns whether there were any, `None` if
-    /// nobody is left.
+    /// Searches `/proc` for programs not seen yet. Returns whether there were any; `None` if no process is
+    /// left.
     fn look_around(&mut self) -> Option<bool> {
         let members = self.tree.walk(self.settings.follow);
         if members.is_empty() {
@@ -335,7 +335,7 @@ impl<'a> Follower<'a> {
             }
             let now = Instant::now();
             if (again || polled) && now < program.until {
-                // A last look at the end.
+                // The last look is at the end of the program's time.
                 program.due = Some((now + program.gap).min(program.until));
                 program.gap *= 2;
                 if again {
@@ -346,7 +346,7 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// Looks at a program, and treats it if that brings something; returns whether to try again.
+    /// Examines a program, and treats it if that makes text huge; returns whether to try again.
     fn look_at(&mut self, pid: Pid) -> bool {
         let Some(program) = self.programs.get(&pid) else { return false };
         let now = Instant::now();
@@ -402,8 +402,8 @@ impl<'a> Follower<'a> {
         outcome == LookOutcome::MayPass
     }
 
-    /// Returns whether the process is of the tree, runs a program that the user means, and has text that could
-    /// be huge.
+    /// Returns whether the process is the one that was seen, runs a program that the user selected, and has
+    /// text that could be huge.
     fn is_meant(&self, pid: Pid, seen_ticks: u64) -> bool {
         if is_switched_off() {
             return false;
@@ -423,8 +423,8 @@ impl<'a> Follower<'a> {
         })
     }
 
-    /// Treats a process. `by_copy` says that the page cache need not be looked at: its files were not in
-    /// huge folios before. `has_copies` is set if the process is known to have copies now, or to have none.
+    /// Treats a process. `by_copy` leaves the page cache out, because the files were not in huge folios
+    /// before. `has_copies` is set once it is known whether the process has copies now.
     fn treat(
         &mut self,
         pid: Pid,
@@ -438,7 +438,7 @@ impl<'a> Follower<'a> {
         order.policy.sources.pagecache &= !by_copy;
         let (attached, report) =
             carry_out(&order, &mut self.images).map_err(|failure| failure.reason)?;
-        // While it is locked, nobody reverts it.
+        // The lock keeps other TiExec processes from a revert here.
         *has_copies = locked.has_text_of_ours();
         locked.record_attach(&attached);
         let done = attached.touched_it() || report.jit.iter().any(|area| area.made_bytes > 0);
@@ -459,7 +459,7 @@ impl<'a> Follower<'a> {
 /// The result of a look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum LookOutcome {
-    /// There was nothing to be made huge, or it was huge.
+    /// No text could become huge, or it was huge already.
     NothingToGain,
     /// All that could be huge is in copies now.
     Copied,
@@ -472,7 +472,7 @@ enum LookOutcome {
 }
 
 impl LookOutcome {
-    /// The one whose number that is.
+    /// Returns the outcome with this number.
     fn of(number: u8) -> Self {
         let all = [Self::NothingToGain, Self::Copied, Self::MayPass, Self::Reverted];
         all.into_iter().find(|outcome| *outcome as u8 == number).unwrap_or(Self::Otherwise)

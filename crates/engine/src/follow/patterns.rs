@@ -2,8 +2,8 @@
 
 use glob::{MatchOptions, Pattern};
 
-/// Programs by patterns as the shell's: of the whole path where the pattern has a slash, else of the
-/// file's name. `*` reaches across slashes.
+/// Selects programs by shell patterns. A pattern with a slash is compared with the whole path, any
+/// other with the file's name. `*` also matches slashes.
 #[derive(Clone, Debug, Default)]
 pub struct Patterns {
     only: Vec<Pattern>,
@@ -14,7 +14,7 @@ impl Patterns {
     /// Reads the patterns.
     ///
     /// # Errors
-    /// The first that is none, and why.
+    /// The first invalid pattern, and why it is invalid.
     pub fn new(only: &[String], except: &[String]) -> Result<Self, String> {
         let read = |patterns: &[String]| {
             let each = patterns.iter().map(|text| {
@@ -25,7 +25,7 @@ impl Patterns {
         Ok(Self { only: read(only)?, except: read(except)? })
     }
 
-    /// Returns whether the program at `path` is meant.
+    /// Returns whether the patterns select the program at `path`.
     pub fn accept(&self, path: &[u8]) -> bool {
         let path = String::from_utf8_lossy(path);
         let path = path.strip_suffix(" (deleted)").unwrap_or(&path);

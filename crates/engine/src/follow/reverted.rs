@@ -1,20 +1,22 @@
-//! Somebody may revert a program that is followed: by hand, or for a comparison. The program is left alone from then on.
+//! Somebody may revert a program that is followed: by hand, or for a comparison. The follower leaves the program alone
+//! from then on.
 //!
-//! Nobody tells the follower. But a program whose copies are gone, and which is still the same program, has been reverted.
+//! No record reports a revert. But if a program's copies are gone, and it is still the same program, then somebody has
+//! reverted it.
 
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 
 use crate::identity::Identity;
 
-/// Where copies were seen.
+/// The program in which copies were seen.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Copies {
     seen_in: Option<Identity>,
 }
 
 impl Copies {
-    /// Returns whether the program that the process runs now had copies when it was last looked at.
+    /// Returns whether the program that the process runs now had copies at the last look.
     pub(super) fn were_seen(&self, pid: Pid) -> bool {
         self.seen_in.is_some() && self.seen_in == identity(pid)
     }
@@ -32,7 +34,8 @@ fn identity(pid: Pid) -> Option<Identity> {
 /// The bit of [`packed`] that is set if there are copies.
 const HAS_COPIES: u8 = 1 << 7;
 
-/// Packs a look at a process into one byte, which a child can exit with: the number of the outcome, and whether there are copies.
+/// Packs the result of a look into one byte, which a child can exit with: the number of the outcome, and whether there
+/// are copies.
 pub(super) const fn packed(outcome: u8, has_copies: bool) -> u8 {
     outcome | if has_copies { HAS_COPIES } else { 0 }
 }

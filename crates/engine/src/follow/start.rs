@@ -1,9 +1,9 @@
-//! The start of a program, which is watched unless `--settle` or `--follow` say more.
+//! The watch of a program's start, unless `--settle` or `--follow` say more.
 //!
-//! Much text is not where one looks first: a script or a launcher executes another program, or a program loads the
-//! library that does the work. So the process is looked at through `/proc`, at growing distances: nothing of it stops
-//! for that, it takes no perf event, for which the kernel would let the start wait for an RCU grace period, and it works
-//! under a seccomp profile that forbids perf. Text that came to be there is treated as that of a running program
+//! Much text appears only after the first exec: a script or a launcher executes another program, or a program loads the
+//! library that does the work. So the companion reads the process through `/proc`, at growing intervals. The reads stop
+//! no thread of the process. They need no perf event, for which the kernel would make the start wait for an RCU grace
+//! period, and they work under a seccomp profile that forbids perf. New text is treated as that of a running program
 //! ([`crate::locked_target`]), with one difference: libraries are copied for one process alone only when the start is
 //! over, and only if they are not large.
 
@@ -33,12 +33,13 @@ use crate::policy::policy;
 use crate::retry::may_pass;
 use crate::switched_off::is_switched_off;
 
-/// How long after a program began, or after text came to be there, a start is over.
+/// How long after a program began, or after new text appeared, a start is over.
 const SETTLED: Duration = Duration::from_secs(10);
 /// How long a start takes at most: an entry script may first set up a database.
 pub const LONGEST_START: Duration = Duration::from_secs(60);
 
-/// How much text of libraries is copied for one process, in bytes, when its start is over and it still runs.
+/// The most text of libraries, in bytes, that is copied for one process. The copy is made when the start is over and
+/// the process still runs.
 const MOST_COPIED: u64 = 64 << 20;
 
 /// Text that is still on base pages when the start is over.
@@ -52,7 +53,7 @@ pub struct Left {
     pub bytes: u64,
     /// Bytes of text, in all.
     pub text_bytes: u64,
-    /// Why most of them are not.
+    /// Why most of these bytes are not huge.
     pub reason: Reason,
     /// The files with such text, the one with the most text first.
     pub files: Vec<String>,
@@ -65,15 +66,15 @@ pub struct StartWatch<'a> {
     program: Pid,
     policy: Policy,
     patterns: Patterns,
-    /// How many seccomp filters this process was forked with.
+    /// The number of seccomp filters that this process has, and the program had at the fork.
     common_filters: u32,
     images: Images,
     /// The text on base pages that was there at the last look.
     looked_at: Vec<(AddrRange, FileId)>,
     copies: Copies,
-    /// Hears what was switched.
+    /// Receives the report of each switch.
     tell: &'a mut dyn FnMut(&Report),
-    /// Hears what is left when the start is over.
+    /// Receives the text that is left when the start is over.
     left: &'a mut dyn FnMut(&Left),
 }
 
@@ -81,7 +82,7 @@ pub struct StartWatch<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 enum Look {
-    /// No text that could be huge is on base pages, or it was looked at before.
+    /// No text that could be huge is on base pages, or it was examined before.
     Nothing,
     /// There was such text.
     Text,
@@ -92,7 +93,7 @@ enum Look {
 }
 
 impl Look {
-    /// The one whose number that is.
+    /// Returns the look with this number.
     fn of(number: u8) -> Self {
         let all = [Self::Text, Self::MayPass, Self::Reverted];
         all.into_iter().find(|look| *look as u8 == number).unwrap_or(Self::Nothing)
@@ -135,7 +136,7 @@ impl<'a> StartWatch<'a> {
             match wait_for_end(Some(pidfd.as_fd()), Some(gap)) {
                 Ok(false) => {}
                 Err(error) if error.errno == Errno::INTR => continue,
-                // Ended; or a filter refuses to wait, and without a wait this would never rest.
+                // The program has ended; or a filter refuses the wait, and without a wait this loop would never rest.
                 Ok(true) | Err(_) => return,
             }
             let now = Instant::now();
@@ -169,7 +170,8 @@ impl<'a> StartWatch<'a> {
         ProcDir::of(self.program).and_then(|process| process.exe_path()).unwrap_or_default()
     }
 
-    /// Sees the copies that the launch has made, also of a program that has not worked yet: somebody may revert it before it does.
+    /// Notes the copies that the launch has made, even if the program has not worked yet: somebody may revert it before
+    /// it does.
     fn see_copies(&mut self) {
         let program = self.program;
         if !self.copies.were_seen(program) && !workers::is_foreign(program) {
@@ -178,7 +180,7 @@ impl<'a> StartWatch<'a> {
         }
     }
 
-    /// Looks at the program; `is_over` says that this is the last look.
+    /// Examines the program; `is_over` says that this is the last look.
     fn look(&mut self, is_over: bool) -> Look {
         let program = self.program;
         let had_copies = self.copies.were_seen(program);
@@ -187,7 +189,7 @@ impl<'a> StartWatch<'a> {
             packed(look as u8, has_copies)
         };
         let answer = if workers::is_foreign(program) {
-            // What the child learns it has in its own memory, so the next look is as if for the first time.
+            // The child keeps what it learns in its own memory, so the next look starts as if it were the first.
             let unfinished = packed(Look::Nothing as u8, had_copies);
             workers::apart_as_its_user(program, LONGEST, unfinished, one)
         } else {
@@ -198,7 +200,7 @@ impl<'a> StartWatch<'a> {
         Look::of(look)
     }
 
-    /// The same in the process that may trace the program; also returns whether the program has copies now.
+    /// Does the same in the process that may trace the program; also returns whether the program has copies now.
     fn look_here(&mut self, is_over: bool, had_copies: bool) -> (Look, bool) {
         let Ok(process) = ProcDir::of(self.program) else { return (Look::Nothing, false) };
         let has_copies = has_text_of_ours(&process);
@@ -248,7 +250,7 @@ impl<'a> StartWatch<'a> {
             Ok(done) => done,
             Err(failure) => return (of_failure(failure.reason), had_copies),
         };
-        // While it is locked, nobody reverts it.
+        // The lock keeps other TiExec processes from a revert here.
         let has_copies = locked.has_text_of_ours();
         locked.record_attach(&attached);
         if attached.touched_it() {
@@ -260,7 +262,7 @@ impl<'a> StartWatch<'a> {
         (attached.failure.map_or(Look::Text, |failure| of_failure(failure.reason)), has_copies)
     }
 
-    /// Returns what could be huge by the report and is not; `None` if that is less than a huge page.
+    /// Returns the text that could be huge according to the report and is not; `None` if it is less than a huge page.
     fn left_of(&self, exe: &[u8], report: &Report) -> Option<Left> {
         let mut by_reason: BTreeMap<Reason, u64> = BTreeMap::new();
         for rest in report.files.iter().flat_map(could_be_huge) {
@@ -285,7 +287,7 @@ impl<'a> StartWatch<'a> {
     }
 }
 
-/// Returns what of the file's text could be huge and is not.
+/// Returns the parts of the file's text that could be huge and are not.
 fn could_be_huge(file: &FileCoverage) -> impl Iterator<Item = &Rest> {
     const NEVER: [SkipReason; 8] = [
         SkipReason::TooSmall,

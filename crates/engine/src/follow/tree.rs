@@ -8,30 +8,31 @@ use tiexec_sys::{Pid, process};
 
 use crate::locked_target::start_time;
 
-/// Processes known to belong to a tree. One whose parent has ended belongs on as long as it was seen
-/// before.
+/// Processes known to belong to a tree. A process whose parent has ended still belongs to the tree
+/// if it was seen before.
 #[derive(Debug, Default)]
 pub struct Tree {
-    /// When each began, in clock ticks since boot: with the id, that is a process for ever.
+    /// When each process began, in clock ticks since boot. The id and this time identify a process
+    /// for ever.
     members: HashMap<Pid, u64>,
 }
 
 impl Tree {
-    /// Begins with these processes, as far as they live.
+    /// Makes a tree of those of these processes that still live.
     pub fn of(pids: &[Pid]) -> Self {
         let begun =
             pids.iter().filter_map(|&pid| Some((pid, start_time(&ProcDir::of(pid).ok()?)?)));
         Self { members: begun.collect() }
     }
 
-    /// Takes in processes that are known to belong to it.
+    /// Adds processes that are known to belong to the tree.
     pub fn take_in(&mut self, pids: impl Iterator<Item = Pid>) {
         let known = Self::of(&pids.collect::<Vec<_>>());
         self.members.extend(known.members);
     }
 
-    /// Looks through `/proc` for the processes that belong to it now, with or without descendants
-    /// not known yet; returns them, in the order of their ids.
+    /// Walks through `/proc` for the processes that belong to the tree now, with or without
+    /// descendants not known yet; returns them, in the order of their ids.
     pub fn walk(&mut self, descendants: bool) -> Vec<Pid> {
         if !descendants {
             let lives = |pid| ProcDir::of(pid).ok().and_then(|process| start_time(&process));
@@ -41,7 +42,7 @@ impl Tree {
         let mut processes: HashMap<Pid, (Option<Pid>, u64)> = HashMap::new();
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        // A companion that has only just been begun may look like a descendant itself.
+        // A companion that has just started may look like a descendant.
         let this = process::this();
         for pid in pids.filter_map(Pid::from_raw).filter(|&pid| pid != this) {
             let Ok(text) = ProcDir::of(pid).and_then(|process| process.read("stat")) else {
@@ -60,7 +61,7 @@ impl Tree {
             let belongs = loop {
                 match at {
                     Some(pid) if self.members.contains_key(&pid) => break true,
-                    // A circle cannot be, but ids pass to others while this looks.
+                    // Parents form no circle, but the kernel may reuse an id during this walk.
                     Some(pid) if !outside.contains(&pid) && !line.contains(&pid) => {
                         line.push(pid);
                         at = processes.get(&pid).and_then(|(parent, _)| *parent);

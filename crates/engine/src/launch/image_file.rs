@@ -1,4 +1,4 @@
-//! Finds the file that an exec would end up running, and judges whether it is one to treat.
+//! Finds the file that an exec would end up running, and judges whether to treat it.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -15,9 +15,9 @@ use tiexec_core::skip::SkipReason;
 pub enum Verdict {
     /// A program whose text we may look after.
     Treat(Image),
-    /// A program to be run plainly, and why.
+    /// A program to exec without treatment, and why.
     Plain(SkipReason),
-    /// Nothing we understand: the kernel will say what it thinks of it.
+    /// A file that TiExec does not understand: the exec leaves the judgement to the kernel.
     Unknown,
 }
 
@@ -30,8 +30,8 @@ pub struct Image {
     pub facts: ElfFacts,
 }
 
-/// How much of a file is read at first: the program headers follow the ELF header in every file that
-/// a linker wrote.
+/// How many bytes of a file are read at first: the program headers follow the ELF header in every file that a linker
+/// wrote.
 pub const PREFIX: usize = 4096;
 
 /// Finds the file that execvp(3) would try first with success, or `None`.
@@ -42,7 +42,7 @@ pub fn search(program: &OsStr) -> Option<PathBuf> {
     if program.is_empty() {
         return None;
     }
-    // Without PATH: what confstr(_CS_PATH) says with glibc.
+    // Without PATH: the value of confstr(_CS_PATH) in glibc.
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     path.as_bytes().split(|&byte| byte == b':').find_map(|directory| {
         let directory =
@@ -59,11 +59,11 @@ pub fn is_executable(path: &Path) -> bool {
     may && path.metadata().is_ok_and(|meta| meta.is_file())
 }
 
-/// Looks at the file at `path`, and at the interpreters that `#!` lines name.
+/// Judges the file at `path`, and the interpreters that `#!` lines name.
 pub fn judge(path: &Path) -> Verdict {
     let mut path = path.to_owned();
     for _ in 0..=script::MAX_DEPTH {
-        // To open a device or a FIFO would do something to it.
+        // Opening a device or a FIFO would have an effect on it.
         if !path.metadata().is_ok_and(|meta| meta.is_file()) {
             return Verdict::Unknown;
         }
@@ -106,11 +106,12 @@ fn judge_elf(path: PathBuf, file: &File, meta: &std::fs::Metadata, prefix: &[u8]
     Verdict::Treat(Image { path, facts })
 }
 
-/// Returns the interpreter that the file at `path` names and that is not there: that of its `#!` line, or its `ld.so`.
+/// Returns the interpreter that the file at `path` names and that does not exist: the one of its `#!` line, or its
+/// `ld.so`.
 pub fn missing_interpreter(path: &Path) -> Option<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..=script::MAX_DEPTH {
-        // To open a device would do something to it.
+        // Opening a device would have an effect on it.
         let file = path.metadata().ok()?.is_file().then(|| open(&path))?.ok()?;
         let mut prefix = vec![0; PREFIX];
         let len = read_up_to(&file, &mut prefix, 0).ok()?;
@@ -166,7 +167,7 @@ pub fn program_headers(file: &File, header: &ElfHeader, prefix: &[u8]) -> std::i
     Ok(table)
 }
 
-/// Reads until `buffer` is full or the file ends; returns how much there was.
+/// Reads until `buffer` is full or the file ends; returns the number of bytes read.
 pub fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {

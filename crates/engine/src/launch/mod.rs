@@ -1,4 +1,4 @@
-//! A launch, up to the exec: whether there is something to gain by it, and the helper that works on the program.
+//! A launch, up to the exec: whether the program can gain from it, and the helper that works on the program.
 
 pub mod image_file;
 
@@ -47,9 +47,9 @@ pub struct Launch<'a> {
 /// How the program is to be started.
 #[derive(Debug)]
 pub enum Start {
-    /// Plainly: a plain exec finds its text in huge pages.
+    /// By a plain exec, which finds the text in huge pages.
     HugeAlready,
-    /// Under the eyes of a helper.
+    /// Traced by a helper.
     Held(Box<Caller>),
 }
 
@@ -58,23 +58,22 @@ pub enum Start {
 pub struct Caller {
     process: ProcDir,
     status: Status,
-    /// The wishes; the page cache has taken some of the time already.
+    /// The policy; its deadline is already reduced by the time that the page cache took.
     policy: Policy,
-    /// The program's shared objects that have something to gain; `None` where it is not known yet which
-    /// program it will be.
+    /// The program's shared objects that have something to gain; `None` while the program is not known yet.
     objects: Option<Expected>,
 }
 
-/// The result of a launch, as the helper tells it.
+/// The result of a launch, as the helper reports it.
 #[derive(Debug)]
 pub enum Told<'a> {
-    /// The text is where it will be; the program has not run yet.
+    /// The text is in its final place; the program has not run yet.
     Launched(&'a Launched),
-    /// The program of this name, which was waited for, never came.
+    /// The launch waited for the program of this name, and the program never came.
     NotReached(&'a str, TraceError),
 }
 
-/// Tells a missing `/proc` from a missing descriptor.
+/// Distinguishes a missing `/proc` from a missing descriptor.
 fn proc_unreadable(error: SysError) -> Failure {
     let reason = match error.errno {
         Errno::MFILE => FailureKind::FdLimit,
@@ -84,7 +83,7 @@ fn proc_unreadable(error: SysError) -> Failure {
 }
 
 impl Launch<'_> {
-    /// Looks for any reason to exec plainly, the cheapest to find first.
+    /// Checks for any reason to exec plainly, the cheapest check first.
     ///
     /// # Errors
     /// The reason to exec plainly.
@@ -132,7 +131,7 @@ impl Launch<'_> {
                     return plain(main);
                 }
             }
-            // The exec will fail, or run it by /bin/sh.
+            // The exec will fail, or execvp(3) will run the file by /bin/sh.
             Verdict::Unknown => return plain(SkipReason::TooSmall),
         }
         let policy = policy?;
@@ -151,11 +150,11 @@ impl Launch<'_> {
             return Err(Failure::new(SkipReason::LinkerUnwatched, detail));
         }
         let begun = Instant::now();
-        // A filter may kill a process that looks at the page cache. Then the helper looks at it.
+        // A filter may kill a process that examines the page cache, so under a filter the helper examines it.
         if let Some(image) = image.filter(|_| policy.sources.pagecache && status.seccomp == 0) {
             let huge = self.bring_in(image, &objects, &policy);
-            // A report, a dry run and `--strict` need the kernel's own figures of the process; `-v` wants to say what of
-            // the objects stays on base pages.
+            // A report, a dry run and `--strict` need the kernel's own figures of the process. `-v` names the objects'
+            // text that stays on base pages.
             let plainly = !self.wants_report && !self.dry_run && !self.settings.strict;
             if plainly && !self.settings.verbose && objects::have_page_cache_only(&policy) {
                 objects.clear();
@@ -177,7 +176,7 @@ impl Launch<'_> {
         Ok(Start::Held(Box::new(Caller { process, status, policy, objects })))
     }
 
-    /// Returns whether the program is one that the user means.
+    /// Returns whether the user selected the program.
     fn is_selected(&self, verdict: &Verdict) -> bool {
         let Settings { select, only, except, .. } = self.settings;
         let Verdict::Treat(image) = verdict else { return true };
@@ -186,7 +185,7 @@ impl Launch<'_> {
         select.text() && Patterns::new(only, except).map_or(true, meant)
     }
 
-    /// Has the page cache made huge; returns whether that is all there is to do for the program's own text.
+    /// Makes the page cache huge; returns whether nothing more is to do for the program's own text.
     fn bring_in(&self, image: &Image, objects: &[Object], policy: &Policy) -> bool {
         let deadline = Instant::now() + policy.deadline;
         let main = !policy.select.main
@@ -198,9 +197,9 @@ impl Launch<'_> {
         main
     }
 
-    /// Has a helper trace this process, and work on the program once this process has exec'ed it. The helper goes on to
-    /// need the descriptors in `keep`; it calls `tell` before the program runs. With `--strict` the program ends with the
-    /// status `refused` instead of running on base pages.
+    /// Starts a helper, which traces this process and works on the program once this process has exec'ed it. The helper
+    /// keeps the descriptors in `keep`, and calls `tell` before the program runs. With `--strict` the program ends with
+    /// the status `refused` instead of running on base pages.
     ///
     /// # Errors
     /// The reason to exec plainly.
@@ -238,7 +237,7 @@ impl Launch<'_> {
     fn help(&self, target: Pid, order: &Order<'_>, privileged: bool, tell: impl Fn(Told<'_>)) {
         let wanted = self.settings.until_exec.as_deref();
         let is_the_one = || wanted.is_none_or(|name| is_named(order.process, name));
-        // The image of a direct launch has been judged already; those of a chain are not known yet.
+        // A direct launch has judged its image already; the images of a chain are not known yet.
         let may_trace = |image: &Path| {
             !matches!(
                 judge(image),
@@ -251,8 +250,8 @@ impl Launch<'_> {
         let stop = match wait_for_exec(target, longest, may_trace, is_the_one) {
             Ok(stop) => stop,
             Err(end) => {
-                // The caller itself reports an exec that failed. A program that ended is no news,
-                // unless the program that was waited for never came.
+                // The caller itself reports an exec that failed. The end of a program is no news, unless the launch
+                // waited for a program that never came.
                 if let Some(name) = wanted {
                     tell(Told::NotReached(name, end));
                 }
@@ -262,7 +261,7 @@ impl Launch<'_> {
         carry_out(order, stop, |launched| tell(Told::Launched(launched)));
     }
 
-    /// Makes the report of a program that nothing is done to, from its file alone.
+    /// Makes the report of a program that is left alone, from its file only.
     pub fn plain_report(&self, pid: Pid, why: &Failure) -> Report {
         let Failure { reason, ref detail, .. } = *why;
         let file = search(self.name).and_then(|path| match judge(&path) {
