@@ -1,9 +1,9 @@
 //! The address space of a process, opened once.
 //!
-//! A process id, a pidfd and a start time survive execve(2); an address space does not. So everything
-//! that is read or written of a running process after it was first looked at goes through the files
-//! opened here. Each pins the `struct mm_struct` that the process had at that moment (`mm_access` and
-//! `proc_mem_open` in `fs/proc/base.c`): after an exec they give nothing, never the new program's memory.
+//! A process id, a pidfd and a start time survive execve(2); an address space does not. So after the first look at a
+//! running process, TiExec reads and writes its memory only through the files opened here. Each file pins the `struct
+//! mm_struct` that the process had at that moment (`mm_access` and `proc_mem_open` in `fs/proc/base.c`). After an exec
+//! the files give nothing, never the new program's memory.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,7 +17,7 @@ use crate::procfs::ProcDir;
 use crate::procmap_query::{self, Mapping};
 use crate::random;
 
-/// `/proc/PID/mem` — the memory of a process, by the address space that it had when this was opened.
+/// `/proc/PID/mem` — the memory of a process, in the address space that the process had when this was opened.
 ///
 /// A write goes through the page protections (`FOLL_FORCE`): write only where the process itself may write.
 #[derive(Clone, Debug)]
@@ -31,8 +31,8 @@ impl Memory {
     /// Opens the memory of `process` for reading and writing.
     ///
     /// # Errors
-    /// EACCES, EPERM without the right to trace the process (`PTRACE_MODE_ATTACH_FSCREDS`); ESRCH, ENOENT
-    /// once it has ended.
+    /// EACCES, EPERM without the right to trace the process (`PTRACE_MODE_ATTACH_FSCREDS`); ESRCH, ENOENT once the
+    /// process has ended.
     pub fn open(process: &ProcDir) -> Result<Self, SysError> {
         let file = process.open_file("mem", true);
         let file = file.map_err(|error| SysError { call: OPEN, ..error })?;
@@ -80,15 +80,14 @@ impl Memory {
         self.0.write_all_at(bytes, addr.get()).map_err(failed)
     }
 
-    /// Returns whether a process still uses the address space. `mem_rw` (`fs/proc/base.c`) reads nothing of
-    /// an address space that nobody uses any more; address 0 of one in use is not mapped, so reading it
-    /// fails.
+    /// Returns whether a process still uses the address space. `mem_rw` (`fs/proc/base.c`) reads nothing of an address
+    /// space that no process uses any more. In an address space in use, address 0 is not mapped, so reading it fails.
     pub fn is_used(&self) -> bool {
         !matches!(self.0.read_at(&mut [0], 0), Ok(0))
     }
 }
 
-/// Returns the kernel's answer; a read or write of nothing is EFAULT.
+/// Returns the kernel's error number; a read or write of no bytes becomes EFAULT.
 fn io_errno(error: &std::io::Error) -> Errno {
     match error.raw_os_error() {
         None | Some(libc::EIO) => Errno(libc::EFAULT),
@@ -96,8 +95,8 @@ fn io_errno(error: &std::io::Error) -> Errno {
     }
 }
 
-/// The address space of a process: its memory, its mappings and its page tables, by files that were opened
-/// one after the other and stay the same address space's.
+/// The address space of a process: its memory, its mappings and its page tables. The files were opened one after the
+/// other and all belong to the same address space.
 #[derive(Debug)]
 pub struct AddressSpace {
     memory: Memory,
@@ -116,21 +115,20 @@ impl AddressSpace {
         let maps = process.open_file("maps", false)?;
         let pagemap = process.open_file("pagemap", false)?;
         let auxv = process.open_file("auxv", false)?;
-        // An exec between the first and the last would leave files of two address spaces. Then the first
-        // one is still in use only if another process shares it. In that case a later check asks the
-        // stopped thread.
+        // An exec between the first open and the last would leave files of two address spaces. Then the first address
+        // space is still in use only if another process shares it. In that case a later check asks the stopped thread.
         if !memory.is_used() {
             return Err(SysError { call: OPEN, errno: Errno::SRCH });
         }
         Ok(Self { memory, maps, pagemap, auxv })
     }
 
-    /// Reads `/proc/PID/auxv`: what the kernel told the program when this address space was made (getauxval(3)).
+    /// Reads `/proc/PID/auxv`: what the kernel told the program when it made this address space (getauxval(3)).
     ///
     /// # Errors
     /// `call` names the file.
     pub fn auxv(&self) -> Result<Vec<u8>, SysError> {
-        /// More than the kernel keeps of any program (`saved_auxv` in `struct mm_struct`).
+        /// More than the kernel keeps for any program (`saved_auxv` in `struct mm_struct`).
         const LONGEST: usize = 4096;
         let mut text = vec![0; LONGEST];
         let len = self.auxv.read_at(&mut text, 0);
@@ -139,14 +137,14 @@ impl AddressSpace {
         Ok(text)
     }
 
-    /// Returns whether this is still the address space of `process`, as far as looking tells. After an exec it is not:
-    /// no process uses it any more, or one that shared it does, and the program that `process` runs was told of other
-    /// addresses (if addresses are random).
+    /// Returns whether this is still the address space of `process`, as far as `/proc` shows. After an exec it is not:
+    /// either no process uses it any more, or a process that shared it does. In the second case the kernel told the
+    /// program that `process` runs other addresses (if addresses are random).
     pub fn is_still_of(&self, process: &ProcDir) -> bool {
         self.memory.is_used() && self.auxv().is_ok_and(|told| process.read("auxv") == Ok(told))
     }
 
-    /// Returns whether this is the address space that the caller runs in: a random word of its own stands there.
+    /// Returns whether this is the address space that the caller runs in: it then holds a random word of the caller's.
     pub fn is_this_process(&self) -> bool {
         let Ok(word) = random::word() else { return false };
         let here = Box::new(word.to_ne_bytes());
@@ -178,7 +176,7 @@ impl AddressSpace {
         &self.maps
     }
 
-    /// Returns the first of `vmas` that is not mapped any more as it was.
+    /// Returns the first of `vmas` that the process does not map any more as it was.
     ///
     /// # Errors
     /// As [`procmap_query::first_changed`].
@@ -223,7 +221,7 @@ mod tests {
         );
         let text = space.maps().expect("ours");
         let vmas = tiexec_core::proc::maps::parse(&text).expect("the kernel's");
-        // The heap grows while this test runs: a function does not.
+        // The heap grows while this test runs; a function does not.
         let code = RemoteAddr::new(this_process_is_read_and_written as fn() as usize as u64);
         let vma = vmas.iter().find(|vma| vma.range.contains(code)).expect("it runs");
         assert_eq!(space.first_changed(&[vma]).expect("ours"), None);

@@ -1,10 +1,10 @@
 //! The mappings of a running process, and the huge parts of its executable memory.
 //!
-//! smaps would tell all of this. But reading smaps holds the process's mmap lock while the kernel counts every page
+//! smaps would show all of this. But reading smaps holds the process's mmap lock while the kernel counts every page
 //! that the process has (`m_start` and `show_smap` in `fs/proc/task_mmu.c`): 20 ms for each GiB of base pages. No
 //! thread of the process can map or unmap anything meanwhile. A reader cannot read only a part of smaps: after a seek
-//! the kernel shows all that comes before, to count it (`traverse` in `fs/seq_file.c`). Reading maps looks at no page,
-//! and `PAGEMAP_SCAN` looks only at the pages that it is asked about.
+//! the kernel formats everything before that place, to count it (`traverse` in `fs/seq_file.c`). Reading maps walks
+//! over no page, and `PAGEMAP_SCAN` walks only over the pages that the caller names.
 
 use std::fs::File;
 use std::io::Read;
@@ -21,30 +21,31 @@ use crate::pagemap_scan::{self, scan};
 use crate::procfs::{LONGEST_MAPS, ProcDir, io_error};
 use crate::procmap_query;
 
-/// The result of a look at a process.
+/// What a look at a process found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Seen {
     /// Its VMAs, in address order.
     pub areas: Vec<Area>,
-    /// Why smaps was read, if it was. Reading it kept the process from mapping memory.
+    /// Why smaps was read; `None` if it was not. While it is read, the process cannot map memory.
     pub smaps_for: Option<SmapsFor>,
 }
 
-/// Looks at a process: which VMAs it has, and which parts of those that are executable are huge.
+/// Returns which VMAs a process has, and which parts of the executable ones are huge.
 ///
 /// # Errors
-/// ESRCH, ENOENT if it is gone; EACCES, EPERM without leave to trace it; EINVAL where the kernel's text makes no
-/// sense.
+/// ESRCH, ENOENT if the process is gone; EACCES, EPERM without the right to trace it; EINVAL if the kernel's text
+/// cannot be parsed.
 ///
 /// # Kernel
-/// `PAGEMAP_SCAN` since Linux 6.7. Before, smaps is read, and says how much is huge and not where.
+/// `PAGEMAP_SCAN` since Linux 6.7. Before 6.7 this reads smaps, which gives the amount of huge memory but not its
+/// addresses.
 pub fn look(process: &ProcDir, pages: Pages) -> Result<Seen, SysError> {
     let open = |name| process.open_named(name, name);
     let (maps, pagemap) = (open("maps")?, open("pagemap")?);
     look_through(process, &maps, &pagemap, pages)
 }
 
-/// As [`look`], at an address space that was opened before. `process` is the directory of a process that has it.
+/// As [`look`], at an address space that was opened before. `process` is the directory of a process that uses it.
 ///
 /// # Errors
 /// As [`look`].
@@ -66,7 +67,7 @@ fn look_through(
     }
 }
 
-/// Reads the whole of smaps: of a process that nobody waits for, or for what no other file tells.
+/// Reads the whole of smaps: for a process that nobody waits for, or for facts that no other file has.
 ///
 /// # Errors
 /// As [`look`].
@@ -74,9 +75,9 @@ pub fn by_smaps(process: &ProcDir) -> Result<Vec<Area>, SysError> {
     consistent("smaps", || process.read("smaps"), smaps::parse)
 }
 
-/// Reads smaps from its beginning up to the VMA that ends at `end` or beyond, and no further. The kernel counts the pages
-/// of one VMA for each read that asks for more than it has written already, so what lies above is not counted; the text of
-/// a program lies below its memory.
+/// Reads smaps from its beginning up to the VMA that ends at `end` or beyond, and no further. For each read that asks
+/// for more bytes than are ready, the kernel counts the pages of one VMA. So it does not count what lies above; and the
+/// text of a program lies below the program's memory.
 ///
 /// # Errors
 /// As [`look`].
@@ -85,7 +86,7 @@ pub fn smaps_up_to(process: &ProcDir, end: RemoteAddr) -> Result<Vec<Area>, SysE
 }
 
 fn read_smaps_up_to(process: &ProcDir, end: RemoteAddr) -> Result<Vec<u8>, SysError> {
-    /// Less than the last line of an executable VMA has: `VmFlags: rd ex mr mw me`.
+    /// Shorter than the last line of any executable VMA: `VmFlags: rd ex mr mw me`.
     const STEP: usize = 16;
     const LONGEST_SMAPS: u64 = LONGEST_MAPS;
     const LAST_FIELD: &[u8] = b"VmFlags:";
@@ -94,7 +95,7 @@ fn read_smaps_up_to(process: &ProcDir, end: RemoteAddr) -> Result<Vec<u8>, SysEr
     let (mut text, mut line) = (Vec::new(), 0);
     let mut is_last = false;
     loop {
-        // A read that reached beyond the end of the last line would have the next VMA counted.
+        // A read beyond the end of the last line would make the kernel count the next VMA.
         let in_last_line = is_last && text[line..].starts_with(LAST_FIELD);
         let mut buffer = [0; STEP];
         let wanted = if in_last_line { 1 } else { STEP };
@@ -132,8 +133,8 @@ pub fn huge_text(process: &ProcDir, pages: Pages) -> Result<Vec<AddrRange>, SysE
 
 const SCAN: &str = pagemap_scan::CALL;
 
-/// Reads and parses a file of VMAs. The kernel writes it piece by piece: what is mapped meanwhile may come out
-/// of order.
+/// Reads and parses a file of VMAs. The kernel writes the file piece by piece, so VMAs that are mapped meanwhile may
+/// come out of order.
 fn consistent<T>(
     call: &'static str,
     read: impl Fn() -> Result<Vec<u8>, SysError>,
@@ -158,7 +159,7 @@ fn by_scan(
     let page_sizes = PageSizes::of(process, maps)?;
     vmas.into_iter()
         .map(|vma| {
-            // The kernel's own area at the top of the address space is no user's memory.
+            // The kernel's own area at the top of the address space is not user memory.
             if !vma.perms.exec || vma.range.start().get() >= 1 << 63 {
                 return Ok(Area::of(vma));
             }
@@ -179,12 +180,12 @@ fn by_scan(
 
 /// The ways to learn the page size of a mapping.
 enum PageSizes<'a> {
-    /// `ioctl(PROCMAP_QUERY)`, since Linux 6.11.
+    /// From `ioctl(PROCMAP_QUERY)`, since Linux 6.11.
     Asked(&'a File),
-    /// It has no page of the hugetlb pool.
+    /// The process has no page of the hugetlb pool.
     Base,
-    /// Before 6.11: the pool's pages lie in the kernel's own file systems, one for each size. (A hugetlbfs that
-    /// was mounted is not known then.)
+    /// Before 6.11: from the device, because the pool's pages lie in the kernel's own file systems, one for each size.
+    /// (The pages of a mounted hugetlbfs are not recognised then.)
     ByDevice(Vec<(u64, PageSize)>),
 }
 
@@ -237,7 +238,7 @@ mod tests {
         let reserved = Reservation::new(len, pages.pmd).expect("address space");
         let at = reserved.start().as_ptr();
         let all = ProtFlags::READ | ProtFlags::WRITE | ProtFlags::EXEC;
-        // SAFETY: the `len` bytes lie in the reservation made above, which nobody else knows of.
+        // SAFETY: the `len` bytes lie in the reservation made above, which no other code knows of.
         unsafe {
             let flags = MapFlags::PRIVATE | MapFlags::FIXED;
             rustix::mm::mmap_anonymous(at.cast(), len, all, flags)
@@ -245,7 +246,7 @@ mod tests {
         .expect("memory");
         reserved.advise("madvise", 0, len / 2, libc::MADV_HUGEPAGE).expect("a kernel with THP");
         reserved.advise("madvise", len / 2, len / 2, libc::MADV_NOHUGEPAGE).expect("the same");
-        // SAFETY: the writable mapping made above, nobody else's, and no reference into it.
+        // SAFETY: the writable mapping was made above, belongs to this test alone, and has no reference into it.
         unsafe { at.write_bytes(1, len) };
         let seen = look(&here(), pages).expect("/proc");
         let told = by_smaps(&here()).expect("/proc");
@@ -284,7 +285,7 @@ mod tests {
         for (device, size) in hugetlb::devices() {
             let file = hugetlb::file(size).expect("it was there just now");
             let len = usize::try_from(size.bytes()).expect("an address");
-            // SAFETY: a new mapping at an address of the kernel's choice; it is never touched.
+            // SAFETY: a new mapping at an address of the kernel's choice; no code touches it.
             let at = unsafe {
                 let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
                 let protection = ProtFlags::READ | ProtFlags::EXEC;
@@ -300,7 +301,7 @@ mod tests {
                 PageSizes::of(&here(), &maps).expect("/proc").of_vma(vma, pages),
                 size.bytes()
             );
-            // SAFETY: the mapping made above, of which there is no reference.
+            // SAFETY: the mapping was made above, and no reference into it exists.
             unsafe { rustix::mm::munmap(at, len) }.expect("it is mapped");
         }
     }

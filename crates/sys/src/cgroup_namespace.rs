@@ -1,7 +1,8 @@
-//! The cgroup namespace, which decides how paths of cgroups look (cgroup_namespaces(7)).
+//! The cgroup namespace, which decides what the paths of cgroups look like (cgroup_namespaces(7)).
 //!
-//! A process in a container sees the cgroups of other containers by paths that begin with `/..`. Such a path names no directory, even if
-//! the machine's whole hierarchy is mounted: nothing can be charged there, and no limit read.
+//! A process in a container sees the cgroups of other containers by paths that begin with `/..`. Such a path names no
+//! directory, even if the machine's whole hierarchy is mounted. So a process there can charge nothing to such a cgroup,
+//! and read no limit of it.
 
 use std::os::fd::AsFd;
 
@@ -14,7 +15,7 @@ use crate::procfs::ProcDir;
 /// The inode number of the initial cgroup namespace (`PROC_CGROUP_INIT_INO` in `include/linux/proc_ns.h`).
 const INITIAL: u64 = 0xEFFF_FFFB;
 
-/// `setns(2)` — has this thread see cgroups as process 1 does. Nothing else changes.
+/// `setns(2)` — makes this thread see cgroups as process 1 does. Nothing else changes.
 ///
 /// # Errors
 /// EACCES without CAP_SYS_PTRACE; EPERM without CAP_SYS_ADMIN.

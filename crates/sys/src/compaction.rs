@@ -1,8 +1,8 @@
-//! Having the kernel make free huge pages of fragmented memory.
+//! Makes the kernel free huge pages in fragmented memory.
 //!
-//! Reading a file ahead takes a huge page for the page cache only where one is free: it does not compact memory for it. A
-//! private mapping with MADV_HUGEPAGE does. So one that is mapped and given up at once leaves a free huge page, on the
-//! list of this processor, for what comes next.
+//! A read ahead takes a huge page for the page cache only where one is free: the kernel does not compact memory for it.
+//! It does so for a private mapping with MADV_HUGEPAGE. So such a mapping, made and given up at once, leaves a free
+//! huge page on the list of this processor for the next allocation.
 
 use rustix::mm::{MapFlags, ProtFlags};
 use tiexec_core::addr::{PageSize, Pages};
@@ -17,18 +17,18 @@ pub fn free_huge_pages(pages: Pages) -> Option<u64> {
     Some(buddyinfo::free_blocks(&text, pages.pmd.bits() - pages.base.bits()))
 }
 
-/// Has the kernel compact memory for one huge page, which is free afterwards. Costs the clearing of a huge page, and the
-/// compaction where none is free.
+/// Makes the kernel compact memory for one huge page, which is free afterwards. The cost is the clearing of a huge
+/// page, and a compaction if none is free.
 ///
 /// # Errors
-/// ENOMEM, EAGAIN: the kernel did not get one. EINVAL before Linux 6.1.
+/// ENOMEM, EAGAIN if the kernel did not get a huge page. EINVAL before Linux 6.1.
 ///
 /// # Kernel
 /// 6.1, for `MADV_COLLAPSE`, which compacts whatever `/sys/kernel/mm/transparent_hugepage/defrag` says.
 pub fn free_one(pmd: PageSize) -> Result<(), SysError> {
     let len = usize::try_from(pmd.bytes()).unwrap_or(usize::MAX);
     let reserved = Reservation::new(len, pmd)?;
-    // SAFETY: the `len` bytes lie in the reservation made above, which nobody else knows of.
+    // SAFETY: the `len` bytes lie in the reservation made above, which no other code knows of.
     unsafe {
         rustix::mm::mmap_anonymous(
             reserved.start().as_ptr().cast(),
@@ -39,12 +39,13 @@ pub fn free_one(pmd: PageSize) -> Result<(), SysError> {
     }
     .map_err(SysError::of("mmap"))?;
     reserved.advise("madvise(MADV_HUGEPAGE)", 0, len, libc::MADV_HUGEPAGE)?;
-    // SAFETY: the first byte of the mapping just made, which is writable and nobody else's.
+    // SAFETY: the first byte of the mapping just made, which is writable and belongs to this function alone.
     unsafe { reserved.start().as_ptr().write_volatile(0) };
     reserved.advise("madvise(MADV_COLLAPSE)", 0, len, MADV_COLLAPSE)
 }
 
-/// `/proc/sys/vm/compact_memory`: has the kernel compact all memory of the machine. Takes seconds on a large machine.
+/// `/proc/sys/vm/compact_memory` — makes the kernel compact all memory of the machine. Takes seconds on a large
+/// machine.
 ///
 /// # Errors
 /// EACCES for all but root; ENOENT without `CONFIG_COMPACTION`.

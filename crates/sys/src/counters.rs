@@ -1,5 +1,5 @@
-//! Counting what a PMU counts of instruction fetches, by perf_event_open(2): for `advise`, where there is
-//! a PMU that may be used. Most virtual machines have none; then every count is absent.
+//! Reads a PMU's counts of instruction fetches by perf_event_open(2), for `advise`. Most virtual machines
+//! have no PMU that may be used; then every count is absent.
 
 use std::fs::File;
 use std::io::Read;
@@ -18,7 +18,7 @@ const PERF_TYPE_HW_CACHE: u32 = 3;
 const ITLB_READ_MISS: u64 = 4 | 1 << 16;
 const PERF_TYPE_RAW: u32 = 4;
 
-/// Counts for some threads and what they begin.
+/// Counts for some threads and the tasks that they start.
 #[derive(Debug)]
 pub struct Counters {
     cycles: Vec<File>,
@@ -28,8 +28,8 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Begins to count what can be counted. `walks` is the raw event for cycles in which the page tables
-    /// are walked for instructions (`walk_event` of the model of the TLB).
+    /// Starts to count whatever can be counted. `walks` is the raw event for cycles in which the
+    /// processor walks the page tables for instructions (`walk_event` of the model of the TLB).
     pub fn open(tids: &[Pid], heirs: Heirs, walks: Option<u64>) -> Self {
         let count = |kind, config| {
             let flags = EXCLUDE_KERNEL | EXCLUDE_HV;
@@ -47,7 +47,7 @@ impl Counters {
         }
     }
 
-    /// Returns what has been counted.
+    /// Returns the counts so far.
     pub fn read(&self) -> Counted {
         let sum = |events: &[File]| {
             let read = |mut event: &File| {

@@ -1,4 +1,4 @@
-//! A system call that failed: which, and with what.
+//! A system call that failed: the call, and its error number.
 
 use std::fmt;
 
@@ -33,9 +33,9 @@ impl Errno {
     pub const NOSYS: Self = Self(libc::ENOSYS);
     /// No such child.
     pub const CHILD: Self = Self(libc::ECHILD);
-    /// Input or output failed; of another process's memory: nothing is mapped there.
+    /// Input or output failed; for another process's memory: nothing is mapped there.
     pub const IO: Self = Self(libc::EIO);
-    /// Bad address; also a page of a file that is not there (any more).
+    /// Bad address; also a page beyond the end of a file.
     pub const FAULT: Self = Self(libc::EFAULT);
     /// A number that is no descriptor of this process.
     pub const BADF: Self = Self(libc::EBADF);
@@ -59,7 +59,7 @@ impl Errno {
         Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }
 
-    /// Returns the symbol, such as `EPERM`, where it is one of those this project meets.
+    /// Returns the symbol, such as `EPERM`, if this project knows the number.
     pub const fn symbol(self) -> Option<&'static str> {
         Some(match self.0 {
             libc::EPERM => "EPERM",
@@ -119,7 +119,7 @@ impl fmt::Debug for Errno {
 }
 
 impl From<std::io::Error> for Errno {
-    /// An error that the kernel did not answer is EIO.
+    /// An error that did not come from the kernel is EIO.
     fn from(error: std::io::Error) -> Self {
         error.raw_os_error().map_or(Self::IO, Self)
     }
@@ -131,7 +131,7 @@ impl From<rustix::io::Errno> for Errno {
     }
 }
 
-/// Puts each error of the kernel that the standard library has put into `text` into the words of [`Errno`]:
+/// Puts each kernel error that the standard library has written into `text` into the words of [`Errno`]:
 /// `No space left on device (os error 28)` becomes `no space left on device (ENOSPC)`.
 pub fn with_symbols(text: &str) -> String {
     let mut done = text.to_owned();
@@ -149,7 +149,7 @@ pub fn with_symbols(text: &str) -> String {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("{call}: {errno}")]
 pub struct SysError {
-    /// The call with the argument that tells it apart: `ptrace(PTRACE_SEIZE)`.
+    /// The call, with the argument that distinguishes it: `ptrace(PTRACE_SEIZE)`.
     pub call: &'static str,
     /// The kernel's answer.
     #[source]
@@ -162,7 +162,7 @@ impl SysError {
         Self { call, errno: Errno::last() }
     }
 
-    /// Names the call that gave `errno`.
+    /// Makes the error of the named call from its `errno`.
     pub fn of<E: Into<Errno>>(call: &'static str) -> impl FnOnce(E) -> Self {
         move |errno| Self { call, errno: errno.into() }
     }

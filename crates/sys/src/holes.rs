@@ -1,4 +1,4 @@
-//! Parts of a file that it has no data for.
+//! The parts of a file that have no data.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -6,24 +6,24 @@ use std::ops::Range;
 
 use rustix::fs::{SeekFrom, seek};
 
-/// The data and the holes of a file. The last extents found are remembered, so a file without holes costs two calls,
-/// however often it is asked about.
+/// The data and the holes of a file. This remembers the last extents that it found, so a file without holes costs two
+/// calls, however many queries follow.
 #[derive(Debug)]
 pub struct Holes<'a> {
     file: &'a File,
-    /// A hole, which may be empty, and the data after it: no data from the first place to the second, data from there
-    /// to the third.
+    /// A hole, which may be empty, and the data after it: no data from the first offset to the second, data from the
+    /// second to the third.
     known: Cell<[u64; 3]>,
 }
 
 impl<'a> Holes<'a> {
-    /// Asks nothing yet.
+    /// Makes no call yet.
     pub fn of(file: &'a File) -> Self {
         Self { file, known: Cell::new([0; 3]) }
     }
 
-    /// `lseek(SEEK_DATA)`, `lseek(SEEK_HOLE)` — returns whether the file has data in `range`, in bytes; so where that
-    /// cannot be told. Reading a hole through a mapping of a tmpfs would allocate memory for it.
+    /// `lseek(SEEK_DATA)`, `lseek(SEEK_HOLE)` — returns whether the file has data in `range`, in bytes; true if that
+    /// is not known. Reading a hole through a mapping of a tmpfs would allocate memory for it.
     pub fn has_data(&self, range: &Range<u64>) -> bool {
         let [from, _, end] = self.known.get();
         if !(from..end).contains(&range.start) {

@@ -1,14 +1,14 @@
-//! Taking another process's place: its user, its groups, none of its rights or ours.
+//! Taking another process's place: this process gets its user and groups, and loses all rights.
 //!
-//! A process of TiExec's own takes the place to do what only the other's user should be able to do. That user must gain
-//! nothing by it: no descriptor, no memory, no limit of it may be changed.
+//! A process of TiExec takes the place in order to do only what the other process's user may do. That user must gain
+//! nothing by it: the user must not be able to change a descriptor, the memory or a limit of this process.
 
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 
 use crate::error::SysError;
 
-/// The process whose place is taken.
+/// The process whose place this process takes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Place {
     /// The effective user id.
@@ -19,13 +19,13 @@ pub struct Place {
     pub groups: Vec<u32>,
 }
 
-/// The user and the group of nobody's, on every Linux.
+/// The ids of the user and the group `nobody`, on every Linux.
 pub const NOBODY: u32 = 65534;
 
-/// Returns a group for the saved group id of a process of group `gid`: another one. The ids of a process of the same
-/// user then never all equal this process's, so that process may not change its limits (`check_prlimit_permission` in
-/// `kernel/sys.c`). It is [`NOBODY`] unless that is `gid` itself or has no meaning in this user namespace, as
-/// `gid_map` (user_namespaces(7)) tells.
+/// Returns a group for the saved group id of a process of group `gid`: another group than `gid`. Then the ids of a
+/// process of the same user never all equal those of this process, so that process may not change this one's limits
+/// (`check_prlimit_permission` in `kernel/sys.c`). The group is [`NOBODY`], unless `gid` is `NOBODY` itself or
+/// `gid_map` (user_namespaces(7)) does not map it.
 fn other_group(gid: u32, gid_map: &str) -> u32 {
     let ranges = || {
         gid_map.lines().filter_map(|line| {
@@ -34,7 +34,7 @@ fn other_group(gid: u32, gid_map: &str) -> u32 {
             Some(first..first.checked_add(count)?)
         })
     };
-    // A map that cannot be read is taken for that of all groups.
+    // An unreadable map counts as the map of all groups.
     let known = gid_map.is_empty() || ranges().any(|range| range.contains(&NOBODY));
     if known && gid != NOBODY {
         return NOBODY;
@@ -45,18 +45,18 @@ fn other_group(gid: u32, gid_map: &str) -> u32 {
 
 /// Gives up all rights and takes the place of another process, for good. This process must have one thread.
 ///
-/// Afterwards it has no capability and can gain none (`PR_SET_NO_NEW_PRIVS`), nobody without CAP_SYS_PTRACE can trace it or
-/// read its memory (`PR_SET_DUMPABLE` 0), and it ends with its parent.
+/// Afterwards this process has no capability and can gain none (`PR_SET_NO_NEW_PRIVS`). Without CAP_SYS_PTRACE nobody
+/// can trace it or read its memory (`PR_SET_DUMPABLE` 0). It ends with its parent.
 ///
 /// # Errors
-/// EPERM without CAP_SETUID, CAP_SETGID; the process must end then: it may be half of each.
+/// EPERM without CAP_SETUID, CAP_SETGID. Then this process must end, because it may have only a part of the ids.
 pub fn take(place: &Place) -> Result<(), SysError> {
     let map = std::fs::read_to_string("/proc/self/gid_map").unwrap_or_default();
     take_with(place, other_group(place.gid, &map))
 }
 
-/// As [`take`], with all ids of that process: afterwards it is one of the user's own processes, and the user may change
-/// its limits.
+/// As [`take`], with all ids of that process. Afterwards this process is one of the user's own processes, and the user
+/// may change its limits.
 ///
 /// # Errors
 /// As [`take`].
@@ -84,10 +84,10 @@ fn take_with(place: &Place, saved: u32) -> Result<(), SysError> {
     end_with_parent()
 }
 
-/// `prctl(PR_SET_PDEATHSIG, SIGKILL)` — ends this process when its parent ends. A change of user takes it back.
+/// `prctl(PR_SET_PDEATHSIG, SIGKILL)` — makes this process end when its parent ends. A change of user resets it.
 ///
 /// # Errors
-/// None that is known.
+/// No known error.
 pub fn end_with_parent() -> Result<(), SysError> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(SysError::of("prctl(PR_SET_PDEATHSIG)"))

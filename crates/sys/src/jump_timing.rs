@@ -1,8 +1,7 @@
-//! The gain of huge text on this very machine: jumps through generated code on base pages, and on
-//! huge pages.
+//! Measures the gain of huge text on this very machine: jumps through generated code on base pages, and on huge pages.
 //!
-//! Where a hypervisor splits huge pages, jumps are still a little faster, because walks of the page tables are
-//! shorter: see [`split_pages`](crate::split_pages).
+//! Where a hypervisor splits huge pages, jumps are still a little faster on huge pages, because walks of the page
+//! tables are shorter: see [`split_pages`](crate::split_pages).
 
 use std::time::{Duration, Instant};
 
@@ -22,27 +21,28 @@ pub struct JumpTimes {
     pub huge_ns: f64,
 }
 
-/// How often it is measured, each time in other memory.
+/// The number of measurements, each in other memory.
 const COPIES: usize = 5;
-/// After this time no further copy is begun: where memory is fragmented, the kernel takes seconds to find huge pages for one.
+/// After this time no further copy is made: where memory is fragmented, the kernel takes seconds to find huge pages for
+/// one.
 const LONGEST: Duration = Duration::from_secs(3);
-/// The memory that [`measure`] takes for its time, in bytes.
+/// The memory that [`measure`] uses while it runs, in bytes.
 pub const MEMORY: u64 = 5 * LEN as u64;
 
-/// How much text the jumps go through: far beyond any instruction TLB on base pages, well within
-/// the second level on huge ones.
+/// The amount of text that the jumps go through, in bytes. On base pages it is far beyond any instruction TLB, on huge
+/// pages well within the second level.
 const LEN: usize = 32 << 20;
-/// Both ways by turns: what shares the core and slows down must not be one of the two alone.
+/// Rounds alternate between the two kinds, so that another load on the core does not slow down only one of them.
 const ROUNDS: usize = 6;
 /// Runs in a round.
 const RUNS: usize = 4;
 
-/// Measures both, several times: the memory may lie on huge pages of the host's or not, and what shares the
-/// core may go on for longer than one measurement takes. Takes about 0.5 s, and 160 MiB for that time. Returns at least one
-/// measurement; fewer than five where each takes seconds.
+/// Measures both, several times: the memory may lie on huge pages of the host or not, and another load on the core may
+/// last longer than one measurement. Takes about 0.5 s, and 160 MiB for that time. Returns at least one measurement,
+/// and fewer than five where each takes seconds.
 ///
 /// # Errors
-/// ENOSYS where one huge page is more than all that is jumped through; ENOMEM and the like.
+/// ENOSYS if one huge page is more than all the text; ENOMEM and the like.
 pub fn measure(pages: Pages) -> Result<Vec<JumpTimes>, SysError> {
     if pages.pmd.bytes() > LEN as u64 {
         return Err(SysError { call: "measure", errno: Errno::NOSYS });
@@ -50,7 +50,7 @@ pub fn measure(pages: Pages) -> Result<Vec<JumpTimes>, SysError> {
     let base = usize::try_from(pages.base.bytes())
         .map_err(|_overflow| SysError { call: "measure", errno: Errno::INVAL })?;
     let (code, count) = chain(base)?;
-    // The other's code has been through the caches: a first run does not count.
+    // The other code has gone through the caches, so a first run does not count.
     let time = |text: &Text| {
         text.run();
         let times = (0..RUNS).map(|_| {
@@ -62,7 +62,7 @@ pub fn measure(pages: Pages) -> Result<Vec<JumpTimes>, SysError> {
     };
     let begun = Instant::now();
     let mut all = Vec::with_capacity(COPIES);
-    // Kept until the next ones are there, which would be given the same memory again.
+    // Keep the copies until the next ones exist; otherwise those would get the same memory again.
     let mut before = None;
     while all.is_empty() || all.len() < COPIES && begun.elapsed() < LONGEST {
         let mut best = JumpTimes { base_ns: f64::INFINITY, huge_ns: f64::INFINITY };
@@ -78,15 +78,15 @@ pub fn measure(pages: Pages) -> Result<Vec<JumpTimes>, SysError> {
     Ok(all)
 }
 
-/// Generates one jump on every page, each to another page in an order without pattern; the last one
-/// returns. The first is at byte 0.
+/// Generates one jump on every page, each to another page in an order without pattern. The last one returns. The first
+/// is at byte 0.
 ///
 /// # Errors
 /// ENOMEM under a limit on address space.
 fn chain(page: usize) -> Result<(Vec<u8>, usize), SysError> {
     let count = LEN / page;
     let order = without_pattern(count);
-    // Another cache line on each page, or all would fall into one set.
+    // Use another cache line on each page; otherwise all lines would fall into one set.
     let place = |page_index: usize| {
         page_index * page + if page_index == 0 { 0 } else { page_index % 61 * 64 }
     };
@@ -117,8 +117,8 @@ impl Text {
     }
 
     fn run(&self) {
-        // SAFETY: the copy begins with the chain: jumps that stay inside the mapping and end in a
-        // return. It touches no register, no stack and no memory.
+        // SAFETY: the copy begins with the chain: jumps that stay inside the mapping and end in a return. The chain
+        // touches no register, no stack and no memory.
         let code: extern "C" fn() = unsafe { std::mem::transmute(self.0.start()) };
         code();
     }

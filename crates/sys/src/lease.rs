@@ -1,8 +1,8 @@
-//! Whether anybody has a file open or mapped, by trying for a lease on it.
+//! Finds out whether any process has a file open or mapped, by trying for a lease on it.
 //!
-//! The kernel gives a write lease only on a file that nobody else has open, and a mapping holds its
-//! file open (`fs/locks.c`, `check_conflicting_open`). So this counts the processes of every PID
-//! namespace, also those whose maps root may not read.
+//! The kernel gives a write lease only on a file that no other process has open, and a mapping holds
+//! its file open (`fs/locks.c`, `check_conflicting_open`). So the test covers the processes of every
+//! PID namespace, even those whose maps root may not read.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -15,14 +15,14 @@ const F_SETSIG: i32 = 10;
 /// The processes that a lease keeps out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Against {
-    /// A write lease (`F_WRLCK`): everybody.
+    /// A write lease (`F_WRLCK`) keeps out all processes.
     Openers,
-    /// A read lease (`F_RDLCK`): processes that would write.
+    /// A read lease (`F_RDLCK`) keeps out processes that would write.
     Writers,
 }
 
-/// A lease: while it lives, the processes that it keeps out do not open the file. An open waits, or
-/// fails with EWOULDBLOCK if it was told not to wait.
+/// A lease. While it lives, the processes that it keeps out do not open the file. Their open waits, or
+/// fails with EWOULDBLOCK if it must not wait.
 #[derive(Debug)]
 #[must_use = "dropping it lets the openers in"]
 pub struct Lease<'a>(&'a File);
@@ -32,12 +32,12 @@ impl<'a> Lease<'a> {
     /// that it would keep out has the file open (or, against all openers, mapped).
     ///
     /// # Errors
-    /// EINVAL where the file system has no leases; EACCES to those who neither own the file nor have
+    /// EINVAL if the file system has no leases; EACCES if this process neither owns the file nor has
     /// CAP_LEASE.
     pub fn try_take(file: &'a File, against: Against) -> Result<Option<Self>, SysError> {
         const CALL: &str = "fcntl(F_SETLEASE)";
-        // An opener that waits for the lease makes the kernel signal the lease's holder. The signal is
-        // SIGURG, which is ignored unless the program asked for it, and not SIGIO, which kills.
+        // If an opener waits for the lease, the kernel signals the lease's holder. The signal here is
+        // SIGURG, which is ignored unless the program asked for it, instead of SIGIO, which kills.
         // SAFETY: fcntl with a live descriptor and numbers touches no memory.
         let signal = unsafe { libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) };
         check(CALL, signal.into())?;

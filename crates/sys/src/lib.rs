@@ -1,12 +1,12 @@
-//! Typed Linux calls and live `/proc` readers: thin, one system call a function, no policy.
+//! Typed Linux calls and live `/proc` readers. Each function is thin: one system call, no policy.
 //!
-//! `rustix` serves wherever it has the call. The calls that it lacks (ptrace, `process_vm_*`, a fork
-//! without SIGCHLD, exec with the very argument pointers of `main`) are here, in the same shape.
+//! This crate uses `rustix` for the calls that it has. The calls that it lacks (ptrace, `process_vm_*`, a
+//! fork without SIGCHLD, exec with the very argument pointers of `main`) are here, in the same shape.
 //!
 //! # Safety
 //!
-//! This is the crate where `unsafe` lives. Each block argues for the callee's conditions with facts
-//! of its own function; nothing unsafe is exported except constructors that say what must hold.
+//! This is the crate where `unsafe` lives. Each block proves the callee's conditions with facts of its
+//! own function. The crate exports nothing unsafe except constructors that say what must hold.
 
 pub mod address_space;
 mod arch;
@@ -86,14 +86,14 @@ pub mod c {
 
     /// `MADV_COLLAPSE` (madvise(2)), since Linux 6.1.
     pub const MADV_COLLAPSE: i32 = crate::reservation::MADV_COLLAPSE;
-    /// `PROT_BTI` (`arch/arm64/include/uapi/asm/mman.h`), on aarch64 only: an indirect branch into such
-    /// a page must meet an instruction made for that.
+    /// `PROT_BTI` (`arch/arm64/include/uapi/asm/mman.h`), on aarch64 only: an indirect branch into such a
+    /// page must meet an instruction made for that.
     pub const PROT_BTI: i32 = 0x10;
     /// `MFD_ALLOW_SEALING` (memfd_create(2)).
     pub const MFD_ALLOW_SEALING: u32 = libc::MFD_ALLOW_SEALING;
     /// `MFD_HUGETLB` (memfd_create(2)).
     pub const MFD_HUGETLB: u32 = libc::MFD_HUGETLB;
-    /// `MFD_HUGE_SHIFT` (memfd_create(2)): from this bit on stands the binary logarithm of the page size.
+    /// `MFD_HUGE_SHIFT` (memfd_create(2)): the lowest bit of the binary logarithm of the page size.
     pub const MFD_HUGE_SHIFT: u32 = 26;
     /// `MFD_NOEXEC_SEAL`, since Linux 6.3: the file's mode never gets an x bit. Mapping it r-x
     /// stays allowed, also with `vm.memfd_noexec=2`.

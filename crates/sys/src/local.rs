@@ -1,4 +1,4 @@
-//! Raw system calls of this very process, and what a thread of it takes before it makes them.
+//! Raw system calls of this very process, and the preparations of a thread that makes them.
 
 use crate::error::{Errno, SysError, check};
 use crate::process::{has_threads, occupy_standard_descriptors, signal_set, without_write_signals};
@@ -11,34 +11,36 @@ impl Calls {
     /// Grants the right.
     ///
     /// # Safety
-    /// Every call made with it must leave all memory that Rust code refers to readable with the bytes it had. The switch of
-    /// text does: it maps new memory where nothing is, fills it with the text's own bytes, and moves it over that text.
+    /// Every call made with it must leave all memory that Rust code refers to readable, with the bytes it had. The
+    /// switch of text does so: it maps new memory where nothing is, fills it with the text's own bytes, and moves it
+    /// over that text.
     pub const unsafe fn new() -> Self {
         Self(())
     }
 
-    /// Makes the call `number` with `args`, and returns the kernel's answer; `name` is what errors call it.
+    /// Makes the call `number` with `args`, and returns the kernel's answer; errors show `name` for the call.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn make(&self, name: &'static str, number: i64, args: [u64; 6]) -> Result<u64, SysError> {
         let [a, b, c, d, e, f] = args;
-        // SAFETY: who made `self` has promised that the calls made with it leave memory in use as it is.
+        // SAFETY: the maker of `self` has promised that the calls made with it leave memory in use as it is.
         let answer = unsafe { libc::syscall(number, a, b, c, d, e, f) };
         Ok(check(name, answer)?.cast_unsigned())
     }
 }
 
-/// Runs `work` while signals to this thread wait, but for those of faults: no handler of the program's runs in the middle of it.
+/// Runs `work` with all signals to this thread blocked except those of faults, so that no handler of the program runs
+/// meanwhile.
 pub fn while_signals_wait<T>(work: impl FnOnce() -> T) -> T {
-    /// The kernel ends a process that a fault hits whose signal is blocked.
+    /// If a fault hits a process that blocks the fault's signal, the kernel ends the process.
     const FAULTS: [i32; 6] =
         [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
-    /// Brings the mask back, also if `work` panics.
+    /// Restores the mask, even if `work` panics.
     struct Before(libc::sigset_t);
     impl Drop for Before {
         fn drop(&mut self) {
-            // SAFETY: the set is live and initialised; the old mask is not asked for.
+            // SAFETY: the set is live and initialised; the call does not return the old mask.
             unsafe {
                 libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut())
             };
@@ -54,18 +56,18 @@ pub fn while_signals_wait<T>(work: impl FnOnce() -> T) -> T {
     let mut before = Before(signal_set(&[]));
     // SAFETY: both sets are live and initialised.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before.0) };
-    // A signal of the work's own, such as that of a limit on file sizes, never comes to the program.
+    // A signal that the work itself causes, such as that of a limit on file sizes, never reaches the program.
     without_write_signals(work)
 }
 
-/// Runs `work` where no other thread sees the descriptors that it opens, and no child that another thread forks gets them: in a
-/// thread of its own, with a table of descriptors of its own, unless the caller is the only thread. The thread has ended
-/// when this returns. `work` must use no descriptor from outside.
+/// Runs `work` so that no other thread sees the descriptors that it opens, and no child that another thread forks gets
+/// them. Unless the caller is the only thread, `work` runs in a new thread with its own table of descriptors. The
+/// thread has ended when this returns. `work` must use no descriptor from outside.
 ///
 /// # Errors
-/// EAGAIN: no thread could be started. ENOSYS before Linux 5.9; what a seccomp filter answers.
+/// EAGAIN if no thread could be started; ENOSYS before Linux 5.9; the answer of a seccomp filter.
 pub fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, SysError> {
-    /// Looking at a process takes less than a sixteenth of this; a signal handler may come on top.
+    /// A look at a process takes less than a sixteenth of this; a signal handler may run on the same stack.
     const STACK: usize = 1 << 20;
     if !has_threads() {
         return Ok(work());
@@ -84,13 +86,13 @@ pub fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, SysError> {
     })
 }
 
-/// `close_range(0, ~0, CLOSE_RANGE_UNSHARE)` — gives the calling thread an empty table of descriptors, for good. Those of the
-/// process stay open for the other threads; the calling one must use none of them any more.
+/// `close_range(0, ~0, CLOSE_RANGE_UNSHARE)` — gives the calling thread an empty table of descriptors, for good. The
+/// process's descriptors stay open for the other threads; the calling thread must not use them any more.
 ///
 /// # Errors
-/// ENOSYS before Linux 5.9; what a seccomp filter answers.
+/// ENOSYS before Linux 5.9; the answer of a seccomp filter.
 pub fn own_descriptors() -> Result<(), SysError> {
-    // SAFETY: the descriptors that this thread does not see any more stay valid for their owners, the other threads.
+    // SAFETY: the descriptors that this thread no longer sees stay valid for their owners, the other threads.
     let answer =
         unsafe { libc::syscall(libc::SYS_close_range, 0_u32, u32::MAX, libc::CLOSE_RANGE_UNSHARE) };
     check("close_range(CLOSE_RANGE_UNSHARE)", answer)?;
@@ -110,7 +112,7 @@ mod tests {
         let (_reader, mut writer) = std::io::pipe().expect("a pipe");
         let path = |fd: i32| std::fs::read_link(format!("/proc/thread-self/fd/{fd}"));
         let theirs = std::thread::scope(|scope| {
-            // Another thread runs, whatever the test runner does.
+            // This test has another thread, whatever the test runner does.
             let (end, ended) = std::sync::mpsc::channel::<()>();
             scope.spawn(move || ended.recv());
             let opened = apart(|| {
@@ -121,7 +123,7 @@ mod tests {
             opened.expect("from Linux 5.9 on")
         });
         assert!(path(theirs.0).ok() != Some(theirs.1), "the file is open here");
-        // The table of this thread is as it was.
+        // This thread's table has not changed.
         writer.write_all(b"x").expect("a reader is there");
     }
 

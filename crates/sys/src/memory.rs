@@ -1,4 +1,4 @@
-//! A memfd, or a file of a tmpfs, mapped here, aligned to huge pages, to be filled.
+//! A memfd, or a file of a tmpfs, mapped here to be filled, aligned to huge pages.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -25,7 +25,7 @@ impl FillMapping {
         Self::at(memfd, 0, len, align)
     }
 
-    /// As [`new`](Self::new), from byte `file_offset` of the file on, a multiple of `align`.
+    /// As [`new`](Self::new), from byte `file_offset` of the file, a multiple of `align`.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -36,7 +36,7 @@ impl FillMapping {
         align: PageSize,
     ) -> Result<Self, SysError> {
         let reserved = Reservation::new(len, align)?;
-        // SAFETY: the `len` bytes lie in the reservation made above, which nobody else knows of.
+        // SAFETY: the `len` bytes lie in the reservation made above, which no other code knows of.
         unsafe {
             rustix::mm::mmap(
                 reserved.start().as_ptr().cast(),
@@ -56,16 +56,16 @@ impl FillMapping {
         self.0.part("fill", at, len)
     }
 
-    /// `madvise(MADV_HUGEPAGE)` — lets faults in the whole mapping take huge pages where the shmem
-    /// policy is `advise`. A kernel without THP says EINVAL, which does not matter here.
+    /// `madvise(MADV_HUGEPAGE)` — lets faults in the whole mapping take huge pages where the shmem policy is
+    /// `advise`. A kernel without THP returns EINVAL, which does no harm here.
     pub fn advise_huge(&self) {
         let _unsupported =
             self.0.advise("madvise(MADV_HUGEPAGE)", 0, self.0.len(), libc::MADV_HUGEPAGE);
     }
 
-    /// `mbind(MPOL_PREFERRED)` — has pages of the range that are not there yet come from `node`, or from
-    /// another one where that has no room. `at` is a multiple of the page. The policy of a memfd in base
-    /// pages or THP stays with the file; that of one in hugetlb pages with this mapping.
+    /// `mbind(MPOL_PREFERRED)` — makes the kernel take pages of the range that do not exist yet from `node`,
+    /// or from another node if that one has no room. `at` is a multiple of the page. The policy of a memfd in
+    /// base pages or THP stays with the file; the policy of a memfd in hugetlb pages stays with this mapping.
     ///
     /// # Errors
     /// EINVAL for a node without memory, or one that the cpuset forbids; ENOSYS without `CONFIG_NUMA`; EPERM
@@ -78,11 +78,11 @@ impl FillMapping {
         let mut mask = [0 as libc::c_ulong; 16];
         let word = mask.get_mut(node / BITS).ok_or(SysError { call: CALL, errno: Errno::INVAL })?;
         *word |= 1 << (node % BITS);
-        // The kernel takes one bit less than it is told.
+        // The kernel takes one bit less than the number says.
         let bits = mask.len() * BITS + 1;
         let mode = libc::MPOL_PREFERRED;
-        // SAFETY: the range lies in our own mapping; a policy changes where pages come from that are not
-        // there yet, and nothing that a reference could see. `mask` has `bits - 1` bits and outlives the call.
+        // SAFETY: the range lies in our own mapping. A policy only changes where new pages come from, and
+        // nothing that a reference could see. `mask` has `bits - 1` bits and outlives the call.
         let returned = unsafe {
             libc::syscall(libc::SYS_mbind, part.as_ptr(), len, mode, mask.as_ptr(), bits, 0)
         };
@@ -90,8 +90,8 @@ impl FillMapping {
         Ok(())
     }
 
-    /// `madvise(MADV_POPULATE_WRITE)` — allocates the pages of the range, zero-filled, and says so
-    /// if it cannot, where a touch would die of SIGBUS. Since Linux 5.14.
+    /// `madvise(MADV_POPULATE_WRITE)` — allocates the pages of the range, zero-filled, and returns an error if
+    /// it cannot, where a touch would die of SIGBUS. Since Linux 5.14.
     ///
     /// # Errors
     /// ENOMEM or EFAULT without memory, pool page or cgroup room.
@@ -99,57 +99,57 @@ impl FillMapping {
         self.0.advise("madvise(MADV_POPULATE_WRITE)", at, len, libc::MADV_POPULATE_WRITE)
     }
 
-    /// `mincore` — whether all of the range is in memory. Where no more than one base page of each huge
-    /// page has been populated, the kernel has made huge pages of its own accord: for the shmem policy,
-    /// or the mount's.
+    /// `mincore` — returns whether all of the range is in memory. If at most one base page of each huge page
+    /// has been populated and all is in memory, the kernel has made huge pages by itself: because of the shmem
+    /// policy, or of the mount's.
     pub fn is_resident(&self, at: usize, len: usize) -> bool {
         let pages = self.0.resident(at, len, rustix::param::page_size());
         pages.is_ok_and(|mut pages| pages.all(|resident| resident))
     }
 
-    /// Makes one huge page, not written to yet, of the `len` bytes at `at`; `base` is the size of a base
-    /// page. By the shmem policy or the mount's `huge=`, which needs Linux 5.14; else by
+    /// Makes one huge page, not written to yet, of the `len` bytes at `at`; `base` is the size of a base page.
+    /// The shmem policy or the mount's `huge=` makes it, which needs Linux 5.14; otherwise
     /// [`collapse`](Self::collapse).
     ///
     /// # Errors
-    /// As [`populate`](Self::populate) and [`collapse`](Self::collapse); a base page is there then.
+    /// As [`populate`](Self::populate) and [`collapse`](Self::collapse); a base page exists then.
     pub fn make_huge(&self, at: usize, len: usize, base: usize) -> Result<(), SysError> {
-        // One base page first: the kernel collapses no range that is altogether a hole. Where the policy
-        // is `advise` this fault brings the huge page already.
+        // Populate one base page first: the kernel collapses no range that is one hole. Where the policy is
+        // `advise`, this fault already brings the huge page.
         self.populate(at, base)?;
         if self.is_resident(at, len) {
             return Ok(());
         }
         self.collapse(at, len).or_else(|error| {
-            // A passing obstacle: a page just being looked at by somebody.
+            // The obstacle passes: another process was just using a page.
             if error.errno == Errno::AGAIN { self.collapse(at, len) } else { Err(error) }
         })
     }
 
-    /// `madvise(MADV_COLLAPSE)` — makes the range huge pages now, whatever THP's settings. Since
-    /// Linux 6.1.
+    /// `madvise(MADV_COLLAPSE)` — makes the range huge pages now, whatever THP's settings are. Since Linux
+    /// 6.1.
     ///
     /// # Errors
-    /// ENOMEM without a free huge page; EAGAIN for a passing obstacle; EINVAL where it cannot be.
+    /// ENOMEM without a free huge page; EAGAIN for a passing obstacle; EINVAL if the range cannot be huge.
     pub fn collapse(&self, at: usize, len: usize) -> Result<(), SysError> {
         self.0.advise("madvise(MADV_COLLAPSE)", at, len, MADV_COLLAPSE)
     }
 
-    /// Copies `bytes` to byte `at` of the mapping. The pages there must have been populated, or be
-    /// certain to be had: a touch that finds no memory dies of SIGBUS.
+    /// Copies `bytes` to byte `at` of the mapping. The pages there must have been populated, or must be
+    /// certain to be available: a touch that finds no memory dies of SIGBUS.
     ///
     /// # Errors
     /// EINVAL if they do not fit.
     pub fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), SysError> {
         let part = self.part(at, bytes.len())?;
-        // SAFETY: the destination is `bytes.len()` bytes of our own mapping, as `part` checked, and
-        // no mapping of ours overlaps a caller's slice.
+        // SAFETY: the destination is `bytes.len()` bytes of our own mapping, as `part` checked, and no mapping
+        // of ours overlaps a caller's slice.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), part.as_ptr(), bytes.len()) };
         Ok(())
     }
 
-    /// `pread(file, …, file_offset)` — copies `len` bytes of the file to byte `at` of the mapping.
-    /// Returns how many there were: fewer only at the end of the file.
+    /// `pread(file, …, file_offset)` — copies `len` bytes of the file to byte `at` of the mapping. Returns the
+    /// number of bytes copied, which is less than `len` only at the end of the file.
     ///
     /// # Errors
     /// EIO and the like; EFAULT if the mapping has no page there and cannot get one.

@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! move_pages(2) takes addresses of another process as pointers; with no nodes given it moves nothing.
+//! move_pages(2) takes addresses of another process as pointers; without nodes it moves nothing.
 
 use rustix::process::Pid;
 use tiexec_core::addr::RemoteAddr;
@@ -14,20 +14,20 @@ use crate::error::{SysError, check};
 /// The directory in which the kernel shows its nodes.
 const NODES: &str = "/sys/devices/system/node";
 
-/// Returns the nodes that have memory and that this process's cpuset lets it have memory of; the first
-/// alone where the kernel knows no nodes (`CONFIG_NUMA`), or `/sys` is not mounted.
+/// Returns the nodes that have memory and that this process's cpuset allows. Returns only the first node if the
+/// kernel has no nodes (`CONFIG_NUMA`), or `/sys` is not mounted.
 pub fn usable_nodes() -> Vec<u32> {
     let text = std::fs::read_to_string(format!("{NODES}/has_memory"));
     let nodes = text.ok().and_then(|text| parse_list(&text)).unwrap_or_else(|| vec![0]);
     let status = std::fs::read("/proc/self/status").unwrap_or_default();
-    // Without /proc the kernel refuses what is not allowed.
+    // Without /proc, the kernel itself refuses a node that is not allowed.
     match status::allowed_nodes(&status) {
         Some(allowed) => nodes.into_iter().filter(|node| allowed.contains(node)).collect(),
         None => nodes,
     }
 }
 
-/// Returns the node that a processor belongs to; the first where the kernel knows no nodes.
+/// Returns the node that a processor belongs to; the first node if the kernel has no nodes.
 pub fn node_of_processor(processor: u64) -> u32 {
     let entries = std::fs::read_dir(format!("/sys/devices/system/cpu/cpu{processor}"));
     let names = entries.into_iter().flatten().flatten().map(|entry| entry.file_name());
@@ -35,17 +35,17 @@ pub fn node_of_processor(processor: u64) -> u32 {
     { names }.find_map(node).unwrap_or(0)
 }
 
-/// `move_pages` without nodes — returns on which node each of the pages lies; `None` for what is not in memory.
-/// numa_maps would tell it too, of every page that the process has, and hold its mmap lock meanwhile; this takes
+/// `move_pages` without nodes — returns the node of each of the pages; `None` for a page that is not in memory.
+/// numa_maps would show it too, but for every page that the process has, and under its mmap lock. This call takes
 /// the lock for sixteen pages at a time (`do_pages_stat` in `mm/migrate.c`).
 ///
 /// # Errors
-/// ENOSYS without `CONFIG_NUMA`; EPERM without leave to trace the process; ESRCH if it is gone.
+/// ENOSYS without `CONFIG_NUMA`; EPERM without the right to trace the process; ESRCH if it is gone.
 pub fn nodes_of(process: Pid, pages: &[RemoteAddr]) -> Result<Vec<Option<u32>>, SysError> {
     let addresses: Vec<u64> = pages.iter().map(|page| page.get()).collect();
     let mut nodes: Vec<libc::c_int> = vec![-libc::ENOENT; pages.len()];
-    // SAFETY: the kernel reads as many addresses as it is told there are and writes as many nodes; both outlive the
-    // call. The addresses are of the other process, and are not followed here.
+    // SAFETY: the kernel reads as many addresses as the count says and writes as many nodes; both outlive the call.
+    // The addresses are of the other process, and this process does not follow them.
     let returned = unsafe {
         libc::syscall(
             libc::SYS_move_pages,

@@ -1,9 +1,9 @@
-//! A file's page cache: what of it is there, and in folios of which size.
+//! A file's page cache: which parts it holds, and in folios of which size.
 //!
-//! Two things of the kernel are strange here. `preadv2(RWF_NOWAIT)` does not only look: for a page
-//! that is not cached it begins to read it, as a small folio, which then stands in the way of a huge
-//! one. So residency is asked of mincore(2), which reads nothing. And cachestat(2) on overlayfs sees
-//! the overlay's own, empty cache, where a mapping sees that of the file below.
+//! Two kernel calls are strange here. `preadv2(RWF_NOWAIT)` does not only look: if a page is not
+//! cached, the call begins to read it, as a small folio, which then prevents a huge one. So this
+//! module asks mincore(2), which reads nothing. And cachestat(2) on overlayfs sees the overlay's own,
+//! empty cache, where a mapping sees the cache of the file below.
 //!
 //! # Safety
 //!
@@ -25,32 +25,32 @@ use crate::pagemap_scan;
 use crate::procfs::ProcDir;
 use crate::reservation::{MADV_COLLAPSE, Reservation};
 
-/// The same on all architectures that this project builds for.
+/// This number is the same on all architectures that this project builds for.
 const SYS_CACHESTAT: libc::c_long = 451;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
-/// A private mapping of a part of a file, at an address congruent to its offset: where the page
-/// cache holds a huge folio, a touch maps it by one PMD entry. Never written to. Ranges are bytes of
-/// the file. Unmapped when dropped.
+/// A private mapping of a part of a file, at an address congruent to its offset. Where the page cache
+/// holds a huge folio, a touch maps it by one PMD entry. This mapping is never written to. Ranges are
+/// bytes of the file. Unmapped when dropped.
 #[derive(Debug)]
 pub struct FileMapping {
     reserved: Reservation,
     file_range: Range<u64>,
 }
 
-// SAFETY: the mapping belongs to the process and to no thread of it. It is never written to, no
-// reference into it is ever made, and several threads at once may make the system calls on it.
+// SAFETY: the mapping belongs to the process and to no thread of it. Nothing writes to it, no
+// reference into it exists, and several threads may make the system calls on it at once.
 unsafe impl Send for FileMapping {}
 // SAFETY: as above.
 unsafe impl Sync for FileMapping {}
 
 impl FileMapping {
-    /// Maps `file_range`, readable and executable; only readable where the mount is noexec. Both
-    /// ends must be multiples of `pmd`; what lies past the end of the file cannot be touched.
+    /// Maps `file_range`, readable and executable; only readable where the mount is noexec. Both ends
+    /// must be multiples of `pmd`. The part past the end of the file cannot be touched.
     ///
     /// # Errors
-    /// EINVAL for an odd range; ENOMEM at `RLIMIT_AS`; ENODEV for what cannot be mapped; EOPNOTSUPP
-    /// on hugetlbfs, whose pages are not page cache in this sense.
+    /// EINVAL for an odd range; ENOMEM at `RLIMIT_AS`; ENODEV for a file that cannot be mapped;
+    /// EOPNOTSUPP on hugetlbfs, whose pages are not page cache in this sense.
     pub fn new(file: &File, file_range: Range<u64>, pmd: PageSize) -> Result<Self, SysError> {
         const CALL: &str = "mmap(MAP_PRIVATE)";
         let odd = SysError { call: CALL, errno: Errno::INVAL };
@@ -66,7 +66,8 @@ impl FileMapping {
         }
         let reserved = Reservation::new(len, pmd)?;
         let map = |protection| {
-            // SAFETY: the `len` bytes lie in the reservation made above, which nobody else knows of.
+            // SAFETY: the `len` bytes lie in the reservation made above, which no other code knows
+            // of.
             unsafe {
                 rustix::mm::mmap(
                     reserved.start().as_ptr().cast(),
@@ -88,7 +89,7 @@ impl FileMapping {
         Ok(Self { reserved, file_range })
     }
 
-    /// Returns where it begins in this process.
+    /// Returns the address of the mapping in this process.
     pub fn start(&self) -> RemoteAddr {
         RemoteAddr::new(self.reserved.start().as_ptr().addr() as u64)
     }
@@ -103,7 +104,7 @@ impl FileMapping {
         self.reserved.advise(call, at, len, advice)
     }
 
-    /// Returns where `part` of the file lies in the mapping.
+    /// Returns the place of `part` of the file in the mapping: its start and its length, in bytes.
     fn within(&self, call: &'static str, part: &Range<u64>) -> Result<(usize, usize), SysError> {
         let at = part.start.checked_sub(self.file_range.start);
         let len = part.end.checked_sub(part.start);
@@ -112,8 +113,8 @@ impl FileMapping {
             .ok_or(SysError { call, errno: Errno::INVAL })
     }
 
-    /// `madvise(MADV_HUGEPAGE)` — has a touch of what is not cached read it in as a huge folio,
-    /// where the file system has those.
+    /// `madvise(MADV_HUGEPAGE)` — makes a touch of a page that is not cached read it in as a huge
+    /// folio, where the file system has huge folios.
     ///
     /// # Errors
     /// EINVAL on a kernel without THP.
@@ -121,7 +122,7 @@ impl FileMapping {
         self.advise("madvise(MADV_HUGEPAGE)", &self.file_range, libc::MADV_HUGEPAGE)
     }
 
-    /// `madvise(MADV_RANDOM)` — has a touch read nothing ahead.
+    /// `madvise(MADV_RANDOM)` — makes a touch read nothing ahead.
     ///
     /// # Errors
     /// ENOMEM if the VMA cannot be changed.
@@ -129,8 +130,9 @@ impl FileMapping {
         self.advise("madvise(MADV_RANDOM)", &self.file_range, libc::MADV_RANDOM)
     }
 
-    /// `madvise(MADV_NORMAL)` — has a touch read ahead as usual again. Only then does a touch keep
-    /// what is mapped here from being reclaimed (`include/linux/mm_inline.h`, `vma_has_recency`).
+    /// `madvise(MADV_NORMAL)` — makes a touch read ahead as usual again. Only in this mode does a
+    /// touch protect what is mapped here from reclaim (`include/linux/mm_inline.h`,
+    /// `vma_has_recency`).
     ///
     /// # Errors
     /// ENOMEM if the VMA cannot be changed.
@@ -138,8 +140,8 @@ impl FileMapping {
         self.advise("madvise(MADV_NORMAL)", &self.file_range, libc::MADV_NORMAL)
     }
 
-    /// `madvise(MADV_POPULATE_READ)` — touches each page of `part`, reading it in if need be. Since
-    /// Linux 5.14.
+    /// `madvise(MADV_POPULATE_READ)` — touches each page of `part`, and reads it in if it is not
+    /// cached. Since Linux 5.14.
     ///
     /// # Errors
     /// EFAULT past the end of the file and for I/O errors, where a plain touch would die of SIGBUS.
@@ -147,18 +149,18 @@ impl FileMapping {
         self.advise("madvise(MADV_POPULATE_READ)", part, libc::MADV_POPULATE_READ)
     }
 
-    /// `madvise(MADV_COLLAPSE)` — makes the huge pages of `part` out of what is cached, without
-    /// evicting it. Since Linux 6.1, for tmpfs and where the kernel has it for other files.
+    /// `madvise(MADV_COLLAPSE)` — makes the huge pages of `part` from the cached pages, without
+    /// evicting them. Since Linux 6.1, for tmpfs and for other files where the kernel supports it.
     ///
     /// # Errors
-    /// EINVAL where the kernel has it not for this file; ENOMEM; EAGAIN for a passing obstacle.
+    /// EINVAL if the kernel does not support it for this file; ENOMEM; EAGAIN for a passing obstacle.
     pub fn collapse(&self, part: &Range<u64>) -> Result<(), SysError> {
         self.advise("madvise(MADV_COLLAPSE)", part, MADV_COLLAPSE)
     }
 
     /// `mincore` — returns which parts of `part` the page cache holds, in whole pages of size `base`;
-    /// ascending, adjoining parts merged. Reads nothing in. Where [`may_look`] says no, all seems
-    /// cached.
+    /// ascending, adjoining parts merged. Reads nothing in. If [`may_look`] returns false, everything
+    /// seems cached.
     ///
     /// # Errors
     /// EAGAIN if the kernel is out of memory.
@@ -206,15 +208,15 @@ impl FileMapping {
         }))
     }
 
-    /// Returns which parts of the file this mapping maps by PMD entries now: of those that were
-    /// touched, the ones that are huge folios. Ascending, adjoining parts merged.
+    /// Returns which parts of the file this mapping maps by PMD entries now: the touched parts that
+    /// are huge folios. Ascending, adjoining parts merged.
     ///
     /// # Errors
     /// `/proc/self` cannot be read.
     ///
     /// # Kernel
-    /// `ioctl(PAGEMAP_SCAN)` since Linux 6.7. Before, smaps says it for the whole mapping: all of it
-    /// or nothing.
+    /// `ioctl(PAGEMAP_SCAN)` since Linux 6.7. Before 6.7, smaps says only whether all of the mapping
+    /// is huge or nothing.
     pub fn huge_parts(&self) -> Result<Vec<Range<u64>>, SysError> {
         match self.huge_by_scan() {
             Err(error) if matches!(error.errno, Errno::NOTTY | Errno::INVAL | Errno::NOSYS) => {
@@ -248,13 +250,15 @@ impl FileMapping {
     }
 }
 
-/// Returns whether the kernel tells this process what is cached of the file: to its owner, to those
-/// who may write to it, and to CAP_FOWNER (`mm/mincore.c`, `can_do_mincore`).
+/// Returns whether the kernel shows this process what is cached of the file. It shows that to the
+/// file's owner, to processes that may write to it, and to CAP_FOWNER (`mm/mincore.c`,
+/// `can_do_mincore`).
 ///
 /// # Errors
 /// The file cannot be mapped.
 pub fn may_look(file: &File, pages: Pages) -> Result<bool, SysError> {
-    // A page past the end of the file is never cached. To those who are not told, all pages are.
+    // A page past the end of the file is never cached. To a process without the right, the kernel
+    // shows all pages as cached.
     let size = rustix::fs::fstat(file).map_err(SysError::of("fstat"))?.st_size;
     let past = u64::try_from(size)
         .ok()
@@ -264,11 +268,11 @@ pub fn may_look(file: &File, pages: Pages) -> Result<bool, SysError> {
     Ok(mapping.cached_parts(&(past..past + pages.base.bytes()), pages.base)?.is_empty())
 }
 
-/// `posix_fadvise(POSIX_FADV_DONTNEED)` — drops what of `part` is cached, clean and mapped by
-/// nobody. [`FileMapping::cached_parts`] tells what remains.
+/// `posix_fadvise(POSIX_FADV_DONTNEED)` — drops the cached pages of `part` that are clean and that no
+/// process maps. [`FileMapping::cached_parts`] returns what remains.
 ///
 /// # Errors
-/// EINVAL, ESPIPE for what is no file.
+/// EINVAL, ESPIPE if `file` is not a file.
 pub fn evict(file: &File, part: &Range<u64>) -> Result<(), SysError> {
     const CALL: &str = "posix_fadvise(POSIX_FADV_DONTNEED)";
     let len = part.end.checked_sub(part.start).and_then(std::num::NonZeroU64::new);
@@ -283,26 +287,26 @@ pub fn evict(file: &File, part: &Range<u64>) -> Result<(), SysError> {
 pub struct CacheState {
     /// Pages in the page cache.
     pub cached: u64,
-    /// Those of them that are to be written back.
+    /// The cached pages that must be written back.
     pub dirty: u64,
-    /// Those of them that are just being written back.
+    /// The cached pages that are being written back now.
     pub writeback: u64,
-    /// Pages that were cached once.
+    /// Pages that were cached before.
     pub evicted: u64,
-    /// Those of them that were evicted under pressure a short time ago.
+    /// The evicted pages that were evicted under pressure a short time ago.
     pub recently_evicted: u64,
 }
 
-/// `cachestat` — counts the pages of `part` of the file, of all of it if `part` is empty.
+/// `cachestat` — counts the pages of `part` of the file, or of all of it if `part` is empty.
 ///
 /// # Errors
-/// ENOSYS before Linux 6.5; EPERM to those who neither own the file nor may write to it (6.14);
+/// ENOSYS before Linux 6.5; EPERM if this process neither owns the file nor may write to it (6.14);
 /// EOPNOTSUPP on hugetlbfs.
 pub fn cache_state(file: &File, part: &Range<u64>) -> Result<CacheState, SysError> {
     let range = if part.is_empty() { [0, 0] } else { [part.start, part.end - part.start] };
     let mut state = CacheState::default();
     // SAFETY: `range` is the two u64 of a struct cachestat_range, `state` the five of a struct
-    // cachestat; both live through the call, which writes to the latter only.
+    // cachestat. Both live through the call, which writes only to `state`.
     let returned = unsafe {
         libc::syscall(
             SYS_CACHESTAT,
@@ -316,11 +320,11 @@ pub fn cache_state(file: &File, part: &Range<u64>) -> Result<CacheState, SysErro
     Ok(state)
 }
 
-/// `fcntl(F_SETLEASE, F_RDLCK)` — returns whether somebody has the file open for writing. The lease
-/// is given back at once. `file` must be open for reading only.
+/// `fcntl(F_SETLEASE, F_RDLCK)` — returns whether a process has the file open for writing. Gives the
+/// lease back at once. `file` must be open for reading only.
 ///
 /// # Errors
-/// EACCES to those who neither own the file nor have CAP_LEASE; EINVAL where the file system has no
+/// EACCES if this process neither owns the file nor has CAP_LEASE; EINVAL if the file system has no
 /// leases.
 pub fn is_open_for_writing(file: &File) -> Result<bool, SysError> {
     Ok(Lease::try_take(file, Against::Writers)?.is_none())
@@ -332,7 +336,7 @@ mod tests {
 
     use super::*;
 
-    /// A file of three huge pages, cached, in some folios or other.
+    /// A file of three huge pages, cached in folios of any size.
     fn file(pages: Pages) -> File {
         let mut file = tempfile::tempfile().expect("a temporary file");
         let block = vec![1; usize::try_from(pages.pmd.bytes()).expect("a huge page fits")];
@@ -373,7 +377,7 @@ mod tests {
         two.populate(&first).expect("an own file");
         assert_eq!(one.is_mapped_elsewhere(&first, pages.base), Ok(true));
         assert_eq!(one.is_mapped_elsewhere(&second, pages.base), Ok(false));
-        // And what is mapped elsewhere is not evicted.
+        // The kernel does not evict what is mapped elsewhere.
         drop(one);
         evict(&file, &(0..2 * pmd)).expect("an own file");
         assert_eq!(two.cached_parts(&first, pages.base), Ok(vec![first.clone()]));

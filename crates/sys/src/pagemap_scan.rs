@@ -1,12 +1,12 @@
 //! `ioctl(PAGEMAP_SCAN)`: which pages of an address range are huge (`Documentation/admin-guide/mm/pagemap.rst`).
 //!
-//! The kernel holds the address space's lock for reading while it walks one range, and longer the more base
-//! pages the range has. So no call is asked for more than `PIECE`: a thread that waits for the lock to map
-//! memory gets it in between.
+//! The kernel holds the address space's lock for reading while it walks one range. The more base pages the range has,
+//! the longer the walk. So no call covers more than `PIECE`, and a thread that waits for the lock to map memory gets it
+//! in between.
 //!
 //! # Safety
 //!
-//! This file hands the kernel the address of a buffer as a number, inside a structure.
+//! This file passes the kernel the address of a buffer as a number, inside a structure.
 
 use std::fs::File;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use tiexec_core::addr::{AddrRange, RemoteAddr};
 
 use crate::error::{SysError, check};
 
-/// A page of a file: page cache, tmpfs, memfd, hugetlb pool; not one that was copied when it was written to.
+/// A page of a file: page cache, tmpfs, memfd, hugetlb pool; not a private copy made by a write.
 pub(crate) const FILE: u64 = 1 << 2;
 /// Swapped out.
 const SWAPPED: u64 = 1 << 4;
@@ -25,10 +25,10 @@ pub(crate) const PRESENT: u64 = 1 << 3;
 /// Mapped by an entry above the page table's lowest level: a huge page, or a page of the hugetlb pool.
 pub(crate) const HUGE: u64 = 1 << 6;
 
-/// How errors name it.
+/// The name of the call in errors.
 pub(crate) const CALL: &str = "ioctl(PAGEMAP_SCAN)";
 
-/// How much is walked in one call: 16384 base pages of 4 KiB take 0.2 ms.
+/// How many bytes one call walks: 16384 base pages of 4 KiB take 0.2 ms.
 const PIECE: u64 = 64 << 20;
 
 /// Neighbouring pages of the same kind.
@@ -36,12 +36,12 @@ const PIECE: u64 = 64 << 20;
 pub(crate) struct Found {
     /// Their addresses.
     pub range: Range<u64>,
-    /// The kinds that the pages are of, among those that were asked for.
+    /// The kinds of these pages, among the kinds that the caller wants to know.
     pub kinds: u64,
 }
 
-/// Returns the pages of `range` that are of all the kinds in `wanted`, with which of `told` they are of. They
-/// come in ascending order. `range` is one of the process whose pagemap it is.
+/// Returns the pages of `range` that are of all the kinds in `wanted`, each with its kinds among `told`. They come in
+/// ascending order. `range` is in the process of this pagemap.
 ///
 /// # Errors
 /// ENOTTY before Linux 6.7; ESRCH when the process has ended.
@@ -54,8 +54,8 @@ pub(crate) fn scan(
     scan_for(pagemap, range, Wanted { all: wanted, any: 0, not: 0 }, told)
 }
 
-/// Returns the pages of `range`, which is private mappings of files, that were written to: copies that are no longer the file's.
-/// They come in ascending order, neighbours together.
+/// Returns the pages of `range` that were written to: private copies that no longer match the file. `range` must hold
+/// private mappings of files. The pages come in ascending order, neighbours together.
 ///
 /// # Errors
 /// ENOTTY before Linux 6.7; ESRCH when the process has ended.
@@ -69,14 +69,14 @@ pub fn written(pagemap: &File, range: AddrRange) -> Result<Vec<AddrRange>, SysEr
     Ok(found.into_iter().filter_map(range).collect())
 }
 
-/// The kinds of pages that are looked for.
+/// The kinds of pages that a scan returns.
 #[derive(Clone, Copy)]
 struct Wanted {
     /// Pages of all of these kinds.
     all: u64,
-    /// And of at least one of these, if any.
+    /// And of at least one of these kinds, unless this is 0.
     any: u64,
-    /// And of none of these.
+    /// And of no kind of these.
     not: u64,
 }
 
@@ -99,13 +99,13 @@ fn scan_for(
                 _ => found.push(Found { range: start..end, kinds: categories }),
             }
         }
-        // A walk that stops where it began would never end.
+        // If a walk stopped where it began, the loop would never end.
         at = if walked > at { walked } else { end };
     }
     Ok(found)
 }
 
-/// One call; also returns up to where it came, which is the end unless there was more than fits.
+/// Makes one call. Also returns the address that the walk reached: the end, unless the buffer was too small.
 fn scan_once(
     pagemap: &File,
     range: Range<u64>,
@@ -119,7 +119,7 @@ fn scan_once(
         end: range.end,
         vec: regions.as_mut_ptr().addr() as u64,
         vec_len: regions.len() as u64,
-        // An inverted kind is one that the page must not be of.
+        // If a kind is inverted, the page must not be of that kind.
         category_inverted: wanted.not,
         category_mask: wanted.all | wanted.not,
         category_anyof_mask: wanted.any,
@@ -128,9 +128,9 @@ fn scan_once(
     };
     // The kernel takes the buffer's address as a number.
     let _exposed = regions.as_mut_ptr().expose_provenance();
-    // SAFETY: the argument is the structure this ioctl takes, of the size it says; the kernel
-    // writes to it, and at most `vec_len` regions to `vec`, which is that long and outlives the
-    // call. Nothing is changed without a PM_SCAN flag.
+    // SAFETY: the argument is the structure that this ioctl takes, of the size that it says. The kernel writes to it,
+    // and at most `vec_len` regions to `vec`, which is that long and outlives the call. Without a PM_SCAN flag the call
+    // changes nothing.
     let returned =
         unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut arguments) };
     let count = check(CALL, returned.into())?;
@@ -184,7 +184,7 @@ mod tests {
         let len = usize::try_from(2 * PIECE).expect("an address");
         let reserved = Reservation::new(len, pages.pmd).expect("address space");
         let at = reserved.start();
-        // SAFETY: the `len` bytes lie in the reservation made above, which nobody else knows of.
+        // SAFETY: the `len` bytes lie in the reservation made above, which no other code knows of.
         unsafe {
             let both = ProtFlags::READ | ProtFlags::WRITE;
             let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
@@ -193,12 +193,12 @@ mod tests {
         .expect("memory");
         reserved.advise("madvise", 0, len, libc::MADV_NOHUGEPAGE).expect("a kernel with THP");
         let base = usize::try_from(pages.base.bytes()).expect("a page fits");
-        // Every other page: each a region of its own.
+        // Touch every other page, so that each is a region of its own.
         let touched: Vec<usize> = (0..len / base / 2).map(|page| 2 * page * base).collect();
         for &byte in &touched {
             // SAFETY: the byte lies in the mapping made above.
             let byte = unsafe { at.add(byte) };
-            // SAFETY: that mapping is writable and nobody else's.
+            // SAFETY: that mapping is writable and belongs to this test alone.
             unsafe { byte.write_volatile(1) };
         }
         let start = at.as_ptr().addr() as u64;

@@ -1,14 +1,14 @@
-//! Events of perf_event_open(2) on some threads and what they begin, and the buffers that the kernel
-//! writes their records into.
+//! Events of perf_event_open(2) on some threads and the tasks that they start, and the buffers into which
+//! the kernel writes the records.
 //!
-//! An inherited event can write into a buffer only if it is of one processor
-//! (`perf_mmap` in `kernel/events/core.c`): so there is one for each thread on each processor, and one
-//! buffer for each processor.
+//! An inherited event can write into a buffer only if it is of one processor (`perf_mmap` in
+//! `kernel/events/core.c`). So there is one event for each thread on each processor, and one buffer for each
+//! processor.
 //!
 //! # Safety
 //!
-//! The buffers are memory that the kernel writes: they are read through raw pointers only, and not
-//! beyond what its head says is written.
+//! The kernel writes the buffers. So this file reads them through raw pointers only, and not beyond the end
+//! that the head gives.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -21,7 +21,7 @@ use tiexec_core::perf::{HEADER_LEN, record_len};
 
 use crate::error::{Errno, SysError, check};
 
-/// `struct perf_event_attr` up to `bp_len` (`PERF_ATTR_SIZE_VER1`), which every kernel takes.
+/// `struct perf_event_attr` up to `bp_len` (`PERF_ATTR_SIZE_VER1`), a size that every kernel takes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Attributes {
@@ -39,13 +39,13 @@ pub(crate) struct Attributes {
     pub(crate) breakpoint_len: u64,
 }
 
-/// `perf_event_open(attributes, tid, processor, -1, PERF_FLAG_FD_CLOEXEC)`; no `tid` for the calling thread,
-/// processor −1 for every one.
+/// `perf_event_open(attributes, tid, processor, -1, PERF_FLAG_FD_CLOEXEC)`. `None` for `tid` is the calling
+/// thread; processor −1 is every processor.
 ///
 /// # Errors
-/// EACCES, EPERM by `kernel.perf_event_paranoid`, for processes of others, and under filters; ESRCH;
-/// ENODEV for a processor that is not there; ENOENT, EOPNOTSUPP where there is no such event; ENOSPC
-/// without a free debug register.
+/// EACCES, EPERM where `kernel.perf_event_paranoid` or a filter forbids it, and for processes of other
+/// users; ESRCH; ENODEV for a processor that does not exist; ENOENT, EOPNOTSUPP if there is no such event;
+/// ENOSPC without a free debug register.
 pub(crate) fn open(
     attributes: &Attributes,
     tid: Option<Pid>,
@@ -54,10 +54,10 @@ pub(crate) fn open(
     open_for(attributes, Pid::as_raw(tid), processor)
 }
 
-/// [`open`], by the number that the kernel takes: 0 for the calling thread, -1 for everybody.
+/// [`open`], by the number that the kernel takes: 0 for the calling thread, -1 for all processes.
 fn open_for(attributes: &Attributes, tid: i32, processor: i32) -> Result<OwnedFd, SysError> {
     let whole = Attributes { size: size_of::<Attributes>() as u32, ..*attributes };
-    // SAFETY: the kernel reads the live structure, whose size it says.
+    // SAFETY: the kernel reads the live structure, whose size is in it.
     let returned = unsafe {
         libc::syscall(
             libc::SYS_perf_event_open,
@@ -69,7 +69,7 @@ fn open_for(attributes: &Attributes, tid: i32, processor: i32) -> Result<OwnedFd
         )
     };
     let fd = check("perf_event_open", returned)?;
-    // SAFETY: a descriptor just made, which nobody else owns.
+    // SAFETY: the descriptor was just made, and no other code owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
@@ -87,13 +87,13 @@ pub(crate) const COMM: u64 = 1 << 9;
 pub(crate) const FREQ: u64 = 1 << 10;
 /// Records of forks and ends.
 pub(crate) const TASK: u64 = 1 << 13;
-/// Wake by bytes written. By events only samples would count, not other records.
+/// Wake the reader by the number of bytes. A wakeup by events would count samples only, not other records.
 pub(crate) const WATERMARK: u64 = 1 << 14;
 /// Ids and time at the end of each record.
 pub(crate) const SAMPLE_ID_ALL: u64 = 1 << 18;
 pub(crate) const MMAP2: u64 = 1 << 23;
 pub(crate) const COMM_EXEC: u64 = 1 << 24;
-/// Inherited by threads, not by processes. Since Linux 5.13.
+/// Threads inherit the event, processes do not. Since Linux 5.13.
 const INHERIT_THREAD: u64 = 1 << 35;
 const PERF_FLAG_FD_CLOEXEC: u64 = 1 << 3;
 /// `_IO('$', 5)`.
@@ -105,13 +105,13 @@ const DATA_TAIL: usize = 1032;
 /// The tasks that inherit an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Heirs {
-    /// Threads that the process begins.
+    /// Threads that the process starts.
     Threads,
-    /// Those, and processes, and theirs.
+    /// Such threads, processes that the process starts, and their heirs.
     Processes,
 }
 
-/// Why a wait for records came back.
+/// Why a wait for records ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Woken {
     /// There are records.
@@ -128,10 +128,10 @@ struct Ring {
     processor: i32,
     event: OwnedFd,
     at: NonNull<u8>,
-    /// Bytes of records, a power of two, after one page of the kernel's own.
+    /// Bytes of records, a power of two, after one page for the kernel.
     len: usize,
     page: usize,
-    /// True if the event's own thread and heirs have ended.
+    /// True if the thread of the event and its heirs have ended.
     over: bool,
 }
 
@@ -139,16 +139,16 @@ struct Ring {
 #[derive(Debug)]
 pub(crate) struct Rings {
     rings: Vec<Ring>,
-    /// Events that write into the buffers of others.
+    /// Events that write into the buffers of other events.
     more: Vec<OwnedFd>,
 }
 
 impl Rings {
-    /// Opens an event for each thread on each processor, with buffers of `most` bytes if the user may
-    /// have them.
+    /// Opens an event for each thread on each processor, with buffers of `most` bytes if the user may have
+    /// that much.
     ///
     /// # Errors
-    /// As [`open`]; ESRCH if no thread is left; EMFILE for more threads than descriptors.
+    /// As [`open`]; ESRCH if no thread is left; EMFILE if there are more threads than descriptors.
     pub(crate) fn open(
         tids: &[Pid],
         heirs: Heirs,
@@ -162,7 +162,7 @@ impl Rings {
             for &processor in &processors {
                 let event = match open_inherited(tid, processor, heirs, attributes) {
                     Ok(event) => event,
-                    // It has just ended.
+                    // The thread has just ended.
                     Err(error) if error.errno == Errno::SRCH => break,
                     Err(error) if error.errno == Errno::NODEV => continue,
                     Err(error) => return Err(error),
@@ -203,7 +203,7 @@ impl Rings {
         self.rings.iter().map(|ring| ring.event.as_fd())
     }
 
-    /// Waits for records, at most for `time`, with no signal blocked: one whose action is to end this
+    /// Waits for records, at most for `time`, with no signal blocked: a signal whose action is to end this
     /// process ends it here.
     ///
     /// # Errors
@@ -230,8 +230,8 @@ impl Rings {
         Ok(if end { Woken::End } else { Woken::Records })
     }
 
-    /// Hands out all records that have come, each cut after `most` bytes, those of each processor in
-    /// order; `None` for what no kernel writes.
+    /// Passes all new records to `each`, those of each processor in order, each cut after `most` bytes;
+    /// `None` for bytes that no kernel writes.
     pub(crate) fn read(&mut self, most: usize, mut each: impl FnMut(Option<&[u8]>)) {
         for ring in &mut self.rings {
             ring.read(most, &mut each);
@@ -265,7 +265,7 @@ impl Ring {
         let page = rustix::param::page_size();
         let mut len = most.max(page);
         loop {
-            // SAFETY: a new mapping where the kernel chooses touches nothing that is there.
+            // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
             let mapped = unsafe {
                 rustix::mm::mmap(
                     std::ptr::null_mut(),
@@ -290,7 +290,7 @@ impl Ring {
 
     /// Returns the word of the buffer's first page at this offset.
     fn word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: the offset is one of the two constants: within the first page.
+        // SAFETY: the offset is one of the two constants, so it is within the first page.
         let at = unsafe { self.at.as_ptr().add(offset) }.cast::<u64>();
         // SAFETY: the page is mapped as long as `self` lives, the offset is a multiple of 8, and the
         // kernel accesses the word as a whole, as this process does.
@@ -302,19 +302,21 @@ impl Ring {
         self.word(DATA_HEAD).load(Ordering::Acquire) != tail
     }
 
-    /// Copies what lies at `position` of the endless sequence of records.
+    /// Copies the bytes at `position` in the endless sequence of records.
     fn copy(&self, position: u64, to: &mut [u8]) {
         for (index, byte) in to.iter_mut().enumerate() {
             let at = (position.wrapping_add(index as u64) as usize) & (self.len - 1);
-            // SAFETY: `at` is below the length, a power of two, of what is mapped after the first page.
+            // SAFETY: `at` is below the length, a power of two, of the part that is mapped after the first
+            // page.
             let from = unsafe { self.at.as_ptr().add(self.page + at) };
-            // SAFETY: any byte is a valid u8; the kernel does not write where the tail has not been.
+            // SAFETY: any byte is a valid u8; the kernel does not write to bytes that the tail has not
+            // passed.
             *byte = unsafe { from.read() };
         }
     }
 
     fn read(&mut self, most: usize, each: &mut impl FnMut(Option<&[u8]>)) {
-        // Acquire: what lies before the head is written.
+        // Acquire: everything before the head is written.
         let head = self.word(DATA_HEAD).load(Ordering::Acquire);
         let mut tail = self.word(DATA_TAIL).load(Ordering::Relaxed);
         let mut record = Vec::new();
@@ -339,7 +341,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping made in `map`, whole, and no reference into it outlives `self`.
+        // SAFETY: this is the whole mapping made in `map`, and no reference into it outlives `self`.
         let _always = unsafe { rustix::mm::munmap(self.at.as_ptr().cast(), self.page + self.len) };
     }
 }
@@ -359,13 +361,13 @@ pub(crate) fn open_inherited(
         return open(&whole, Some(tid), processor);
     }
     match open(&Attributes { flags: whole.flags | INHERIT_THREAD, ..whole }, Some(tid), processor) {
-        // Before Linux 5.13: the records of children come too, and are passed over.
+        // Before Linux 5.13 the records of child processes come too; the reader skips them.
         Err(error) if error.errno == Errno::INVAL => open(&whole, Some(tid), processor),
         opened => opened,
     }
 }
 
-/// Has `event` write into the buffer of `into`, of the same processor.
+/// Makes `event` write into the buffer of `into`, of the same processor.
 fn set_output(event: BorrowedFd<'_>, into: BorrowedFd<'_>) -> Result<(), SysError> {
     // SAFETY: the argument is a descriptor; no memory is touched.
     let returned = unsafe {
@@ -375,8 +377,8 @@ fn set_output(event: BorrowedFd<'_>, into: BorrowedFd<'_>) -> Result<(), SysErro
     Ok(())
 }
 
-/// Lists the processors in use, as `/sys` does (`0-3,8`); where there is no `/sys`, as many as this
-/// process could use.
+/// Returns the processors in use, as `/sys` lists them (`0-3,8`); without `/sys`, as many as this process
+/// could use.
 fn online_processors() -> Vec<i32> {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     let listed: Vec<i32> = text

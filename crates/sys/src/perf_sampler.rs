@@ -1,8 +1,8 @@
-//! Sampling where processes execute, by perf_event_open(2).
+//! Samples where processes execute, by perf_event_open(2).
 //!
-//! Cycles give the samples where the processor lets them be counted; elsewhere (most virtual
-//! machines) the time that a task runs gives them. Only user mode is sampled: so it is allowed up to
-//! `perf_event_paranoid` 2 for processes of one's own. Nobody is stopped.
+//! Cycles trigger the samples where the processor can count them. Elsewhere (most virtual machines)
+//! the running time of a task triggers them. Only user mode is sampled, so `perf_event_paranoid` up
+//! to 2 allows it for processes of one's own. Sampling stops no process.
 
 use std::time::Duration;
 
@@ -17,16 +17,16 @@ use crate::perf_event::{
 };
 pub use crate::perf_event::{Heirs, Woken};
 
-/// The clock by which samples are taken.
+/// The clock that triggers samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Clock {
     /// Cycles in user mode, counted by the processor.
     Cycles,
-    /// The time for which a task runs.
+    /// The running time of a task.
     CpuClock,
 }
 
-/// Samples of some threads and what they begin.
+/// Samples of some threads and the tasks that they start.
 #[derive(Debug)]
 pub struct Sampler {
     rings: Rings,
@@ -34,15 +34,16 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Bytes of records per processor: more than a second of them.
+    /// Bytes of records per processor: enough for more than a second.
     const MOST: usize = 128 << 10;
 
-    /// Samples the threads `tids`, and what they begin, `frequency` times in a second of their time.
+    /// Samples the threads `tids`, and the tasks that they start, `frequency` times in a second of
+    /// their running time.
     ///
     /// # Errors
-    /// EACCES, EPERM with `kernel.perf_event_paranoid` above 2, for processes of others, and under
-    /// filters; ESRCH if no thread is left; EMFILE for more threads than descriptors; EINVAL for a
-    /// frequency above `kernel.perf_event_max_sample_rate`.
+    /// EACCES, EPERM if `kernel.perf_event_paranoid` is above 2 or a filter forbids it, and for
+    /// processes of other users; ESRCH if no thread is left; EMFILE if there are more threads than
+    /// descriptors; EINVAL for a frequency above `kernel.perf_event_max_sample_rate`.
     pub fn open(tids: &[Pid], heirs: Heirs, frequency: u32) -> Result<Self, SysError> {
         let records = MMAP | MMAP2 | COMM | COMM_EXEC | TASK;
         let by_cycles = Attributes {
@@ -68,12 +69,12 @@ impl Sampler {
         }
     }
 
-    /// Returns by what samples are taken.
+    /// Returns the clock that triggers samples.
     pub fn clock(&self) -> Clock {
         self.clock
     }
 
-    /// Waits until much has come, at most for `time`.
+    /// Waits until many records have come, at most for `time`.
     ///
     /// # Errors
     /// As ppoll(2); EINTR after a handler.
@@ -81,7 +82,7 @@ impl Sampler {
         self.rings.wait(Some(time))
     }
 
-    /// Returns what has come, in the order of time.
+    /// Returns the new records, in the order of time.
     pub fn read(&mut self) -> Vec<What> {
         let mut events: Vec<Event> = Vec::new();
         self.rings.read(usize::MAX, |record| match record {

@@ -1,10 +1,10 @@
-//! Watching what processes begin and map, by perf_event_open(2).
+//! Watches what processes start and map, by perf_event_open(2).
 //!
-//! A dummy software event counts nothing; it is there for the records that the kernel writes beside it:
-//! of each exec, and of each executable mapping. It is inherited by children however they are made
-//! (`vfork`, `posix_spawn`, `CLONE_VM`, and what leaves its session), stops nobody, and takes
-//! `perf_event_paranoid` ≤ 2 for processes of one's own. A program that runs with more privilege than
-//! its user loses it at its exec (`begin_new_exec` in `fs/exec.c`), and so it keeps its privileges.
+//! A dummy software event counts nothing. It exists for the records that the kernel writes beside it: of each exec, and
+//! of each executable mapping. Children inherit it however they are made (`vfork`, `posix_spawn`, `CLONE_VM`, and with
+//! a new session). It stops no process, and needs `perf_event_paranoid` ≤ 2 for processes of one's own. A program that
+//! runs with more privilege than its user loses the event at its exec (`begin_new_exec` in `fs/exec.c`), and so keeps
+//! its privileges.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
@@ -19,22 +19,22 @@ use crate::perf_event::{
 };
 pub use crate::perf_event::{Heirs, Woken};
 
-/// Records of what some processes and their heirs do.
+/// Records of some processes and their heirs.
 #[derive(Debug)]
 pub struct Watch(Rings);
 
 impl Watch {
-    /// The most bytes of records per processor; a user may lock `kernel.perf_event_mlock_kb` for each.
+    /// The most bytes of records per processor. A user may lock `kernel.perf_event_mlock_kb` for each processor.
     const MOST: usize = 128 << 10;
 
-    /// Watches the threads `tids`, and those they begin. None of it must be this thread.
+    /// Watches the threads `tids`, and the tasks that they start. `tids` must not contain the calling thread.
     ///
     /// # Errors
-    /// EACCES, EPERM with `kernel.perf_event_paranoid` above 2, for processes of others, and under
-    /// filters; ESRCH if no thread is left; EMFILE for more threads than descriptors.
+    /// EACCES, EPERM if `kernel.perf_event_paranoid` is above 2 or a filter forbids it, and for processes of other
+    /// users; ESRCH if no thread is left; EMFILE if there are more threads than descriptors.
     ///
     /// # Kernel
-    /// `PERF_RECORD_MMAP2` and the exec flag are since 3.16.
+    /// `PERF_RECORD_MMAP2` and the exec flag exist since 3.16.
     pub fn open(tids: &[Pid], heirs: Heirs) -> Result<Self, SysError> {
         let records = MMAP | MMAP2 | COMM | COMM_EXEC;
         let attributes = Attributes {
@@ -47,11 +47,11 @@ impl Watch {
         Rings::open(tids, heirs, &attributes, Self::MOST).map(Self)
     }
 
-    /// Watches all processes for execs alone. A reader who waits for input from the [descriptors](Self::descriptors) is
-    /// woken when a buffer is half full.
+    /// Watches all processes for execs only. The kernel wakes a reader that polls the [descriptors](Self::descriptors)
+    /// when a buffer is half full.
     ///
     /// # Errors
-    /// EACCES, EPERM without CAP_PERFMON, and under filters.
+    /// EACCES, EPERM without CAP_PERFMON, or if a filter forbids it.
     pub fn open_everywhere() -> Result<Self, SysError> {
         let attributes = Attributes {
             kind: PERF_TYPE_SOFTWARE,
@@ -68,8 +68,8 @@ impl Watch {
         self.0.descriptors()
     }
 
-    /// Waits for records, at most for `time`, with no signal blocked: one whose action is to end this
-    /// process ends it here.
+    /// Waits for records, at most for `time`, with no signal blocked: a signal whose action is to end this process ends
+    /// it here.
     ///
     /// # Errors
     /// As ppoll(2); EINTR after a handler.
@@ -77,9 +77,9 @@ impl Watch {
         self.0.wait(time)
     }
 
-    /// Hands out all records that have come, those of each processor in order.
+    /// Passes all new records to `each`, those of each processor in order.
     pub fn read(&mut self, mut each: impl FnMut(Record)) {
-        // A mapping's record ends with a path, which is of no use here.
+        // The record of a mapping ends with a path, which has no use here.
         const MOST: usize = 72;
         self.0.read(MOST, |record| match record {
             None => each(Record::Lost),
@@ -92,8 +92,8 @@ impl Watch {
     }
 }
 
-/// Waits until `process` (a pidfd; `None` for nobody) has ended, at most for `time`, with no signal
-/// blocked: one whose action is to end this process ends it here. Returns whether it has.
+/// Waits until `process` (a pidfd; `None` for no process) has ended, at most for `time`, with no signal blocked: a
+/// signal whose action is to end this process ends it here. Returns whether the process has ended.
 ///
 /// # Errors
 /// As ppoll(2); EINTR after a handler.

@@ -1,4 +1,4 @@
-//! How processes end that are no children of this one: a pidfd tells it, since Linux 6.15.
+//! How processes that are no children of this one ended, by a pidfd, since Linux 6.15.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -6,7 +6,7 @@ use crate::error::{Errno, SysError, check};
 use crate::process::{self, Fork, Wait};
 use crate::process_name::Role;
 
-/// `struct pidfd_info` as it was first (`PIDFD_INFO_SIZE_VER0`): later kernels take it, too.
+/// The first version of `struct pidfd_info` (`PIDFD_INFO_SIZE_VER0`), which later kernels take, too.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct PidfdInfo {
@@ -21,14 +21,14 @@ const _: () = assert!(size_of::<PidfdInfo>() == 64);
 
 /// `_IOWR(0xFF, 11, struct pidfd_info)`.
 const PIDFD_GET_INFO: u32 = 0xc040_ff0b;
-/// The field `exit_code` is asked for, or there.
+/// The bit of `mask` by which the caller requests `exit_code`, and the kernel reports it.
 const PIDFD_INFO_EXIT: u64 = 1 << 3;
 
-/// `ioctl(pidfd, PIDFD_GET_INFO)` — returns how the process ended; `None` as long as nobody has waited for it. The pidfd
-/// shows POLLHUP from then on.
+/// `ioctl(pidfd, PIDFD_GET_INFO)` — returns how the process ended; `None` as long as its parent has not waited for it.
+/// From that wait on, poll(2) reports POLLHUP for the pidfd.
 ///
 /// # Errors
-/// ESRCH, ENOTTY, EINVAL, EOPNOTSUPP on a kernel that does not tell.
+/// ESRCH, ENOTTY, EINVAL, EOPNOTSUPP on a kernel that does not report it.
 ///
 /// # Kernel
 /// 6.13 has the call, 6.15 the exit code (`pidfd_info` in `fs/pidfs.c`).
@@ -41,11 +41,11 @@ pub fn end_of(pidfd: BorrowedFd<'_>) -> Result<Option<Wait>, SysError> {
     Ok((info.mask & PIDFD_INFO_EXIT != 0).then(|| Wait::from_status(info.exit_code)))
 }
 
-/// Returns whether this kernel tells by a pidfd how a process ended: a child of this process, which must have one
-/// thread, ends and is asked.
+/// Returns whether this kernel reports by a pidfd how a process ended. As a test, a child of this process ends. This
+/// process must have one thread.
 ///
 /// # Errors
-/// There can be no child.
+/// The child cannot be made.
 pub fn tells_ends() -> Result<bool, SysError> {
     match process::fork_single_threaded(Role::Probe)? {
         Fork::Child => process::exit_now(3),
@@ -66,11 +66,11 @@ pub struct Ready {
     pub hangup: bool,
 }
 
-/// Waits for `input` from any of the first descriptors, or for the hangup of any of the others, at most for `time`, with
-/// no signal blocked. Returns what each has, in their order.
+/// Waits for `input` from any of the first descriptors, or for the hangup of any of the others, at most for `time`,
+/// with no signal blocked. Returns the state of each descriptor, in their order.
 ///
 /// # Errors
-/// As ppoll(2); EINTR after a handler.
+/// As ppoll(2), except EINTR: after a handler the wait ends, and no descriptor is ready.
 pub fn wait_for_any(
     input: &[BorrowedFd<'_>],
     hangup: &[BorrowedFd<'_>],

@@ -1,4 +1,4 @@
-//! Making, waiting for and signalling processes.
+//! Makes processes, waits for them, and signals them.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
@@ -18,19 +18,19 @@ pub const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 pub enum Fork {
     /// The new process.
     Child,
-    /// The one that was there, with the child's id.
+    /// The parent, with the child's id.
     Parent(Pid),
 }
 
-/// `clone(0)` — forks a child whose end sends its parent no signal while the parent has not exec'ed, and which `wait`
-/// without `__WALL` or `__WCLONE` does not see. The child shows its `role` as its name and as its command line, so that
-/// nobody takes it for this process or for the program that this becomes.
+/// `clone(0)` — forks a child whose end sends no signal to a parent that has not exec'ed, and which `wait` without
+/// `__WALL` or `__WCLONE` does not see. The child shows its `role` as its name and as its command line, so that nobody
+/// confuses it with this process or with the program that this process becomes.
 ///
 /// # Errors
 /// As fork(2): EAGAIN at `RLIMIT_NPROC` or the pids cgroup's limit, ENOMEM.
 ///
-/// EPERM-like refusal (EAGAIN) without trying if this process has more than one thread: a lock that
-/// another thread held would stay locked in the child.
+/// EAGAIN, without a fork, if this process has more than one thread: a lock that another thread held would stay locked
+/// in the child.
 pub fn fork_single_threaded(role: Role) -> Result<Fork, SysError> {
     if has_threads() {
         return Err(SysError { call: "clone", errno: crate::Errno::AGAIN });
@@ -42,29 +42,28 @@ pub fn fork_single_threaded(role: Role) -> Result<Fork, SysError> {
     Ok(fork)
 }
 
-/// `clone(0)` — forks as [`fork_single_threaded`] does, for a child that makes system calls and ends: it allocates nothing and
-/// waits for no lock, which another thread of this process could have held.
+/// `clone(0)` — forks as [`fork_single_threaded`] does, for a child that makes system calls and ends. The child must
+/// allocate nothing and wait for no lock, which another thread of this process could have held.
 ///
 /// # Errors
 /// As fork(2).
 pub fn fork_to_call() -> Result<Fork, SysError> {
-    // SAFETY: no flags and no stack: the child runs on a copy of this one.
+    // SAFETY: no flags and no stack, so the child runs on a copy of this stack.
     let returned = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
     let id = check("clone", returned)?;
     Ok(i32::try_from(id).ok().and_then(Pid::from_raw).map_or(Fork::Child, Fork::Parent))
 }
 
-/// Returns whether this process has more threads than the calling one. It opens nothing: the directory has a link for each
+/// Returns whether this process has more threads than the calling one. Opens nothing: the directory has a link for each
 /// thread (`proc_task_getattr`, `fs/proc/base.c`), and two of its own.
 pub fn has_threads() -> bool {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata("/proc/self/task").is_ok_and(|tasks| tasks.nlink() > 3)
 }
 
-/// `wait4(-1, NULL, __WALL|WNOHANG, NULL)` — tries whether the call is allowed; for a process that
-/// has no children.
+/// `wait4(-1, NULL, __WALL|WNOHANG, NULL)` — tests whether the call is allowed, in a process without children.
 pub fn rehearse_wait() {
-    // SAFETY: neither a status nor the resource usage is asked for.
+    // SAFETY: both pointers are null, so the call writes no memory.
     let _no_child = unsafe {
         libc::wait4(-1, std::ptr::null_mut(), libc::__WALL | libc::WNOHANG, std::ptr::null_mut())
     };
@@ -77,7 +76,7 @@ pub enum Wait {
     Exited(i32),
     /// Killed by this signal.
     Killed(i32),
-    /// syscall-stop, told apart by `PTRACE_O_TRACESYSGOOD`.
+    /// syscall-stop, which `PTRACE_O_TRACESYSGOOD` distinguishes.
     SyscallStop,
     /// `PTRACE_EVENT_EXEC` stop.
     ExecEvent,
@@ -87,7 +86,7 @@ pub enum Wait {
     Interrupted,
     /// Another `PTRACE_EVENT_*`.
     Event(i32),
-    /// signal-delivery-stop: about to get this signal.
+    /// signal-delivery-stop: the thread is about to get this signal.
     Signal(i32),
 }
 
@@ -115,12 +114,12 @@ impl Wait {
     }
 }
 
-/// `wait4(pid, &status, __WALL | flags)`, past interruptions; `None` if `WNOHANG` is among the flags and
-/// nothing has happened.
+/// `wait4(pid, &status, __WALL | flags)`, retried after interruptions; `None` if `flags` has `WNOHANG` and nothing has
+/// happened.
 fn look(pid: Pid, flags: i32) -> Result<Option<Wait>, SysError> {
     loop {
         let mut status = 0;
-        // SAFETY: `status` is a live integer; the resource usage is not asked for.
+        // SAFETY: `status` is a live integer; the pointer for the resource usage is null.
         let returned = unsafe {
             libc::wait4(
                 pid.as_raw_nonzero().get(),
@@ -138,11 +137,11 @@ fn look(pid: Pid, flags: i32) -> Result<Option<Wait>, SysError> {
     }
 }
 
-/// How often [`wait`] looks before it sleeps: about as long as a tracee needs for a system call.
+/// How often [`wait`] polls before it sleeps: about as long as a tracee needs for a system call.
 const LOOKS: u32 = 200;
 
-/// `wait4(pid, &status, __WALL)` — waits for a child or tracee of any kind, past interruptions. Looks
-/// for a moment before it sleeps: to be woken takes longer than what a tracee is waited for.
+/// `wait4(pid, &status, __WALL)` — waits for a child or tracee of any kind, and retries after interruptions. Polls for
+/// a moment before it sleeps: a wakeup takes longer than the usual wait for a tracee.
 ///
 /// # Errors
 /// ECHILD if it is neither.
@@ -162,17 +161,17 @@ fn look_for_a_moment(pid: Pid) -> Result<Option<Wait>, SysError> {
         if let Some(stop) = look(pid, libc::WNOHANG)? {
             return Ok(Some(stop));
         }
-        // Where there is no other processor, the tracee needs this one.
+        // If there is no other processor, the tracee needs this one.
         std::thread::yield_now();
     }
     Ok(None)
 }
 
-/// As [`wait`], but never asleep for longer than half a millisecond: a tracee whose id passes to another
-/// thread by an exec wakes no waiter.
+/// As [`wait`], but never sleeps for longer than half a millisecond at a time: if a tracee's id passes to another
+/// thread by an exec, the kernel wakes no waiter.
 ///
 /// # Errors
-/// ECHILD if it is neither child nor tracee, or no longer.
+/// ECHILD if `pid` is neither child nor tracee, or no longer.
 pub fn wait_polling(pid: Pid) -> Result<Wait, SysError> {
     if let Some(stop) = look_for_a_moment(pid)? {
         return Ok(stop);
@@ -185,11 +184,11 @@ pub fn wait_polling(pid: Pid) -> Result<Wait, SysError> {
     }
 }
 
-/// As [`wait`], for a process that blocks all signals, and looks again every quarter of a second: a
-/// tracee whose id passes to another thread by an exec wakes no waiter. `None` if nothing has come for `longest`.
+/// As [`wait`], for a process that blocks all signals. Checks again every quarter of a second: if a tracee's id passes
+/// to another thread by an exec, the kernel wakes no waiter. Returns `None` if nothing has come for `longest`.
 ///
 /// # Errors
-/// ECHILD if it is neither child nor tracee, or no longer.
+/// ECHILD if `pid` is neither child nor tracee, or no longer.
 pub fn wait_attentively(pid: Pid, longest: Option<Duration>) -> Result<Option<Wait>, SysError> {
     if let Some(stop) = look_for_a_moment(pid)? {
         return Ok(Some(stop));
@@ -205,12 +204,12 @@ pub fn wait_attentively(pid: Pid, longest: Option<Duration>) -> Result<Option<Wa
     }
 }
 
-/// As [`wait_attentively`], but asleep at once; `None` if nothing has come for so long.
+/// As [`wait_attentively`], but sleeps at once; returns `None` if nothing has come for `patience`.
 ///
 /// # Errors
-/// ECHILD if it is neither child nor tracee, or no longer.
+/// ECHILD if `pid` is neither child nor tracee, or no longer.
 pub fn wait_for(pid: Pid, patience: Duration) -> Result<Option<Wait>, SysError> {
-    // Ignored, SIGCHLD would not come at all.
+    // An ignored SIGCHLD would not come at all.
     // SAFETY: the default action runs no code of ours.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
     let child = signal_set(&[libc::SIGCHLD]);
@@ -222,7 +221,7 @@ pub fn wait_for(pid: Pid, patience: Duration) -> Result<Option<Wait>, SysError> 
         if let Some(stop) = look(pid, libc::WNOHANG)? {
             return Ok(Some(stop));
         }
-        // SAFETY: the set and the time are live; the signal's details are not asked for.
+        // SAFETY: the set and the time are live; the pointer for the signal's details is null.
         let came = unsafe {
             libc::sigtimedwait(&raw const child, std::ptr::null_mut(), &raw const patience)
         };
@@ -244,8 +243,8 @@ pub(crate) fn signal_set(signals: &[i32]) -> libc::sigset_t {
     set
 }
 
-/// Runs `write` so that neither SIGPIPE nor SIGXFSZ, raised by what it writes, reaches this process:
-/// their dispositions are the program's and stay as they are.
+/// Runs `write`, and keeps a SIGPIPE or SIGXFSZ that its writes raise from this process. Their dispositions belong to
+/// the program and do not change.
 pub fn without_write_signals<T>(write: impl FnOnce() -> T) -> T {
     let both = signal_set(&[libc::SIGPIPE, libc::SIGXFSZ]);
     let mut old = signal_set(&[]);
@@ -262,20 +261,20 @@ pub fn without_write_signals<T>(write: impl FnOnce() -> T) -> T {
         }
         let one = signal_set(&[signal]);
         let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the set and the time are live; the signal's details are not asked for.
+        // SAFETY: the set and the time are live; the pointer for the signal's details is null.
         unsafe { libc::sigtimedwait(&raw const one, std::ptr::null_mut(), &raw const now) };
     }
-    // SAFETY: `old` is the mask from before; it is live.
+    // SAFETY: `old` is live, and holds the mask from before.
     unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
     result
 }
 
-/// Makes SIGXFSZ harmless to this process: beyond the limit on file sizes a call answers EFBIG, and nobody is killed. An exec
-/// gives the default back (signal(7)), so a program that this process starts is not affected. A signal that is ignored
-/// already stays ignored, for such a program too.
+/// Makes SIGXFSZ harmless to this process: beyond the limit on file sizes a call returns EFBIG, and the process lives
+/// on. An exec restores the default (signal(7)), so a program that this process starts is not affected. If the signal
+/// is ignored already, it stays ignored, for such a program too.
 pub fn survive_file_size_limit() {
     extern "C" fn nothing(_signal: libc::c_int) {}
-    // SAFETY: sigaction is plain data, for which all zero bytes are the default.
+    // SAFETY: sigaction is plain data, and all zero bytes are its default.
     let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: `before` is live; a null pointer changes nothing.
     let known = unsafe { libc::sigaction(libc::SIGXFSZ, std::ptr::null(), &raw mut before) } == 0;
@@ -305,14 +304,14 @@ fn lift(resource: rustix::process::Resource) {
     let _stays = setrlimit(resource, Rlimit { current: maximum, maximum });
 }
 
-/// Returns whether children of this process are born into its own PID namespace: not so after
-/// `unshare(CLONE_NEWPID)`, where the first of them becomes the new namespace's init.
+/// Returns whether children of this process are born into its own PID namespace. They are not after
+/// `unshare(CLONE_NEWPID)`: then the first child becomes the init of the new namespace.
 pub fn children_share_pid_namespace() -> bool {
     let link = |name| std::fs::read_link(format!("/proc/self/ns/{name}")).ok();
     link("pid") == link("pid_for_children")
 }
 
-/// `pidfd_open(pid)` — a descriptor that means this process for ever, and is readable once it has
+/// `pidfd_open(pid)` — returns a descriptor that means this process for ever, and is readable once the process has
 /// ended. Since Linux 5.3.
 ///
 /// # Errors
@@ -329,15 +328,15 @@ pub fn takes_in_orphans() -> bool {
     subreaper || this().is_init()
 }
 
-/// `pidfd_getfd(pidfd_open(pid), fd)` — returns a copy of another process's descriptor. Since Linux
-/// 5.6; needs leave to trace it. `pid` may be any thread of it since 6.9.
+/// `pidfd_getfd(pidfd_open(pid), fd)` — returns a copy of another process's descriptor. Since Linux 5.6; needs the
+/// right to trace the process. Since 6.9 `pid` may be any thread of it.
 ///
 /// # Errors
-/// EBADF if it has no such descriptor; EPERM; ESRCH.
+/// EBADF if the process has no such descriptor; EPERM; ESRCH.
 pub fn descriptor_of(pid: Pid, fd: i32) -> Result<std::os::fd::OwnedFd, SysError> {
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
-    // PIDFD_THREAD, since Linux 6.9, takes threads that lead no process too, as is all that is left of
-    // one whose first thread has ended.
+    // PIDFD_THREAD, since Linux 6.9, also takes threads that lead no process. If the first thread of a process has
+    // ended, only such threads are left.
     let thread = PidfdFlags::from_bits_retain(libc::PIDFD_THREAD);
     let process = pidfd_open(pid, PidfdFlags::empty())
         .or_else(|errno| pidfd_open(pid, thread).map_err(|_no_such_flag| errno))
@@ -345,8 +344,8 @@ pub fn descriptor_of(pid: Pid, fd: i32) -> Result<std::os::fd::OwnedFd, SysError
     pidfd_getfd(process, fd, PidfdGetfdFlags::empty()).map_err(SysError::of("pidfd_getfd"))
 }
 
-/// Returns whether `fd` is a socket on which calls give up after a time (`SO_RCVTIMEO`,
-/// `SO_SNDTIMEO`); so if that cannot be told, but not for what is no socket.
+/// Returns whether `fd` is a socket on which calls give up after a time (`SO_RCVTIMEO`, `SO_SNDTIMEO`); true if that is
+/// not known, false if `fd` is no socket.
 pub fn socket_has_timeout(fd: BorrowedFd<'_>) -> bool {
     use rustix::net::sockopt::{Timeout, socket_timeout};
     [Timeout::Recv, Timeout::Send].into_iter().any(|which| match socket_timeout(fd, which) {
@@ -355,8 +354,8 @@ pub fn socket_has_timeout(fd: BorrowedFd<'_>) -> bool {
     })
 }
 
-/// Returns whether `fd` is a socket of unix(7) that the process `pid` made as one of a pair, or connected
-/// (`SO_DOMAIN`, `SO_PEERCRED`).
+/// Returns whether `fd` is a socket of unix(7) that the process `pid` connected, or made as one of a pair (`SO_DOMAIN`,
+/// `SO_PEERCRED`).
 pub fn is_unix_socket_of(fd: BorrowedFd<'_>, pid: Pid) -> bool {
     use rustix::net::sockopt::{socket_domain, socket_peercred};
     socket_domain(fd) == Ok(rustix::net::AddressFamily::UNIX)
@@ -379,11 +378,11 @@ pub fn send_descriptor(to: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<(), S
     Ok(())
 }
 
-/// `wait4(pid, &status, __WALL|WNOHANG)`, again and again until `deadline`; `None` if nothing came. A thread that is
+/// `wait4(pid, &status, __WALL|WNOHANG)`, repeated until `deadline`; `None` if nothing came. A thread that is
 /// [boosted](schedule::boost) waits on the processor of the thread that it waits for.
 ///
 /// # Errors
-/// ECHILD if it is neither child nor tracee.
+/// ECHILD if `pid` is neither child nor tracee.
 pub fn wait_until(pid: Pid, deadline: std::time::Instant) -> Result<Option<Wait>, SysError> {
     const FIRST: Duration = Duration::from_micros(5);
     const AT_ONCE: Duration = Duration::from_micros(40);
@@ -397,7 +396,7 @@ pub fn wait_until(pid: Pid, deadline: std::time::Instant) -> Result<Option<Wait>
         if std::time::Instant::now() >= deadline {
             return Ok(None);
         }
-        // A boost may end meanwhile.
+        // The boost may end meanwhile.
         if pause >= AT_ONCE && schedule::is_boosted(None) {
             beside.get_or_insert_with(|| Beside::of(pid)).sleep();
             continue;
@@ -408,13 +407,13 @@ pub fn wait_until(pid: Pid, deadline: std::time::Instant) -> Result<Option<Wait>
     }
 }
 
-/// Returns a number of clock ticks, as `/proc/PID/stat` counts.
+/// Returns a time in clock ticks, the unit of `/proc/PID/stat`.
 pub fn ticks(time: std::time::Duration) -> u64 {
     let per_second = u128::from(rustix::param::clock_ticks_per_second());
     u64::try_from(time.as_millis() * per_second / 1000).unwrap_or(u64::MAX)
 }
 
-/// Returns the time since boot in clock ticks, as `/proc/PID/stat` counts when a process began.
+/// Returns the time since boot in clock ticks, the unit of a process's start in `/proc/PID/stat`.
 pub fn ticks_since_boot() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let per_second = rustix::param::clock_ticks_per_second();
@@ -447,8 +446,8 @@ pub fn signal_thread(process: Pid, thread: Pid, signal: i32) -> Result<(), SysEr
     check("tgkill", returned).map(drop)
 }
 
-/// `kill(getpid(), SIGSTOP)` — stops this process until SIGCONT. Another thread may take the signal: the calling one may
-/// go on for a moment.
+/// `kill(getpid(), SIGSTOP)` — stops this process until SIGCONT. Another thread may take the signal, so the calling
+/// thread may run on for a moment.
 ///
 /// # Errors
 /// None.
@@ -457,11 +456,11 @@ pub fn stop_this() -> Result<(), SysError> {
         .map_err(SysError::of("kill(SIGSTOP)"))
 }
 
-/// `prctl(PR_SET_PTRACER, pid)` — lets exactly `pid` trace this process under Yama; `None` takes
-/// the leave back. Without Yama there is nothing to allow, and EINVAL is not an error.
+/// `prctl(PR_SET_PTRACER, pid)` — lets exactly `pid` trace this process under Yama; `None` withdraws that right.
+/// Without Yama there is nothing to allow, and EINVAL is not an error.
 ///
 /// # Errors
-/// Anything but EINVAL.
+/// Any error but EINVAL.
 pub fn set_ptracer(pid: Option<Pid>) -> Result<(), SysError> {
     let raw = pid.map_or(0, |pid| libc::c_ulong::from(pid.as_raw_nonzero().get().unsigned_abs()));
     // SAFETY: PR_SET_PTRACER reads no memory.
@@ -472,8 +471,7 @@ pub fn set_ptracer(pid: Option<Pid>) -> Result<(), SysError> {
     }
 }
 
-/// `prctl(PR_GET_THP_DISABLE)` — returns whether THP is disabled for this process; inherited over
-/// fork and exec.
+/// `prctl(PR_GET_THP_DISABLE)` — returns whether THP is disabled for this process. Fork and exec inherit it.
 pub fn thp_disabled() -> bool {
     // SAFETY: PR_GET_THP_DISABLE reads no memory.
     let returned = unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) };
@@ -486,7 +484,7 @@ pub fn block_signals() {
     let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: `all` is a live sigset_t.
     unsafe { libc::sigfillset(&raw mut all) };
-    // SAFETY: `all` is a live, filled sigset_t; the old mask is not asked for.
+    // SAFETY: `all` is a live, filled sigset_t; the pointer for the old mask is null.
     unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut()) };
 }
 
@@ -496,34 +494,34 @@ pub fn unblock_signals() {
     let mut none: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: `none` is a live sigset_t.
     unsafe { libc::sigemptyset(&raw mut none) };
-    // SAFETY: `none` is a live, empty sigset_t; the old mask is not asked for.
+    // SAFETY: `none` is a live, empty sigset_t; the pointer for the old mask is null.
     unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut()) };
 }
 
-/// Ignores SIGINT and SIGQUIT from now on: for a process that waits for another one on the same terminal.
+/// Ignores SIGINT and SIGQUIT from now on, for a process that waits for another one on the same terminal.
 pub fn ignore_interrupts() {
     for signal in [libc::SIGINT, libc::SIGQUIT] {
-        // SAFETY: SIG_IGN is an action, not a handler: nothing is called.
+        // SAFETY: SIG_IGN is an action, not a handler, so no code runs.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
 }
 
 /// `setsid()` — leaves the terminal and the process group, so that Ctrl-C does not reach this process.
 pub fn own_session() {
-    // It fails only for a process group leader, which a process just forked is not.
+    // setsid fails only for a process group leader, and a process just forked is none.
     let _new = rustix::process::setsid();
 }
 
-/// Makes this process the first that the out-of-memory killer takes, and the one that holds no
-/// directory busy: for a helper whose death harms nobody.
+/// Makes this process the first that the out-of-memory killer takes, and moves it out of any directory that could be
+/// unmounted. For a helper whose death harms nobody.
 pub fn be_expendable() {
     let _no_proc = std::fs::write("/proc/self/oom_score_adj", "1000");
     let _never_fails = rustix::process::chdir("/");
     lift_file_size_limit();
 }
 
-/// Closes every descriptor of this process except those in `keep`, for a process just forked that
-/// owns nothing but those: an `OwnedFd` of its parent's that it still holds must not be used again.
+/// Closes every descriptor of this process except those in `keep`. For a process just forked that owns only those: it
+/// must not use an `OwnedFd` of its parent again.
 pub fn close_all_except(keep: &[BorrowedFd<'_>]) {
     let mut keep: Vec<u32> =
         keep.iter().filter_map(|fd| u32::try_from(fd.as_raw_fd()).ok()).collect();
@@ -532,23 +530,23 @@ pub fn close_all_except(keep: &[BorrowedFd<'_>]) {
     for fd in keep.into_iter().chain([u32::MAX]) {
         if fd > first {
             let last = if fd == u32::MAX { fd } else { fd - 1 };
-            // SAFETY: close_range touches no memory of this process. A descriptor closed behind its
-            // owner's back gives EBADF later, which is a bug but not undefined.
+            // SAFETY: close_range touches no memory of this process. Later use of a descriptor closed behind its
+            // owner's back gives EBADF, which is a bug but not undefined behaviour.
             unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
         }
         first = fd.saturating_add(1);
     }
 }
 
-/// Puts a descriptor that can neither be read nor written on each of 0, 1 and 2 that is closed, so
-/// that no file opened later lands there and gets what is meant for standard error.
+/// Puts a descriptor that can neither be read nor written on each of 0, 1 and 2 that is closed. Otherwise a file opened
+/// later could land there and get the output for standard error.
 pub fn occupy_standard_descriptors() {
     use rustix::fs::{CWD, Mode, OFlags};
     while let Ok(fd) = rustix::fs::openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
         if fd.as_raw_fd() > 2 {
             break;
         }
-        // Stays open for good.
+        // The descriptor stays open for good.
         let _standard = std::os::fd::IntoRawFd::into_raw_fd(fd);
     }
 }
@@ -561,10 +559,10 @@ pub fn exit_now(status: i32) -> ! {
 
 /// `pkey_alloc` — returns whether the processor and the kernel have memory protection keys (pkeys(7)).
 pub fn has_protection_keys() -> bool {
-    // SAFETY: a key that nothing has protects nothing.
+    // SAFETY: a key that no memory has protects nothing.
     let key = unsafe { libc::syscall(libc::SYS_pkey_alloc, 0, 0) };
     if key >= 0 {
-        // SAFETY: the key was made above, and nothing has it.
+        // SAFETY: the key was made above, and no memory has it.
         unsafe { libc::syscall(libc::SYS_pkey_free, key) };
     }
     key >= 0

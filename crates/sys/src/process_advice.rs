@@ -12,18 +12,18 @@ fn remote(addr: RemoteAddr, len: usize) -> libc::iovec {
     libc::iovec { iov_base: std::ptr::without_provenance_mut(addr), iov_len: len }
 }
 
-/// `process_madvise(pidfd, [range], MADV_COLLAPSE)` — makes the range, which begins and ends on a huge
-/// page, huge pages now, whatever THP's settings; the process does not stop. Since Linux 6.1.
+/// `process_madvise(pidfd, [range], MADV_COLLAPSE)` — makes the range huge pages now, whatever THP's
+/// settings are; the process does not stop. The range begins and ends on a huge page. Since Linux 6.1.
 ///
 /// # Errors
-/// EPERM without CAP_SYS_NICE in the initial user namespace, or leave to trace it; EINVAL where it
-/// cannot be huge (`PR_SET_THP_DISABLE`, `MADV_NOHUGEPAGE`, no such mapping); ENOMEM without a free huge
-/// page; EAGAIN for a passing obstacle; ESRCH.
+/// EPERM without CAP_SYS_NICE in the initial user namespace, or without the right to trace the process;
+/// EINVAL if the range cannot be huge (`PR_SET_THP_DISABLE`, `MADV_NOHUGEPAGE`, no such mapping); ENOMEM
+/// without a free huge page; EAGAIN for a passing obstacle; ESRCH.
 pub fn collapse(process: BorrowedFd<'_>, range: AddrRange) -> Result<(), SysError> {
     const CALL: &str = "process_madvise(MADV_COLLAPSE)";
     let remote = remote(range.start(), usize::try_from(range.len()).unwrap_or(usize::MAX));
-    // SAFETY: the kernel reads the one live iovec; the address is only ever looked up in the other
-    // process, where collapsing changes no byte.
+    // SAFETY: the kernel reads the one live iovec. It looks up the address only in the other process,
+    // where a collapse changes no byte.
     let returned = unsafe {
         libc::syscall(
             libc::SYS_process_madvise,

@@ -1,4 +1,4 @@
-//! The names of a process in `ps`, by which `pgrep` finds it: its name, and its command line.
+//! The name and the command line of a process, which `ps` shows and `pgrep` searches.
 
 use std::ffi::CStr;
 
@@ -6,22 +6,22 @@ use tiexec_core::proc::stat::{self, Layout};
 
 use crate::procfs::ProcDir;
 
-/// The names of TiExec's own processes: at most 15 bytes, to which the kernel cuts a name (`TASK_COMM_LEN`).
+/// The names of TiExec's own processes: at most 15 bytes, because the kernel cuts longer names (`TASK_COMM_LEN`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
-    /// Looks after a launch until the program runs.
+    /// Works on a launch until the program runs.
     Helper,
-    /// Tries what a launch will do, where a seccomp filter may kill for it.
+    /// Tries the calls of a launch where a seccomp filter may kill for one.
     Scout,
-    /// Waits to be traced, to see whether it can be.
+    /// Waits to be traced, to test whether it can be.
     Probe,
-    /// Lives beside a program for what comes after its start.
+    /// Lives beside a program, for text and programs after the program's start.
     Follower,
     /// Works on processes of other users.
     Tracer,
-    /// Reads the files of such a process.
+    /// Reads the files of a process of another user.
     Reader,
-    /// Copies a descriptor out of such a process.
+    /// Copies a descriptor out of a process of another user.
     Fetcher,
     /// Watches the pods of this node.
     Pods,
@@ -42,11 +42,11 @@ impl Role {
     }
 }
 
-/// Has this process, just forked and with one thread, show its role as its name and as its whole command line, where it has shown
-/// those of its parent. After that the arguments of `main` hold nothing of use.
+/// Makes this process show its role as its name and as its whole command line, instead of its parent's. The process
+/// must be just forked and have one thread. After that the arguments of `main` hold nothing of use.
 ///
-/// The command line is overwritten where it lies: `PR_SET_MM_ARG_START` takes CAP_SYS_RESOURCE. Where `/proc` does not say where that
-/// is, only the name changes.
+/// The command line is overwritten in place, because `PR_SET_MM_ARG_START` needs CAP_SYS_RESOURCE. If `/proc` does not
+/// give the place, only the name changes.
 pub(crate) fn call_this(role: Role) {
     let name = role.name();
     let _only_a_name = rustix::thread::set_name(name);
@@ -57,8 +57,9 @@ pub(crate) fn call_this(role: Role) {
     }
 }
 
-/// The place of a command line. The kernel shows the arguments whole while their last byte is zero; else what stands there as one
-/// string, which may reach into the environment behind (setproctitle(3); `get_mm_cmdline` in `fs/proc/base.c`).
+/// The place of a command line. While the last byte of the arguments is zero, the kernel shows them whole. Otherwise it
+/// shows one string, which may reach into the environment behind them (setproctitle(3); `get_mm_cmdline` in
+/// `fs/proc/base.c`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Title {
     start: u64,
@@ -77,7 +78,7 @@ impl Title {
 
     fn write(self, name: &CStr) {
         let name = name.to_bytes();
-        // The last byte of all stays zero.
+        // The last byte of both stays zero.
         let len = name.len().min(self.arguments + self.environment - 1);
         let name = &name[..len];
         if len + 1 > self.arguments {
@@ -94,15 +95,15 @@ impl Title {
     fn put(self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.arguments + self.environment, "behind the environment");
         let to = (self.start as *mut u8).wrapping_add(at);
-        // SAFETY: the kernel has put the arguments onto the stack of this process, and the environment right behind them: what lies
-        // inside, as just seen, is mapped and writable. No thread reads it meanwhile, for there is but this one, and no reference
-        // points there: `Argv` and `std::env` give copies. Strings there go on to end in a zero byte: the last of the environment,
-        // or behind it that of the program's path.
+        // SAFETY: the kernel has put the arguments onto the stack of this process, and the environment right behind
+        // them, so the bytes inside, as just checked, are mapped and writable. No thread reads them meanwhile, because
+        // this one is the only thread, and no reference points there: `Argv` and `std::env` give copies. Strings there
+        // still end in a zero byte: the last byte of the environment, or behind it that of the program's path.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 }
 
-/// Gives each variable of the environment a place of its own, wherever it is now.
+/// Gives each variable of the environment a new place of its own.
 fn copy_environment() {
     for (key, value) in std::env::vars_os().collect::<Vec<_>>() {
         // SAFETY: this process has no other thread.

@@ -13,13 +13,13 @@ use tiexec_core::proc::status::{self, Status};
 
 use crate::error::SysError;
 
-/// `/proc/PID`, pinned: reads through it never see another process that got the same id.
+/// `/proc/PID`, pinned: a read through it never sees another process that got the same id.
 #[derive(Clone, Debug)]
 pub struct ProcDir(Arc<OwnedFd>);
 
 impl ProcDir {
-    /// Opens `/proc/self`. It goes on to mean this process after an exec, and in a forked child it
-    /// means the parent; that also where `/proc` counts ids by another PID namespace.
+    /// Opens `/proc/self`. After an exec it still means this process, and in a forked child it means the parent. This
+    /// also holds if `/proc` counts ids by another PID namespace.
     ///
     /// # Errors
     /// ENOENT where `/proc` is not mounted, or does not show this process.
@@ -27,7 +27,7 @@ impl ProcDir {
         Self::open(Path::new("/proc/self"), "open(/proc/self)")
     }
 
-    /// Returns whether seccomp filters are in force for this process; not so if that cannot be told.
+    /// Returns whether seccomp filters are in force for this process; false if that is not known.
     pub fn this_has_filters() -> bool {
         let status = Self::this_process().and_then(|this| this.status());
         status.is_ok_and(|status| status.seccomp != 0)
@@ -42,8 +42,8 @@ impl ProcDir {
         Self::open(Path::new(&path), "open(/proc/PID)")
     }
 
-    /// Opens the directories of all processes, one after the other, those of the lowest ids first. A process
-    /// that ends meanwhile is left out; where `/proc` is not mounted there are none.
+    /// Opens the directories of all processes, one after the other, the lowest ids first. Skips a process that ends
+    /// meanwhile. Without a mounted `/proc` there are none.
     pub fn every() -> impl Iterator<Item = (Pid, Self)> {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -59,12 +59,12 @@ impl ProcDir {
             .map_err(SysError::of(call))
     }
 
-    /// Reads a whole file of the process, such as `maps`. A short read of a kernel file is not its
-    /// end, so this reads until there is nothing more.
+    /// Reads a whole file of the process, such as `maps`. A short read of a kernel file is not its end, so this reads
+    /// until a read returns nothing.
     ///
     /// # Errors
-    /// `call` names the file; ESRCH or ENOENT if the process is gone; EACCES, EPERM. EFBIG: it is longer than that of
-    /// any sound process.
+    /// `call` names the file; ESRCH or ENOENT if the process is gone; EACCES, EPERM. EFBIG if the file is longer than
+    /// that of any sound process.
     pub fn read(&self, name: &'static str) -> Result<Vec<u8>, SysError> {
         self.read_as(name, name)
     }
@@ -88,10 +88,10 @@ impl ProcDir {
         Ok(text)
     }
 
-    /// As [`read`](Self::read), for a file whose length others decide: never more than `most` bytes.
+    /// As [`read`](Self::read), for a file whose length another process decides: never more than `most` bytes.
     ///
     /// # Errors
-    /// As [`read`](Self::read); EFBIG if it is longer.
+    /// As [`read`](Self::read); EFBIG if the file is longer.
     pub fn read_limited(&self, name: &'static str, most: u64) -> Result<Vec<u8>, SysError> {
         read_to_end(self.open_named(name, name)?, most, name)
     }
@@ -104,7 +104,7 @@ impl ProcDir {
         self.read("status").map(|text| status::parse(&text))
     }
 
-    /// Returns the inode number of one of the process's namespaces, such as `ns/pid`; 0 where the kernel has no such
+    /// Returns the inode number of one of the process's namespaces, such as `ns/pid`; 0 if the kernel has no such
     /// namespaces.
     ///
     /// # Errors
@@ -113,7 +113,7 @@ impl ProcDir {
         match rustix::fs::statat(&self.0, name, rustix::fs::AtFlags::empty()) {
             Ok(stat) => Ok(stat.st_ino),
             Err(rustix::io::Errno::NOENT) => {
-                // Without the file the process is gone, or the kernel lacks these namespaces.
+                // If the file does not exist, the process is gone, or the kernel lacks these namespaces.
                 self.read("stat").map(|_there| 0)
             }
             Err(errno) => Err(SysError { call: name, errno: errno.into() }),
@@ -183,12 +183,12 @@ impl AsFd for ProcDir {
     }
 }
 
-/// The cause and the fix where [`is_foreign`].
+/// The cause and the fix if [`is_foreign`] returns true.
 pub const FOREIGN: &str = "/proc is that of another PID namespace; fix: mount -t proc proc /proc";
 
-/// Returns whether `/proc` numbers processes otherwise than the PID namespace of this process does: a PID names one process
-/// there, and another one in a system call. This looks once. Neither can change as long as the process runs, except by a
-/// mount.
+/// Returns whether `/proc` numbers processes otherwise than the PID namespace of this process does. Then a PID names
+/// one process there, and another one in a system call. This checks once. Neither can change while the process runs,
+/// except by a mount.
 pub fn is_foreign() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -197,8 +197,9 @@ pub fn is_foreign() -> bool {
     })
 }
 
-/// Hands out the text of `/proc/PID/stat` of each process, in no order. It opens one file for each process and reads it once:
-/// the kernel writes it at once, and it is shorter than a page (`proc_tgid_stat` in `fs/proc/array.c`).
+/// Passes the text of `/proc/PID/stat` of each process to `each`, in no order. It opens one file for each process and
+/// reads it once: the kernel writes the file at once, and it is shorter than a page (`proc_tgid_stat` in
+/// `fs/proc/array.c`).
 pub fn every_stat(mut each: impl FnMut(i32, &[u8])) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(proc) = rustix::fs::openat(CWD, "/proc", flags, Mode::empty()) else { return };
@@ -217,9 +218,9 @@ pub fn every_stat(mut each: impl FnMut(i32, &[u8])) {
     }
 }
 
-/// Most bytes that are read of a file under `/proc/PID`: the process decides how many there are. A mapping takes 60 bytes of
-/// maps, and up to 4200 with the longest path; the kernel allows 65,530 mappings (`vm.max_map_count`), and some
-/// databases ask for four times that.
+/// The most bytes that are read of a file under `/proc/PID`, because the process decides its length. A mapping takes 60
+/// bytes of maps, and up to 4200 with the longest path. The kernel allows 65,530 mappings (`vm.max_map_count`), and
+/// some databases ask for four times that.
 const fn longest(name: &str) -> u64 {
     match name.as_bytes() {
         b"maps" => LONGEST_MAPS,
@@ -229,10 +230,10 @@ const fn longest(name: &str) -> u64 {
     }
 }
 
-/// Most bytes that are read of maps.
+/// The most bytes that are read of maps.
 pub(crate) const LONGEST_MAPS: u64 = 32 << 20;
 
-/// Reads until there is nothing more; EFBIG if that is longer than `longest`.
+/// Reads until the end; EFBIG if the file is longer than `longest`.
 pub(crate) fn read_to_end(
     file: impl Read,
     longest: u64,

@@ -1,4 +1,4 @@
-//! One mapping of a process, without reading all others: `ioctl(PROCMAP_QUERY)` on `/proc/PID/maps`.
+//! Reads one mapping of a process without all others: `ioctl(PROCMAP_QUERY)` on `/proc/PID/maps`.
 
 use std::fs::File;
 use std::io::Read;
@@ -27,13 +27,13 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Returns whether it is that VMA.
+    /// Returns whether this mapping is that VMA.
     fn is(&self, vma: &Vma) -> bool {
         (self.range, self.perms, self.file, self.file_offset) == place(vma)
     }
 }
 
-/// Returns the fields by which a VMA is known again.
+/// Returns the fields that identify a VMA.
 const fn place(vma: &Vma) -> (AddrRange, Perms, FileId, u64) {
     (vma.range, vma.perms, vma.file, vma.file_offset)
 }
@@ -60,8 +60,8 @@ fn query(maps: &File, addr: RemoteAddr, flags: u64) -> Result<Option<Mapping>, S
     let mut query =
         ProcmapQuery { query_flags: flags, query_addr: addr.get(), ..ProcmapQuery::default() };
     query.size = size_of::<ProcmapQuery>() as u64;
-    // SAFETY: the kernel reads and writes the live structure, whose size it is told; the pointers in it for
-    // names are null with a length of 0.
+    // SAFETY: the kernel reads and writes the live structure, whose size is in it. The pointers in it for names are
+    // null with a length of 0.
     let returned = unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query) };
     match check(CALL, returned.into()) {
         Ok(_) => Ok(query.mapping()),
@@ -70,11 +70,11 @@ fn query(maps: &File, addr: RemoteAddr, flags: u64) -> Result<Option<Mapping>, S
     }
 }
 
-/// Returns the first of `vmas` that the process whose `maps` this is has not, or has otherwise: elsewhere, with other
-/// permissions, of another file or another part of it.
+/// Returns the first of `vmas` that the process of `maps` does not have, or has otherwise: at another address, with
+/// other permissions, of another file or another part of it.
 ///
 /// # Errors
-/// ESRCH once no process uses the address space. Before Linux 6.11 all of maps is read.
+/// ESRCH once no process uses the address space. Before Linux 6.11 this reads all of maps.
 pub fn first_changed<'a>(maps: &File, vmas: &[&'a Vma]) -> Result<Option<&'a Vma>, SysError> {
     for vma in vmas {
         match mapping_at(maps, vma.range.start()) {
@@ -93,7 +93,7 @@ fn first_changed_in_all<'a>(maps: &File, vmas: &[&'a Vma]) -> Result<Option<&'a 
     Ok(vmas.iter().find(changed).copied())
 }
 
-/// Reads maps from its beginning, whatever the file's own position is.
+/// Reads maps from its beginning, whatever the position of the file is.
 ///
 /// # Errors
 /// EFBIG as [`ProcDir::read`](crate::procfs::ProcDir::read).
@@ -101,7 +101,7 @@ pub(crate) fn read_maps(maps: &File) -> Result<Vec<u8>, SysError> {
     read_to_end(FromStart { file: maps, at: 0 }, LONGEST_MAPS, "maps")
 }
 
-/// Reads at positions of its own.
+/// Reads at its own positions.
 struct FromStart<'a> {
     file: &'a File,
     at: u64,

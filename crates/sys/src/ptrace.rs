@@ -1,15 +1,15 @@
 //! ptrace(2), one request a function.
 //!
-//! Only what leaves a tracee unharmed when its tracer dies at any instant is used. A tracer's death
-//! resumes its tracees; what each kind of stop then does was read in `kernel/signal.c`
+//! This module uses only requests that leave a tracee unharmed when its tracer dies at any instant. A
+//! tracer's death resumes its tracees. The effect on each kind of stop was read in `kernel/signal.c`
 //! (`ptrace_stop`) and `kernel/ptrace.c` (`__ptrace_unlink`):
 //!
-//! - syscall-stop: nothing, if `PTRACE_O_TRACESYSGOOD` is set. Its signal number, SIGTRAP|0x80, is
-//!   no valid signal, so the kernel's attempt to deliver it fails. Without the option the tracee
-//!   would die of SIGTRAP.
-//! - `PTRACE_EVENT_*` stops: nothing; their code is not a signal.
-//! - signal-delivery-stop: the signal is delivered, as if nobody had looked.
-//! - single-step: the trap flag stays set and the tracee dies of SIGTRAP. Hence no
+//! - syscall-stop: no effect, if `PTRACE_O_TRACESYSGOOD` is set. Its signal number, SIGTRAP|0x80, is no
+//!   valid signal, so the kernel's attempt to deliver it fails. Without the option the tracee would die of
+//!   SIGTRAP.
+//! - `PTRACE_EVENT_*` stops: no effect; their code is not a signal.
+//! - signal-delivery-stop: the kernel delivers the signal, as without a tracer.
+//! - single-step: the trap flag stays set and the tracee dies of SIGTRAP. So there is no
 //!   `PTRACE_SINGLESTEP` here.
 
 use libc::{c_long, c_uint, c_void};
@@ -23,7 +23,7 @@ use crate::error::{SysError, check};
 /// The general registers, in the kernel's `user_regs_struct` layout.
 pub type Registers = libc::user_regs_struct;
 
-/// How a tracee is to be traced.
+/// How to trace a tracee.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Options {
     /// `PTRACE_O_EXITKILL`: SIGKILL to the tracee if this process dies first.
@@ -44,7 +44,7 @@ fn request(
     addr: *mut c_void,
     data: *mut c_void,
 ) -> Result<c_long, SysError> {
-    // SAFETY: each caller in this file passes the pointers its request wants: live buffers of the
+    // SAFETY: each caller in this file passes the pointers that its request needs: live buffers of the
     // length named, or integers that the kernel does not dereference.
     let returned = unsafe { libc::ptrace(request, pid.as_raw_nonzero().get(), addr, data) };
     check(call, returned)
@@ -54,8 +54,8 @@ fn number(value: i32) -> *mut c_void {
     std::ptr::without_provenance_mut(usize::try_from(value).unwrap_or(0))
 }
 
-/// Returns Yama's `kernel.yama.ptrace_scope`
-/// (`Documentation/admin-guide/LSM/Yama.rst`): which processes one may trace. `None` without Yama.
+/// Returns Yama's `kernel.yama.ptrace_scope` (`Documentation/admin-guide/LSM/Yama.rst`), which decides
+/// which processes one may trace. `None` without Yama.
 pub fn yama_scope() -> Option<u32> {
     std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()?.trim().parse().ok()
 }
@@ -64,7 +64,8 @@ pub fn yama_scope() -> Option<u32> {
 /// `PTRACE_O_TRACESYSGOOD` and `PTRACE_O_TRACEEXEC`.
 ///
 /// # Errors
-/// EPERM: another tracer, a security module (Yama), not the same user, or not dumpable. ESRCH.
+/// EPERM: the process has another tracer, a security module (Yama) forbids it, the user is another one, or
+/// the process is not dumpable. ESRCH.
 pub fn seize(pid: Pid, options: Options) -> Result<(), SysError> {
     request(
         "ptrace(PTRACE_SEIZE)",
@@ -86,20 +87,20 @@ pub fn set_options(pid: Pid, options: Options) -> Result<(), SysError> {
     Ok(())
 }
 
-/// How to let a stopped tracee go on.
+/// How to resume a stopped tracee.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resume {
     /// `PTRACE_CONT`: until its next signal, event or group-stop.
     Run,
     /// `PTRACE_SYSCALL`: also until the next entry to or exit from a system call.
     ToSyscall,
-    /// `PTRACE_LISTEN`: stays in group-stop, waits for SIGCONT.
+    /// `PTRACE_LISTEN`: stay in group-stop and wait for SIGCONT.
     Listen,
     /// `PTRACE_DETACH`: for good.
     Detach,
 }
 
-/// Lets the stopped tracee go on, with `signal` delivered if it is in signal-delivery-stop (0: none).
+/// Resumes the stopped tracee, and delivers `signal` if it is in signal-delivery-stop (0: none).
 ///
 /// # Errors
 /// ESRCH if it is gone.
@@ -114,8 +115,9 @@ pub fn resume(pid: Pid, how: Resume, signal: i32) -> Result<(), SysError> {
     Ok(())
 }
 
-/// `PTRACE_INTERRUPT` — has a seized tracee stop (`PTRACE_EVENT_STOP`) before it next runs code of
-/// its own. A system call it sleeps in is interrupted; which of them show that, signal(7) tells.
+/// `PTRACE_INTERRUPT` — makes a seized tracee stop (`PTRACE_EVENT_STOP`) before it next runs its own code.
+/// If it sleeps in a system call, the kernel interrupts the call; signal(7) lists the calls that show this
+/// to the program.
 ///
 /// # Errors
 /// ESRCH if it is gone.
@@ -134,8 +136,8 @@ pub struct Rseq {
 
 const PTRACE_GET_RSEQ_CONFIGURATION: c_uint = 0x420f;
 
-/// `PTRACE_GET_RSEQ_CONFIGURATION`, since Linux 5.13; `None` where a thread may have registered one and the
-/// kernel does not tell.
+/// `PTRACE_GET_RSEQ_CONFIGURATION`, since Linux 5.13; `None` if a thread may have registered an area and
+/// the kernel cannot report it.
 ///
 /// # Errors
 /// ESRCH.
@@ -154,18 +156,18 @@ pub fn rseq(pid: Pid) -> Result<Option<Rseq>, SysError> {
     }
 }
 
-/// Returns whether the kernel has rseq(2), which is since Linux 4.18 and with `CONFIG_RSEQ`.
+/// Returns whether the kernel has rseq(2), since Linux 4.18 with `CONFIG_RSEQ`.
 fn has_rseq() -> bool {
-    // SAFETY: no area and a length of 0 are refused before anything is registered or looked at.
+    // SAFETY: the kernel refuses a null area of length 0 before it registers or reads anything.
     let answer = unsafe { libc::syscall(libc::SYS_rseq, 0, 0, 0, 0) };
     !(answer == -1 && crate::Errno::last().0 == libc::ENOSYS)
 }
 
 const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: c_uint = 0x4211;
 
-/// `PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG`, since Linux 6.4 — returns whether the thread has its
-/// system calls sent to itself as SIGSYS (prctl(2), `PR_SET_SYSCALL_USER_DISPATCH`); not so where the
-/// kernel cannot tell.
+/// `PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG`, since Linux 6.4 — returns whether syscall user dispatch is
+/// enabled for the thread (prctl(2), `PR_SET_SYSCALL_USER_DISPATCH`): its system calls then become SIGSYS.
+/// False if the kernel cannot report it.
 ///
 /// # Errors
 /// ESRCH.
@@ -185,12 +187,12 @@ pub fn syscalls_are_dispatched(pid: Pid) -> Result<bool, SysError> {
 const PTRACE_SECCOMP_GET_FILTER: c_uint = 0x420c;
 
 /// `PTRACE_SECCOMP_GET_FILTER`, since Linux 4.4 with `CONFIG_CHECKPOINT_RESTORE` — returns the seccomp
-/// filters of a stopped thread, the one installed first at the front. Each thread has its own
+/// filters of a stopped thread, the first installed one first. Each thread has its own filters
 /// (seccomp(2)).
 ///
 /// # Errors
-/// EACCES without `CAP_SYS_ADMIN` in the initial user namespace, or if this process has filters of its
-/// own; EINVAL if the thread has none, or the kernel cannot tell; EMEDIUMTYPE for one that is not
+/// EACCES without `CAP_SYS_ADMIN` in the initial user namespace, or if this process has filters of its own;
+/// EINVAL if the thread has none, or the kernel cannot report them; EMEDIUMTYPE for a filter that is not
 /// classic BPF; ESRCH.
 pub fn seccomp_filters(pid: Pid) -> Result<Vec<Vec<Instruction>>, SysError> {
     let call = "ptrace(PTRACE_SECCOMP_GET_FILTER)";
@@ -203,7 +205,7 @@ pub fn seccomp_filters(pid: Pid) -> Result<Vec<Vec<Instruction>>, SysError> {
             Err(error) if error.errno == crate::Errno::NOENT => return Ok(filters),
             Err(error) => return Err(error),
         };
-        // The kernel fills as many as it has just said: a filter never changes.
+        // The kernel fills as many instructions as it has just reported: a filter never changes.
         let mut filter = vec![libc::sock_filter { code: 0, jt: 0, jf: 0, k: 0 }; len];
         get(filter.as_mut_ptr().cast())?;
         let instruction = |raw: &libc::sock_filter| Instruction {
@@ -216,16 +218,14 @@ pub fn seccomp_filters(pid: Pid) -> Result<Vec<Vec<Instruction>>, SysError> {
     }
 }
 
-/// `PTRACE_PEEKDATA` — reads the word at `addr` as the stopped tracee sees it, by the address space that it
-/// has now.
+/// `PTRACE_PEEKDATA` — reads the word at `addr` in the address space that the stopped tracee has now.
 ///
 /// # Errors
-/// EIO, EFAULT where nothing is mapped; ESRCH if it is gone or not stopped.
+/// EIO, EFAULT if nothing is mapped there; ESRCH if it is gone or not stopped.
 pub fn peek(tid: Pid, addr: RemoteAddr) -> Result<u64, SysError> {
     let mut word: u64 = 0;
-    // The system call itself, not the C library's function, which mixes the word with errors.
-    // SAFETY: the kernel writes one word to the live variable; the address is only ever looked up in the
-    // tracee.
+    // This is the system call itself; the C library's function cannot distinguish the word from an error.
+    // SAFETY: the kernel writes one word to the live variable. It looks up the address only in the tracee.
     let returned = unsafe {
         libc::syscall(
             libc::SYS_ptrace,
@@ -239,7 +239,7 @@ pub fn peek(tid: Pid, addr: RemoteAddr) -> Result<u64, SysError> {
     Ok(word)
 }
 
-/// The general registers, by the name of their core-dump note (`elf.h`).
+/// The general registers, by the type of their core-dump note (`elf.h`).
 const NT_PRSTATUS: i32 = 1;
 
 fn get_regset(pid: Pid, set: i32, buffer: &mut [u8]) -> Result<usize, SysError> {
@@ -249,8 +249,8 @@ fn get_regset(pid: Pid, set: i32, buffer: &mut [u8]) -> Result<usize, SysError> 
     Ok(iov.iov_len)
 }
 
-/// `PTRACE_GETREGSET(NT_PRSTATUS)` — reads the general registers. `None` for a thread that runs in
-/// another code segment than 64-bit programs do: the kernel then gives those of a 32-bit thread
+/// `PTRACE_GETREGSET(NT_PRSTATUS)` — reads the general registers. `None` for a thread that runs in another
+/// code segment than 64-bit programs do: the kernel then gives the registers of a 32-bit thread
 /// (`task_user_regset_view` in `arch/x86/kernel/ptrace.c`).
 ///
 /// # Errors
@@ -288,14 +288,14 @@ pub struct Extended {
     pub bytes: Vec<u8>,
 }
 
-/// `PTRACE_GETREGSET` — reads the extended registers: the largest set that this machine has.
+/// `PTRACE_GETREGSET` — reads the largest set of extended registers that this machine has.
 ///
 /// # Errors
-/// ENODEV or EINVAL without any of them (XSAVE on x86-64); ESRCH.
+/// ENODEV or EINVAL without any such set (XSAVE on x86-64); ESRCH.
 pub fn extended_registers(pid: Pid) -> Result<Extended, SysError> {
     let mut last = None;
     for &set in arch::EXTENDED_SETS {
-        // AMX tiles alone are 8 KiB, SVE vectors of 2048 bits 9 KiB; the kernel says how much it filled.
+        // AMX tiles alone are 8 KiB, SVE vectors of 2048 bits 9 KiB; the kernel returns how much it filled.
         let mut bytes = vec![0; 16 << 10];
         match get_regset(pid, set, &mut bytes) {
             Ok(len) => {
@@ -323,7 +323,7 @@ pub fn set_extended_registers(pid: Pid, extended: &Extended) -> Result<(), SysEr
     Ok(())
 }
 
-/// `PTRACE_GETREGSET` — reads one set of registers by its number; `None` where this machine has not got it.
+/// `PTRACE_GETREGSET` — reads one set of registers by its number; `None` if this machine does not have it.
 ///
 /// # Errors
 /// ESRCH if it is gone or not stopped.
@@ -351,8 +351,8 @@ pub fn signal_mask(pid: Pid) -> Result<u64, SysError> {
     Ok(mask)
 }
 
-/// `PTRACE_SETSIGMASK` — sets the blocked signals. The tracee keeps them when its tracer dies: only
-/// while a register set is installed that puts the old mask back.
+/// `PTRACE_SETSIGMASK` — sets the blocked signals. The tracee keeps this mask when its tracer dies. So use
+/// it only while a register set is installed that restores the old mask.
 ///
 /// # Errors
 /// ESRCH.
@@ -367,16 +367,16 @@ pub fn set_signal_mask(pid: Pid, mask: u64) -> Result<(), SysError> {
 /// The side of a system call on which a syscall-stop is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SyscallStop {
-    /// Before it: its number and arguments.
+    /// Before the call: its number and arguments.
     Entry {
         /// As in `<asm/unistd_64.h>`.
         number: u64,
-        /// Raw.
+        /// The raw register values.
         args: [u64; 6],
         /// The address behind the instruction that makes the call.
         next: u64,
     },
-    /// After it, with what it returned (−errno for an error).
+    /// After the call: its return value (−errno for an error).
     Exit(i64),
     /// The tracee is in no syscall-stop.
     None,
@@ -391,9 +391,9 @@ fn syscall_info(pid: Pid) -> Result<libc::ptrace_syscall_info, SysError> {
     Ok(info)
 }
 
-/// `PTRACE_GET_SYSCALL_INFO`, since Linux 5.3, in any stop — returns as which architecture's
-/// (`AUDIT_ARCH_…`, `<linux/audit.h>`) the thread made the system call that it is in: a 64-bit program
-/// can make those of 32-bit programs too (`int $0x80`).
+/// `PTRACE_GET_SYSCALL_INFO`, since Linux 5.3, in any stop — returns the architecture (`AUDIT_ARCH_…`,
+/// `<linux/audit.h>`) of the system call that the thread is in: a 64-bit program can make those of 32-bit
+/// programs too (`int $0x80`).
 ///
 /// # Errors
 /// ESRCH; EIO before 5.3.

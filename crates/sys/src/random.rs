@@ -1,4 +1,4 @@
-//! Random numbers that nobody else can know.
+//! Random numbers that no other process can know.
 
 use crate::error::SysError;
 

@@ -1,8 +1,8 @@
-//! Files that somebody else chose, taken hold of without being opened.
+//! Holds files that another user chose, without opening them.
 //!
-//! Opening a file may wait for its server (FUSE), for a lease, or for the other end of a FIFO, and the wait may
-//! not be killable. `O_PATH` does none of that: neither taking hold of a file that is mapped, nor looking at what it is,
-//! nor closing it asks its file system anything.
+//! Opening a file may wait for its server (FUSE), for a lease, or for the other end of a FIFO, and no signal may be
+//! able to end that wait. `O_PATH` waits for none of these: holding a mapped file, reading its type and closing it make
+//! no request to its file system.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,12 +13,12 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags}
 use crate::error::SysError;
 use crate::procfs::ProcDir;
 
-/// A file that is held and not open.
+/// A file that is held but not open.
 #[derive(Debug)]
 pub struct PathFile(OwnedFd);
 
 impl From<OwnedFd> for PathFile {
-    /// One that was opened with `O_PATH`.
+    /// Wraps a descriptor that was opened with `O_PATH`.
     fn from(fd: OwnedFd) -> Self {
         Self(fd)
     }
@@ -46,17 +46,17 @@ pub struct Identity {
 pub struct Holding {
     /// The user.
     pub owner: u32,
-    /// In how many directories it is: in none once it is deleted.
+    /// The number of its names: 0 once it is deleted.
     pub links: u32,
 }
 
 impl PathFile {
-    /// `openat(O_PATH)` — takes hold of what a file or magic link of a process leads to, such as
+    /// `openat(O_PATH)` — holds the file that a file or magic link of a process leads to, such as
     /// `map_files/START-END`.
     ///
     /// # Errors
-    /// As open(2). For `map_files`: EPERM without `CAP_CHECKPOINT_RESTORE` in the initial user namespace, ENOENT if
-    /// no mapping has just these addresses.
+    /// As open(2). For `map_files`: EPERM without `CAP_CHECKPOINT_RESTORE` in the initial user namespace, ENOENT if no
+    /// mapping has exactly these addresses.
     pub fn of_process(process: &ProcDir, name: &str) -> Result<Self, SysError> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         rustix::fs::openat(process, name, flags, Mode::empty())
@@ -64,7 +64,7 @@ impl PathFile {
             .map_err(SysError::of("open(O_PATH)"))
     }
 
-    /// `open(O_PATH)` — takes hold of the file at `path` as this process finds it, through links.
+    /// `open(O_PATH)` — holds the file at `path` as this process finds it, through links.
     ///
     /// # Errors
     /// As open(2).
@@ -74,11 +74,11 @@ impl PathFile {
             .map_err(SysError::of("open(O_PATH)"))
     }
 
-    /// `openat2(RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)` — takes hold of the file at `path` as
-    /// the process would find it, without following any link. Since Linux 5.6.
+    /// `openat2(RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)` — holds the file at `path` as the
+    /// process would find it, without following any link. Since Linux 5.6.
     ///
     /// # Errors
-    /// ELOOP for a link on the way; as open(2).
+    /// ELOOP if there is a link on the way; as open(2).
     pub fn in_root_of(process: &ProcDir, path: &[u8]) -> Result<Self, SysError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::openat(process, "root", flags, Mode::empty())
@@ -91,10 +91,10 @@ impl PathFile {
             .map_err(SysError::of("openat2(RESOLVE_IN_ROOT)"))
     }
 
-    /// `statx(AT_STATX_DONT_SYNC)` — tells what the kernel knows of the file already.
+    /// `statx(AT_STATX_DONT_SYNC)` — returns what the kernel knows of the file already.
     ///
     /// # Errors
-    /// EACCES for a file of FUSE that was mounted by somebody else.
+    /// EACCES for a file of FUSE that another user mounted.
     pub fn identity(&self) -> Result<Identity, SysError> {
         let facts = self.facts(StatxFlags::TYPE | StatxFlags::INO)?;
         Ok(Identity {
@@ -104,7 +104,7 @@ impl PathFile {
         })
     }
 
-    /// As [`identity`](Self::identity): tells whose it is, and whether it is deleted.
+    /// As [`identity`](Self::identity), but returns who owns the file, and whether it is deleted.
     ///
     /// # Errors
     /// As [`identity`](Self::identity).
@@ -119,8 +119,8 @@ impl PathFile {
             .map_err(SysError::of("statx(AT_STATX_DONT_SYNC)"))
     }
 
-    /// Returns the number of the mount that it was found on, from `/proc/self/fdinfo`; `None` where `/proc` is not
-    /// mounted.
+    /// Returns the number of the mount on which this process found the file, from `/proc/self/fdinfo`; `None` if
+    /// `/proc` is not mounted.
     pub fn mount_id(&self) -> Option<u64> {
         let path = format!("/proc/thread-self/fdinfo/{}", self.0.as_fd().as_raw_fd());
         let text = std::fs::read_to_string(path).ok()?;
@@ -131,7 +131,7 @@ impl PathFile {
     /// process.
     ///
     /// # Errors
-    /// EACCES; EWOULDBLOCK while somebody holds a lease on it; ENOENT where `/proc` is not mounted.
+    /// EACCES; EWOULDBLOCK while a process holds a lease on it; ENOENT if `/proc` is not mounted.
     pub fn open(&self) -> Result<File, SysError> {
         let link = format!("/proc/thread-self/fd/{}", self.0.as_fd().as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -141,11 +141,11 @@ impl PathFile {
     }
 }
 
-/// Returns the user namespace that a process's mount namespace belongs to (ioctl_ns(2), `NS_GET_USERNS`), by its
-/// inode number; `None` if it is not this process's own, nor one below it.
+/// Returns the inode number of the user namespace that a process's mount namespace belongs to (ioctl_ns(2),
+/// `NS_GET_USERNS`); `None` if it is neither this process's own nor one below it.
 ///
 /// # Errors
-/// EACCES without the right to look at the process; ESRCH.
+/// EACCES without the right to read about the process; ESRCH.
 pub fn owner_of_mounts(process: &ProcDir) -> Result<Option<u64>, SysError> {
     const NS_GET_USERNS: libc::Ioctl = 0xb701;
     let namespace = process.open_file("ns/mnt", false)?;
@@ -154,7 +154,7 @@ pub fn owner_of_mounts(process: &ProcDir) -> Result<Option<u64>, SysError> {
     if owner < 0 {
         return Ok(None);
     }
-    // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
+    // SAFETY: the kernel has just returned this descriptor, and no other code knows it.
     let owner = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(owner) };
     let stat = rustix::fs::fstat(&owner).map_err(SysError::of("fstat(ns/user)"))?;
     Ok(Some(stat.st_ino))

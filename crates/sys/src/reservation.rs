@@ -1,4 +1,4 @@
-//! Address space of this process, reserved with nothing behind it.
+//! Address space of this process, reserved without memory.
 
 use std::ptr::NonNull;
 
@@ -10,11 +10,11 @@ use crate::error::{Errno, SysError, check};
 /// `MADV_COLLAPSE` (madvise(2)), since Linux 6.1.
 pub(crate) const MADV_COLLAPSE: libc::c_int = 25;
 
-/// Inaccessible address space that begins on a multiple of a page size, to be mapped over.
-/// Unmapped when dropped, with all that was mapped over it.
+/// Inaccessible address space that begins on a multiple of a page size, for mappings to be placed over it.
+/// Dropping it unmaps all of it, with those mappings.
 #[derive(Debug)]
 pub(crate) struct Reservation {
-    /// The reserved range: `len` bytes and the slack that the alignment needed.
+    /// The reserved range: `len` bytes and the slack that the alignment needs.
     all: NonNull<u8>,
     all_len: usize,
     start: NonNull<u8>,
@@ -60,7 +60,7 @@ impl Reservation {
     /// Returns the address of byte `at` if `len` bytes from there lie in the reservation.
     ///
     /// # Errors
-    /// EINVAL, in the name of `call`, if they do not.
+    /// EINVAL, in the name of `call`, if they do not lie in it.
     pub(crate) fn part(
         &self,
         call: &'static str,
@@ -74,10 +74,10 @@ impl Reservation {
         Ok(unsafe { self.start.add(at) })
     }
 
-    /// `mincore` — says of each page of `len` bytes from byte `at` on whether it is in memory.
+    /// `mincore` — returns, for each page of `len` bytes from byte `at`, whether it is in memory.
     ///
     /// # Errors
-    /// EAGAIN if the kernel is out of memory; EINVAL if they are no part of the reservation.
+    /// EAGAIN if the kernel is out of memory; EINVAL if the bytes are no part of the reservation.
     pub(crate) fn resident(
         &self,
         at: usize,
@@ -87,15 +87,16 @@ impl Reservation {
         const CALL: &str = "mincore";
         let start = self.part(CALL, at, len)?;
         let mut states = vec![0_u8; len.div_ceil(page)];
-        // SAFETY: the kernel reads no memory of ours, and writes one byte for each page: as many as there are.
+        // SAFETY: the kernel reads no memory of ours, and writes one byte for each page: as many as `states`
+        // has.
         let returned =
             unsafe { libc::mincore(start.as_ptr().cast(), len, states.as_mut_ptr().cast()) };
         check(CALL, returned.into())?;
         Ok(states.into_iter().map(|state| state & 1 == 1))
     }
 
-    /// `madvise` on `len` bytes from byte `at` on, with an advice that changes how memory is backed and
-    /// not what it holds.
+    /// `madvise` on `len` bytes from byte `at`, with an advice that changes how memory is backed but not its
+    /// content.
     ///
     /// # Errors
     /// As madvise(2), and as [`part`](Self::part).

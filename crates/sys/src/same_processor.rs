@@ -1,10 +1,10 @@
-//! Waiting on the processor of the thread that is waited for.
+//! Waits on the processor of the awaited thread.
 //!
-//! A thread that wakes up on a busy machine may wait for the scheduler's next tick (4 ms at 250 Hz): the thread that runs is not
-//! interrupted for it before. A thread of real-time priority interrupts whom it wants. So a boosted tracer sleeps on the
-//! processor of its tracee, for short times. Whenever it goes back to sleep, the scheduler chooses anew among the others, and chooses
-//! the tracee as soon as that has run less than its share (EEVDF, `pick_eevdf` in `kernel/sched/fair.c`). The tracee's own
-//! scheduling is not changed.
+//! A thread that wakes up on a busy machine may wait for the scheduler's next tick (4 ms at 250 Hz), because the
+//! scheduler does not interrupt the running thread for it before. A thread of real-time priority can interrupt any
+//! normal thread. So a boosted tracer sleeps on the processor of its tracee, for short times. Each time the tracer goes
+//! back to sleep, the scheduler chooses among the others again. It chooses the tracee as soon as the tracee has run
+//! less than its share (EEVDF, `pick_eevdf` in `kernel/sched/fair.c`). The tracee's own scheduling does not change.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,27 +16,27 @@ use tiexec_core::proc::stat;
 
 use crate::procfs::ProcDir;
 
-/// How long it sleeps at a time.
+/// The length of one sleep.
 const NAP: Duration = Duration::from_micros(50);
 
-/// A thread that is waited for.
+/// An awaited thread.
 #[derive(Debug)]
 pub(crate) struct Beside {
     /// `/proc/TID/stat`; `None` if it cannot be read.
     stat: Option<File>,
     processor: Option<usize>,
-    /// The processors on which the calling thread might run before.
+    /// The processors on which the calling thread was allowed to run before.
     before: Option<CpuSet>,
 }
 
 impl Beside {
-    /// Waits beside the thread `tid`.
+    /// Makes this thread wait beside the thread `tid`.
     pub(crate) fn of(tid: Pid) -> Self {
         let stat = ProcDir::of(tid).and_then(|thread| thread.open_file("stat", false));
         Self { stat: stat.ok(), processor: None, before: sched_getaffinity(None).ok() }
     }
 
-    /// Sleeps for a moment on the processor on which the thread runs, or waits.
+    /// Sleeps for a moment on the processor on which the awaited thread runs, or waits.
     pub(crate) fn sleep(&mut self) {
         let now = self.processor_now();
         if now != self.processor

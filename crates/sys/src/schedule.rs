@@ -12,19 +12,19 @@ const BOOSTED: i32 = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
 /// The state of a thread after its boost has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unboosted {
-    /// The thread is scheduled as it was.
+    /// The thread is scheduled as before.
     Wholly,
-    /// The thread is scheduled normally, but its children would lose a negative nice value: without CAP_SYS_NICE nobody
-    /// may clear `SCHED_RESET_ON_FORK` (`user_check_sched_setscheduler` in `kernel/sched/syscalls.c`).
+    /// The thread is scheduled normally, but its children would lose a negative nice value: without CAP_SYS_NICE,
+    /// `SCHED_RESET_ON_FORK` cannot be cleared (`user_check_sched_setscheduler` in `kernel/sched/syscalls.c`).
     FlagStays,
 }
 
-/// Returns whether a thread is scheduled by `SCHED_OTHER`; `None` for this one.
+/// Returns whether a thread is scheduled by `SCHED_OTHER`; `None` means the calling thread.
 pub fn is_normal(tid: Option<Pid>) -> bool {
     policy(tid) == libc::SCHED_OTHER
 }
 
-/// Returns whether a thread is scheduled as [`boost`] leaves it; `None` for this one.
+/// Returns whether a thread is scheduled as [`boost`] leaves it; `None` means the calling thread.
 pub fn is_boosted(tid: Option<Pid>) -> bool {
     policy(tid) == BOOSTED
 }
@@ -35,7 +35,7 @@ fn policy(tid: Option<Pid>) -> i32 {
 }
 
 /// `sched_setscheduler(tid, SCHED_FIFO|SCHED_RESET_ON_FORK, priority)` — schedules a thread before all normal ones, but
-/// none that it starts; `None` for this one. Its nice value stays.
+/// no thread that it starts; `None` means the calling thread. The nice value stays.
 ///
 /// # Errors
 /// EPERM without CAP_SYS_NICE or room in the thread's `RLIMIT_RTPRIO`, or in a CPU cgroup (v1) without real-time budget; ESRCH.
@@ -43,10 +43,10 @@ pub fn boost(tid: Option<Pid>, priority: i32) -> Result<(), SysError> {
     set(tid, BOOSTED, priority)
 }
 
-/// `sched_setscheduler(tid, SCHED_OTHER, 0)` — takes a boost back; `None` for this thread.
+/// `sched_setscheduler(tid, SCHED_OTHER, 0)` — ends a boost; `None` means the calling thread.
 ///
-/// In two steps, the flag last: the kernel clears the flag before it changes the policy (`__sched_setscheduler`), and a fork of the
-/// thread in between, which takes no lock, would inherit the boost.
+/// This takes two steps, the flag last. The kernel clears the flag before it changes the policy
+/// (`__sched_setscheduler`). A fork of the thread in between, which takes no lock, would inherit the boost.
 ///
 /// # Errors
 /// ESRCH; EPERM for another user's thread.
@@ -68,11 +68,11 @@ fn set(tid: Option<Pid>, policy: i32, sched_priority: i32) -> Result<(), SysErro
     Ok(())
 }
 
-/// Returns for how long a thread of the process may run without a pause while it is scheduled first, before the kernel sends
-/// SIGXCPU or SIGKILL (`RLIMIT_RTTIME`); `None` for this process. No time at all if that cannot be told.
+/// Returns for how long a thread of the process may run without a pause under a boost before the kernel sends SIGXCPU
+/// or SIGKILL (`RLIMIT_RTTIME`). `None` means the calling process. Returns zero if the limit is not known.
 pub fn longest_boost(pid: Option<Pid>) -> Duration {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: no new limit is set, and the old one is written to a live structure.
+    // SAFETY: the call sets no new limit, and writes the old one to a live structure.
     let returned = unsafe {
         libc::prlimit(Pid::as_raw(pid), libc::RLIMIT_RTTIME, std::ptr::null(), &raw mut limit)
     };
@@ -83,8 +83,8 @@ pub fn longest_boost(pid: Option<Pid>) -> Duration {
     }
 }
 
-/// Returns how long a thread of this process has run, by `clock_gettime` of its processor time clock (clock_getcpuclockid(3));
-/// `None` once it has ended.
+/// Returns how much processor time a thread of this process has used, by `clock_gettime` of its processor time clock
+/// (clock_getcpuclockid(3)); `None` once the thread has ended.
 pub fn cpu_time(tid: Pid) -> Option<Duration> {
     /// `CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED` (`include/linux/posix-timers_types.h`).
     const OF_A_THREAD: libc::clockid_t = 4 | 2;

@@ -1,4 +1,4 @@
-//! Trying our exact calls under the seccomp filters in force, in a process that may die of it.
+//! Tries our exact calls under the seccomp filters in force, in a process that may die of them.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -11,12 +11,12 @@ use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 use crate::error::{Errno, SysError, check};
 use crate::process::{self, Fork};
 
-/// Makes every system call that the program will be asked to make, with the same flags, on
-/// throw-away memory of this process. Meant for the helper, which runs under the very filters of
-/// the program: a filter that kills takes the helper, one that errs gives the error.
+/// Makes every system call that TiExec will make the program make, with the same flags, on throw-away memory of this
+/// process. The helper calls this, because it runs under the same filters as the program: a filter that kills ends the
+/// helper, and a filter that refuses returns its error here.
 ///
 /// # Errors
-/// The first call that is refused.
+/// The error of the first call that a filter refuses.
 pub fn remote_calls() -> Result<(), SysError> {
     let len = rustix::param::page_size();
     let fd = memfd_create("tiexec:rehearsal", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
@@ -32,28 +32,30 @@ pub fn remote_calls() -> Result<(), SysError> {
         .map_err(SysError::of("mmap(PROT_READ|PROT_EXEC)"))
     };
     let (staged, text) = (map()?, map()?);
-    // SAFETY: populating our own fresh mapping changes nothing that anybody refers to.
+    // SAFETY: populating our own fresh mapping changes nothing that a reference could see.
     unsafe { rustix::mm::madvise(staged, len, Advice::LinuxPopulateRead) }
         .map_err(SysError::of("madvise(MADV_POPULATE_READ)"))?;
-    // SAFETY: both ranges are our own fresh mappings, and nobody refers to either.
+    // SAFETY: both ranges are our own fresh mappings, and no reference into either exists.
     let moved = unsafe { rustix::mm::mremap_fixed(staged, len, len, MremapFlags::MAYMOVE, text) }
         .map_err(SysError::of("mremap(MREMAP_FIXED)"))?;
-    // SAFETY: the one mapping left, our own.
+    // SAFETY: this is the one mapping left, our own.
     unsafe { rustix::mm::munmap(moved, len) }.map_err(SysError::of("munmap"))?;
     move_of_the_program();
     signal_return();
     Ok(())
 }
 
-/// `prctl(PR_GET_SECCOMP)` — returns whether seccomp filters are in force for the calling thread, or may be. It opens nothing.
+/// `prctl(PR_GET_SECCOMP)` — returns whether seccomp filters are in force for the calling thread, or may be. Opens
+/// nothing.
 pub fn is_filtered() -> bool {
     // SAFETY: PR_GET_SECCOMP reads no memory.
     unsafe { libc::prctl(libc::PR_GET_SECCOMP, 0, 0, 0, 0) != 0 }
 }
 
-/// Makes each of `calls`, a number and its arguments, in a child of its own, which `fork` makes, and returns the errors,
-/// `None` for success; `None` in all if the child did not outlive them, or came to no end in `patience`. The calls must do
-/// nothing: the kernel has to find nothing to do or a bad argument, and never memory of this process.
+/// Makes each of `calls`, a number and its arguments, in a child of its own, which `fork` makes. Returns the error of
+/// each call, `None` for success. Returns `None` altogether if the child did not survive the calls, or did not end
+/// within `patience`. The calls must do nothing: the kernel must find nothing to do or a bad argument, and never memory
+/// of this process.
 ///
 /// # Errors
 /// As fork(2) and pipe2(2).
@@ -68,12 +70,12 @@ pub fn answers(
     })?;
     let child = match fork()? {
         Fork::Child => {
-            // A handler of the program's for refused calls would run here otherwise: now SIGSYS ends the child.
+            // Otherwise a handler of the program for refused calls would run here; now SIGSYS ends the child.
             // SAFETY: no handler is installed.
             unsafe { libc::signal(libc::SIGSYS, libc::SIG_DFL) };
             for &(number, [a, b, c, d, e, f]) in calls {
-                // SAFETY: by the contract above the call does nothing to memory; and it is made in a forked child, which
-                // goes on to write four bytes and exit.
+                // SAFETY: by the contract above the call does nothing to memory. A forked child makes it, which then
+                // only writes four bytes and exits.
                 let answer = unsafe { libc::syscall(number, a, b, c, d, e, f) };
                 let errno = check("a call on trial", answer).map_or_else(|e| e.errno.0, |_| 0);
                 if to_parent.write_all(&errno.to_ne_bytes()).is_err() {
@@ -95,7 +97,7 @@ pub fn answers(
     }
     let mut said = Vec::new();
     let mut from_child = from_child;
-    // The child has ended, so that this comes to an end; the pipe holds more than all answers.
+    // The child has ended, so this read ends; the pipe can hold more than all answers.
     let _as_far_as_it_came = from_child.read_to_end(&mut said);
     let errnos = said.chunks_exact(4).map(|errno| {
         let errno = i32::from_ne_bytes(errno.try_into().unwrap_or_default());
@@ -105,8 +107,8 @@ pub fn answers(
     Ok((errnos.len() == calls.len()).then_some(errnos))
 }
 
-/// The calls that move a position-independent program. One that is refused only keeps it where it
-/// is; but one that kills must kill here.
+/// The calls that move a position-independent program. If a filter refuses one of them, the program only stays where it
+/// is; but if a filter kills for one, it must kill here.
 fn move_of_the_program() {
     let _refused = mm_map_size();
     let byte = [0u8; 1];
@@ -114,7 +116,7 @@ fn move_of_the_program() {
     let from = libc::iovec { iov_base: byte.as_ptr().cast_mut().cast(), iov_len: 1 };
     let to = libc::iovec { iov_base: copy.as_mut_ptr().cast(), iov_len: 1 };
     let this = crate::process::this().as_raw_nonzero().get();
-    // SAFETY: the kernel reads one live byte and writes the other, which nobody else refers to.
+    // SAFETY: the kernel reads one live byte and writes the other; no other reference to either exists.
     let _refused =
         unsafe { libc::process_vm_writev(this, &raw const from, 1, &raw const to, 1, 0) };
     let flags = MapFlags::PRIVATE;
@@ -124,20 +126,20 @@ fn move_of_the_program() {
         let mapped =
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) };
         if let Ok(at) = mapped {
-            // SAFETY: the mapping just made, which nobody refers to.
+            // SAFETY: this is the mapping just made, and no reference into it exists.
             let _ours = unsafe { rustix::mm::munmap(at, len) };
         }
     }
 }
 
-/// `PR_SET_MM_MAP_SIZE` (prctl(2)): asks for the size of `struct prctl_mm_map`, changes nothing.
+/// `PR_SET_MM_MAP_SIZE` (prctl(2)): returns the size of `struct prctl_mm_map`, and changes nothing.
 const PR_SET_MM_MAP_SIZE: libc::c_ulong = 15;
 
-/// `prctl(PR_SET_MM, PR_SET_MM_MAP_SIZE)` — asks for the size of `struct prctl_mm_map`, in bytes: whether
-/// a program can tell the kernel where its parts lie (`PR_SET_MM_MAP`).
+/// `prctl(PR_SET_MM, PR_SET_MM_MAP_SIZE)` — returns the size of `struct prctl_mm_map`, in bytes. If it succeeds, a
+/// program can tell the kernel where its parts lie (`PR_SET_MM_MAP`).
 ///
 /// # Errors
-/// EINVAL or EPERM without `CONFIG_CHECKPOINT_RESTORE`; what a seccomp filter answers.
+/// EINVAL or EPERM without `CONFIG_CHECKPOINT_RESTORE`; the answer of a seccomp filter.
 pub fn mm_map_size() -> Result<u32, SysError> {
     let mut size = 0u32;
     // SAFETY: PR_SET_MM_MAP_SIZE writes one u32 to the live integer it is given.
@@ -146,17 +148,17 @@ pub fn mm_map_size() -> Result<u32, SysError> {
     Ok(size)
 }
 
-/// Delivers a signal to this thread and returns from it by `rt_sigreturn`, as the frame will.
+/// Delivers a signal to this thread and returns from it by `rt_sigreturn`, as the signal frames will.
 fn signal_return() {
     extern "C" fn nothing(_signal: libc::c_int) {}
     let handler: extern "C" fn(libc::c_int) = nothing;
     // SAFETY: the handler does nothing, so it is async-signal-safe.
     unsafe { libc::signal(libc::SIGURG, handler as libc::sighandler_t) };
     let set = crate::process::signal_set(&[libc::SIGURG]);
-    // SAFETY: `set` is live; the old mask is not asked for.
+    // SAFETY: `set` is live; the pointer for the old mask is null.
     unsafe { libc::sigprocmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) };
     // SAFETY: raise has no preconditions; the handler above runs.
     unsafe { libc::raise(libc::SIGURG) };
-    // SAFETY: as above, back to blocked.
+    // SAFETY: as above; the signal is blocked again.
     unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
 }

@@ -1,4 +1,4 @@
-//! Packets with a descriptor, between processes of TiExec's own: a pair of `SOCK_SEQPACKET` sockets (unix(7)).
+//! Packets with a descriptor, between TiExec's own processes: a pair of `SOCK_SEQPACKET` sockets (unix(7)).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -1,7 +1,7 @@
-//! Signals of a crash that one process sends another, told by the tracepoint `signal:signal_generate`.
+//! Signals of a crash that one process sends another, by the tracepoint `signal:signal_generate`.
 //!
-//! How a process ended does not tell who sent the signal. The tracepoint does: the kernel's own faults have a positive code,
-//! and what kill(2) and its like send has not (sigaction(2), `si_code`).
+//! The end of a process does not show who sent the signal. The tracepoint does: the kernel's own faults have a positive
+//! code, and signals of kill(2) and similar calls do not (sigaction(2), `si_code`).
 
 use std::ffi::CStr;
 use std::os::fd::AsRawFd;
@@ -17,7 +17,7 @@ const PERF_SAMPLE_RAW: u64 = 1 << 10;
 const PERF_RECORD_SAMPLE: u32 = 9;
 /// `_IOW('$', 6, char *)`.
 const PERF_EVENT_IOC_SET_FILTER: u32 = 0x4008_2406;
-/// SIGILL, SIGTRAP, SIGABRT, SIGBUS and SIGSEGV that are sent.
+/// Only SIGILL, SIGTRAP, SIGABRT, SIGBUS and SIGSEGV that a process sends.
 const FILTER: &CStr = c"(sig==4||sig==5||sig==6||sig==7||sig==11)&&code<=0";
 /// The place of the fields in a record: after the header, the two ids of the sender, and the length.
 const RAW: usize = 20;
@@ -31,11 +31,11 @@ pub struct Sent {
     pub signal: i32,
     /// The process that sent it.
     pub sender: i32,
-    /// The process, or the thread, to which it was sent.
+    /// The process, or the thread, that the signal was sent to.
     pub target: i32,
 }
 
-/// Where the tracepoint has its fields.
+/// The offsets of the tracepoint's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Fields {
     signal: usize,
@@ -43,7 +43,7 @@ struct Fields {
     result: usize,
 }
 
-/// Records of signals that are sent.
+/// Records of signals that processes send.
 #[derive(Debug)]
 pub struct SignalWatch {
     rings: Rings,
@@ -54,8 +54,8 @@ impl SignalWatch {
     /// Watches all processes.
     ///
     /// # Errors
-    /// ENOENT where tracefs is not mounted; EACCES, EPERM without CAP_PERFMON; EOPNOTSUPP outside of the initial PID
-    /// namespace, whose numbers the tracepoint tells.
+    /// ENOENT if tracefs is not mounted; EACCES, EPERM without CAP_PERFMON; EOPNOTSUPP outside of the initial PID
+    /// namespace, because the tracepoint uses the numbers of that one.
     pub fn open() -> Result<Self, SysError> {
         let namespace = ProcDir::this_process()?.namespace("ns/pid")?;
         if namespace != INITIAL_PID_NAMESPACE {
@@ -80,7 +80,7 @@ impl SignalWatch {
         };
         let rings = Rings::open_everywhere(&attributes, MOST)?;
         for event in rings.descriptors() {
-            // SAFETY: the kernel reads the string, which ends in a zero byte and lives for ever.
+            // SAFETY: the kernel reads the string, which ends in a zero byte and is static.
             let returned = unsafe {
                 libc::ioctl(
                     event.as_raw_fd(),
@@ -93,7 +93,7 @@ impl SignalWatch {
         Ok(Self { rings, fields })
     }
 
-    /// Hands out all signals that were sent since the last time, and not ignored.
+    /// Passes to `each` all signals that were sent since the last call, and not ignored.
     pub fn read(&mut self, mut each: impl FnMut(Sent)) {
         let fields = self.fields;
         self.rings.read(256, |record| {
@@ -104,7 +104,7 @@ impl SignalWatch {
     }
 }
 
-/// Parses a record; `None` for another one, and for a signal that had no effect.
+/// Parses a record; `None` for another kind of record, and for a signal that had no effect.
 fn parse(record: &[u8], fields: Fields) -> Option<Sent> {
     let i32_at = |at: usize| Some(i32::from_ne_bytes(record.get(at..at + 4)?.try_into().ok()?));
     if i32_at(0)? != PERF_RECORD_SAMPLE.cast_signed() || i32_at(RAW + fields.result)? != 0 {

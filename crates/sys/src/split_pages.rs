@@ -1,9 +1,9 @@
-//! Whether a huge page of this machine is one entry of the TLB.
+//! Measures whether a huge page of this machine is one entry of the TLB.
 //!
-//! A hypervisor may map the memory of its guest by base pages. The processor then splits each huge page of the
-//! guest: the TLB holds one entry for each base page of it that is used. No setting inside the guest says so. What
-//! tells is the time of loads from more base pages than the first level of the data TLB has entries for.
-//! Source: "AMD64 Architecture Programmer's Manual", volume 2, the section on nested paging.
+//! A hypervisor may map the memory of its guest by base pages. The processor then splits each huge page of the guest:
+//! the TLB holds one entry for each of its base pages in use. No setting inside the guest shows this. Only a timing
+//! does: loads from more base pages than the first level of the data TLB has entries for. Source: "AMD64 Architecture
+//! Programmer's Manual", volume 2, the section on nested paging.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::error::{Errno, SysError};
 use crate::process;
 use crate::timed_copy::{TimedCopy, without_pattern};
 
-/// Nanoseconds for a load that waits for the load before it, the best of several rounds. All that is loaded fits the
+/// Nanoseconds for a load that waits for the load before it, the best of several rounds. All the loaded lines fit the
 /// first level of the data cache.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LoadTimes {
@@ -26,50 +26,50 @@ pub struct LoadTimes {
     pub huge_ns: f64,
 }
 
-/// How often it is measured, each time in other memory: the host may map some of it by huge pages.
+/// The number of measurements, each in other memory: the host may map some of it by huge pages.
 pub const COPIES: usize = 5;
 
-/// Loads from other pages: more than the first level of any data TLB has entries (Zen 4: 72, Golden Cove: 96),
-/// and no more than the first level of the data cache has lines for (32 KiB: 512).
+/// The number of pages that are loaded from: more than the first level of any data TLB has entries (Zen 4: 72, Golden
+/// Cove: 96), and no more than the first level of the data cache has lines (32 KiB: 512).
 const PLACES: usize = 320;
 /// Base pages from one place to the next: neighbours can share an entry (AMD joins up to four, Arm's contiguous bit sixteen).
 const APART: usize = 4;
-/// Places that any first level has entries for.
+/// The number of places for which any first level has entries.
 const NEAR: usize = 8;
 /// The most memory that one copy takes, in bytes.
 const MOST: usize = 32 << 20;
 /// Loads in one timing.
 const LOADS: usize = PLACES * 32;
-/// Both ways by turns: what shares the core must not slow down one of them alone.
+/// Rounds alternate between the kinds, so that another load on the core does not slow down only one of them.
 const ROUNDS: usize = 8;
-/// The share of a load's time from which many pages are called slower than few.
+/// Many pages count as slower than few from this share of a load's time on.
 const SLOWER: f64 = 0.5;
 const LINE: usize = 64;
 
 impl LoadTimes {
-    /// Returns whether huge pages are as slow as base pages; `None` if base pages are not slow enough to tell.
+    /// Returns whether huge pages are as slow as base pages; `None` if base pages are not slow enough to decide.
     pub fn is_split(&self) -> Option<bool> {
         let cost = self.base_ns - self.near_ns;
         (cost > self.near_ns * SLOWER).then(|| self.huge_ns - self.near_ns > cost / 2.0)
     }
 }
 
-/// Returns what most of the times say; `None` if they do not tell.
+/// Returns the answer of most of the times; `None` if they do not decide.
 pub fn are_split(times: &[LoadTimes]) -> Option<bool> {
     let count = |answer| times.iter().filter(|times| times.is_split() == Some(answer)).count();
     [true, false].into_iter().find(|&answer| count(answer) * 2 > times.len())
 }
 
-/// Measures, and returns whether huge pages are split here; `None` if that cannot be told.
+/// Measures, and returns whether huge pages are split here; `None` if that cannot be decided.
 pub fn are_split_here(pages: Pages) -> Option<bool> {
     measure(pages).ok().and_then(|times| are_split(&times))
 }
 
-/// Measures. Takes about 10 ms, and 20 MiB for that time where a huge page has 2 MiB.
+/// Measures the load times. Takes about 10 ms, and 20 MiB for that time where a huge page has 2 MiB.
 ///
 /// # Errors
-/// EPERM where huge pages are forbidden to this process (`PR_SET_THP_DISABLE`); ENOSYS where a huge page is larger than
-/// 32 MiB; ENOMEM and the like.
+/// EPERM if huge pages are forbidden to this process (`PR_SET_THP_DISABLE`); ENOSYS if a huge page is larger than 32
+/// MiB; ENOMEM and the like.
 pub fn measure(pages: Pages) -> Result<[LoadTimes; COPIES], SysError> {
     let wrong = |errno| SysError { call: "measure", errno };
     if process::thp_disabled() {
@@ -86,7 +86,7 @@ pub fn measure(pages: Pages) -> Result<[LoadTimes; COPIES], SysError> {
     let copy = |bytes, huge| Chain::of(bytes, pages, huge);
     let unknown = f64::INFINITY;
     let mut all = [LoadTimes { near_ns: unknown, base_ns: unknown, huge_ns: unknown }; COPIES];
-    // Kept until the next ones are there, which would be given the same memory again.
+    // Keep the copies until the next ones exist; otherwise those would get the same memory again.
     let mut before = None;
     for best in &mut all {
         let copies = (copy(&near, false)?, copy(&far, false)?, copy(&far, true)?);
@@ -101,8 +101,8 @@ pub fn measure(pages: Pages) -> Result<[LoadTimes; COPIES], SysError> {
     Ok(all)
 }
 
-/// Returns `len` bytes with a chain of `count` words in them, each on a page of its own and in another set of the
-/// cache than its neighbours. Each word says by how many bytes the next one lies further, with a carry beyond the end.
+/// Returns `len` bytes with a chain of `count` words in them, each on its own page and in another set of the cache than
+/// its neighbours. Each word holds the offset of the next word, in bytes; the last word holds that of the first.
 ///
 /// # Errors
 /// ENOMEM under a limit on address space.
@@ -138,12 +138,12 @@ impl Chain {
         let mut at = 0;
         let mut run = || {
             for _ in 0..LOADS {
-                // SAFETY: each word of the chain is the offset of an aligned word of the copy, whose first is at 0; nobody
-                // writes to the copy.
+                // SAFETY: each word of the chain is the offset of an aligned word of the copy, and the first word is at
+                // 0; nothing writes to the copy.
                 at = unsafe { start.wrapping_add(at).cast::<u64>().read_volatile() } as usize;
             }
         };
-        // The other's lines have been through the cache: a first run does not count.
+        // The other chain's lines have gone through the cache, so a first run does not count.
         run();
         let begun = Instant::now();
         run();

@@ -1,8 +1,9 @@
-//! The way in and the way out: `main`'s own argument pointers, and exec with them.
+//! The start and the end of this program: the argument pointers of `main`, and an exec with them.
 //!
 //! A launcher must hand on exactly what it was given. Rust's runtime would ignore SIGPIPE, open
-//! `/dev/null` on closed standard descriptors and install an alternate signal stack, all of which
-//! the program would inherit or miss: so the binary has a C `main` and passes the pointers here.
+//! `/dev/null` on closed standard descriptors and install an alternate signal stack, and the
+//! program would inherit or miss all of that. So the binary has a C `main` and passes the pointers
+//! here.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -19,11 +20,12 @@ pub struct Argv {
 }
 
 impl Argv {
-    /// Wraps what `main` got.
+    /// Wraps the arguments of `main`.
     ///
     /// # Safety
     /// `argv` must point at `argc` pointers to strings that end in a zero byte, followed by a null
-    /// pointer; all of it must stay as it is while the process lives. The arguments of `main` are.
+    /// pointer. All of it must stay valid while the process lives. The arguments of `main` fulfil
+    /// this.
     pub unsafe fn from_main(argc: c_int, argv: *const *const c_char) -> Self {
         Self { pointers: argv, count: usize::try_from(argc).unwrap_or(0) }
     }
@@ -33,12 +35,13 @@ impl Argv {
         self.count
     }
 
-    /// Returns whether there are none.
+    /// Returns whether there are no arguments.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Returns argument `index`, copied: a child overwrites it ([`crate::process_name`]).
+    /// Returns a copy of argument `index`, because a child overwrites the arguments
+    /// ([`crate::process_name`]).
     pub fn get(&self, index: usize) -> Option<OsString> {
         if index >= self.count {
             return None;
@@ -48,13 +51,13 @@ impl Argv {
         let argument = unsafe { self.pointers.add(index) };
         // SAFETY: as above: the pointer is inside the vector.
         let argument = unsafe { *argument };
-        // SAFETY: the constructor's caller vouched for strings that end in zero, and nobody
-        // writes to them while the copy is made.
+        // SAFETY: the constructor's caller vouched for strings that end in zero, and no code writes
+        // to them while the copy is made.
         let argument = unsafe { CStr::from_ptr(argument) };
         Some(OsStr::from_bytes(argument.to_bytes()).to_owned())
     }
 
-    /// Returns all arguments from `first` on, copied.
+    /// Returns copies of all arguments from `first` on.
     pub fn collect_from(&self, first: usize) -> Vec<OsString> {
         (first..self.count).filter_map(|index| self.get(index)).collect()
     }
@@ -71,7 +74,7 @@ impl Argv {
         }
         // SAFETY: `first` is below the count, so the result points at a part of the vector.
         let tail = unsafe { self.pointers.add(first) };
-        // SAFETY: `first` is below the count, so the pointer there is one of a string.
+        // SAFETY: `first` is below the count, so the pointer there is that of a string.
         let program = unsafe { *tail };
         // SAFETY: a string, and a vector of strings that ends in null, as the constructor's caller
         // vouched; both outlive the call.
@@ -80,8 +83,8 @@ impl Argv {
     }
 }
 
-/// `getauxval(AT_SECURE)` — returns whether this process runs with more privilege than its user,
-/// so that the environment must not be believed.
+/// `getauxval(AT_SECURE)` — returns whether this process runs with more privilege than its user.
+/// Then it must not trust the environment.
 pub fn is_secure() -> bool {
     // SAFETY: getauxval only reads the auxiliary vector of this process.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }

@@ -1,4 +1,4 @@
-//! Page sizes, those of the hugetlb pool too, and THP knobs, read from the kernel.
+//! Page sizes, also those of the hugetlb pool, and THP settings, read from the kernel.
 
 use std::path::Path;
 
@@ -26,19 +26,19 @@ pub(crate) fn base_page() -> Option<PageSize> {
     PageSize::new(u64::try_from(rustix::param::page_size()).ok()?)
 }
 
-/// Returns the page sizes to plan with pages of the hugetlb pool of this size.
+/// Returns the page sizes for a plan with pages of the hugetlb pool of this size.
 pub fn pages_of_pool(size: PageSize) -> Option<Pages> {
     Some(Pages { base: base_page()?, pmd: size })
 }
 
-/// Returns the page sizes, or `None` where the kernel has no THP (or `/sys` is not mounted and the
-/// PMD size cannot be told).
+/// Returns the page sizes, or `None` if the kernel has no THP (or `/sys` is not mounted and the PMD
+/// size is not known).
 pub fn pages() -> Option<Pages> {
     let base = base_page()?;
     let text = std::fs::read_to_string(format!("{DIRECTORY}/hpage_pmd_size")).ok();
     let pmd = match text {
         Some(text) => PageSize::new(text.trim().parse().ok()?)?,
-        // No /sys here: a page of last-level table entries, 8 bytes each, maps this much on both
+        // Without /sys: a page of last-level table entries, 8 bytes each, maps this much on both
         // architectures (a PMD entry stands for one such page).
         None if !Path::new("/sys/kernel").exists() => {
             PageSize::new(base.bytes().checked_mul(base.bytes() / 8)?)?
@@ -48,7 +48,7 @@ pub fn pages() -> Option<Pages> {
     Some(Pages { base, pmd })
 }
 
-/// Returns the chosen word of a knob such as `enabled`: the one in brackets.
+/// Returns the chosen word of a setting such as `enabled`: the one in brackets.
 pub fn knob(name: &str) -> Option<String> {
     let text = std::fs::read_to_string(format!("{DIRECTORY}/{name}")).ok()?;
     let chosen = text.split('[').nth(1)?.split(']').next()?;

@@ -1,4 +1,4 @@
-//! Bytes in memory on base pages, or on huge pages, whose use is timed.
+//! Bytes in memory on base pages, or on huge pages, to measure the time of their use.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -12,7 +12,7 @@ use crate::error::{Errno, SysError};
 use crate::memory::FillMapping;
 use crate::reservation::Reservation;
 
-/// A copy of some bytes, mapped for nobody to write to. It begins on a multiple of the huge page.
+/// A copy of some bytes, mapped without write permission. It begins on a multiple of the huge page.
 pub(crate) struct TimedCopy(Reservation);
 
 impl TimedCopy {
@@ -50,16 +50,16 @@ impl TimedCopy {
         let reserved = Reservation::new(len, pages.pmd)?;
         let start = reserved.start().as_ptr();
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-        // SAFETY: the `len` bytes at `start` lie in the reservation just made, which nobody else knows of.
+        // SAFETY: the `len` bytes at `start` lie in the reservation just made, which no other code knows of.
         unsafe { rustix::mm::mmap(start.cast(), len, protection, flags, file.as_fd(), 0) }
             .map_err(SysError::of("mmap(MAP_PRIVATE)"))?;
-        // SAFETY: populating our own fresh mapping changes nothing that anybody refers to.
+        // SAFETY: populating our own fresh mapping changes nothing that a reference could see.
         unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxPopulateRead) }
             .map_err(SysError::of("madvise(MADV_POPULATE_READ)"))?;
         Ok(Self(reserved))
     }
 
-    /// Returns the address of its first byte.
+    /// Returns the address of the first byte.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.0.start()
     }
@@ -68,7 +68,7 @@ impl TimedCopy {
 /// Returns the numbers below `count` in an order without pattern, the same every time. The first is 0.
 pub(crate) fn without_pattern(count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
-    // A fixed linear congruential sequence.
+    // Uses a fixed linear congruential sequence.
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     for index in (2..count).rev() {
         state =

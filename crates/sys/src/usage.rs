@@ -21,10 +21,11 @@ pub struct Usage {
     pub major_faults: u64,
 }
 
-/// `wait4(pid, &status, 0, &rusage)` — waits for the end of a child, past interruptions.
+/// `wait4(pid, &status, 0, &rusage)` — waits for the end of a child, and retries after
+/// interruptions.
 ///
 /// # Errors
-/// ECHILD if it is none.
+/// ECHILD if `pid` is no child.
 pub fn wait(pid: Pid) -> Result<(ExitStatus, Usage), SysError> {
     let mut status = 0;
     // SAFETY: an all-zero rusage is a valid object for wait4 to overwrite.

@@ -1,4 +1,5 @@
-//! The huge page that is taken so that the kernel compacts memory. Alone in its process, whose huge pages are counted.
+//! Tests the huge page that is taken so that the kernel compacts memory. The test is alone in its process, because it
+//! counts the huge pages of that process.
 
 use tiexec_sys::{compaction, thp};
 
@@ -6,7 +7,7 @@ use tiexec_sys::{compaction, thp};
 fn a_huge_page_is_taken_and_given_back() {
     let Some(pages) = thp::pages() else { return };
     for _ in 0..3 {
-        // Whether the machine has one to spare is its own matter; nothing stays mapped.
+        // The machine may have no huge page to spare; nothing stays mapped in either case.
         let _none_free = compaction::free_one(pages.pmd);
     }
     let smaps = std::fs::read_to_string("/proc/self/smaps_rollup").expect("smaps_rollup");

@@ -2,42 +2,42 @@
 
 #![allow(non_upper_case_globals, reason = "named as the C headers name them")]
 
-// The generic list of system calls has their newer forms only (`asm-generic/unistd.h`): no call has
+// The generic list of system calls has only newer forms of these calls (`asm-generic/unistd.h`). No call has
 // these numbers.
-/// `epoll_wait(2)`: not here.
+/// `epoll_wait(2)`: does not exist here.
 pub const SYS_epoll_wait: libc::c_long = -1;
-/// `pause(2)`: not here.
+/// `pause(2)`: does not exist here.
 pub const SYS_pause: libc::c_long = -2;
-/// `poll(2)`: not here.
+/// `poll(2)`: does not exist here.
 pub const SYS_poll: libc::c_long = -3;
-/// `select(2)`: not here.
+/// `select(2)`: does not exist here.
 pub const SYS_select: libc::c_long = -4;
 /// `io_pgetevents` (`include/uapi/asm-generic/unistd.h`).
 pub const SYS_io_pgetevents: libc::c_long = 292;
 
-/// The sets of extended registers, by the name of their core-dump note (`elf.h`), the first that a
-/// kernel has being the one to read: `NT_ARM_SVE`, which holds the other where no more is in use, and
+/// The sets of extended registers, by the type of their core-dump note (`elf.h`). TiExec reads the first one
+/// that the kernel has: `NT_ARM_SVE`, which also holds the other set where no more is in use, then
 /// `NT_PRFPREG`.
 pub(crate) const EXTENDED_SETS: &[i32] = &[0x405, 2];
 
-/// Fills the place between code: `brk #0`.
+/// Fills the space between code: `brk #0`.
 pub(crate) const FILLER: &[u8] = &0xd420_0000_u32.to_le_bytes();
 
 /// A return from a function.
 pub(crate) const RETURN: &[u8] = &0xd65f_03c0_u32.to_le_bytes();
 
-/// Returns a jump over `distance` bytes, counted from its first: at most 128 MiB either way.
+/// Returns a jump over `distance` bytes, counted from the first byte of the jump: at most 128 MiB either way.
 pub(crate) fn jump(distance: i32) -> Vec<u8> {
     // b imm26, in instructions.
     let instruction = 0x1400_0000 | (distance / 4).cast_unsigned() & 0x03ff_ffff;
     instruction.to_le_bytes().to_vec()
 }
 
-/// Returns what [`jump`] was given.
+/// Returns the distance that [`jump`] was given.
 #[cfg(test)]
 pub(crate) fn jump_distance(code: &[u8]) -> Option<i32> {
     let instruction = u32::from_le_bytes(*code.first_chunk()?);
-    // Shifted up and down again to carry the sign.
+    // The shifts up and down carry the sign.
     (instruction >> 26 == 5).then_some((instruction << 6).cast_signed() >> 4)
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn jump_distance(code: &[u8]) -> Option<i32> {
 pub mod processor {
     use tiexec_core::processor::Processor;
 
-    /// Asks it.
+    /// Reads the description.
     pub fn read() -> Processor {
         // The kernel shows the register of each processor (Documentation/arch/arm64/cpu-feature-registers.rst).
         let path = "/sys/devices/system/cpu/cpu0/regs/identification/midr_el1";

@@ -7,25 +7,25 @@ pub use libc::{SYS_epoll_wait, SYS_pause, SYS_poll, SYS_select};
 /// `io_pgetevents` (`arch/x86/entry/syscalls/syscall_64.tbl`).
 pub const SYS_io_pgetevents: libc::c_long = 333;
 
-/// The sets of extended registers, by the name of their core-dump note (`elf.h`), the first that a
-/// kernel has being the one to read: `NT_X86_XSTATE`.
+/// The sets of extended registers, by the type of their core-dump note (`elf.h`). TiExec reads the
+/// first one that the kernel has: `NT_X86_XSTATE`.
 pub(crate) const EXTENDED_SETS: &[i32] = &[0x202];
 
-/// Fills the place between code: `int3`.
+/// Fills the space between code: `int3`.
 pub(crate) const FILLER: &[u8] = &[0xcc];
 
 /// A return from a function.
 pub(crate) const RETURN: &[u8] = &[0xc3];
 
-/// Returns a jump over `distance` bytes, counted from its first.
+/// Returns a jump over `distance` bytes, counted from the first byte of the jump.
 pub(crate) fn jump(distance: i32) -> Vec<u8> {
-    // jmp rel32, relative to its own end.
+    // jmp rel32, relative to the end of the jump.
     let mut code = vec![0xe9];
     code.extend((distance - 5).to_le_bytes());
     code
 }
 
-/// Returns what [`jump`] was given.
+/// Returns the distance that [`jump`] was given.
 #[cfg(test)]
 pub(crate) fn jump_distance(code: &[u8]) -> Option<i32> {
     let [0xe9, a, b, c, d, ..] = *code else { return None };
@@ -37,8 +37,8 @@ pub mod xsave {
     /// The legacy area and the header: every XSAVE area has at least these bytes.
     pub const MINIMUM: usize = 512 + 64;
 
-    /// Returns how long an area in standard format is that holds the components `features` (bits of
-    /// XCR0), in bytes.
+    /// Returns the length in bytes of an area in standard format that holds the components
+    /// `features` (bits of XCR0).
     pub fn area_len(features: u64) -> usize {
         // Bits 0 and 1 (x87, SSE) live in the legacy area, bit 63 is not a component.
         (2..63)
@@ -58,7 +58,7 @@ pub mod processor {
 
     use tiexec_core::processor::{CpuidLeaves, Processor, Registers};
 
-    /// Asks it.
+    /// Reads the description.
     pub fn read() -> Processor {
         const EXTENDED: u32 = 0x8000_0000;
         let at = |leaf: u32, subleaf: u32| {
@@ -66,12 +66,12 @@ pub mod processor {
             Registers { eax, ebx, ecx, edx }
         };
         let (most, most_extended) = (at(0, 0).eax, at(EXTENDED, 0).eax);
-        // Leaves that a processor does not have give those of another one.
+        // For a leaf that a processor does not have, it returns the data of another leaf.
         let leaf = |number: u32| {
             let last = if number >= EXTENDED { most_extended } else { most };
             if number <= last { at(number, 0) } else { Registers::default() }
         };
-        // The first subleaf says which is the last; no processor has more than a few.
+        // The first subleaf gives the number of the last one; no processor has more than a few.
         let last = leaf(0x18).eax.min(31);
         let translation = if most >= 0x18 {
             (0..=last).map(|subleaf| at(0x18, subleaf)).collect()
