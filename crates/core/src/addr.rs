@@ -44,8 +44,8 @@ impl RemoteAddr {
         Self(self.0 & !(size.0 - 1))
     }
 
-    /// Returns the least multiple of `size` that is not below this address, or `None` if there is
-    /// none in the address space.
+    /// Returns the least multiple of `size` that is not below this address, or `None` if the
+    /// address space has no such multiple.
     pub const fn align_up(self, size: PageSize) -> Option<Self> {
         match self.0.checked_add(size.0 - 1) {
             Some(raw) => Some(Self(raw).align_down(size)),
@@ -100,13 +100,13 @@ impl PageSize {
     }
 }
 
-/// The page sizes that a plan reckons with.
+/// The page sizes that a plan uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pages {
     /// The architecture's smallest page (`sysconf(_SC_PAGESIZE)`).
     pub base: PageSize,
     /// The huge page: what one PMD entry maps (`hpage_pmd_size`), 2 MiB on x86-64; or a page of the
-    /// hugetlb pool of another size, where that is planned with.
+    /// hugetlb pool of another size, if the plan uses that.
     pub pmd: PageSize,
 }
 
@@ -175,8 +175,8 @@ impl AddrRange {
         Some(Self { start: self.start.align_down(size), end: self.end.align_up(size)? })
     }
 
-    /// Returns the largest part of the range that begins and ends on a multiple of `size`:
-    /// its whole pages of that size. Empty ranges are `None`.
+    /// Returns the largest part of the range that begins and ends on a multiple of `size`: the
+    /// whole pages of that size in it; `None` if there are none.
     pub fn align_inward(self, size: PageSize) -> Option<Self> {
         let start = self.start.align_up(size)?;
         let end = self.end.align_down(size);
@@ -185,7 +185,7 @@ impl AddrRange {
 }
 
 impl fmt::Display for AddrRange {
-    /// As `/proc/PID/maps` prints it.
+    /// Formats the range as `/proc/PID/maps` prints it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:08x}-{:08x}", self.start.0, self.end.0)
     }

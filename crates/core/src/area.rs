@@ -14,7 +14,7 @@ use crate::proc::maps::Vma;
 pub enum SmapsFor {
     /// To find the huge parts: the kernel has no `PAGEMAP_SCAN`.
     Huge,
-    /// The protection of text by guards or memory tags (aarch64).
+    /// To find the protection of text by guards or memory tags (aarch64).
     Guards,
 }
 
@@ -27,40 +27,38 @@ impl fmt::Display for SmapsFor {
     }
 }
 
-/// A VMA and what the kernel tells of its pages. All sizes are in bytes.
+/// A VMA, and the kernel's facts about its pages. All sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Area {
     /// The VMA.
     pub vma: Vma,
-    /// The size of its pages: larger than the base page only in the hugetlb pool; 0 where the kernel was not
-    /// asked.
+    /// The size of its pages: larger than the base page only in the hugetlb pool; 0 if it was not read.
     pub page_size: u64,
     /// Bytes of anonymous memory that huge pages map.
     pub anon_huge: u64,
     /// Bytes of files that huge pages map: page cache, tmpfs, memfds, the hugetlb pool.
     pub file_huge: u64,
-    /// The ranges of the huge pages: ascending, disjoint, within the VMA. `None` where it is known only how much
-    /// they map.
+    /// The ranges of the huge pages: ascending, disjoint, within the VMA. `None` if only their total size is known.
     pub huge: Option<Vec<AddrRange>>,
-    /// True if the text has a memory protection key (pkeys(7)) or memory tags (aarch64). Only smaps tells: of
-    /// what was read otherwise, this is false.
+    /// True if the text has a memory protection key (pkeys(7)) or memory tags (aarch64). Only smaps shows this; without
+    /// smaps it is false.
     pub keyed: bool,
-    /// The two-letter flags of smaps; none where that was not read.
+    /// The two-letter flags of smaps; empty if smaps was not read.
     pub flags: Vec<[u8; 2]>,
-    /// On which NUMA nodes its pages lie, as far as the kernel was asked.
+    /// The NUMA nodes of its pages, as far as they were read.
     pub nodes: Vec<OnNode>,
-    /// Memory that the whole image takes that it maps of an image store; `None` for what is none, and where that is not
-    /// known.
+    /// If the VMA maps an image of an image store: the memory that the whole image takes. `None` for any other VMA, and
+    /// if the memory is not known.
     pub image_bytes: Option<u64>,
 }
 
 impl Area {
-    /// Makes one of which nothing but its line in maps is known.
+    /// Makes an area of which only the line in maps is known.
     pub fn of(vma: Vma) -> Self {
         Self { vma, huge: Some(Vec::new()), ..Self::default() }
     }
 
-    /// Adds a huge part of it, or one of which all pages are huge; parts come in ascending order.
+    /// Adds a part of the area whose pages are all huge; parts come in ascending order.
     pub fn add_huge(&mut self, part: AddrRange, of_file: bool) {
         let Some(part) = part.intersection(self.vma.range).filter(|part| !part.is_empty()) else {
             return;
@@ -76,12 +74,12 @@ impl Area {
         }
     }
 
-    /// Returns how many bytes of it one TLB entry of PMD size, or a page of the hugetlb pool, serves.
+    /// Returns how many bytes of the area are mapped by PMD entries, or lie in pages of the hugetlb pool.
     pub fn huge_bytes(&self) -> u64 {
         self.anon_huge.saturating_add(self.file_huge)
     }
 
-    /// Returns how many bytes of `range` are huge. Where it is known only how much is, as many as can be.
+    /// Returns how many bytes of `range` are huge. If only the total is known, returns the most that can be.
     pub fn huge_in(&self, range: AddrRange) -> u64 {
         let Some(shared) = self.vma.range.intersection(range) else { return 0 };
         match &self.huge {
@@ -93,8 +91,8 @@ impl Area {
         }
     }
 
-    /// Returns its huge parts. Where it is known only how much is huge: all of its whole huge pages, if all of
-    /// them are, else none.
+    /// Returns the huge parts of the area. If only the total is known, returns all whole huge pages of the area if all
+    /// of them are huge, otherwise none.
     pub fn huge_parts(&self, pmd: PageSize) -> Vec<AddrRange> {
         match &self.huge {
             Some(parts) => parts.clone(),
@@ -110,7 +108,7 @@ impl Area {
         self.flags.contains(&flag)
     }
 
-    /// Returns whether its pages are of the hugetlb pool.
+    /// Returns whether the pages of the area come from the hugetlb pool.
     pub fn is_hugetlb(&self, base: PageSize) -> bool {
         self.page_size > base.bytes()
     }

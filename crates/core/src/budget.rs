@@ -1,4 +1,5 @@
-//! `--max-huge-pages`: how many huge pages of a process's text are taken, if not all, and which were.
+//! `--max-huge-pages`: how many huge pages of a process's text to take, if not all, and which ones
+//! were taken.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,15 +9,15 @@ use serde::Serialize;
 use crate::addr::RemoteAddr;
 use crate::value::ValueError;
 
-/// Samples below which nothing is called certain.
+/// The fewest samples that make a result certain.
 pub const ENOUGH_SAMPLES: u64 = 200;
 
-/// How many huge pages are taken.
+/// How many huge pages to take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Budget {
     /// At most this number.
     Pages(u64),
-    /// Those that the model expects something of.
+    /// The pages from which the model expects a gain.
     Auto,
 }
 
@@ -66,17 +67,18 @@ pub struct Choice {
     pub budget: String,
     /// The pages that are taken, the hottest first.
     pub pages: Vec<HotPage>,
-    /// How many huge pages of text it had before; a number counts them, too.
+    /// How many huge pages of text the process had before; a budget that is a number counts them,
+    /// too.
     pub already: u64,
     /// How many huge pages could have been taken.
     pub candidates: usize,
-    /// Samples that decided.
+    /// The number of samples that decided.
     pub samples: u64,
-    /// The share of them that lies on huge pages then.
+    /// The share of these samples that lies on huge pages after the choice.
     pub share: f64,
     /// The modelled misses before.
     pub misses_now: Misses,
-    /// The modelled misses with what is taken.
+    /// The modelled misses with the chosen pages.
     pub misses_then: Misses,
     /// The share of its processor time that the process is expected to save.
     pub saving: f64,

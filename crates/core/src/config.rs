@@ -21,16 +21,17 @@ use crate::value::{ValueError, parse_bytes, parse_duration, parse_page_size};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BackingChoice {
-    /// The best one that needs nothing reserved by the administrator.
+    /// The best backing for which the administrator need not reserve anything.
     #[default]
     Auto,
     /// The file's own page cache, in PMD-sized folios; nothing is copied.
     Pagecache,
     /// An image of the text in THP: in the image store if there is one, else in a memfd.
     Image,
-    /// The same from the hugetlb pool. Only ever by name: a database may count on those pages.
+    /// An image in pages of the hugetlb pool. Only the user can choose it, by name: a database may count on those
+    /// pages.
     Hugetlb,
-    /// None: a plain exec.
+    /// No backing: a plain exec.
     Off,
 }
 
@@ -49,17 +50,17 @@ impl FromStr for BackingChoice {
     }
 }
 
-/// How much of a text's ragged head and tail becomes huge: of the huge pages that it shares with other
-/// things, or with nothing.
+/// The huge pages at a text's ragged head and tail that are taken: the text shares them with other memory, or does not
+/// fill them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Edges {
-    /// None: only huge pages that hold nothing but text.
+    /// No edges: only huge pages that hold nothing but text.
     #[default]
     Conservative,
-    /// Those with enough text in them, of files that have at least a huge page of text.
+    /// Edges with enough text in them, of files that have at least a huge page of text.
     Pad,
-    /// All, of files that have at least half a huge page of text.
+    /// All edges, of files that have at least half a huge page of text.
     Aggressive,
 }
 
@@ -101,8 +102,7 @@ impl EdgePolicy {
     /// otherwise sets a larger value.
     pub const DEFAULT_PAD_THRESHOLD: u64 = 4096;
 
-    /// Returns the least text, in bytes, that a file must have for its edges to be taken; `None` where
-    /// none are.
+    /// Returns the least text, in bytes, that a file must have for its edges to be taken; `None` if no edges are taken.
     fn least_text(self, huge: PageSize) -> Option<u64> {
         match self.edges {
             Edges::Conservative => None,
@@ -131,7 +131,7 @@ impl Default for EdgePolicy {
     }
 }
 
-/// A part of `TIEXEC` or of the configuration file that means nothing.
+/// An invalid part of `TIEXEC` or of the configuration file.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("{item:?}: {problem}")]
 pub struct Malformed {
@@ -152,7 +152,7 @@ pub struct Settings {
     pub edges: EdgePolicy,
     /// The size of the hugetlb pool's pages; by default that of a huge page.
     pub page_size: Option<PageSize>,
-    /// On which nodes copies lie; by default the kernel decides.
+    /// The nodes for copies; by default the kernel decides.
     pub numa: Option<Numa>,
     /// Refuse (exit 125) rather than run on base pages.
     pub strict: bool,
@@ -165,21 +165,21 @@ pub struct Settings {
     pub json: bool,
     /// No warnings.
     pub quiet: bool,
-    /// Say why text was left alone also where that is normal.
+    /// Say why text was left alone even if that is normal.
     pub verbose: bool,
     /// Treat only the program of this name, after any number of execs.
     pub until_exec: Option<String>,
     /// See [`Select`].
     pub select: Select,
-    /// Look after the programs that the program starts, too.
+    /// Treat the programs that the program starts, too.
     pub follow: bool,
-    /// For how long to look again for what a program maps later, if a source says so; zero for not at all.
+    /// For how long to watch what a program maps later, if a source says so; zero for not at all.
     pub settle: Option<Duration>,
     /// How many huge pages to take, the hottest first; by default all.
     pub max_huge_pages: Option<Budget>,
-    /// Only programs whose path one of these patterns fits; all, if there are none.
+    /// Selects only programs whose path matches one of these patterns; all programs if there are no patterns.
     pub only: Vec<String>,
-    /// Leaves out the programs whose path one of these patterns fits.
+    /// Leaves out the programs whose path matches one of these patterns.
     pub except: Vec<String>,
 }
 
@@ -187,13 +187,13 @@ impl Settings {
     /// The time that staging gets at launch unless the user says otherwise.
     pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(250);
 
-    /// Takes over the value of `TIEXEC`: parts separated by commas, each `key=value`, or a key alone for yes. Returns the
-    /// parts that mean nothing.
+    /// Takes over the value of `TIEXEC`: parts separated by commas, each `key=value`, or a key alone for yes. Returns
+    /// the invalid parts.
     pub fn take_environment(&mut self, value: &str) -> Vec<Malformed> {
         self.take(value.split(','))
     }
 
-    /// Takes over the configuration file: one `key=value` a line, `#` begins a comment. Returns the lines that mean nothing.
+    /// Takes over the configuration file: one `key=value` a line, `#` begins a comment. Returns the invalid lines.
     pub fn take_file(&mut self, text: &str) -> Vec<Malformed> {
         self.take(text.lines().map(|line| line.split('#').next().unwrap_or_default()))
     }
@@ -201,14 +201,14 @@ impl Settings {
     /// Takes over one setting of a rule.
     ///
     /// # Errors
-    /// The key or the value means nothing.
+    /// The key or the value is invalid.
     pub fn take_setting(&mut self, key: &str, value: &str) -> Result<(), Malformed> {
         let item = format!("{key}={value}");
         self.set(&item).map_err(|problem| Malformed { item, problem })
     }
 
     fn take<'a>(&mut self, items: impl Iterator<Item = &'a str>) -> Vec<Malformed> {
-        // A kill switch that a stronger source could overrule would be none.
+        // A stronger source must not be able to overrule the kill switch.
         let off = std::mem::take(&mut self.off);
         // A list of this source replaces that of a weaker one.
         let (only, except) = (std::mem::take(&mut self.only), std::mem::take(&mut self.except));
@@ -241,7 +241,7 @@ impl Settings {
         };
         let needed = || value.filter(|value| !value.is_empty()).ok_or("a value is missing");
         match key {
-            // A kill switch counts as it is meant, also as OFF.
+            // The kill switch counts in any case of letters, also as OFF.
             _ if key.eq_ignore_ascii_case("off") => self.off = flag()?,
             "backing" => self.backing = needed()?.parse()?,
             "edges" => self.edges.edges = needed()?.parse()?,
@@ -271,12 +271,13 @@ impl Settings {
         self.deadline.unwrap_or(Self::DEFAULT_DEADLINE)
     }
 
-    /// Returns for how long to look again for what a program maps later; zero for not at all.
+    /// Returns for how long to watch what a program maps later; zero for not at all.
     pub fn settle(&self) -> Duration {
         self.settle.unwrap_or_default()
     }
 
-    /// Returns whether to watch the start of the program: no source says what is looked at after it has begun.
+    /// Returns whether to watch the start of the program. It is watched if no source says what to watch after the
+    /// start.
     pub fn watches_start(&self) -> bool {
         self.settle.is_none() && !self.follow && self.max_huge_pages.is_none()
     }
@@ -286,7 +287,7 @@ impl Settings {
         self.off || self.backing == BackingChoice::Off
     }
 
-    /// Returns whether a program is refused rather than run on base pages for this reason.
+    /// Returns whether `--strict` refuses a program for this reason, rather than let it run on base pages.
     pub fn refuses(&self, reason: Reason) -> bool {
         self.strict && reason.is_failure()
     }

@@ -1,4 +1,4 @@
-//! How much of each file's text is huge: what the kernel says of its pages, never what was asked for.
+//! How much of each file's text is huge, according to the kernel's report of its pages, never according to a request.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,9 +13,9 @@ use crate::plan::Backing;
 use crate::proc::maps::{FileId, Vma};
 use crate::skip::{Reason, SkipReason};
 
-/// How the name of every memfd of ours begins in maps.
+/// The beginning of the name, in maps, of every memfd of ours.
 pub const IMAGE_NAME_PREFIX: &[u8] = b"/memfd:tiexec:";
-/// How the name of every image in a store ends.
+/// The end of the name of every image in a store.
 pub const STORE_NAME_SUFFIX: &[u8] = b".tiexec";
 
 /// Bytes left on base pages for one reason.
@@ -32,8 +32,8 @@ pub struct Rest {
 pub struct OfSize {
     /// The size of each page, in bytes.
     pub page_size: u64,
-    /// True if one entry of the PMD table maps each; otherwise they are contiguous smaller ones, or
-    /// larger: pages of the hugetlb pool of another size.
+    /// True if one PMD entry maps each page. Otherwise they are pages of the hugetlb pool of another size: contiguous
+    /// smaller entries map them, or larger entries.
     pub pmd_mapped: bool,
     /// How many bytes.
     pub bytes: u64,
@@ -62,15 +62,15 @@ pub struct FileCoverage {
     /// How much of `huge_bytes` lies in pages of which size, the smallest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sizes: Vec<OfSize>,
-    /// On which NUMA nodes the text lies, as far as it is mapped, huge or not, and with what was widened;
-    /// empty where the kernel does not say.
+    /// The NUMA nodes of the text, as far as it is mapped, huge or not, and with widened bytes; empty if the kernel
+    /// does not report them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<OnNode>,
-    /// Why the rest is not.
+    /// Why the rest of the text is not huge.
     pub rest: Vec<Rest>,
 }
 
-/// Adds up the huge text by backing, in bytes; a file with several counts to its first.
+/// Adds up the huge text by backing, in bytes; a file with several backings counts for its first.
 pub fn huge_by_backing(files: &[FileCoverage]) -> BTreeMap<String, u64> {
     let mut sums = BTreeMap::new();
     for file in files.iter().filter(|file| file.huge_bytes > 0) {
@@ -82,15 +82,15 @@ pub fn huge_by_backing(files: &[FileCoverage]) -> BTreeMap<String, u64> {
 }
 
 impl FileCoverage {
-    /// Returns whether none of its text is huge, because none of it fills a huge page.
+    /// Returns whether no text of the file is huge, because no text of it fills a huge page.
     pub fn is_small(&self) -> bool {
         let too_small = |rest: &Rest| rest.reason == SkipReason::TooSmall;
         self.huge_bytes == 0 && self.rest.iter().all(too_small)
     }
 }
 
-/// Returns the files that have a row of their own, and the others, which [are small](FileCoverage::is_small); the largest
-/// has one where all are small.
+/// Returns the files that have a row of their own, and the others, which [are small](FileCoverage::is_small). If all
+/// files are small, the largest has a row.
 pub fn apart_from_small(files: &[FileCoverage]) -> (Vec<&FileCoverage>, Vec<&FileCoverage>) {
     let (mut small, mut others): (Vec<_>, Vec<_>) = files.iter().partition(|file| file.is_small());
     if others.is_empty() && !small.is_empty() {
@@ -99,13 +99,13 @@ pub fn apart_from_small(files: &[FileCoverage]) -> (Vec<&FileCoverage>, Vec<&Fil
     (others, small)
 }
 
-/// Says how many files are summed up in a last row.
+/// Returns the label of the last row, which sums up this many files.
 pub fn small_files(count: usize) -> String {
     let s = if count == 1 { "" } else { "s" };
     format!("and {count} file{s} with text below a huge page")
 }
 
-/// A reason known from the launch for text in `range` that would be called `base_pages` by its pages alone.
+/// A reason, known from the launch, for text in `range`. By its pages alone this text would get `base_pages`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Note {
     /// The text.
@@ -119,11 +119,10 @@ pub fn is_ours(vma: &Vma) -> bool {
     vma.name.starts_with(IMAGE_NAME_PREFIX) || vma.path().ends_with(STORE_NAME_SUFFIX)
 }
 
-/// Adds up, per file, what is huge of each text VMA; the file with the most text first.
+/// Adds up the huge bytes of each file's text VMAs; the file with the most text comes first.
 ///
-/// A span of ours lies where a file's text was; it is counted to the file whose VMA it touches. Where
-/// `originals` says what text was there, in address order, that is believed, and what else is
-/// executable there is counted apart.
+/// A span of ours lies where a file's text was, and counts for the file whose VMA it touches. `originals` may say, in
+/// address order, which text was there. Then only that counts as text, and other executable bytes there count apart.
 pub fn coverage(
     entries: &[Area],
     pages: Pages,
@@ -144,7 +143,7 @@ pub fn coverage(
         nodes: Vec<OnNode>,
         /// Memory of copies that are not whole images of a store.
         cost: u64,
-        /// Images of a store, and the memory of each; one may be there more than once.
+        /// Images of a store, and the memory of each; an image may occur more than once.
         images: Vec<(FileId, u64)>,
     }
     let mut runs: Vec<Run<'_>> = Vec::new();
@@ -169,7 +168,7 @@ pub fn coverage(
         let mapped = entry.huge_in(vma.range);
         let huge = match entry.huge {
             Some(_) => texts.iter().map(|&text| entry.huge_in(text)).sum(),
-            // The kernel does not tell which bytes are huge: at least these.
+            // The kernel does not report which bytes are huge; at least these are.
             None => mapped.saturating_sub(widened),
         };
         let copied = if is_ours(vma) { mapped } else { 0 };
@@ -276,9 +275,8 @@ pub fn coverage(
     files
 }
 
-/// Finds the file that the text of ours at `index` stands in for: the nearest VMA of a file that
-/// is joined to it without a gap, looking back first; one of its name before any other (libraries lie
-/// side by side).
+/// Finds the file whose text the text of ours at `index` replaces. It is the nearest VMA of a file that adjoins without
+/// a gap; VMAs below come first. A file that the image's name fits comes before any other (libraries lie side by side).
 fn owner(entries: &[Area], index: usize) -> &Vma {
     let ours = &entries[index].vma;
     let back = entries[..=index].windows(2).rev().map(|pair| (&pair[0], &pair[1], &pair[0]));
@@ -293,8 +291,8 @@ fn owner(entries: &[Area], index: usize) -> &Vma {
     namesake.or(files.first()).copied().unwrap_or(ours)
 }
 
-/// Returns whether the name of the image says that it is one of that file: it has the beginning of the
-/// file's name, odd characters replaced.
+/// Returns whether the image's name fits the file: it has the beginning of the file's name, with odd characters
+/// replaced.
 fn is_image_of(image: &Vma, file: &Vma) -> bool {
     let last = |path: &'_ [u8]| path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
     let (path, of) = (image.path(), file.path());
@@ -327,14 +325,14 @@ fn backing_of(entry: &Area, base: PageSize) -> Option<Backing> {
     }
 }
 
-/// Says in which pages the `huge` bytes of a VMA lie.
+/// Returns in which pages the `huge` bytes of a VMA lie.
 fn size_of(entry: &Area, pages: Pages, huge: u64) -> OfSize {
     let of_pool = entry.is_hugetlb(pages.base);
     let page_size = if of_pool { entry.page_size } else { pages.pmd.bytes() };
     OfSize { page_size, pmd_mapped: page_size == pages.pmd.bytes(), bytes: huge }
 }
 
-/// Adds up what lies in pages of the same size; the smallest first.
+/// Adds up the bytes in pages of the same size; the smallest size first.
 fn sum(parts: &[OfSize]) -> Vec<OfSize> {
     let mut sizes: BTreeMap<u64, OfSize> = BTreeMap::new();
     for part in parts {
@@ -374,7 +372,7 @@ mod tests {
         assert_eq!((main.path.as_str(), main.text_bytes), ("/usr/bin/main", 0x61_1000));
         assert_eq!((main.huge_bytes, main.widened_bytes), (0x61_1000, 0xa0_0000 - 0x61_1000));
         assert_eq!((main.copied_bytes, rest(main)), (10 << 20, vec![]));
-        // With one huge page split nobody says which: what must be text of the others.
+        // One huge page is split, and nothing shows which. So count the bytes that must be text of the other pages.
         let files = of(&all.replace("10240", "8192"));
         assert_eq!(files[0].huge_bytes, (8 << 20) - (0xa0_0000 - 0x61_1000));
         // Page cache, widened at the tail only.
@@ -485,7 +483,7 @@ mod tests {
             [(SkipReason::Edges.into(), 0x1000), (FailureKind::Deadline.into(), 4 << 20)]
         );
         assert_eq!(rest(&files[1]), [(SkipReason::BasePages.into(), 2 << 20)]);
-        // Too small comes before whatever else there is to say.
+        // `too_small` comes before every other reason.
         assert_eq!(rest(&files[2]), [(SkipReason::TooSmall.into(), 0x1000)]);
     }
 

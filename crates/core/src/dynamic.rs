@@ -11,7 +11,7 @@ use crate::elf::{ElfFacts, ElfHeader};
 /// The most libraries that one file may ask for here.
 const MOST: usize = 256;
 
-/// Returns where in the file its dynamic section is; `None` if it has none.
+/// Returns the place of the dynamic section in the file; `None` if the file has none.
 pub fn dynamic_part(header: &ElfHeader, table: &[u8]) -> Option<Range<u64>> {
     let table = table.get(..header.table_len)?;
     let count = header.table_len / size_of::<ProgramHeader64<LittleEndian>>();
@@ -22,14 +22,15 @@ pub fn dynamic_part(header: &ElfHeader, table: &[u8]) -> Option<Range<u64>> {
     Some(start..start.checked_add(dynamic.p_filesz.get(LittleEndian))?)
 }
 
-/// The entries that TiExec reads. Each string is given by its offset in the file.
+/// The entries that TiExec reads. Each string is the offset of its text in the file.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Dynamic {
     /// `DT_NEEDED`: libraries, in order.
     pub needed: Vec<u64>,
-    /// `DT_RUNPATH`: directories in which its own libraries are looked for.
+    /// `DT_RUNPATH`: directories in which `ld.so` searches for this file's libraries.
     pub runpath: Option<u64>,
-    /// `DT_RPATH`: directories also for the libraries of its libraries; void beside a runpath.
+    /// `DT_RPATH`: directories also for the libraries of its libraries; `ld.so` ignores it beside a
+    /// runpath.
     pub rpath: Option<u64>,
 }
 

@@ -194,7 +194,7 @@ impl ElfFacts {
             let first = load.file_offset & !(base.bytes() - 1);
             first <= offset && offset < load.file_offset.saturating_add(load.file_size)
         };
-        // Where one segment ends and the next begins within a page, both are mapped from it.
+        // If one segment ends and the next begins within a page of the file, the kernel maps that page for both.
         let alike = |load: &&LoadSegment| holds(load) && load.exec == vma.perms.exec;
         let load = self.loads.iter().find(alike).or_else(|| self.loads.iter().find(holds))?;
         let vaddr = load.vaddr.wrapping_add(offset.wrapping_sub(load.file_offset));
@@ -217,8 +217,8 @@ impl ElfFacts {
         })
     }
 
-    /// Returns whether any text segment of a shared object holds a whole huge page of `huge` bytes: where
-    /// the kernel maps large files from a multiple of the huge page on, and anywhere.
+    /// Returns whether any text segment of a shared object holds a whole huge page of `huge` bytes: either if the
+    /// kernel maps large files from a multiple of the huge page on, or at any address.
     pub fn fills_as_object(
         &self,
         huge: crate::addr::PageSize,
@@ -257,14 +257,14 @@ impl ElfFacts {
     }
 }
 
-/// Returns where in the file the path of its interpreter (`ld.so`) is, the closing zero byte
-/// included; `None` if it has none, or one whose place makes no sense.
+/// Returns the place in the file of the path of its interpreter (`ld.so`), with the closing zero byte; `None` if there
+/// is no such path, or its place is invalid.
 pub fn interpreter_part(header: &ElfHeader, table: &[u8]) -> Option<Range<u64>> {
     part_of_type(header, table, elf::PT_INTERP)
 }
 
-/// Returns where in the file its GNU properties are (`PT_GNU_PROPERTY`); `None` if it has none, or at a place that makes
-/// no sense.
+/// Returns the place in the file of its GNU properties (`PT_GNU_PROPERTY`); `None` if it has none, or their place is
+/// invalid.
 pub fn properties_part(header: &ElfHeader, table: &[u8]) -> Option<Range<u64>> {
     part_of_type(header, table, elf::PT_GNU_PROPERTY)
 }
@@ -279,7 +279,7 @@ fn part_of_type(header: &ElfHeader, table: &[u8], wanted: elf::ProgramType) -> O
 }
 
 /// Returns whether GNU properties ask for text that is guarded against indirect branches
-/// (`GNU_PROPERTY_AARCH64_FEATURE_1_BTI`): the kernel, or `ld.so`, may have mapped it so.
+/// (`GNU_PROPERTY_AARCH64_FEATURE_1_BTI`). The kernel, or `ld.so`, may then have mapped the text so.
 pub fn asks_for_guards(properties: &[u8]) -> bool {
     let notes = NoteIterator::<FileHeader64<LittleEndian>>::new(LittleEndian, 8, properties);
     let notes = notes.into_iter().flatten().map_while(Result::ok);
@@ -477,7 +477,7 @@ mod tests {
             let bytes = image(elf::ET_DYN, &[sound, hostile]);
             assert_eq!(read(&bytes), Err(ElfError::Malformed), "{why}");
         }
-        // The last addresses there are do not wrap around.
+        // The last possible addresses do not wrap around.
         let last = LoadSegment { vaddr: u64::MAX - 0x1000, ..sound };
         assert_eq!(read(&image(elf::ET_DYN, &[last])).unwrap().loads, [last]);
     }
@@ -538,7 +538,7 @@ mod tests {
         assert_eq!(facts.loads.len(), 1);
     }
 
-    /// Everything a launch asks of a file; the answers do not matter, only that there are some.
+    /// Reads everything that a launch reads from a file. Any answer will do.
     fn ask(bytes: &[u8]) -> Option<bool> {
         let facts = read(bytes).ok()?;
         assert!(facts.loads.len() <= (1 << 16) / 56);
@@ -590,7 +590,7 @@ mod tests {
             });
             prop_assert_eq!(answer.is_ok(), sound);
             ask(&image(kind, &segments));
-            // Also of facts that no parser vouches for.
+            // Facts that no parser has checked must not panic either.
             let facts = ElfFacts { position_independent: placed, dynamic: false, loads: segments, relro: None };
             facts.may_fill(HUGE, BASE);
             facts.text_bytes();

@@ -1,10 +1,11 @@
-//! Names and paths for people: nothing in them reaches a terminal, a table or a log as anything but text.
+//! Shows names and paths to people: no character of them reaches a terminal, a table or a log as anything but text.
 //!
-//! A program chooses its name, its paths and its arguments. Unescaped, some characters would be commands to the terminal of
-//! the person who reads them (ESC, and the C1 controls, which are two bytes in UTF-8), forge lines (a line end), or make
-//! text appear in another order than it has (bidirectional controls). Those are shown as Rust's escapes: `\x1b`,
-//! `\u{202e}`, `\n`; bytes that are not UTF-8 as `\xff`. Backslashes stay as they are, as in systemd's names of units: a
-//! reader cannot tell an escape that is a part of a name from one made here.
+//! A program chooses its name, its paths and its arguments. Unescaped, some characters would be commands to the
+//! terminal of the person who reads them (ESC, and the C1 controls, which are two bytes in UTF-8), forge lines (a line
+//! end), or make text appear in another order than it has (bidirectional controls). This module shows such characters
+//! as Rust's escapes: `\x1b`, `\u{202e}`, `\n`. It shows bytes that are not UTF-8 as `\xff`. Backslashes stay as they
+//! are, as in systemd's names of units. So a reader cannot distinguish an escape that is a part of a name from an
+//! escape made here.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -20,7 +21,7 @@ pub struct Shown<'a>(&'a [u8]);
 
 /// Values that can be shown.
 pub trait AsShown {
-    /// Returns it for a message or a table: one line, without any character that does something.
+    /// Returns the value for a message or a table: one line, without any character that acts on a terminal.
     fn shown(&self) -> Shown<'_>;
 }
 
@@ -61,7 +62,7 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// Returns a text of lines with everything escaped that would do more than end a line or move to a column.
+/// Escapes every character of a text that would do more than end a line or move to a column.
 pub fn lines(text: &str) -> Cow<'_, str> {
     if !text.contains(|letter| does_something(letter) && !is_layout(letter)) {
         return Cow::Borrowed(text);
@@ -73,13 +74,13 @@ pub fn lines(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Returns a value as JSON on one line, in which every such character is escaped as JSON does it.
+/// Returns a value as JSON on one line, in which every such character is escaped in the way of JSON.
 ///
 /// # Panics
-/// If the value has keys that are no strings, or a number that JSON has not.
+/// If the value has keys that are no strings, or a number that JSON does not have.
 pub fn json(value: &impl Serialize) -> String {
     let text = serde_json::to_string(value).expect("strings, numbers, lists and maps of names");
-    // Outside of strings JSON has none of them; in strings serde_json escapes those of ASCII but DEL.
+    // JSON has such characters in strings only, and serde_json escapes those of ASCII except DEL there.
     if !text.contains(does_something) {
         return text;
     }
@@ -94,8 +95,8 @@ pub fn json(value: &impl Serialize) -> String {
     escaped
 }
 
-/// Returns whether a character is a command to a terminal or a reader rather than text: C0, DEL and C1, the line and paragraph
-/// separators, and what sets the direction of writing. All are of the basic plane.
+/// Returns whether a character is a command to a terminal or a reader rather than text: C0, DEL and C1, the line and
+/// paragraph separators, and characters that set the direction of writing. All of them are in the basic plane.
 fn does_something(letter: char) -> bool {
     letter.is_control()
         || matches!(letter,

@@ -7,8 +7,8 @@
 //!             parts: whole base pages, the file's own bytes closed: never to be covered
 //! ```
 //!
-//! A huge page at the edge of the text holds other parts too, or addresses at which nothing is. This
-//! says which: to planning, to filling an image, and to putting everything back.
+//! A huge page at the edge of the text also holds other parts, or addresses at which nothing is. This module finds them
+//! for a plan, for an image, and for a revert.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -30,7 +30,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// Returns the part of this one that lies in `range`; `None` if none does.
+    /// Returns the part of this one that lies in `range`; `None` if no byte does.
     pub fn within(&self, range: AddrRange) -> Option<Self> {
         let shared = self.range.intersection(range)?;
         let into = shared.start().get() - self.range.start().get();
@@ -64,12 +64,12 @@ pub struct Parts {
     load_bias: u64,
     /// True if no two segments share a base page.
     sound: bool,
-    /// True if all of its text was seen there, and nothing against it.
+    /// True if all of the file's text was seen at its place, and no mapping contradicts it.
     complete: bool,
 }
 
 impl Parts {
-    /// Takes the parts from a list, ascending and disjoint: what it says of segments is not known then.
+    /// Takes the parts from a list, ascending and disjoint. The segments are not known then.
     pub fn listed(parts: Vec<Part>) -> Self {
         Self { parts, ..Self::default() }
     }
@@ -98,9 +98,9 @@ impl Parts {
         Some(all)
     }
 
-    /// Finds where a file with these segments is or could be mapped, by its VMAs among `vmas`. Places at
-    /// which every page of text is there, as a mapping of the file or of what `stands_in` for it, and no
-    /// other of its mappings contradicts, come first and are [certain](Self::is_certain).
+    /// Finds where a file with these segments is or could be mapped, from its VMAs among `vmas`. A place is
+    /// [certain](Self::is_certain) if two conditions hold: every page of text is there, as a mapping of the file or of
+    /// a VMA that `stands_in` for it; and no other mapping of the file contradicts. Certain places come first.
     pub fn find(
         loads: &[LoadSegment],
         base: PageSize,
@@ -138,8 +138,8 @@ impl Parts {
                 found.push((parts, vma));
             }
         }
-        // A page of the file that two segments share makes a second place of each mapping that begins with it. Such a
-        // place is not the file's where a certain place accounts for the mapping.
+        // If two segments share a page of the file, each mapping that begins with this page gives a second place. Such
+        // a place is wrong if a certain place accounts for the mapping.
         let certain: Vec<Self> = found
             .iter()
             .map(|(parts, _)| parts)
@@ -153,20 +153,20 @@ impl Parts {
         found
     }
 
-    /// Returns whether the VMA maps bytes of a segment where that has them.
+    /// Returns whether the VMA maps bytes of a segment at the segment's own addresses.
     fn agrees(&self, vma: &Vma) -> bool {
         self.segments().any(|part| part.meets(vma) && part.agrees(vma))
     }
 
-    /// Returns whether the VMA, of this file, lies between segments and speaks neither for this place nor against it: what
-    /// ld.so leaves of its first mapping there; what a widened mapping left of itself.
+    /// Returns whether the VMA, of this file, lies between segments and says nothing for or against this place: a rest
+    /// of ld.so's first mapping there, or a rest of a widened mapping.
     fn is_between(&self, vma: &Vma) -> bool {
         !self.segments().any(|part| part.meets(vma))
             && (vma.perms.is_none() || self.continues_text(vma))
     }
 
-    /// Returns whether the VMA, of this file, is executable and maps what lies in the file beside text as if that text
-    /// went on there.
+    /// Returns whether the VMA, of this file, is executable and maps the bytes beside text in the file, as if the text
+    /// continued there.
     pub fn continues_text(&self, vma: &Vma) -> bool {
         vma.perms.exec
             && !vma.perms.write
@@ -186,8 +186,8 @@ impl Parts {
         extent.unwrap_or_default()
     }
 
-    /// Returns whether these parts leave no doubt of what is where: no two segments share a base page,
-    /// and all of the text was seen at its place.
+    /// Returns whether these parts are certain: no two segments share a base page, and all of the text was seen at its
+    /// place.
     pub const fn is_certain(&self) -> bool {
         self.sound && self.complete
     }
@@ -202,8 +202,8 @@ impl Parts {
         self.parts.iter().filter(|part| part.text)
     }
 
-    /// Returns what of the file lies in `range`, ascending; what no part covers there is nothing of
-    /// the file's.
+    /// Returns the parts of the file that lie in `range`, ascending. Where no part is, `range` holds nothing of the
+    /// file.
     pub fn within(&self, range: AddrRange) -> impl Iterator<Item = Part> {
         self.parts.iter().filter_map(move |part| part.within(range))
     }
@@ -233,8 +233,8 @@ impl Parts {
         self.closed.iter().any(|closed| closed.range.overlaps(range))
     }
 
-    /// Returns the bytes of text in `range`, those twice that two segments claim: these may add up to more than any
-    /// address.
+    /// Returns the bytes of text in `range`. Bytes that two segments claim count twice, so the sum may be larger than
+    /// any address.
     pub fn text_bytes(&self, range: AddrRange) -> u64 {
         let texts = self.within(range).filter(|part| part.text);
         texts.map(|part| part.range.len()).fold(0, u64::saturating_add)
@@ -245,13 +245,13 @@ impl Parts {
         self.texts().map(|part| part.range.len()).fold(0, u64::saturating_add)
     }
 
-    /// Returns what is added to a vaddr to give the address; modulo 2^64.
+    /// Returns the difference between an address and its vaddr, modulo 2^64.
     pub const fn load_bias(&self) -> u64 {
         self.load_bias
     }
 
-    /// Returns whether the VMA is mapped as these parts say, all of it: the file's bytes where they
-    /// belong, text executable and read-only data not, neither writable nor shared.
+    /// Returns whether all of the VMA is mapped as these parts say: the file's bytes at their places, text executable
+    /// and read-only data not, neither writable nor shared.
     pub fn describe(&self, vma: &Vma, range: AddrRange) -> bool {
         let Some(range) = vma.range.intersection(range) else { return false };
         let perms = vma.perms;
@@ -359,7 +359,7 @@ mod tests {
         let file = vmas[0].file;
         let find = |vmas: &[Vma], stands_in: fn(&Vma) -> bool| {
             let mut found = Parts::find(&lld(), BASE, vmas, file, stands_in);
-            // The page that two segments share could be at either's place.
+            // The page that two segments share could be at the place of either.
             found.retain(Parts::is_certain);
             found
         };
@@ -368,14 +368,14 @@ mod tests {
         assert!(found[0].describe(&vmas[0], vmas[0].range));
         assert!(found[0].describe(&vmas[1], vmas[1].range));
         assert!(!found[0].describe(&vmas[2], vmas[2].range));
-        // Without all of its text it is not there.
+        // Without all of its text the file is not there.
         assert_eq!(find(&vmas[..1], |_| false), []);
-        // Another file in the place of the text, which stands in for it.
+        // Another file lies in the place of the text, and stands in for it.
         let mut switched = vmas.clone();
         switched[1].file.inode = 9;
         assert_eq!(find(&switched, |_| false), []);
         assert_eq!(find(&switched, |vma| vma.file.inode == 9).len(), 1);
-        // Where what stands in for it covers more, its other mappings tell.
+        // If the file that stands in covers more, the other mappings decide.
         let more = "555500000000-555500012000 r--p 00000000 fe:00 7 /lib\n\
                     555500012000-55550008a000 r-xp 00000000 fe:00 9 /ours\n\
                     55550008a000-555500090000 r--p 00088000 fe:00 7 /lib\n\

@@ -3,15 +3,15 @@
 use std::cmp::Ordering;
 use std::ffi::CStr;
 
-/// The part of the file that glibc since 2.2 reads; before it may lie an older table.
+/// The part of the file that glibc since 2.2 reads; an older table may precede it.
 const MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
 const HEADER_LEN: usize = 48;
 const ENTRY_LEN: usize = 24;
 /// `FLAG_ELF_LIBC6` and the machine's 64-bit ABI.
 const FLAGS: u32 = if cfg!(target_arch = "aarch64") { 0x0a03 } else { 0x0303 };
 
-/// Returns the path of the library `name` for this machine's plainest processor; `None` if it is not
-/// in the cache, or this is no cache.
+/// Returns the path of the library `name` for a processor without special features; `None` if it is
+/// not in the cache, or this is no cache.
 pub fn find<'a>(cache: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let start = cache.windows(MAGIC.len()).position(|window| window == MAGIC)?;
     let table = &cache[start..];
@@ -23,7 +23,7 @@ pub fn find<'a>(cache: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let count = usize::try_from(word(20)?).ok()?;
     let entry = |index: usize| HEADER_LEN + index * ENTRY_LEN;
     table.get(..entry(count))?;
-    // The names descend.
+    // The names are in descending order.
     let (mut low, mut high) = (0, count);
     while low < high {
         let middle = low + (high - low) / 2;
@@ -35,14 +35,14 @@ pub fn find<'a>(cache: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     }
     (low..count).map(entry).map_while(|at| (string(word(at + 4)?)? == name).then_some(at)).find_map(
         |at| {
-            // Bits for what a processor can do come in a second word of a later glibc.
+            // A later glibc has bits for processor features in a second word.
             let plain = word(at + 16)? == 0 && word(at + 20)? == 0;
             (plain && word(at)? == FLAGS).then(|| string(word(at + 8)?))?
         },
     )
 }
 
-/// `_dl_cache_libcmp`: as strings, but numbers in them as numbers.
+/// `_dl_cache_libcmp`: compares as strings, but numbers in them by value.
 fn compare(mut one: &[u8], mut other: &[u8]) -> Ordering {
     let number = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
     loop {

@@ -1,8 +1,8 @@
 //! The pure half of TiExec: values in, values out.
 //!
-//! The way of the data is the layout of the crate: kernel text is parsed ([`proc`]), file headers
-//! become facts ([`elf`]), both make a [`snapshot`], a snapshot and a policy make a [`plan`], and
-//! what the kernel says afterwards makes a [`report`]. Nothing here performs I/O or is unsafe, so
+//! The layout of the crate follows the data. Kernel text is parsed ([`proc`]), file headers become
+//! facts ([`elf`]), both make a [`snapshot`], a snapshot and a policy make a [`plan`], and the
+//! kernel's state afterwards makes a [`report`]. Nothing here performs I/O or is unsafe, so
 //! everything here is tested with captured text and by property.
 
 #![forbid(unsafe_code)]

@@ -1,15 +1,15 @@
-//! Marks by which TiExec knows its own mappings again.
+//! Marks by which TiExec recognises its own mappings.
 //!
-//! Between staging and switch a running process has mappings that are not its own: what is staged, and claims of
-//! addresses that a switch will cover. If TiExec dies then, the thread that it had stopped removes them on its way home;
-//! but that thread may be killed too, while another process goes on in the same address space. So each such mapping is
-//! marked, by what its line in maps says:
+//! Between staging and switch a running process has mappings that are not its own: staged text, and claims of addresses
+//! that a switch will cover. If TiExec dies then, the thread that it had stopped removes them on its way home. But that
+//! thread may be killed too, while another process continues in the same address space. So each such mapping has a mark
+//! in its line of maps:
 //!
-//! - what is *staged* lies at an address that is a hash of what it maps;
-//! - a *claim* maps nothing that exists, at a file offset that is a hash of where it lies.
+//! - a *staged* mapping lies at an address that is a hash of what it maps;
+//! - a *claim* maps nothing that exists, at a file offset that is a hash of its address.
 //!
-//! The hash covers the address of `AT_RANDOM`, which tells one program's address space from another's and stays the same
-//! from exec to exec.
+//! The hash covers the address of `AT_RANDOM`, which distinguishes one program's address space from another's and stays
+//! the same until the next exec.
 //!
 //! ```text
 //!        program          far from every mapping              libraries, mmap(2)    stack
@@ -18,20 +18,20 @@
 //! ```
 //!
 //! A staged mapping lies far from all others. Linux places a new mapping as high as it fits below the ones at the top
-//! (`generic_get_unmapped_area_topdown` in `mm/mmap.c`; bottom-up from a base of its own in the legacy layout): 60,000 of
-//! them stayed within 9 TiB. So no other thread gets that place between two looks, and a way home may unmap it before
-//! anybody knows whether it is mapped.
+//! (`generic_get_unmapped_area_topdown` in `mm/mmap.c`; bottom-up from a base of its own in the legacy layout): 60,000
+//! of them stayed within 9 TiB. So no other thread gets that place between two looks, and a way home may unmap the
+//! place without knowing whether it is mapped.
 //!
-//! Where an address space has no place that is far, for instance under ThreadSanitizer, one in its widest gap is taken.
+//! If an address space has no far place, for instance under ThreadSanitizer, TiExec takes one in its widest gap.
 //!
-//! A mapping of the program's own could have such a mark only if the program maps a part of a file's segment, not to be
-//! written to, at an address of its own choice where nothing else is near; and then with a probability of 2^-20, or 2^-12
-//! where no place is far.
+//! A mapping of the program could have such a mark only by chance. The program must map a part of a file's segment
+//! without write permission, at an address of its own choice where nothing else is near. The probability is then 2^-20,
+//! or 2^-12 where no place is far.
 
 use crate::addr::{AddrRange, Pages, RemoteAddr};
 use crate::proc::maps::{FileId, Vma};
 
-/// How many far places there are for one staged mapping: the first that is free is taken.
+/// How many far places there are for one staged mapping: TiExec takes the first that is free.
 const PLACES: usize = 32;
 /// A place is far if nothing is mapped within this part of the address space on either side: 4 TiB of 128.
 const REACH: u32 = 5;
@@ -43,7 +43,7 @@ const ROOM: u64 = 1 << 30;
 const PERIOD: u64 = 1 << 12;
 /// The fewest and the most bits of an address that a program of 64 bits can have.
 const BITS: std::ops::RangeInclusive<u32> = 36..=56;
-/// The page of the file from which on claims are: beyond the end of every file.
+/// The file page at which claims begin: beyond the end of every file.
 const CLAIMS: u64 = 1 << 40;
 
 /// A mapping that is to be staged.
@@ -66,7 +66,7 @@ impl Mapping {
 /// The place of a staged mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// There; begins on a huge page.
+    /// Its addresses; they begin on a huge page.
     pub range: AddrRange,
     /// True if no other thread can map something there meanwhile.
     pub far: bool,
@@ -80,20 +80,20 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Those of the address space whose auxiliary vector has this `AT_RANDOM`; `None` if that is no address on a stack
-    /// at the top of one.
+    /// Returns the marks of the address space whose auxiliary vector has this `AT_RANDOM`; `None` if this is no address
+    /// on a stack at the top of an address space.
     pub fn of(at_random: u64, pages: Pages) -> Option<Self> {
         let marks = Self { at_random: RemoteAddr::new(at_random), pages };
         BITS.contains(&marks.bits()).then_some(marks)
     }
 
-    /// How many bits its addresses have: the stack lies at the top, whatever the processor could address.
+    /// Returns how many bits the addresses have: the stack lies at the top, whatever the processor could address.
     const fn bits(&self) -> u32 {
         u64::BITS - self.at_random.get().leading_zeros()
     }
 
-    /// Returns the first place for a mapping that is far from all of `vmas`, which are in address order; else one in the
-    /// middle of the widest gap. `None` if that is too narrow.
+    /// Returns the first place for a mapping that is far from all of `vmas`, which are in address order; otherwise a
+    /// place in the middle of the widest gap. `None` if that gap is too narrow.
     pub fn place(&self, vmas: &[Vma], mapping: Mapping) -> Option<Place> {
         let mapped: Vec<AddrRange> = vmas.iter().map(|vma| vma.range).collect();
         match self.far_place(&mapped, mapping) {
@@ -138,7 +138,7 @@ impl Marks {
         widened(place, 1u64 << (self.bits() - REACH))
     }
 
-    /// Returns the addresses of which one is taken for a mapping, if that is far from all others.
+    /// Returns the addresses that are tried, in this order, for a mapping far from all others.
     fn far_places(&self, mapping: Mapping) -> impl Iterator<Item = AddrRange> {
         let Mapping { file, offset, len } = mapping;
         let mut bytes = [[0; 8]; PLACES];
@@ -158,7 +158,8 @@ impl Marks {
         (CLAIMS | u64::from_le_bytes(word) & (CLAIMS - 1)) << self.pages.base.bits()
     }
 
-    /// Returns which of `vmas`, all of the address space in address order, have the mark of what was staged, or of claims.
+    /// Returns which of `vmas` have the mark of staged mappings or of claims. `vmas` are the whole address space in
+    /// address order.
     pub fn left<'a>(&self, vmas: &'a [Vma]) -> Vec<&'a Vma> {
         let could_be = |vma: &&Vma| self.is_claim(vma) || self.is_at_a_place(vma);
         let (mut marked, others): (Vec<&Vma>, Vec<&Vma>) = vmas.iter().partition(could_be);
@@ -169,7 +170,7 @@ impl Marks {
             self.is_claim(vma)
                 || self.far_places(mapping).any(|place| place == vma.range)
                     && is_alone(&others, vma.range, apart)
-                // Nothing is staged in a gap where a place is far.
+                // TiExec stages nothing in a gap if a place is far.
                 || is_alone(&others, vma.range, ROOM) && self.far_place(&others, mapping).is_none()
         });
         marked
@@ -205,12 +206,12 @@ impl Marks {
     }
 }
 
-/// Returns whether none of `mapped`, in address order, lies in a range or within `margin` bytes on either side, and something
-/// lies above: the stack, at least, is at the top.
+/// Returns whether no range of `mapped`, in address order, lies in a range or within `margin` bytes on either side, and
+/// something lies above: the stack, at least, is at the top.
 fn is_alone(mapped: &[AddrRange], range: AddrRange, margin: u64) -> bool {
     let Some(around) = widened(range, margin) else { return false };
     let next = mapped.partition_point(|mapped| mapped.end() <= around.start());
-    // The kernel's own area is nobody's neighbour.
+    // The kernel's own area is no neighbour.
     let users = around.end()..RemoteAddr::new(1 << 63);
     mapped.get(next).is_some_and(|next| users.contains(&next.start()))
 }
@@ -247,7 +248,7 @@ mod tests {
         maps::parse(line.as_bytes()).unwrap().remove(0)
     }
 
-    /// Returns whether it is found among the program's.
+    /// Returns whether `left` finds the VMA among those of the program.
     fn is_left(marks: &Marks, vma: &Vma) -> bool {
         let mut vmas = maps::parse(PIE.as_bytes()).unwrap();
         vmas.push(vma.clone());
@@ -298,7 +299,7 @@ mod tests {
             assert!(!is_left(&marks(), &other), "{other:?}");
         }
         assert!(!is_left(&Marks::of(AT_RANDOM + 16, PAGES).unwrap(), &staged), "another program's");
-        // Where others lie beside it, it may be the program's own.
+        // With another mapping beside it, it may be the program's own.
         let beside = line(moved(1 << 30).unwrap(), "rw-p", 0, FileId::default());
         assert_eq!(marks().left(&[staged.clone(), beside]), Vec::<&Vma>::new());
         // Two of ours may lie side by side.
@@ -349,7 +350,7 @@ mod tests {
             assert_eq!(with(place.range), [place.range]);
             let beside = place.range.start().checked_add(2 << 20).unwrap();
             assert_eq!(with(AddrRange::with_len(beside, place.range.len()).unwrap()), []);
-            // Where places are far, nothing is staged so.
+            // If places are far, TiExec stages nothing in a gap.
             assert!(!is_left(&marks(), &line(place.range, "r-xp", offset, FILE)), "{place:?}");
         }
         let full = "000000010000-7ffd12361000 ---p 00000000 00:00 0 [stack]\n";

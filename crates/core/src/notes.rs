@@ -1,6 +1,6 @@
-//! The notes of an ELF file, of which the build ID is one (elf(5)): the only reader of them.
+//! The notes of an ELF file, one of which is the build ID (elf(5)). Only this module reads them.
 //!
-//! The file claims their length. So no more is read of them than real files have.
+//! The file claims their length, so TiExec reads no more than real files have.
 
 use std::ops::Range;
 
@@ -11,9 +11,9 @@ use object::read::elf::NoteIterator;
 
 use crate::elf::ElfHeader;
 
-/// Most bytes of notes that are read of one file, all together. Real files have a few hundred.
+/// The most bytes of notes that are read of one file, all together. Real files have a few hundred.
 pub const LONGEST: u64 = 64 << 10;
-/// The longest build ID, in bytes: linkers write 8 to 32, and take any that a user gives.
+/// The longest build ID, in bytes: linkers write 8 to 32, and accept any length that a user gives.
 const LONGEST_ID: usize = 64;
 
 /// The place of notes in a file.
@@ -45,7 +45,8 @@ impl NoteLimit {
     }
 }
 
-/// Returns where the notes lie that the program headers name (`PT_NOTE`), as far as they may be read.
+/// Returns the places of the notes that the program headers name (`PT_NOTE`), as far as they may be
+/// read.
 pub fn parts(header: &ElfHeader, table: &[u8]) -> Vec<NotePart> {
     let count = header.table_len / size_of::<ProgramHeader64<LittleEndian>>();
     let headers = table.get(..header.table_len).and_then(|table| {
@@ -65,7 +66,8 @@ pub fn parts(header: &ElfHeader, table: &[u8]) -> Vec<NotePart> {
         .collect()
 }
 
-/// Returns where in `notes` the build IDs are. Notes of an unknown form have none: nobody can read them.
+/// Returns the places of the build IDs in `notes`. Notes of an unknown form cannot be read, and give
+/// none.
 pub fn build_ids(notes: &[u8], align: u64) -> Vec<Range<usize>> {
     let iterator = NoteIterator::<FileHeader64<LittleEndian>>::new(LittleEndian, align, notes);
     let all = iterator.into_iter().flatten().map_while(Result::ok);

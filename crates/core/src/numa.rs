@@ -1,4 +1,4 @@
-//! `--numa`: on which NUMA nodes the huge pages of a copy lie, and on which nodes text lies.
+//! `--numa`: the NUMA nodes for the huge pages of a copy, and the nodes on which text lies.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ pub enum Numa {
     Interleave,
     /// On the node of the processor on which the program's first thread runs.
     Local,
-    /// On this one.
+    /// On this node.
     Node(u32),
 }
 
@@ -64,11 +64,11 @@ impl fmt::Display for Listed<'_> {
 }
 
 impl Numa {
-    /// Returns the nodes that huge pages are put on by turns; none where there is but one to choose from.
-    /// `usable` are those with memory that this process may have; `home` is that of the program.
+    /// Returns the nodes that take huge pages by turns; none if there is only one node to choose from.
+    /// `usable` are the nodes with memory that this process may have; `home` is the node of the program.
     ///
     /// # Errors
-    /// The node is none of the usable ones.
+    /// The node is not usable.
     pub fn turns(self, usable: &[u32], home: u32) -> Result<Vec<u32>, NoSuchNode> {
         let turns = match self {
             Self::Interleave => usable.to_vec(),
@@ -104,11 +104,11 @@ pub fn parse_list(text: &str) -> Option<Vec<u32>> {
 pub struct OnNode {
     /// The node's number.
     pub node: u32,
-    /// Bytes that lie there, of what is mapped.
+    /// Bytes of mapped pages that lie there.
     pub bytes: u64,
 }
 
-/// Adds up what lies on the same nodes; the lowest first.
+/// Adds up the bytes on the same nodes; the lowest node first.
 pub fn sum(parts: impl IntoIterator<Item = OnNode>) -> Vec<OnNode> {
     let mut nodes: BTreeMap<u32, u64> = BTreeMap::new();
     for OnNode { node, bytes } in parts {

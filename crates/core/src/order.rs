@@ -1,5 +1,5 @@
-//! Sorting with little code: the standard library's sort is compiled anew for each type of element, and takes some 4 KiB each
-//! time. libtiexec is mapped by every program that uses it; with these functions it is a twelfth smaller.
+//! Sorting with little code. The compiler makes a new copy of the standard library's sort for each type of element,
+//! some 4 KiB each. Every program that uses libtiexec maps it; with these functions libtiexec is a twelfth smaller.
 
 use std::cmp::Ordering;
 
@@ -24,7 +24,7 @@ pub fn by<T>(items: &mut [T], compare: impl Fn(&T, &T) -> Ordering) {
     }
 }
 
-/// Returns which element belongs at each place. The only sort that is compiled.
+/// Returns which element belongs at each place. This is the only sort that is compiled.
 #[inline(never)]
 fn sorted(len: usize, compare: &dyn Fn(usize, usize) -> Ordering) -> Vec<usize> {
     let mut places: Vec<usize> = (0..len).collect();

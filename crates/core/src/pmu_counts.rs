@@ -11,7 +11,7 @@ pub struct Counted {
     pub instructions: Option<u64>,
     /// Instruction fetches that missed every TLB level (perf's `iTLB-load-misses`).
     pub itlb_misses: Option<u64>,
-    /// Cycles in which the page tables were walked for instructions.
+    /// Cycles in which the processor walked the page tables for instructions.
     pub walk_cycles: Option<u64>,
 }
 
@@ -22,7 +22,7 @@ impl Counted {
         Some(self.walk_cycles? as f64 / cycles as f64)
     }
 
-    /// Returns what was counted since `before`.
+    /// Returns the counts since `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let less = |all: Option<u64>, before: Option<u64>| Some(all?.saturating_sub(before?));

@@ -1,4 +1,4 @@
-//! The facts that a processor tells about itself, unprocessed.
+//! The facts that a processor reports about itself, unprocessed.
 
 /// The four registers that CPUID returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -13,7 +13,7 @@ pub struct Registers {
     pub edx: u32,
 }
 
-/// The leaves that tell of the instruction TLB; zeros for those that the processor does not have.
+/// The leaves that describe the instruction TLB; zeros for leaves that the processor does not have.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CpuidLeaves {
     /// Leaf 0: the vendor.
@@ -57,11 +57,11 @@ impl CpuidLeaves {
     }
 }
 
-/// The facts that a processor tells about its instruction TLB.
+/// The facts that a processor reports about its instruction TLB.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Processor {
     /// An x86 processor.
     Cpuid(CpuidLeaves),
-    /// An aarch64 processor: its main ID register, where the kernel shows it.
+    /// An aarch64 processor: its main ID register, if the kernel shows it.
     Midr(Option<u64>),
 }

@@ -1,9 +1,9 @@
 //! The place where a position-independent executable would have to lie for its text to be congruent.
 //!
-//! The kernel maps a file's huge page only at an address that equals the file offset modulo the
-//! size of a huge page. The kernel loads a PIE at a random place; at the exec stop it can
-//! be moved: its segments are mapped anew at a better place, and the two entries of the auxiliary
-//! vector that point at it are changed. Here is only the arithmetic.
+//! The kernel maps a file's huge page only at an address that equals the file offset modulo the size of a huge page.
+//! But it loads a PIE at a random place. At the exec stop TiExec can move the PIE: it maps the segments again at a
+//! better place, and changes the two entries of the auxiliary vector that point at the PIE. This module has only the
+//! arithmetic.
 
 use std::ops::Range;
 
@@ -32,7 +32,7 @@ pub struct MainImage {
 }
 
 impl MainImage {
-    /// Makes it from the file's facts; `file_entry` is `e_entry`, `entry` the run-time `AT_ENTRY`.
+    /// Makes the image from the file's facts; `file_entry` is `e_entry`, `entry` the run-time `AT_ENTRY`.
     pub fn new(facts: &ElfFacts, file_entry: u64, entry: RemoteAddr) -> Self {
         Self {
             loads: facts.loads.clone(),
@@ -41,7 +41,7 @@ impl MainImage {
         }
     }
 
-    /// Returns the largest text segment: the one that the image is laid for.
+    /// Returns the largest text segment, which decides where the image is placed.
     fn largest_text(&self) -> Option<&LoadSegment> {
         self.loads.iter().filter(|load| load.is_text()).max_by_key(|load| load.file_size)
     }
@@ -53,8 +53,8 @@ impl MainImage {
         Some(text.file_offset.wrapping_sub(text.vaddr) & (huge.bytes() - 1))
     }
 
-    /// Returns what the load bias should equal, modulo the huge page, for copies of the text: [`launch_bias`], or that of
-    /// an image that cannot be moved.
+    /// Returns what the load bias should equal, modulo the huge page, for copies of the text: [`launch_bias`]; for an
+    /// image that cannot be moved, its present load bias.
     pub fn bias_for_copies(&self, pages: Pages) -> u64 {
         if !self.position_independent {
             return self.load_bias & (pages.pmd.bytes() - 1);
@@ -93,8 +93,8 @@ impl MainImage {
         chunks
     }
 
-    /// Returns [`congruent_chunks`](Self::congruent_chunks), and with them those of the ragged edges
-    /// that are wanted, in a file of `file_len` bytes.
+    /// Returns [`congruent_chunks`](Self::congruent_chunks) and the chunks of the wanted ragged edges, in a file of
+    /// `file_len` bytes.
     pub fn chunks(
         &self,
         bias: u64,
@@ -103,12 +103,12 @@ impl MainImage {
         file_len: u64,
     ) -> Vec<Range<u64>> {
         let mut chunks = self.congruent_chunks(bias, pages);
-        // Any place at which the load bias is that, far from both ends of the address space.
+        // Any place with that load bias will do; this one is far from both ends of the address space.
         if let Some(parts) = Parts::of(&self.loads, (1 << 46) + bias, pages.base) {
             chunks.extend(edge_chunks(&parts, edges, pages, file_len));
         }
         order::by_key(&mut chunks, |chunk| chunk.start);
-        // Text that is mapped twice, or an edge that is another text's inside.
+        // Text may be mapped twice, and an edge may be the inside of another text.
         let mut apart: Vec<Range<u64>> = Vec::new();
         for chunk in chunks {
             let start = apart.last().map_or(chunk.start, |last| last.end.max(chunk.start));
@@ -119,8 +119,8 @@ impl MainImage {
         apart
     }
 
-    /// Returns the run-time addresses from the first segment to the end of the last, in whole base
-    /// pages; `None` if they make no sense.
+    /// Returns the run-time addresses from the first segment to the end of the last, in whole base pages; `None` if
+    /// these are invalid.
     pub fn range(&self, base: PageSize) -> Option<AddrRange> {
         let at = |vaddr: u64| RemoteAddr::new(vaddr.wrapping_add(self.load_bias));
         let first = self.loads.iter().map(|load| load.vaddr).min()?;
@@ -157,7 +157,7 @@ pub fn launch_bias(texts: &[AddrRange], huge: PageSize) -> u64 {
         };
         joined.iter().map(pages).sum()
     };
-    // The sum is greatest where some text begins or ends with a huge page.
+    // The sum is greatest at a bias where some text begins or ends with a huge page.
     let ends = joined.iter().flat_map(|text| [text.start(), text.end()]);
     let biases = ends.map(|end| end.get().wrapping_neg() & mask);
     let best = biases.map(|bias| (whole(bias), std::cmp::Reverse(bias))).max();
@@ -169,32 +169,31 @@ pub fn launch_bias(texts: &[AddrRange], huge: PageSize) -> u64 {
 pub struct Rebase {
     /// Its present range, in whole base pages.
     pub from: AddrRange,
-    /// Its new range: as long, below `from`, free.
+    /// Its new range: of the same length, below `from`, and free.
     pub to: AddrRange,
     /// Its VMAs, where they are now, in address order.
     pub pieces: Vec<Vma>,
 }
 
 impl Rebase {
-    /// Finds the highest free place below `image` at which its load bias is `bias` modulo the huge
-    /// page. Going down by as little as that keeps all the randomness the kernel gave its address,
-    /// less the bits of the alignment.
+    /// Finds the highest free place below `image` at which its load bias is `bias` modulo the huge page. This short way
+    /// down keeps all the randomness that the kernel gave the address, except the bits of the alignment.
     ///
-    /// Returns `None` if it is not position-independent, lies right already, shares its range with
-    /// something else, or there is no room below.
+    /// Returns `None` if the image is not position-independent, is already at such a place or shares its range with
+    /// something else, or if there is no room below.
     pub fn find(snapshot: &Snapshot, image: &MainImage, bias: u64) -> Option<Self> {
         Self::find_above(snapshot, image, bias, AddrRange::start)
     }
 
-    /// As [`find`](Self::find), but the place's first huge page is free from its beginning on, if there
-    /// is such a place: room for the text's head.
+    /// As [`find`](Self::find), but prefers a place whose first huge page is free from its beginning on: room for the
+    /// text's head.
     pub fn find_with_room(snapshot: &Snapshot, image: &MainImage, bias: u64) -> Option<Self> {
         let pmd = snapshot.pages.pmd;
         Self::find_above(snapshot, image, bias, |to| to.start().align_down(pmd))
             .or_else(|| Self::find(snapshot, image, bias))
     }
 
-    /// As [`find`](Self::find); free must be all from what `floor` says of a place to its end.
+    /// As [`find`](Self::find), but everything from the `floor` of a place to its end must be free.
     fn find_above(
         snapshot: &Snapshot,
         image: &MainImage,
@@ -213,7 +212,7 @@ impl Rebase {
         let pieces: Vec<Vma> =
             snapshot.vmas.iter().filter(|vma| vma.range.overlaps(from)).cloned().collect();
         let movable = |vma: &Vma| {
-            // The bss may be shown as the heap that begins where it ends.
+            // maps may show the bss as the heap that begins where the bss ends.
             let anonymous = !vma.is_file_backed() && (vma.name.is_empty() || vma.name == b"[heap]");
             from.covers(vma.range) && !vma.perms.shared && (vma.file == main || anonymous)
         };
@@ -230,7 +229,7 @@ impl Rebase {
             let excess =
                 image.load_bias.wrapping_add(moved_by).wrapping_sub(bias) & (alignment - 1);
             let start = lowest.checked_sub(excess)?;
-            // Page zero and its neighbours are nobody's (vm.mmap_min_addr).
+            // No process may map page zero and its neighbours (vm.mmap_min_addr).
             if start.get() < alignment {
                 return None;
             }
@@ -243,7 +242,7 @@ impl Rebase {
         }
     }
 
-    /// Returns where the byte at `addr` goes; `None` if it is not in the image.
+    /// Returns the new address of the byte at `addr`; `None` if it is not in the image.
     pub fn moved(&self, addr: RemoteAddr) -> Option<RemoteAddr> {
         if !self.from.contains(addr) {
             return None;
@@ -251,7 +250,7 @@ impl Rebase {
         self.to.start().checked_add(addr.get() - self.from.start().get())
     }
 
-    /// Returns where a piece of the image goes.
+    /// Returns the new addresses of a piece of the image.
     pub fn moved_range(&self, range: AddrRange) -> Option<AddrRange> {
         AddrRange::with_len(self.moved(range.start())?, range.len())
     }

@@ -14,7 +14,7 @@ use crate::order;
 use crate::plan::{Backing, Span, start_and_end};
 use crate::skip::Reason;
 
-/// The version of the JSON form. It grows by fields; it is counted up when one changes meaning.
+/// The version of the JSON form. A new field does not change it; a new meaning of a field increases it.
 pub const SCHEMA: u32 = 2;
 
 /// The subject of a report.
@@ -25,7 +25,7 @@ pub enum Kind {
     Launch,
     /// A running process whose text was put onto huge pages.
     Attach,
-    /// A running process, looked at.
+    /// A running process that was only examined.
     Inspect,
 }
 
@@ -33,11 +33,11 @@ pub enum Kind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// All that was planned is PMD-mapped.
+    /// All planned text is PMD-mapped.
     Switched,
-    /// Some of it is.
+    /// Some of the planned text is PMD-mapped.
     Partial,
-    /// None is.
+    /// No planned text is PMD-mapped.
     Skipped,
 }
 
@@ -59,7 +59,7 @@ pub struct LaunchCost {
     pub backing: Option<Backing>,
     /// Microseconds for which the program was held before its first instruction.
     pub stop_us: u64,
-    /// Microseconds for which it was held once `ld.so` was done; `None` if it was not.
+    /// Microseconds for which it was held after `ld.so` was done; `None` if it was not held then.
     pub linked_stop_us: Option<u64>,
     /// System calls that the program made for us, those on its way home included.
     pub remote_syscalls: u32,
@@ -80,9 +80,9 @@ pub struct AttachCost {
     pub backing: Option<Backing>,
     /// The thread that was stopped.
     pub thread: u32,
-    /// Microseconds for which it stood still; the others ran.
+    /// Microseconds for which it stood still; the other threads ran.
     pub stop_us: u64,
-    /// System calls that it made for us.
+    /// System calls that the thread made for us.
     pub remote_syscalls: u32,
     /// Bytes copied from files into images.
     pub bytes_copied: u64,
@@ -104,7 +104,7 @@ pub struct JitArea {
     pub populated_bytes: u64,
     /// Bytes of it that are huge, as the kernel says.
     pub huge_bytes: u64,
-    /// Bytes of it that were not before.
+    /// Bytes of it that were not huge before.
     pub made_bytes: u64,
     /// The kernel's first refusal.
     pub refused: Option<String>,
@@ -122,7 +122,8 @@ impl JitArea {
     }
 }
 
-/// A start by `tiexec` that would give more of the program's own text than can be huge where it lies.
+/// A start by `tiexec` that would put more of the program's own text on huge pages than is possible where the text
+/// lies.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Restart {
     /// The program, as maps shows it, lossy UTF-8.
@@ -148,7 +149,7 @@ pub struct Report {
     pub comm: String,
     /// Its systemd unit, where it has one.
     pub unit: Option<String>,
-    /// How the launch went; what is seen, for `inspect`.
+    /// How the launch went; for `inspect`, what the kernel shows.
     pub outcome: Outcome,
     /// Why text that could be huge is not.
     pub reason: Option<Reason>,
@@ -170,10 +171,10 @@ pub struct Report {
     /// The huge pages that a budget took, and why.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<Choice>,
-    /// Code that it makes itself, where there is any; of an attach, if that was selected.
+    /// Code that the process makes itself, if there is any; after an attach, only if it was selected.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub jit: Vec<JitArea>,
-    /// The huge text after a start by `tiexec`, if that is more.
+    /// The huge text after a start by `tiexec`, if that would be more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart: Option<Restart>,
     /// Why TiExec read smaps, if it did. Reading smaps keeps a process from mapping memory.
@@ -182,7 +183,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Makes the report of a process from its files' coverage; the outcome is what is seen.
+    /// Makes the report of a process from its files' coverage; the outcome is what the coverage shows.
     pub fn new(kind: Kind, pid: u32, comm: String, files: Vec<FileCoverage>) -> Self {
         let huge_bytes = files.iter().map(|file| file.huge_bytes).sum();
         Self {
@@ -224,7 +225,7 @@ impl Report {
         escape::json(&Json { report: self, perf, uprobes, maps })
     }
 
-    /// Returns the bytes of text by the backing with which they are huge, hugetlb and ours first.
+    /// Returns whether a file has huge text by this backing.
     fn uses(&self, backing: Backing) -> bool {
         self.files.iter().any(|file| file.backings.contains(&backing))
     }
@@ -320,8 +321,8 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// Returns what `perf record` of this process gives for the text that is huge; `None` where
-    /// none is, or where it is private memory of the program's own.
+    /// Returns whether `perf record` of this process gives names for the huge text, in words; `None` if no text is
+    /// huge, or if the huge text is private memory of the program.
     fn perf(&self) -> Option<&'static str> {
         if self.uses(Backing::Image) || self.uses(Backing::Hugetlb) {
             Some("only if recording began before")
@@ -332,20 +333,20 @@ impl Report {
         }
     }
 
-    /// Returns what becomes of uprobes in the text that is huge: they belong to the file.
+    /// Returns what happens to uprobes in the huge text: they belong to the file.
     fn uprobes(&self) -> Option<&'static str> {
         self.perf()?;
         Some(if self.copied_bytes() > 0 { "lost" } else { "ok" })
     }
 
-    /// Returns what the process itself, or whoever else looks for its file by its maps, finds there of the text that is
-    /// huge: a copy has a name and offsets of its own.
+    /// Returns what readers of this process's maps, itself included, find for the huge text: a copy has its own name
+    /// and offsets.
     fn maps(&self) -> Option<&'static str> {
         self.perf()?;
         Some(if self.copied_bytes() > 0 { "show the copy" } else { "ok" })
     }
 
-    /// Says on which NUMA nodes the text lies, unless all of it lies on the first, as where there is one.
+    /// Says on which NUMA nodes the text lies, unless all of it lies on the first node, as on a machine with one.
     fn nodes(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nodes = numa::sum(self.files.iter().flat_map(|file| file.nodes.iter().copied()));
         if nodes.iter().all(|on| on.node == 0) {
@@ -416,7 +417,7 @@ fn line(
     order::by(&mut backings, Ord::cmp);
     backings.dedup();
     let mut backings: Vec<String> = backings.iter().map(ToString::to_string).collect();
-    // Pages of the pool that are no huge pages of the usual size.
+    // Sizes of the pool's pages that are not the usual huge page.
     let mut sizes: Vec<u64> = files
         .iter()
         .flat_map(|file| &file.sizes)
@@ -512,7 +513,7 @@ mod tests {
         let huge = table(vec![file("/big", 1 << 30, 0), file("/small", 2 << 20, 2 << 20)]);
         assert!(huge.contains("/small") && !huge.contains("/big"), "{huge}");
         assert!(huge.contains("and 1 file with text below"), "{huge}");
-        // A file that could be huge and is not has its own reason, and is summed up only with its like.
+        // A file that could be huge and is not has its own reason, and is summed up only with files of the same reason.
         let reason = SkipReason::BasePages.into();
         let rest = |bytes| vec![Rest { reason, bytes }];
         let could = |path: &str, bytes| FileCoverage { rest: rest(bytes), ..file(path, bytes, 0) };

@@ -1,9 +1,9 @@
 //! The `#!` line, as the kernel reads it (`fs/binfmt_script.c`).
 
-/// How many bytes of a file the kernel looks at (`BINPRM_BUF_SIZE`).
+/// How many bytes of a file the kernel reads for this (`BINPRM_BUF_SIZE`).
 pub const PREFIX: usize = 256;
 
-/// How many interpreters may follow each other before exec says ELOOP.
+/// How many interpreters may follow each other before exec fails with ELOOP.
 pub const MAX_DEPTH: usize = 5;
 
 /// Returns the interpreter that a file with this beginning names, or `None` if it is no script,
@@ -17,7 +17,7 @@ pub fn interpreter(prefix: &[u8]) -> Option<&[u8]> {
     let name_at = line.iter().position(|byte| !is_blank(byte))?;
     let name = &line[name_at..];
     let name_end = name.iter().position(|byte| is_blank(byte) || *byte == 0);
-    // Without any end in the prefix the name may be cut off: ENOEXEC.
+    // If the prefix shows no end of the name, the name may be cut off: ENOEXEC.
     if line_end.is_none() && name_end.is_none() && prefix.len() == PREFIX {
         return None;
     }

@@ -22,7 +22,7 @@ const MEMORY: usize = 16;
 const DATA_WORDS: usize = 16;
 const WORD: usize = size_of::<u32>();
 
-/// `struct sock_filter`: one instruction as the kernel has it.
+/// `struct sock_filter`: one instruction in the kernel's form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Instruction {
     /// The operation.
@@ -38,10 +38,10 @@ pub struct Instruction {
 /// Why a list of instructions is no filter. The kernel would not have installed it either.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum BadFilter {
-    /// None, or too many.
+    /// No instruction, or too many.
     #[error("a filter of {0} instructions")]
     Length(usize),
-    /// One that seccomp does not have.
+    /// An instruction that seccomp does not have.
     #[error("instruction {at} of the filter has the unknown code {code:#x}")]
     Code {
         /// Its index.
@@ -49,27 +49,27 @@ pub enum BadFilter {
         /// Its code.
         code: u16,
     },
-    /// One whose constant is out of range, or a jump beyond the end.
+    /// An instruction whose constant is out of range, or a jump beyond the end.
     #[error("instruction {0} of the filter is out of range")]
     Range(usize),
-    /// The last one does not return.
+    /// The last instruction does not return.
     #[error("the filter does not end by returning")]
     NoReturn,
 }
 
-/// The knowledge of a 64-bit value.
+/// What is known of a 64-bit value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Value {
-    /// It.
+    /// The value itself.
     Is(u64),
     /// The value is below 2³².
     Small,
-    /// Nothing.
+    /// Nothing is known.
     Any,
 }
 
 impl Value {
-    /// Returns whether it can be `value`.
+    /// Returns whether the value can be `value`.
     pub const fn covers(self, value: u64) -> bool {
         match self {
             Self::Is(known) => known == value,
@@ -78,7 +78,7 @@ impl Value {
         }
     }
 
-    /// Its lower and its upper half, in this order as on every architecture that TiExec knows.
+    /// Returns the lower and the upper half, in this order as on every architecture that TiExec supports.
     const fn halves(self) -> [Option<u32>; 2] {
         match self {
             Self::Is(known) => [Some(known as u32), Some((known >> 32) as u32)],
@@ -88,14 +88,14 @@ impl Value {
     }
 }
 
-/// The knowledge of a system call: `struct seccomp_data`.
+/// What is known of a system call: `struct seccomp_data`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CallData {
     /// Its number.
     pub number: u32,
     /// Its architecture (`AUDIT_ARCH_…`, `<linux/audit.h>`).
     pub architecture: u32,
-    /// The address behind the instruction that makes it.
+    /// The address behind the instruction that makes the call.
     pub instruction_pointer: Value,
     /// Its arguments.
     pub args: [Value; 6],
@@ -120,12 +120,12 @@ impl CallData {
 pub struct Answer(u32);
 
 impl Answer {
-    /// `SECCOMP_RET_ALLOW`: what no filter objects to.
+    /// `SECCOMP_RET_ALLOW`: the filter does not object.
     pub const ALLOW: Self = Self(0x7fff_0000);
-    /// `SECCOMP_RET_KILL_PROCESS`: the most severe.
+    /// `SECCOMP_RET_KILL_PROCESS`: the most severe answer.
     pub const KILL_PROCESS: Self = Self(0x8000_0000);
 
-    /// Makes one of what a filter returns.
+    /// Makes an answer from a filter's return value.
     pub const fn new(returned: u32) -> Self {
         Self(returned)
     }
@@ -134,15 +134,16 @@ impl Answer {
         (self.0 & 0xffff_0000).cast_signed()
     }
 
-    /// Returns whether the call is made, and nobody has a say in it: `SECCOMP_RET_ALLOW`, `SECCOMP_RET_LOG`.
+    /// Returns whether the kernel makes the call without asking any process: `SECCOMP_RET_ALLOW`,
+    /// `SECCOMP_RET_LOG`.
     pub const fn is_allowed(self) -> bool {
         matches!(self.action(), 0x7fff_0000 | 0x7ffc_0000)
     }
 }
 
 impl Ord for Answer {
-    /// As `seccomp_run_filters` in the kernel's `kernel/seccomp.c`: by the action as a signed number,
-    /// the lowest prevails.
+    /// Orders as `seccomp_run_filters` does in the kernel's `kernel/seccomp.c`: by the action as a signed
+    /// number, the lowest prevails.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.action(), other.0).cmp(&(self.action(), self.0))
     }
@@ -209,7 +210,7 @@ enum Test {
     AnyBit,
 }
 
-/// An instruction; jumps hold where they go.
+/// An instruction; jumps hold the index of their target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Op {
     Load(Register, Source),
@@ -242,7 +243,7 @@ impl Filter {
         }
     }
 
-    /// Returns the most severe answer that a call of which so much is known can get.
+    /// Returns the most severe answer that a call can get, by what is known of the call.
     pub fn answer(&self, call: &CallData) -> Answer {
         let data = call.words();
         let mut worst = Answer::ALLOW;
@@ -250,7 +251,7 @@ impl Filter {
         let start = State { a: Some(0), x: Some(0), memory: [None; MEMORY] };
         let mut ahead = BTreeMap::from([(0, start)]);
         while let Some((mut at, mut state)) = ahead.pop_first() {
-            // Alone as far as nothing else lies before or where it goes to.
+            // Follow this way alone until another way lies before its next instruction, or at it.
             while let Some(next) = self.step(at, &mut state, &data, &mut worst, &mut ahead) {
                 if ahead.first_key_value().is_none_or(|(&first, _)| next < first) {
                     at = next;
@@ -263,8 +264,7 @@ impl Filter {
         worst
     }
 
-    /// Follows one instruction; returns where it goes on. If that may be two places, the other has been
-    /// added to those `ahead`.
+    /// Follows one instruction; returns the next one. If two are possible, adds the other to `ahead`.
     fn step(
         &self,
         at: usize,
@@ -312,7 +312,7 @@ impl Filter {
     }
 }
 
-/// Adds a way to `at`.
+/// Adds a way that continues at `at`, and joins it with a way that is there already.
 fn meet(ahead: &mut BTreeMap<usize, State>, at: usize, state: State) {
     ahead.entry(at).and_modify(|known| *known = known.joined(&state)).or_insert(state);
 }
@@ -351,7 +351,7 @@ impl State {
     }
 }
 
-/// `None` where kernels differ: a shift by more than a word has bits.
+/// Returns `None` where kernels differ: for a shift by as many bits as a word has, or more.
 fn compute(how: Arithmetic, a: u32, b: u32) -> Option<u32> {
     Some(match how {
         Arithmetic::Add => a.wrapping_add(b),
@@ -385,7 +385,7 @@ fn decode(at: usize, instruction: Instruction, len: usize) -> Result<Op, BadFilt
         let word = usize::try_from(constant).ok().filter(|offset| offset % WORD == 0);
         word.map(|offset| offset / WORD).filter(|&word| word < DATA_WORDS).ok_or_else(range)
     };
-    // BPF_X as against BPF_K.
+    // BPF_K or BPF_X.
     let with = match code & 0x08 {
         0 => Source::Constant(constant),
         _ => Source::Register(Register::X),

@@ -1,4 +1,4 @@
-//! `--select`: which executable memory is looked after.
+//! `--select`: the kinds of executable memory to treat.
 
 use std::fmt;
 use std::str::FromStr;

@@ -17,7 +17,7 @@ macro_rules! reasons {
         pub enum $name { $($(#[doc = $doc])+ $variant),+ }
 
         impl $name {
-            /// Every one there is.
+            /// All of them.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
             /// Returns the stable snake_case name.
@@ -25,7 +25,7 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $text),+ }
             }
 
-            /// Returns its description above: the manual and the guide have it from here.
+            /// Returns the description above, which the manual and the guide use.
             pub const fn meaning(self) -> &'static str {
                 match self { $(Self::$variant => concat!($($doc),+)),+ }
             }
@@ -262,7 +262,7 @@ impl Reason {
         }
     }
 
-    /// Returns what changes it, where that is certain.
+    /// Returns the fix, if a certain one is known.
     pub const fn fix(self) -> Option<&'static str> {
         match self {
             Self::Skipped(why) => why.fix(),
@@ -270,7 +270,7 @@ impl Reason {
         }
     }
 
-    /// As [`fix`](Self::fix), about this file, where it is known which.
+    /// As [`fix`](Self::fix), with the name of the file, if it is known.
     pub fn fix_for(self, file: Option<&str>) -> Option<String> {
         Some(self.fix()?.replace("FILE", file.unwrap_or("FILE")))
     }

@@ -29,7 +29,7 @@ impl Snapshot {
 
 impl Snapshot {
     /// Returns a free range of `len` bytes that begins on a huge page, in the middle of the widest
-    /// gap between two VMAs, where neither the heap nor the stack will want to grow meanwhile; or
+    /// gap between two VMAs, where neither the heap nor the stack will grow meanwhile. Returns
     /// `None` if no gap is wide enough. `len` must not be 0.
     pub fn free_area(&self, len: u64) -> Option<AddrRange> {
         let gaps = self.vmas.windows(2).filter_map(|pair| {
@@ -37,12 +37,12 @@ impl Snapshot {
             let above = pair[1].range.start();
             (above.get() < 1 << 63).then(|| AddrRange::new(pair[0].range.end(), above)).flatten()
         });
-        // Only what begins on a huge page counts of a gap.
+        // A gap counts only from its first huge page on.
         let aligned =
             gaps.filter_map(|gap| AddrRange::new(gap.start().align_up(self.pages.pmd)?, gap.end()));
         let widest = aligned.max_by_key(|gap| gap.len())?;
-        // As much room below as above, rounded down to where a huge page may begin: never below
-        // the gap's own first one.
+        // Leave as much room below as above, rounded down to the beginning of a huge page, which is
+        // never below the gap's own first one.
         let spare = widest.len().checked_sub(len)?;
         let start = widest.start().checked_add(spare / 2)?.align_down(self.pages.pmd);
         AddrRange::with_len(start, len)

@@ -1,4 +1,5 @@
-//! Values of options and keys, as people write them: sizes and durations; and the error for what is none.
+//! Values of options and keys, as people write them: sizes and durations; and the error for an invalid
+//! value.
 
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ impl From<ValueError> for String {
 /// `T`, each 1024 of the one before, also as `KiB` and so on.
 ///
 /// # Errors
-/// Anything else, and what 64 bits cannot hold.
+/// Any other text, and a number that 64 bits cannot hold.
 pub fn parse_bytes(text: &str) -> Result<u64, ValueError> {
     let bad = || ValueError::new("a size such as 65536, 64K or 1MiB", text);
     let unit_at = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
@@ -50,7 +51,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, ValueError> {
 /// Parses the size of a page, as [`parse_bytes`].
 ///
 /// # Errors
-/// Also what is no power of two.
+/// Also a size that is no power of two.
 pub fn parse_page_size(text: &str) -> Result<PageSize, ValueError> {
     let size = PageSize::new(parse_bytes(text)?);
     size.ok_or_else(|| ValueError::new("the size of a page such as 64K, 2M or 1G", text))
@@ -60,7 +61,7 @@ pub fn parse_page_size(text: &str) -> Result<PageSize, ValueError> {
 /// `us`, `ms`, `s` (the default), `m` or `h`.
 ///
 /// # Errors
-/// Anything else, and more than a day.
+/// Any other text, and more than a day.
 pub fn parse_duration(text: &str) -> Result<Duration, ValueError> {
     let bad = || ValueError::new("a duration such as 250ms or 1.5s", text);
     let unit_at =
@@ -84,7 +85,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, ValueError> {
 /// Parses a duration that must not be zero: see [`parse_duration`].
 ///
 /// # Errors
-/// Those of [`parse_duration`], and no time at all.
+/// Those of [`parse_duration`], and zero.
 pub fn parse_positive_duration(text: &str) -> Result<Duration, ValueError> {
     match parse_duration(text)? {
         Duration::ZERO => Err(ValueError::new("longer than nothing", text)),

@@ -37,7 +37,7 @@ enum What {
     },
     /// Read-only data of the file that the program has unmapped.
     Unmapped,
-    /// The same, made writable or executable by the program.
+    /// Read-only data of the file that the program has made writable or executable.
     Changed {
         write: bool,
     },
@@ -204,7 +204,7 @@ impl World {
         plan_running(&around, &texts)
     }
 
-    /// Checks a plan against what lies where, which it was not told.
+    /// Checks a plan against the true content of the addresses, which the plan did not know.
     fn check(&self, plan: &Plan, policy: EdgePolicy) -> Result<(), TestCaseError> {
         let mut before = RemoteAddr::new(0);
         for span in plan.spans() {
@@ -244,7 +244,7 @@ impl World {
         Ok(())
     }
 
-    /// Where nothing is in an edge, nothing will want to be.
+    /// Checks that neither the heap nor a stack will grow into the empty parts of an edge.
     fn check_free(&self, page: AddrRange) -> Result<(), TestCaseError> {
         let mut at = page.start().get();
         while at < page.end().get() {
@@ -295,7 +295,7 @@ proptest! {
 
     #[test]
     fn more_is_never_less(world in world(), threshold in 0..HUGE) {
-        // Something of the file must stay mapped: taking all of it would be too much.
+        // Some mapping of the file must stay: to take all of it would be too much.
         let mut world = world;
         let far = range(1 << 45, (1 << 45) + BASE);
         let perms = Perms { read: true, write: true, ..Perms::default() };

@@ -155,7 +155,7 @@ fn backing() -> impl Strategy<Value = Backing> {
     prop_oneof![Just(Backing::Image), Just(Backing::Hugetlb), Just(Backing::Pagecache)]
 }
 
-/// Checks the invariants of each text's plan, also where the snapshot makes no sense.
+/// Checks the invariants of each text's plan, even for an invalid snapshot.
 fn check_text(text: &TextPlan, snapshot: &Snapshot) -> Result<(), TestCaseError> {
     let vma = &text.vma;
     prop_assert!(snapshot.vmas.contains(vma), "a text VMA is one of the snapshot's");
@@ -235,7 +235,7 @@ fn any_vma() -> impl Strategy<Value = Vma> {
     )
 }
 
-/// Facts that may be told of a VMA's pages, also wrong ones; never as many bytes as an address space has.
+/// Possible facts about a VMA's pages, some of them wrong; never as many bytes as an address space has.
 fn entries(vmas: Vec<Vma>) -> impl Strategy<Value = Vec<Area>> {
     let count = vmas.len();
     let size = || prop_oneof![3 => Just(0u64), 1 => 0..4u64 << 30];
@@ -333,7 +333,7 @@ proptest! {
         for text in &plan.texts {
             let Vma { range, perms, file, file_offset, .. } = text.vma;
             let ours = main == Some(file) && perms.read && !perms.write && !perms.shared;
-            // A text that runs past the end of what an offset can say is left alone.
+            // A plan leaves a text alone if it runs past the largest file offset.
             let sound = file_offset.checked_add(range.len()).is_some();
             let whole = range.align_inward(snapshot.pages.pmd).map_or(0, AddrRange::len);
             let planned: u64 = text.spans.iter().map(|span| span.range.len()).sum();

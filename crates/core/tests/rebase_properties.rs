@@ -95,7 +95,7 @@ fn mapped(loads: &[LoadSegment], bias: u64) -> Vec<Vma> {
 
 fn program() -> impl Strategy<Value = Program> {
     let bias = (0x5555_5555_5000_u64 / BASE..0x6555_5555_5000 / BASE).prop_map(|page| page * BASE);
-    // Something below it, now and then, at a random distance.
+    // Sometimes something lies below the program, at a random distance.
     (loads(), bias, prop::option::of((0u64..30_000, 1u64..5000))).prop_map(
         |(loads, bias, neighbour)| {
             let facts = ElfFacts { position_independent: true, dynamic: true, loads, relro: None };
@@ -118,7 +118,7 @@ fn of(snapshot: &Snapshot, text: &Perms) -> usize {
     snapshot.vmas.iter().filter(|vma| vma.perms == *text && vma.file == FILE).count()
 }
 
-/// The bytes of text in whole huge pages, where the program is.
+/// The bytes of text in whole huge pages, at the program's place.
 fn whole_pages(snapshot: &Snapshot) -> u64 {
     let texts = snapshot.vmas.iter().filter(|vma| vma.is_text());
     texts.filter_map(|vma| vma.range.align_inward(pages().pmd)).map(AddrRange::len).sum()

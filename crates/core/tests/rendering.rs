@@ -86,7 +86,7 @@ fn node_without_headroom() -> Report {
     report
 }
 
-/// A process looked at: an updated program, page cache and hugetlb side by side, part of it huge.
+/// An inspected process: an updated program, page cache and hugetlb side by side, part of it huge.
 fn mixed() -> Report {
     let rest = [(SkipReason::Edges, 600 << 10), (SkipReason::BasePages, 8 * MIB)];
     let mut server = file(
@@ -106,7 +106,7 @@ fn mixed() -> Report {
     report
 }
 
-/// Text on page-cache folios, by whomever: nothing copied, nothing lost.
+/// Text on page-cache folios, whoever made them: nothing copied, nothing lost.
 fn pagecache() -> Report {
     let file = file(
         "/usr/bin/cc1plus",

@@ -69,7 +69,7 @@ fn an_argument_that_is_known_decides() {
     assert_eq!(known(5), Answer::ALLOW);
     assert_eq!(known(7), Answer::new(ERRNO | 1));
     assert_eq!(known(7).to_string(), "answered with error 1");
-    // Unknown: it may be refused.
+    // The value is unknown, so the filter may refuse.
     assert_eq!(filter.answer(&mmap(Value::Any, Value::Small)), Answer::new(ERRNO | 1));
     let other = CallData { number: 10, ..mmap(Value::Is(7), Value::Any) };
     assert_eq!(filter.answer(&other), Answer::ALLOW);
@@ -164,7 +164,7 @@ fn memory_and_arithmetic() {
     // Division by an X of zero: the filter returns 0.
     let zero = filter(&[op(0x3c, 0), op(RETURN, ALLOW)]);
     assert_eq!(zero.answer(&call), Answer::new(KILL_THREAD));
-    // The size of the data; nothing that is returned unknown is allowed.
+    // The size of the data; an unknown return value is never allowed.
     assert_eq!(filter(&[op(0x80, 0), op(0x16, 0)]).answer(&call), Answer::new(64));
     let unknown = filter(&[op(LOAD, low(0)), op(0x16, 0)]);
     assert_eq!(unknown.answer(&call), Answer::KILL_PROCESS);
@@ -172,7 +172,7 @@ fn memory_and_arithmetic() {
 
 #[test]
 fn where_two_ways_meet_neither_is_forgotten() {
-    // One of them sets a register or a word of memory from 0 to 1; then it is looked at.
+    // One of them sets a register or a word of memory from 0 to 1; then the filter tests it.
     for (set, look) in [(0x00, None), (0x01, Some(op(0x87, 0))), (0x02, Some(op(0x60, 3)))] {
         let mut all = vec![op(0x00, 0), op(0x02, 3), op(LOAD, low(0)), branch(IF_EQUAL, 7, 1, 0)];
         match set {
@@ -206,7 +206,7 @@ fn many_unknown_branches_take_no_longer() {
     assert!(filter(&instructions).answer(&mmap(Value::Any, Value::Any)).is_allowed());
 }
 
-/// The filter run by the book, on data that is all known; `None` where kernels differ.
+/// Runs the filter by the book, on data that is all known; `None` where kernels differ.
 fn run(instructions: &[Instruction], data: &[u32; 16]) -> Option<u32> {
     let (mut a, mut x, mut memory, mut at) = (0u32, 0u32, [None; 16], 0);
     loop {
@@ -287,7 +287,7 @@ fn instruction() -> impl Strategy<Value = Instruction> {
 
 fn program() -> impl Strategy<Value = Vec<Instruction>> {
     (prop::collection::vec(instruction(), 1..40), small()).prop_map(|(mut all, last)| {
-        // Jumps reach so far beyond the end.
+        // Jumps reach up to this far beyond the end.
         all.extend([op(0x16, 0), op(RETURN, last), op(0x16, 0), op(0x87, 0), op(0x16, 0)]);
         all.push(op(RETURN, ALLOW));
         all

@@ -7,8 +7,8 @@ pub mod samples;
 /// Bytes of the header before each record.
 pub const HEADER_LEN: usize = 8;
 
-/// Reads the header of a record: the length of the whole record in bytes. `None` for what no kernel
-/// writes.
+/// Reads the header of a record: the length of the whole record in bytes. `None` for bytes that no
+/// kernel writes.
 pub fn record_len(header: [u8; HEADER_LEN]) -> Option<usize> {
     let len = usize::from(u16::from_ne_bytes([header[6], header[7]]));
     (len >= HEADER_LEN).then_some(len)

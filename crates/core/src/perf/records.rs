@@ -1,4 +1,4 @@
-//! Records without `sample_id_all`: what programs do, in no order where they come from several processors.
+//! Records without `sample_id_all`: what programs do. Records from several processors come in no order.
 
 use crate::addr::{AddrRange, RemoteAddr};
 use crate::proc::maps::FileId;
@@ -8,10 +8,10 @@ const COMM: u32 = 3;
 const MMAP2: u32 = 10;
 /// `PERF_RECORD_MISC_COMM_EXEC`: the name changed by an exec.
 const COMM_EXEC: u16 = 1 << 13;
-/// `PERF_RECORD_MISC_MMAP_BUILD_ID`: where the file's identity would be is its build ID.
+/// `PERF_RECORD_MISC_MMAP_BUILD_ID`: the record has the file's build ID in the place of its identity.
 const MMAP_BUILD_ID: u16 = 1 << 14;
 
-/// Something that happened. Process ids are as the opener's PID namespace counts.
+/// An event. Process ids are those of the opener's PID namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Record {
     /// A process began another program.
@@ -30,11 +30,11 @@ pub enum Record {
         /// Position in the file of the first byte, in bytes.
         file_offset: u64,
     },
-    /// The buffer was full, and something was not recorded.
+    /// The buffer was full, and the kernel lost records.
     Lost,
 }
 
-/// Parses one whole record; `None` for a kind that tells nothing here.
+/// Parses one whole record; `None` for a kind that TiExec does not use.
 pub fn parse(record: &[u8]) -> Option<Record> {
     let u32_at = |at: usize| Some(u32::from_ne_bytes(record.get(at..at + 4)?.try_into().ok()?));
     let u64_at = |at: usize| Some(u64::from_ne_bytes(record.get(at..at + 8)?.try_into().ok()?));

@@ -1,5 +1,5 @@
-//! Records of samples, with `sample_id_all` and the sample type `IP | TID | TIME`: each ends in the ids of its thread and
-//! its time, by which the records of several processors are put in order.
+//! Records of samples, with `sample_id_all` and the sample type `IP | TID | TIME`. Each ends in the ids of its thread
+//! and its time, which gives the order of records from several processors.
 
 use crate::addr::{AddrRange, RemoteAddr};
 
@@ -16,7 +16,7 @@ const COMM_EXEC: u16 = 1 << 13;
 /// Bytes of ids and time at the end of each record that is no sample.
 const TRAILER: usize = 16;
 
-/// Something that happened, and when.
+/// An event, and its time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Event {
     /// Nanoseconds of perf's clock.
@@ -25,7 +25,7 @@ pub struct Event {
     pub what: What,
 }
 
-/// One event. Process ids are as the opener's PID namespace counts.
+/// One event. Process ids are those of the opener's PID namespace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum What {
     /// A process was executing here.
@@ -44,12 +44,12 @@ pub enum What {
         /// The name of what is mapped, as maps shows it.
         name: Vec<u8>,
     },
-    /// A process began another program: nothing of before is mapped any more.
+    /// A process began another program: its earlier mappings are gone.
     Exec {
         /// The process.
         pid: u32,
     },
-    /// A process was forked off: it has what its parent has mapped.
+    /// A process was forked: it has the mappings of its parent.
     Fork {
         /// The process.
         pid: u32,
@@ -60,7 +60,7 @@ pub enum What {
     Lost(u64),
 }
 
-/// Parses one whole record; `None` for a kind that tells nothing here.
+/// Parses one whole record; `None` for a kind that TiExec does not use.
 pub fn parse(record: &[u8]) -> Option<Event> {
     let u32_at = |at: usize| Some(u32::from_ne_bytes(record.get(at..at + 4)?.try_into().ok()?));
     let u64_at = |at: usize| Some(u64::from_ne_bytes(record.get(at..at + 8)?.try_into().ok()?));

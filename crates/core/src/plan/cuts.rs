@@ -1,27 +1,28 @@
-//! Text that mprotect(2) has cut in pieces: a huge page lies in one mapping, so what spans two has none.
+//! Text that mprotect(2) has cut in pieces: a huge page lies in one mapping, so text that spans two
+//! mappings has none.
 
 use super::TextPlan;
 use crate::addr::{AddrRange, PageSize};
 use crate::proc::maps::Vma;
 use crate::skip::{Reason, SkipReason};
 
-/// Says of each text what of its edges would be whole huge pages if the pieces beside it were one
-/// mapping with it. `texts` are in address order.
+/// Notes in each text how much of its edges would be whole huge pages if the text and the pieces beside
+/// it were one mapping. `texts` are in address order.
 pub(super) fn tell(texts: &mut [TextPlan], huge: PageSize) {
     for pieces in texts.chunk_by_mut(|text, next| continues(&text.vma, &next.vma)) {
         tell_of(pieces, huge);
     }
 }
 
-/// Returns whether `next` goes on where `vma` ends, in memory and in the file.
+/// Returns whether `next` continues `vma`, in memory and in the file.
 fn continues(vma: &Vma, next: &Vma) -> bool {
     vma.range.end() == next.range.start()
         && vma.file == next.file
         && vma.file_offset.checked_add(vma.range.len()) == Some(next.file_offset)
 }
 
-/// Says of `pieces`, which continue each other, what of their edges would be whole huge pages if they
-/// were one.
+/// Notes in `pieces`, which continue each other, how much of their edges would be whole huge pages if
+/// they were one mapping.
 fn tell_of(pieces: &mut [TextPlan], huge: PageSize) {
     let ends = pieces.first().zip(pieces.last());
     let whole = ends

@@ -23,9 +23,12 @@ use crate::proc::maps::Vma;
 pub struct Reserved(Vec<AddrRange>);
 
 impl Reserved {
-    /// Finds them: the bottom and the top of the address space; where the heap will grow, which begins
-    /// at `start_brk` (as in `/proc/PID/stat`; where it is not known, every gap could be that); the gap
-    /// below each VMA that `grows_down` or must have one. `vmas` are in address order.
+    /// Finds the reserved addresses. `vmas` are in address order.
+    ///
+    /// - The bottom and the top of the address space.
+    /// - The addresses into which the heap will grow, from `start_brk` on (as in `/proc/PID/stat`; if
+    ///   it is not known, every gap could be these).
+    /// - The gap below each VMA that `grows_down` or must have one.
     pub fn find(
         vmas: &[Vma],
         start_brk: Option<u64>,
@@ -38,7 +41,7 @@ impl Reserved {
             return Self(vec![everything]);
         };
         let start_brk = RemoteAddr::new(start_brk);
-        // The kernel's own area at the top of the address space is nobody's neighbour.
+        // The kernel's own area at the top of the address space is no neighbour.
         let below_top = |vma: &&Vma| vma.range.start().get() < 1 << 63;
         let user: Vec<AddrRange> = vmas.iter().filter(below_top).map(|vma| vma.range).collect();
         let Some(last) = user.last() else { return Self(vec![everything]) };
@@ -52,7 +55,7 @@ impl Reserved {
                 heap_end = range.end();
             }
         }
-        // A program may have unmapped a part of it.
+        // A program may have unmapped a part of its heap.
         let heaps = vmas.iter().filter(|vma| vma.name == b"[heap]").map(|vma| vma.range.end());
         heap_end = heaps.max().unwrap_or(heap_end).max(heap_end);
         let next = user.iter().find(|range| range.start() >= heap_end);
@@ -90,9 +93,9 @@ struct Edge {
     text: u64,
 }
 
-/// Adds to a text's plan the huge pages at its edges that may be taken, and takes their text off its
-/// rest. `parts` are its file's; `kept` are ranges with pages that must stay. A page that an earlier
-/// text's plan has, which `taken` says, is not taken again.
+/// Adds to a text's plan the huge pages at its edges that may be taken, and subtracts their text from
+/// its rest. `parts` are those of its file; `kept` are ranges with pages that must stay; `taken` are
+/// pages that an earlier text's plan has, and that are not taken again.
 pub(super) fn take(
     text: &mut TextPlan,
     around: &Around<'_>,
@@ -163,8 +166,8 @@ fn edge(page: AddrRange, around: &Around<'_>, parts: &Parts) -> Option<Edge> {
     (as_described && whole).then_some(Edge { page, text })
 }
 
-/// Returns the file offset of the huge page if the page cache has it as one folio, and all that is
-/// mapped there is mapped from its own place in that.
+/// Returns the file offset of the huge page if the page cache holds it as one folio, and everything
+/// mapped there comes from its own place in that folio.
 fn by_pagecache(page: AddrRange, parts: &Parts, folios: &[Range<u64>]) -> Option<u64> {
     let mut here = parts.within(page);
     let offset = here.next()?.offset_at(page.start());
@@ -203,9 +206,9 @@ pub fn edge_chunks(
     chunks
 }
 
-/// Returns how many bytes of text become huge at best, with nothing of others' in the way.
+/// Returns how many bytes of text become huge at best, if no other mapping is in the way.
 pub(super) fn potential(parts: &Parts, policy: EdgePolicy, huge: PageSize) -> u64 {
-    // Segments over each other may add up to more than there are addresses.
+    // Overlapping segments may add up to more than there are addresses.
     let sum = u64::saturating_add;
     let whole = parts.texts().filter_map(|part| part.range.align_inward(huge));
     let whole = whole.map(AddrRange::len).fold(0, sum);
@@ -317,7 +320,7 @@ mod tests {
         let taken = [span("00400000-00600000", 0x1f_f000), span("00600000-00c00000", 0)];
         assert_eq!(spans(&plan), taken);
         assert_eq!(plan.texts[0].rest, [(SkipReason::Edges.into(), 0x1_0000)]);
-        // RELRO: read-only by now, and yet written to.
+        // RELRO: read-only by now, but the program has written to it.
         let relro = maps.replace("rw-p", "r--p");
         let plan = planned(&relro, loads, Edges::Aggressive, 0, BRK);
         assert_eq!(spans(&plan), taken);

@@ -10,8 +10,12 @@ use crate::snapshot::Snapshot;
 /// Decides where the main executable should lie: returns the move, if one is due and possible, and
 /// the load bias that results, modulo the huge page, if it is known.
 ///
-/// It is laid for the page cache if that holds at least half of its text; otherwise for the image
-/// store if there is one; otherwise for what the page cache holds, if anything; otherwise, if copies may
+/// The executable is placed for the first of these that applies:
+///
+/// - the page cache, if it holds at least half of the text;
+/// - the image store, if there is one;
+/// - the part that the page cache holds, if there is one;
+/// - as much of the text as can be huge, if copies may be made.
 /// be made, for as much of the text as can be huge.
 pub(super) fn layout(snapshot: &Snapshot, means: &Means<'_>) -> (Option<Rebase>, Option<u64>) {
     let Some(image) = means.image.filter(|_| !means.leave_main) else { return (None, None) };
@@ -54,16 +58,16 @@ pub(super) fn layout(snapshot: &Snapshot, means: &Means<'_>) -> (Option<Rebase>,
     found.or_else(by_copies).unwrap_or((None, Some(here)))
 }
 
-/// Returns the load bias, modulo the huge page, at which most of the text can be huge, if that is more
-/// than where the image is. Where edges are wanted, the tail of the text then shares no huge page with the data behind
-/// it, or its head none with the data before it.
+/// Returns the load bias, modulo the huge page, at which most of the text can be huge, if that is more than where the
+/// image is. If edges are wanted, then at that bias the tail of the text shares no huge page with the data behind it,
+/// or its head none with the data before it.
 fn best_for_copies(image: &MainImage, policy: EdgePolicy, snapshot: &Snapshot) -> Option<u64> {
     let (huge, base) = (snapshot.pages.pmd, snapshot.pages.base);
     if !image.position_independent {
         return None;
     }
     let reached = |bias: u64| {
-        // Far from both ends of the address space.
+        // This place is far from both ends of the address space.
         let parts = Parts::of(&image.loads, (1 << 46) + bias, base)?;
         Some(potential(&parts, policy, huge))
     };

@@ -1,8 +1,8 @@
 //! Makes a plan from a snapshot: which spans of text become huge, and why the rest does not.
 //!
-//! A plan is a value. It can be printed (`--dry-run`), compared and tested; nothing here touches a
-//! process. These hold for every snapshot whose VMAs are in address order (property tests); the
-//! first two, of each text alone, for any other:
+//! A plan is a value. It can be printed (`--dry-run`), compared and tested; nothing here touches a process. The
+//! following holds for every snapshot whose VMAs are in address order (property tests). For any other snapshot,
+//! the first two points hold for each text alone:
 //!
 //! - a span lies wholly inside one text VMA of the snapshot (as it is after the plan's move of the
 //!   main executable, if there is one), and spans never overlap;
@@ -74,14 +74,14 @@ pub struct Span {
     /// Its addresses in the target; begins and ends on a huge page.
     #[serde(flatten, serialize_with = "start_and_end")]
     pub range: AddrRange,
-    /// Position in the file, in bytes, of the first of its bytes that are the file's; of its very first
-    /// one, unless it is an edge and held by a copy.
+    /// Position in the file, in bytes, of the first byte of the span. For an edge in a copy: that of the first
+    /// byte that comes from the file.
     pub file_offset: u64,
     /// The backing.
     pub backing: Backing,
     /// Bytes of it that are no text, and become executable.
     pub widened_bytes: u64,
-    /// True if it is a huge page at the edge of a text: [`Parts`] tells what is where in it.
+    /// True if the span is a huge page at the edge of a text. [`Parts`] says what lies where in it.
     #[serde(skip)]
     pub edge: bool,
 }
@@ -103,9 +103,9 @@ pub struct Means<'a> {
     /// The parts of the main executable's file that lie in the page cache in PMD-sized folios: file
     /// ranges in whole huge pages, ascending.
     pub folios: &'a [Range<u64>],
-    /// Backings that hold a copy, the preferred one first; none where nothing may be copied.
+    /// Backings that hold a copy, the preferred one first; empty if nothing may be copied.
     pub copies: &'a [Backing],
-    /// The choice of ragged edges; they need an `image` that says what is around the text.
+    /// The choice of ragged edges; they need an `image` that describes the surroundings of the text.
     pub edges: EdgePolicy,
     /// The beginning of the heap, if that is known.
     pub start_brk: Option<u64>,
@@ -135,7 +135,7 @@ pub struct TextPlan {
 }
 
 impl TextPlan {
-    /// Takes bytes off what is left for being at an edge, or too small.
+    /// Subtracts bytes from those that are left because they are at an edge, or too small.
     fn take_off_rest(&mut self, mut bytes: u64) {
         for (reason, left) in &mut self.rest {
             if matches!(reason, Reason::Skipped(SkipReason::Edges | SkipReason::TooSmall)) {
@@ -190,7 +190,7 @@ impl Plan {
     pub fn huge_bytes_in(&self, areas: &[Area]) -> u64 {
         let in_spans = |area: &Area| -> u64 {
             let huge: u64 = self.spans().map(|span| area.huge_in(span.range)).sum();
-            // Areas of which only the sum is known could count the same pages for two spans.
+            // If only the sum of an area is known, the same pages could count for two spans.
             huge.min(area.huge_bytes())
         };
         areas.iter().map(in_spans).sum()
@@ -206,8 +206,7 @@ impl Plan {
         self.texts.iter().map(|text| text.vma.range.len()).sum()
     }
 
-    /// Adds the plan for other text, of a later moment: what both know is as `later` says, unless this
-    /// one makes some of it huge.
+    /// Adds a later plan. For text in both plans `later` counts, unless this plan makes some of the text huge.
     pub fn join(&mut self, later: Self) {
         let switched = |text: &TextPlan| !text.spans.is_empty();
         let covers = |texts: &[TextPlan], range: AddrRange| {
@@ -233,7 +232,7 @@ impl Plan {
         }
     }
 
-    /// Returns the backing that holds most of what becomes huge; `None` where nothing does.
+    /// Returns the backing of most of the bytes that become huge; `None` if no bytes do.
     pub fn main_backing(&self) -> Option<Backing> {
         let most = self.spans().max_by_key(|span| self.span_bytes_by(span.backing));
         most.map(|span| span.backing)
@@ -242,8 +241,8 @@ impl Plan {
 
 /// Decides which spans of the main executable's text become huge, and by which backing.
 ///
-/// Other files' text is planned as [`SkipReason::NotSelected`]. The page cache comes first, because it
-/// costs nothing; the executable is moved where that makes its text congruent, or its edges free.
+/// Other files' text is planned as [`SkipReason::NotSelected`]. The page cache comes first, because it costs
+/// nothing. The plan moves the executable if that makes its text congruent, or its edges free.
 pub fn plan(snapshot: &Snapshot, means: &Means<'_>) -> Plan {
     let pages = snapshot.pages;
     let huge = pages.pmd;
@@ -251,7 +250,7 @@ pub fn plan(snapshot: &Snapshot, means: &Means<'_>) -> Plan {
     let moved = rebase.as_ref().map(|rebase| rebase.applied(snapshot));
     let snapshot = moved.as_ref().unwrap_or(snapshot);
     let main = snapshot.main_file();
-    // Images in the store are laid out for one load bias, modulo the huge page.
+    // An image in the store is laid out for one load bias, modulo the huge page.
     let stored_bias = means.image.map(|image| image.bias_for_copies(pages));
     let fits = |backing: Backing| backing != Backing::Store || bias == stored_bias;
     let copy = means.copies.iter().copied().find(|&backing| fits(backing));
@@ -291,7 +290,7 @@ pub fn plan(snapshot: &Snapshot, means: &Means<'_>) -> Plan {
 /// One text VMA of a running process, and what is known of it beside its line in maps.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RunningText {
-    /// It.
+    /// The VMA.
     pub vma: Vma,
     /// The parts of its file that lie in the page cache in PMD-sized folios; ascending.
     pub folios: Vec<Range<u64>>,
@@ -301,14 +300,14 @@ pub struct RunningText {
     pub uncopied: Option<Reason>,
     /// Addresses that must not be touched, and why; in whole huge pages, ascending.
     pub kept: Vec<(AddrRange, SkipReason)>,
-    /// Why none of it is to be touched, if so.
+    /// Why the plan must leave all of this text alone; `None` if it need not.
     pub leave: Option<Reason>,
     /// The parts of its file where it is mapped, if it is mapped as the file's headers say.
     pub parts: Option<Parts>,
 }
 
-/// Decides which spans of a running process's text become huge, and by which backing. Nothing is
-/// moved: what is not congruent gets a copy.
+/// Decides which spans of a running process's text become huge, and by which backing. Nothing moves: text that
+/// is not congruent gets a copy.
 pub fn plan_running(around: &Around<'_>, texts: &[RunningText]) -> Plan {
     let Pages { pmd: huge, .. } = around.pages;
     let mut taken = Vec::new();
@@ -334,15 +333,15 @@ pub fn plan_running(around: &Around<'_>, texts: &[RunningText]) -> Plan {
     plan
 }
 
-/// Gives up the edges of files of which nothing would be mapped any more beside copies: nobody could
-/// tell what belongs there.
+/// Gives up the edges of a file if no mapping of the file would remain beside the copies: then nothing would
+/// show what belongs there.
 fn keep_traces(plan: &mut Plan, vmas: &[Vma]) {
     let copied: Vec<AddrRange> = plan
         .spans()
         .filter(|span| span.backing != Backing::Pagecache)
         .map(|span| span.range)
         .collect();
-    // Spans adjoin where they cover a VMA together.
+    // Several spans adjoin if they cover a VMA together.
     let is_left = |vma: &Vma| {
         let gone = copied.iter().filter_map(|range| range.intersection(vma.range));
         gone.map(AddrRange::len).sum::<u64>() < vma.range.len()
@@ -372,8 +371,8 @@ fn leave(vma: &Vma, why: impl Into<Reason>) -> TextPlan {
     TextPlan { vma: vma.clone(), spans: Vec::new(), rest: vec![(why.into(), vma.range.len())] }
 }
 
-/// Cuts a file range into pieces, in order, that lie wholly inside or wholly outside `folios`, and
-/// says which.
+/// Cuts a file range into pieces, in order, that lie wholly inside or wholly outside `folios`. The flag of each
+/// piece is true inside.
 fn pieces(range: Range<u64>, folios: &[Range<u64>]) -> Vec<(Range<u64>, bool)> {
     let mut pieces = Vec::new();
     let mut at = range.start;
@@ -394,7 +393,8 @@ fn pieces(range: Range<u64>, folios: &[Range<u64>]) -> Vec<(Range<u64>, bool)> {
     pieces
 }
 
-/// Plans one text. `copy` is the backing for what the page cache does not hold, or the reason why there is none.
+/// Plans one text. `copy` is the backing for the parts that the page cache does not hold, or the reason why
+/// there is no backing.
 fn plan_text(
     vma: &Vma,
     huge: PageSize,

@@ -64,9 +64,9 @@ impl fmt::Display for Plan {
 }
 
 impl Plan {
-    /// Returns the plan as one line of JSON; `reason` says why it cannot be carried out, if so, and
-    /// `objects` is what is planned for shared objects that are not mapped yet, at the addresses in
-    /// their files.
+    /// Returns the plan as one line of JSON. `reason` says why the plan cannot be carried out, and
+    /// is `None` if it can. `objects` is the plan for shared objects that are not mapped yet, at
+    /// the addresses in their files.
     ///
     /// # Panics
     /// Never: a plan holds nothing that JSON cannot.

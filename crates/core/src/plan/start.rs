@@ -1,4 +1,4 @@
-//! A plan for a program's start, made of its file alone: what a launch would give to a program that runs already.
+//! A plan for a program's start, made from its file alone: what a launch would give to a program that already runs.
 
 use std::ops::Range;
 
@@ -13,8 +13,8 @@ use crate::snapshot::Snapshot;
 /// Where a stack lies, far above every program.
 const STACK: (u64, u64) = (0x7fff_0000_0000, 0x21000);
 
-/// Plans what a launch would do to the text of a program that begins at `entry`: it may move the program from where
-/// `image` is, and copy what does not lie in `folios`, the huge folios of the page cache.
+/// Plans what a launch would do to the text of a program that begins at `entry`. The launch may move the program
+/// from where `image` is, and copy text that does not lie in `folios`, the huge folios of the page cache.
 pub fn plan_start(
     image: &MainImage,
     entry: RemoteAddr,

@@ -1,5 +1,5 @@
-//! `/proc/PID/cgroup` and `/proc/PID/mountinfo`: where a process's cgroup of memory or of processor time is to be read, and which
-//! units it belongs to.
+//! `/proc/PID/cgroup` and `/proc/PID/mountinfo`: the files of a process's cgroup of memory or of processor time, and
+//! the units that the process belongs to.
 
 use super::{lines, mountinfo, number};
 use crate::order;
@@ -7,13 +7,13 @@ use crate::order;
 /// The place of the files of a process's cgroup.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CgroupFiles {
-    /// Its path, as `/proc/PID/cgroup` tells it.
+    /// Its path, as `/proc/PID/cgroup` shows it.
     pub path: Vec<u8>,
     /// The mount point of the hierarchy.
     pub mount: Vec<u8>,
     /// The process's own directory below `mount`, without a leading slash; empty at the top.
     pub below: Vec<u8>,
-    /// True if the cgroup lies outside of what is mounted: `mount` is the next best.
+    /// True if the cgroup lies outside of the mount; then `mount` is the best substitute.
     pub outside: bool,
     /// True for cgroup v2 (such as `memory.max`), false for v1 (`memory.limit_in_bytes`).
     pub unified: bool,
@@ -27,7 +27,7 @@ pub fn memory_cgroup(cgroup: &[u8], mountinfo: &[u8]) -> Option<CgroupFiles> {
     cgroup_with(b"memory", cgroup, mountinfo)
 }
 
-/// Finds the cgroup by which the processor time of the process is counted (`cpuacct.usage`, or `cpu.stat` of v2).
+/// Finds the cgroup that counts the processor time of the process (`cpuacct.usage`, or `cpu.stat` of v2).
 pub fn cpu_cgroup(cgroup: &[u8], mountinfo: &[u8]) -> Option<CgroupFiles> {
     cgroup_with(b"cpuacct", cgroup, mountinfo)
 }
@@ -77,7 +77,7 @@ pub struct Units {
     pub user: Option<UserUnit>,
 }
 
-/// A unit of a user's manager: the user names it at will, as a unit of the system too.
+/// A unit of a user's manager. The user chooses the name, which may also be that of a system unit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UserUnit {
     /// The user's id.
@@ -94,16 +94,15 @@ impl std::fmt::Display for Units {
 }
 
 /// Returns the units of the process whose `cgroup` this is; `of_init` is that of PID 1.
-///
-/// The place in the tree decides, not the name: below slices, the first cgroup is a unit of the system's manager, and
-/// all below that is the unit's own, to be named by the process to which it was delegated (systemd: `cg_path_get_unit`,
+/// The place in the tree decides, not the name: below slices, the first cgroup is a unit of the system's manager. All
+/// below that belongs to the unit, and the process to which it was delegated names it (systemd: `cg_path_get_unit`,
 /// `cg_path_get_user_unit` in `src/basic/cgroup-util.c`).
 pub fn units(cgroup: &[u8], of_init: &[u8]) -> Option<Units> {
-    // systemd's own hierarchy, where there is one that is in use.
+    // Take systemd's own hierarchy, if there is one in use.
     ["name=systemd", ""].iter().find_map(|hierarchy| {
         let path = path_in(cgroup, hierarchy.as_bytes())?;
         let init = path_in(of_init, hierarchy.as_bytes()).unwrap_or_default();
-        // In a container the manager's root may be another than the hierarchy's.
+        // In a container the manager's root may differ from the hierarchy's root.
         let own = [&b"/init.scope"[..], b"/system.slice", b"/system"];
         let root = own.iter().find_map(|own| init.strip_suffix(*own)).unwrap_or(init);
         let root = root.strip_suffix(b"/").unwrap_or(root);
@@ -112,7 +111,8 @@ pub fn units(cgroup: &[u8], of_init: &[u8]) -> Option<Units> {
     })
 }
 
-/// Returns the process's path in the hierarchy of systemd's manager: cgroup v2, or its own where that is in use.
+/// Returns the process's path in the hierarchy of systemd's manager: cgroup v2, or systemd's own hierarchy if that is
+/// in use.
 pub fn path(cgroup: &[u8]) -> Option<&[u8]> {
     let own = path_in(cgroup, b"name=systemd").filter(|path| *path != b"/");
     own.or_else(|| path_in(cgroup, b""))
@@ -120,10 +120,10 @@ pub fn path(cgroup: &[u8]) -> Option<&[u8]> {
 
 /// Returns the UID of the Kubernetes pod to which the process whose `cgroup` this is belongs.
 ///
-/// The kubelet names a pod's cgroup `podUID` (driver cgroupfs) or `kubepods-QOS-podUID.slice` (driver systemd, which has
-/// underscores for the dashes); the runtime's own cgroups lie below, or behind a colon where containerd does not know of
-/// systemd. The first such name from the top decides. Below a container, and below `user.slice`, anybody names cgroups at will: no
-/// name counts there. All hierarchies must tell the same.
+/// The kubelet names a pod's cgroup `podUID` (driver cgroupfs) or `kubepods-QOS-podUID.slice` (driver systemd, which
+/// has underscores for the dashes). The runtime's own cgroups lie below, or behind a colon if containerd does not know
+/// of systemd. The first such name from the top decides. Below a container, and below `user.slice`, any process may
+/// choose the names of cgroups, so no name counts there. All hierarchies must agree.
 pub fn pod(cgroup: &[u8]) -> Option<String> {
     let mut found = paths(cgroup).filter_map(|(_, path)| pod_in(path));
     let first = found.next()?;
@@ -149,7 +149,7 @@ fn pod_in(path: &[u8]) -> Option<String> {
     })
 }
 
-/// Returns the process's path in the hierarchy that has exactly these controllers, as far as they are named.
+/// Returns the process's path in the hierarchy that has exactly these named controllers.
 fn path_in<'a>(cgroup: &'a [u8], controllers: &[u8]) -> Option<&'a [u8]> {
     paths(cgroup).find_map(|(named, path)| (named == controllers).then_some(path))
 }
@@ -157,7 +157,7 @@ fn path_in<'a>(cgroup: &'a [u8], controllers: &[u8]) -> Option<&'a [u8]> {
 /// Splits each line, such as `4:memory:/path` or `0::/path`: the controllers of a hierarchy, and the process's path in it.
 fn paths(cgroup: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     lines(cgroup).filter_map(|(_, line)| {
-        // A unit's name may hold colons: only the first two are the kernel's.
+        // A unit's name may hold colons; only the first two colons are the kernel's.
         let mut fields = line.splitn(3, |&byte| byte == b':');
         number(fields.next()?, 10)?;
         Some((fields.next()?, fields.next()?))
@@ -170,7 +170,7 @@ fn units_below(path: &[u8]) -> Option<Units> {
         let kinds = [&b".service"[..], b".scope", b".socket", b".mount", b".swap"];
         kinds.iter().any(|kind| part.len() > kind.len() && part.ends_with(kind))
     };
-    // Names that would be those of the kernel's files have an underscore before them.
+    // A name that would equal the name of a kernel file has an underscore before it.
     let name =
         |part: &[u8]| String::from_utf8_lossy(part.strip_prefix(b"_").unwrap_or(part)).into_owned();
     let parts = path.split(|&byte| byte == b'/').filter(|part| !part.is_empty());
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!((&found.mount[..], found.outside), (&b"/whole"[..], false));
         assert_eq!(found.below, b"kubepods/pod2/b");
         assert!(memory_cgroup(other, own.as_bytes()).unwrap().outside);
-        // In a cgroup namespace of its own: no path of another container leads anywhere.
+        // In a cgroup namespace of its own, no path of another container leads anywhere.
         for root in ["/", "/../../.."] {
             let mounts = format!("40 29 0:28 {root} /sys/fs/cgroup ro - cgroup2 cgroup rw\n");
             let found = memory_cgroup(b"0::/../../pod2/b\n", mounts.as_bytes()).unwrap();
@@ -300,7 +300,7 @@ mod tests {
             // From inside a cgroup namespace.
             format!("/../../pod{uid}/{id}"),
             format!("/../../kubepods-burstable-pod{low}.slice/cri-containerd-{id}.scope"),
-            // A container names what is below its own.
+            // A container chooses the names below its own cgroup.
             format!("/kubepods/pod{uid}/{id}/pod11111111-2222-3333-4444-555555555555"),
         ] {
             for text in [format!("0::{path}\n"), format!("4:memory:{path}\n3:cpuset:/\n0::/\n")] {
@@ -312,7 +312,7 @@ mod tests {
             "/kubepods/burstable".to_owned(),
             format!("/system.slice/docker-{id}.scope"),
             format!("/machine.slice/libpod-{id}.scope"),
-            // A container of another runtime may name what lies below its own.
+            // A container of another runtime may choose the names below its own cgroup.
             format!("/system.slice/docker-{id}.scope/kubepods/pod{uid}/{id}"),
             format!("/docker/{id}/pod{uid}"),
             format!("/kubepods/pod{}/x", &uid[1..]),

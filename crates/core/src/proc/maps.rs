@@ -21,7 +21,7 @@ pub struct Perms {
 }
 
 impl Perms {
-    /// Returns whether nothing may be done there (`PROT_NONE`).
+    /// Returns whether all access is forbidden (`PROT_NONE`).
     pub const fn is_none(self) -> bool {
         !(self.read || self.write || self.exec)
     }
@@ -115,8 +115,8 @@ pub struct Vma {
     /// The name column exactly as printed, still escaped (a newline is `\012`) and with any
     /// ` (deleted)`; empty for anonymous memory, `[heap]` and the like for the kernel's own.
     pub name: Name,
-    /// True if an indirect branch into it must meet an instruction made for that (`PROT_BTI` on
-    /// aarch64). Only smaps says so: read from maps, this is false.
+    /// True if an indirect branch into it must meet an instruction made for that (`PROT_BTI` on aarch64). Only smaps
+    /// shows it; for a VMA read from maps, this is false.
     pub guarded: bool,
 }
 
@@ -136,14 +136,14 @@ impl Vma {
         self.name.strip_suffix(b" (deleted)").unwrap_or(&self.name)
     }
 
-    /// Lets it share the bytes of its name with one that has the same.
+    /// Makes this VMA share the bytes of its name with `other`, if their names are equal.
     pub(crate) fn share_name(&mut self, other: &Self) {
         if self.name == other.name {
             self.name = other.name.clone();
         }
     }
 
-    /// Returns the name as JSON has it: lossy UTF-8, without ` (deleted)`. For people it is [shown](crate::escape).
+    /// Returns the name as JSON has it: lossy UTF-8, without ` (deleted)`. Output for people [shows](crate::escape) it.
     pub fn display_path(&self) -> String {
         String::from_utf8_lossy(self.path()).into_owned()
     }
@@ -152,7 +152,7 @@ impl Vma {
 /// Parses one line of maps; also the first line of each smaps entry.
 ///
 /// # Errors
-/// Says which column is not what it should be.
+/// The column that is malformed.
 pub fn parse_vma(line: &[u8], number_of_line: usize) -> Result<Vma, ParseError> {
     let bad = |what| ParseError::new("maps", number_of_line, what, line);
     // "%lx-%lx %c%c%c%c %08llx %02x:%02x %lu ", then blanks up to column 73, then the name.
@@ -202,9 +202,9 @@ pub fn parse_vma(line: &[u8], number_of_line: usize) -> Result<Vma, ParseError> 
 /// Parses the whole of `/proc/PID/maps`.
 ///
 /// # Errors
-/// The first line that is not a VMA, or that begins before the last one ended: also while the
-/// target changes its mappings, "the mapped addresses will never go backwards"
-/// (`Documentation/filesystems/proc.rst`), so such text is not the kernel's.
+/// The first line that is not a VMA, or that begins before the last one ended. Even while the target changes its
+/// mappings, "the mapped addresses will never go backwards" (`Documentation/filesystems/proc.rst`), so such text is not
+/// the kernel's.
 pub fn parse(text: &[u8]) -> Result<Vec<Vma>, ParseError> {
     let mut vmas: Vec<Vma> = Vec::new();
     for (number, line) in lines(text) {

@@ -2,13 +2,13 @@
 
 use super::{lines, number};
 
-/// Returns `MemAvailable`, in bytes: what new users may have without swapping, as the kernel estimates it.
-/// `None` before Linux 3.14.
+/// Returns `MemAvailable`, in bytes: the kernel's estimate of the memory that new users can have without
+/// swapping. `None` before Linux 3.14.
 pub fn available(text: &[u8]) -> Option<u64> {
     field(text, "MemAvailable")
 }
 
-/// Returns the field of that name, in bytes; `None` where the kernel does not have it.
+/// Returns the field of that name, in bytes; `None` if the kernel does not have it.
 pub fn field(text: &[u8], name: &str) -> Option<u64> {
     let value =
         lines(text).find_map(|(_, line)| line.strip_prefix(name.as_bytes())?.strip_prefix(b":"))?;

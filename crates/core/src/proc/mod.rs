@@ -1,7 +1,7 @@
 //! Parsers of the kernel's text under `/proc`: bytes in, values out.
 //!
-//! Kernel text is input. It is bytes, not UTF-8; fields and flags never seen before are kept or
-//! ignored, never fatal; no content makes a parser panic (fuzz targets of the same names).
+//! Kernel text is input. It is bytes, not UTF-8. Parsers keep or ignore unknown fields and flags,
+//! and never fail for them. No content makes a parser panic (fuzz targets of the same names).
 
 pub mod auxv;
 pub mod buddyinfo;
@@ -18,7 +18,7 @@ pub mod syscall;
 
 use thiserror::Error;
 
-/// A line of kernel text that does not have the form the manual gives it.
+/// A line of kernel text that does not have the form of the manual.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("line {line} of {file}: {what}: {text:?}")]
 pub struct ParseError {

@@ -2,10 +2,10 @@
 
 use super::{lines, number};
 
-/// One mount, as far as it tells which file system a file lies on.
+/// One mount: the fields that show which file system a file lies on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mount<'a> {
-    /// Its number, one of its own among all mounts of the machine.
+    /// Its number, unique among all mounts of the machine.
     pub id: u64,
     /// Device numbers of the file system, as `maps` shows those of its files.
     pub device: (u32, u32),
@@ -19,7 +19,7 @@ pub struct Mount<'a> {
     pub options: &'a [u8],
 }
 
-/// Parses all mounts. Lines that do not have the form the manual gives them are passed over.
+/// Parses all mounts. Skips lines that do not have the form of the manual.
 pub fn parse(text: &[u8]) -> Vec<Mount<'_>> {
     lines(text).filter_map(|(_, line)| parse_line(line)).collect()
 }
@@ -40,16 +40,17 @@ fn parse_line(line: &[u8]) -> Option<Mount<'_>> {
     Some(Mount { id, device, root, mount_point, kind, options })
 }
 
-/// Returns the directories that an overlay lies over, lower and upper, from its options; `None` if there are
-/// none, or one is not told by its whole path.
+/// Returns the directories, lower and upper, that an overlay lies over, from its options; `None` if there are
+/// none, or if the options do not give the whole path of one.
 pub fn overlay_layers<'a>(options: &'a [u8]) -> Option<Vec<&'a [u8]>> {
     let mut layers: Vec<&'a [u8]> = Vec::new();
     for option in options.split(|&byte| byte == b',') {
         let Some(equals) = option.iter().position(|&byte| byte == b'=') else { continue };
         let value = &option[equals + 1..];
         match &option[..equals] {
-            // A colon or a comma in a name is escaped by a backslash, which mountinfo shows as \134: no such
-            // path is told apart here, and none of its pieces begins with a slash.
+            // A backslash escapes a colon or a comma in a name, and mountinfo shows the backslash as \134.
+            // Such a path is split wrongly here, but `whole` rejects its first piece, which holds the
+            // backslash.
             b"lowerdir" => {
                 layers.extend(value.split(|&byte| byte == b':').filter(|path| !path.is_empty()))
             }
@@ -61,8 +62,8 @@ pub fn overlay_layers<'a>(options: &'a [u8]) -> Option<Vec<&'a [u8]>> {
     (!layers.is_empty() && layers.iter().all(whole)).then_some(layers)
 }
 
-/// Returns the mount that a path lies on, by its longest mount point; of several at one place, the last one
-/// covers the others.
+/// Returns the mount that a path lies on, by its longest mount point. If several mounts have one mount point,
+/// the last covers the others.
 pub fn of_path<'m, 'a>(mounts: &'m [Mount<'a>], path: &[u8]) -> Option<&'m Mount<'a>> {
     let holds = |mount: &&Mount<'_>| {
         let at = mount.mount_point;

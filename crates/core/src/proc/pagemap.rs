@@ -9,7 +9,7 @@ const SWAPPED: u64 = 1 << 62;
 /// The page is a file's, or shared anonymous memory.
 const FILE: u64 = 1 << 61;
 
-/// The page is a guard: whoever touches it gets SIGSEGV (`MADV_GUARD_INSTALL`). Since Linux 6.15.
+/// The page is a guard: an access to it causes SIGSEGV (`MADV_GUARD_INSTALL`). Since Linux 6.15.
 const GUARD: u64 = 1 << 58;
 
 /// Returns whether the word is of a page that is in memory.
@@ -22,8 +22,8 @@ pub const fn is_guard(word: u64) -> bool {
     word & GUARD != 0
 }
 
-/// Returns whether the word is of a private page that was written to: in a file's mapping, a copy
-/// that is no longer the file's.
+/// Returns whether the word is of a private page that was written to: in a file's mapping, a copy that
+/// no longer matches the file.
 pub const fn is_modified(word: u64) -> bool {
     word & (PRESENT | SWAPPED) != 0 && word & FILE == 0
 }

@@ -4,10 +4,10 @@ use super::maps::parse_vma;
 use super::{ParseError, lines, number};
 use crate::area::Area;
 
-/// Parses the whole of `/proc/PID/smaps`. Fields it does not know are passed over.
+/// Parses the whole of `/proc/PID/smaps`. Skips unknown fields.
 ///
 /// # Errors
-/// A VMA line that is not one or is out of order (see [`super::maps::parse`]), a field before the
+/// A VMA line that is malformed or out of order (see [`super::maps::parse`]), a field before the
 /// first VMA, or a size that is not a number.
 pub fn parse(text: &[u8]) -> Result<Vec<Area>, ParseError> {
     let mut entries: Vec<Area> = Vec::new();
@@ -23,7 +23,7 @@ pub fn parse(text: &[u8]) -> Result<Vec<Area>, ParseError> {
                 }
                 vma.share_name(last);
             }
-            // The kernel tells how much is huge, but not which part.
+            // The kernel reports how much is huge, but not which part.
             entries.push(Area { vma, ..Area::default() });
             continue;
         };

@@ -1,5 +1,5 @@
-//! `/proc/PID/stat`: the fields that say where the kernel thinks a program's parts are
-//! (proc_pid_stat(5)). They are zero for a reader that may not trace the process.
+//! `/proc/PID/stat`: among others, the fields with the addresses of a program's parts, as the kernel keeps them
+//! (proc_pid_stat(5)). These are zero for a reader that may not trace the process.
 
 use super::{ParseError, number};
 
@@ -57,7 +57,7 @@ pub fn is_kernel_thread(text: &[u8]) -> Result<bool, ParseError> {
     Ok(flags & PF_KTHREAD != 0)
 }
 
-/// Returns when the process began, in clock ticks since boot (`starttime`): with its id, this names a
+/// Returns when the process began, in clock ticks since boot (`starttime`). Together with its id, this identifies a
 /// process for ever.
 ///
 /// # Errors
@@ -78,7 +78,8 @@ pub fn run_time(text: &[u8]) -> Result<u64, ParseError> {
     both.ok_or_else(|| ParseError::new("stat", 1, "utime", text))
 }
 
-/// Returns the same together with that of the children it has waited for (`cutime` and `cstime`), and so on down.
+/// Returns the same time plus that of the children that the process has waited for (`cutime` and `cstime`), and so on
+/// down.
 ///
 /// # Errors
 /// Says so where a field is missing or is no number.
@@ -91,7 +92,7 @@ pub fn run_time_with_children(text: &[u8]) -> Result<u64, ParseError> {
     Ok(own.saturating_add(children))
 }
 
-/// Returns the process's parent (`ppid`); 0 for none, or one that this PID namespace does not show.
+/// Returns the process's parent (`ppid`); 0 if it has none, or if this PID namespace does not show the parent.
 ///
 /// # Errors
 /// Says so where the field is missing or is no number.
@@ -161,7 +162,7 @@ pub fn summary(text: &[u8]) -> Result<Summary<'_>, ParseError> {
     Ok(Summary { name, run_time, start_time, size, start_stack })
 }
 
-/// Parses where the program's parts are.
+/// Parses the addresses of the program's parts.
 ///
 /// # Errors
 /// Says so where a field is missing or is no number.

@@ -1,4 +1,4 @@
-//! `/proc/PID/status`: the few lines of it that decide something (proc_pid_status(5)).
+//! `/proc/PID/status`: the few lines of it that TiExec needs (proc_pid_status(5)).
 
 use super::{lines, number};
 use crate::numa::parse_list;
@@ -10,9 +10,9 @@ pub struct Status {
     pub name: Vec<u8>,
     /// The state letter: `R`, `S`, `D`, `T`, `t`, `Z`, `X`, …
     pub state: u8,
-    /// Thread-group id, as the mounted `/proc` counts.
+    /// Thread-group id, in the PID namespace of the mounted `/proc`.
     pub tgid: Option<u32>,
-    /// Its thread-group id as it counts itself, in its own PID namespace. Since Linux 4.1.
+    /// Thread-group id, in the process's own PID namespace. Since Linux 4.1.
     pub ns_tgid: Option<u32>,
     /// True if it is in a PID namespace below that of the mounted `/proc`, as the processes of a container are.
     pub in_own_pid_namespace: bool,
@@ -24,12 +24,12 @@ pub struct Status {
     pub credentials: Credentials,
     /// Seccomp mode: 0 none, 1 strict, 2 filter.
     pub seccomp: u32,
-    /// How many seccomp filters are in force; `None` where the kernel does not tell (before Linux 5.9). A thread
-    /// inherits those of the one that made it, and can only add more.
+    /// How many seccomp filters are in force; `None` if the kernel does not report it (before Linux 5.9). A thread
+    /// inherits the filters of the thread that made it, and can only add more.
     pub seccomp_filters: Option<u32>,
     /// Number of threads.
     pub threads: u32,
-    /// True if THP may be used: 0 after `PR_SET_THP_DISABLE`. Since Linux 5.0.
+    /// True if the process may use THP; false after `PR_SET_THP_DISABLE`. `None` before Linux 5.0.
     pub thp_enabled: Option<bool>,
     /// Pending signals of the thread and of the process, one bit per signal (bit 0 is signal 1).
     pub pending: u64,
@@ -41,12 +41,12 @@ pub struct Status {
     pub caught: u64,
     /// `VmLck`, bytes locked in memory.
     pub locked: u64,
-    /// `VmStk`, bytes of mappings that grow down: the stack, and what else does (`is_stack_mapping` in
-    /// `mm/vma.h` and `mm/internal.h`). Shadow stacks count too.
+    /// `VmStk`, bytes of mappings that grow down: the stack, and others (`is_stack_mapping` in `mm/vma.h` and
+    /// `mm/internal.h`). Shadow stacks count too.
     pub stack: u64,
-    /// `HugetlbPages`, bytes mapped of the hugetlb pool. Since Linux 4.4, where it has that.
+    /// `HugetlbPages`, bytes mapped of the hugetlb pool. Since Linux 4.4, if the kernel has the pool.
     pub hugetlb: Option<u64>,
-    /// How often it has gone to sleep, or otherwise given the processor away by itself.
+    /// How often the thread has gone to sleep, or otherwise given up the processor by itself.
     pub slept: u64,
     /// True if the thread has a shadow stack (`x86_Thread_features`, since Linux 6.6, x86-64).
     pub shadow_stack: bool,
@@ -54,12 +54,12 @@ pub struct Status {
     pub has_mm: bool,
 }
 
-/// The capability whose holder may trace a privileged program without costing it its privileges (`CAP_SYS_PTRACE`), as a bit of
-/// [`Credentials::effective`].
+/// `CAP_SYS_PTRACE`, as a bit of [`Credentials::effective`]. Its holder may trace a privileged program, and the program
+/// keeps its privileges.
 pub const CAP_SYS_PTRACE: u64 = 1 << 19;
 
-/// The rights of a thread, but for its user namespace, its filters and its security label (credentials(7)). User and
-/// group ids are as the reader's user namespace counts them, capabilities count in the thread's own.
+/// The rights of a thread, without its user namespace, its filters and its security label (credentials(7)). User and
+/// group ids are those of the reader's user namespace; capabilities count in the thread's own.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Credentials {
     /// Real, effective, saved and file system user id.
@@ -86,15 +86,15 @@ impl Credentials {
         self.capabilities[2]
     }
 
-    /// Returns whether `other` is the same user with the same rights to take: ids, groups and permitted
-    /// capabilities. A thread may raise and drop effective capabilities at any time.
+    /// Returns whether `other` has the same ids, groups and permitted capabilities. Effective capabilities do not
+    /// count, because a thread may raise and drop them at any time.
     pub fn same_rights(&self, other: &Self) -> bool {
         let all = |of: &Self| (of.uids.clone(), of.gids.clone(), of.groups.clone(), of.permitted());
         all(self) == all(other)
     }
 }
 
-/// Parses `/proc/PID/status`. Never fails: lines it does not understand are passed over.
+/// Parses `/proc/PID/status`. Never fails: skips unknown lines.
 pub fn parse(text: &[u8]) -> Status {
     let mut status = Status::default();
     for (_, line) in lines(text) {
@@ -106,7 +106,7 @@ pub fn parse(text: &[u8]) -> Status {
         let kib = || number(first, 10).map(|kib| kib.saturating_mul(1024));
         match &line[..colon] {
             b"Name" => {
-                // A name may begin or end with a blank: only the tab is the kernel's.
+                // A name may begin or end with a blank; only the tab is the kernel's.
                 let name = &line[colon + 1..];
                 status.name = name.strip_prefix(b"\t").unwrap_or(name).to_vec();
             }
@@ -170,8 +170,7 @@ pub fn credentials(text: &[u8]) -> Option<Credentials> {
     keys.into_iter().all(has).then(|| parse(text).credentials)
 }
 
-/// Returns the NUMA nodes whose memory the process may have (cpuset(7)); `None` where the kernel does not
-/// say.
+/// Returns the NUMA nodes whose memory the process may have (cpuset(7)); `None` if the kernel does not report them.
 pub fn allowed_nodes(text: &[u8]) -> Option<Vec<u32>> {
     let list = lines(text).find_map(|(_, line)| line.strip_prefix(b"Mems_allowed_list:"))?;
     std::str::from_utf8(list).ok().and_then(parse_list)
@@ -227,7 +226,7 @@ mod tests {
         let has = |text: &[u8]| parse(text).shadow_stack;
         assert!(has(b"x86_Thread_features:\tshstk \nx86_Thread_features_locked:\t\n"));
         assert!(has(b"x86_Thread_features:\twrss shstk \n"));
-        // Locked: it can only not be turned on or off any more.
+        // A locked feature cannot be turned on or off any more; that does not mean that it is on.
         assert!(!has(b"x86_Thread_features:\t\nx86_Thread_features_locked:\tshstk wrss \n"));
         assert!(!has(b"x86_Thread_features:\twrss shstks\n"));
     }

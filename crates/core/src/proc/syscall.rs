@@ -21,7 +21,7 @@ pub enum Doing {
 /// Parses the one line.
 ///
 /// # Errors
-/// Says which field is not what it should be.
+/// The field that is malformed.
 pub fn parse(text: &[u8]) -> Result<Doing, ParseError> {
     let line = text.trim_ascii();
     if line == b"running" {

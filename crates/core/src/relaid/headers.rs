@@ -22,7 +22,7 @@ pub(super) fn headers(
         let vaddr = header.p_vaddr.get(LittleEndian);
         let size = header.p_filesz.get(LittleEndian);
         let new = if is(header, elf::PT_LOAD) {
-            // Without bytes in the file any congruent offset will do.
+            // A segment without bytes in the file may have any congruent offset.
             let anywhere = vaddr % segments.pmd;
             Some(if size == 0 { anywhere } else { vaddr.wrapping_add(segments.shift) })
         } else if size == 0 {

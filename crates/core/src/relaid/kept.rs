@@ -1,7 +1,7 @@
 //! The parts of the LOAD segments that an image holds: text, and the data that tools read from files.
 //!
-//! Processes map text from the image and nothing else; the program's data stays in its own file. An image lies in memory, so
-//! each part that nobody reads there is a hole.
+//! Processes map text from the image and nothing else; the program's data stays in its own file. An image lies in
+//! memory, so each part that nobody reads from it is a hole.
 
 use std::ops::Range;
 
@@ -14,8 +14,8 @@ use super::Copied;
 use super::segments::Segments;
 use crate::addr::AddrRange;
 
-/// Sections that profilers and debuggers read, of a kind that data has, too: call frames, Go's table of functions, and the
-/// relocations by which functions of other libraries are named.
+/// Sections that profilers and debuggers read, but whose type data sections have, too: call frames, Go's table of
+/// functions, and the relocations that name the functions of other libraries.
 const NAMES: [&[u8]; 4] = [b".eh_frame", b".eh_frame_hdr", b".gopclntab", b".rela.plt"];
 
 /// Returns the copies that the image holds of the LOAD segments. `sections` are the original's, `placed` are those with their
@@ -59,7 +59,8 @@ pub(super) fn kept<'data, R: ReadRef<'data>>(
     kept
 }
 
-/// Returns whether tools read the section from the file: code, tables of every kind, and what is loaded by no segment.
+/// Returns whether tools read the section from the file: code, tables of every kind, and sections that no segment
+/// loads.
 fn is_read<'data, R: ReadRef<'data>>(
     section: &SectionHeader64<LittleEndian>,
     strings: StringTable<'data, R>,

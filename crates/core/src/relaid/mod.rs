@@ -1,5 +1,5 @@
-//! An ELF file laid out anew, so that every LOAD segment lies at an offset congruent with its vaddr
-//! modulo the huge page: what an image of the store looks like.
+//! Lays an ELF file out again, so that every LOAD segment lies at an offset congruent with its vaddr modulo the huge
+//! page. Images of the store have this layout.
 //!
 //! ```text
 //! image offset  0         front                                       tail
@@ -7,21 +7,21 @@
 //!                 notes     image offset = vaddr + shift
 //! ```
 //!
-//! The shift is a multiple of the huge page, plus what the load bias of the processes that the image fits is beside one. A
-//! file has one image, for the load bias that many starts have:
+//! The shift is a multiple of the huge page plus the load bias, modulo the huge page, of the processes that the image
+//! fits. A file has one image, for the load bias that many starts have:
 //!
 //! - a program at fixed addresses: 0;
 //! - a program that a launch moves: [the best one](crate::rebase::launch_bias);
 //! - a shared object: where the kernel maps large files, from a multiple of the huge page on.
 //!
-//! The file and program headers, and the notes that hold the build ID, go to a front of their own.
-//! They are what must differ from the original; so each byte of text is the original's, also where the headers lie
-//! inside the text. Of other LOAD segments the image holds what tools read from files (`kept`), and holes instead of
-//! the program's data. Bytes that no LOAD segment maps (symbols, debug sections) follow behind, and the section headers come
-//! last, so that `readelf`, `nm`, `perf` and `gdb` read the image as they read the original.
+//! The file and program headers, and the notes that hold the build ID, must differ from the original. They go to a
+//! front of their own, so each byte of text is the original's, even if the original's headers lie inside the text. Of
+//! other LOAD segments the image holds the parts that tools read from files (`kept`), and holes instead of the
+//! program's data. Bytes that no LOAD segment maps (symbols, debug sections) follow behind, and the section headers
+//! come last. So `readelf`, `nm`, `perf` and `gdb` read the image as they read the original.
 //!
-//! A huge page of the image that holds text, and nothing that may be written to, can be mapped as a
-//! whole: filler that traps stands where no segment maps it.
+//! A huge page of the image that holds text, and nothing that may be written to, can be mapped as a whole: where no
+//! segment maps it, it holds filler that traps.
 //!
 //! The result is a description: which ranges to copy, which bytes to write. Nothing in the file is
 //! trusted; every sum is checked.
@@ -48,13 +48,13 @@ use crate::elf::{ElfError, ElfHeader};
 use crate::rebase::launch_bias;
 use place::Place;
 
-/// The version of the rules that lay an image out. This version does not use images of another.
+/// The version of the layout rules. This version does not use images of another version.
 ///
 /// 2: filler beside text. 3: for launches, the load bias at which most text lies in whole huge pages. 4: shared objects for
 /// where the kernel maps them; no data.
 pub const VERSION: u32 = 4;
 
-/// Why a file cannot be laid out anew.
+/// Why a file cannot have an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum LayoutError {
     /// No ELF file of this machine.
@@ -63,7 +63,7 @@ pub enum LayoutError {
     /// Headers that contradict themselves, or point past the end of the file.
     #[error("malformed ELF headers: {0}")]
     Malformed(&'static str),
-    /// Headers that may be sound, and are beyond what an image is made of.
+    /// Headers that may be sound, but that no image can be made from.
     #[error("odd ELF file: {0}")]
     Odd(&'static str),
 }
@@ -79,7 +79,7 @@ pub struct Copied {
     pub len: u64,
 }
 
-/// Bytes that are the image's own.
+/// Bytes of the image that do not come from the original.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Written {
     /// Offset in the image, in bytes.
@@ -101,7 +101,7 @@ pub struct Layout {
     /// The original's build ID.
     pub build_id: Option<Vec<u8>>,
     pages: Pages,
-    /// The load bias, modulo the PMD size, of the processes that it fits.
+    /// The load bias, modulo the PMD size, of the processes that the image fits.
     bias: u64,
     /// Image offset minus vaddr, wrapping.
     shift: u64,
@@ -163,7 +163,7 @@ impl Layout {
         }
         copies.extend(tail.copies);
         let copied = copies.iter().fold(0, |sum: u64, copy| sum.saturating_add(copy.len));
-        // A file may map the same bytes over and over; its image shall not.
+        // A file may map the same bytes many times; its image must not hold each of them.
         if copied > file_len.saturating_mul(2) {
             return Err(LayoutError::Odd("segments share too many bytes"));
         }
@@ -180,9 +180,9 @@ impl Layout {
         })
     }
 
-    /// Returns the image offset, in bytes, of what is at these vaddrs (run-time addresses less the load
-    /// bias); `None` unless all of them are text of one segment, or lie in huge pages that hold text and
-    /// nothing that may be written to.
+    /// Returns the image offset, in bytes, of these vaddrs (run-time addresses less the load bias). Returns `None`
+    /// unless all of them are text of one segment, or lie in huge pages that hold text and nothing that may be written
+    /// to.
     pub fn offset_of(&self, vaddrs: AddrRange) -> Option<u64> {
         let start = vaddrs.start().get().wrapping_add(self.shift);
         let end = start.checked_add(vaddrs.len())?;
@@ -196,15 +196,15 @@ impl Layout {
         &self.texts
     }
 
-    /// Returns whether the huge page of the image at `offset` holds text and nothing that may be written
-    /// to: those are the ones that must be huge. `offset` is a multiple of the PMD size.
+    /// Returns whether the huge page of the image at `offset` holds text and nothing that may be written to. Such pages
+    /// must be huge. `offset` is a multiple of the PMD size.
     pub fn is_text(&self, offset: u64) -> bool {
         self.huge.iter().any(|huge| huge.contains(&offset))
     }
 
-    /// Returns where, in a huge page of text from `start` to `end`, filler belongs between two bytes that
-    /// are copied or written, of which the first ends at `from` and the second begins at `to`: in whole
-    /// base pages. The rest of the page in which a segment ends is zeros, as the kernel maps it.
+    /// Returns where filler belongs in a huge page of text, in whole base pages. It belongs between two ranges that are
+    /// copied or written: the first ends at `from`, the second begins at `to`. The rest of the page in which a segment
+    /// ends is zeros, as the kernel maps it.
     pub fn filler(&self, from: u64, to: u64) -> Option<Range<u64>> {
         let start = from.checked_next_multiple_of(self.pages.base.bytes())?;
         (start < to).then_some(start..to)
@@ -215,7 +215,7 @@ impl Layout {
         load_bias.wrapping_sub(self.bias) & (self.pages.pmd.bytes() - 1) == 0
     }
 
-    /// Returns the page sizes it was made for.
+    /// Returns the page sizes that the layout was made for.
     pub fn pages(&self) -> Pages {
         self.pages
     }
@@ -225,7 +225,7 @@ impl Layout {
         let base = self.pages.base.bytes();
         let copied = self.copies.iter().map(|copy| (copy.to, copy.len));
         let written = self.writes.iter().map(|write| (write.at, write.bytes.len() as u64));
-        // A huge page counts as a whole, so add its bytes that no segment is copied to.
+        // A huge page counts as a whole, so add its bytes that are not copied from any segment.
         let huge = self.huge.iter().map(|huge| huge.end - huge.start).fold(0, u64::saturating_add);
         let beside = huge.saturating_sub(segments::copied_in(&self.copies, &self.huge));
         copied

@@ -1,7 +1,7 @@
-//! The build ID, and the one derived from it.
+//! The build ID of the original, and the one of the image, which is derived from it.
 //!
-//! An image with its original's build ID would give wrong names: `perf` keeps one file a build ID
-//! in its cache, and the two differ in their offsets.
+//! An image with its original's build ID would give wrong names: `perf` keeps one file for each
+//! build ID in its cache, and the offsets of the two files differ.
 
 use object::elf::{self, ProgramHeader64, SectionHeader64};
 use object::endian::LittleEndian;
@@ -22,13 +22,14 @@ struct Moved {
 #[derive(Debug)]
 pub(super) struct Notes {
     moved: Vec<Moved>,
-    /// First image offset behind them.
+    /// The first image offset behind the notes.
     pub(super) end: u64,
-    /// The original's.
+    /// The original's build ID.
     pub(super) build_id: Option<Vec<u8>>,
 }
 
-/// Finds the notes with a build ID, places them from image offset `start` on, and derives theirs.
+/// Finds the notes with a build ID, places them from image offset `start` on, and derives the
+/// image's build ID.
 pub(super) fn gather<'data, R: ReadRef<'data>>(
     programs: &[ProgramHeader64<LittleEndian>],
     sections: &[SectionHeader64<LittleEndian>],
@@ -53,7 +54,8 @@ pub(super) fn gather<'data, R: ReadRef<'data>>(
             continue;
         }
         if !limit.allows(len) {
-            // Notes of another kind, such as probes: the build ID is among the first.
+            // The rest are notes of another kind, such as probes: the build ID is among the first
+            // notes.
             break;
         }
         let past_end = |()| LayoutError::Malformed("notes past the end of the file");
@@ -66,7 +68,7 @@ pub(super) fn gather<'data, R: ReadRef<'data>>(
             found = true;
         }
         if found {
-            // The alignment that a note may ask for.
+            // A note may ask for this alignment.
             let at = notes.end.next_multiple_of(8);
             notes.end = at + len;
             notes.moved.push(Moved { from, written: Written { at, bytes } });

@@ -1,4 +1,4 @@
-//! Where many starts of a file have it.
+//! The load bias that many starts of a file have.
 
 use object::elf::{self, Dyn64, ProgramHeader64};
 use object::endian::LittleEndian;
@@ -8,7 +8,7 @@ use object::read::ReadRef;
 use super::kind::is;
 use crate::elf::ElfHeader;
 
-/// Longest dynamic section that is read, in bytes: more than a linker writes.
+/// The longest dynamic section that is read, in bytes: more than a linker writes.
 const MAX_DYNAMIC: u64 = 1 << 16;
 
 /// The load bias that many starts of a file have, modulo the huge page.
@@ -16,15 +16,15 @@ const MAX_DYNAMIC: u64 = 1 << 16;
 pub(super) enum Place {
     /// 0: the file has fixed addresses.
     Fixed,
-    /// The one to which a launch moves a program.
+    /// The load bias to which a launch moves a program.
     Moved,
-    /// The one at which the kernel maps a large shared object: the address of a mapping equals its file offset modulo the
-    /// huge page (`thp_get_unmapped_area`, mm/huge_memory.c, for the file systems that ask for it). Elsewhere `ld.so`
-    /// has the object in another place at each start.
+    /// The load bias at which the kernel maps a large shared object: the address of a mapping equals its file offset
+    /// modulo the huge page (`thp_get_unmapped_area`, mm/huge_memory.c, for the file systems that ask for it). On other
+    /// file systems `ld.so` has the object at another place at each start.
     Kernels(u64),
 }
 
-/// Finds it from the headers of a file.
+/// Finds the place from the headers of a file.
 pub(super) fn of<'data, R: ReadRef<'data>>(
     header: &ElfHeader,
     programs: &[ProgramHeader64<LittleEndian>],
@@ -42,8 +42,8 @@ pub(super) fn of<'data, R: ReadRef<'data>>(
     }))
 }
 
-/// Returns whether a position-independent file is a program: the linker says so (`DF_1_PIE`), or it has an interpreter, as some
-/// libraries have that can be run, but no name as a library.
+/// Returns whether a position-independent file is a program. It is one if the linker says so (`DF_1_PIE`), or if it has
+/// an interpreter but no name as a library (some libraries that can be run have an interpreter, too).
 fn is_program<'data, R: ReadRef<'data>>(
     programs: &[ProgramHeader64<LittleEndian>],
     file: R,

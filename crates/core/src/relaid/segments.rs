@@ -9,8 +9,8 @@ use super::kind::is;
 use super::{Copied, LayoutError};
 use crate::addr::{AddrRange, Pages, RemoteAddr};
 
-/// How far the segments may reach, in bytes: beyond it lie files whose segments are far apart for a
-/// reason of their own. The range between segments is a hole, and yet is hashed.
+/// How far the segments may reach, in bytes. Beyond this limit are files whose segments are far apart
+/// for a special reason. The range between segments is a hole, and yet is hashed.
 const MAX_LEN: u64 = 4 << 30;
 
 /// One LOAD segment with bytes in the file.
@@ -28,7 +28,7 @@ pub(super) struct Segments {
     loads: Vec<Load>,
     /// Image offset minus vaddr, wrapping.
     pub(super) shift: u64,
-    /// First image offset behind them, a multiple of the base page.
+    /// The first image offset behind the segments, a multiple of the base page.
     pub(super) end: u64,
     pub(super) copies: Vec<Copied>,
     pub(super) texts: Vec<AddrRange>,
@@ -78,8 +78,8 @@ pub(super) fn place(
         if load.vaddr % base != load.file_offset % base {
             return Err(LayoutError::Malformed("a segment that no page can map"));
         }
-        // The kernel maps whole pages of the file: what lies in them beside the segment is seen by
-        // the program as well.
+        // The kernel maps whole pages of the file, so the program also sees the bytes beside the
+        // segment in those pages.
         let into_page = load.vaddr % base;
         let from = load.file_offset - into_page;
         let to = file_end.checked_next_multiple_of(base).map_or(file_len, |end| end.min(file_len));
@@ -93,7 +93,7 @@ pub(super) fn place(
     }
     let lowest = copies.iter().map(|copy| copy.to).min();
     let lowest = lowest.ok_or(LayoutError::Odd("nothing to load"))?;
-    // The first lies as far into a huge page as it does in the process.
+    // The first segment lies as far into a huge page as it does in the process.
     let into_huge = lowest.wrapping_add(bias) & (pages.pmd.bytes() - 1);
     let first = front.checked_add(into_huge).ok_or(LayoutError::Odd("no room for the headers"))?;
     let shift = first.wrapping_sub(lowest);
@@ -123,7 +123,7 @@ pub(super) fn place(
     let text: u64 = len(&in_image);
     let holes = len(&huge).saturating_sub(copied_in(&copies, &huge));
     if holes > text.min(file_len) {
-        // Little text, far apart: memory for its edges would be for nothing else.
+        // Little text lies far apart here, so huge pages at its edges would hold little but holes.
         huge = huge_pages(&in_image, pmd, |text, page| {
             text.start <= page.start && page.end <= text.end
         });
@@ -215,7 +215,7 @@ impl Segments {
             })
     }
 
-    /// As [`of_file`](Self::of_file), for a range that says its vaddr too: a file offset alone may
+    /// As [`of_file`](Self::of_file), for a range whose vaddr is known too: a file offset alone may
     /// lie in several segments.
     pub(super) fn of_both(&self, offset: u64, vaddr: u64, len: u64) -> Option<u64> {
         let distance = vaddr.wrapping_sub(offset);
@@ -228,13 +228,13 @@ impl Segments {
         self.loads.iter().find(holds).map(|_| vaddr.wrapping_add(self.shift))
     }
 
-    /// Returns where zero bytes of memory at `vaddr` belong: at the end of the file's part of their
+    /// Returns the place of zero bytes of memory at `vaddr`: the end of the file's part of their
     /// segment.
     pub(super) fn of_memory(&self, vaddr: u64) -> Option<u64> {
         let holds = |load: &&Load| {
             vaddr >= load.vaddr && vaddr - load.vaddr <= load.mem_size.max(load.file_size)
         };
-        // The last one: memory that ends one segment may begin the next.
+        // Take the last such segment: memory that ends one segment may begin the next.
         self.loads.iter().rfind(holds).map(|load| {
             let into = (vaddr - load.vaddr).min(load.file_size);
             load.vaddr.wrapping_add(into).wrapping_add(self.shift)

@@ -1,4 +1,4 @@
-//! The sections, and what of them no LOAD segment holds.
+//! The sections, and the parts of them that no LOAD segment holds.
 
 use object::elf::{self, FileHeader64, SectionHeader64};
 use object::endian::LittleEndian;
@@ -9,8 +9,8 @@ use super::notes::Notes;
 use super::segments::Segments;
 use super::{Copied, LayoutError, object_error};
 
-/// Most section headers that are read: as many as fit into the file header's own count. An object file
-/// that has a section for each function may have more, and is not executed.
+/// The most section headers that are read: as many as fit into the file header's own count. An object
+/// file that has a section for each function may have more, but no process executes it.
 const MAX_SECTIONS: u32 = 1 << 16;
 
 /// Gaps between sections up to this long, in bytes, are copied with them: alignment padding.
@@ -21,13 +21,13 @@ const PADDING: u64 = 4096;
 pub(super) struct Tail {
     pub(super) copies: Vec<Copied>,
     pub(super) sections: Vec<SectionHeader64<LittleEndian>>,
-    /// Image offset of the section headers; 0 without any.
+    /// Image offset of the section headers; 0 if there are none.
     pub(super) table_offset: u64,
     /// Length of the image.
     pub(super) end: u64,
 }
 
-/// Reads the section headers; none where the file has none.
+/// Reads the section headers; returns none if the file has none.
 pub(super) fn read<'data, R: ReadRef<'data>>(
     header: &FileHeader64<LittleEndian>,
     file: R,

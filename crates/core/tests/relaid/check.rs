@@ -10,7 +10,7 @@ use tiexec_core::relaid::Layout;
 pub(crate) const PAGES: Pages =
     Pages { base: PageSize::new(4 << 10).unwrap(), pmd: PageSize::new(2 << 20).unwrap() };
 
-/// Longest image that is built to be looked at.
+/// The longest image that is built to check it, in bytes.
 const BUILT: u64 = 32 << 20;
 
 /// Builds the image in memory.

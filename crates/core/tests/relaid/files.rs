@@ -126,7 +126,7 @@ impl Sketch {
         file
     }
 
-    /// Returns where in the file its headers have their fields.
+    /// Returns the places in the file of its headers' fields.
     pub(crate) fn header_fields(&self, file: &[u8]) -> Vec<usize> {
         let sections = u64::from_le_bytes(file[E_SHOFF..E_SHOFF + 8].try_into().unwrap()) as usize;
         let of_file = (16..64).step_by(2);
@@ -137,7 +137,7 @@ impl Sketch {
     }
 }
 
-/// Files of all the forms there are, up to a few MiB.
+/// Files of all possible forms, up to a few MiB.
 pub(crate) fn any_sketch() -> impl Strategy<Value = Sketch> {
     let lens = prop_oneof![1u64..0x3000, (1u64..6).prop_map(|mib| (mib << 20) - 0x123)];
     (

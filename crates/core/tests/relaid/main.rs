@@ -1,4 +1,4 @@
-//! Images by property: files that a linker could have written, and what an enemy makes of them.
+//! Images by property: files that a linker could have written, and files that an enemy has changed.
 
 mod check;
 mod files;

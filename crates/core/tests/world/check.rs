@@ -1,5 +1,6 @@
-//! A process whose facts are each well-formed and lie about each other, made of any bytes: what maps, the auxiliary vector, the
-//! ELF headers, the pagemap and the page cache say of it. And what must hold of every plan for it. Shared with the fuzz target.
+//! Makes a process from any bytes. Its facts are each well-formed, but contradict each other: maps, the auxiliary
+//! vector, the ELF headers, the pagemap and the page cache. Checks what must hold of every plan for that process.
+//! Shared with the fuzz target.
 
 use std::ops::Range;
 
@@ -23,16 +24,16 @@ use tiexec_core::rebase::{MainImage, Rebase};
 use tiexec_core::skip::SkipReason;
 use tiexec_core::snapshot::Snapshot;
 
-/// Most times that something is mapped.
+/// The most mappings.
 const MAPPINGS: u64 = 16;
-/// Most segments of a file.
+/// The most segments of a file.
 const SEGMENTS: usize = 6;
-/// Files that the mappings are of.
+/// The number of files that are mapped.
 const FILES: u64 = 3;
 /// The end of user addresses.
 const TOP: u64 = 1 << 47;
 
-/// Bytes that decide; zeros once they are used up.
+/// Bytes that decide; zeros after their end.
 struct Choices<'a>(&'a [u8]);
 
 impl Choices<'_> {
@@ -79,7 +80,7 @@ impl Choices<'_> {
     }
 }
 
-/// A file, as its headers say and as it is.
+/// A file, with its headers' facts and its true facts.
 struct File {
     id: FileId,
     len: u64,
@@ -243,7 +244,7 @@ fn maps_text(choices: &mut Choices<'_>, files: &[File], pages: Pages) -> Vec<u8>
             None => maps.anything(choices, pages),
         }
     }
-    // A stack at the top, from which the addresses' bits are told.
+    // A stack at the top, which shows how many bits addresses have.
     if choices.below(4) != 0 {
         let stack = TOP - 64 * maps.base;
         maps.add(stack, 32 * maps.base, "rw-p", 0, "0 [stack]");
@@ -276,12 +277,12 @@ fn page_sizes(choices: &mut Choices<'_>) -> Pages {
     if choices.below(4) == 0 { of(64 << 10, 512 << 20) } else { of(4 << 10, 2 << 20) }
 }
 
-/// How much of what could be wrong a world had.
+/// Counts what a world had that could go wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Had {
     /// Spans of whole huge pages in running text.
     pub(crate) spans: usize,
-    /// Those at edges.
+    /// Spans at edges.
     pub(crate) edges: usize,
     /// Places that were certain.
     pub(crate) certain: usize,
@@ -396,7 +397,7 @@ impl World<'_> {
         places
     }
 
-    /// Returns a text as an attach would know it.
+    /// Returns a text with the facts that an attach would know.
     fn text(&self, choices: &mut Choices<'_>, vma: &Vma) -> RunningText {
         let file = self.file(vma.file);
         let places = file.map(|file| self.places(file)).unwrap_or_default();
@@ -436,7 +437,7 @@ impl World<'_> {
         }
     }
 
-    /// Checks what a revert would put into a place of ours.
+    /// Checks the parts that a revert would put into a place of ours.
     fn check_parts(&self, parts: &Parts, range: AddrRange) {
         let within: u64 =
             parts.within(range).map(|part| part.range.len()).fold(0, u64::saturating_add);
@@ -462,7 +463,7 @@ impl World<'_> {
                 let range = span.range;
                 assert!(!range.is_empty(), "{span:?}");
                 assert!(range.start().is_aligned(huge) && range.end().is_aligned(huge), "{span:?}");
-                // All that lies there is of the text's own file, and nobody writes to it.
+                // All mappings there are of the text's own file, and not writable.
                 for vma in self.vmas.iter().filter(|vma| vma.range.overlaps(range)) {
                     assert_eq!(vma.file, text.vma.file, "{span:?} covers {vma:?}");
                     assert!(!vma.perms.write && !vma.perms.shared, "{span:?} covers {vma:?}");

@@ -6,7 +6,7 @@ use check::Had;
 use proptest::prelude::*;
 
 proptest! {
-    // More of them: PROPTEST_CASES=1000000.
+    // For more cases: PROPTEST_CASES=1000000.
     #![proptest_config(ProptestConfig { max_shrink_iters: 100_000, ..ProptestConfig::default() })]
     #[test]
     fn what_is_planned_for_a_lying_process_harms_nobody(
