@@ -206,7 +206,7 @@ impl Marks {
     }
 }
 
-/// Returns whether no range of `mapped`, in address order, lies in a range or within `margin` bytes on either side, and
+/// Returns whether nothing of `mapped`, in address order, lies in `range` or within `margin` bytes on either side, and
 /// something lies above: the stack, at least, is at the top.
 fn is_alone(mapped: &[AddrRange], range: AddrRange, margin: u64) -> bool {
     let Some(around) = widened(range, margin) else { return false };

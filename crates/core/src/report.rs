@@ -321,7 +321,7 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// Returns whether `perf record` of this process gives names for the huge text, in words; `None` if no text is
+    /// Returns whether `perf record` of this process works for the huge text, in words; `None` if no text is
     /// huge, or if the huge text is private memory of the program.
     fn perf(&self) -> Option<&'static str> {
         if self.uses(Backing::Image) || self.uses(Backing::Hugetlb) {

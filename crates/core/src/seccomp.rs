@@ -57,7 +57,7 @@ pub enum BadFilter {
     NoReturn,
 }
 
-/// What is known of a 64-bit value.
+/// The known part of a 64-bit value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Value {
     /// The value itself.
@@ -88,7 +88,7 @@ impl Value {
     }
 }
 
-/// What is known of a system call: `struct seccomp_data`.
+/// The known part of a system call: `struct seccomp_data`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CallData {
     /// Its number.

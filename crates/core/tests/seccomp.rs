@@ -172,7 +172,7 @@ fn memory_and_arithmetic() {
 
 #[test]
 fn where_two_ways_meet_neither_is_forgotten() {
-    // One of them sets a register or a word of memory from 0 to 1; then the filter tests it.
+    // One way sets a register or a word of memory from 0 to 1; then the filter tests it.
     for (set, look) in [(0x00, None), (0x01, Some(op(0x87, 0))), (0x02, Some(op(0x60, 3)))] {
         let mut all = vec![op(0x00, 0), op(0x02, 3), op(LOAD, low(0)), branch(IF_EQUAL, 7, 1, 0)];
         match set {

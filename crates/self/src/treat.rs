@@ -22,9 +22,9 @@ use crate::turn::Turn;
 /// The settings about text and memory count (`backing`, `edges`, `pad_threshold`, `page_size`, `numa`, `select`), and `deadline`,
 /// which is 30 s unless it is given. Signals to this thread wait until this returns.
 ///
-/// # Errors
-/// The work could not begin; the process is as it was. `disabled` where the administrator or the user (`TIEXEC=off`) has
-/// switched TiExec off; `busy` while another thread, or another TiExec, is at work on this process; `seccomp` where a
+/// # Errors The work could not begin; the process is as it was. `disabled` where the administrator or the user
+/// (`TIEXEC=off`) has switched TiExec off; `busy` while another thread, or another TiExec, is at work on this process;
+/// `seccomp` where a
 /// filter would end the process.
 pub fn attach(settings: &Settings) -> Result<Report, Failure> {
     alone(|local| {
@@ -39,7 +39,7 @@ pub fn attach(settings: &Settings) -> Result<Report, Failure> {
 fn treat(settings: &Settings, copies: PrivateCopies, local: Local) -> Result<Report, Failure> {
     let locked = LockedTarget::this()?;
     let mut policy = policy(settings, false)?;
-    // Images of the store are for launches, which have their place.
+    // Images of the store are for launches, which move a program to where its image fits.
     policy.sources.store = false;
     let mut order = locked.order(policy);
     order.policy.deadline = settings.deadline.unwrap_or(order.policy.deadline);

@@ -21,7 +21,7 @@ use crate::pagemap_scan::{self, scan};
 use crate::procfs::{LONGEST_MAPS, ProcDir, io_error};
 use crate::procmap_query;
 
-/// What a look at a process found.
+/// The result of a look at a process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Seen {
     /// Its VMAs, in address order.

@@ -1,8 +1,8 @@
 //! Makes the kernel free huge pages in fragmented memory.
 //!
 //! A read ahead takes a huge page for the page cache only where one is free: the kernel does not compact memory for it.
-//! It does so for a private mapping with MADV_HUGEPAGE. So such a mapping, made and given up at once, leaves a free
-//! huge page on the list of this processor for the next allocation.
+//! It does compact for a private mapping with MADV_HUGEPAGE. So such a mapping, made and given up at once, leaves a
+//! free huge page on the list of this processor for the next allocation.
 
 use rustix::mm::{MapFlags, ProtFlags};
 use tiexec_core::addr::{PageSize, Pages};

@@ -46,7 +46,7 @@ fn other_group(gid: u32, gid_map: &str) -> u32 {
 /// Gives up all rights and takes the place of another process, for good. This process must have one thread.
 ///
 /// Afterwards this process has no capability and can gain none (`PR_SET_NO_NEW_PRIVS`). Without CAP_SYS_PTRACE nobody
-/// can trace it or read its memory (`PR_SET_DUMPABLE` 0). It ends with its parent.
+/// can trace it or read its memory (`PR_SET_DUMPABLE` 0). The process ends with its parent.
 ///
 /// # Errors
 /// EPERM without CAP_SETUID, CAP_SETGID. Then this process must end, because it may have only a part of the ids.

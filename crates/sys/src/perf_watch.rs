@@ -1,10 +1,10 @@
 //! Watches what processes start and map, by perf_event_open(2).
 //!
-//! A dummy software event counts nothing. It exists for the records that the kernel writes beside it: of each exec, and
-//! of each executable mapping. Children inherit it however they are made (`vfork`, `posix_spawn`, `CLONE_VM`, and with
-//! a new session). It stops no process, and needs `perf_event_paranoid` ≤ 2 for processes of one's own. A program that
-//! runs with more privilege than its user loses the event at its exec (`begin_new_exec` in `fs/exec.c`), and so keeps
-//! its privileges.
+//! A dummy software event counts nothing. The event exists for the records that the kernel writes beside it: of each
+//! exec, and of each executable mapping. Children inherit it however they are made (`vfork`, `posix_spawn`, `CLONE_VM`,
+//! and with a new session). It stops no process, and needs `perf_event_paranoid` ≤ 2 for processes of one's own. A
+//! program that runs with more privilege than its user loses the event at its exec (`begin_new_exec` in `fs/exec.c`),
+//! and so keeps its privileges.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;

@@ -450,7 +450,7 @@ pub fn signal_thread(process: Pid, thread: Pid, signal: i32) -> Result<(), SysEr
 /// thread may run on for a moment.
 ///
 /// # Errors
-/// None.
+/// No known error.
 pub fn stop_this() -> Result<(), SysError> {
     rustix::process::kill_process(this(), rustix::process::Signal::STOP)
         .map_err(SysError::of("kill(SIGSTOP)"))

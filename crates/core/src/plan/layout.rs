@@ -16,7 +16,6 @@ use crate::snapshot::Snapshot;
 /// - the image store, if there is one;
 /// - the part that the page cache holds, if there is one;
 /// - as much of the text as can be huge, if copies may be made.
-/// be made, for as much of the text as can be huge.
 pub(super) fn layout(snapshot: &Snapshot, means: &Means<'_>) -> (Option<Rebase>, Option<u64>) {
     let Some(image) = means.image.filter(|_| !means.leave_main) else { return (None, None) };
     let pages = snapshot.pages;

@@ -94,6 +94,7 @@ impl std::fmt::Display for Units {
 }
 
 /// Returns the units of the process whose `cgroup` this is; `of_init` is that of PID 1.
+///
 /// The place in the tree decides, not the name: below slices, the first cgroup is a unit of the system's manager. All
 /// below that belongs to the unit, and the process to which it was delegated names it (systemd: `cg_path_get_unit`,
 /// `cg_path_get_user_unit` in `src/basic/cgroup-util.c`).

@@ -15,7 +15,7 @@
 //! - a shared object: where the kernel maps large files, from a multiple of the huge page on.
 //!
 //! The file and program headers, and the notes that hold the build ID, must differ from the original. They go to a
-//! front of their own, so each byte of text is the original's, even if the original's headers lie inside the text. Of
+//! front of their own, so each byte of text is the original's, even if the original's headers lie inside the text. From
 //! other LOAD segments the image holds the parts that tools read from files (`kept`), and holes instead of the
 //! program's data. Bytes that no LOAD segment maps (symbols, debug sections) follow behind, and the section headers
 //! come last. So `readelf`, `nm`, `perf` and `gdb` read the image as they read the original.

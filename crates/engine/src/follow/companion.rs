@@ -79,7 +79,7 @@ pub struct Begun {
 }
 
 /// Starts a companion, which does `work` beside this process and the program that this process execs. If `heirs` is
-/// given, the companion tries to open a watch on them. It keeps only the descriptors in `keep` open.
+/// given, the companion tries to open a watch on them. The companion keeps only the descriptors in `keep` open.
 ///
 /// A seccomp filter may kill a process that waits for a child, so the child tries that call first. Until the child has
 /// reported that it survived, this process makes only calls that a scout of the launch makes too.
