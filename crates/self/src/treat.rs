@@ -22,10 +22,10 @@ use crate::turn::Turn;
 /// The settings about text and memory count (`backing`, `edges`, `pad_threshold`, `page_size`, `numa`, `select`), and `deadline`,
 /// which is 30 s unless it is given. Signals to this thread wait until this returns.
 ///
-/// # Errors The work could not begin; the process is as it was. `disabled` where the administrator or the user
-/// (`TIEXEC=off`) has switched TiExec off; `busy` while another thread, or another TiExec, is at work on this process;
-/// `seccomp` where a
-/// filter would end the process.
+/// # Errors
+/// The work could not begin; the process is as it was. `disabled` where the administrator or the user (`TIEXEC=off`)
+/// has switched TiExec off; `busy` while another thread, or another TiExec, is at work on this process; `seccomp`
+/// where a filter would end the process.
 pub fn attach(settings: &Settings) -> Result<Report, Failure> {
     alone(|local| {
         if settings.is_off() || Surroundings::read().settings.is_off() {

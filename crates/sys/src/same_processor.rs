@@ -5,6 +5,7 @@
 //! normal thread. So a boosted tracer sleeps on the processor of its tracee, for short times. Each time the tracer goes
 //! back to sleep, the scheduler chooses among the others again. It then chooses the tracee as soon as the tracee has
 //! run less than its share (EEVDF, `pick_eevdf` in `kernel/sched/fair.c`). The tracee's own scheduling does not change.
+
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
