@@ -41,8 +41,8 @@ pub(crate) fn text() -> String {
         (
             true,
             "Something was in the way",
-            "`tiexec` prints one line with such a reason, and the text in question stays on base pages; an entry says so if only the\n\
-             report has the reason. With `--strict` `tiexec` refuses to start.\n\
+            "`tiexec` prints one line with such a reason, and the text in question stays on base pages. A few reasons\n\
+             stand only in the report; their entries say so. With `--strict` `tiexec` refuses to start.\n\
              An entry without a fix has none that is certain to help.",
         ),
         (

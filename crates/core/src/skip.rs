@@ -62,11 +62,12 @@ reasons! {
     /// A call of mprotect(2) has cut the mapping of the text inside a huge page. A huge page must lie in one
     /// mapping.
     CutInPieces = "cut_in_pieces",
-    /// `--select` leaves the text out, or nothing can be done with it.
+    /// `--select`, `--only` or `--except` leaves the text out, or it is of a kind that TiExec leaves alone, such as
+    /// writable or shared text.
     NotSelected = "not_selected",
     /// The text is colder than the huge pages that `--max-huge-pages` took.
     Budget = "budget",
-    /// The program is set-user-ID or set-group-ID, or has file capabilities. It would lose these privileges under
+    /// The program is set-user-ID or set-group-ID, or has file capabilities. It could lose these privileges under
     /// a tracer, so TiExec leaves it alone.
     PrivilegedImage = "privileged_image",
     /// The user may execute the file, but not read it.
@@ -82,7 +83,7 @@ reasons! {
     PageSize = "page_size",
     /// Pages of the text were written to: by a breakpoint, a uprobe, a text relocation or a live patch.
     ModifiedText = "modified_text",
-    /// The text is sealed against changes (mseal(2)). A dry run cannot know this.
+    /// The text is sealed against changes (mseal(2)). A dry run does not notice this.
     Sealed = "sealed",
     /// The text may be executed but not read, or it has a memory protection key or memory tags of its own.
     ProtectionKey = "protection_key",
@@ -90,15 +91,16 @@ reasons! {
     /// seccomp filter, or it is linked with musl and has no RELRO. The libraries keep their pages. `--strict`
     /// ignores this; only `-v` and the report show it.
     LinkerUnwatched = "linker_unwatched",
-    /// The page cache holds the text in small pieces. Only eviction changes that.
+    /// The page cache holds the text in small pieces. Where the kernel cannot collapse these, only eviction changes
+    /// that.
     SmallFolios = "small_folios",
     /// This machine has no image store.
     NoStore = "no_store",
     /// The image store has no image of the file. This user may not build one, or building it takes too long for a
     /// launch.
     NotStored = "not_stored",
-    /// The process has the file at another address than most starts have. The image in the store fits only that
-    /// address.
+    /// The image in the store fits only the address at which most starts have the file. This process has it at
+    /// another one.
     Misplaced = "misplaced",
     /// Some users may not read the file, so it gets no image in the store that everybody may read.
     NotShareable = "not_shareable",
@@ -128,7 +130,7 @@ reasons! {
     /// (`memory.oom.group`), or if TiExec cannot join the cgroup.
     MemcgHeadroom = "memcg_headroom",
     /// The machine has too little memory available (`MemAvailable` in `/proc/meminfo`) for the copy and 64 MiB of
-    /// room, or the text would fill more than a quarter of its memory.
+    /// room, or the text would fill more than a quarter of the machine's memory.
     MemoryHeadroom = "memory_headroom",
     /// The pool of reserved huge pages has too few free ones, or the hugetlb cgroup allows no more.
     HugetlbPool = "hugetlb_pool",
@@ -147,7 +149,7 @@ reasons! {
     /// `kernel.yama.ptrace_scope` 2 only `CAP_SYS_PTRACE` allows it; 3 forbids it to everybody until the next
     /// boot.
     PtraceDenied = "ptrace_denied",
-    /// A debugger or another tracer, such as strace(1), is attached to the process. A process has one tracer at
+    /// A debugger or another tracer, such as strace(1), traces a thread of the process. A thread has one tracer at
     /// most.
     AlreadyTraced = "already_traced",
     /// The process mapped something at an edge of the text while TiExec prepared that edge. The rest of the text
@@ -160,8 +162,9 @@ reasons! {
     NoThread = "no_thread",
     /// The mapped file cannot be opened any more, or another file has its name.
     FileGone = "file_gone",
-    /// The process is another user's, and its file lies on FUSE, on a network file system, or on an overlay of
-    /// such. That user may decide when a read ends, so TiExec does not open the file.
+    /// The process is another user's, and its file lies on a file system that TiExec does not know to be local,
+    /// such as FUSE, NFS or an overlay of these. That user may decide when a read ends, so TiExec does not open the
+    /// file.
     ForeignFilesystem = "foreign_filesystem",
     /// The process executed another program, or its text or its credentials changed, after TiExec had looked at
     /// it. TiExec leaves it as it is.
@@ -185,8 +188,8 @@ reasons! {
     NoGadget = "no_gadget",
     /// The stack of the stopped thread has no room for the frames by which it restores itself.
     StackRoom = "stack_room",
-    /// The thread uses registers that the kernel does not save in a signal frame (AMX tiles, the streaming mode
-    /// of SME), or it has a shadow stack, or it runs 32-bit code.
+    /// The thread uses registers that the frames of TiExec do not hold (AMX tiles, the streaming mode of SME), or it
+    /// has a shadow stack, or it runs 32-bit code.
     RegisterState = "register_state",
     /// The kernel refused to put the prepared pages in place.
     SwitchFailed = "switch_failed",
@@ -200,13 +203,14 @@ reasons! {
     StoreRefused = "store_refused",
     /// The image store has no room for the image, even after removing the images that nobody uses.
     StoreFull = "store_full",
-    /// Running processes have the text mapped or locked. It cannot be evicted and read again in huge pages.
+    /// The text cannot be evicted and read again in huge pages: running processes have it mapped or locked, or on an
+    /// overlay it is not written back yet.
     InUse = "in_use",
     /// The file has pages that are not yet written back to the disk.
     DirtyFile = "dirty_file",
     /// A process has the file open for writing.
     OpenForWriting = "open_for_writing",
-    /// The file system keeps files in small pieces only.
+    /// The file system read the file in small pieces again: it has no large ones, or memory is fragmented.
     NoLargeFolios = "no_large_folios",
 }
 
