@@ -1,4 +1,4 @@
-//! Any bytes as glibc's cache of libraries, and a name looked for in it.
+//! Any bytes as glibc's cache of libraries, with a search for a name.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {

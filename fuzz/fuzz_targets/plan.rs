@@ -25,7 +25,7 @@ fn vma(record: &[u8; 26], base: u64) -> Option<Vma> {
     })
 }
 
-/// Plans with one copying backing and nothing else.
+/// Plans with only one copying backing.
 fn plan_by(snapshot: &Snapshot, backing: Backing) -> Plan {
     plan(snapshot, &Means { copies: &[backing], ..Means::default() })
 }
@@ -67,7 +67,7 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     if sensible {
         let spans: Vec<_> = plan.spans().map(|span| span.range).collect();
         assert!(spans.windows(2).all(|pair| pair[0].end() <= pair[1].start()));
-        // Areas over each other may add up to more than there are addresses: no totals of those.
+        // Overlapping VMAs may add up to more than the address space, so only a sensible snapshot has totals.
         assert!(!plan.to_string().is_empty());
         assert!(!plan.to_json(None, None).contains('\n'));
     }

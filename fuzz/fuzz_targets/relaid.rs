@@ -1,4 +1,4 @@
-//! Any bytes as a whole ELF file, laid out anew.
+//! Any bytes as a whole ELF file that is laid out again.
 #![no_main]
 
 #[path = "../../crates/core/tests/relaid/check.rs"]

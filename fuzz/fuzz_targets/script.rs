@@ -8,7 +8,7 @@ libfuzzer_sys::fuzz_target!(|file: &[u8]| {
     assert!(file.starts_with(b"#!"));
     assert!(!name.is_empty() && name.len() <= script::PREFIX - 2);
     assert!(!name.iter().any(|byte| matches!(byte, b' ' | b'\t' | b'\n' | 0)));
-    // The parser looks at nothing beyond the kernel's prefix.
+    // The parser ignores all bytes beyond the kernel's prefix.
     let prefix = &file[..file.len().min(script::PREFIX)];
     assert_eq!(script::interpreter(prefix), Some(name));
 });

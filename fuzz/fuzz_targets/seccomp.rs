@@ -1,4 +1,4 @@
-//! Any bytes as a seccomp filter, and as a call put to it.
+//! Any bytes as a seccomp filter, and as a system call for the filter.
 #![no_main]
 
 use tiexec_core::seccomp::{CallData, Filter, Instruction, Value};
@@ -22,6 +22,6 @@ libfuzzer_sys::fuzz_target!(|input: ([u64; 7], Vec<(u16, u8, u8, u32)>)| {
         args,
     };
     let known = filter.answer(&call(args.map(Value::Is), Value::Is(number)));
-    // Less known is never better.
+    // A call with an unknown argument never gets a better answer.
     assert!(filter.answer(&call([Value::Any; 6], Value::Any)) >= known);
 });

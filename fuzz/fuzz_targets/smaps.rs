@@ -1,4 +1,4 @@
-//! Any bytes as `/proc/PID/smaps`, up to the report that is printed of them.
+//! Any bytes as `/proc/PID/smaps`, up to the printed report.
 #![no_main]
 
 use tiexec_core::addr::{PageSize, Pages};

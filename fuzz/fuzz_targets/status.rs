@@ -6,7 +6,7 @@ use tiexec_core::proc::status;
 libfuzzer_sys::fuzz_target!(|text: &[u8]| {
     let status = status::parse(text);
     assert!(status.name.len() <= text.len());
-    // Lines that the parser does not know change nothing.
+    // Unknown lines do not change the result.
     let more = [text, b"\nNoSuchField:\t1\n"].concat();
     assert_eq!(status::parse(&more), status);
 });

@@ -1,4 +1,4 @@
-//! Any bytes as a process whose facts lie about each other.
+//! Any bytes as a process with contradictory facts.
 #![no_main]
 
 #[path = "../../crates/core/tests/world/check.rs"]
