@@ -157,8 +157,8 @@ reasons! {
     EdgeInUse = "edge_in_use",
     /// The process has nearly as many mappings as it may have (`vm.max_map_count`).
     MapCount = "map_count",
-    /// For two seconds every thread slept in a system call that would show the stop, or could not be stopped
-    /// (state D, frozen).
+    /// For two seconds TiExec found no thread to stop. Each slept in a system call that the stop would make fail or
+    /// end early, or could not be stopped (state D, frozen).
     NoThread = "no_thread",
     /// The mapped file cannot be opened any more, or another file has its name.
     FileGone = "file_gone",
