@@ -344,7 +344,7 @@ pub enum StoreCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Remove images whose originals are gone or have changed, and what dead builders left
+    /// Remove images whose originals are gone or have changed, and files that killed builders left
     Prune {
         /// Also remove every image that no process maps
         #[arg(long)]
@@ -917,7 +917,8 @@ pub enum RulesCommand {
         #[command(flatten)]
         files: AgentFiles,
     },
-    /// Bring the programs that rules attach to or warm into huge pages of the page cache, such as after an upgrade
+    /// Bring the programs of rules with the action attach or warm into huge pages of the page cache, such as after
+    /// an upgrade
     Warm {
         /// The directory of the rules
         #[arg(long, value_name = "DIR", default_value = tiexec_agent::rules::DIRECTORY, value_parser = directory())]
