@@ -7,6 +7,7 @@ mod forbidden;
 mod gdb;
 mod inspect_doctor;
 mod limits;
+mod lost_output;
 mod maps;
 mod narrow;
 mod perf;

@@ -1,13 +1,14 @@
 //! The command line of `tiexec`: a program to launch, or a process to attach to.
 
 use clap::Parser;
-use tiexec_sys::startup::Argv;
+use tiexec_sys::process::occupy_standard_descriptors;
+use tiexec_sys::startup::{Argv, note_closed_output};
 
 use crate::ctl::attach;
 use crate::exit;
 use crate::launch;
 use crate::options::{Attach, Launch, LaunchSettings};
-use crate::stdio::say_usage;
+use crate::stdio::answer;
 
 /// The task that a command line names.
 enum Invocation {
@@ -40,8 +41,11 @@ fn parse(argv: Argv) -> Invocation {
             dry_run: false,
         };
     }
+    note_closed_output();
     match Launch::try_parse_from(argv.collect_from(0)) {
         Ok(Launch { pid: Some(pid), settings, dry_run, .. }) => {
+            // No program inherits them.
+            occupy_standard_descriptors();
             Invocation::Attach(Attach::from_launch(pid, &settings, dry_run))
         }
         Ok(parsed) => Invocation::Launch {
@@ -50,12 +54,14 @@ fn parse(argv: Argv) -> Invocation {
             dry_run: parsed.dry_run,
         },
         Err(error) => {
-            let failed = error.use_stderr();
-            say_usage(error);
             // As an attach it would have been one for its own statuses.
             let attach = argv.collect_from(1).iter().any(|arg| arg == "-p" || arg == "--pid");
-            let usage = if attach { exit::USAGE } else { exit::LAUNCH_FAILED };
-            Invocation::Answered(if failed { usage } else { exit::OK })
+            let (usage, failed) = if attach {
+                (exit::USAGE, exit::FAILED)
+            } else {
+                (exit::LAUNCH_FAILED, exit::LAUNCH_FAILED)
+            };
+            Invocation::Answered(answer(error, usage, failed))
         }
     }
 }

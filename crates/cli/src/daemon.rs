@@ -13,7 +13,7 @@ use tiexec_sys::process::occupy_standard_descriptors;
 use crate::ctl::rules::show;
 use crate::exit;
 use crate::options::Daemon;
-use crate::stdio::{say_usage, speak_as, warn};
+use crate::stdio::{answer, speak_as, warn};
 
 /// Runs `tiexecd`; returns its exit status.
 pub fn run() -> u8 {
@@ -21,11 +21,7 @@ pub fn run() -> u8 {
     occupy_standard_descriptors();
     let options = match Daemon::try_parse() {
         Ok(options) => options,
-        Err(error) => {
-            let failed = error.use_stderr();
-            say_usage(error);
-            return if failed { exit::USAGE } else { exit::OK };
-        }
+        Err(error) => return answer(error, exit::USAGE, exit::FAILED),
     };
     if options.once {
         return show(&options.files, None);

@@ -1,14 +1,17 @@
 //! Output to stderr and stdout. A stream that is broken, full or stopped is nobody's failure: the
-//! program must run, even if nobody reads our output.
+//! program must run, even if nobody reads our output. Only the product on stdout must get there.
 
 use std::fmt::Display;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use clap::error::ContextValue;
+use rustix::io::Errno as RawErrno;
 use tiexec_core::escape::AsShown;
-use tiexec_engine::output::write_briefly;
-use tiexec_sys::with_symbols;
+use tiexec_engine::output::{standard_output, write_briefly};
+use tiexec_sys::{Errno, with_symbols};
 
+use crate::exit;
 use crate::fold::{folded_message, width};
 
 static NAME: OnceLock<&str> = OnceLock::new();
@@ -27,8 +30,36 @@ pub fn warn(message: impl Display) {
     let _nobody_listens = write_briefly(&stderr, &(folded_message(&line, width(&stderr)) + "\n"));
 }
 
+/// Warns that standard output cannot be written; once, however many lines are lost.
+pub(crate) fn say_unwritten(errno: RawErrno) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Relaxed) {
+        let why = Errno::from(errno);
+        warn(format_args!(
+            "cannot write to standard output: {why}; fix: write the output to another file"
+        ));
+    }
+}
+
+/// Writes what the parser of command lines has to say; returns the exit status: `usage` for a malformed command line,
+/// `failed` for help that cannot be written.
+pub(crate) fn answer(error: clap::Error, usage: u8, failed: u8) -> u8 {
+    let malformed = error.use_stderr();
+    match say_usage(error) {
+        _ if malformed => usage,
+        Ok(()) | Err(RawErrno::PIPE) => exit::OK,
+        Err(errno) => {
+            say_unwritten(errno);
+            failed
+        }
+    }
+}
+
 /// Writes what the parser of command lines has to say: help, or what is wrong with one.
-pub fn say_usage(mut error: clap::Error) {
+///
+/// # Errors
+/// As [`write_briefly`].
+pub fn say_usage(mut error: clap::Error) -> Result<(), RawErrno> {
     // Arguments may hold a line end.
     let given: Vec<_> = error.context().map(|(kind, value)| (kind, value.clone())).collect();
     for (kind, value) in given {
@@ -43,9 +74,9 @@ pub fn say_usage(mut error: clap::Error) {
         error.insert(kind, shown);
     }
     let text = error.render().to_string();
-    let _nobody_listens = if error.use_stderr() {
+    if error.use_stderr() {
         write_briefly(std::io::stderr(), &text)
     } else {
-        write_briefly(std::io::stdout(), &text)
-    };
+        write_briefly(standard_output()?, &text)
+    }
 }

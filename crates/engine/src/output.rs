@@ -8,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -17,6 +17,7 @@ use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno as RawErrno;
 use tiexec_core::escape;
 use tiexec_sys::process::without_write_signals;
+use tiexec_sys::startup::output_is_closed;
 use tiexec_sys::with_symbols;
 use tiexec_sys::{Errno, random};
 
@@ -147,7 +148,7 @@ impl Output {
         let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC | more;
         if self.what == What::Descriptor {
             return Ok(match self.name.as_bytes() {
-                b"stdout" | b"1" => rustix::io::dup(io::stdout())?,
+                b"stdout" | b"1" => rustix::io::dup(standard_output()?)?,
                 b"stderr" | b"2" => rustix::io::dup(io::stderr())?,
                 _ => rustix::fs::openat(&self.directory, &self.name, flags, Mode::empty())?,
             }
@@ -228,6 +229,39 @@ fn new_name(name: &OsStr) -> Result<OsString, Refusal> {
     new.push(OsStr::from_bytes(name));
     new.push(format!(".{random:016x}"));
     Ok(new)
+}
+
+/// Returns standard output.
+///
+/// # Errors
+/// EBADF if standard output was closed when the program began. Its number may be another file's by now.
+pub fn standard_output() -> Result<BorrowedFd<'static>, RawErrno> {
+    if output_is_closed() { Err(RawErrno::BADF) } else { Ok(rustix::stdio::stdout()) }
+}
+
+/// Writes all of `text` to standard output, and waits as long as that takes. A broken pipe causes no signal. Names in
+/// `text` are written as by [`write_briefly`].
+///
+/// # Errors
+/// The error of write(2).
+pub fn write_to_the_end(text: &str) -> Result<(), RawErrno> {
+    let stream = standard_output()?;
+    let text = escape::lines(text);
+    let mut rest = text.as_bytes();
+    without_write_signals(|| {
+        while !rest.is_empty() {
+            match rustix::io::write(stream, rest) {
+                Ok(0) => return Err(RawErrno::IO),
+                Ok(count) => rest = &rest[count..],
+                Err(RawErrno::INTR) => {}
+                Err(RawErrno::AGAIN) => {
+                    let _again = poll(&mut [PollFd::new(&stream, PollFlags::OUT)], None);
+                }
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    })
 }
 
 /// The number of bytes that a ready pipe takes without blocking (`PIPE_BUF`).

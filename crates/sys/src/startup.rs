@@ -4,9 +4,13 @@
 //! `/dev/null` on closed standard descriptors and install an alternate signal stack, and the
 //! program would inherit or miss all of that. So the binary has a C `main` and passes the pointers
 //! here.
+//!
+//! The other binaries have Rust's `main`. Before it, they note whether standard output is closed: output to
+//! `/dev/null` would be lost in silence.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use libc::{c_char, c_int};
 
@@ -85,6 +89,9 @@ impl Argv {
 
 /// `getauxval(AT_SECURE)` — returns whether this process runs with more privilege than its user.
 /// Then it must not trust the environment.
+//!
+//! The other binaries have Rust's `main`. Before it, they note whether standard output is closed: output to
+//! `/dev/null` would be lost in silence.
 pub fn is_secure() -> bool {
     // SAFETY: getauxval only reads the auxiliary vector of this process.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }

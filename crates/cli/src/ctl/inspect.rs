@@ -65,12 +65,13 @@ pub(super) fn run(selected: &Targets, json: bool) -> u8 {
         false => Figures::of(pid.as_raw_nonzero().get(), json),
     };
     let all: Vec<Figures> = pids.iter().map(one).collect();
+    let mut statuses: Vec<u8> = all.iter().map(|one| one.status).collect();
     let seen: Vec<&Figures> = all.iter().filter(|one| one.status == exit::OK).collect();
     if pids.len() > 1 && !seen.is_empty() {
         let sum = |of: fn(&Figures) -> u64| seen.iter().map(|one| of(one)).sum::<u64>();
         let (text, huge) = (sum(|one| one.text_bytes), sum(|one| one.huge_bytes));
         let processes = seen.len();
-        print(&if json {
+        let printed = print(&if json {
             let sums = serde_json::json!({
                 "schema": SCHEMA,
                 "kind": "inspect_sum",
@@ -83,8 +84,9 @@ pub(super) fn run(selected: &Targets, json: bool) -> u8 {
             let (percent, text, huge) = (percent(huge, text), mib(text), mib(huge));
             format!("all {processes} processes   text {text} MiB   huge {huge} MiB ({percent} %)\n")
         });
+        statuses.extend((printed != exit::OK).then_some(printed));
     }
-    together(all.iter().map(|one| one.status).collect(), selected)
+    together(statuses, selected)
 }
 
 /// Looks at a process.

@@ -25,9 +25,10 @@ mod warm;
 use std::path::Path;
 
 use clap::Parser;
+use rustix::io::Errno as RawErrno;
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::skip::{FailureKind, Reason};
-use tiexec_engine::output::{Output, Refusal};
+use tiexec_engine::output::{Output, Refusal, write_to_the_end};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, process, procfs};
 use tiexec_tracee::absence::Absence;
@@ -37,7 +38,7 @@ use self::permission::Rights;
 use crate::exit;
 use crate::fold::{folded, width};
 use crate::options::{Ctl, CtlCommand};
-use crate::stdio::warn;
+use crate::stdio::{say_unwritten, warn};
 
 /// Runs `tiexecctl`; returns its exit status.
 pub fn run() -> u8 {
@@ -45,11 +46,7 @@ pub fn run() -> u8 {
     process::survive_file_size_limit();
     let ctl = match Ctl::try_parse() {
         Ok(ctl) => ctl,
-        Err(error) => {
-            let failed = error.use_stderr();
-            crate::stdio::say_usage(error);
-            return if failed { exit::USAGE } else { exit::OK };
-        }
+        Err(error) => return crate::stdio::answer(error, exit::USAGE, exit::FAILED),
     };
     match ctl.command {
         CtlCommand::Inspect { targets, json } => inspect::run(&targets, json),
@@ -176,16 +173,19 @@ fn not_written(path: &Path, why: &Refusal) -> u8 {
 }
 
 /// Writes the product to stdout. A reader that has gone away is success.
+#[must_use = "the product may be lost"]
 fn print(text: &str) -> u8 {
-    use std::io::Write;
-    let mut stdout = std::io::stdout();
-    let text = folded(text, width(&stdout));
-    let text = escape::lines(&text);
-    match stdout.write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            warn(format_args!("cannot write to standard output: {error}"));
+    let text = folded(text, width(std::io::stdout()));
+    match write_to_the_end(&text) {
+        Ok(()) | Err(RawErrno::PIPE) => exit::OK,
+        Err(errno) => {
+            say_unwritten(errno);
             exit::FAILED
         }
-        _ => exit::OK,
     }
+}
+
+/// Returns the exit status of what was done, or that of its line on stdout if that was not written.
+fn told(status: u8, printed: u8) -> u8 {
+    if status == exit::OK { printed } else { status }
 }

@@ -22,9 +22,9 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, cgroup_namespace};
 
 use super::attach;
-use super::print;
 use super::warm;
 use super::{failed, has_text};
+use super::{print, told};
 use crate::exit;
 use crate::options::{AgentFiles, RulesCommand};
 use crate::stdio::warn;
@@ -92,7 +92,8 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
     let _no_right = cgroup_namespace::enter_that_of_init();
     let mut surroundings = Surroundings::look();
     surroundings.pods = pods;
-    let one = |pid: Pid, process: &ProcDir, named: bool| {
+    let mut printed = exit::OK;
+    let mut one = |pid: Pid, process: &ProcDir, named: bool| {
         let facts = surroundings.process(process)?;
         let decision = decide(process, &facts, &rules, &state, &verdicts, machine);
         if decision.rule.is_some() || named {
@@ -109,7 +110,8 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
                 }
                 _ => String::new(),
             };
-            print(&format!("{pid} {comm} {exe}: {}{fix}\n", in_words(&decision)));
+            let line = format!("{pid} {comm} {exe}: {}{fix}\n", in_words(&decision));
+            printed = told(printed, print(&line));
         }
         Some(())
     };
@@ -134,6 +136,7 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
             }
         }
     }
+    let status = told(status, printed);
     if rules.defects.iter().any(|defect| defect.left_out) { exit::FAILED } else { status }
 }
 

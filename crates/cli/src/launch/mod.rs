@@ -19,7 +19,7 @@ use tiexec_engine::follow::{Follower, Patterns, obstacle, without_watch};
 use tiexec_engine::hottest;
 use tiexec_engine::launch::image_file::{is_executable, missing_interpreter, search};
 use tiexec_engine::launch::{Caller, Launch, Start, Told};
-use tiexec_engine::output::write_briefly;
+use tiexec_engine::output::{standard_output, write_briefly};
 use tiexec_remap::Failure;
 use tiexec_remap::images::Images;
 use tiexec_remap::launch::Launched;
@@ -257,7 +257,7 @@ impl Launcher {
 
     /// Writes the product of a dry run; returns the exit status. A reader that has gone away is success.
     fn print(&self, text: &str) -> u8 {
-        match write_briefly(std::io::stdout(), text) {
+        match standard_output().and_then(|stdout| write_briefly(stdout, text)) {
             Ok(()) | Err(rustix::io::Errno::PIPE) => exit::OK,
             Err(errno) => {
                 let (name, why) = (self.name().shown(), Errno::from(errno));

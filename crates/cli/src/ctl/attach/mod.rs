@@ -33,7 +33,7 @@ use tiexec_sys::{Pid, ptrace};
 pub(crate) use select::parse as parse_pids;
 
 use super::permission::Rights;
-use super::print;
+use super::{print, told};
 use crate::exit;
 use crate::options::{Attach, LaunchSettings, Revert, Targets};
 use crate::settings;
@@ -94,14 +94,12 @@ pub(crate) fn run(options: &Attach) -> u8 {
         let first = |pid, images: &mut Images, pool: &mut Pool| {
             attach_one(pid, options, &settings, None, images, pool)
         };
+        let mut printed = exit::OK;
         let mut tell = |locked: &LockedTarget, attached: &Attached, report: &Report| {
-            if options.json {
-                print(&(report.to_json() + "\n"));
-            } else if !options.quiet {
-                print(&line(locked, attached, report));
-            }
+            printed = told(printed, tell(locked, attached, report, options));
         };
-        return follow::stay(&pids, &settings, first, &mut tell);
+        let status = follow::stay(&pids, &settings, first, &mut tell);
+        return told(status, printed);
     }
     let one = |pid, pool: &mut Pool| attach_one(pid, options, &settings, None, &mut images, pool);
     each("attach to", &pids, named(&options.targets), one)
@@ -322,7 +320,8 @@ fn attach_one(
         match scheduled_revert::revert_after(pid, start_time, time) {
             Ok(()) if options.json || options.quiet => {}
             Ok(()) => {
-                print(&format!("{} {}: its own text comes back in {time:?}\n", of.0, of.1));
+                let line = format!("{} {}: its own text comes back in {time:?}\n", of.0, of.1);
+                status = told(status, print(&line));
             }
             Err(error) => {
                 warn(format_args!(
@@ -338,12 +337,8 @@ fn attach_one(
 
 /// Tells what came of it; returns the exit status.
 fn say(locked: &LockedTarget, attached: &Attached, report: &Report, options: &Attach) -> u8 {
-    if options.json {
-        print(&(report.to_json() + "\n"));
-    } else if !options.quiet {
-        print(&line(locked, attached, report));
-    }
-    let Some(failure) = &attached.failure else { return exit::OK };
+    let printed = tell(locked, attached, report, options);
+    let Some(failure) = &attached.failure else { return printed };
     if report.outcome == Outcome::Partial {
         warn(format_args!(
             "{} {}: in part: {failure}",
@@ -353,6 +348,17 @@ fn say(locked: &LockedTarget, attached: &Attached, report: &Report, options: &At
         return exit::PARTIAL;
     }
     failed("attach to", locked.target.pid, failure)
+}
+
+/// Prints the line or the report; returns the exit status of that.
+fn tell(locked: &LockedTarget, attached: &Attached, report: &Report, options: &Attach) -> u8 {
+    if options.json {
+        print(&(report.to_json() + "\n"))
+    } else if !options.quiet {
+        print(&line(locked, attached, report))
+    } else {
+        exit::OK
+    }
 }
 
 /// The one line for people.
@@ -425,7 +431,7 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
     };
     locked.record_revert(&reverted);
     let Reverted { found, reverted: bytes, found_text, reverted_text, failure, stop } = reverted;
-    if options.json {
+    let printed = if options.json {
         let json = serde_json::json!({
             "schema": tiexec_core::report::SCHEMA,
             "kind": "revert",
@@ -436,7 +442,7 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
             "detail": failure.as_ref().map(|failure| &failure.detail),
             "stop_us": stop.map(|stop| stop.lasted.as_micros() as u64),
         });
-        print(&(escape::json(&json) + "\n"));
+        print(&(escape::json(&json) + "\n"))
     } else if !options.quiet {
         let what = if found == 0 {
             "nothing to revert".to_owned()
@@ -448,10 +454,12 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
             let (back, all) = (mib(reverted_text), mib(found_text));
             format!("{back} of {all} MiB text are the file's own again")
         };
-        print(&format!("{} {}: {what}\n", locked.target.comm, pid.as_raw_nonzero()));
-    }
+        print(&format!("{} {}: {what}\n", locked.target.comm, pid.as_raw_nonzero()))
+    } else {
+        exit::OK
+    };
     match failure {
-        None => exit::OK,
+        None => printed,
         Some(failure) => {
             let status = failed("revert", pid, &failure);
             if bytes > 0 { exit::PARTIAL } else { status }

@@ -15,10 +15,10 @@ use manager::{Manager, Refusal};
 use tiexec_core::escape::AsShown;
 use tiexec_engine::wait_exec;
 
-use super::{attach, print};
+use super::{attach, print, told};
 use crate::exit;
 use crate::options::{Ctl, CtlCommand, Disable, Enable, Revert, Targets};
-use crate::stdio::{say_usage, warn};
+use crate::stdio::{answer, warn};
 
 /// How long `warm` may take before a start, in seconds.
 const WARM: &str = "10";
@@ -28,8 +28,7 @@ pub(super) fn run(options: &Enable) -> u8 {
     let manager = Manager { user: options.user };
     // A malformed option would show only at the next start, in the journal.
     if let Err(error) = attach_command(manager, "x.service", &options.options, true) {
-        say_usage(error);
-        return exit::USAGE;
+        return answer(error, exit::USAGE, exit::FAILED);
     }
     let setup = running(manager)
         .and_then(|()| Ok((manager.directory(options.runtime)?, own_path(manager)?)));
@@ -41,21 +40,31 @@ pub(super) fn run(options: &Enable) -> u8 {
     let mut enabled = Vec::new();
     for name in &options.units {
         let one = enable_one(manager, name, options, &directory, &own);
-        statuses.push(one.as_ref().err().copied().unwrap_or(exit::OK));
+        statuses.push(one.as_ref().map_or_else(|status| *status, |enabled| enabled.printed));
         enabled.extend(one);
     }
-    if enabled.iter().any(|(_, changed)| *changed)
+    if enabled.iter().any(|one| one.changed)
         && let Err(why) = manager.systemctl(&["daemon-reload"])
     {
         return failed("reload the units of", &options.units, &why);
     }
-    for (unit, _) in enabled.iter().filter(|_| options.now) {
-        statuses.push(attach_now(manager, unit, &options.options));
+    for one in enabled.iter().filter(|_| options.now) {
+        statuses.push(attach_now(manager, &one.unit, &options.options));
     }
     together(&statuses)
 }
 
-/// Writes the drop-in of one unit; returns the unit's own name, and whether there is something new.
+/// What came of one unit.
+struct Enabled {
+    /// Its own name.
+    unit: String,
+    /// Whether there is something new.
+    changed: bool,
+    /// The exit status of the line about it.
+    printed: u8,
+}
+
+/// Writes the drop-in of one unit.
 ///
 /// # Errors
 /// The exit status for what has been said on stderr.
@@ -65,7 +74,7 @@ fn enable_one(
     options: &Enable,
     directory: &Path,
     own: &str,
-) -> Result<(String, bool), u8> {
+) -> Result<Enabled, u8> {
     let unit = found(manager, "enable", name)?;
     let name = unit.name.as_str();
     let fail = |why: String| {
@@ -117,13 +126,13 @@ fn enable_one(
     };
     let what = if changed { "wrote" } else { "is there already:" };
     let scope = if manager.user { "--user " } else { "" };
-    print(&format!(
+    let printed = print(&format!(
         "{}: {what} {}; undo: tiexecctl disable {scope}{}{now}\n",
         name.shown(),
         path.shown(),
         name.shown()
     ));
-    Ok((unit.name, changed))
+    Ok(Enabled { unit: unit.name, changed, printed })
 }
 
 /// Runs `disable`; returns the exit status.
@@ -184,7 +193,8 @@ fn disable_one(
             Err(status) => return (status, false),
         }
     };
-    let (mut status, mut removed, mut would) = (exit::OK, false, false);
+    let (mut status, mut printed) = (exit::OK, exit::OK);
+    let (mut removed, mut would) = (false, false);
     for directory in directories {
         let path = path_of(&unit, directory);
         let done = match drop_in::read(&path) {
@@ -195,7 +205,8 @@ fn disable_one(
             }
             Ok(State::Ours(_)) if options.dry_run => {
                 would = true;
-                print(&format!("{}: would remove {}\n", unit.shown(), path.shown()));
+                let line = format!("{}: would remove {}\n", unit.shown(), path.shown());
+                printed = told(printed, print(&line));
                 continue;
             }
             Ok(State::Ours(_)) => drop_in::remove(&path),
@@ -204,7 +215,8 @@ fn disable_one(
         match done {
             Ok(()) => {
                 removed = true;
-                print(&format!("{}: removed {}\n", unit.shown(), path.shown()));
+                let line = format!("{}: removed {}\n", unit.shown(), path.shown());
+                printed = told(printed, print(&line));
             }
             Err(error) => {
                 warn(format_args!("cannot remove {}: {}", path.shown(), cause(&error)));
@@ -213,12 +225,12 @@ fn disable_one(
         }
     }
     if !removed && !would && status == exit::OK {
-        print(&format!("{}: is not enabled\n", unit.shown()));
+        printed = print(&format!("{}: is not enabled\n", unit.shown()));
     }
     if options.now && status == exit::OK {
         status = revert_now(manager, &unit);
     }
-    (status, removed)
+    (told(status, printed), removed)
 }
 
 /// Finds a unit.
@@ -243,10 +255,7 @@ fn attach_now(manager: Manager, unit: &str, options: &[String]) -> u8 {
     each_active(manager, unit, |unit| match attach_command(manager, unit, options, false) {
         Ok(CtlCommand::Attach(options)) => attach::run(&options),
         Ok(_) => exit::USAGE,
-        Err(error) => {
-            say_usage(error);
-            exit::USAGE
-        }
+        Err(error) => answer(error, exit::USAGE, exit::FAILED),
     })
 }
 
@@ -272,7 +281,7 @@ fn each_active(manager: Manager, unit: &str, one: impl Fn(&str) -> u8) -> u8 {
         Err(why) => return failed("ask systemd about", &[unit.to_owned()], &why),
     };
     if active.is_empty() {
-        print(&format!("{}: does not run\n", unit.shown()));
+        return print(&format!("{}: does not run\n", unit.shown()));
     }
     together(&active.iter().map(|unit| one(unit)).collect::<Vec<u8>>())
 }

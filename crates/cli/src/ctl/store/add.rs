@@ -12,6 +12,7 @@ use tiexec_remap::Failure;
 use tiexec_remap::store::{BuildOrder, Store};
 use tiexec_sys::procfs::ProcDir;
 
+use super::super::told;
 use super::{failed, own, print};
 use crate::exit;
 use crate::stdio::warn;
@@ -42,6 +43,7 @@ pub(super) fn run(files: &[PathBuf], json: bool) -> u8 {
         }
     };
     let mut all = Vec::new();
+    let mut printed = exit::OK;
     for path in files {
         let result = add(&store, &process, path);
         if let Err(failure) = &result {
@@ -52,7 +54,7 @@ pub(super) fn run(files: &[PathBuf], json: bool) -> u8 {
             Err(failure) => (None, Some(failure)),
         };
         if let (Some(image), false) = (&image, json) {
-            print(&format!("{}\n", image.shown()));
+            printed = told(printed, print(&format!("{}\n", image.shown())));
         }
         let reason = failure.as_ref().map(|failure| failure.reason);
         let detail = failure.map(|failure| failure.detail);
@@ -60,12 +62,12 @@ pub(super) fn run(files: &[PathBuf], json: bool) -> u8 {
     }
     let built = all.iter().filter(|added| added.image.is_some()).count();
     if json {
-        print(&super::list::as_json("store_add", &[("images", &all)]));
+        printed = print(&super::list::as_json("store_add", &[("images", &all)]));
     }
     match built {
         0 => exit::FAILED,
         _ if built < all.len() => exit::PARTIAL,
-        _ => exit::OK,
+        _ => printed,
     }
 }
 

@@ -13,8 +13,8 @@ use tiexec_core::skip::SkipReason;
 use tiexec_remap::warm as remap;
 use tiexec_sys::thp;
 
-use super::print;
 use super::progress::Progress;
+use super::{print, told};
 use crate::exit;
 use crate::options::Warm;
 use crate::stdio::warn;
@@ -50,25 +50,27 @@ pub(super) fn programs<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> u8 {
     let options = Warm { files: Vec::new(), check: false, deps: false, json: false, quiet: true };
     let mut run = Run { options: &options, pages, seen: HashSet::new(), rows: Rows::new(false) };
     let own = rustix::process::geteuid().as_raw();
+    let mut printed = exit::OK;
     for path in paths {
         if !path.symlink_metadata().is_ok_and(|metadata| metadata.is_file()) {
             continue;
         }
-        let told = run.rows.lines().count();
+        let before = run.rows.lines().count();
         match ElfFile::open(path) {
             // Nobody else is to choose what root reads.
             Ok(file) if ![0, own].contains(&file.owner) => {
-                print(&format!("{}: {}\n", path.shown(), SkipReason::NotOwner.as_str()));
+                let line = format!("{}: {}\n", path.shown(), SkipReason::NotOwner.as_str());
+                printed = told(printed, print(&line));
             }
             Ok(file) => run.file(path, &file),
             Err((error, exit::NOT_PERMITTED)) => run.failed(path, &error, exit::NOT_PERMITTED),
             Err(_no_program) => continue,
         }
-        for line in run.rows.lines().skip(told) {
-            print(&line);
+        for line in run.rows.lines().skip(before) {
+            printed = told(printed, print(&line));
         }
     }
-    run.rows.status()
+    told(run.rows.status(), printed)
 }
 
 struct Run<'a> {
