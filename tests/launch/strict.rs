@@ -102,12 +102,34 @@ fn a_program_that_must_be_left_alone_runs() {
         .binary(public.tiexec())
         .options(["--strict"])
         .behind(["runuser", "-u", "nobody", "--"]);
-    run.output().assert_code(7).assert_silent();
+    assert_runs_with_a_line(&run, "privileged_image");
+}
+
+/// The program runs, and one line says that it does so on base pages.
+fn assert_runs_with_a_line(run: &Run, reason: &str) {
+    let done = run.output();
+    done.assert_code(7);
+    let err = done.err();
+    let line = format!("text stays on base pages, which --strict does not refuse: {reason}");
+    assert!(err.contains(&line) && err.lines().count() == 1, "{done}");
+    run.clone().options(["-q"]).output().assert_code(7).assert_silent();
+}
+
+#[test]
+fn a_program_that_cannot_be_read_runs_with_a_line() {
+    require!(is_root(), "root can let another user run the program");
+    let public = Public::new();
+    let unreadable = public.add(&program("exits", Kind::StaticNoPie), "unreadable", 0o711);
+    let run = Run::new(unreadable, ["code", "7"]).binary(public.tiexec());
+    let run = run.options(["--strict"]).behind(["runuser", "-u", "nobody", "--"]);
+    assert_runs_with_a_line(&run, "unreadable_image");
 }
 
 #[test]
 fn switched_off_it_refuses_nothing() {
-    for run in [exits().env("TIEXEC", "off"), exits().options(["--backing", "off"])] {
-        run.prep(Prep::Prctl(41, 1, 0)).output().assert_code(7).assert_silent();
-    }
+    let thp_disabled = Prep::Prctl(41, 1, 0);
+    let by_the_environment = exits().env("TIEXEC", "off").prep(thp_disabled);
+    by_the_environment.output().assert_code(7).assert_silent();
+    let by_an_option = exits().options(["--backing", "off"]).prep(thp_disabled);
+    assert_runs_with_a_line(&by_an_option, "disabled");
 }

@@ -272,23 +272,39 @@ impl Launcher {
     /// Says why text stays on base pages: failures always, the rest if asked for. If some of it is huge, `rest` is how
     /// many bytes are not, and how many there are.
     fn explain(&self, reason: Reason, detail: &str, rest: Option<(u64, u64)>) {
-        let wanted = if reason.is_failure() { !self.settings.quiet } else { self.settings.verbose };
+        let settings = &self.settings;
+        let alone = settings.strict && self.is_left_alone(reason);
+        let wanted = if reason.is_failure() || alone { !settings.quiet } else { settings.verbose };
         if !wanted {
             return;
         }
         let name = Path::new(self.name()).file_name().unwrap_or(self.name()).shown();
-        let what = if self.settings.refuses(reason) {
+        let what = if settings.refuses(reason) {
             "refused, its text would stay on base pages".to_owned()
         } else if let Some((rest, all)) = rest {
             format!("{} of {} MiB text stay on base pages", mib(rest), mib(all))
         } else {
-            "text stays on base pages".to_owned()
+            let not_refused = if alone { ", which --strict does not refuse" } else { "" };
+            format!("text stays on base pages{not_refused}")
         };
         let colon = if detail.is_empty() { "" } else { ": " };
         let file = search(self.name()).map(|path| path.shown().to_string());
         let fix =
             reason.fix_for(file.as_deref()).map_or(String::new(), |fix| format!("; fix: {fix}"));
         warn(format_args!("{name}: {what}: {reason}{colon}{detail}{fix}"));
+    }
+
+    /// Returns whether the program is left alone by what it is, or by an option. One who switches TiExec off wants
+    /// programs to run as they would without it.
+    fn is_left_alone(&self, reason: Reason) -> bool {
+        let Reason::Skipped(why) = reason else { return false };
+        match why {
+            SkipReason::PrivilegedImage
+            | SkipReason::UnreadableImage
+            | SkipReason::ForeignImage => true,
+            SkipReason::Disabled => !self.settings.off,
+            _ => false,
+        }
     }
 
     /// Execs without a helper, after saying so where that is due.
