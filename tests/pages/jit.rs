@@ -120,6 +120,24 @@ fn settling_makes_what_is_compiled_later_huge() {
     held.finish().assert_code(7).assert_silent();
 }
 
+/// Nobody looks at the program once it makes code: one line says what helps.
+#[test]
+fn a_launch_that_does_not_stay_says_so() {
+    let launch = |select: &'static str| {
+        Run::new(program("exits", Kind::DynamicPie), ["code", "7"]).options([select])
+    };
+    for select in ["--select=jit", "--select=main,jit"] {
+        let done = launch(select).output();
+        done.assert_code(7);
+        let err = done.err();
+        assert!(err.contains("; fix: add --settle=1m, or ") && err.lines().count() == 1, "{done}");
+        for silent in ["-q", "--settle=1s", "--follow"] {
+            launch(select).options([silent]).output().assert_code(7).assert_silent();
+        }
+    }
+    launch("--select=all").output().assert_code(7).assert_silent();
+}
+
 /// V8's code lies in pieces smaller than a huge page: nothing is to be gained, and nothing breaks.
 #[test]
 fn node_runs_as_before() {

@@ -13,6 +13,7 @@ use tiexec_core::addr::mib;
 use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
 use tiexec_core::report::Report;
+use tiexec_core::select::Select;
 use tiexec_core::skip::{Reason, SkipReason};
 use tiexec_engine::follow::companion::{self, Begun, Companion};
 use tiexec_engine::follow::{Follower, Patterns, obstacle, without_watch};
@@ -96,7 +97,17 @@ impl Launcher {
     fn accompany(&self) {
         let settings = &self.settings;
         let budget = settings.max_huge_pages;
-        if !settings.follow && settings.settle().is_zero() && budget.is_none() {
+        let stays = settings.follow || !settings.settle().is_zero();
+        // `all` means whatever there is.
+        let wants_jit = settings.select.jit && (settings.select != Select::ALL || settings.verbose);
+        if !stays && wants_jit && !settings.quiet {
+            warn(format_args!(
+                "{}: the code that it makes stays on base pages: it is there only after the start; \
+                 fix: add --settle=1m, or attach later (tiexecctl attach --select jit PID)",
+                self.name().shown()
+            ));
+        }
+        if !stays && budget.is_none() {
             return;
         }
         let complain = |what: &dyn std::fmt::Display| {
