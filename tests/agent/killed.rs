@@ -52,15 +52,50 @@ fn a_second_agent_ends_and_a_dead_ones_socket_is_replaced() {
     let listens = || std::os::unix::net::UnixStream::connect(socket).is_ok();
     let first = files.agent();
     support::child::eventually("the agent listens", listens);
-    let second = support::Run::new(support::tiexecd(), files.args()).plain().output();
-    second.assert_code(1);
-    let says = "another tiexecd listens at /run/tiexec/agent.sock; fix: ";
-    assert!(second.err().contains(says), "{second}");
-    assert!(listens(), "the first one goes on");
+    let of_the_same_state = format!("another tiexecd (process {}) has its state in ", first.pid());
+    let elsewhere = Files::new();
+    for (files, says) in [
+        (&files, of_the_same_state.as_str()),
+        (&elsewhere, "another tiexecd listens at /run/tiexec/agent.sock; fix: "),
+    ] {
+        let second = support::Run::new(support::tiexecd(), files.args()).plain().output();
+        second.assert_code(1);
+        assert!(second.err().contains(says), "{second}");
+        assert!(listens(), "the first one goes on");
+    }
     first.signal(libc::SIGKILL);
     first.finish().assert_signal(libc::SIGKILL);
     assert!(socket.exists(), "a killed agent leaves its socket");
     let next = files.agent();
     support::child::eventually("the next one listens", listens);
     crate::stop(next);
+}
+
+/// As a user who has no socket: the state alone tells them of each other.
+#[test]
+fn of_several_that_begin_at_once_one_runs() {
+    require!(support::is_root(), "root can be another user");
+    let files = Files::new();
+    std::os::unix::fs::chown(files.state(), Some(65534), Some(65534)).expect("root may");
+    let tiexecd = files.public.add(support::tiexecd(), "tiexecd", 0o755);
+    let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"].map(str::to_owned);
+    let words = nobody.into_iter().chain([tiexecd.display().to_string()]).chain(files.args());
+    let words: Vec<String> = words.collect();
+    let begin = || support::Run::new("setpriv", &words).plain().limit(180).start();
+    let mut agents: Vec<support::Held> = (0..5).map(|_| begin()).collect();
+    support::child::eventually("all but one have ended", || {
+        agents.iter_mut().map(|agent| agent.has_ended()).filter(|ended| !ended).count() == 1
+    });
+    let (mut ended, mut running) = (Vec::new(), Vec::new());
+    for mut agent in agents {
+        if agent.has_ended() { ended.push(agent) } else { running.push(agent) }
+    }
+    let running = running.pop().expect("one runs");
+    let says = format!("another tiexecd (process {}) has its state in ", running.pid());
+    for agent in ended {
+        let done = agent.finish();
+        done.assert_code(1);
+        assert!(done.err().contains(&says) && done.err().contains("; fix: "), "{done}");
+    }
+    crate::stop(running);
 }

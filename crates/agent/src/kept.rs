@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::process::{Flock, FlockType, Pid, fcntl_getlk};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tiexec_core::escape::AsShown;
@@ -137,10 +138,35 @@ impl Directory {
         name: &str,
         how: FlockOperation,
     ) -> Result<Locked, rustix::io::Errno> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.directory, name, flags, Mode::from_raw_mode(0o600))?;
+        let file = self.lock_file(name)?;
         rustix::fs::flock(&file, how)?;
         Ok(Locked(file))
+    }
+
+    /// Takes a lock for this process alone, until the result is dropped. That of flock(2) is also that of each process
+    /// which is forked meanwhile, and one of those may outlive this one.
+    ///
+    /// # Errors
+    /// Another process has it, which is named where this one can see it; as fcntl(2).
+    pub(crate) fn lock_alone(
+        &self,
+        name: &str,
+    ) -> Result<Result<Locked, Option<Pid>>, rustix::io::Errno> {
+        use rustix::io::Errno;
+        let file = self.lock_file(name)?;
+        match rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Ok(Locked(file))),
+            Err(Errno::AGAIN | Errno::ACCESS) => {
+                let holder = fcntl_getlk(&file, &Flock::from(FlockType::WriteLock));
+                Ok(Err(holder.ok().flatten().and_then(|lock| lock.pid)))
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn lock_file(&self, name: &str) -> Result<OwnedFd, rustix::io::Errno> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.directory, name, flags, Mode::from_raw_mode(0o600))
     }
 
     /// Writes a file.
@@ -167,6 +193,11 @@ impl Directory {
             let _none = rustix::fs::unlinkat(&self.directory, &new, AtFlags::empty());
             self.failed("write", name, errno)
         })
+    }
+
+    /// Returns where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Removes a file.

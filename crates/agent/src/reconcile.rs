@@ -25,7 +25,7 @@ use crate::canary::{Canaries, Member, TakenBack};
 use crate::decide::age;
 use crate::events::Events;
 use crate::guard::Guard;
-use crate::kept::Stamp;
+use crate::kept::{Locked, Stamp};
 use crate::machine::Machine;
 use crate::metrics::{Metrics, Share};
 use crate::off::{self, Off};
@@ -136,6 +136,8 @@ pub struct Agent<'a> {
     state_directory: PathBuf,
     rules: Rules,
     store: Option<Store>,
+    /// The right to be the one agent of this state.
+    _alone: Option<Locked>,
     state: State,
     stamp: Option<Stamp>,
     canaries: Option<Canaries>,
@@ -184,6 +186,13 @@ impl<'a> Agent<'a> {
     /// # Errors
     /// Another agent runs already, in one line: two would undo each other's work.
     pub fn new(rules: &Path, state: &Path, log: Log<'a>) -> Result<Self, String> {
+        // Before the socket, which the second of two that begin at once would take away from the first.
+        let store = Store::open(state);
+        let alone = match store.as_ref().map(Store::begin) {
+            Ok(Ok(alone)) => alone,
+            Ok(Err(another)) => return Err(format!("cannot start: {another}")),
+            Err(_said_below) => None,
+        };
         let machine = Machine::look();
         let (events, why) = Events::open();
         let (guard, deaf) = Guard::new();
@@ -195,6 +204,7 @@ impl<'a> Agent<'a> {
             state_directory: state.to_owned(),
             rules: Rules::default(),
             store: None,
+            _alone: alone,
             state: State::default(),
             stamp: None,
             canaries: None,
@@ -246,7 +256,7 @@ impl<'a> Agent<'a> {
         }
         // The same directory, so one line says what is wrong with it.
         agent.canaries = Canaries::open(state).ok();
-        match Store::open(state) {
+        match store {
             Ok(store) => agent.store = Some(store),
             Err(why) => agent
                 .say(Level::Warning, &format!("cannot keep the quarantine over a restart: {why}")),

@@ -10,11 +10,13 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use tiexec_core::escape::AsShown;
 
-use crate::kept::{Directory, Stamp};
+use crate::kept::{Directory, Locked, Stamp};
 
 /// The directory of the state.
 pub const DIRECTORY: &str = "/var/lib/tiexec";
 const NAME: &str = "state.json";
+/// Held by the agent as long as it runs.
+const AGENT: &str = ".agent";
 /// The version of the file's form.
 const VERSION: u32 = 1;
 /// Most builds that one user's own crashes may fill the state with.
@@ -170,6 +172,27 @@ impl Store {
     /// Somebody else could have put it there, or it cannot be made.
     pub fn open(path: &Path) -> Result<Self, String> {
         Directory::open(path).map(Self)
+    }
+
+    /// Takes the right to be the one agent of this state. `None` if that cannot be known, as where nobody may write.
+    ///
+    /// # Errors
+    /// Another agent runs, and what ends it.
+    pub(crate) fn begin(&self) -> Result<Option<Locked>, String> {
+        match self.0.lock_alone(AGENT) {
+            Ok(Ok(lock)) => Ok(Some(lock)),
+            Ok(Err(holder)) => {
+                let (process, or_kill) = holder.map_or_else(Default::default, |pid| {
+                    let pid = pid.as_raw_nonzero();
+                    (format!(" (process {pid})"), format!(", or kill {pid}"))
+                });
+                Err(format!(
+                    "another tiexecd{process} has its state in {}; fix: systemctl stop tiexecd{or_kill}",
+                    self.0.path().shown()
+                ))
+            }
+            Err(_no_lock) => Ok(None),
+        }
     }
 
     /// Returns the state, and the reason why a file was set aside.
