@@ -116,12 +116,14 @@ fn before_it_begins_without_time_for_a_pair() {
     let server = Server::start(100, 0);
     let before = Before::of(server.pid());
     for (options, says) in [
-        (&["--max=700ms"][..], "--max 700ms is shorter than a pair of slices (800ms); fix: --max "),
+        (&["--max=700ms"][..], "--max 700ms is shorter than a pair of slices (800ms)"),
         (&["--max=1s"], "--max 1s is shorter than a pair of slices, and the time before"),
     ] {
         let done = server.canary(options);
         done.assert_code(2);
         assert!(done.err().contains(says), "{done}");
+        // A slice of 400 ms and a sixth of that before it, 21 times, and a tenth more.
+        assert!(done.err().contains("; fix: use --max=11s, or a shorter --slice"), "{done}");
         assert_untouched(server.pid(), &before);
     }
     server.finish();

@@ -23,6 +23,7 @@ use tiexec_agent::verdicts::subject;
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::SCHEMA;
+use tiexec_core::value::parse_duration;
 use tiexec_engine::settings::{CONFIG_FILE, Surroundings};
 use tiexec_sys::interrupt;
 use tiexec_sys::procfs::ProcDir;
@@ -43,6 +44,8 @@ const WASHOUTS: u32 = 6;
 /// The same with Prometheus, which looks at the service every 15 s or so.
 const SLICE_OF_PROMETHEUS: Duration = Duration::from_secs(60);
 const WASHOUTS_OF_PROMETHEUS: u32 = 3;
+/// With fewer pairs no verdict is known.
+const FEWEST_PAIRS: u32 = 10;
 /// The canary ends after this number of pairs in a row that cannot be measured.
 const MOST_UNMEASURED: usize = 3;
 
@@ -208,7 +211,6 @@ fn must_have_time(options: &Canary, counter: &Counter) -> Result<(), u8> {
     if options.max >= least {
         return Ok(());
     }
-    // Debug's form is one that the option takes.
     let (max, pair) = (options.max, 2 * slice);
     let least = Duration::from_millis(u64::try_from(least.as_millis()).unwrap_or(u64::MAX))
         + Duration::from_millis(1);
@@ -217,10 +219,20 @@ fn must_have_time(options: &Canary, counter: &Counter) -> Result<(), u8> {
     } else {
         format!("a pair of slices, and the time before each of them ({least:?})")
     };
-    warn(format_args!(
-        "--max {max:?} is shorter than {than}; fix: --max {least:?}, or a shorter --slice"
-    ));
+    let max_fix =
+        enough(slice + washout).map_or(String::new(), |enough| format!("--max={enough}, or "));
+    warn(format_args!("--max {max:?} is shorter than {than}; fix: use {max_fix}a shorter --slice"));
     Err(exit::USAGE)
+}
+
+/// Returns a `--max` in which a verdict can be known, as the option takes it: in whole minutes, or seconds. `slice` is with
+/// the time before it. `None` if the option takes none that is so long.
+fn enough(slice: Duration) -> Option<String> {
+    // A tenth more, for the switches.
+    let seconds = ((1 + 2 * FEWEST_PAIRS) * slice).mul_f64(1.1).as_secs() + 1;
+    let text =
+        if seconds <= 120 { format!("{seconds}s") } else { format!("{}m", seconds.div_ceil(60)) };
+    parse_duration(&text).is_ok().then_some(text)
 }
 
 /// Takes the right to be the one canary.
