@@ -7,7 +7,7 @@ use support::attaching::{
 };
 use support::child::tool;
 use support::fresh::huge_folios;
-use support::{Done, Fresh, Kind, Public, Run, installed, is_root, program, require};
+use support::{Done, Fresh, Kind, Public, Run, installed, is_root, program, require, tiexecctl};
 
 /// Runs the command that stands behind the word, up to the end of its line.
 fn run_named(done: &Done, word: &str) -> Done {
@@ -205,6 +205,32 @@ fn of_an_image_store() {
     let full = "tiexecctl store setup --size=64K";
     let said = mends(full, "tiexecctl store add $1", &[file.into_os_string()]);
     assert!(said.contains("store_full") && said.contains("--size=SIZE"), "{said}");
+}
+
+/// As after su(1).
+#[test]
+fn of_a_runtime_directory_that_is_not_set() {
+    require!(is_root() && installed("setpriv").is_some(), "another user needs root and setpriv");
+    const USER: &str = "64322";
+    let public = Public::new();
+    let ctl = public.add(tiexecctl(), "tiexecctl", 0o755);
+    let front = ["setpriv", "--reuid", USER, "--regid", USER, "--clear-groups", "env"];
+    let unset = ["-u", "XDG_RUNTIME_DIR", "-u", "DBUS_SESSION_BUS_ADDRESS", "HOME=/tmp"];
+    let front: Vec<&str> = front.into_iter().chain(unset).collect();
+    let not_set = format!(
+        "XDG_RUNTIME_DIR is not set, and there is no /run/user/{USER}; \
+         fix: loginctl enable-linger {USER}, as root, then export XDG_RUNTIME_DIR=/run/user/{USER}"
+    );
+    for (words, status, says) in [
+        (&["enable", "--user", "x"][..], 1, not_set.as_str()),
+        (&["enable", "--user", "--runtime", "x"], 1, &not_set),
+        (&["disable", "--user", "x"], 1, &not_set),
+        (&["store", "path"], 1, "XDG_RUNTIME_DIR is not set; fix: tiexecctl store setup"),
+    ] {
+        let done = Run::new(&ctl, words).plain().behind(&front).output();
+        done.assert_code(status);
+        assert!(done.err().contains(says) && done.err().lines().count() == 1, "{done}");
+    }
 }
 
 #[test]

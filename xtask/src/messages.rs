@@ -42,7 +42,7 @@ fn all() -> Vec<(String, String)> {
 }
 
 /// A fix begins with one of these.
-const VERBS: [&str; 29] = [
+const VERBS: [&str; 30] = [
     "add",
     "advise",
     "allow",
@@ -50,11 +50,12 @@ const VERBS: [&str; 29] = [
     "boot",
     "chown",
     "edit",
+    "export",
     "give",
     "install",
     "join",
     "leave",
-    "log",
+    "loginctl",
     "mount",
     "move",
     "man",

@@ -1,6 +1,6 @@
 //! The systemd that is asked, by `systemctl`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use tiexec_core::escape::AsShown;
@@ -53,7 +53,19 @@ impl Manager {
                 .ok_or_else(|| "HOME is not set; fix: set HOME".to_owned()),
             (true, true) => of("XDG_RUNTIME_DIR")
                 .map(|run| run.join("systemd/user"))
-                .ok_or_else(|| "XDG_RUNTIME_DIR is not set; fix: log in as this user".to_owned()),
+                .ok_or_else(no_runtime_directory),
+        }
+    }
+
+    /// Makes sure that the user's systemd can be found.
+    ///
+    /// # Errors
+    /// Nothing says where it is, and what helps.
+    pub(super) fn can_be_found(self) -> Result<(), String> {
+        let is_set = |variable| std::env::var_os(variable).is_some();
+        match !self.user || is_set("XDG_RUNTIME_DIR") || is_set("DBUS_SESSION_BUS_ADDRESS") {
+            true => Ok(()),
+            false => Err(no_runtime_directory()),
         }
     }
 
@@ -181,6 +193,19 @@ impl Manager {
         let pid: u32 = properties.first()?.1.parse().ok().filter(|&pid| pid > 0)?;
         std::fs::read_link(format!("/proc/{pid}/exe")).ok()
     }
+}
+
+/// Says that `XDG_RUNTIME_DIR` is missing, as after su(1), and what helps.
+fn no_runtime_directory() -> String {
+    let user = rustix::process::geteuid().as_raw();
+    let usual = format!("/run/user/{user}");
+    let export = format!("export XDG_RUNTIME_DIR={usual}");
+    if Path::new(&usual).is_dir() {
+        return format!("XDG_RUNTIME_DIR is not set; fix: {export}");
+    }
+    format!(
+        "XDG_RUNTIME_DIR is not set, and there is no {usual}; fix: loginctl enable-linger {user}, as root, then {export}"
+    )
 }
 
 /// Returns the name of an instance for a template, else the name.

@@ -328,7 +328,7 @@ fn program(manager: Manager, unit: &manager::Unit) -> Result<String, String> {
 fn running(manager: Manager) -> Result<(), String> {
     // As sd_booted(3).
     if manager.user || Path::new("/run/systemd/system").is_dir() {
-        return Ok(());
+        return manager.can_be_found();
     }
     Err("systemd does not run here (there is no /run/systemd/system); \
          fix: run it where systemd is PID 1, or start the program by tiexec"

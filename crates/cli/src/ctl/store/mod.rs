@@ -65,8 +65,11 @@ fn own(doing: &str) -> Result<Store, u8> {
 }
 
 fn none(doing: &str) -> u8 {
-    let why =
-        format!("{SYSTEM} is not set up, and XDG_RUNTIME_DIR is not a tmpfs that allows execution");
+    let own = match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(_) => "not a tmpfs that allows execution",
+        None => "not set",
+    };
+    let why = format!("{SYSTEM} is not set up, and XDG_RUNTIME_DIR is {own}");
     failed(doing, &Failure::new(SkipReason::NoStore, why))
 }
 
