@@ -279,6 +279,30 @@ fn slices_of_a_running_process() {
     assert_eq!(joined(held.pid()), before);
 }
 
+/// Without work there is nothing to compare.
+#[test]
+fn a_counter_that_does_not_grow() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let copy = small("work", Kind::DynamicNoPie);
+    let (held, _cat) = counting(&copy, &dir);
+    let pid = held.pid().to_string();
+    let before = joined(held.pid());
+    let count = dir.path().join("falls");
+    let falls = format!("echo x >>{0}; expr 9 - $(wc -l <{0})", count.display());
+    for (metric, says) in [
+        ("echo 3 done", "did not grow in 20ms, and was 3; fix: name a counter that grows"),
+        (&falls, "fell from 8 to 7; fix: name a counter that only grows"),
+    ] {
+        let metric = format!("--metric={metric}");
+        let args = ["bench", "-r", "4", "--attach", &pid, "--counter", "--slice=20ms", &metric];
+        let done = ctl(args);
+        done.assert_code(1);
+        assert!(done.err().contains(says) && done.err().lines().count() == 1, "{done}");
+        assert_eq!(done.out(), "", "{done}");
+        assert_eq!(joined(held.pid()), before);
+    }
+}
+
 #[test]
 fn interrupted_or_failing_it_leaves_the_process_as_it_was() {
     let dir = tempfile::tempdir().expect("a directory");

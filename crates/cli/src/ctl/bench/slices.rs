@@ -86,13 +86,15 @@ impl Subject for Slices<'_> {
         let huge = Some(self.huge());
         let ours = has_text_of_ours(&self.process);
         let (begun, used) = (Instant::now(), self.used()?);
-        let figure = if self.options.counter {
+        let counted_from = if self.options.counter {
             let before = self.ask()?;
             interrupt::sleep(self.options.slice.unwrap_or(USUAL));
-            self.ask()? - before
+            Some(before)
         } else {
-            self.ask()?
+            None
         };
+        let now = self.ask()?;
+        let figure = now - counted_from.unwrap_or(0.0);
         let seconds = begun.elapsed().as_secs_f64();
         let used = (self.used()? - used) as f64 / process::ticks(Duration::from_secs(1)) as f64;
         if has_text_of_ours(&self.process) != ours {
@@ -102,6 +104,9 @@ impl Subject for Slices<'_> {
                 self.pid.as_raw_nonzero()
             ));
             return Err(exit::FAILED);
+        }
+        if let Some(before) = counted_from.filter(|_| figure <= 0.0) {
+            return Err(self.has_not_grown(before, now));
         }
         let mut figures = if self.options.counter {
             vec![
@@ -177,6 +182,28 @@ impl Slices<'_> {
             return Err(refuse(&status));
         }
         last_number(&child::text_of(output)).ok_or_else(|| refuse(&"it printed no number"))
+    }
+
+    /// Says that the counter has not grown in a slice, so the slice says nothing; returns the exit status.
+    fn has_not_grown(&self, before: f64, now: f64) -> u8 {
+        let (pid, metric) = (self.pid.as_raw_nonzero(), self.metric);
+        let slice = self.options.slice.unwrap_or(USUAL);
+        // Ctrl-C cuts the slice short.
+        if interrupt::asked() {
+            return exit::FAILED;
+        }
+        if now < before {
+            warn(format_args!(
+                "cannot measure process {pid} by --metric {metric}: it fell from {before} to {now}; \
+                 fix: name a counter that only grows"
+            ));
+        } else {
+            warn(format_args!(
+                "cannot measure process {pid} by --metric {metric}: it did not grow in {slice:?}, and was {now}; \
+                 fix: name a counter that grows with the work, or use a longer --slice"
+            ));
+        }
+        exit::FAILED
     }
 
     /// Returns the processor time that the process has used, in clock ticks.
