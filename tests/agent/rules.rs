@@ -137,6 +137,26 @@ fn the_programs_of_rules_are_warmed() {
     held.finish().assert_code(7);
 }
 
+/// The quarantine and the verdicts lie in one directory: one line says that it cannot be read.
+#[test]
+fn a_state_that_cannot_be_read_takes_one_line() {
+    require!(is_root(), "root's state, and another user");
+    let files = Files::new();
+    files.attach_below("a", "a");
+    support::chmod(&files.state(), 0o700);
+    let ctl = files.public.add(support::tiexecctl(), "tiexecctl", 0o755);
+    let script = "exec \"$@\" $$";
+    let words = ["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", script, "sh"];
+    let words = words.into_iter().map(str::to_owned).chain([ctl.display().to_string()]);
+    let words = words.chain(["rules".to_owned(), "check".to_owned()]).chain(files.args());
+    let done = Run::new("setpriv", words).plain().output();
+    done.assert_code(5);
+    let err = done.err();
+    assert_eq!(err.lines().count(), 1, "{done}");
+    assert!(err.contains("what is in quarantine, and the verdicts of canaries: "), "{done}");
+    assert!(done.out().contains(": no rule: observe"), "{done}");
+}
+
 #[test]
 fn a_file_with_a_mistake_is_named_and_the_others_stay() {
     require!(is_root(), "rules of root's");

@@ -63,22 +63,22 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
         warn(format_args!("there are no rules: {directory} has no *.toml; fix: man tiexecd"));
     }
     let mut status = exit::OK;
-    let state = match state(files) {
-        Ok(state) => state,
-        Err(why) => {
-            warn(format_args!("cannot tell what is in quarantine: {why}"));
-            status = exit::NOT_PERMITTED;
-            State::default()
+    let (state, verdicts) = (state(files), verdicts(files));
+    let unknown = match (&state, &verdicts) {
+        (Err(why), Err(same)) if why == same => {
+            vec![("what is in quarantine, and the verdicts of canaries", why)]
+        }
+        (state, verdicts) => {
+            let quarantine = state.as_ref().err().map(|why| ("what is in quarantine", why));
+            let canaries = verdicts.as_ref().err().map(|why| ("the verdicts of canaries", why));
+            quarantine.into_iter().chain(canaries).collect()
         }
     };
-    let verdicts = match verdicts(files) {
-        Ok(verdicts) => verdicts,
-        Err(why) => {
-            warn(format_args!("cannot tell the verdicts of canaries: {why}"));
-            status = exit::NOT_PERMITTED;
-            Verdicts::default()
-        }
-    };
+    for (what, why) in unknown {
+        warn(format_args!("cannot tell {what}: {why}"));
+        status = exit::NOT_PERMITTED;
+    }
+    let (state, verdicts) = (state.unwrap_or_default(), verdicts.unwrap_or_default());
     let machine = Machine::look();
     let pods = if rules.want_pods() { pod_watch::list(PATIENCE) } else { Ok(Pods::default()) };
     let pods = pods.unwrap_or_else(|why| {
