@@ -44,7 +44,8 @@ over() {
     mkdir -p "/mnt/upper/$1" "/mnt/work/$1" "$1"
     mount -t overlay -o "lowerdir=/$1,upperdir=/mnt/upper/$1,workdir=/mnt/work/$1" none "$1"
 }
-# Programs are the machine's own files: TiExec copies no text of a foreign process from an overlay.
+# The programs lie on the machine's own file system. On an overlay, TiExec copies the text of another user's process only
+# if it knows that all layers are local.
 mkdir usr
 mount --bind /usr usr
 mount -o remount,bind,ro usr

@@ -318,7 +318,8 @@ fn move_over<E: Executor>(
     if let Err(error) = moved {
         put_right(executor, around, part, staged.range())?;
         let reason = match (error.errno, around.company) {
-            // The kernel checks for seals before it unmaps anything (`can_modify_vma`, `mm/vma.c`).
+            // The kernel checks for seals before it unmaps anything (`vms_gather_munmap_vmas`, `mm/vma.c`, from 6.12;
+            // `can_modify_mm`, `mm/mseal.c`, before).
             (Errno::PERM, Company::Shared(_)) => Reason::from(SkipReason::Sealed),
             // Another thread has unmapped the staged mapping, or another TiExec has, which mistook it for a dead
             // one's.
