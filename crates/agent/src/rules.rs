@@ -61,13 +61,13 @@ const SHELLS: MatchOptions = MatchOptions {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// The process is counted, and left alone.
+    /// The process is left alone, whatever later rules say: the rule is on trial, and may get another action.
     Observe,
     /// The program's file is brought into huge pages of the page cache, for later starts.
     Warm,
     /// The process is attached to.
     Attach,
-    /// The process is left alone, whatever later rules say.
+    /// The same, for good: the process is not to be touched.
     Never,
 }
 
