@@ -62,8 +62,8 @@ reasons! {
     /// A call of mprotect(2) has cut the mapping of the text inside a huge page. A huge page must lie in one
     /// mapping.
     CutInPieces = "cut_in_pieces",
-    /// `--select`, `--only` or `--except` leaves the text out, or it is of a kind that TiExec leaves alone, such as
-    /// writable or shared text.
+    /// `--select`, `--only` or `--except` leaves the text out. TiExec also leaves alone text that is mapped writable
+    /// or shared, text in a memfd, text of a file of which nothing else is mapped, and kernel threads.
     NotSelected = "not_selected",
     /// The text is colder than the huge pages that `--max-huge-pages` took.
     Budget = "budget",

@@ -87,11 +87,35 @@ impl Argv {
     }
 }
 
+/// Has [`note_closed_output`](startup::note_closed_output) run before Rust's runtime, which opens `/dev/null` on a
+/// closed standard output. To be used once, in the root of a binary.
+#[macro_export]
+macro_rules! note_closed_output_before_main {
+    () => {
+        #[allow(unsafe_code, reason = "only the C library calls anything before the runtime")]
+        #[used]
+        // SAFETY: the C library calls each function in this section once, with arguments that a function without
+        // parameters ignores. The C library itself is initialised by then.
+        #[unsafe(link_section = ".init_array")]
+        static BEFORE_MAIN: extern "C" fn() = $crate::startup::note_closed_output;
+    };
+}
+
+static OUTPUT_IS_CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Notes whether standard output is closed. To be called before another file can get its number.
+pub extern "C" fn note_closed_output() {
+    let closed = rustix::io::fcntl_getfd(rustix::stdio::stdout()).is_err();
+    OUTPUT_IS_CLOSED.store(closed, Relaxed);
+}
+
+/// Returns whether standard output was closed when that was [noted](note_closed_output).
+pub fn output_is_closed() -> bool {
+    OUTPUT_IS_CLOSED.load(Relaxed)
+}
+
 /// `getauxval(AT_SECURE)` — returns whether this process runs with more privilege than its user.
 /// Then it must not trust the environment.
-//!
-//! The other binaries have Rust's `main`. Before it, they note whether standard output is closed: output to
-//! `/dev/null` would be lost in silence.
 pub fn is_secure() -> bool {
     // SAFETY: getauxval only reads the auxiliary vector of this process.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
