@@ -23,7 +23,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
-use clap::{Command, CommandFactory, Parser};
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, Command, CommandFactory, Parser};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use tiexec::options::{Ctl, Daemon, Launch};
@@ -201,11 +202,52 @@ fn options(page: &mut String, sub: &Command) -> Result<()> {
     Ok(())
 }
 
+/// The words that an option of a command takes. clap does not know them, because the option's own parser checks them.
+const WORDS: [(&str, &str, &[&str]); 10] = [
+    ("tiexec", "backing", &["auto", "pagecache", "image", "hugetlb", "off"]),
+    ("tiexec", "edges", &["conservative", "pad", "aggressive"]),
+    ("tiexec", "numa", &["interleave", "local"]),
+    ("tiexec", "select", &["main", "dso", "jit", "all", "none"]),
+    ("attach", "backing", &["auto", "pagecache", "image", "hugetlb"]),
+    ("attach", "edges", &["conservative", "pad", "aggressive"]),
+    ("attach", "numa", &["interleave", "local"]),
+    ("attach", "select", &["main", "dso", "jit", "all", "none"]),
+    ("canary", "backing", &["image", "hugetlb"]),
+    ("canary", "edges", &["conservative", "pad", "aggressive"]),
+];
+
+/// Returns the command as a shell completes it: without the hidden options, which `clap_complete` would offer, and
+/// with the words that an option takes, for which it would offer files.
+fn completed(command: &'static Command) -> Command {
+    let name = command.get_name();
+    let with_words = |argument: &Arg| {
+        let of_it = |(of, option, _): &&(&str, &str, _)| *of == name && argument.get_id() == option;
+        match WORDS.iter().find(of_it) {
+            Some((.., words)) => argument.clone().value_parser(PossibleValuesParser::new(*words)),
+            None => argument.clone(),
+        }
+    };
+    let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
+    let mut offered = Command::new(name)
+        .args(shown.map(with_words))
+        .subcommands(command.get_subcommands().map(completed));
+    if let Some(about) = command.get_about() {
+        offered = offered.about(about.clone());
+    }
+    match command.get_version() {
+        Some(version) => offered.version(version),
+        None => offered,
+    }
+}
+
 fn completions(out: &Path) -> Result<()> {
-    for (mut command, _) in commands() {
-        let name = command.get_name().to_owned();
+    for (command, _) in commands() {
+        // A new command borrows its names for ever. This program ends soon, so it may leak them.
+        let command: &'static Command = Box::leak(Box::new(command));
+        let name = command.get_name();
+        let mut command = completed(command);
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-            clap_complete::generate_to(shell, &mut command, &name, out)?;
+            clap_complete::generate_to(shell, &mut command, name, out)?;
         }
     }
     Ok(())
@@ -275,6 +317,55 @@ mod tests {
             let wanted = format!("\n.EX\ntiexecctl {}", sub.get_name());
             assert!(page.contains(&wanted), "{} has no example", sub.get_name());
         }
+    }
+
+    #[test]
+    fn every_word_of_an_option_is_accepted() {
+        for (of, option, words) in WORDS {
+            for word in words {
+                let option = format!("--{option}={word}");
+                let line = match of {
+                    "tiexec" => vec!["tiexec", &option, "true"],
+                    "canary" => vec!["tiexecctl", of, &option, "--counter=true", "1"],
+                    _ => vec!["tiexecctl", of, &option, "1"],
+                };
+                let command = match of {
+                    "tiexec" => Launch::command(),
+                    _ => Ctl::command(),
+                };
+                assert!(command.try_get_matches_from(&line).is_ok(), "{line:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn shells_offer_words_and_no_hidden_option() {
+        let out = tempfile::tempdir().unwrap();
+        completions(out.path()).unwrap();
+        for file in ["tiexecctl.bash", "tiexecctl.fish", "_tiexecctl"] {
+            let text = fs::read_to_string(out.path().join(file)).unwrap();
+            each(&Ctl::command(), "", &mut |name, command| {
+                let own = command.get_arguments().filter(|argument| argument.is_hide_set());
+                for option in own.filter_map(clap::Arg::get_long) {
+                    let offered =
+                        [format!("--{option} "), format!("--{option}="), format!("-l {option} ")];
+                    assert!(
+                        !offered.iter().any(|words| text.contains(words)),
+                        "{file}:{name} --{option}"
+                    );
+                }
+            });
+            assert!(text.contains("conservative"), "{file}");
+        }
+        // As bash asks, in a directory whose files it would offer.
+        let asked = "cd /; . \"$0\"; COMP_WORDS=(tiexecctl attach --edges ''); COMP_CWORD=3; \
+            _tiexecctl tiexecctl '' --edges; echo \"${COMPREPLY[@]}\"";
+        let asked = std::process::Command::new("bash")
+            .args(["-c", asked])
+            .arg(out.path().join("tiexecctl.bash"))
+            .output()
+            .unwrap();
+        assert_eq!(String::from_utf8_lossy(&asked.stdout), "conservative pad aggressive\n");
     }
 
     #[test]
