@@ -99,7 +99,7 @@ reasons! {
     /// The image store has no image of the file. This user may not build one, or building it takes too long for a
     /// launch.
     NotStored = "not_stored",
-    /// The image in the store fits only the address at which most starts have the file. This process has it at
+    /// The image in the store fits only one load address modulo the huge page size. This process has the file at
     /// another one.
     Misplaced = "misplaced",
     /// Some users may not read the file, so it gets no image in the store that everybody may read.
@@ -126,8 +126,8 @@ reasons! {
     /// This kernel has no transparent huge pages.
     ThpUnsupported = "thp_unsupported",
     /// The memory cgroup of the process, or one above it, is too near its limit for the copy and 64 MiB of room.
-    /// A process of another user also gets this reason if the kernel would kill its whole cgroup at once
-    /// (`memory.oom.group`), or if TiExec cannot join the cgroup.
+    /// A process of another user also gets this reason if its cgroup or one above it has `memory.oom.group` set
+    /// (then write 0 to that file; systemd: OOMPolicy=stop), or if TiExec cannot join the cgroup.
     MemcgHeadroom = "memcg_headroom",
     /// The machine has too little memory available (`MemAvailable` in `/proc/meminfo`) for the copy and 64 MiB of
     /// room, or the text would fill more than a quarter of the machine's memory.
@@ -157,8 +157,8 @@ reasons! {
     EdgeInUse = "edge_in_use",
     /// The process has nearly as many mappings as it may have (`vm.max_map_count`).
     MapCount = "map_count",
-    /// For two seconds TiExec found no thread to stop. Each slept in a system call that the stop would make fail or
-    /// end early, or could not be stopped (state D, frozen).
+    /// For two seconds each thread was in a system call that a stop would make fail (EINTR) or end early, or could
+    /// not be stopped (state D, frozen). A later attempt may succeed.
     NoThread = "no_thread",
     /// The mapped file cannot be opened any more, or another file has its name.
     FileGone = "file_gone",
@@ -191,7 +191,8 @@ reasons! {
     /// The thread uses registers that the frames of TiExec do not hold (AMX tiles, the streaming mode of SME), or it
     /// has a shadow stack, or it runs 32-bit code.
     RegisterState = "register_state",
-    /// The kernel refused to put the prepared pages in place.
+    /// The kernel refused to put the prepared pages in place. If the text is unmapped by then, TiExec maps the same
+    /// bytes again at once. If a thread executes there in between, the process ends with SIGSEGV.
     SwitchFailed = "switch_failed",
     /// The helper process, or a thread that it needs, could not be started: a limit on processes, or no memory.
     ForkFailed = "fork_failed",
@@ -210,7 +211,8 @@ reasons! {
     DirtyFile = "dirty_file",
     /// A process has the file open for writing.
     OpenForWriting = "open_for_writing",
-    /// The file system read the file in small pieces again: it has no large ones, or memory is fragmented.
+    /// The file system read the text into the page cache in small pieces: it has no large folios for this file, or
+    /// memory is fragmented.
     NoLargeFolios = "no_large_folios",
 }
 
