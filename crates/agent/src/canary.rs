@@ -1,7 +1,9 @@
-//! Canaries, over their deaths: the processes that one works on now, and the file of all verdicts.
+//! The files of canaries, which survive a canary's death: the record of the processes that it works on, and all
+//! verdicts.
 //!
-//! A canary holds a lock as long as it lives, and has written down its processes before it changes the first of them. A
-//! record without a lock is what a killed canary has left: the next canary, or the agent, reverts those processes.
+//! A canary holds a lock as long as it lives. It writes its processes into the record before it changes the first of
+//! them. If there is a record and nobody holds the lock, the canary was killed: the next canary, or the agent, reverts
+//! the processes of the record.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -27,14 +29,14 @@ const RECORD: &str = "canary.json";
 const VERDICTS: &str = "verdicts.json";
 const LOCK: &str = ".canary.lock";
 
-/// A process: its id, and when it began, in clock ticks since boot.
+/// A process: its ID, and its start time in clock ticks since boot.
 pub type Member = (i32, u64);
 
 /// The processes of a canary.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Record {
     version: u32,
-    /// The boot that they belong to.
+    /// The boot ID of the time when the record was written.
     boot: String,
     members: BTreeSet<Member>,
 }
@@ -45,7 +47,7 @@ impl Default for Record {
     }
 }
 
-/// The place of the record and of the verdicts.
+/// The directory of the record and of the verdicts.
 #[derive(Debug)]
 pub struct Canaries(Directory);
 
@@ -66,12 +68,12 @@ impl Canaries {
     /// Reads the verdicts, and changes nothing.
     ///
     /// # Errors
-    /// They cannot be read, or are not to be trusted.
+    /// The file cannot be read, or its owner or mode is not safe.
     pub fn look(&self) -> Result<Verdicts, String> {
         self.0.read(VERDICTS, VERSION)
     }
 
-    /// Returns what tells one state of the verdicts from another.
+    /// Returns a stamp of the file of verdicts, which changes whenever the file is written.
     pub(crate) fn stamp(&self) -> Option<Stamp> {
         self.0.stamp(VERDICTS)
     }
@@ -94,7 +96,7 @@ impl Canaries {
         }
     }
 
-    /// Returns whether there is a record: of a canary that lives, or of one that was killed.
+    /// Returns whether there is a record, of a live canary or of a killed one.
     pub(crate) fn has_record(&self) -> bool {
         self.0.stamp(RECORD).is_some()
     }
@@ -115,34 +117,34 @@ pub struct Turn<'a> {
 /// The outcome for the processes that a killed canary had left.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TakenBack {
-    /// Those that were reverted.
+    /// The reverted processes.
     pub reverted: Vec<i32>,
-    /// Those that could not be, and why; they stay in the record.
+    /// The processes that could not be reverted, and why. They stay in the record.
     pub failed: Vec<(i32, String)>,
     /// Why the record was set aside.
     pub aside: Option<String>,
 }
 
 impl Turn<'_> {
-    /// Writes down processes before they are changed, besides those that were.
+    /// Replaces the record. The caller changes a process only after it is in the record.
     ///
     /// # Errors
-    /// They could not be written: they must not be changed.
+    /// The record could not be written. The caller must not change the processes then.
     pub fn note(&self, members: &BTreeSet<Member>) -> Result<(), String> {
         let record = Record { boot: boot(), members: members.clone(), ..Record::default() };
         self.directory.write(RECORD, &record)
     }
 
-    /// Forgets them: nothing of them is left.
+    /// Removes the record. No process has copies any more.
     pub fn clear(&self) {
         self.directory.remove(RECORD);
     }
 
-    /// Reverts what a killed canary has left, its processes' descendants too. This process must have one thread.
+    /// Reverts the processes of a killed canary, and their descendants. The calling process must have one thread.
     pub fn take_back(&self) -> TakenBack {
         let (record, aside) = self.directory.load::<Record>(RECORD, VERSION);
         let mut taken = TakenBack { aside, ..TakenBack::default() };
-        // After a boot all of them are gone.
+        // No process survives a boot.
         let left = if record.boot == boot() { record.members } else { BTreeSet::new() };
         let lives = |&(pid, begun): &Member| {
             let pid = Pid::from_raw(pid)?;
@@ -173,7 +175,7 @@ impl Turn<'_> {
     }
 }
 
-/// Reverts one process, apart.
+/// Reverts one process, in a child process.
 fn take_back(pid: Pid) -> Result<(), String> {
     let why = std::cell::RefCell::new(None);
     let one = |pid: Pid, pool: &mut Pool| {
@@ -196,7 +198,7 @@ fn take_back(pid: Pid) -> Result<(), String> {
     Err(why.into_inner().unwrap_or_else(|| "its text could not be put back".to_owned()))
 }
 
-/// The boot that the machine is in.
+/// Returns the boot ID of the running system.
 fn boot() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     id.map(|id| id.trim().to_owned()).unwrap_or_default()

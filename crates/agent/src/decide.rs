@@ -1,4 +1,4 @@
-//! The decision about a process, and its reason, as they can be shown.
+//! The decision about a process and the reason, in a form that commands can show.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use crate::state::{Build, State};
 use crate::treat;
 use crate::verdicts::{Standing, Verdicts};
 
-/// Why less is done than the rule says. The names are an interface.
+/// The reason why the agent does less than the rule says. The names are an interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Instead {
     /// Everything is switched off, or the agent is drained.
     Off(Off),
-    /// Nothing tells how a program ends (before Linux 6.15).
+    /// The kernel does not report how a program ended (before Linux 6.15).
     NoCrashGuard,
     /// Builds of this rule have crashed.
     RuleOff,
@@ -36,11 +36,11 @@ pub enum Instead {
     BadAnnotation,
     /// This build has crashed.
     Quarantined,
-    /// The rule asks for a canary, and none has found this build to be better on this machine.
+    /// The rule requires a canary, and there is no verdict about this build on this machine.
     CanaryRequired,
-    /// The rule asks for a canary, and one has not found this build to be better on this machine.
+    /// The rule requires a canary, and the verdict on this machine is not that this build is better.
     NotBetter,
-    /// The process cannot be looked at, for this reason.
+    /// The agent cannot examine the process, for this reason.
     Unseen(String),
 }
 
@@ -65,7 +65,7 @@ impl Instead {
     }
 }
 
-/// Returns why a rule does nothing at the moment, whatever the process.
+/// Returns why a rule does nothing at the moment for any process.
 pub(crate) fn held_back(rule: &Rule, state: &State, machine: Machine) -> Option<Instead> {
     match rule.action {
         Action::Observe | Action::Never => None,
@@ -86,11 +86,11 @@ pub(crate) fn held_back(rule: &Rule, state: &State, machine: Machine) -> Option<
 pub struct Decision<'a> {
     /// The rule that matches, if one does.
     pub rule: Option<&'a Rule>,
-    /// Why less is done than it says.
+    /// Why the agent does less than the rule says.
     pub instead: Option<Instead>,
 }
 
-/// Decides about a process, and looks at it for that.
+/// Examines a process and decides about it.
 pub fn decide<'a>(
     process: &ProcDir,
     facts: &Process,
@@ -134,10 +134,10 @@ pub fn decide<'a>(
     Decision { rule: Some(rule), instead: instead() }
 }
 
-/// Returns the build of a process's program; a process of another user is looked at apart.
+/// Returns the build of a process's program. A child process examines the target.
 ///
 /// # Errors
-/// The reason.
+/// The reason why the process could not be examined.
 pub fn build_of(process: &ProcDir) -> Result<Build, String> {
     let looked = treat::look(process).map_err(|reason| reason.to_string())?;
     looked.build

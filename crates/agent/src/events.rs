@@ -1,5 +1,5 @@
-//! Execs, as the kernel tells them for all processes. They only make the next look come sooner: a record that is lost costs
-//! a look through `/proc`, and no program.
+//! Reports of execs of all processes, from the kernel. They only make the agent examine a process sooner. If a record
+//! is lost, the agent scans `/proc` once more, and misses no program.
 
 use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
@@ -11,9 +11,9 @@ use tiexec_sys::perf_watch::Watch;
 /// The source of events.
 #[derive(Debug)]
 pub(crate) enum Events {
-    /// perf_event_open(2) tells of execs.
+    /// perf_event_open(2) reports execs.
     Told(Watch),
-    /// Nobody tells: the agent polls `/proc`.
+    /// There are no reports, so the agent polls `/proc`.
     Polled,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct News {
 }
 
 impl Events {
-    /// Opens the source; says why there is none.
+    /// Opens the source. The second value says why there are no reports.
     pub(crate) fn open() -> (Self, Option<String>) {
         match Watch::open_everywhere() {
             Ok(watch) => (Self::Told(watch), None),

@@ -1,8 +1,8 @@
 //! The crash guard: programs that die soon after a switch are not switched again.
 //!
-//! A pidfd is held for each process that was attached to. It tells how the process ended, whoever its parent is. A death by
-//! one of the signals of a crash within [`WINDOW`] of the switch puts the program's build into quarantine, unless another process
-//! has sent the signal: an operator, or a watchdog.
+//! The agent holds a pidfd for each process that it attached to. The pidfd shows how the process ended, whoever its
+//! parent is. If the process dies by a crash signal within [`WINDOW`] of the switch, the guard puts the program's build
+//! into quarantine. A signal that another process sent, such as an operator or a watchdog, does not count.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,9 +19,10 @@ use tiexec_sys::{Errno, Pid};
 use crate::processes::Process;
 use crate::state::{Build, Quarantined, Whose, now};
 
-/// How long after a switch a crash counts.
+/// The time after a switch in which a crash counts.
 pub const WINDOW: Duration = Duration::from_secs(300);
-/// How long after a signal was sent a death by that signal is its effect: the kernel may write a core dump first.
+/// The time after the agent read that a signal was sent, in which a death by that signal counts as the effect: the
+/// kernel may write a core dump first.
 const EFFECT: Duration = Duration::from_secs(30);
 /// The signals of a crash: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGSEGV.
 const CRASHES: [i32; 5] = [4, 5, 6, 7, 11];
@@ -38,7 +39,7 @@ pub fn signal_name(signal: i32) -> &'static str {
     }
 }
 
-/// A process that may be attached to: its end will be known.
+/// A process that the agent may attach to. The pidfd will show how it ends.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) pid: Pid,
@@ -46,14 +47,14 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Takes hold of the process; `None` if it is gone, or another one.
+    /// Opens the pidfd; `None` if the process is gone, or the PID belongs to another process or program.
     pub(crate) fn of(pid: Pid, identity: Identity) -> Option<Self> {
         let pidfd = process::open_pidfd(pid).ok()?;
         let same = ProcDir::of(pid).ok().and_then(|process| Identity::of(&process));
         (same == Some(identity)).then_some(Self { pid, pidfd })
     }
 
-    /// Watches it from now on.
+    /// Watches the process from now on.
     pub(crate) fn watch(self, process: &Process, rule: &str, build: Build) -> Watched {
         Watched {
             held: self,
@@ -66,7 +67,7 @@ impl Held {
     }
 }
 
-/// A process that was attached to.
+/// A process that the agent attached to.
 #[derive(Debug)]
 pub(crate) struct Watched {
     held: Held,
@@ -89,7 +90,7 @@ pub(crate) struct Crash {
     pub(crate) pid: Pid,
     pub(crate) entry: Quarantined,
     pub(crate) after: Duration,
-    /// The process that sent the signal, if another did.
+    /// The process that sent the signal, if it was another process.
     pub(crate) sender: Option<i32>,
 }
 
@@ -101,7 +102,7 @@ struct Sent {
     heard: Instant,
 }
 
-/// The processes whose ends are waited for.
+/// The processes whose end the agent waits for.
 #[derive(Debug, Default)]
 pub(crate) struct Guard {
     watched: Vec<Watched>,
@@ -110,7 +111,7 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Begins to listen to signals; says why it cannot.
+    /// Starts to record signals. The second value says why signals cannot be recorded.
     pub(crate) fn new() -> (Self, Option<String>) {
         let (signals, why) = match SignalWatch::open() {
             Ok(signals) => (Some(signals), None),
@@ -119,13 +120,14 @@ impl Guard {
         (Self { signals, ..Self::default() }, why)
     }
 
-    /// Hears which of the processes were sent a signal by another process.
+    /// Reads which of the processes were sent a signal by another process.
     fn hear(&mut self, pids: &HashSet<i32>) {
         let (sent, heard) = (&mut self.sent, Instant::now());
         sent.retain(|pid, _| pids.contains(pid));
         let Some(signals) = &mut self.signals else { return };
         signals.read(|one| {
-            // A signal to a thread but the first is taken for the process's own.
+            // A signal to another thread than the first has that thread's ID as its target, which is not in `pids`. A
+            // death by that signal therefore counts as the process's own crash.
             if one.sender != one.target && pids.contains(&one.target) {
                 sent.insert(one.target, Sent { signal: one.signal, sender: one.sender, heard });
             }
@@ -138,7 +140,7 @@ impl Guard {
         self.watched.push(new);
     }
 
-    /// Begins the time of a process anew; returns whether it is watched.
+    /// Restarts the window of a process. Returns whether the process is watched.
     pub(crate) fn renew(&mut self, pid: Pid) -> bool {
         let watched = self.watched.iter_mut().find(|one| one.held.pid == pid);
         watched.map(|one| one.since = Instant::now()).is_some()
@@ -152,8 +154,8 @@ impl Guard {
         self.watched.is_empty()
     }
 
-    /// Returns the crashes among the ends that have come. A process whose window is over is let go, unless it has ended
-    /// and nobody has waited for it yet.
+    /// Returns the crashes among the processes that have ended. The guard stops watching a process once its window is
+    /// over, unless the process is a zombie whose parent has not waited for it yet.
     pub(crate) fn crashes(&mut self) -> Vec<Crash> {
         let mut crashes = Vec::new();
         let pid = |one: &Watched| one.held.pid.as_raw_nonzero().get();
@@ -179,7 +181,8 @@ impl Guard {
                 Err(error) => error.errno == Errno::INTR,
             }
         });
-        // A signal is recorded before it kills: by now all that killed have been.
+        // The kernel records a signal before the signal kills, so the records of all signals that killed are complete
+        // now.
         self.hear(&pids);
         for crash in &mut crashes {
             let sent = self.sent.remove(&crash.pid.as_raw_nonzero().get());

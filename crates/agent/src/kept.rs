@@ -1,7 +1,8 @@
-//! JSON files of the agent's that outlive it, in a directory that nobody else may write to.
+//! JSON files that outlive the agent, in a directory that nobody else may write to.
 //!
-//! A file is written whole beside its name, synced and renamed. A file that is torn, that somebody else owns or may write to,
-//! or that a newer version has written is renamed out of the way, and what it held counts as empty.
+//! The agent writes a file under another name in the same directory, syncs it and renames it. A reader renames a file
+//! out of the way, and treats it as empty, if it is torn, if somebody else owns it or may write to it, or if a newer
+//! version has written it.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -21,7 +22,7 @@ const LOCK: &str = ".lock";
 /// Most bytes of a file.
 const LONGEST: u64 = 4 << 20;
 
-/// The stamp of a file, by which one state of it is told from another: its inode and when it was written.
+/// The stamp of a file: its inode and the time when it was written. Two states of the file have two stamps.
 pub(crate) type Stamp = (u64, i64, u64);
 
 /// The directory.
@@ -37,10 +38,11 @@ pub(crate) struct Directory {
 pub(crate) struct Locked(#[expect(dead_code, reason = "closing it lets the lock go")] OwnedFd);
 
 impl Directory {
-    /// Opens the directory, and makes it if need be.
+    /// Opens the directory, and makes it if it is missing.
     ///
     /// # Errors
-    /// Somebody else could have put it there, or it cannot be made; and what mends that.
+    /// Another user could have replaced the directory, or it cannot be made. The text ends with the command that mends
+    /// it.
     pub(crate) fn open(path: &Path) -> Result<Self, String> {
         let user = rustix::process::geteuid().as_raw();
         let rule = Rule { user, sticky: true, make: &[0o700] };
@@ -54,7 +56,7 @@ impl Directory {
         }
     }
 
-    /// Returns what a file holds, and the reason why it was set aside.
+    /// Returns the content of a file, and the reason if the file was set aside.
     pub(crate) fn load<T>(&self, name: &str, version: u32) -> (T, Option<String>)
     where
         T: DeserializeOwned + Default,
@@ -73,7 +75,7 @@ impl Directory {
     /// Reads a file, and changes nothing. A file that is not there is empty.
     ///
     /// # Errors
-    /// It cannot be read, or is not to be trusted.
+    /// The file cannot be read, or its owner or mode is not safe.
     pub(crate) fn read<T>(&self, name: &str, version: u32) -> Result<T, String>
     where
         T: DeserializeOwned + Default,
@@ -107,7 +109,8 @@ impl Directory {
         serde_json::from_slice(&text).map_err(|error| format!("it is torn: {error}"))
     }
 
-    /// Changes what a file holds now, and writes it. Returns that, and why it could not be written.
+    /// Changes the present content of a file and writes it. Returns the new content, and the reason if it could not be
+    /// written.
     pub(crate) fn update<T>(
         &self,
         name: &str,
@@ -132,7 +135,7 @@ impl Directory {
     /// Takes a lock.
     ///
     /// # Errors
-    /// As flock(2); EWOULDBLOCK if somebody else has it and is not to be waited for.
+    /// The errors of openat(2) and flock(2). EWOULDBLOCK if another process holds the lock and `how` does not block.
     pub(crate) fn lock(
         &self,
         name: &str,
@@ -172,7 +175,7 @@ impl Directory {
     /// Writes a file.
     ///
     /// # Errors
-    /// It could not be written; what was there before is there still.
+    /// The file could not be written. The old file is still there.
     pub(crate) fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), String> {
         let text = serde_json::to_vec_pretty(value).map_err(|error| error.to_string())?;
         let new = format!(".{name}.new");
@@ -186,7 +189,7 @@ impl Directory {
                 rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO)
             })?;
             rustix::fs::renameat(&self.directory, &new, &self.directory, name)?;
-            // The name lies in the directory.
+            // The rename changed the directory, so that the directory has to be synced too.
             rustix::fs::fsync(&self.directory)
         })();
         done.map_err(|errno| {
@@ -209,7 +212,7 @@ impl Directory {
         format!("cannot {verb} {}: {}", self.path.join(name).shown(), Errno::from(errno))
     }
 
-    /// Returns what tells one state of a file from another; `None` if it is not there.
+    /// Returns the stamp of a file; `None` if there is no file.
     pub(crate) fn stamp(&self, name: &str) -> Option<Stamp> {
         let stat = rustix::fs::statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         Some((stat.st_ino, stat.st_mtime, stat.st_mtime_nsec))

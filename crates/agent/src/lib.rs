@@ -1,19 +1,19 @@
-//! `tiexecd`: a machine whose programs have huge text by rules, and not by anybody's doing.
+//! `tiexecd`: the agent that gives the programs of a machine huge text by rules.
 //!
-//! The modules follow the way of the data:
+//! The modules, in the order in which the data passes through them:
 //!
-//! - [`rules`]: what the administrator wants, from files.
-//! - [`processes`]: one cheap look at a process, which waits for nothing that the process decides.
-//! - [`decide`]: a process against the rules and the state: what would be done, and why. Nothing is changed.
-//! - [`reconcile`]: all processes against the rules, again and again; events only make it sooner.
-//! - `treat`: the work on processes, in a process apart.
+//! - [`rules`]: the administrator's rules, from files.
+//! - [`processes`]: the cheap facts about a process. Reading them never waits for anything that the process controls.
+//! - [`decide`]: the decision about a process by the rules and the state, and the reason. It changes nothing.
+//! - [`reconcile`]: the loop that compares all processes with the rules. Events only make a comparison come sooner.
+//! - `treat`: the work on processes, in a child process.
 //! - `guard`: crashes soon after a switch.
-//! - [`speak`]: what the agent tells of itself, and `metrics`: the figures.
-//! - [`off`]: the files that keep the agent from beginning anything.
+//! - [`speak`]: the agent's answers to clients, and `metrics`: the figures.
+//! - [`off`]: the files that stop the agent from starting work.
 //! - [`nodes`]: the share of nodes on which a rule acts.
 //! - `young`: processes that have not run for `min-age`.
-//! - [`state`]: the builds in quarantine, over restarts; [`verdicts`]: what canaries have
-//!   found; [`canary`]: their files, and what a killed one has left.
+//! - [`state`]: the builds in quarantine, which survive a restart; [`verdicts`]: the findings of canaries; [`canary`]:
+//!   the files of canaries, and the undo of a killed canary.
 //!
 //! The agent has one thread, because it forks.
 

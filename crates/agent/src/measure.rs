@@ -1,4 +1,4 @@
-//! The figures of a canary that a rule asks for: the keys of a rule that are options of `tiexecctl canary`.
+//! The measurement that a rule requests from its canary. These keys of a rule are options of `tiexecctl canary`.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ impl Measure {
     /// Takes the keys of a rule; `None` if it has none of them.
     ///
     /// # Errors
-    /// The keys do not go together, in words.
+    /// A key is missing, excludes another one, or has no valid value.
     pub(crate) fn take(
         mut text: impl FnMut(&str) -> Result<Option<String>, String>,
     ) -> Result<Option<Self>, String> {

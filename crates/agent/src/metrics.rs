@@ -1,7 +1,7 @@
 //! The figures for Prometheus, each defined here.
 //!
-//! Users decide which programs they run, and in which units of their own. So a label names a unit of the system or is `other`,
-//! and there are at most [`MOST`] pairs of rule and unit.
+//! Users decide which programs they run and in which units of their own, so they could create any number of series. A
+//! label therefore names a unit of the system or is `other`, and there are at most [`MOST`] pairs of rule and unit.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
@@ -14,7 +14,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-/// Most pairs of rule and unit: with one series each, and one for each of five backings, fewer than 200.
+/// Most pairs of rule and unit. Each pair has one series, and one more for each of five backings: fewer than 200 in
+/// total.
 const MOST: usize = 33;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
@@ -75,7 +76,7 @@ impl Metrics {
     pub(crate) fn new() -> Self {
         let mut registry = Registry::with_prefix("tiexec");
         let (text, huge, attach) = (Family::default(), Family::default(), Family::default());
-        // A stop lasts 0.1 to 10 ms; a second is what a hostile program may make of it.
+        // A stop lasts 0.1 to 10 ms. A hostile program can make it last a second.
         let stop = Histogram::new([0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1, 1.0]);
         let (store, quarantined, reconcile) =
             (Gauge::default(), Gauge::default(), Seconds::default());
@@ -90,7 +91,7 @@ impl Metrics {
             "Time that the last look at all processes took",
             reconcile.clone(),
         );
-        // The kind `info` is of OpenMetrics alone.
+        // Only OpenMetrics has the type `info`, so this is a gauge.
         let build: Family<Build, Gauge> = Family::default();
         build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION") }).set(1);
         registry.register("build_info", "The version of tiexecd", build);
@@ -111,8 +112,8 @@ impl Metrics {
         self.reconcile.set(seconds);
     }
 
-    /// Returns the text for Prometheus, in its own form: promtool and node_exporter's textfile collector read no OpenMetrics,
-    /// where a counter is named without its `_total` and the text ends with a mark.
+    /// Returns the figures in the text format of Prometheus. promtool and node_exporter's textfile collector cannot
+    /// read OpenMetrics, which names a counter without its `_total` and ends with a mark.
     pub(crate) fn text(&self, shares: &[Share], store_bytes: u64, quarantined: usize) -> String {
         self.text.clear();
         self.huge.clear();

@@ -1,12 +1,12 @@
 //! The share of nodes on which a rule acts: a rollout in steps, and the nodes that are held out for comparison.
 //!
-//! Each agent decides about its own node by a hash, so the agents need no coordinator. A node that is in a share is in each
-//! larger share, too: a rollout never takes a node back.
+//! Each agent decides about its own node by a hash, so the agents need no coordinator. A node that is in a share is in
+//! each larger share too, so that a larger share never removes a node from a rollout.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The whole, in hundredths of a percent.
+/// All nodes, in hundredths of a percent.
 const ALL: u16 = 10_000;
 
 /// A share of all nodes, such as `5%` or `0.25%`.
@@ -45,10 +45,10 @@ impl FromStr for NodeShare {
 }
 
 impl NodeShare {
-    /// Returns whether the node belongs to the share. Each rule chooses other nodes.
+    /// Returns whether the node belongs to the share. Two rules with the same share choose different nodes.
     pub fn has(self, rule: &str, node: &str) -> bool {
         let mut hasher = blake3::Hasher::new();
-        // A rule's name has no slash.
+        // A rule's name has no slash, so that no other pair of rule and node gives the same bytes.
         hasher.update(rule.as_bytes()).update(b"/").update(node.as_bytes());
         let digest = hasher.finalize();
         let number =
@@ -62,7 +62,7 @@ impl NodeShare {
     }
 }
 
-/// The name of this node: as Kubernetes has it, else the host name.
+/// Returns the name of this node: `NODE_NAME`, which Kubernetes sets, or else the host name.
 fn this_node() -> String {
     let name = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
     name.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned())

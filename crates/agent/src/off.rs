@@ -1,4 +1,4 @@
-//! The two files that keep the agent from beginning anything. Nothing that runs is changed by them.
+//! The two files that stop the agent from starting work. They change no process that already has huge text.
 
 use std::fs::OpenOptions;
 use std::io::ErrorKind::{NotADirectory, NotFound};
@@ -7,15 +7,15 @@ use std::path::Path;
 
 use tiexec_engine::switched_off::{self, is_switched_off};
 
-/// The file of `tiexecctl agent drain`: it is for the agent alone, and gone with the next boot.
+/// The file of `tiexecctl agent drain`. Only the agent obeys it, and a reboot removes it.
 pub const DRAINED: &str = "/run/tiexec/drained";
 
-/// The reason why the agent begins nothing.
+/// The reason why the agent starts no work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Off {
     /// The administrator switched everything off.
     Disabled,
-    /// `tiexecctl agent drain` holds.
+    /// `tiexecctl agent drain` is in effect.
     Drained,
 }
 
@@ -28,7 +28,7 @@ impl Off {
         }
     }
 
-    /// Returns the file that says so.
+    /// Returns the file that sets this state.
     pub const fn file(self) -> &'static str {
         match self {
             Self::Disabled => switched_off::FILE,
@@ -37,7 +37,7 @@ impl Off {
     }
 }
 
-/// Returns why the agent begins nothing, if a file says so or cannot be ruled out.
+/// Returns why the agent starts no work, if one of the files exists or its absence cannot be proved.
 pub fn now() -> Option<Off> {
     if is_switched_off() { Some(Off::Disabled) } else { is_drained().then_some(Off::Drained) }
 }
@@ -49,7 +49,7 @@ fn is_drained() -> bool {
     }
 }
 
-/// Keeps the agent from beginning anything until [`resume`], or the next boot.
+/// Stops the agent from starting work until [`resume`] or the next boot.
 ///
 /// # Errors
 /// The file cannot be made: EACCES, EROFS, ENOSPC.
@@ -64,7 +64,7 @@ pub fn drain() -> std::io::Result<()> {
     }
 }
 
-/// Undoes [`drain`]. Returns whether it held.
+/// Undoes [`drain`]. Returns whether the drain was in effect.
 ///
 /// # Errors
 /// The file cannot be removed: EACCES, EROFS.

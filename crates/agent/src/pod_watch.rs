@@ -1,7 +1,8 @@
-//! The watch of this node's pods: a process of its own, which is nobody, that asks the API server and tells the agent.
+//! The watch of this node's pods. A child process, which runs as nobody, asks the API server and reports to the agent.
 //!
-//! The agent forks, and so has one thread; this process has the asynchronous client. It asks for the metadata of the pods
-//! of one node only. The client begins a new list after each interruption that it cannot mend, with pauses that grow.
+//! The agent forks, so it must have one thread, and the asynchronous client runs in this child process. The child asks
+//! for the metadata of the pods of one node only. The client starts a new list after each interruption that it cannot
+//! mend, with growing pauses.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -15,21 +16,21 @@ use tiexec_sys::{Pid, SysError};
 
 use crate::pods::{News, Pods};
 
-/// The pause before a watch that has ended is begun anew.
+/// The shortest time from one start of the watch to the next, if the watch ends.
 const AGAIN: Duration = Duration::from_secs(10);
-/// Most pieces of news that are read at a time.
+/// Most packets that the agent reads at a time.
 const MOST: usize = 1024;
 
 /// The news since the last time.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
-    /// The UIDs of the pods about which something else is known now.
+    /// The UIDs of the pods whose known data changed.
     pub(crate) changed: Vec<String>,
-    /// Why the API server cannot be asked; empty if it answers again.
+    /// Why the API server cannot be asked; the empty string if it answers again.
     pub(crate) trouble: Option<String>,
 }
 
-/// The watch, as the agent has it.
+/// The agent's side of the watch.
 #[derive(Debug, Default)]
 pub(crate) struct PodWatch {
     running: Option<(Pid, Packets)>,
@@ -37,7 +38,7 @@ pub(crate) struct PodWatch {
 }
 
 impl PodWatch {
-    /// Begins it, if it does not run and has not ended just now. This process must have one thread.
+    /// Starts the watch, unless it runs or was started less than [`AGAIN`] ago. This process must have one thread.
     fn begin(&mut self) -> Result<(), SysError> {
         if self.running.is_some() || self.begun.is_some_and(|begun| begun.elapsed() < AGAIN) {
             return Ok(());
@@ -57,7 +58,7 @@ impl PodWatch {
         }
     }
 
-    /// Takes in what has been told.
+    /// Reads the reports of the watch into `pods`.
     pub(crate) fn read(&mut self, pods: &mut Pods) -> Told {
         let trouble = self.begin().err().map(|error| error.to_string());
         let mut told = Told { trouble, ..Told::default() };
@@ -107,7 +108,7 @@ impl Drop for PodWatch {
 /// Asks once for the pods of this node. This process must have one thread.
 ///
 /// # Errors
-/// The API server does not answer in `patience`, or says no.
+/// The API server does not answer within `patience`, or refuses.
 pub fn list(patience: Duration) -> Result<Pods, String> {
     let (mut pods, mut watch, end) =
         (Pods::default(), PodWatch::default(), Instant::now() + patience);
@@ -128,8 +129,8 @@ fn watch(_packets: &Packets) {}
 
 #[cfg(feature = "kubernetes")]
 fn watch(packets: &Packets) {
-    // A hostile server may take this process over by its answers. So it is not root, who owns files even without a capability.
-    // The chart's `fsGroup` lets the group read the token.
+    // A hostile server may take over this process through its answers. Root owns files even without a capability, so
+    // this process becomes nobody. The chart's `fsGroup` lets the group read the token.
     let nobody = Place { uid: NOBODY, gid: NOBODY, groups: Vec::new() };
     if impersonate::take(&nobody).is_err() {
         return;
@@ -156,7 +157,7 @@ mod cluster {
 
     use crate::pods::{News, Pod};
 
-    /// Most characters of an error that are told.
+    /// Most characters of an error that are reported.
     const LONGEST: usize = 500;
 
     /// Watches until the agent is gone.
@@ -164,7 +165,8 @@ mod cluster {
         let node = std::env::var("NODE_NAME").unwrap_or_default();
         let config = Config::incluster().map_err(|error| error.to_string());
         let client = config.and_then(|mut config| {
-            // The server ends a watch after 290 s. A network that has lost its way tells nothing at all.
+            // The server ends a watch after 290 s. If the network fails, no packet arrives at all, so only this timeout
+            // ends the read.
             config.read_timeout = Some(Duration::from_secs(300));
             Client::try_from(config).map_err(|error| error.to_string())
         });
@@ -176,7 +178,7 @@ mod cluster {
             }
         };
         let pods: Api<PartialObjectMeta<v1::Pod>> = Api::all(client);
-        // Any list will do: the server answers it from its cache, and the watch brings what is newer.
+        // A list from the server's cache is enough, because the watch then reports everything newer.
         let of_node =
             watcher::Config::default().fields(&format!("spec.nodeName={node}")).any_semantic();
         let stream = watcher(pods, of_node).default_backoff();
@@ -206,7 +208,7 @@ mod cluster {
         News::Trouble(why.chars().take(LONGEST).collect())
     }
 
-    /// Tells the agent, which may be at work and not read at once.
+    /// Sends a packet to the agent, and retries while the agent is busy and does not read.
     async fn tell(packets: &Packets, news: &News) -> Result<(), ()> {
         let Ok(bytes) = serde_json::to_vec(news) else { return Ok(()) };
         loop {

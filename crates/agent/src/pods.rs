@@ -1,7 +1,8 @@
-//! Pods of Kubernetes on this node: what rules ask of them, and which options a pod has of its own.
+//! Pods of Kubernetes on this node: the keys that rules match, and the options that a pod sets for itself.
 //!
-//! A process of the agent's own watches them (`pod_watch`) and tells them one by one. Of each pod the agent keeps its namespace, its
-//! name, and the labels and annotations that begin with [`PREFIX`]; it keeps no pod that has none of these.
+//! A child process of the agent watches the pods (`pod_watch`) and reports them one by one. The agent keeps the
+//! namespace and the name of each pod, and its labels and annotations that begin with [`PREFIX`]. It keeps no pod that
+//! has no such label or annotation.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use tiexec_core::budget::Budget;
 use tiexec_core::config::{Edges, Settings};
 
-/// The beginning of the labels and annotations that are the agent's.
+/// The prefix of the labels and annotations that the agent reads.
 pub const PREFIX: &str = "tiexec.io/";
-/// Most bytes of a key, and of a value: a longer one counts as empty. All of a pod is one packet, whatever it writes.
+/// Most bytes of a key, and of a value. A longer one counts as empty, so that every pod fits into one packet.
 const LONGEST: usize = 128;
 /// Most keys of a pod.
 const MOST: usize = 16;
@@ -44,11 +45,11 @@ impl Pod {
         Self { namespace: namespace.to_owned(), name: name.to_owned(), keys }
     }
 
-    /// Returns the settings for this pod: those of the rule, or less where the pod asks for less. A pod gets no more than
-    /// its rule allows.
+    /// Returns the settings for this pod: the rule's settings, reduced as the pod's annotations ask. A pod never gets
+    /// more than its rule allows.
     ///
     /// # Errors
-    /// The annotation that cannot be read: how much less the pod's owner wants is not known then.
+    /// The annotation cannot be parsed, so it is unknown how much less the pod's owner wants.
     pub fn settings(&self, rule: &Settings) -> Result<Settings, String> {
         let mut settings = rule.clone();
         let of = |name: &str| {
@@ -80,16 +81,16 @@ impl Pod {
     }
 }
 
-/// One piece of news of the watch.
+/// A report of the watch.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum News {
     /// A list of all pods begins.
     Begin,
     /// The list has ended.
     End,
-    /// A pod is there, or is another now: its UID and itself.
+    /// A pod was added or changed: its UID and its data.
     There(String, Pod),
-    /// A pod is gone.
+    /// The pod with this UID is gone.
     Gone(String),
     /// The API server cannot be asked, for this reason; the watch tries again.
     Trouble(String),
@@ -99,14 +100,15 @@ pub enum News {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Pods {
     known: HashMap<String, Pod>,
-    /// The list that has begun. It counts once it has ended: a list that broke off tells nothing about who is missing.
+    /// The list that has begun. It counts only once it has ended: an interrupted list does not show which pods are
+    /// gone.
     begun: Option<HashMap<String, Pod>>,
     /// True once a list has ended.
     pub is_complete: bool,
 }
 
 impl Pods {
-    /// Takes in news. Returns the UIDs of the pods about which something else is known now.
+    /// Applies a report. Returns the UIDs of the pods whose known data changed.
     pub fn take(&mut self, news: News) -> Vec<String> {
         let changed = match news {
             News::Begin => {
@@ -130,7 +132,7 @@ impl Pods {
             }
             News::Trouble(_) => None,
         };
-        // A list that has begun changes nothing before its end.
+        // A list that has begun changes `known` only at its end.
         changed.filter(|_| self.begun.is_none()).into_iter().collect()
     }
 
@@ -142,12 +144,12 @@ impl Pods {
         uids.filter(|uid| was.get(*uid) != self.known.get(*uid)).cloned().collect()
     }
 
-    /// Forgets a list that has begun: who told it is gone.
+    /// Discards a list that has begun, because its sender is gone.
     pub fn break_off(&mut self) {
         self.begun = None;
     }
 
-    /// Returns a pod that has keys of the agent's.
+    /// Returns the pod with this UID, if it has labels or annotations that the agent reads.
     pub fn get(&self, uid: &str) -> Option<&Pod> {
         self.known.get(uid)
     }
@@ -202,7 +204,7 @@ mod tests {
         assert_eq!(pods.take(gone("c")), ["c"]);
         assert!(pods.take(gone("c")).is_empty());
         let before = pods.clone();
-        // The next list breaks off in its middle, by a new one and by the end of who tells it.
+        // Two lists break off in the middle: a new list replaces the first, and the sender of the second ends.
         for news in [News::Begin, there("x", "true"), News::Begin, there("a", "true")] {
             assert!(pods.take(news).is_empty());
         }
@@ -214,7 +216,7 @@ mod tests {
         }
         assert_eq!(pods.take(News::End), ["b"]);
         assert!(pods.get("b").is_none() && pods.get("x").is_none());
-        // A pod that has lost its last key is nobody's concern.
+        // The agent forgets a pod that has lost its last key.
         assert_eq!(pods.take(News::There("a".to_owned(), Pod::default())), ["a"]);
         assert!(pods.get("a").is_none());
         assert!(pods.take(News::There("a".to_owned(), Pod::default())).is_empty());
@@ -234,7 +236,7 @@ mod tests {
         let many: BTreeMap<String, String> =
             (0..1000).map(|n| (format!("tiexec.io/{n}"), String::new())).collect();
         assert_eq!(Pod::new(("", ""), many.iter(), of(&[]).iter()).keys.len(), MOST);
-        // JSON writes six bytes for one of these.
+        // JSON writes six bytes for one such character.
         let worst: BTreeMap<String, String> =
             (0..1000).map(|n| (format!("tiexec.io/{n:0>118}"), "\u{1}".repeat(LONGEST))).collect();
         let pod = Pod::new((&"n".repeat(63), &"p".repeat(253)), worst.iter(), of(&[]).iter());

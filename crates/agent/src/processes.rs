@@ -1,7 +1,7 @@
-//! One look at a process: what the rules ask for, without a wait for anything that the process decides.
+//! The facts about a process that rules match. Reading them never waits for anything that the process controls.
 //!
-//! Nothing here takes the lock of the process's memory, opens a file that it chose, or follows a path of it: a process of
-//! another user could keep each of these for as long as it likes.
+//! This module never takes the lock of the process's memory, opens a file that the process chose, or follows one of its
+//! paths. A process of another user could block each of these for any time.
 
 use tiexec_core::proc::cgroup;
 use tiexec_core::proc::mountinfo;
@@ -20,10 +20,10 @@ pub struct Process {
     pub identity: Identity,
     /// Its name.
     pub comm: Vec<u8>,
-    /// The path of its program, as this process finds it; `None` where the program lies on a mount that this mount
-    /// namespace does not have: there the process decides what its path looks like.
+    /// The path of its program in this mount namespace. `None` if the program lies on a mount that this mount namespace
+    /// does not have: there the process decides how its path reads.
     pub exe: Option<Vec<u8>>,
-    /// The path that it shows in any case.
+    /// The path that the process shows, even where it controls how the path reads.
     pub shown_exe: Vec<u8>,
     /// Its unit of the system's manager.
     pub unit: Option<String>,
@@ -39,7 +39,7 @@ pub struct Process {
     pub pod: Option<Pod>,
 }
 
-/// The facts about the machine that looks at processes need.
+/// The facts about the machine that are needed to examine processes.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
     mounts: Vec<u64>,
@@ -49,14 +49,14 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Looks. No pods are known yet.
+    /// Reads the facts about the machine. No pods are known yet.
     pub fn look() -> Self {
         let mut surroundings = Self::default();
         surroundings.look_again();
         surroundings
     }
 
-    /// Looks again; the pods stay as they are.
+    /// Reads the facts again. The pods stay as they are.
     pub fn look_again(&mut self) {
         let mounts = ProcDir::this_process().and_then(|this| this.read("mountinfo"));
         let mounts = mounts.unwrap_or_default();
@@ -65,7 +65,7 @@ impl Surroundings {
         self.cgroup_of_init = init.unwrap_or_default();
     }
 
-    /// Looks at a process; `None` if it is gone, or a thread of the kernel.
+    /// Returns the facts about a process; `None` if it is gone, or a kernel thread.
     pub fn process(&self, process: &ProcDir) -> Option<Process> {
         let identity = Identity::of(process)?;
         let shown_exe = process.exe_path().ok()?;
@@ -92,17 +92,17 @@ impl Surroundings {
     }
 }
 
-/// Lists the processes, this one left out.
+/// Lists all processes except this one.
 pub fn every() -> impl Iterator<Item = (Pid, ProcDir)> {
     let this = tiexec_sys::process::this();
     ProcDir::every().filter(move |(pid, _)| *pid != this)
 }
 
 impl Process {
-    /// Returns whether its end says something about the machine's programs, and not about its user only: it belongs to
-    /// root, or to a service's own user in a unit of the system. A user's program may run in a system's unit, too, such as
-    /// cron's; so the unit alone does not decide. Root in a container, and any user in a pod, is nobody of the
-    /// machine's own: it must not switch the agent off for all.
+    /// Returns whether a crash of this process counts for the whole machine, and not only for its user. The process
+    /// must belong to root, or to a service's own user in a unit of the system. The unit alone does not decide, because
+    /// a user's program may run in a unit of the system such as cron's. Root in a container, and any user in a pod,
+    /// does not count: it must not be able to switch the agent off for all.
     pub fn counts_for_all(&self) -> bool {
         let root = self.uids.len() == 4 && self.uids.iter().all(|&uid| uid == 0);
         let service = self.uids.len() == 4 && self.uids.iter().all(|&uid| is_of_a_service(uid));
@@ -110,7 +110,7 @@ impl Process {
         !alone && (root || (service && self.unit.is_some()))
     }
 
-    /// Returns whose process it is: what one user does is not held against another.
+    /// Returns the owner of the process, so that the crashes of one user do not affect another user.
     pub fn whose(&self) -> Whose {
         let namespace = self.pod.as_ref().map(|pod| pod.namespace.clone());
         Whose { uid: self.uid(), namespace }
@@ -122,8 +122,8 @@ impl Process {
     }
 }
 
-/// Returns whether a user id is one that people do not log in with: below `UID_MIN` (login.defs(5)), or one that systemd
-/// gives to `DynamicUser=` (systemd: docs/UIDS-GIDS.md).
+/// Returns whether a user ID belongs to a service and not to a person: it is below `UID_MIN` (login.defs(5)), or
+/// systemd gives it to `DynamicUser=` (systemd: docs/UIDS-GIDS.md).
 fn is_of_a_service(uid: u32) -> bool {
     uid < 1000 || (61184..=65519).contains(&uid)
 }

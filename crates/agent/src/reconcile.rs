@@ -1,7 +1,8 @@
-//! All processes against the rules, again and again.
+//! The loop that compares all processes with the rules.
 //!
-//! The truth is a look at all processes, at least every [`EVERY`]. Events make the look at one process come sooner. So the
-//! order in which programs and the agent start does not matter, and a lost event costs time only.
+//! The agent scans all processes at least every [`EVERY`], and only these scans decide what exists. Events make the
+//! agent examine one process sooner. The order in which programs and the agent start therefore does not matter, and a
+//! lost event costs only time.
 
 mod ends;
 mod prove;
@@ -41,29 +42,30 @@ use crate::young::Young;
 
 use self::prove::{Proving, Unproved};
 
-/// The longest time between two looks at all processes.
+/// The longest time between two scans of all processes.
 pub const EVERY: Duration = Duration::from_secs(60);
-/// The same where nobody tells of execs.
+/// The same if the kernel does not report execs.
 const POLL: Duration = Duration::from_secs(1);
-/// How often events and ends are looked at.
+/// The longest wait between two checks for events and ends of processes.
 const TICK: Duration = Duration::from_millis(500);
-/// The least time between two looks at events: a process that causes them without end does not keep the agent at work.
+/// The least time between two reads of events, so that a process which causes events without end does not keep the
+/// agent busy.
 const SPACING: Duration = Duration::from_millis(100);
-/// The least time between two looks at all processes.
+/// The least time between two scans of all processes.
 const PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause before a process is tried again.
 const LATEST: Duration = Duration::from_secs(3600);
-/// For how long no process of a user is worked on after one of them came to no end.
+/// The time for which the agent works on no process of a user, after the work on one of them did not finish.
 const PENALTY: Duration = Duration::from_secs(3600);
 
 /// How much a line of the log matters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {
-    /// Something was left out, or cannot be done.
+    /// The agent ignores something, or cannot do something.
     Warning,
-    /// A crash, and what follows.
+    /// A crash, and its consequences.
     Error,
-    /// The action.
+    /// An action of the agent.
     Info,
 }
 
@@ -77,9 +79,9 @@ pub type Publish<'a> = Box<dyn FnMut(&str) -> Result<(), String> + 'a>;
 #[derive(Debug)]
 struct Known {
     identity: Identity,
-    /// When to look at it; `None` if it is settled.
+    /// The time at which to decide about the process; `None` if nothing is left to do.
     due: Option<Instant>,
-    /// When its program was seen to begin, if it was.
+    /// The time at which the agent saw its program start, if it did.
     begun: Option<Instant>,
     /// The pause before the next try.
     gap: Option<Duration>,
@@ -93,7 +95,7 @@ struct Known {
     last: Option<Last>,
 }
 
-/// The last outcome for a process, for those who ask.
+/// The last outcome for a process, for clients.
 #[derive(Debug)]
 struct Last {
     share: Share,
@@ -119,11 +121,11 @@ impl Known {
     }
 }
 
-/// A process that a rule wants something done to.
+/// A process that a rule acts on.
 struct Wanted {
     pid: Pid,
     facts: Process,
-    /// The place of the rule.
+    /// The index of the rule.
     rule: usize,
 }
 
@@ -143,24 +145,24 @@ pub struct Agent<'a> {
     canaries: Option<Canaries>,
     verdicts: Verdicts,
     verdicts_stamp: Option<Stamp>,
-    /// The builds that wait for a canary of the agent's own.
+    /// The builds that wait for the agent's own canary.
     to_prove: VecDeque<Unproved>,
-    /// The canary of the agent's own.
+    /// The agent's own canary, while it runs.
     proving: Option<Proving>,
     /// The builds whose canary failed, and when.
     unproven: Vec<(Unproved, Instant)>,
-    /// When it reverted what killed canaries had left.
+    /// The time at which the agent last reverted the processes of a killed canary.
     reverted_left: Option<Instant>,
     machine: Machine,
-    /// The file that keeps it from beginning anything.
+    /// The reason why the agent starts no work, if a file stops it.
     off: Option<Off>,
     events: Events,
-    /// When the events were read last.
+    /// The time of the last read of events.
     read_at: Instant,
-    /// True if a buffer of theirs may be half full.
+    /// True if a buffer of events may be half full.
     told: bool,
     known: HashMap<Pid, Known>,
-    /// Processes that began a program, and when that was told.
+    /// Processes that began a program, and the time of that report.
     begun: Young,
     looked_at_all: Option<Instant>,
     surroundings: Surroundings,
@@ -184,7 +186,7 @@ impl<'a> Agent<'a> {
     /// Opens the socket and the state.
     ///
     /// # Errors
-    /// Another agent runs already, in one line: two would undo each other's work.
+    /// Another agent runs already. Two agents would undo each other's work. The text is one line.
     pub fn new(rules: &Path, state: &Path, log: Log<'a>) -> Result<Self, String> {
         // Before the socket, which the second of two that begin at once would take away from the first.
         let store = Store::open(state);
@@ -254,7 +256,7 @@ impl<'a> Agent<'a> {
                 agent.say(Level::Warning, &text);
             }
         }
-        // The same directory, so one line says what is wrong with it.
+        // Both use the same directory, so the message below covers both.
         agent.canaries = Canaries::open(state).ok();
         match store {
             Ok(store) => agent.store = Some(store),
@@ -281,13 +283,13 @@ impl<'a> Agent<'a> {
         Ok(agent)
     }
 
-    /// Has the figures published at each look at all processes.
+    /// Sets the callback that publishes the figures, at most every 15 s.
     #[must_use]
     pub fn publishing(self, publish: Publish<'a>) -> Self {
         Self { publish: Some(publish), ..self }
     }
 
-    /// Answers `/metrics` at this address, too.
+    /// Answers `/metrics` at this address also.
     #[must_use]
     pub fn answering_at(mut self, address: SocketAddr) -> Self {
         match listen_at(address) {
@@ -303,7 +305,7 @@ impl<'a> Agent<'a> {
         self
     }
 
-    /// Runs until SIGTERM or SIGINT. No signal disturbs the work on a process.
+    /// Runs until SIGTERM or SIGINT. No signal interrupts the work on a process.
     pub fn run(mut self) {
         interrupt::catch();
         process::block_signals();
@@ -342,7 +344,7 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Sees whether the administrator has switched everything off, or on again.
+    /// Checks whether the administrator has switched everything off, or on again.
     fn see_switch(&mut self) {
         let off = off::now();
         if off != self.off {
@@ -363,7 +365,7 @@ impl<'a> Agent<'a> {
         (self.log)(level, &with_symbols(text));
     }
 
-    /// Says it unless it was what was said last of this.
+    /// Logs the text, unless it equals the last text about this topic.
     fn say_once(&mut self, of: &'static str, level: Level, text: String) {
         if self.said.get(of) != Some(&text) {
             if !text.is_empty() {
@@ -373,7 +375,7 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Reads the rules; what changed decides about all processes anew.
+    /// Reads the rules. If they changed, the agent decides about all processes again.
     fn read_rules(&mut self) {
         let rules = Rules::read(&self.directory);
         if rules == self.rules {
@@ -425,7 +427,7 @@ impl<'a> Agent<'a> {
         let (state, problem) = store.load();
         self.stamp = store.stamp();
         let unwritten = self.stamp.is_none() && problem.is_none();
-        // Where nothing could be written, memory is all there is.
+        // If no state could be written to the file, only the memory holds it.
         if !unwritten && state != self.state {
             self.state = state;
             self.decide_anew();
@@ -450,12 +452,12 @@ impl<'a> Agent<'a> {
         self.say_once("verdicts", Level::Warning, problem.unwrap_or_default());
     }
 
-    /// Reverts what a killed canary has left. Returns the processes of one that lives: they are left to it.
+    /// Reverts the processes of a killed canary. Returns the processes of a live canary: the agent leaves these alone.
     fn see_canary(&mut self) -> BTreeSet<Member> {
         let Some(canaries) = self.canaries.as_ref().filter(|canaries| canaries.has_record()) else {
             return BTreeSet::new();
         };
-        // A process that cannot be reverted is not tried all the time.
+        // The pause limits the retries for a process that cannot be reverted.
         let is_soon = self.reverted_left.is_some_and(|last| last.elapsed() < EVERY);
         let taken = match canaries.begin() {
             Ok(Some(turn)) if self.off.is_none() && !is_soon => turn.take_back(),
@@ -494,7 +496,7 @@ impl<'a> Agent<'a> {
         self.say_once("trips", Level::Error, text);
     }
 
-    /// Takes in what is told of pods; what changed decides about their processes anew.
+    /// Reads the reports about pods. The agent decides again about the processes of each changed pod.
     fn read_pods(&mut self) {
         let Some(watch) = &mut self.pod_watch else { return };
         let Told { changed, trouble } = watch.read(&mut self.surroundings.pods);
@@ -551,7 +553,7 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Looks at all processes: who is new, and who is gone.
+    /// Scans all processes for new and for ended ones.
     fn look_at_all(&mut self) {
         self.read_rules();
         self.read_verdicts();
@@ -565,10 +567,10 @@ impl<'a> Agent<'a> {
             alive.insert(pid);
             match self.known.get(&pid) {
                 Some(known) if known.identity == identity => {}
-                // It began a program since: when that was, is known.
+                // The process began a program, and the event's time is known.
                 _ if self.begun.contains(pid) => {}
                 Some(known) => {
-                    // It runs another program; when that began is not known.
+                    // The process runs another program, but the time of its exec is not known.
                     let begun = (known.identity.start_time == identity.start_time).then_some(now);
                     self.known.insert(pid, Known { begun, ..Known::new(identity, now) });
                 }
@@ -584,7 +586,7 @@ impl<'a> Agent<'a> {
         self.refused.retain(|_, since| since.elapsed() < PENALTY);
     }
 
-    /// Decides about the processes whose time has come.
+    /// Decides about the processes that are due.
     fn look_at_due(&mut self) {
         let now = Instant::now();
         let due: Vec<Pid> = self
@@ -648,7 +650,8 @@ impl<'a> Agent<'a> {
         self.told |= self.waits(events, time - rest);
     }
 
-    /// Waits at most for `time`. Returns whether something has come.
+    /// Waits for at most `time`. Returns whether a signal, input or the end of a process arrived; true also if the wait
+    /// failed.
     fn waits<'b>(&'b self, mut input: Vec<BorrowedFd<'b>>, time: Duration) -> bool {
         input.extend(self.metrics_listener.as_ref().map(AsFd::as_fd));
         input.extend(self.listener.as_ref().map(AsFd::as_fd));

@@ -1,10 +1,12 @@
-//! The rules: which programs are attached to, by files of the administrator's.
+//! The rules, from the administrator's files: the programs that the agent attaches to.
 //!
-//! The files `*.toml` of a directory are read in the order of their names. The first rule that matches a process decides;
-//! a process that no rule matches is left alone. A rule never looks at a command line: the process writes that itself.
+//! The agent reads the files `*.toml` of a directory in the order of their names. The first rule that matches a process
+//! decides. The agent leaves a process alone if no rule matches it. A rule never matches a command line, because the
+//! process can change its own command line.
 //!
-//! A file that has a mistake is left out as a whole, and named; the others stay in force. A key that this version does not
-//! know is named, and the rest of its rule stays in force: the file may be a newer version's.
+//! If a file has a mistake, the agent reports the file and ignores all of it; the other files stay in force. If a key
+//! is unknown, the agent reports the key and keeps the rest of its rule in force, because the file may be for a newer
+//! version.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -34,7 +36,7 @@ use crate::verdicts::by_copies;
 
 /// The directory of the rules.
 pub const DIRECTORY: &str = "/etc/tiexec/conf.d";
-/// How old a program must be unless its rule says otherwise.
+/// The default of `min-age`.
 pub const MIN_AGE: Duration = Duration::from_secs(10);
 /// Most bytes of one file.
 const LONGEST: u64 = 1 << 20;
@@ -50,7 +52,7 @@ const SETTINGS: [&str; 8] = [
     "max-huge-pages",
 ];
 
-/// As the shell's: `*` stays within a directory, `**` does not.
+/// The pattern rules of the shell: `*` does not match a slash, `**` does.
 const SHELLS: MatchOptions = MatchOptions {
     case_sensitive: true,
     require_literal_separator: true,
@@ -61,13 +63,13 @@ const SHELLS: MatchOptions = MatchOptions {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// The process is left alone, whatever later rules say: the rule is on trial, and may get another action.
+    /// The agent leaves the process alone, whatever later rules say. For a rule on trial, which may get another action.
     Observe,
-    /// The program's file is brought into huge pages of the page cache, for later starts.
+    /// The agent brings the program's file into huge pages of the page cache, for later starts.
     Warm,
-    /// The process is attached to.
+    /// The agent attaches to the process.
     Attach,
-    /// The same, for good: the process is not to be touched.
+    /// As `Observe`, for processes that the agent must never touch.
     Never,
 }
 
@@ -82,7 +84,7 @@ impl Action {
         }
     }
 
-    /// Returns whether it does something.
+    /// Returns whether the action changes a process or the page cache.
     pub const fn acts(self) -> bool {
         matches!(self, Self::Warm | Self::Attach)
     }
@@ -91,7 +93,7 @@ impl Action {
 /// One rule.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Rule {
-    /// Its name, by which it is reported and switched off.
+    /// Its name, which reports and the quarantine use.
     pub name: String,
     /// The path of the program.
     exe: Option<Pattern>,
@@ -111,31 +113,32 @@ pub struct Rule {
     pub action: Action,
     /// The nodes on which it acts.
     pub nodes: NodeShare,
-    /// True if only builds are attached to that a canary on this machine has found to be better.
+    /// True if the rule attaches only to builds that a canary on this machine has found to be better.
     pub needs_canary: bool,
-    /// True if the rule says whether it needs one. If it does not, it attaches to nothing where the host splits huge pages.
+    /// True if the rule has a key that decides whether it needs a canary. A rule without such a key attaches to nothing
+    /// where the host splits huge pages.
     pub says_canary: bool,
-    /// How the agent's own canary measures; `None` if the agent makes none.
+    /// The measurement of the agent's own canary; `None` if the agent starts no canary for this rule.
     pub measure: Option<Measure>,
     /// The options of the attach.
     pub settings: Settings,
 }
 
 impl Rule {
-    /// Returns whether it attaches only where a canary has found that this helps.
+    /// Returns whether the rule attaches only where a canary has found that huge pages help.
     pub fn waits_for_canary(&self) -> bool {
         self.action == Action::Attach && self.needs_canary
     }
 
-    /// Returns whether it does something on this node.
+    /// Returns whether the rule acts on this node.
     pub fn acts_here(&self) -> bool {
         self.action.acts() && self.nodes.has_this_node(&self.name)
     }
 
-    /// Returns the options for a process: those of the rule, or less where the pod asks for less.
+    /// Returns the options for a process: the rule's options, reduced as the pod's annotations ask.
     ///
     /// # Errors
-    /// The annotation of the pod that does not go with the rule, and why.
+    /// The annotation of the pod that cannot be applied to the rule, and why.
     pub fn settings_for(&self, process: &Process) -> Result<Settings, String> {
         let Some(pod) = &process.pod else { return Ok(self.settings.clone()) };
         let settings = pod.settings(&self.settings)?;
@@ -145,7 +148,7 @@ impl Rule {
         Ok(settings)
     }
 
-    /// Returns whether the rule asks for pods, and for some like this one.
+    /// Returns whether the rule matches pods, and would match this pod.
     pub fn asks_for(&self, pod: &Pod) -> bool {
         !self.pod.is_empty() && self.fits(Some(pod))
     }
@@ -154,7 +157,7 @@ impl Rule {
         self.pod.iter().all(|(key, value)| pod.and_then(|pod| pod.keys.get(key)) == Some(value))
     }
 
-    /// Returns whether the rule is for this process.
+    /// Returns whether the rule matches this process.
     pub fn matches(&self, process: &Process) -> bool {
         let fits = |pattern: &Option<Pattern>, value: Option<&[u8]>| {
             pattern.as_ref().is_none_or(|pattern| {
@@ -162,7 +165,8 @@ impl Rule {
                 text.is_some_and(|text| pattern.matches_with(text, SHELLS))
             })
         };
-        // A pod decides what its paths look like, and about nobody but itself.
+        // A pod controls its own paths, and can deceive only about itself. A rule for pods therefore accepts the path
+        // that the process shows.
         let exe = match &process.pod {
             Some(_) if !self.pod.is_empty() => Some(process.shown_exe.as_slice()),
             _ => process.exe.as_deref(),
@@ -174,7 +178,7 @@ impl Rule {
             && self.user.is_none_or(|user| process.uids.first() == Some(&user))
     }
 
-    /// Returns whether the rule is for every process that runs this file.
+    /// Returns whether the rule matches every process that runs this file.
     fn takes_all_of(&self, program: &Path) -> bool {
         let by_path = |pattern: &Pattern| pattern.matches_path_with(program, SHELLS);
         self.exe.as_ref().is_none_or(by_path)
@@ -188,9 +192,9 @@ impl Rule {
 /// Limits of all attaches together: the table `[agent]`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Limits {
-    /// Most bytes that private copies of text may take, all together.
+    /// Most bytes of private copies of text, over all processes.
     pub max_copies: u64,
-    /// The percentage of `some avg10` in `/proc/pressure/memory` above which nothing is attached to.
+    /// The percentage of `some avg10` in `/proc/pressure/memory` above which the agent attaches to nothing.
     pub max_memory_pressure: f64,
 }
 
@@ -209,9 +213,9 @@ pub struct Defect {
     pub file: PathBuf,
     /// The mistake.
     pub what: String,
-    /// What mends it.
+    /// The command or edit that mends it.
     pub fix: Option<String>,
-    /// True if nothing of the file is in force.
+    /// True if the agent ignores the whole file.
     pub left_out: bool,
 }
 
@@ -222,7 +226,7 @@ impl Defect {
     }
 }
 
-/// The defect of a file that an edit mends, or else `fix`.
+/// The defect of a file. An edit mends it, unless `fix` says otherwise.
 #[derive(Debug)]
 struct Mistake {
     what: String,
@@ -251,7 +255,7 @@ impl std::fmt::Display for Defect {
 /// All rules in force.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Rules {
-    /// They, in the order in which they are asked.
+    /// The rules, in the order in which the agent tries them.
     pub rules: Vec<Rule>,
     /// See [`Limits`].
     pub limits: Limits,
@@ -260,7 +264,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Reads all files of the directory. That it is not there is a defect, unless it is the usual one.
+    /// Reads all files of the directory. A missing directory is a defect, except [`DIRECTORY`].
     pub fn read(directory: &Path) -> Self {
         let mut all = Self::default();
         let user = rustix::process::geteuid().as_raw();
@@ -313,7 +317,7 @@ impl Rules {
         self.defects.iter().find(|defect| defect.left_out && defect.file == directory)
     }
 
-    /// Returns whether a rule asks for pods, and pods can be known.
+    /// Returns whether a rule matches pods and the agent can learn about pods.
     pub fn want_pods(&self) -> bool {
         pods::unavailable().is_none() && self.rules.iter().any(|rule| !rule.pod.is_empty())
     }
@@ -323,7 +327,8 @@ impl Rules {
         self.rules.iter().find(|rule| rule.matches(process))
     }
 
-    /// Lists the files that `exe` of a rule that acts fits. Those that an earlier rule keeps from every process are left out.
+    /// Lists the files that match `exe` of a rule that acts. A file is not listed if an earlier rule matches every
+    /// process that runs it.
     pub fn programs(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         for (index, rule) in self.rules.iter().enumerate() {
@@ -337,12 +342,12 @@ impl Rules {
         found
     }
 
-    /// Returns the least age that any rule asks for before it does something; `None` if none does anything.
+    /// Returns the smallest `min-age` of the rules that act; `None` if no rule acts.
     pub fn least_age(&self) -> Option<Duration> {
         self.rules.iter().filter(|rule| rule.action.acts()).map(|rule| rule.min_age).min()
     }
 
-    /// Takes over a file's rules.
+    /// Adds the rules of a file.
     fn take(&mut self, path: &Path, text: &str) -> Result<(), String> {
         let mut table: Table = text.parse().map_err(|error: toml::de::Error| {
             error.to_string().trim_end().replace('\n', " ").shown().to_string()
@@ -522,7 +527,8 @@ fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> 
     })
 }
 
-/// Reads the labels or annotations that a pod must have. The agent keeps only its own of each pod.
+/// Reads the labels or annotations that a pod must have. Only keys with the agent's prefix are allowed, because the
+/// agent keeps no others.
 fn pod_of(value: Option<Value>) -> Result<BTreeMap<String, String>, String> {
     let Some(value) = value else { return Ok(BTreeMap::new()) };
     let wrong = || format!("pod is a table such as {{ \"{PREFIX}enable\" = \"true\" }}");
@@ -540,7 +546,7 @@ fn pod_of(value: Option<Value>) -> Result<BTreeMap<String, String>, String> {
     keys.collect()
 }
 
-/// Says which key a value is wrong for.
+/// Prefixes an error with the key whose value is wrong.
 fn of_key<E: std::fmt::Display>(key: &str) -> impl Fn(E) -> String {
     move |error| format!("{key}: {error}")
 }
@@ -587,9 +593,9 @@ fn names(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     Ok(names)
 }
 
-/// Reads a file that nobody but root and this user can write to.
+/// Reads a file, if only root and this user can write to it.
 fn text(directory: &OwnedFd, name: &[u8], user: u32, path: &Path) -> Result<String, Mistake> {
-    // A FIFO would be waited for.
+    // Without `NONBLOCK`, opening a FIFO would block.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let because = |what: String, fix: &str| Mistake {
         what,
@@ -704,7 +710,7 @@ mod tests {
         assert!(rules.of(&process("/usr/sbin/mariadbd", &both[..1])).is_none());
         let no_pod = Process { pod: None, ..process("/usr/sbin/mariadbd", &both) };
         assert!(rules.of(&no_pod).is_none());
-        // A rule that asks for no pod believes no path of one.
+        // A rule that does not match pods does not accept a path that a pod shows.
         let by_path = of("[[rule]]\nname=\"a\"\naction=\"attach\"\nexe=\"/usr/sbin/*\"").unwrap();
         assert!(by_path.of(&process("/usr/sbin/mariadbd", &both)).is_none());
     }

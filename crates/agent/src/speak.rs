@@ -1,6 +1,7 @@
-//! The answers of the agent: `/status` and `/metrics`, by HTTP on a socket of unix(7); and `/metrics` alone at an address.
+//! The agent's HTTP server: `/status` and `/metrics` on a unix(7) socket, and `/metrics` alone at a TCP address.
 //!
-//! The agent has one thread, and programs wait for it: a client gets a fifth of a second to ask, and another one to read.
+//! The agent has one thread, which must not block while programs wait. A client therefore has 0.2 s to send its request
+//! and 0.2 s to read the answer.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,20 +15,20 @@ use rustix::fs::Mode;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use tiexec_remap::trusted_directory::{self, Rule};
 
-/// The directory of the socket, in which only root makes names.
+/// The directory of the socket, in which only root can create names.
 const DIRECTORY: &str = "/run/tiexec";
 /// The socket.
 pub const SOCKET: &str = "/run/tiexec/agent.sock";
-/// The group whose members may ask.
+/// The group whose members may connect.
 const GROUP: &str = "tiexec";
-/// How long a client may take to ask, and to read.
+/// The time that a client has to send its request, and again to read the answer.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// Most bytes of a request.
 const LONGEST: usize = 4096;
-/// Most clients that are answered before the agent goes on.
+/// Most clients that the agent answers before it continues its other work.
 const MOST: usize = 4;
 
-/// An answer: the type of its content, and the content.
+/// An answer: its content type, and the content.
 pub(crate) type Answer = (&'static str, String);
 
 /// The reason why there is no socket.
@@ -45,10 +46,10 @@ impl From<String> for NoSocket {
     }
 }
 
-/// Opens the socket. That of an agent which has ended refuses connections (unix(7)), and is replaced.
+/// Opens the socket. The socket of an ended agent refuses connections (unix(7)), so this function replaces it.
 ///
 /// # Errors
-/// Another agent listens there; somebody else could have put the directory there; it cannot be made.
+/// Another agent listens there, another user could have replaced the directory, or the socket cannot be made.
 pub(crate) fn listen() -> Result<UnixListener, NoSocket> {
     let path = Path::new(SOCKET);
     let rule = Rule { user: 0, sticky: true, make: &[0o755] };
@@ -64,7 +65,7 @@ pub(crate) fn listen() -> Result<UnixListener, NoSocket> {
         let _somebody_did = std::fs::remove_file(path);
     }
     let text = |error: io::Error| error.to_string();
-    // Nobody else may connect before the mode is set.
+    // The umask keeps other users from connecting before the mode is set.
     let before = rustix::process::umask(Mode::from_raw_mode(0o177));
     let bound = UnixListener::bind(path);
     rustix::process::umask(before);
@@ -77,10 +78,10 @@ pub(crate) fn listen() -> Result<UnixListener, NoSocket> {
     Ok(listener)
 }
 
-/// Listens at an address; returns it, too: port 0 is one that the kernel chooses.
+/// Listens at an address. Also returns the address, because the kernel chooses a port if the port is 0.
 ///
 /// # Errors
-/// As bind(2).
+/// The errors of bind(2).
 pub(crate) fn listen_at(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
@@ -135,7 +136,7 @@ pub(crate) fn answer(listener: &impl Listener, mut of: impl FnMut(&str) -> Optio
     }
 }
 
-/// Writes all, in time.
+/// Writes all bytes, or fails after [`PATIENCE`].
 fn write(client: &mut (impl Write + AsFd), mut bytes: &[u8]) -> io::Result<()> {
     let end = Instant::now() + PATIENCE;
     while !bytes.is_empty() {
@@ -146,7 +147,7 @@ fn write(client: &mut (impl Write + AsFd), mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the path of a request; `None` for what is none, or does not come in time.
+/// Returns the path of a request; `None` if the input is no request or does not arrive within [`PATIENCE`].
 fn asked(client: &mut (impl Read + AsFd)) -> Option<String> {
     let end = Instant::now() + PATIENCE;
     let mut request = Vec::new();

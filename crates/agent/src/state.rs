@@ -15,15 +15,15 @@ use crate::kept::{Directory, Locked, Stamp};
 /// The directory of the state.
 pub const DIRECTORY: &str = "/var/lib/tiexec";
 const NAME: &str = "state.json";
-/// Held by the agent as long as it runs.
+/// The lock file that the agent holds as long as it runs.
 const AGENT: &str = ".agent";
 /// The version of the file's form.
 const VERSION: u32 = 1;
-/// Most builds that one user's own crashes may fill the state with.
+/// Most entries in the state from the crashes of one user.
 const MOST_OF_A_USER: usize = 64;
-/// Builds of one rule after whose crashes the rule is off.
+/// The number of crashed builds of one rule that switches the rule off.
 const BUILDS_OF_A_RULE: usize = 2;
-/// Builds on the machine after whose crashes the agent only observes.
+/// The number of crashed builds on the machine after which the agent only observes.
 const BUILDS_OF_THE_MACHINE: usize = 3;
 
 /// A program's build: its build ID, and the digest of its text.
@@ -41,7 +41,7 @@ impl fmt::Display for Build {
     }
 }
 
-/// The user to whom a process belongs. The same user ID in pods of another namespace of Kubernetes is another user.
+/// The owner of a process. The same user ID in pods of two namespaces of Kubernetes is two users.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Whose {
     /// The user id.
@@ -64,12 +64,12 @@ pub struct Quarantined {
     /// See [`Build`].
     #[serde(flatten)]
     pub build: Build,
-    /// The user for whose processes alone this counts; everybody's if there is none.
+    /// The user to whose processes this entry is limited; `None` if it counts for all users.
     pub uid: Option<u32>,
-    /// The namespace of Kubernetes to whose pods this is limited.
+    /// The namespace of Kubernetes to whose pods this entry is limited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// The rule by which it was attached to.
+    /// The rule by which the agent attached to the process.
     pub rule: String,
     /// The signal.
     pub signal: i32,
@@ -80,7 +80,7 @@ pub struct Quarantined {
 }
 
 impl Quarantined {
-    /// Returns for whose processes alone this counts; `None` for everybody's.
+    /// Returns the owner to whose processes this entry is limited; `None` if it counts for all.
     pub fn whose(&self) -> Option<Whose> {
         self.uid.map(|uid| Whose { uid, namespace: self.namespace.clone() })
     }
@@ -90,7 +90,7 @@ impl Quarantined {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct State {
     version: u32,
-    /// The builds that are not attached to.
+    /// The builds that the agent does not attach to.
     pub quarantine: Vec<Quarantined>,
 }
 
@@ -101,23 +101,23 @@ impl Default for State {
 }
 
 impl State {
-    /// Returns the entry that keeps a build of this user's from being attached to.
+    /// Returns the entry that forbids an attach to this build in a process of this owner.
     pub fn quarantined(&self, build: &Build, user: &Whose) -> Option<&Quarantined> {
         let mut of_build = self.quarantine.iter().filter(|one| one.build == *build);
         of_build.find(|one| one.whose().is_none_or(|whose| whose == *user))
     }
 
-    /// Returns whether a rule is off: builds of it crashed, more than one.
+    /// Returns whether a rule is off, because at least two of its builds crashed.
     pub fn is_off(&self, rule: &str) -> bool {
         self.builds(|one| one.rule == rule) >= BUILDS_OF_A_RULE
     }
 
-    /// Returns whether nothing is attached to any more: builds crashed on this machine, more than two.
+    /// Returns whether the agent attaches to nothing any more, because at least three builds crashed.
     pub fn only_observes(&self) -> bool {
         self.builds(|_| true) >= BUILDS_OF_THE_MACHINE
     }
 
-    /// Counts the builds whose crashes count for everybody. Two files with one build ID are one build here.
+    /// Counts the builds whose crashes count for all users. Two files with the same build ID count as one build here.
     fn builds(&self, wanted: impl Fn(&Quarantined) -> bool) -> usize {
         let of_all = self.quarantine.iter().filter(|one| one.uid.is_none() && wanted(one));
         let of_all = of_all.map(|one| match one.build.build_id.as_str() {
@@ -142,7 +142,7 @@ impl State {
         self.quarantine.push(new);
     }
 
-    /// Removes the builds with this build ID, or this digest; returns them.
+    /// Removes the builds with this build ID or this digest, and returns them.
     pub fn release(&mut self, id: &str) -> Vec<Quarantined> {
         let is_it = |one: &Quarantined| {
             id == one.build.text
@@ -155,29 +155,30 @@ impl State {
     }
 }
 
-/// The time now, as the state tells it.
+/// The time now, in seconds since 1970.
 pub fn now() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
 }
 
-/// The place of the state.
+/// The directory of the state.
 #[derive(Debug)]
 pub struct Store(Directory);
 
 impl Store {
-    /// Opens the directory, and makes it if need be.
+    /// Opens the directory, and makes it if it is missing.
     ///
     /// # Errors
-    /// Somebody else could have put it there, or it cannot be made.
+    /// Another user could have replaced the directory, or it cannot be made.
     pub fn open(path: &Path) -> Result<Self, String> {
         Directory::open(path).map(Self)
     }
 
-    /// Takes the right to be the one agent of this state. `None` if that cannot be known, as where nobody may write.
+    /// Takes the lock of the one agent that may use this state. `None` if there can be no lock, for example because
+    /// this user may not write there.
     ///
     /// # Errors
-    /// Another agent runs, and what ends it.
+    /// Another agent has the lock; the message says how to end it.
     pub(crate) fn begin(&self) -> Result<Option<Locked>, String> {
         match self.0.lock_alone(AGENT) {
             Ok(Ok(lock)) => Ok(Some(lock)),
@@ -195,7 +196,7 @@ impl Store {
         }
     }
 
-    /// Returns the state, and the reason why a file was set aside.
+    /// Returns the state, and the reason if the file was set aside.
     pub fn load(&self) -> (State, Option<String>) {
         self.0.load(NAME, VERSION)
     }
@@ -203,17 +204,18 @@ impl Store {
     /// Reads the state, and changes nothing.
     ///
     /// # Errors
-    /// It cannot be read, or is not to be trusted.
+    /// The file cannot be read, or its owner or mode is not safe.
     pub fn look(&self) -> Result<State, String> {
         self.0.read(NAME, VERSION)
     }
 
-    /// Changes the state as the file has it now, and writes it. Returns the state, and why it could not be written.
+    /// Changes the state that is in the file now, and writes it. Returns the state, and the reason if it could not be
+    /// written.
     pub fn update(&self, change: impl FnOnce(&mut State)) -> (State, Option<String>) {
         self.0.update(NAME, VERSION, change)
     }
 
-    /// Returns what tells one state of the file from another.
+    /// Returns the stamp of the file; `None` if there is no file.
     pub fn stamp(&self) -> Option<Stamp> {
         self.0.stamp(NAME)
     }
@@ -257,7 +259,7 @@ mod tests {
             |uid, namespace: Option<&str>| Whose { uid, namespace: namespace.map(str::to_owned) };
         assert!(state.quarantined(&last, &of(1000, None)).is_some());
         assert!(state.quarantined(&last, &of(1001, None)).is_none());
-        // The same number in a pod is somebody else, and in a pod of another namespace too.
+        // The same user ID in a pod is another owner, and in a pod of another namespace a third one.
         assert!(state.quarantined(&last, &of(1000, Some("shop"))).is_none());
         state.add(Quarantined { namespace: Some("shop".to_owned()), ..crash("a", "r", Some(999)) });
         let build = crash("a", "r", None).build;

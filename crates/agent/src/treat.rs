@@ -1,7 +1,7 @@
-//! The work on processes, in a process of its own: the agent itself never touches one.
+//! The work on processes, in a child process: the agent itself never changes a process.
 //!
-//! That process writes down what it begins and what came of it, in a memory file that the agent reads afterwards. So the
-//! agent knows what was done also if that process came to no end.
+//! The child notes each start and each outcome in a memory file, which the agent reads afterwards. The agent therefore
+//! knows what was done even if the child did not finish.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
@@ -31,7 +31,7 @@ use crate::rules::{Action, Rule};
 use crate::state::{Build, State, Whose};
 use crate::verdicts::{Standing, Verdicts};
 
-/// How long one process may take. The agent has others to look after meanwhile.
+/// The time limit for one process, because others wait meanwhile.
 const LONGEST: Duration = Duration::from_secs(30);
 
 /// A file in one state, so that its text is hashed once.
@@ -51,7 +51,7 @@ pub(crate) struct Job<'a> {
     /// True if it had copies when the agent last worked on it.
     pub(crate) had_copies: bool,
     pub(crate) rule: &'a Rule,
-    /// The options, or why those of the pod do not go with the rule.
+    /// The options, or the reason why the pod's annotations cannot be applied.
     pub(crate) settings: Result<Settings, String>,
 }
 
@@ -62,21 +62,21 @@ pub(crate) struct Outcome {
     pub(crate) result: String,
     /// The reason in words.
     pub(crate) detail: String,
-    /// True if it may go better a moment later.
+    /// True if a retry a moment later may succeed.
     pub(crate) passing: bool,
-    /// True if the process must be watched: it has text of TiExec's.
+    /// True if the process has text of TiExec's, or its text was changed. The agent must then watch it for a crash.
     pub(crate) switched: bool,
     /// True if it has copies.
     pub(crate) has_copies: bool,
     /// Bytes of text.
     pub(crate) text_bytes: u64,
-    /// Bytes of it that are huge.
+    /// Bytes of text in huge pages.
     pub(crate) huge_bytes: u64,
-    /// The same by backing.
+    /// Bytes of text in huge pages, by backing.
     pub(crate) backings: Vec<(String, u64)>,
-    /// Bytes that were copied for it.
+    /// Bytes that were copied for the process.
     pub(crate) copied: u64,
-    /// Microseconds for which a thread stood.
+    /// Microseconds for which the threads were stopped.
     pub(crate) stop_us: Option<u64>,
 }
 
@@ -94,7 +94,7 @@ impl Outcome {
 /// A line of the memory file.
 #[derive(Serialize, Deserialize)]
 enum Note {
-    /// Its program is known, and nothing is changed yet.
+    /// The program of the process is known, and nothing is changed yet.
     Known { pid: i32, file: FileState, build: Build },
     /// From now on the process may be changed.
     Began { pid: i32, file: FileState, build: Build },
@@ -102,16 +102,16 @@ enum Note {
     Done { pid: i32, outcome: Outcome },
 }
 
-/// All that is known of the work on one process.
+/// Everything that is known about the work on one process.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
-    /// Its program, if the work began or a canary is to come first.
+    /// Its program, if the work began or a canary has to come first.
     pub(crate) build: Option<(FileState, Build)>,
-    /// `None` if the work came to no end.
+    /// `None` if the work did not finish.
     pub(crate) outcome: Option<Outcome>,
 }
 
-/// Does the jobs one after the other, in a process apart. Returns what is known of each.
+/// Does the jobs one after the other, in a child process. Returns what is known about each job.
 ///
 /// # Errors
 /// There is no memory for the notes.
@@ -231,7 +231,7 @@ fn one(
         Ok(locked) => locked,
         Err(failure) => return Outcome::failed(&failure),
     };
-    // From here on the address space is the one that was opened.
+    // From here on the address space cannot change to another one. Therefore the identity is checked once more.
     if Identity::of(&locked.target.process) != Some(job.identity) {
         return Outcome::of("changed", "it is another program by now");
     }
@@ -276,7 +276,8 @@ fn attach(locked: &LockedTarget, settings: &Settings, images: &mut Images) -> Ou
     }
 }
 
-/// Brings the program's file into huge pages of the page cache, if root owns it: nobody else is to choose what root reads.
+/// Brings the program's file into huge pages of the page cache, if root or the agent's user owns it: no other user may
+/// choose a file for root to read.
 fn warm(process: &ProcDir, text_bytes: u64) -> Outcome {
     let warmed = open_exe(process).and_then(|exe| {
         let owner = exe.metadata().map(|meta| meta.uid());
@@ -321,17 +322,17 @@ fn build_of(
     Ok((file, Build { build_id, text }))
 }
 
-/// The facts about a process that the agent itself may not look at.
+/// The facts about a process that only a child process reads.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Looked {
     pub(crate) text_bytes: u64,
     pub(crate) build: Result<Build, String>,
 }
 
-/// Looks at a process apart, and changes nothing.
+/// Examines a process in a child process, and changes nothing.
 ///
 /// # Errors
-/// It took too long, or could not be done.
+/// The examination took too long, or failed.
 pub(crate) fn look(process: &ProcDir) -> Result<Looked, Reason> {
     let told = workers::told_apart(LOOKING, || {
         let build = build_of(process, &|_| None);

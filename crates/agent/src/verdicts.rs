@@ -9,7 +9,7 @@ use tiexec_core::config::{BackingChoice, EdgePolicy, Edges, Settings};
 
 use crate::state::{Build, now};
 
-/// The version of the files that canaries leave.
+/// The version of the files that canaries write.
 pub(crate) const VERSION: u32 = 1;
 /// Most verdicts that are kept; the oldest go first.
 const MOST: usize = 256;
@@ -18,7 +18,7 @@ const MOST: usize = 256;
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Verdicts {
     version: u32,
-    /// They, the oldest first.
+    /// The findings, the oldest first.
     pub findings: Vec<Finding>,
 }
 
@@ -29,7 +29,7 @@ impl Default for Verdicts {
 }
 
 impl Verdicts {
-    /// Takes a finding in, instead of an earlier one about the same.
+    /// Adds a finding, which replaces an earlier finding about the same subject.
     pub fn add(&mut self, new: Finding) {
         self.findings.retain(|old| old.subject != new.subject);
         self.findings.push(new);
@@ -37,7 +37,7 @@ impl Verdicts {
         self.findings.drain(..excess);
     }
 
-    /// Returns what is known of a build on this machine, attached to by these settings.
+    /// Returns what is known about a build on this machine with these settings of the attach.
     pub(crate) fn standing(&self, build: &Build, settings: &Settings) -> Standing {
         let subject = subject(build, settings);
         match self.findings.iter().find(|finding| finding.subject == subject) {
@@ -53,22 +53,22 @@ impl Verdicts {
     }
 }
 
-/// The time after which a canary that came to no answer may be repeated.
+/// The time after which a canary with the verdict "undecided" may be repeated.
 const AGAIN: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// The knowledge of a build on this machine.
+/// What is known about a build on this machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Standing {
     /// A canary found copies to be better.
     Better,
-    /// A canary found this instead.
+    /// A canary reached this other verdict.
     Not(Verdict),
-    /// No canary has told.
+    /// There is no verdict, or an old undecided one.
     Unknown,
 }
 
-/// Returns the settings with which a canary attaches, and a rule that asks for one: by a copy, because page cache cannot be
-/// taken back.
+/// Returns the settings with which a canary attaches, and a rule that requires a canary. They use a copy, because an
+/// attach by page cache cannot be reverted.
 #[must_use]
 pub fn by_copies(settings: Settings) -> Settings {
     let backing = match settings.backing {
@@ -78,7 +78,7 @@ pub fn by_copies(settings: Settings) -> Settings {
     Settings { backing, ..settings }
 }
 
-/// Returns what a verdict is about that is found on this machine by these settings.
+/// Returns the subject of a verdict about a build on this machine with these settings.
 pub fn subject(build: &Build, settings: &Settings) -> Subject {
     let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
     Subject {
@@ -91,7 +91,7 @@ pub fn subject(build: &Build, settings: &Settings) -> Subject {
     }
 }
 
-/// Returns how edges are taken, in words.
+/// Returns the policy for edges in words.
 fn edges(policy: EdgePolicy) -> String {
     let threshold = policy.pad_threshold;
     if policy.edges == Edges::Pad && threshold != EdgePolicy::DEFAULT_PAD_THRESHOLD {
@@ -109,7 +109,7 @@ pub fn cpu_model() -> String {
             (key.trim() == name).then(|| value.trim().to_owned())
         })
     };
-    // aarch64 has numbers only.
+    // On aarch64 `/proc/cpuinfo` has no name of the model, only numbers.
     let numbers = || {
         let (implementer, part) = (field("CPU implementer")?, field("CPU part")?);
         Some(format!("{implementer}/{part}/{}", field("CPU variant").unwrap_or_default()))

@@ -1,4 +1,4 @@
-//! Processes that began a program and have not run it for long enough. Most of them end first.
+//! Processes that began a program and have not run it for long enough. Most of them end before that.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -9,12 +9,12 @@ use tiexec_sys::Pid;
 #[derive(Debug, Default)]
 pub(crate) struct Young {
     began: HashMap<Pid, Instant>,
-    /// The same in order, with entries that a later exec has overtaken.
+    /// The same processes in the order of time. An entry is stale if the process has begun another program since.
     order: VecDeque<(Pid, Instant)>,
 }
 
 impl Young {
-    /// Adds processes that began a program now.
+    /// Adds processes that began a program at `now`.
     pub(crate) fn add(&mut self, pids: impl IntoIterator<Item = Pid>, now: Instant) {
         for pid in pids {
             if self.began.insert(pid, now) != Some(now) {
@@ -27,7 +27,7 @@ impl Young {
         self.began.contains_key(&pid)
     }
 
-    /// Takes out those that began at least so long ago, with when they did.
+    /// Removes and returns the processes that began at least `age` ago, with the time of each.
     pub(crate) fn take_older(&mut self, now: Instant, age: Duration) -> Vec<(Pid, Instant)> {
         let mut old = Vec::new();
         while let Some(&(pid, began)) = self.order.front() {
@@ -43,12 +43,12 @@ impl Young {
         old
     }
 
-    /// Returns when the first was seen to begin.
+    /// Returns the time of the oldest entry.
     pub(crate) fn first(&self) -> Option<Instant> {
         self.order.front().map(|&(_, began)| began)
     }
 
-    /// Forgets all but these.
+    /// Forgets all processes except these.
     pub(crate) fn retain(&mut self, alive: &HashSet<Pid>) {
         self.began.retain(|pid, _| alive.contains(pid));
         self.order.retain(|(pid, began)| self.began.get(pid) == Some(began));

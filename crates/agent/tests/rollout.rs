@@ -1,7 +1,8 @@
-//! A rollout over 5,000 nodes, with planted regressions: how many nodes are touched before it stops.
+//! A rollout over 5,000 nodes, with planted regressions: the number of nodes that it touches before it stops.
 //!
-//! Simulated: the nodes, their programs, the time, the operator. Real: the choice of nodes ([`NodeShare`]) and the quarantine
-//! of each node ([`State`]). `cargo test -p tiexec-agent --test rollout -- --nocapture` prints the table of docs/KUBERNETES.md.
+//! The nodes, their programs, the time and the operator are simulated. The choice of nodes ([`NodeShare`]) and the
+//! quarantine of each node ([`State`]) are real. `cargo test -p tiexec-agent --test rollout -- --nocapture` prints the
+//! table of docs/KUBERNETES.md.
 
 use tiexec_agent::nodes::NodeShare;
 use tiexec_agent::state::{Build, Quarantined, State, Whose};
@@ -9,21 +10,21 @@ use tiexec_agent::state::{Build, Quarantined, State, Whose};
 const NODES: usize = 5000;
 /// Simulated rollouts of each kind.
 const RUNS: u64 = 200;
-/// The steps of a rollout; the rest is held out.
+/// The steps of a rollout. The remaining nodes are held out.
 const STEPS: [&str; 4] = ["1%", "5%", "25%", "95%"];
 /// The time that a step lasts, in seconds.
 const STEP: f64 = 3600.0;
 /// `helm upgrade` replaces the agents of a tenth of the nodes at a time, and a tenth takes a minute.
 const UPGRADE: f64 = 600.0;
-/// The program must have run for so long, the default of `min-age`.
+/// The default of `min-age`, in seconds.
 const MIN_AGE: f64 = 10.0;
-/// A crash counts for so long after the switch.
+/// The time after a switch in which a crash counts, in seconds.
 const WINDOW: f64 = 300.0;
 /// The time from the first build in quarantine anywhere to the kill switch everywhere.
 const REACTION: f64 = 300.0;
-/// The spread of a node's cost of a request, over nodes, in a step's time.
+/// The standard deviation, over nodes, of the cost of a request in one step.
 const SPREAD: f64 = 0.10;
-/// Standard errors by which treated nodes must be worse than the others at the end of a step.
+/// The operator stops if treated nodes are worse than the others by this many standard errors at the end of a step.
 const ERRORS: f64 = 3.0;
 
 /// The planted regression of a build.
@@ -31,7 +32,7 @@ const ERRORS: f64 = 3.0;
 enum Planted {
     /// A process of it crashes within the window, with this probability.
     Crash(f64),
-    /// A request costs so much more.
+    /// A request costs more by this share.
     Slow(f64),
 }
 
@@ -94,11 +95,11 @@ fn crashed(node: &mut Node) {
         exe: "/usr/bin/server".to_owned(),
         when: 0,
     });
-    // The kubelet starts the container again: its new process is left alone.
+    // The kubelet starts the container again. The agent leaves the new process alone.
     assert!(node.state.quarantined(&build(), &whose).is_some());
 }
 
-/// One rollout by these steps, of a build that runs on this share of the nodes.
+/// Simulates one rollout by these steps, of a build that runs on this share of the nodes.
 fn roll_out(seed: u64, steps: &[&str], planted: Planted, runs_on: f64) -> Outcome {
     let mut random = Random(seed);
     let mut nodes: Vec<Node> = Vec::new();
@@ -128,7 +129,7 @@ fn roll_out(seed: u64, steps: &[&str], planted: Planted, runs_on: f64) -> Outcom
         first_crash = crashes.fold(first_crash, f64::min);
         let killed = first_crash + REACTION;
         if killed < begun + STEP {
-            // Those whose turn would have come later were never switched.
+            // The nodes whose turn would have come later were never switched.
             for node in &mut nodes {
                 if node.switched.is_some_and(|at| at > killed) {
                     (node.switched, node.crash) = (None, None);
@@ -235,7 +236,7 @@ fn a_build_that_is_slower_stops_as_soon_as_enough_nodes_tell() {
     let one = row("1 % slower", &STEPS, Planted::Slow(0.01), 1.0);
     assert!(one.touched.0 <= 1400);
     row("1 % slower", &STEPS, Planted::Slow(0.01), 0.1);
-    // The hold-out group is what the last step is compared with; without one nothing tells.
+    // The last step is compared with the held-out nodes. Without held-out nodes nothing shows the regression.
     let blind = row("1 % slower", &["100%"], Planted::Slow(0.01), 1.0);
     assert_eq!(blind.stopped, 0);
     let none = row("no slower", &STEPS, Planted::Slow(0.0), 1.0);

@@ -1,4 +1,4 @@
-//! The ends of the processes that were attached to, and the crashes among them.
+//! The ends of the processes that the agent attached to, and the crashes among them.
 
 use tiexec_engine::journal;
 
@@ -6,7 +6,7 @@ use super::{Agent, Level};
 use crate::guard::{Crash, signal_name};
 
 impl Agent<'_> {
-    /// Takes in the ends that have come.
+    /// Handles the crashes since the last call.
     pub(super) fn see_ends(&mut self) {
         for Crash { pid, entry, after, sender } in self.guard.crashes() {
             let (number, exe) = (pid.as_raw_nonzero(), entry.exe.clone());
@@ -35,7 +35,7 @@ impl Agent<'_> {
             if let Some(store) = &self.store {
                 let (state, problem) = store.update(|state| state.add(entry.clone()));
                 self.stamp = store.stamp();
-                // A crash that could not be written down counts nevertheless, until the agent ends.
+                // If the crash could not be written to the file, it counts until the agent ends.
                 self.state = state;
                 self.state.add(entry);
                 self.say_once("state", Level::Warning, problem.unwrap_or_default());

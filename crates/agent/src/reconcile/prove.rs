@@ -1,7 +1,9 @@
-//! The agent's own canaries, one at a time: `tiexecctl canary --rule`, as a child, for builds that a rule wants proved.
+//! The agent's own canaries, one at a time. Each is a child `tiexecctl canary --rule`, for a build whose rule requires
+//! a canary.
 //!
-//! The child writes down the processes that it switches, and the verdict. The agent watches those processes for crashes, ends
-//! the child when the build crashes or the agent ends, and obeys the verdict as it obeys an operator's.
+//! The child writes the record of the processes that it switches, and the verdict. The agent watches those processes
+//! for crashes. It ends the child when the build crashes or the agent ends. It obeys the verdict as if an operator had
+//! run the canary.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -21,14 +23,14 @@ use crate::state::Build;
 
 /// The pause before a canary that failed is repeated.
 const RETRY: Duration = Duration::from_secs(3600);
-/// How long a canary gets to revert its processes when it has to end.
+/// The time that a canary has to revert its processes when the agent ends it.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Most builds that wait for a canary.
 const MOST: usize = 64;
-/// Most bytes of its answer.
+/// Most bytes of a canary's answer.
 const LONGEST: u64 = 64 << 10;
 
-/// A build that a canary is to prove.
+/// A build that waits for a canary.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Unproved {
     pub(super) rule: String,
@@ -41,11 +43,11 @@ pub(super) struct Unproved {
 pub(super) struct Proving {
     pub(super) of: Unproved,
     child: Child,
-    /// When the processes of the record were looked at last.
+    /// The time when the processes of the record were last checked.
     looked: Option<Instant>,
 }
 
-/// The part of the canary's answer that the log tells.
+/// The part of the canary's answer that goes into the log.
 #[derive(Deserialize, Default)]
 struct Answer {
     #[serde(default)]
@@ -66,7 +68,7 @@ struct Ratio {
 }
 
 impl Agent<'_> {
-    /// Has a build proved, when its turn comes.
+    /// Queues a build for a canary.
     pub(super) fn want_proof(&mut self, one: Unproved) {
         let failed = self.unproven.iter().find(|(failed, _)| *failed == one);
         let is_soon = failed.is_some_and(|(_, when)| when.elapsed() < RETRY);
@@ -77,7 +79,7 @@ impl Agent<'_> {
         }
     }
 
-    /// Looks after the canary under way, and begins the next.
+    /// Watches the running canary, or starts the next one.
     pub(super) fn prove(&mut self) {
         let Some(proving) = &mut self.proving else { return self.begin_canary() };
         match proving.child.try_wait() {
@@ -86,7 +88,7 @@ impl Agent<'_> {
         }
     }
 
-    /// Ends the canary under way: its processes go back to base pages.
+    /// Ends the running canary, which reverts its processes to base pages.
     pub(super) fn end_canary(&mut self) {
         let Some(proving) = &mut self.proving else { return };
         proving.stop();
@@ -119,7 +121,7 @@ impl Agent<'_> {
             return;
         }
         self.watch_all(&of);
-        // The agent's own handlers stay blocked in a child, unless they are let through for the moment of its start.
+        // A child inherits the signal mask. The agent's signals are therefore unblocked while it starts the canary.
         process::unblock_signals();
         let started = self.start_canary(&of);
         process::block_signals();
@@ -150,7 +152,7 @@ impl Agent<'_> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()
     }
 
-    /// Watches the processes of the canary for crashes, those too that are new in it.
+    /// Watches the processes of the canary for crashes, also those that the canary added since.
     fn watch_canary(&mut self) {
         let Some(proving) = &mut self.proving else { return };
         if proving.looked.is_some_and(|last| last.elapsed() < super::TICK) {
@@ -171,7 +173,8 @@ impl Agent<'_> {
         }
     }
 
-    /// Watches all processes that a canary is to switch, before it begins: the first switch may be a process's end.
+    /// Watches all processes that a canary may switch, before the canary starts: the first switch may already crash
+    /// one.
     fn watch_all(&mut self, of: &Unproved) {
         for (pid, process) in every() {
             let Some(facts) = self.surroundings.process(&process) else { continue };
@@ -188,11 +191,11 @@ impl Agent<'_> {
         }
     }
 
-    /// Takes in how the canary ended.
+    /// Handles the end of the canary.
     fn take_verdict(&mut self) {
         let Some(Proving { of, mut child, .. }) = self.proving.take() else { return };
         let mut answer = Vec::new();
-        // A canary that does not end keeps its lock and its record: it is left to itself.
+        // A canary that does not end keeps its lock and its record, so the agent leaves it and its processes alone.
         let has_ended = child.try_wait().is_ok_and(|status| status.is_some());
         if let Some(output) = child.stdout.take().filter(|_| has_ended) {
             let _cut = output.take(LONGEST).read_to_end(&mut answer);

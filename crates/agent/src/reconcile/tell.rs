@@ -1,4 +1,4 @@
-//! The agent tells those who ask its figures and its state.
+//! The answers to clients that ask for the figures and the state.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::speak::answer;
 pub(super) const PUBLISH: Duration = Duration::from_secs(15);
 
 impl Agent<'_> {
-    /// Answers those who ask.
+    /// Answers the clients that wait.
     pub(super) fn answer(&self) {
         let metrics = || ("text/plain; version=0.0.4; charset=utf-8", self.figures());
         if let Some(listener) = &self.listener {
@@ -27,7 +27,7 @@ impl Agent<'_> {
             });
         }
         if let Some(listener) = &self.metrics_listener {
-            // This listener does not know who asks, so it tells nothing of single processes.
+            // This listener does not know the user of a client, so it answers nothing about single processes.
             answer(listener, |path| (path == "/metrics").then(metrics));
         }
     }
@@ -38,7 +38,7 @@ impl Agent<'_> {
         self.metrics.text(&shares, store, self.state.quarantine.len())
     }
 
-    /// Publishes the figures, if the last time is long enough ago and somebody wants them.
+    /// Publishes the figures, if a callback is set and the last call is at least [`PUBLISH`] ago.
     pub(super) fn publish(&mut self) {
         if self.published.is_some_and(|last| last.elapsed() < PUBLISH) {
             return;

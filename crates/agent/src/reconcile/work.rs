@@ -1,4 +1,4 @@
-//! The work on the processes that a rule wants something done to, one batch at a time.
+//! The work on the processes that a rule acts on, one batch at a time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -18,21 +18,21 @@ use crate::rules::Action;
 use crate::state::now;
 use crate::treat::{self, Job, Outcome, Told};
 
-/// Most processes that are worked on before the agent looks at anything else.
+/// Most processes in one batch. Between two batches the agent checks crashes and the state.
 const BATCH: usize = 16;
-/// How long the first process of a program runs with huge text before others of it get it.
+/// The time for which the first process of a program runs with huge text before other processes of the program get it.
 const PROOF: Duration = Duration::from_millis(500);
-/// The first pause before a process is tried again, if the obstacle may pass, and if it is another one. Each pause is twice
-/// the one before.
+/// The first pause before a process is retried: `SOON` for an obstacle that may pass, `LATER` for any other. Each pause
+/// is twice the one before.
 const SOON: Duration = Duration::from_secs(1);
 const LATER: Duration = Duration::from_secs(60);
-/// The time after which text in the page cache is looked at again: the kernel may have reclaimed it.
+/// The time after which text in the page cache is checked again, because the kernel may have reclaimed it.
 const KEEP: Duration = Duration::from_secs(600);
-/// Most files whose builds are remembered.
+/// Most files whose builds are cached.
 const MOST_BUILDS: usize = 1024;
 
 impl Agent<'_> {
-    /// Works on what is wanted, as far as judgement allows.
+    /// Works on the wanted processes, one batch after the other, until memory is short or a signal arrives.
     pub(super) fn work(&mut self) {
         let mut rounds = self.wanted.len();
         while rounds > 0 && !self.wanted.is_empty() && !interrupt::asked() {
@@ -52,7 +52,7 @@ impl Agent<'_> {
         }
     }
 
-    /// Says why nothing is to be attached to now, if memory is short.
+    /// If memory is short, returns the message that the agent attaches to nothing.
     pub(super) fn pressure(&self) -> Option<String> {
         let text = std::fs::read("/proc/pressure/memory").ok()?;
         let (share, most) = (pressure::some_avg10(&text)?, self.rules.limits.max_memory_pressure);
@@ -64,7 +64,7 @@ impl Agent<'_> {
         })
     }
 
-    /// Takes the next processes that may be worked on together: those of one rule, one program and one user.
+    /// Takes the next processes that may go into one batch: processes of one rule, one program and one user.
     fn batch(&mut self) -> Vec<Wanted> {
         let mut batch: Vec<Wanted> = Vec::new();
         let Some(next) = self.wanted.pop_front() else { return batch };
@@ -100,7 +100,7 @@ impl Agent<'_> {
     }
 
     fn treat(&mut self, batch: Vec<Wanted>) {
-        // Held before anything is done: no end of them goes unseen.
+        // The agent opens the pidfds before it changes anything, so that it sees the end of every process.
         let (mut wanted, mut held) = (Vec::new(), Vec::new());
         for one in batch {
             if let Some(hold) = Held::of(one.pid, one.facts.identity) {
@@ -153,7 +153,7 @@ impl Agent<'_> {
         self.rules.limits.max_copies.saturating_sub(taken)
     }
 
-    /// Takes in what came of one process.
+    /// Handles the outcome for one process.
     fn take_in(&mut self, one: Wanted, hold: Held, told: Told, stuck: Option<&str>) {
         let Wanted { pid, facts, rule } = one;
         let rule = &self.rules.rules[rule];
@@ -203,7 +203,7 @@ impl Agent<'_> {
         if action == Action::Attach && is_news && !reverted {
             self.metrics.count(result == "ok", &result, stop_us);
         }
-        // Copies stay; page cache may be reclaimed.
+        // Copies stay. The kernel may reclaim page cache.
         let may_go = action == Action::Warm
             || backings.iter().any(|(name, _)| *name == Backing::Pagecache.to_string());
         if let Some(known) = self.known.get_mut(&pid) {
@@ -243,7 +243,7 @@ impl Agent<'_> {
         }
     }
 
-    /// Has a process tried again, after a pause that grows.
+    /// Schedules a retry for a process, after a growing pause.
     fn again(&mut self, pid: Pid, passing: bool) {
         let Some(known) = self.known.get_mut(&pid) else { return };
         let first = if passing { SOON } else { LATER };
