@@ -1,7 +1,7 @@
-//! `tiexecctl advise`: from samples to its findings, one value, printed as a table or as JSON.
+//! `tiexecctl advise`: makes findings from samples. The findings are one value, which is printed as a table or as JSON.
 //!
-//! There are several [ways](Way) to get text onto huge pages. Each is modelled; the findings are about the first that
-//! gains nearly as much as the best.
+//! There are several [ways](Way) to get text onto huge pages, and each is modelled. The findings are about the first
+//! way that gains nearly as much as the best one.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -24,10 +24,10 @@ use crate::samples::{SampledPage, Space, Tally};
 pub struct Circumstances {
     /// The page sizes.
     pub pages: Pages,
-    /// The ranges that are PMD-mapped now, in some of the tally's spaces.
+    /// The ranges that are PMD-mapped now, by space of the tally; not every space has an entry.
     pub huge: HashMap<usize, Vec<AddrRange>>,
-    /// The ways to get text onto huge pages, those that change least first; none for one that takes the whole huge pages
-    /// of each file's text.
+    /// The ways to get text onto huge pages, the way that changes least first. If the list is empty, one way is
+    /// assumed, which takes the whole huge pages of each file's text.
     pub ways: Vec<Way>,
     /// The processor's instruction TLB.
     pub itlb: Itlb,
@@ -40,16 +40,17 @@ pub struct Circumstances {
 pub struct Way {
     /// The command.
     pub command: String,
-    /// Its gain, in some of the tally's spaces. In others it gives the whole huge pages of each file's text.
+    /// The ranges that it puts on huge pages, by space of the tally. In a space without an entry, these are the whole
+    /// huge pages of each file's text.
     pub reach: HashMap<usize, Reach>,
 }
 
 /// The ranges of one address space that come to lie on huge pages.
 #[derive(Clone, Debug, Default)]
 pub struct Reach {
-    /// The ranges, where they will lie.
+    /// The ranges, at their new addresses.
     pub spans: Vec<AddrRange>,
-    /// The ranges that are moved before that, and to where: a launch may move the program.
+    /// The range that is moved first, and its new address: a launch may move the program.
     pub moved: Option<(AddrRange, RemoteAddr)>,
 }
 
@@ -63,12 +64,12 @@ impl Reach {
     }
 }
 
-/// The expectation of a way.
+/// The expected effect of a way.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct WayAdvice {
     /// The command.
     pub command: String,
-    /// The share of the samples that lies on huge pages then.
+    /// The share of the samples that would lie on huge pages.
     pub on_huge: f64,
     /// The share of its processor time that the program is expected to save.
     pub saving: f64,
@@ -79,9 +80,9 @@ pub struct WayAdvice {
 pub struct Sampling {
     /// `cycles` or `cpu_clock`.
     pub clock: &'static str,
-    /// Samples in a second of a thread's time.
+    /// Samples per second of a thread's time.
     pub frequency: u32,
-    /// For how long, in milliseconds.
+    /// The length of the sampling, in milliseconds.
     pub duration_ms: u64,
     /// Samples taken in user mode.
     pub samples: u64,
@@ -91,14 +92,14 @@ pub struct Sampling {
     pub processes: usize,
 }
 
-/// The model's figures for some text: as it is now, and with everything on huge pages that can be.
+/// The model's figures for some text: as the text is now, and with every possible huge page.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Modelled {
     /// The shares of references by the place that has their translation.
     pub now: Shares,
     /// The same on huge pages.
     pub then: Shares,
-    /// Misses in a thousand instructions.
+    /// Misses per thousand instructions.
     pub misses_now: Misses,
     /// The same on huge pages.
     pub misses_then: Misses,
@@ -113,13 +114,13 @@ pub struct TextAdvice {
     pub samples: u64,
     /// Its share of all samples.
     pub share: f64,
-    /// Base pages that hold them.
+    /// Base pages that hold the samples.
     pub base_pages: Footprint,
-    /// Huge pages that would hold them.
+    /// Huge pages that would hold the samples.
     pub huge_pages: Footprint,
-    /// The share of them that is on huge pages now.
+    /// The share of the samples that lies on huge pages now.
     pub on_huge_now: f64,
-    /// The share of them that would be.
+    /// The share of the samples that would lie on huge pages.
     pub on_huge_then: f64,
     /// The figures of the model.
     pub model: Modelled,
@@ -134,7 +135,7 @@ pub struct Advice {
     pub kind: &'static str,
     /// The process, or the first of the command's.
     pub pid: u32,
-    /// Its command name, or the command.
+    /// The command name of the process, or the command.
     pub comm: String,
     /// How the samples were taken.
     pub sampling: Sampling,
@@ -148,19 +149,19 @@ pub struct Advice {
     pub files: Vec<TextAdvice>,
     /// The counts of the processor.
     pub counted: Counted,
-    /// The ways that are of use, each of which reaches more than those before.
+    /// The useful ways. Each reaches more samples than the ways before it.
     pub ways: Vec<WayAdvice>,
-    /// The position among the circumstances' ways of the one that is recommended.
+    /// The index in [`Circumstances::ways`] of the recommended way.
     #[serde(skip)]
     pub way: usize,
-    /// The judgement, of the way that is recommended.
+    /// The judgement about the recommended way.
     pub judgement: Judgement,
     /// The command to run next; `None` if there is nothing to do.
     pub next: Option<String>,
 }
 
 impl Advice {
-    /// Makes it; `None` without any sample.
+    /// Makes the advice; `None` without any sample.
     pub fn new(
         pid: u32,
         comm: String,
@@ -264,22 +265,23 @@ impl Advice {
         })
     }
 
-    /// Returns it as one line of JSON.
+    /// Returns the advice as one line of JSON.
     ///
     /// # Panics
-    /// Never: it holds nothing that JSON cannot.
+    /// Never: every value in it can be written as JSON.
     pub fn to_json(&self) -> String {
         escape::json(self)
     }
 }
 
-/// A way is told of only if it reaches so much more of the samples than those before.
+/// The least additional share of the samples that a way must reach over the ways before it; otherwise it is not
+/// reported.
 const FURTHER: f64 = 0.005;
-/// A way that changes less is recommended if it gains this share of what the best gains.
+/// A way that changes less is recommended if its gain is at least this share of the best way's gain.
 const NEARLY: f64 = 0.9;
 
-/// Returns which way to recommend: the first with nearly all that can be gained; the one that reaches most, if the model
-/// knows no difference; `None` of none.
+/// Returns the index of the way to recommend: the first with nearly the best gain or, if the model sees no difference,
+/// the way that reaches most. `None` if there are no ways.
 fn recommended(ways: &[WayAdvice]) -> Option<usize> {
     let most = ways.iter().map(|way| way.saving).fold(f64::NEG_INFINITY, f64::max);
     if most == 0.0 {
@@ -288,11 +290,11 @@ fn recommended(ways: &[WayAdvice]) -> Option<usize> {
     ways.iter().position(|way| way.saving >= most * if most > 0.0 { NEARLY } else { 1.0 })
 }
 
-/// A page with samples, and on what it lies.
+/// A page with samples, and whether it lies on a huge page now and afterwards.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placed {
     pub(crate) page: SampledPage,
-    /// Where it will lie.
+    /// Its new address.
     pub(crate) then_at: RemoteAddr,
     pub(crate) huge_now: bool,
     pub(crate) huge_then: bool,
@@ -339,13 +341,13 @@ fn is_file(tally: &Tally, name: usize) -> bool {
 enum On {
     /// All of it on base pages.
     Base,
-    /// As it is.
+    /// The text as it is now.
     Now,
-    /// As it will be.
+    /// The text as it will be.
     Then,
 }
 
-/// Adds samples up by what one TLB entry serves: those of base pages, and those of huge pages.
+/// Sums the samples per TLB entry. Returns the sums of base pages and those of huge pages.
 fn units(part: &[Placed], pmd: PageSize, on: On) -> (Vec<u64>, Vec<u64>) {
     let on_huge = |placed: &&Placed| match on {
         On::Base => false,
@@ -501,7 +503,7 @@ fn line(f: &mut fmt::Formatter<'_>, width: usize, text: &TextAdvice) -> fmt::Res
     )
 }
 
-/// Puts a TLB in words.
+/// Describes a TLB in words.
 fn describe(itlb: &Itlb) -> String {
     let level = |level: &Level| match level {
         Level::Split { base, huge } => format!("{base} base + {huge} huge"),
@@ -539,7 +541,7 @@ fn counted(counted: &Counted) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-/// A share in percent, to a tenth. What is no share of a tenth is 0, and not −0.
+/// Returns a share in percent, rounded to a tenth. A share that rounds to nothing gives 0, not −0.
 fn in_tenths(share: f64) -> f64 {
     (share * 1000.0).round() / 10.0 + 0.0
 }
@@ -639,7 +641,7 @@ mod tests {
         assert_eq!(json["files"][0]["base_pages"]["all"], 2048);
     }
 
-    /// Ways that reach nothing, the lower half, no more than that, and all of it after a move.
+    /// The ways reach nothing, the lower half, again the lower half, and everything after a move.
     #[test]
     fn the_way_that_gains_nearly_most_is_recommended() {
         let range =
@@ -664,7 +666,7 @@ mod tests {
         assert_eq!((made.files[0].on_huge_then, made.text.huge_pages.all), (1.0, 5));
         let text = made.to_string();
         assert!(text.ends_with("next  start\n") && text.contains("\nWAY "), "{text}");
-        // Without the move half is the best.
+        // Without the way that moves, the way that reaches half is the best.
         circumstances.ways.pop();
         assert_eq!(advise(&tally(5), &circumstances).next.as_deref(), Some("half"));
     }

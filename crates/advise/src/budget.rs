@@ -1,8 +1,8 @@
-//! Chooses which huge pages of a process's text are taken, where there is a [`Budget`].
+//! Chooses the huge pages of a process's text within a [`Budget`].
 //!
-//! Some processors have as few as eight first-level entries for huge pages, and more hot huge pages than
-//! entries can be slower than base pages. So the hottest are taken first, by samples. The user gives
-//! their number, or the model of the instruction TLB does.
+//! Some processors have as few as eight first-level entries for huge pages, and more hot huge pages than entries can be
+//! slower than base pages. Therefore the pages with the most samples are taken first. The user gives their number, or
+//! the model of the instruction TLB chooses it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,11 +16,12 @@ use crate::itlb::{Itlb, MissTime, Model, NOT_WORTH_IT, Popularity};
 pub struct Heat<'a> {
     /// The page sizes.
     pub pages: Pages,
-    /// Base pages that were seen executing, and how often.
+    /// Base pages with samples, and the number of samples of each.
     pub samples: &'a [(RemoteAddr, u64)],
     /// The ranges that are PMD-mapped already.
     pub huge: &'a [AddrRange],
-    /// Huge pages that could be taken, by their addresses, the preferred first where nothing is known.
+    /// The addresses of the huge pages that could be taken. The order is used between pages with the same number of
+    /// samples.
     pub candidates: &'a [RemoteAddr],
     /// The processor's instruction TLB.
     pub itlb: &'a Itlb,
@@ -28,7 +29,7 @@ pub struct Heat<'a> {
     pub time: MissTime,
 }
 
-/// Chooses.
+/// Chooses huge pages within the budget.
 pub fn choose(budget: Budget, heat: &Heat<'_>) -> Choice {
     let ranked = rank(heat);
     let samples: u64 = heat.samples.iter().map(|(_, samples)| samples).sum();
@@ -37,7 +38,7 @@ pub fn choose(budget: Budget, heat: &Heat<'_>) -> Choice {
     let taken = match budget {
         Budget::Pages(most) => {
             let most = usize::try_from(most.saturating_sub(already)).unwrap_or(usize::MAX);
-            // Those that nobody executes help nobody, unless nothing is known of any.
+            // A page without samples gains nothing. If no page has samples, all pages stay eligible.
             let hot = ranked.iter().filter(|page| samples == 0 || page.samples > 0).count();
             hot.min(most)
         }
@@ -62,7 +63,7 @@ pub fn choose(budget: Budget, heat: &Heat<'_>) -> Choice {
     }
 }
 
-/// Orders the candidates by heat; those of the same stay as they were.
+/// Orders the candidates by heat. Candidates with equal heat keep their order.
 fn rank(heat: &Heat<'_>) -> Vec<HotPage> {
     let mut samples: HashMap<RemoteAddr, u64> = HashMap::new();
     for &(at, count) in heat.samples {
@@ -79,7 +80,7 @@ fn rank(heat: &Heat<'_>) -> Vec<HotPage> {
 #[derive(Clone, Copy)]
 struct Expected {
     misses: Misses,
-    /// The share of the time that goes to them.
+    /// The share of the time that is lost to misses.
     lost: f64,
 }
 
@@ -100,13 +101,13 @@ fn expect(heat: &Heat<'_>, taken: &[HotPage]) -> Expected {
     Expected { misses, lost: heat.time.share_lost(&misses) }
 }
 
-/// Looks for the fewest of the hottest with nearly all that can be gained; none, if that is next to
-/// nothing.
+/// Returns the smallest number of hottest pages that gains nearly as much as is possible; 0 if the possible gain is
+/// negligible.
 fn fewest_that_pay(ranked: &[HotPage], expected: impl Fn(usize) -> Expected) -> usize {
     const NEARLY: f64 = 0.98;
     let hot = ranked.iter().filter(|page| page.samples > 0).count();
     let now = expected(0).lost;
-    // One by one as far as the entries of any processor go, then in steps of a sixteenth.
+    // Single steps cover the number of entries of any processor. Larger counts grow by a sixteenth.
     let steps = std::iter::successors(Some(1), |&count| Some(count + 1.max(count / 16)));
     let counts = steps.take_while(|&count| count < hot).chain((hot > 0).then_some(hot));
     let gains: Vec<(usize, f64)> =
@@ -163,7 +164,7 @@ mod tests {
         let of = |budget| numbers(&chosen(budget, &samples, 6, &Itlb::USUAL));
         assert_eq!(of(Budget::Pages(0)), [0; 0]);
         assert_eq!(of(Budget::Pages(2)), [2, 3]);
-        // Nobody executes in 4 and 6.
+        // The pages 4 and 6 have no samples.
         assert_eq!(of(Budget::Pages(100)), [2, 3, 5, 1]);
         let choice = chosen(Budget::Pages(2), &samples, 6, &Itlb::USUAL);
         assert_eq!((choice.samples, choice.candidates), (780, 6));
@@ -178,15 +179,16 @@ mod tests {
 
     #[test]
     fn auto_takes_what_pays() {
-        // 2000 pages evenly used on four huge pages: nothing fits, all of them help.
+        // 2000 evenly used base pages lie on four huge pages. The base pages do not fit into the TLB, and each huge
+        // page helps.
         let wide = samples(&[(1, 500, 5), (2, 500, 5), (3, 500, 5), (4, 500, 5)]);
         let choice = chosen(Budget::Auto, &wide, 8, &Itlb::USUAL);
         assert_eq!(numbers(&choice), [1, 2, 3, 4]);
         assert!(choice.saving > 0.01 && choice.misses_then.first < choice.misses_now.first);
-        // Text that fits already gains nothing.
+        // Text whose base pages fit into the TLB gains nothing.
         let narrow = samples(&[(1, 10, 500)]);
         assert_eq!(numbers(&chosen(Budget::Auto, &narrow, 8, &Itlb::USUAL)), [0; 0]);
-        // Few samples are no reason.
+        // Few samples do not justify huge pages.
         let few = samples(&[(1, 50, 1), (2, 50, 1)]);
         assert_eq!(numbers(&chosen(Budget::Auto, &few, 8, &Itlb::USUAL)), [0; 0]);
     }

@@ -1,12 +1,12 @@
-//! The verdicts of canaries: what each is about, and several hosts' together.
+//! The verdicts of canaries: the subject of each, and the combined verdict of several hosts.
 //!
-//! A verdict is about one build of a program on one processor model and one kernel, with one backing and one way to take
-//! the edges. Elsewhere it says nothing.
+//! A verdict is about one build of a program on one processor model and one kernel, with one backing and one way to
+//! take the edges. The verdict says nothing about any other combination.
 //!
-//! The estimates of several hosts differ by more than chance. So the estimate of all is one of random effects
-//! (DerSimonian and Laird, "Meta-analysis in clinical trials", 1986), and its interval is that of Hartung and Knapp
-//! ("A refined method for the meta-analysis of controlled clinical trials with binary outcome", 2001), by Student's t
-//! with one degree of freedom less than hosts.
+//! The estimates of several hosts differ by more than chance. The combined estimate is therefore one of random effects
+//! (DerSimonian and Laird, "Meta-analysis in clinical trials", 1986), and its interval is that of Hartung and Knapp ("A
+//! refined method for the meta-analysis of controlled clinical trials with binary outcome", 2001), by Student's t with
+//! one degree of freedom less than hosts.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::sequential::{CONFIDENCE, Interval, TOLERANCE, Verdict};
 
-/// With fewer hosts nothing is claimed of all.
+/// With fewer hosts the combined verdict claims nothing.
 pub const ENOUGH_HOSTS: usize = 3;
 
-/// The things that a verdict is about.
+/// The subject of a verdict.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Subject {
     /// The build ID of the program, in hexadecimal digits; `none` for a file without one.
@@ -30,39 +30,39 @@ pub struct Subject {
     pub kernel: String,
     /// The backing of the copies.
     pub backing: String,
-    /// How the edges of the text were taken.
+    /// The policy for the edges of the text.
     pub edges: String,
 }
 
 /// The finding of a canary.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Finding {
-    /// The build and the machine that it is about.
+    /// The build and the kind of machine.
     #[serde(flatten)]
     pub subject: Subject,
     /// The claim.
     pub verdict: Verdict,
-    /// The ratio above which it was to be better.
+    /// The ratio above which the verdict is "better".
     pub keep_above: f64,
     /// The ratio, and its interval.
     #[serde(flatten)]
     pub ratio: Interval,
-    /// The standard error of the logarithm of the estimate; `None` where it cannot be told.
+    /// The standard error of the logarithm of the estimate; `None` where it cannot be computed.
     pub standard_error: Option<f64>,
     /// The pairs that counted.
     pub pairs: usize,
-    /// The hosts; 1 unless it was merged.
+    /// The number of hosts; 1 unless the finding was merged.
     pub hosts: usize,
     /// The path of the program.
     pub exe: String,
-    /// The machine that found it (machine-id(5)): one host counts once.
+    /// The machine-id(5) of the host, so that each host counts once.
     pub machine: String,
-    /// When, in seconds since 1970.
+    /// The time of the finding, in seconds since 1970.
     pub when: u64,
 }
 
-/// Combines the findings of several hosts, by what they are about. Of two findings of one machine about the same the later
-/// one counts. Findings that are merged already do not count.
+/// Combines the findings of several hosts, by subject. If one machine has two findings about the same subject, the
+/// later one counts. Findings that are merged already do not count.
 pub fn merge(findings: &[Finding]) -> Vec<Finding> {
     let mut groups: BTreeMap<&Subject, BTreeMap<&str, &Finding>> = BTreeMap::new();
     for finding in findings.iter().filter(|finding| finding.hosts == 1) {
@@ -145,13 +145,13 @@ fn random_effects(known: &[(f64, f64)]) -> Option<(f64, f64)> {
     };
     let weights: Vec<f64> = known.iter().map(|(_, variance)| 1.0 / (variance + between)).collect();
     let (centre, sum) = mean(&weights);
-    // Hosts that agree by chance do not make it surer than their own errors do.
+    // Hosts may agree by chance. The interval is therefore never narrower than their own errors allow.
     let scatter = if known.len() > 1 { apart(centre, &weights) / (count - 1.0) } else { 1.0 };
     Some((centre, scatter.max(1.0) / sum))
 }
 
-/// Returns Student's t that [`CONFIDENCE`] of all draws are within, on both sides. Between the rows of the table that of the
-/// row above counts, which is more.
+/// Returns the two-sided quantile of Student's t for [`CONFIDENCE`]. Between two rows of the table the row above
+/// counts, which has the larger value.
 fn student(freedom: usize) -> f64 {
     const ROWS: [(usize, f64); 12] = [
         (1, 63.657),
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn hosts_that_differ_are_less_sure() {
-        // Each host is sure by itself, and they contradict each other.
+        // Each host has a narrow interval, and the hosts contradict each other.
         let ratios = [1.20, 0.90, 1.15, 0.95];
         let hosts: Vec<Finding> =
             ratios.iter().zip(0..).map(|(&ratio, at)| finding(at, ratio, 0.001)).collect();
@@ -241,7 +241,7 @@ mod tests {
         let (mean, variance) = random_effects(&[(0.1, 0.01), (0.3, 0.04), (0.3, 0.04)]).unwrap();
         assert!((mean - 0.166_666_7).abs() < 1e-6, "{mean}");
         assert!((variance - 1.0 / 150.0).abs() < 1e-9, "{variance}");
-        // Q = 50, C = 100: 0.48 between the two, and the scatter is as large as that tells.
+        // Q = 50, C = 100: the variance between the two is 0.48, and the scatter agrees with it.
         let (mean, variance) = random_effects(&[(0.0, 0.01), (1.0, 0.01)]).unwrap();
         assert!((mean - 0.5).abs() < 1e-9 && (variance - 0.25).abs() < 0.01, "{mean} {variance}");
     }

@@ -1,12 +1,11 @@
-//! Plain against TiExec: from the measurements of each way, round by round, to a claim.
+//! Compares plain runs with runs under TiExec: computes a claim from the measurements of both ways in each round.
 //!
-//! One round measures each way once, so that slow changes of the machine are the same for both; the
-//! comparison takes the ratio within the round. The location of the ratios is the 20 % trimmed mean of
-//! their logarithms (a round in which something else happened counts no more than others). Its interval is Tukey's and
-//! McLaughlin's (Wilcox, "Introduction to Robust Estimation and Hypothesis Testing", chapter 4): Student's t by the
-//! winsorized error. With few rounds the usual degrees of freedom claim too much, 1.6 % instead of 1 % on normal figures,
-//! so it takes two thirds of the rounds that are not trimmed. A difference is claimed only where the interval excludes
-//! none.
+//! One round measures each way once, so that slow changes of the machine are the same for both; the comparison takes
+//! the ratio within the round. The location of the ratios is the 20 % trimmed mean of their logarithms (an outlier has
+//! limited weight). Its interval is Tukey's and McLaughlin's (Wilcox, "Introduction to Robust Estimation and Hypothesis
+//! Testing", chapter 4): Student's t by the winsorized error. With few rounds, the usual degrees of freedom give too
+//! many false claims: 1.6 % instead of 1 % on normal figures. The degrees of freedom are therefore two thirds of the
+//! number of rounds that are not trimmed. A difference is claimed only if the interval excludes "no difference".
 
 use std::fmt;
 
@@ -14,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::SCHEMA;
 
-/// How sure an interval is. Several figures are compared at once, and benchmarks are repeated.
+/// The confidence of an interval. It is high because several figures are compared at once and benchmarks are repeated.
 pub const CONFIDENCE: f64 = 0.99;
 /// With fewer rounds nothing is claimed.
 pub const ENOUGH_ROUNDS: usize = 6;
@@ -25,7 +24,7 @@ const TRIMMED: f64 = 0.2;
 pub struct Sample {
     /// Each round's figure.
     pub values: Vec<f64>,
-    /// The middle one.
+    /// The median.
     pub median: f64,
     /// The smallest.
     pub lowest: f64,
@@ -59,27 +58,27 @@ pub struct Ratio {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finding {
-    /// It is less by TiExec.
+    /// The figure is lower with TiExec.
     Less,
-    /// It is more by TiExec.
+    /// The figure is higher with TiExec.
     More,
-    /// No difference was seen, and none of a fifth or more is hidden.
+    /// No difference was seen, and the interval excludes a difference of a fifth or more.
     NoDifference,
     /// The rounds scatter so much that the interval says little.
     TooNoisy,
-    /// A figure is not above zero, or nearly all rounds are the same: no interval can be told.
+    /// A figure is not above zero, or nearly all rounds are the same, so no interval can be computed.
     CannotTell,
-    /// There were too few rounds to tell.
+    /// There were too few rounds.
     TooFewRounds,
 }
 
-/// Which way a figure is better.
+/// The direction in which a figure is better.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Better {
-    /// Less of it, such as time.
+    /// A lower figure is better, such as a time.
     Less,
-    /// More of it, such as a rate.
+    /// A higher figure is better, such as a rate.
     More,
 }
 
@@ -94,17 +93,17 @@ pub struct Comparison {
     pub plain: Sample,
     /// With TiExec.
     pub tiexec: Sample,
-    /// The ratio; `None` where it cannot be told, or with too few rounds.
+    /// The ratio; `None` where it cannot be computed, or with too few rounds.
     pub ratio: Option<Ratio>,
     /// The claim that the measurements allow.
     pub finding: Finding,
-    /// Which way it is better; `None` where only the user knows.
+    /// The direction in which the figure is better; `None` where only the user knows.
     #[serde(default)]
     pub better: Option<Better>,
 }
 
 impl Comparison {
-    /// Compares what was measured in each round, plain and by TiExec.
+    /// Compares the measurements of each round, plain and with TiExec.
     pub fn new(name: &str, unit: &str, better: Option<Better>, rounds: &[(f64, f64)]) -> Self {
         let logs: Vec<f64> = rounds
             .iter()
@@ -132,7 +131,7 @@ impl Comparison {
         }
     }
 
-    /// Says whether TiExec's figure is the better one, if it differs and that can be told.
+    /// Returns whether TiExec's figure is better; `None` if there is no difference or no known direction.
     fn is_better(&self) -> Option<bool> {
         match (self.finding, self.better?) {
             (Finding::Less, better) => Some(better == Better::Less),
@@ -141,8 +140,8 @@ impl Comparison {
         }
     }
 
-    /// Puts into words how many rounds, and how long, it would take to show a difference of [`SMALL`]: an interval of four
-    /// times as many rounds is half as wide. The present estimate does not enter, because it is no more than chance yet.
+    /// Describes how many rounds, and how long, it would take to show a difference of [`SMALL`]. An interval from four
+    /// times as many rounds is half as wide. The present estimate is not used, because it is only chance so far.
     fn enough_rounds(&self, Ratio { low, high, .. }: Ratio, round_s: Option<f64>) -> String {
         let reach = (high / low).ln() / 2.0;
         let rounds = self.plain.values.len() as f64 * (reach / SMALL.ln_1p()).powi(2) * MARGIN;
@@ -150,14 +149,14 @@ impl Comparison {
         if rounds > MOST_ROUNDS {
             return format!("it would take more than {MOST_ROUNDS:.0} rounds to show {share:.0} %");
         }
-        // In numbers that a person would choose.
+        // The number is rounded up to two digits.
         let step = 10.0_f64.powf((rounds.log10() - 1.0).floor().max(0.0));
         let rounds = (rounds / step).ceil() * step;
         let lasts = round_s.map_or(String::new(), |each| format!(", {}", duration(rounds * each)));
         format!("about {rounds:.0} rounds (-r {rounds:.0}{lasts}) would show {share:.0} %")
     }
 
-    /// Puts what may be claimed into words. A round took so many seconds, if that is known.
+    /// Describes the claim in words. `round_s` is the length of a round in seconds, if known.
     pub fn words(&self, round_s: Option<f64>) -> String {
         let percent = |share: f64| format!("{:.1} %", share.abs() * 100.0);
         match (self.finding, self.ratio) {
@@ -205,7 +204,7 @@ impl Comparison {
     }
 }
 
-/// Puts a time in seconds into words, in the unit that a person would choose.
+/// Describes a time, given in seconds, in a readable unit.
 pub fn duration(seconds: f64) -> String {
     match seconds {
         seconds if seconds < 120.0 => format!("{seconds:.0} s"),
@@ -216,16 +215,16 @@ pub fn duration(seconds: f64) -> String {
 
 /// The difference, as a share, for which rounds are counted.
 const SMALL: f64 = 0.02;
-/// More rounds than the estimate asks for: another run may scatter more.
+/// The factor on the estimated number of rounds, because another run may scatter more.
 const MARGIN: f64 = 1.2;
 /// The most rounds that an option takes.
 const MOST_ROUNDS: f64 = 10_000.0;
 
-/// How far apart the ends of an interval are, as a ratio, from which it says little.
+/// The ratio of the ends of an interval from which the interval is too wide.
 const WIDE: f64 = 1.2;
 
-/// Returns the ratio that these logarithms of ratios tell of, with its interval; `None` where all but a few
-/// are the same, which says nothing of how the others scatter.
+/// Returns the ratio and its interval from these logarithms of ratios. `None` if all but a few are the same, which
+/// shows nothing about the scatter of the others.
 fn interval(logs: &[f64]) -> Option<Ratio> {
     let mut sorted = logs.to_vec();
     let whole = trimmed(&mut sorted);
@@ -240,8 +239,8 @@ fn interval(logs: &[f64]) -> Option<Ratio> {
     })
 }
 
-/// Student's t that [`CONFIDENCE`] of all draws are within, on both sides, by the degrees of freedom (from
-/// any table of the distribution; between its rows that of the row above, which is more).
+/// The two-sided quantile of Student's t for [`CONFIDENCE`], by the degrees of freedom. The values are from any table
+/// of the distribution. Between two rows the row above counts, which has the larger value.
 fn student(freedom: usize) -> f64 {
     const WITHIN_99_PERCENT: [(usize, f64); 15] = [
         (2, 9.925),
@@ -268,11 +267,11 @@ fn student(freedom: usize) -> f64 {
 struct Trimmed {
     mean: f64,
     error: f64,
-    /// How many values are not trimmed.
+    /// The number of values that are not trimmed.
     inner: usize,
 }
 
-/// Sorts the values, and takes the mean without the outermost; its error is by the winsorized variance.
+/// Sorts the values and returns the trimmed mean, with the standard error from the winsorized variance.
 fn trimmed(values: &mut [f64]) -> Trimmed {
     values.sort_unstable_by(f64::total_cmp);
     let count = values.len();
@@ -292,9 +291,9 @@ fn trimmed(values: &mut [f64]) -> Trimmed {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// Each time by a process of its own.
+    /// Each measurement has its own process.
     Process,
-    /// Slices of the time of one process: a finding is true of that process only.
+    /// Slices of the time of one process, so a finding is true only for that process.
     Slice,
 }
 
@@ -305,9 +304,9 @@ pub struct Bench {
     pub schema: u32,
     /// `bench`.
     pub kind: String,
-    /// The command, or that of the process.
+    /// The command, or the command line of the process.
     pub command: Vec<String>,
-    /// The process that was attached to.
+    /// The process that the bench attached to.
     pub pid: Option<u32>,
     /// The options for tiexec.
     pub options: Vec<String>,
@@ -315,21 +314,21 @@ pub struct Bench {
     pub unit: Unit,
     /// Rounds that count.
     pub rounds: usize,
-    /// How long a round took, in seconds; `None` of one that an earlier version wrote.
+    /// The length of a round, in seconds; `None` if an earlier version wrote the result.
     #[serde(default)]
     pub round_s: Option<f64>,
-    /// How sure the intervals are.
+    /// The confidence of the intervals.
     pub confidence: f64,
-    /// Bytes of text that were seen on huge pages, plain; `None` where nobody looked.
+    /// Bytes of text on huge pages in the plain runs; `None` if not measured.
     pub huge_plain_bytes: Option<u64>,
-    /// The same by TiExec.
+    /// Bytes of text on huge pages in the runs with TiExec; `None` if not measured.
     pub huge_tiexec_bytes: Option<u64>,
     /// The processor and the kernel.
     pub machine: String,
-    /// When it ended (UTC); `None` of one that an earlier version wrote.
+    /// The time when it ended (UTC); `None` if an earlier version wrote the result.
     #[serde(default)]
     pub date: Option<String>,
-    /// The version of TiExec, likewise.
+    /// The version of TiExec; `None` if an earlier version wrote the result.
     #[serde(default)]
     pub version: Option<String>,
     /// The figures that were compared; the first is the subject of the bench.
@@ -340,10 +339,10 @@ impl Bench {
     /// The value of `kind` in JSON.
     pub const KIND: &'static str = "bench";
 
-    /// Reads it from JSON.
+    /// Reads a result from JSON.
     ///
     /// # Errors
-    /// It is no bench of a schema known here: the reason, in words. Schema 2 changed nothing of a bench.
+    /// The text is no bench of a known schema. Schema 2 did not change the format of a bench.
     pub fn from_json(text: &str) -> Result<Self, String> {
         let bench: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
         if bench.kind != Self::KIND || !(1..=SCHEMA).contains(&bench.schema) {
@@ -352,15 +351,15 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Returns it as one line of JSON.
+    /// Returns the result as one line of JSON.
     ///
     /// # Panics
-    /// Never: it holds nothing that JSON cannot.
+    /// Never: every value in it can be written as JSON.
     pub fn to_json(&self) -> String {
         escape::json(self)
     }
 
-    /// Says in words what to do next about the first figure; `None` without one.
+    /// Returns the next step for the first figure, in words; `None` without a figure.
     pub fn next(&self) -> Option<String> {
         let first = self.metrics.first()?;
         let command = || {
@@ -389,12 +388,13 @@ impl Bench {
     }
 }
 
-/// Puts a ratio in few digits. With few rounds that scatter, an interval may end anywhere.
+/// Formats a ratio with few digits. A few scattered rounds can give an interval with a huge end, which is shown as
+/// `>1000`.
 pub fn times(ratio: f64) -> String {
     if ratio < 1000.0 { format!("{ratio:.3}") } else { ">1000".to_owned() }
 }
 
-/// Puts a figure in few digits, with its unit.
+/// Formats a figure with few digits and its unit.
 pub fn figure(value: f64, unit: &str) -> String {
     let (value, unit) = match unit {
         "s" if value < 1.0 => (value * 1e3, "ms"),
@@ -493,7 +493,7 @@ mod tests {
 
     use super::*;
 
-    /// Draws that scatter as run times do: most a little, some a lot, upwards.
+    /// Draws with the scatter of run times: most differ a little, some are much larger.
     struct Scatter(Rng);
 
     impl Scatter {
@@ -503,7 +503,7 @@ mod tests {
 
         fn time(&mut self) -> f64 {
             let spike = if self.uniform() < 0.1 { 0.4 * self.uniform() } else { 0.0 };
-            // One process is faster or slower than another of the same program for its whole life.
+            // For its whole life, one process is faster or slower than another process of the same program.
             let layout = 0.08 * (self.uniform() - 0.5);
             1.0 + layout + 0.01 * -(1.0 - self.uniform()).ln() + spike
         }
@@ -521,8 +521,9 @@ mod tests {
             .count()
     }
 
-    /// The interval holds a ratio of 1 in 99 % of comparisons of like with like, however few the rounds: figures that are
-    /// normal, that have heavy tails, and that are times. By chance it is 1.2 % in less than one of a hundred tests.
+    /// The interval must contain a ratio of 1 in 99 % of the comparisons of equal figures, for any number of rounds.
+    /// The figures are normal, have heavy tails, or are run times. By chance the rate is 1.2 % in less than one test of
+    /// a hundred.
     #[test]
     fn the_interval_covers_what_it_says() {
         const TIMES: usize = 20_000;
@@ -582,7 +583,7 @@ mod tests {
         let zeros = Comparison::new("x", "", None, &[(0.0, 0.0); 10]);
         assert_eq!((zeros.finding, zeros.ratio), (Finding::CannotTell, None));
         assert_eq!(Comparison::new("x", "", None, &[]).finding, Finding::TooFewRounds);
-        // Six figures of a coarse clock.
+        // Six figures from a coarse clock.
         let coarse =
             [(1.0, 1.0), (1e-6, 1.0), (1.0, 1.0), (1.0, 1e-6), (1.0, 1.0), (1.0, 1.0 + 1e-12)];
         let ratio = Comparison::new("x", "s", None, &coarse).ratio;
@@ -596,7 +597,7 @@ mod tests {
 
     #[test]
     fn few_rounds_have_bounds() {
-        // An interval of everything would be no answer, and none at all would be taken for one.
+        // An infinite interval would be no answer, and a missing interval would look like one.
         let pairs =
             [(137.0, 9.0), (150.0, 8.0), (187.0, 15.6), (140.0, 7.9), (151.0, 9.5), (160.0, 8.8)];
         let apart = Comparison::new("x", "", None, &pairs);
@@ -620,7 +621,7 @@ mod tests {
         let rounds = words.split_once("(-r ").and_then(|(_, rest)| rest.split_once(", "));
         let rounds: u32 = rounds.unwrap_or_else(|| panic!("{words}")).0.parse().unwrap();
         assert!(rounds > 6, "{words}");
-        // One round unlike five that are the same.
+        // One round differs from five equal ones.
         let mut pairs = [(100.0, 110.0); 6];
         pairs[2].1 = 100.0;
         let one = Comparison::new("x", "", None, &pairs);
@@ -670,7 +671,7 @@ mod tests {
         assert_eq!(Bench::from_json(&bench.to_json()), Ok(bench.clone()));
         let other = bench.to_json().replace("\"kind\":\"bench\"", "\"kind\":\"advise\"");
         assert!(Bench::from_json(&other).is_err());
-        // One that an earlier version wrote has fewer fields.
+        // A result from an earlier version has fewer fields.
         let older = bench.to_json().replace(",\"date\":null,\"version\":\"1\"", "");
         let older = older.replace(",\"better\":\"less\"", "");
         let older = Bench::from_json(&older).unwrap();

@@ -1,5 +1,5 @@
-//! The places in its text where a process executes, for people to look at: counts by address, and how few pages hold
-//! most of them.
+//! The places in its text where a process executes, for display: counts by address, and how few pages hold most of the
+//! samples.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,9 +9,9 @@ use tiexec_core::addr::RemoteAddr;
 use crate::advice::{Circumstances, Placed, Way};
 use crate::samples::Tally;
 
-/// In how many cells a huge page is shown.
+/// The number of cells that show a huge page.
 pub const CELLS: usize = 64;
-/// Points of a curve at most.
+/// Most points of a curve.
 const POINTS: usize = 120;
 
 /// One huge page's worth of addresses.
@@ -21,9 +21,9 @@ pub struct Row {
     pub start: RemoteAddr,
     /// Samples in it.
     pub samples: u64,
-    /// True if some of what was executed there is on huge pages.
+    /// True if some of its samples lie on huge pages now.
     pub huge_now: bool,
-    /// True if it would be by the way that is recommended.
+    /// True if some of its samples would lie on huge pages by the recommended way.
     pub huge_then: bool,
     /// Samples in each of [`CELLS`] equal parts.
     pub cells: Vec<u64>,
@@ -42,16 +42,16 @@ pub struct FileHeat {
     pub rows: Vec<Row>,
 }
 
-/// How many pages hold how much.
+/// A point of a curve: the share of the samples that the hottest pages hold.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Point {
-    /// The number of pages, the hottest ones.
+    /// The number of hottest pages.
     pub pages: u64,
-    /// This share of all samples.
+    /// The share of all samples that lies in these pages.
     pub share: f64,
 }
 
-/// All of it.
+/// The heat of all files.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Heat {
     /// Bytes of a row.
@@ -65,7 +65,7 @@ pub struct Heat {
 }
 
 impl Heat {
-    /// Makes it; `way` says what would be huge.
+    /// Makes the heat map. `way` is the way by which pages would become huge.
     pub fn new(tally: &Tally, circumstances: &Circumstances, way: &Way) -> Self {
         let pmd = circumstances.pages.pmd;
         let placed = Placed::all(tally, circumstances, way);
@@ -103,7 +103,7 @@ impl Heat {
     }
 }
 
-/// Cumulates from the hottest page on. It returns enough points for a smooth plot on a logarithmic scale.
+/// Accumulates the samples from the hottest page on. Returns enough points for a smooth plot on a logarithmic scale.
 fn curve(counts: impl Iterator<Item = u64>) -> Vec<Point> {
     let mut counts: Vec<u64> = counts.collect();
     counts.sort_unstable_by(|one, other| other.cmp(one));

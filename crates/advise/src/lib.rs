@@ -1,8 +1,8 @@
-//! Whether huge pages pay, and which: values in, values out.
+//! Decides whether huge pages pay, and which. All functions map values to values, without input or output.
 //!
-//! Samples of a program ([`samples`]) and what the processor says of its instruction TLB ([`itlb`]) make an [`advice`],
-//! a [`heat`] map, and a choice of pages where there is a [`budget`]. Figures of runs with and without make a
-//! comparison ([`compare`]). A [`page`] shows all of them. Planning and switching need nothing of this.
+//! Samples of a program ([`samples`]) and the processor's description of its instruction TLB ([`itlb`]) give an
+//! [`advice`], a [`heat`] map and, within a [`budget`], a choice of pages. Figures of runs with and without TiExec give
+//! a comparison ([`compare`]). A [`page`] shows all results. Planning and switching do not depend on this crate.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::escape only")]

@@ -1,5 +1,4 @@
-//! Counts how often each page was executed, from the kernel's samples: whose page it is, and of
-//! which file.
+//! Counts the kernel's samples for each page, with the process and the file of the page.
 
 use std::collections::HashMap;
 
@@ -12,14 +11,14 @@ use tiexec_core::proc::maps::Vma;
 pub struct Space {
     /// The process.
     pub pid: u32,
-    /// The ranges that it has mapped executable, the latest last, each with the index of its name.
+    /// The executable ranges of the process, the latest last, each with the index of its name.
     mappings: Vec<(AddrRange, usize)>,
-    /// True if the process is still at it.
+    /// True if the process still runs this program.
     pub current: bool,
 }
 
 impl Space {
-    /// Returns the ranges that are mapped executable, and which of [`Tally::names`] they are of.
+    /// Returns the executable ranges, each with its index into [`Tally::names`].
     pub fn mappings(&self) -> impl Iterator<Item = (AddrRange, usize)> + '_ {
         self.mappings.iter().copied()
     }
@@ -55,10 +54,10 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// The index of the name for code in no file, which a compiler made as the program ran.
+    /// The index of the name for code in no file, which a compiler made at run time.
     pub const ANONYMOUS: usize = 0;
 
-    /// Begins to count, by base pages of this size.
+    /// Makes an empty tally, by base pages of this size.
     pub fn new(base: PageSize) -> Self {
         Self {
             base,
@@ -70,14 +69,14 @@ impl Tally {
         }
     }
 
-    /// Takes note of what a process has mapped already.
+    /// Adds the existing mappings of a process.
     pub fn add_process(&mut self, pid: u32, vmas: &[Vma]) {
         for vma in vmas.iter().filter(|vma| vma.perms.exec) {
             self.map(pid, vma.range, vma.path());
         }
     }
 
-    /// Takes note of what happened. Events must come in the order of time.
+    /// Adds an event. The caller must add events in the order of time.
     pub fn add(&mut self, what: What) {
         match what {
             What::Sample { pid, at } => {
@@ -102,7 +101,7 @@ impl Tally {
         }
     }
 
-    /// Says of which file the text in a range is: what stands in for it has another name in maps.
+    /// Sets the file of the text in a range, because the mapping that replaces the text has another name in maps.
     pub fn attribute(&mut self, space: usize, range: AddrRange, name: &[u8]) {
         let name = self.name(name);
         for (&(of, at), (known, _)) in &mut self.counts {
@@ -112,7 +111,7 @@ impl Tally {
         }
     }
 
-    /// Returns the pages with samples, in no order.
+    /// Returns the pages with samples, in no particular order.
     pub fn pages(&self) -> impl Iterator<Item = SampledPage> + '_ {
         self.counts.iter().map(|(&(space, at), &(name, samples))| SampledPage {
             space,
@@ -122,7 +121,7 @@ impl Tally {
         })
     }
 
-    /// Returns the names of what was executed; their positions are in the pages.
+    /// Returns the names of the executed files. [`SampledPage::name`] is an index into this list.
     pub fn names(&self) -> &[Vec<u8>] {
         &self.names
     }

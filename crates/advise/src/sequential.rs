@@ -1,55 +1,58 @@
-//! Pairs of slices, one after the other: the interval of the ratio that holds at every look, and the claim that it allows.
+//! A sequence of pairs of slices: an interval of the ratio that is valid each time it is read, and the claim that the
+//! interval allows.
 //!
-//! Each pair measures a service both ways, in an order that a fair coin decides. So if TiExec multiplied the figure by
-//! `r` in every slice, then `log(ratio) - log(r)` is as likely to be above zero as below, by the same amount: the coin
+//! Each pair measures a service both ways, in an order that a fair coin decides. If TiExec multiplied the figure by `r`
+//! in every slice, then `log(ratio) - log(r)` is as likely to be above zero as below, by the same amount: the coin
 //! alone decides its sign. Drift, a daily rhythm, bursts and noise of any tail change the amount, never the coin.
-//! A bet on the sign by somebody who knows the amount makes no money: the stake is multiplied by `1 + tanh(λ·amount)` or
-//! `1 - tanh(λ·amount)`. By Ville's inequality the stake exceeds 200 at *any* time with a probability of at most 1/200.
-//! The interval holds all ratios against which no stake, on either side, has exceeded that (Waudby-Smith and Ramdas,
-//! "Estimating means of bounded random variables by betting", 2024; Howard and others, "Time-uniform, nonparametric,
-//! nonasymptotic confidence sequences", 2021). It needs no variance, and no number of pairs that is fixed beforehand.
 //!
-//! Amounts are told in units of the spread of the pairs before, and limited to three of them, so that one wild pair
-//! decides nothing. The stake is spread over several λ, because the best one depends on the true ratio.
+//! A bet on the sign has no expected gain, even if the player knows the amount. The stake is multiplied by `1 +
+//! tanh(λ·amount)` or `1 - tanh(λ·amount)`. By Ville's inequality the stake exceeds 200 at *any* time with a
+//! probability of at most 1/200. The interval contains all ratios against which no stake, on either side, has exceeded
+//! 200 (Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", 2024; Howard and others,
+//! "Time-uniform, nonparametric, nonasymptotic confidence sequences", 2021). The method needs no variance, and no
+//! number of pairs that is fixed beforehand.
 //!
-//! If the *effect* comes and goes slowly, neighbouring pairs agree although the coin is fair. Then pairs are put
-//! together in blocks, as long as the pairs before are correlated, and a block counts as one amount.
+//! The unit of an amount is the spread of the earlier pairs. An amount is limited to three units, so that one wild pair
+//! decides nothing. The stake is divided among several λ, because the best one depends on the true ratio.
+//!
+//! If the *effect* changes slowly, neighbouring pairs agree although the coin is fair. Pairs are then combined into
+//! blocks whose length covers the correlation of the earlier pairs. A block counts as one amount.
 
 use serde::{Deserialize, Serialize};
 
-/// How sure the interval is, over all looks together.
+/// The confidence of the interval, over all the times that it is read.
 pub const CONFIDENCE: f64 = 0.99;
 /// The share by which a figure may be worse for [`Verdict::NoWorse`].
 pub const TOLERANCE: f64 = 0.005;
-/// With fewer pairs no time is foretold.
+/// With fewer pairs there is no forecast.
 pub const ENOUGH_TO_FORECAST: usize = 6;
-/// Most spreads that one amount counts.
+/// The limit of one amount, in spreads.
 const CLIP: f64 = 3.0;
-/// The parts of the stake, by how much they bet.
+/// The λ of each part of the stake.
 const LAMBDAS: [f64; 6] = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6];
-/// With fewer pairs before it an amount has no unit: its sign alone counts.
+/// With fewer earlier pairs an amount has no unit, and only its sign counts.
 const ENOUGH_FOR_SPREAD: usize = 4;
-/// With fewer pairs no correlation is seen.
+/// With fewer pairs no correlation is computed.
 const ENOUGH_FOR_LAGS: usize = 12;
-/// The farthest pairs whose correlation counts.
+/// The greatest lag whose correlation counts.
 const MOST_LAGS: usize = 8;
 
 /// The claim that the pairs allow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It is better by more than was asked for.
+    /// The figure is better, by more than the requested ratio.
     Better,
-    /// It is worse.
+    /// The figure is worse.
     Worse,
-    /// It is not worse by [`TOLERANCE`], and it was not seen to be better by as much as was asked for.
+    /// The figure is not worse by [`TOLERANCE`], and was not found to be better by the requested ratio.
     NoWorse,
-    /// None of these is known.
+    /// No claim is possible.
     Undecided,
 }
 
 impl Verdict {
-    /// Returns it in words.
+    /// Returns the verdict in words.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Better => "better",
@@ -67,29 +70,29 @@ pub struct Interval {
     pub estimate: Option<f64>,
     /// The lower end; `None` if there is none yet.
     pub low: Option<f64>,
-    /// The upper end, likewise.
+    /// The upper end; `None` if there is none yet.
     pub high: Option<f64>,
 }
 
-/// How many more pairs it takes, in all likelihood.
+/// The estimated number of further pairs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Forecast {
-    /// To a verdict, if the ratio is what it seems to be; `None` if it seems to lie on a limit.
+    /// Pairs until there is a verdict, if the present estimate is right; `None` if the estimate lies on a limit.
     pub verdict: Option<usize>,
-    /// To see that it is better, if it is better by 2 %; `None` if 2 % would not be enough.
+    /// Pairs until the verdict is "better", if the figure is better by 2 %; `None` if 2 % would not be enough.
     pub two_percent: Option<usize>,
 }
 
-/// One amount: of a pair, or of pairs put together.
+/// One amount, of a single pair or of combined pairs.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     mean: f64,
-    /// The unit, by what was known before; 0 if nothing was.
+    /// The unit, from the earlier pairs; 0 if there were too few.
     unit: f64,
 }
 
 impl Block {
-    /// Returns its amount above `log`.
+    /// Returns the block's amount above `log`.
     fn above(&self, log: f64) -> f64 {
         let amount = self.mean - log;
         if self.unit > 0.0 {
@@ -102,7 +105,7 @@ impl Block {
     }
 }
 
-/// A stake on one side, in its parts, as logarithms.
+/// A stake on one side: the logarithms of its parts.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stake([f64; LAMBDAS.len()]);
 
@@ -113,7 +116,7 @@ impl Stake {
         }
     }
 
-    /// Returns whether it exceeds what chance allows on this side.
+    /// Returns whether the stake exceeds the limit that chance allows on this side.
     fn is_won(&self) -> bool {
         let most = self.0.iter().copied().fold(f64::MIN, f64::max);
         let sum: f64 = self.0.iter().map(|part| (part - most).exp()).sum();
@@ -121,7 +124,7 @@ impl Stake {
     }
 }
 
-/// The logarithm of the sum of the parts of a stake that chance allows, on one of two sides.
+/// Returns the logarithm of the greatest sum of a stake's parts that chance allows, on one of two sides.
 fn threshold() -> f64 {
     (2.0 * LAMBDAS.len() as f64 / (1.0 - CONFIDENCE)).ln()
 }
@@ -129,23 +132,23 @@ fn threshold() -> f64 {
 /// The pairs so far.
 #[derive(Clone, Debug)]
 pub struct Sequence {
-    /// The logarithm of the ratio above which it is better.
+    /// The logarithm of the ratio above which the verdict is "better".
     keep: f64,
     logs: Vec<f64>,
     sorted: Vec<f64>,
     blocks: Vec<Block>,
-    /// How many pairs the blocks hold; the rest waits for a block to be full.
+    /// The number of pairs in complete blocks. The remaining pairs wait until the next block is full.
     held: usize,
-    /// How many pairs the next block has, and its unit: both were chosen before its first pair.
+    /// The number of pairs of the next block, and its unit. Both were chosen before its first pair.
     next: (usize, f64),
-    /// Stakes that the ratio is above `keep`, below 1, above `-TOLERANCE`, below `keep`.
+    /// The stakes that the ratio is above `keep`, below 1, above `-TOLERANCE`, and below `keep`.
     stakes: [Stake; 4],
-    /// True for those that were won, at any look.
+    /// True for each stake that was won at any time.
     won: [bool; 4],
 }
 
 impl Sequence {
-    /// Begins one. A ratio above `keep_above` is better.
+    /// Makes an empty sequence. A ratio above `keep_above` is better.
     pub fn new(keep_above: f64) -> Self {
         Self {
             keep: keep_above.ln(),
@@ -164,7 +167,7 @@ impl Sequence {
         self.logs.len()
     }
 
-    /// Adds a pair, by the logarithm of its ratio. One that is not finite does not count.
+    /// Adds a pair, by the logarithm of its ratio. A logarithm that is not finite does not count.
     pub fn push(&mut self, log: f64) {
         if !log.is_finite() {
             return;
@@ -193,7 +196,7 @@ impl Sequence {
         self.next = self.choose_block();
     }
 
-    /// Returns the verdict, once it is known: more pairs would not change it.
+    /// Returns the verdict once it is final, so that more pairs would not change it.
     pub fn verdict(&self) -> Option<Verdict> {
         match self.won {
             [true, ..] => Some(Verdict::Better),
@@ -209,7 +212,7 @@ impl Sequence {
         self.verdict().unwrap_or(if no_worse { Verdict::NoWorse } else { Verdict::Undecided })
     }
 
-    /// Returns the ratio and its interval, as of now.
+    /// Returns the present ratio and its interval.
     pub fn interval(&self) -> Interval {
         let low = self.end(1.0);
         let high = self.end(-1.0).map(|end| -end);
@@ -222,13 +225,13 @@ impl Sequence {
         }
     }
 
-    /// Returns the standard error of the logarithm of the estimate, as one look would have it; `None` with too few pairs.
+    /// Returns the standard error of the logarithm of the estimate, for a single reading; `None` with too few pairs.
     pub fn standard_error(&self) -> Option<f64> {
         let error = self.spread() * (self.inflation() / self.logs.len() as f64).sqrt();
         (self.logs.len() >= ENOUGH_TO_FORECAST && error > 0.0).then_some(error)
     }
 
-    /// Foretells how many more pairs it takes; `None` with too few pairs.
+    /// Estimates how many more pairs are needed; `None` with too few pairs.
     pub fn forecast(&self) -> Option<Forecast> {
         if self.logs.len() < ENOUGH_TO_FORECAST {
             return None;
@@ -236,8 +239,8 @@ impl Sequence {
         let centre = self.centre();
         let unit = self.spread() * self.inflation().sqrt();
         let more = |gap: f64| {
-            // A stake grows by half the square of the amount, and it can at best be doubled. Its part of the best λ
-            // is one of several.
+            // A stake grows by half the square of the amount, and can at most double. The part with the best λ is only
+            // one of several parts.
             let amount = gap / unit.max(f64::MIN_POSITIVE);
             let growth = std::f64::consts::LN_2 * -(-amount * amount / LN_4).exp_m1();
             let all = MARGIN * threshold() / growth;
@@ -251,8 +254,8 @@ impl Sequence {
         })
     }
 
-    /// Finds the lowest logarithm of a ratio against which the stake that the ratio is `above` it is not won (with -1
-    /// for `above`: below it, and its sign is turned).
+    /// Finds the lowest logarithm of a ratio for which the stake that the true ratio is above it is not won. With −1
+    /// for `above`, finds the highest for the stake below it, and returns it with the opposite sign.
     fn end(&self, above: f64) -> Option<f64> {
         let (first, last) = (*self.sorted.first()?, *self.sorted.last()?);
         let is_won = |log: f64| {
@@ -260,7 +263,7 @@ impl Sequence {
             self.blocks.iter().for_each(|block| stake.bet(above * block.above(above * log)));
             stake.is_won()
         };
-        // Beyond all pairs every bet pays as much as it ever can.
+        // Beyond all pairs, every bet pays its maximum.
         let (mut won, mut not) = if above > 0.0 { (first, last) } else { (-last, -first) };
         let beyond = CLIP * self.blocks.iter().map(|block| block.unit).fold(0.0, f64::max);
         won -= beyond + 1e-9;
@@ -282,7 +285,7 @@ impl Sequence {
         inner.iter().sum::<f64>() / inner.len().max(1) as f64
     }
 
-    /// Returns a standard deviation that no tail moves: by the distance of the quartiles.
+    /// Returns a standard deviation from the distance of the quartiles, which tails do not affect.
     fn spread(&self) -> f64 {
         let at = |share: f64| {
             let place = share * self.sorted.len().saturating_sub(1) as f64;
@@ -291,12 +294,12 @@ impl Sequence {
             let (low, high) = (value(low).unwrap_or(0.0), value(low + 1).unwrap_or(0.0));
             low + part * (high - low)
         };
-        // Few pairs seem closer together than they are.
+        // The spread of few pairs is underestimated.
         let few = 1.0 + 1.0 / self.sorted.len().max(1) as f64;
         few * (at(0.75) - at(0.25)) / 1.349
     }
 
-    /// Chooses how many pairs the next block has, and its unit.
+    /// Chooses the number of pairs of the next block, and its unit.
     fn choose_block(&self) -> (usize, f64) {
         if self.logs.len() < ENOUGH_FOR_SPREAD {
             return (1, 0.0);
@@ -311,7 +314,7 @@ impl Sequence {
         inflation(&self.correlations())
     }
 
-    /// Returns the correlations of pairs with those next to them, and so on, as far as they are above chance.
+    /// Returns the correlations of pairs at lags 1, 2 and so on, as far as they exceed chance.
     fn correlations(&self) -> Vec<f64> {
         let count = self.logs.len();
         if count < ENOUGH_FOR_LAGS {
@@ -342,10 +345,10 @@ fn tolerated() -> f64 {
     (-TOLERANCE).ln_1p()
 }
 
-/// A difference that operators ask for.
+/// A difference that operators care about.
 const TWO_PERCENT: f64 = 0.02;
 const LN_4: f64 = 2.0 * std::f64::consts::LN_2;
-/// More pairs than the mean growth asks for: the stake does not grow evenly.
+/// The factor on the number of pairs from the mean growth, because the stake does not grow evenly.
 const MARGIN: f64 = 1.2;
 
 #[cfg(test)]
@@ -376,7 +379,8 @@ mod tests {
 
     #[test]
     fn a_coin_is_tossed_often_enough() {
-        // Ten heads in a row have a chance of 1 in 1024; one in 200 is allowed, for all looks and parts together.
+        // Ten heads in a row have a chance of 1 in 1024. The allowed chance is 1 in 200, for all readings and parts
+        // together.
         let ten = of(&[0.1; 10]);
         assert_eq!((ten.verdict(), ten.interval().low), (None, None));
         let sequence = of(&[0.1; 14]);
@@ -401,7 +405,7 @@ mod tests {
 
     #[test]
     fn neighbours_that_agree_make_blocks() {
-        // Twenty up, twenty down: a mean of zero, whatever the coin.
+        // Twenty pairs up and twenty pairs down have a mean of zero for any coin.
         let waves: Vec<f64> =
             (0..480).map(|at| if at / 20 % 2 == 0 { 0.03 } else { -0.03 }).collect();
         let sequence = of(&waves);

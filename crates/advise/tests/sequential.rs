@@ -1,5 +1,5 @@
-//! The claims of a sequence of pairs, held against services that are made up: how often a claim is false, how often a
-//! difference is seen, and after how many pairs.
+//! Tests the claims of a sequence of pairs on simulated services: how often a claim is false, how often a difference is
+//! seen, and after how many pairs.
 
 use fastrand::Rng;
 use tiexec_advise::sequential::{Sequence, Verdict};
@@ -8,20 +8,20 @@ use tiexec_advise::sequential::{Sequence, Verdict};
 const PAIRS: usize = 480;
 const KEEP_ABOVE: f64 = 1.005;
 
-/// How a service's figure moves by itself.
+/// How the figure of a service changes by itself.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Kind {
     /// 1 % of noise in each slice.
     Quiet,
-    /// Noise that hangs together over slices, with heavy tails (Student's t with 3 degrees, 2 % and 2 %).
+    /// Noise that is correlated over slices, with heavy tails (Student's t with 3 degrees, 2 % and 2 %).
     Correlated,
-    /// The same, and it falls by a fifth in four hours, on a day of ±30 %.
+    /// The same noise; the figure also falls by a fifth in four hours, with a daily rhythm of ±30 %.
     Drift,
-    /// The same, and in bursts of one to six slices it does a third less.
+    /// The same noise; in bursts of one to six slices the figure is also a third lower.
     Bursts,
     /// Noise without a variance (Cauchy, quartiles at ±2 %).
     Wild,
-    /// The service is quiet, and the effect comes and goes slowly (±2 % around the planted one).
+    /// The service is quiet, and the effect changes slowly (±2 % around the planted one).
     Effect,
 }
 
@@ -97,7 +97,7 @@ impl Service {
     }
 }
 
-/// A claim, and the pairs that it took.
+/// Runs a canary. Returns the claim and the sequence of pairs.
 fn run(kind: Kind, planted: f64, seed: u64) -> (Verdict, Sequence) {
     let mut service = Service::new(kind, seed);
     let mut sequence = Sequence::new(KEEP_ABOVE);
@@ -113,7 +113,7 @@ fn run(kind: Kind, planted: f64, seed: u64) -> (Verdict, Sequence) {
 /// The outcomes of many services.
 struct Runs {
     outcomes: Vec<(Verdict, usize)>,
-    /// How often the interval at the end does not hold the planted ratio.
+    /// How often the final interval does not contain the planted ratio.
     missed: usize,
 }
 
@@ -151,7 +151,7 @@ fn false_claims_are_rare() {
         let runs = Runs::of(kind, 1.0, 100);
         let (better, worse) = (runs.share(Verdict::Better), runs.share(Verdict::Worse));
         assert!(better + worse <= 1.0, "{kind:?}: {better} % better, {worse} % worse");
-        // On the limit itself nothing is better.
+        // If the ratio is exactly the limit, "better" is false.
         let better = Runs::of(kind, KEEP_ABOVE, 50).share(Verdict::Better);
         assert!(better <= 1.0, "{kind:?} on the limit: {better} % better");
     }

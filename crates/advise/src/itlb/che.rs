@@ -1,17 +1,17 @@
 //! Hits and misses of two levels of LRU, from popularity alone.
 //!
-//! Che's approximation (Che, Tung, Wang: "Hierarchical Web caching systems: modeling, design and
-//! experimental results", IEEE JSAC 20(7), 2002; why it is so good: Fricker, Robert, Roberts: "A
-//! versatile and accurate approximation for LRU cache performance", ITC 24, 2012): a page stays in a
-//! cache of `C` entries for one time `T` after each use, the same for all pages, and `T` is such that
-//! `C` pages are in it on average. With references to a page at rate λ that do not depend on the past:
+//! Che's approximation (Che, Tung, Wang: "Hierarchical Web caching systems: modeling, design and experimental results",
+//! IEEE JSAC 20(7), 2002; its accuracy is explained by Fricker, Robert, Roberts: "A versatile and accurate
+//! approximation for LRU cache performance", ITC 24, 2012): a page stays in a cache of `C` entries for one time `T`
+//! after each use, the same for all pages, and `T` is such that `C` pages are in it on average. With references to a
+//! page at rate λ that do not depend on the past:
 //!
 //! ```text
 //! Σ (1 − e^(−λT)) = C          a reference misses with e^(−λT)
 //! ```
 //!
-//! The second level sees the misses of the first. After one, the next comes no sooner than `T₁`; the
-//! time beyond is taken as exponential, with the mean that it has: `e^(λT₁)/λ − T₁`.
+//! The second level sees the misses of the first. After a miss of a page, its next miss comes no sooner than `T₁`. The
+//! model takes the time beyond `T₁` as exponential with its true mean, `e^(λT₁)/λ − T₁`.
 
 use serde::Serialize;
 use tiexec_core::budget::Misses;
@@ -27,7 +27,7 @@ pub struct Shares {
     pub first: f64,
     /// In the second.
     pub second: f64,
-    /// Nowhere: the page tables are walked.
+    /// In neither level: the processor walks the page tables.
     pub walk: f64,
 }
 
@@ -37,7 +37,7 @@ impl Shares {
         self.second + self.walk
     }
 
-    /// Returns what it means in a thousand instructions of a program on this TLB.
+    /// Returns the misses per thousand instructions of a program on this TLB.
     pub fn per_kilo_instruction(&self, itlb: &Itlb) -> Misses {
         let first = self.misses() * per_kilo_instruction(itlb.first.entries().0);
         let walks = self.walk * per_kilo_instruction(u32::MAX);
@@ -45,7 +45,7 @@ impl Shares {
     }
 }
 
-/// A TLB in the steady state into which references of some popularity bring it.
+/// The steady state of a TLB under references of some popularity.
 #[derive(Clone, Copy, Debug)]
 pub struct Model {
     first: Stay,
@@ -53,7 +53,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Finds that state.
+    /// Computes the steady state.
     pub fn new(popularity: &Popularity, itlb: &Itlb) -> Self {
         let classes = &popularity.classes;
         let first = stay(classes, itlb.first, |class, time| -(-class.rate * time).exp_m1());
@@ -65,8 +65,8 @@ impl Model {
         Self { first, second }
     }
 
-    /// Returns what becomes of the references to some of the pages, as shares of those references.
-    /// Without any there is nothing to miss.
+    /// Returns where the references to some of the pages hit, as shares of those references. Without references,
+    /// nothing misses.
     pub fn shares(&self, part: &Popularity) -> Shares {
         let (mut all, mut misses, mut walks) = (0.0, 0.0, 0.0);
         for class in &part.classes {
@@ -80,7 +80,7 @@ impl Model {
     }
 }
 
-/// Predicts what becomes of all references of this popularity.
+/// Predicts where all references of this popularity hit.
 pub fn predict(popularity: &Popularity, itlb: &Itlb) -> Shares {
     Model::new(popularity, itlb).shares(popularity)
 }
@@ -93,7 +93,7 @@ impl Shares {
     }
 }
 
-/// For how long pages stay in a level after a use, in references.
+/// The time for which pages stay in a level after a use, in references.
 #[derive(Clone, Copy, Debug)]
 struct Stay {
     base: f64,
@@ -117,7 +117,8 @@ impl Pages for Class {
     }
 }
 
-/// Finds how long pages stay; `occupancy` is the probability that a page is there if it stays for a time.
+/// Computes how long pages stay. `occupancy` returns the probability that a page is in the level, from the time for
+/// which it stays.
 fn stay<P: Pages>(pages: &[P], level: Level, occupancy: impl Fn(&P, f64) -> f64) -> Stay {
     let of = |entries: u32, which: &dyn Fn(&Class) -> bool| {
         let pages: Vec<&P> = pages.iter().filter(|pages| which(pages.class())).collect();
@@ -151,7 +152,7 @@ fn solve(held: impl Fn(f64) -> f64, entries: f64) -> f64 {
             return f64::INFINITY;
         }
     }
-    // Below the resolution of the doubling it does not matter any more.
+    // Sixty halvings reach the precision of a double; more change nothing.
     for _ in 0..60 {
         let middle = f64::midpoint(low, high);
         if held(middle) < entries {
@@ -163,11 +164,11 @@ fn solve(held: impl Fn(f64) -> f64, entries: f64) -> f64 {
     low
 }
 
-/// A class of pages as the second level sees them: only when they have missed the first.
+/// A class of pages from the view of the second level, which sees only the misses of the first.
 #[derive(Clone, Copy, Debug)]
 struct Filtered {
     class: Class,
-    /// For how long a page stays in the first level.
+    /// The time for which a page stays in the first level.
     stay: f64,
     /// Misses of the first level by one page, per reference.
     rate: f64,
@@ -184,7 +185,7 @@ impl Pages for Filtered {
 impl Filtered {
     fn behind(class: &Class, stay: f64) -> Self {
         let rate = class.rate * (-class.rate * stay).exp();
-        // Below that the reciprocal is infinite: the page never leaves the first level.
+        // The reciprocal of a smaller rate is infinite: the page never leaves the first level.
         let rate = if rate < f64::MIN_POSITIVE { 0.0 } else { rate };
         let beyond = if rate > 0.0 { (1.0 / rate - stay).recip() } else { 0.0 };
         Self { class: *class, stay, rate, beyond }
@@ -200,7 +201,7 @@ impl Filtered {
         (self.rate * (time.min(self.stay) + beyond)).min(1.0)
     }
 
-    /// The probability that what has missed the first level is not in the second either.
+    /// The probability that a reference which missed the first level misses the second too.
     fn misses_again(&self, time: f64) -> f64 {
         if self.rate <= 0.0 { 0.0 } else { (-self.beyond * (time - self.stay).max(0.0)).exp() }
     }

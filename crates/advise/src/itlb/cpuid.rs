@@ -1,19 +1,19 @@
 //! Reads the instruction TLB of an x86 processor from its CPUID leaves.
 //!
-//! - Intel, leaf 0x18 ("Deterministic Address Translation Parameters") and, older, leaf 2
-//!   (descriptors, one byte each): Intel SDM volume 2A, CPUID. Leaf 4 is of caches only.
-//! - AMD, leaves 0x8000_0005 and 0x8000_0006: AMD APM volume 3, appendix E. Leaf 0x8000_0019 is of
-//!   1 GiB pages, on which no text lies.
+//! - Intel, leaf 0x18 ("Deterministic Address Translation Parameters") and, older, leaf 2 (descriptors, one byte each):
+//!   Intel SDM volume 2A, CPUID. Leaf 4 describes only caches.
+//! - AMD, leaves 0x8000_0005 and 0x8000_0006: AMD APM volume 3, appendix E. Leaf 0x8000_0019 describes 1 GiB pages,
+//!   which never hold text.
 //!
-//! A hypervisor may show anything: KVM leaves 0x18 empty and gives leaf 2 as the host has it, which may
-//! say no more than "see leaf 0x18" (descriptor 0xfe). Then a table by family and model serves.
+//! A hypervisor may show anything. KVM leaves leaf 0x18 empty and passes the host's leaf 2 through, which may only say
+//! "see leaf 0x18" (descriptor 0xfe). In that case a table by family and model is used.
 
 use tiexec_core::processor::{CpuidLeaves, Registers};
 
 use super::processors;
 use super::tlb::{Itlb, Level, Source};
 
-/// Makes the TLB's description of what the processor says, and of what is known of its kind.
+/// Describes the TLB, from the CPUID leaves and from a table of known processors.
 pub(super) fn from_cpuid(leaves: &CpuidLeaves) -> Itlb {
     let (family, model) = leaves.family_and_model();
     let (levels, known, silent) = match &leaves.vendor() {
@@ -95,7 +95,7 @@ fn translation(subleaves: &[Registers]) -> Option<Levels> {
 /// Reads leaf 2.
 fn descriptors(leaf: Registers) -> Option<Levels> {
     let Registers { eax, ebx, ecx, edx } = leaf;
-    // The lowest byte is a count. A register whose highest bit is set says nothing.
+    // The lowest byte is a count. A register whose highest bit is set is not valid.
     let valid = [eax & !0xff, ebx, ecx, edx].into_iter().filter(|register| register >> 31 == 0);
     let (mut base, mut huge, mut second) = (0, 0, None);
     for descriptor in valid.flat_map(u32::to_le_bytes) {
@@ -120,7 +120,7 @@ fn descriptors(leaf: Registers) -> Option<Levels> {
     (base > 0).then_some(Levels { first, second, second_holds_data: true })
 }
 
-/// Reads AMD's leaves. Since Zen one array holds all sizes, and both fields give all of it.
+/// Reads AMD's leaves. Since Zen, one array holds all page sizes, and both fields give its whole size.
 fn amd(leaves: &CpuidLeaves, family: u32) -> Option<Levels> {
     let level = |huge: u32, base: u32| {
         let one_array = family >= 0x17 && base == huge;
@@ -128,7 +128,7 @@ fn amd(leaves: &CpuidLeaves, family: u32) -> Option<Levels> {
     };
     let first = leaves.amd_first;
     let (base, huge) = (first.ebx & 0xff, first.eax & 0xff);
-    // Above the 12 bits of the number stand four of the associativity, 0 for what is not there.
+    // The number has 12 bits. The four bits above give the associativity, which is 0 if the level does not exist.
     let entries = |register: u32| if register >> 12 & 0xf == 0 { 0 } else { register & 0xfff };
     let second = leaves.amd_second;
     let (base2, huge2) = (entries(second.ebx), entries(second.eax));
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_guest_on_ice_lake_says_nothing_and_the_table_knows() {
-        // As KVM showed it.
+        // These are the leaves that KVM showed.
         let mut leaves = intel(0x606a6);
         leaves.version.ecx = 0xfffa_3203;
         leaves.descriptors = Registers { eax: 0x00fe_ff01, ebx: 0xf0, ecx: 0, edx: 0 };

@@ -13,7 +13,7 @@ use super::MODEL_FACTORS;
 pub enum Verdict {
     /// At least a hundredth of the time is expected to be saved.
     WorthIt,
-    /// Less, or it cannot be told.
+    /// Less is expected, or the saving is uncertain.
     Maybe,
     /// Less than three thousandths.
     NotWorthIt,
@@ -32,29 +32,29 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Share of the time from which a saving is called worth it.
+/// The least saving, as a share of the time, that is worth it.
 const WORTH_IT: f64 = 0.01;
-/// Share of the time below which it is called not worth it.
+/// The saving, as a share of the time, below which it is not worth it.
 pub const NOT_WORTH_IT: f64 = 0.003;
-/// Instructions in a nanosecond: about one a cycle, as large programs run.
+/// Instructions per nanosecond: large programs run about one instruction per cycle.
 const INSTRUCTIONS_PER_NS: f64 = 2.5;
 
-/// Misses in a thousand instructions below which the text fits.
+/// Misses per thousand instructions below which the text fits.
 const FITS: f64 = 0.05;
 
 /// The cost of a miss, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct MissTime {
-    /// For a translation that the second level has.
+    /// The cost if the second level has the translation.
     pub second_ns: f64,
-    /// For one that takes a walk of the page tables.
+    /// The cost if the processor walks the page tables.
     pub walk_ns: f64,
-    /// The least and the most that it was found to be.
+    /// The least and the greatest measured cost of a walk.
     pub walk_range_ns: [f64; 2],
-    /// True if the latter two were measured on this machine.
+    /// True if `walk_ns` and `walk_range_ns` were measured on this machine.
     pub measured: bool,
-    /// True if the host of this machine splits huge pages: the TLB has an entry for each base page of them. Then huge pages
-    /// shorten walks, and save no misses; `second_ns` is 0.
+    /// True if the host of this machine splits huge pages. The TLB then has an entry for each base page, so huge pages
+    /// shorten walks but save no misses, and `second_ns` is 0.
     pub split: bool,
 }
 
@@ -69,8 +69,9 @@ impl MissTime {
         split: false,
     };
 
-    /// Makes it of what a jump to another page takes in text that is beyond both levels on base pages, and
-    /// on huge pages, in nanoseconds, measured several times; [what is usual](Self::USUAL) of none.
+    /// Computes the cost from pairs of measured times, in nanoseconds. Each pair is the time of a jump to another page,
+    /// in text beyond both levels, on base pages and on huge pages. Without pairs, the result is
+    /// [`USUAL`](Self::USUAL).
     pub fn of_jumps(times: impl IntoIterator<Item = (f64, f64)>) -> Self {
         let walks = times.into_iter().map(|(base_ns, huge_ns)| (base_ns - huge_ns).max(0.0));
         let mut walks: Vec<f64> = walks.collect();
@@ -83,33 +84,34 @@ impl MissTime {
         }
     }
 
-    /// Returns the same for a machine whose host splits huge pages, or does not.
+    /// Returns the cost for a machine whose host splits huge pages, or does not split them.
     #[must_use]
     pub fn on_host(self, split: bool) -> Self {
         let second_ns = if split { 0.0 } else { self.second_ns };
         Self { second_ns, split, ..self }
     }
 
-    /// Returns the same with another time of a walk.
+    /// Returns the cost with another time of a walk.
     fn of_walk(self, walk_ns: f64) -> Self {
         let second_ns = walk_ns.min(Self::USUAL.second_ns);
         let walk_range_ns = [walk_ns; 2];
         Self { second_ns, walk_ns, walk_range_ns, measured: false, ..self }.on_host(self.split)
     }
 
-    /// Returns the share of the time that is lost by text on huge pages which the host splits. After a system call a
-    /// processor was seen to serve such text by the second level more slowly than text on base pages, as if it missed there.
+    /// Returns the share of the time that text loses on huge pages which the host splits. Observation: after a system
+    /// call, the second level of one processor served such text more slowly than text on base pages, as slowly as if it
+    /// missed.
     fn lost_by_split(&self, misses: &Misses) -> f64 {
         let hits = Misses { first: misses.first - misses.walks, walks: 0.0 };
         if self.split { Self::USUAL.share_lost(&hits) } else { 0.0 }
     }
 
-    /// Returns the share of the time that goes to misses.
+    /// Returns the share of the time that is lost to misses.
     pub fn share_lost(&self, misses: &Misses) -> f64 {
         let per_kilo_instruction =
             (misses.first - misses.walks) * self.second_ns + misses.walks * self.walk_ns;
         let lost = per_kilo_instruction * INSTRUCTIONS_PER_NS / 1000.0;
-        // The time that is lost makes the whole longer.
+        // The total time includes the lost time.
         lost / (1.0 + lost)
     }
 }
@@ -130,17 +132,17 @@ impl fmt::Display for MissTime {
 pub struct Evidence {
     /// Samples in the program's text.
     pub samples: u64,
-    /// The share of them that lies on huge pages now.
+    /// The share of the samples that lies on huge pages now.
     pub huge_now: f64,
-    /// The share of them that would lie on huge pages.
+    /// The share of the samples that would lie on huge pages.
     pub reachable: f64,
     /// The first-level entries that huge pages may use.
     pub huge_entries: u32,
     /// The modelled misses with all of the text on base pages.
     pub before: Misses,
-    /// The same as the text is now.
+    /// The modelled misses with the text as it is now.
     pub now: Misses,
-    /// The same with all on huge pages that can be.
+    /// The modelled misses with every possible huge page.
     pub then: Misses,
     /// The share of its cycles that the processor counted as walks for instructions.
     pub walk_share: Option<f64>,
@@ -148,26 +150,26 @@ pub struct Evidence {
     pub time: MissTime,
 }
 
-/// A verdict and why.
+/// A verdict and its reasons.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Judgement {
-    /// In a word.
+    /// The verdict.
     pub verdict: Verdict,
     /// The share of its processor time that the program is expected to save.
     pub saving: f64,
-    /// The least and the most that it may save, by what a walk was found to take and by how far the model may be off
+    /// The least and the greatest saving, by the measured range of a walk and by the error of the model
     /// ([`MODEL_FACTORS`]).
     pub saving_range: [f64; 2],
-    /// The share of its processor time that the huge pages which it has are expected to save.
+    /// The share of processor time that the program's present huge pages are expected to save.
     pub saved: f64,
     /// The reasons, a sentence each.
     pub reasons: Vec<String>,
 }
 
 impl Evidence {
-    /// Judges.
+    /// Judges the evidence.
     pub fn judge(&self) -> Judgement {
-        // A count is better than a model, but it lacks the hits of the second level.
+        // The processor's count is better than the model, but the count excludes hits of the second level.
         let lost = |time: &MissTime, factor: f64| {
             let of = |misses: &Misses| {
                 let Misses { first, walks } = *misses;
@@ -297,7 +299,7 @@ mod tests {
         assert_eq!(of(misses(1.5, 0.6), misses(0.02, 0.0)), Verdict::WorthIt);
         assert_eq!(of(misses(0.01, 0.0), misses(0.0, 0.0)), Verdict::NotWorthIt);
         assert_eq!(of(misses(0.8, 0.0), misses(0.0, 0.0)), Verdict::Maybe);
-        // Worse than before.
+        // Huge pages make it worse.
         let worse = evidence(misses(0.2, 0.0), misses(1.0, 0.0)).judge();
         assert_eq!(worse.verdict, Verdict::NotWorthIt);
         assert!(worse.saving < 0.0);
@@ -326,7 +328,7 @@ mod tests {
         assert_eq!(hits_alone.verdict, Verdict::NotWorthIt);
         assert!(hits_alone.saving == 0.0 && hits_alone.saving_range[0] < -0.01, "{hits_alone:?}");
         assert!(hits_alone.reasons[0].contains("splits huge pages"), "{hits_alone:?}");
-        // Shorter walks are a gain; what they take on base pages is not all of it.
+        // Shorter walks are a gain, but not all of the time of walks on base pages is saved.
         let walks = judge(misses(3.0, 1.0));
         assert_eq!(walks.verdict, Verdict::Maybe);
         assert!(walks.saving > 0.01 && walks.saving_range[0] < 0.003, "{walks:?}");

@@ -1,24 +1,22 @@
-//! The model of the instruction TLB: from where a program was seen to execute, to how often it misses,
-//! as its text is now and on huge pages.
+//! The model of the instruction TLB: estimates from samples how often a program misses, with its text as it is now and
+//! on huge pages.
 //!
 //! ```text
 //! samples ─► Popularity (Good–Turing, Chao) ─► predict (Che) ─► Judgement
 //!                         Itlb (CPUID, MIDR, tables) ─┘
 //! ```
 //!
-//! *References.* Consecutive instructions lie in one page, and calls go back and forth between a few:
-//! neither can be seen by sampling, and neither misses. A reference can miss only if its page is not in
-//! use anyway. The model takes such references as independent of each other, in proportion to the time
-//! spent in each page; [`per_kilo_instruction`] tells how often they come about, a constant found on
-//! recorded traces of cc1, gdb and python3 (`tests/itlb`). On those, with the 128 entries that most
-//! x86 parts have, predictions from samples are within 20 % of an exact simulation. On others they have
-//! been twice as high, where a program goes through phases that use little text each (rustc as it
-//! starts), and nine times too low, where a server goes round through more text than fits (mariadbd).
-//! [`MODEL_FACTORS`] tells that range. The model predicts that text that fits does fit.
+//! *References.* Consecutive instructions lie in one page, and calls alternate between a few pages. Samples do not show
+//! such references, and they do not miss. A reference can miss only if its page is not in use at that moment. The model
+//! takes such references as independent of each other, in proportion to the time spent in each page;
+//! [`per_kilo_instruction`] gives their frequency, a constant found on recorded traces of cc1, gdb and python3
+//! (`tests/itlb`). On these traces, with the 128 entries that most x86 parts have, predictions from samples are within
+//! 20 % of an exact simulation. Other predictions were wrong by more. They were twice too high for a program with
+//! phases that use little text each (rustc as it starts). They were nine times too low for a server that cycles through
+//! more text than fits (mariadbd). [`MODEL_FACTORS`] is that range. The model predicts that text that fits does fit.
 //!
-//! *What is not modelled*: sets (LRU over all entries is assumed), other processes and the kernel on
-//! the same processor, prefetching of translations, several threads on different processors (their
-//! pages count together).
+//! *Not modelled*: sets (LRU over all entries is assumed), other processes and the kernel on the same processor,
+//! prefetching of translations, several threads on different processors (their pages count together).
 
 mod che;
 mod cpuid;
@@ -36,7 +34,7 @@ pub use processors::walk_event;
 pub use tlb::{Itlb, Level, Source};
 
 impl Itlb {
-    /// Makes the description of what a processor says, and of what is known of its kind.
+    /// Describes the TLB of a processor, from the processor's own data and from tables.
     pub fn of(processor: &Processor) -> Self {
         match processor {
             Processor::Cpuid(leaves) => cpuid::from_cpuid(leaves),
@@ -45,14 +43,14 @@ impl Itlb {
     }
 }
 
-/// The least and the most by which true misses were found to differ from predicted ones, as factors: on recorded traces of twelve
-/// programs, with 64 and 128 entries. A server that goes round and round through more text than fits misses far more
-/// than its popularity tells; a program in phases misses less.
+/// The smallest and the largest ratio of true to predicted misses, on recorded traces of twelve programs, with 64 and
+/// 128 entries. A server that cycles through more text than fits misses far more than its popularity predicts; a
+/// program in phases misses less.
 pub const MODEL_FACTORS: [f64; 2] = [0.5, 10.0];
 
-/// References to a page that is not in use anyway, in a thousand instructions, as a first level of this
-/// many entries for base pages sees them. A smaller one sees more: of what a large one has in use, it
-/// has thrown a part out.
+/// Returns how many references per thousand instructions go to a page that is not in use at that moment, in a first
+/// level with this many entries for base pages. A smaller level sees more such references, because it has evicted some
+/// of the pages that a larger one still holds.
 pub fn per_kilo_instruction(entries: u32) -> f64 {
     const OF_128: f64 = 1.64;
     const GROWTH: f64 = 0.7;

@@ -1,12 +1,12 @@
-//! How the references of a program spread over its pages, from samples.
+//! Estimates from samples how the references of a program spread over its pages.
 //!
-//! Few samples see few of the pages. The pages that were seen once give the estimate of those that were
-//! not seen: the share of references that go to unseen pages by Good and Turing (Good, "The population
-//! frequencies of species and the estimation of population parameters", Biometrika 40, 1953), their number
-//! by Chao ("Nonparametric estimation of the number of classes in a population", Scand. J. Stat. 11,
-//! 1984). The share of the unseen is taken off the seen pages alike, as a part of one sample each
-//! (absolute discounting: Ney, Essen, Kneser, "On structuring probabilistic dependences in stochastic
-//! language modelling", Computer Speech and Language 8, 1994): a page that was seen often is known well.
+//! Few samples see few of the pages. The number of pages that were seen once gives two estimates about the unseen
+//! pages: the share of references that go to unseen pages by Good and Turing (Good, "The population frequencies of
+//! species and the estimation of population parameters", Biometrika 40, 1953), and their number by Chao ("Nonparametric
+//! estimation of the number of classes in a population", Scand. J. Stat. 11, 1984). The share of the unseen pages is
+//! subtracted from the seen pages, the same part of one sample from each (absolute discounting: Ney, Essen, Kneser, "On
+//! structuring probabilistic dependences in stochastic language modelling", Computer Speech and Language 8, 1994): a
+//! page that was seen often is known well.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use serde::Serialize;
 pub(super) struct Class {
     /// The share of all references that goes to each; above 0.
     pub(super) rate: f64,
-    /// How many pages; an estimate may be broken.
+    /// The number of pages, which an estimate can make fractional.
     pub(super) pages: f64,
     /// True if they are huge.
     pub(super) huge: bool,
@@ -30,9 +30,9 @@ struct Estimate {
     sample: f64,
     /// The discount on the samples of each page that was seen; below 1.
     discount: f64,
-    /// Pages that no sample has seen, for each that one sample has.
+    /// The number of unseen pages for each page that one sample has seen.
     unseen: f64,
-    /// The share of all references that goes to each of those.
+    /// The share of all references that goes to each unseen page.
     unseen_rate: f64,
 }
 
@@ -44,12 +44,13 @@ impl Estimate {
         }
         let pages = |times| tally.get(&times).copied().unwrap_or(0) as f64;
         let (once, twice) = (pages(1), pages(2));
-        // Chao's form that holds where no page was seen twice.
+        // This form of Chao's estimator is valid even if no page was seen twice.
         let unseen = once * (once - 1.0) / (2.0 * (twice + 1.0));
         if unseen <= 0.0 {
             return Self { sample: 1.0 / all, ..Self::default() };
         }
-        // Where all samples differ nothing is known but that there are many pages.
+        // If every sample lies in another page, the samples show only that there are many pages. The limit avoids a
+        // share of 1.
         let share = (once / seen).min(0.99);
         let unseen_rate = share * seen / all / unseen;
         let distinct: f64 = tally.values().map(|&pages| pages as f64).sum();
@@ -81,7 +82,7 @@ pub struct Popularity {
 }
 
 impl Popularity {
-    /// Estimates it from how many samples fell into each base page, and into each huge page.
+    /// Estimates the popularity from the number of samples in each base page and in each huge page.
     pub fn of_samples(
         base: impl IntoIterator<Item = u64>,
         huge: impl IntoIterator<Item = u64>,
@@ -89,7 +90,7 @@ impl Popularity {
         Self::of(&tally(base), &tally(huge), Estimate::new)
     }
 
-    /// Takes exact counts of references for each base page, and for each huge page.
+    /// Makes the popularity from exact counts of references for each base page and each huge page.
     pub fn of_counts(
         base: impl IntoIterator<Item = u64>,
         huge: impl IntoIterator<Item = u64>,
@@ -109,8 +110,8 @@ impl Popularity {
         Self { base: of_base, huge: of_huge, classes }
     }
 
-    /// Returns what of it goes to some of the pages: how many of the samples fell into each base page, and
-    /// into each huge page.
+    /// Returns the part of the popularity that belongs to some of the pages, given as the number of samples in each of
+    /// these base pages and huge pages.
     pub fn part(
         &self,
         base: impl IntoIterator<Item = u64>,
@@ -121,7 +122,7 @@ impl Popularity {
         Self { classes: [base, huge].concat(), ..*self }
     }
 
-    /// Returns how many pages there are, those included that no sample has seen.
+    /// Returns the number of pages, including the unseen ones.
     pub fn pages(&self) -> f64 {
         self.classes.iter().map(|class| class.pages).sum()
     }
@@ -153,7 +154,7 @@ pub struct Footprint {
     pub all: u64,
 }
 
-/// Counts the pages, from how many samples fell into each.
+/// Computes the footprint from the number of samples in each page.
 pub fn footprint(counts: impl IntoIterator<Item = u64>) -> Footprint {
     let mut counts: Vec<u64> = counts.into_iter().filter(|&count| count > 0).collect();
     counts.sort_unstable_by(|one, other| other.cmp(one));

@@ -1,10 +1,9 @@
-//! Instruction TLBs by kind of processor, for what the processor itself does not tell.
+//! Instruction TLBs by processor design, for facts that the processor does not report.
 //!
-//! Sources: Intel 64 and IA-32 Architectures Optimization Reference Manual (248966), the chapters on
-//! each microarchitecture, and Intel's Architecture Day of 2021 for Golden Cove; AMD's Software
-//! Optimization Guides (55723 for family 17h, 56665 for 19h, 58455 for 1Ah), "instruction fetch";
-//! the Technical Reference Manuals of Arm's cores, "TLB organization". Where threads of one core share
-//! entries, all of them are given.
+//! Sources: Intel 64 and IA-32 Architectures Optimization Reference Manual (248966), the chapters on each
+//! microarchitecture, and Intel's Architecture Day of 2021 for Golden Cove; AMD's Software Optimization Guides (55723
+//! for family 17h, 56665 for 19h, 58455 for 1Ah), "instruction fetch"; the Technical Reference Manuals of Arm's cores,
+//! "TLB organization". If the threads of a core share entries, the table gives the total.
 
 use super::tlb::{Itlb, Level, Source};
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// The entries of one level. Their organisation in sets is left out.
+/// The entries of one level. Their organisation in sets is ignored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
@@ -31,11 +31,11 @@ impl Level {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// The processor says so itself.
+    /// The processor reports the figures.
     Cpuid,
-    /// The processor says what it is, and a table has the rest.
+    /// The processor reports its model, and a table has the figures.
     Table,
-    /// Usual figures: neither source has any.
+    /// Usual figures, because neither source has any.
     Assumed,
 }
 
@@ -57,7 +57,7 @@ pub struct Itlb {
 }
 
 impl Itlb {
-    /// The least that most processors of the last ten years have: it stands for an unknown one.
+    /// The smallest TLB that most processors of the last ten years have. It is used for an unknown processor.
     pub const USUAL: Self = Self {
         name: None,
         source: Source::Assumed,
@@ -67,7 +67,7 @@ impl Itlb {
         second_holds_data: true,
     };
 
-    /// Returns the second level as far as instructions have it: half of one that holds data too.
+    /// Returns the part of the second level that instructions can use: half of a level that also holds data.
     pub fn second_for_text(&self) -> Option<Level> {
         let part = |entries: u32| if self.second_holds_data { entries / 2 } else { entries };
         self.second.map(|level| match level {

@@ -1,9 +1,9 @@
-//! One self-contained page for people: where a process executes, how much of that is on huge pages, or
-//! what a benchmark has found.
+//! A self-contained page for people. It shows where a process executes and how much of that lies on huge pages, or the
+//! findings of a benchmark.
 //!
-//! Plain HTML and SVG, no script, nothing from the network. Each number stands in a `<data>` element
-//! with its full value and its place in the JSON that the page carries, so that a machine can check one
-//! against the other.
+//! The page is plain HTML and SVG, without scripts and without anything from the network. Each number stands in a
+//! `<data>` element with its full value and its place in the JSON that the page carries, so that a program can compare
+//! the two.
 
 mod plots;
 
@@ -65,12 +65,12 @@ pub struct Page {
 }
 
 impl Page {
-    /// Makes one.
+    /// Makes a page.
     pub fn new(subject: Subject, made: Made) -> Self {
         Self { schema: SCHEMA, kind: "page", made, subject }
     }
 
-    /// Renders it as a whole HTML document.
+    /// Renders the page as a whole HTML document.
     pub fn to_html(&self) -> String {
         let json = serde_json::to_value(self).unwrap_or_default();
         let data = Data(&json);
@@ -81,7 +81,7 @@ impl Page {
             ),
             Subject::Bench(bench) => (bench.command.join(" "), of_bench(&data, bench)),
         };
-        // Inside a script element only this could end it.
+        // Only `<` could end the script element.
         let carried = escape::json(&json).replace('<', "\\u003c");
         format!(
             "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -93,7 +93,7 @@ impl Page {
         )
     }
 
-    /// Says when, where and by what it was made; of a benchmark, its measurements.
+    /// Says when, where and by what the page was made. For a benchmark, also describes the measurements.
     fn made(&self) -> String {
         let Made { date, machine, version } = &self.made;
         match &self.subject {
@@ -133,8 +133,7 @@ impl Page {
 
 const STYLE: &str = include_str!("style.css");
 
-/// Escapes text for HTML and for attributes in double quotes. Characters that would do something are
-/// shown as text.
+/// Escapes text for HTML and for attributes in double quotes. Control characters are shown as text.
 pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.shown().to_string().chars() {
@@ -177,7 +176,7 @@ impl Data<'_> {
     }
 }
 
-/// Says what to do next.
+/// Renders the next step.
 fn next(command: Option<&str>) -> String {
     match command {
         Some(command) => format!("<p>Next: <code>{}</code></p>\n", escape(command)),
@@ -185,7 +184,7 @@ fn next(command: Option<&str>) -> String {
     }
 }
 
-/// Files beyond are in the JSON only.
+/// Most files in the table. Further files are only in the JSON.
 const ROWS: usize = 20;
 
 fn table(html: &mut String, heads: &[&str], rows: impl Iterator<Item = Vec<String>>) {
@@ -322,7 +321,7 @@ fn of_bench(data: &Data<'_>, bench: &Bench) -> String {
         data.count("/bench/rounds"),
         escape(&bench.machine),
     );
-    // Without it a ratio may be of nothing.
+    // Without these figures, both ways may have had the same pages.
     if bench.huge_plain_bytes.is_some() && bench.huge_tiexec_bytes.is_some() {
         let _infallible = writeln!(
             html,

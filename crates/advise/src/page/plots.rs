@@ -32,7 +32,7 @@ impl Plot {
         Self { title: title.into(), height, body: String::new() }
     }
 
-    /// Renders it as an SVG element within HTML.
+    /// Renders the plot as an SVG element within HTML.
     pub(super) fn to_html(&self) -> String {
         let Self { title, height, body } = self;
         format!(
@@ -94,7 +94,7 @@ pub(super) fn document(plots: &[Plot], style: &str) -> String {
     svg + "</svg>\n"
 }
 
-/// The last part of a path, as far as there is room for it.
+/// Returns the last part of a path that fits the room.
 fn short(path: &str) -> String {
     const ROOM: usize = 30;
     let name = path.rsplit('/').next().unwrap_or(path);
@@ -105,7 +105,7 @@ fn short(path: &str) -> String {
     name.chars().take(ROOM - 1).chain(['…']).collect()
 }
 
-/// How few pages hold how much.
+/// Plots how few pages hold how many of the samples.
 pub(super) fn curves(heat: &Heat, itlb: &Itlb) -> Plot {
     let (top, bottom) = (10.0, 230.0);
     let mut plot = Plot::new("cumulative footprint", 270.0);
@@ -143,7 +143,7 @@ pub(super) fn curves(heat: &Heat, itlb: &Itlb) -> Plot {
     plot
 }
 
-/// How much of each file's text is on huge pages.
+/// Plots how much of each file's text lies on huge pages.
 pub(super) fn bars(coverage: &Report) -> Plot {
     const ROW: f64 = 24.0;
     let (mut files, _) = apart_from_small(&coverage.files);
@@ -171,7 +171,7 @@ pub(super) fn maps(heat: &Heat) -> Vec<Plot> {
 
 fn map(file: &FileHeat) -> Plot {
     const ROW: f64 = 12.0;
-    // The hottest ones, if there are too many, in address order.
+    // If there are too many rows, only the hottest are shown, in address order.
     let mut least = file.rows.iter().map(|row| row.samples).collect::<Vec<_>>();
     least.sort_unstable_by(|one, other| other.cmp(one));
     let least = least.get(LINES).copied().unwrap_or(0);
@@ -200,14 +200,14 @@ fn map(file: &FileHeat) -> Plot {
     plot
 }
 
-/// The ratios of a benchmark and their intervals.
+/// Plots the ratios of a benchmark and their intervals.
 pub(super) fn ratios(bench: &Bench) -> Plot {
     const ROW: f64 = 26.0;
     let known: Vec<_> =
         bench.metrics.iter().filter_map(|metric| Some((&metric.name, metric.ratio?))).collect();
     let bottom = ROW * known.len() as f64 + 6.0;
     let mut plot = Plot::new("tiexec over plain", bottom + 24.0);
-    // The axis cuts far ratios, so that those near 1 stay readable.
+    // The axis cuts off far ratios, so that ratios near 1 stay readable.
     let reach = known.iter().map(|(_, ratio)| (1.0 - ratio.low).abs().max(ratio.high - 1.0));
     let reach = reach.fold(0.02, f64::max).min(0.5) * 1.1;
     let x = |ratio: f64| LEFT + INNER * ((ratio - 1.0) / reach).clamp(-1.0, 1.0).midpoint(1.0);
@@ -223,7 +223,7 @@ pub(super) fn ratios(bench: &Bench) -> Plot {
         if (ratio.estimate - 1.0).abs() <= reach {
             plot.rect(x(ratio.estimate) - 2.0, y, 4.0, 14.0, "fill-one", "");
         }
-        // Words tell of a point beyond the axis; drawn, it would stand in a wrong place.
+        // A point beyond the axis is described in words, because a drawn point would be in a wrong place.
         let beyond = |end: f64, anchor, arrow: &str| {
             let shown = if (ratio.estimate - 1.0) * (end - 1.0).signum() > reach {
                 format!("{arrow} {}", times(ratio.estimate))
@@ -241,7 +241,7 @@ pub(super) fn ratios(bench: &Bench) -> Plot {
     plot
 }
 
-/// Each round of the first figure, plain and by TiExec.
+/// Plots each round of the first figure, plain and with TiExec.
 pub(super) fn rounds(bench: &Bench) -> Plot {
     let (top, bottom) = (10.0, 190.0);
     let mut plot = Plot::new("rounds", 220.0);

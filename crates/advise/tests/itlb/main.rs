@@ -1,4 +1,4 @@
-//! The model of the instruction TLB, held against an exact simulation.
+//! Tests of the model of the instruction TLB against an exact simulation.
 
 mod recorded;
 mod simulator;
@@ -35,7 +35,7 @@ impl Iterator for Draw {
     }
 }
 
-/// Weights as programs have them: a few hot pages, many cold ones.
+/// Returns weights like those of programs: a few hot pages, many cold ones.
 fn zipf(pages: u64, scale: u64) -> Vec<u64> {
     (1..=pages).map(|rank| (scale / rank).max(1)).collect()
 }
@@ -51,7 +51,7 @@ fn independent_references_are_predicted_well() {
         let tlb = itlb(first, second);
         let count = 300_000;
         let draw = || Draw::new(&weights, 7).map(|page| (page as u64, false));
-        // The first entries of an empty TLB do not count.
+        // The misses that fill an empty TLB do not count.
         let warm = simulator::misses(&tlb, draw().take(count));
         let all = simulator::misses(&tlb, draw().take(2 * count));
         let share = |all: u64, warm: u64| (all - warm) as f64 / count as f64;
@@ -99,7 +99,8 @@ fn what_few_samples_do_not_see_is_reckoned_with() {
     assert!((estimated.misses() / exact.misses() - 1.0).abs() < 0.05, "{estimated:?} {exact:?}");
 }
 
-/// Predicted from samples, and simulated: misses of the first level in a thousand instructions.
+/// Returns the predicted and the simulated misses of the first level per thousand instructions. The prediction uses the
+/// samples.
 fn recorded(name: &str, entries: u32) -> (f64, f64) {
     let trace = recorded::read(name);
     let tlb = itlb(Level::Shared(entries), None);
@@ -119,8 +120,8 @@ fn real_programs_are_predicted_within_a_fifth() {
     }
 }
 
-/// The truth is within these factors of the prediction, for all programs that were recorded: what `advise` tells as the
-/// model's interval.
+/// For all recorded programs, the truth is within these factors of the prediction. `advise` reports them as the model's
+/// interval.
 #[test]
 fn the_interval_of_the_model_holds_the_truth() {
     let mut outside = Vec::new();
@@ -140,7 +141,7 @@ fn the_interval_of_the_model_holds_the_truth() {
     ] {
         for entries in [64, 128] {
             let (predicted, simulated) = recorded(name, entries);
-            // As good as none is as good as none.
+            // If both numbers are nearly zero, their ratio says nothing.
             let none = predicted.max(simulated) < 0.1;
             let [least, most] = MODEL_FACTORS;
             if !none && !(least * predicted..=most * predicted).contains(&simulated) {
@@ -153,7 +154,7 @@ fn the_interval_of_the_model_holds_the_truth() {
 
 #[test]
 fn pages_that_hardly_ever_miss_beside_cold_ones() {
-    // The rate of their misses goes down to where numbers have no reciprocal.
+    // The rates of misses reach values so small that their reciprocal is infinite.
     for hot in 600..1500 {
         let popularity = Popularity::of_counts([hot, hot, hot, 1, 1], []);
         for second in [2, 100] {

@@ -1,9 +1,8 @@
 //! Traces of the pages in which real programs executed, recorded and reduced by `bench/itlb`.
 //!
-//! Numbers in LEB128: instructions, pages; for each page, how many of the samples, one every 10007
-//! instructions, fell into it; then the references, each as the page's position in the order of last
-//! use (a new page: the number of pages so far). References that cannot change what an LRU of 64 or
-//! more entries misses are left out.
+//! Numbers in LEB128: instructions, pages; for each page, how many of the samples, one every 10007 instructions, fell
+//! into it; then the references, each as the page's position in the order of last use (a new page: the number of pages
+//! so far). The file omits references that cannot change the misses of an LRU of 64 or more entries.
 
 /// A trace.
 pub(crate) struct Trace {

@@ -1,4 +1,4 @@
-//! An exact simulation of TLBs, to hold the model against: LRU over all entries of each level.
+//! An exact simulation of TLBs, to test the model: LRU over all entries of each level.
 
 use tiexec_advise::itlb::{Itlb, Level};
 
@@ -14,7 +14,7 @@ impl Lru {
         Self { entries: entries as usize, pages: Vec::new() }
     }
 
-    /// References a page; returns whether it was there.
+    /// References a page. Returns whether the page was there.
     fn reference(&mut self, page: (u64, bool)) -> bool {
         let at = self.pages.iter().position(|&held| held == page);
         if let Some(at) = at {
@@ -27,7 +27,7 @@ impl Lru {
     }
 }
 
-/// A level: entries for both sizes, or for each.
+/// A level: entries for both page sizes together, or separate entries for each size.
 struct Simulated(Lru, Option<Lru>);
 
 impl Simulated {
@@ -46,7 +46,7 @@ impl Simulated {
     }
 }
 
-/// Misses of the first level, and of both, that these references make.
+/// Returns the misses of the first level, and of both, for these references.
 pub(crate) fn misses(itlb: &Itlb, references: impl Iterator<Item = (u64, bool)>) -> (u64, u64) {
     let mut first = Simulated::new(itlb.first);
     let mut second = itlb.second_for_text().map(Simulated::new);
