@@ -12,11 +12,11 @@ use crate::stdio::answer;
 
 /// The task that a command line names.
 enum Invocation {
-    /// To launch a program: which argument it is, the options before it, and whether to plan only.
+    /// Launch a program: the index of its argument, the options before it, and whether to plan only.
     Launch { program: usize, options: LaunchSettings, dry_run: bool },
-    /// To attach to a process.
+    /// Attach to a process.
     Attach(Attach),
-    /// None: clap has printed help, or the defect, and this is the exit status.
+    /// No task: clap has printed help or the mistake, and this is the exit status.
     Answered(u8),
 }
 
@@ -32,7 +32,7 @@ pub fn run(argv: Argv) -> u8 {
 }
 
 fn parse(argv: Argv) -> Invocation {
-    // The everyday case has no option at all: do not build a parser before every program.
+    // The usual command line has no option, so it starts the program without the cost of a parser.
     let first = argv.get(1).unwrap_or_default();
     if first.as_encoded_bytes().first().is_some_and(|&byte| byte != b'-') {
         return Invocation::Launch {
@@ -54,7 +54,7 @@ fn parse(argv: Argv) -> Invocation {
             dry_run: parsed.dry_run,
         },
         Err(error) => {
-            // As an attach it would have been one for its own statuses.
+            // A malformed attach must end with an exit status of an attach.
             let attach = argv.collect_from(1).iter().any(|arg| arg == "-p" || arg == "--pid");
             let (usage, failed) = if attach {
                 (exit::USAGE, exit::FAILED)

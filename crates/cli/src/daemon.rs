@@ -32,7 +32,8 @@ pub fn run() -> u8 {
         warn(defect);
         return exit::FAILED;
     }
-    // systemd sets it where stderr is the journal, which reads a priority before a line (sd-daemon(3)).
+    // systemd sets JOURNAL_STREAM if stderr is the journal. The journal parses a priority prefix of each line
+    // (sd-daemon(3)).
     let journal = std::env::var_os("JOURNAL_STREAM").is_some();
     let log = move |level: Level, text: &str| {
         if !journal {
@@ -65,7 +66,7 @@ pub fn run() -> u8 {
     exit::OK
 }
 
-/// Puts the figures into a file that everybody may read: the collector is another user.
+/// Writes the figures to a file that all users may read, because the collector is another user.
 fn publish(path: &Path, text: &str) -> Result<(), String> {
     let before = rustix::process::umask(Mode::from_raw_mode(0o022));
     let written = Output::at(path).and_then(|output| output.write(text.as_bytes()));

@@ -1,9 +1,9 @@
-//! Long lines on a terminal: a table is cut between two columns, and other lines between words. What goes on has an indent.
-//! Files, pipes and JSON get the lines as they are.
+//! Folds long lines on a terminal. A table is cut between two columns, and other lines between words. A continuation
+//! line has an indent. Files, pipes and JSON get the lines unchanged.
 
 use std::os::fd::AsFd;
 
-/// The indent of what goes on.
+/// The indent of a continuation line.
 const INDENT: &str = "    ";
 /// On a narrower terminal nothing is folded.
 const NARROWEST: usize = 40;
@@ -14,7 +14,7 @@ pub(crate) fn width(stream: impl AsFd) -> Option<usize> {
     Some(usize::from(size.ws_col)).filter(|&width| width >= NARROWEST)
 }
 
-/// Folds the lines of a text that are longer than the terminal is wide.
+/// Folds the lines of a text that are wider than the terminal.
 pub(crate) fn folded(text: &str, width: Option<usize>) -> String {
     let Some(width) = width.filter(|_| !text.starts_with(['{', '[', '<'])) else {
         return text.to_owned();
@@ -36,7 +36,7 @@ pub(crate) fn folded(text: &str, width: Option<usize>) -> String {
     folded.join("\n")
 }
 
-/// Folds a message: its fix is a line of its own, which can be copied as it is.
+/// Folds a message. Its fix gets its own line, so that the user can copy it.
 pub(crate) fn folded_message(message: &str, width: Option<usize>) -> String {
     match message.split_once("; fix: ") {
         Some((why, fix)) if width.is_some_and(|width| message.chars().count() > width) => {
@@ -46,13 +46,13 @@ pub(crate) fn folded_message(message: &str, width: Option<usize>) -> String {
     }
 }
 
-/// Returns whether the line is of a table, which has two spaces between its columns, and not a sentence.
+/// Returns whether the line belongs to a table, which has two spaces between its columns.
 fn is_row(line: &[char]) -> bool {
     line.windows(2).any(|two| two == [' ', ' '])
 }
 
-/// Finds the last column, within the width, at which several lines all have a space: where one of them has two, since a
-/// column may hold several words.
+/// Finds the last column, within the width, at which all the lines have a space. Prefers a column at which one line has
+/// two spaces, because a single space may lie between two words of a column.
 fn common(lines: &[Vec<char>], width: usize) -> Option<usize> {
     let is_space = |line: &Vec<char>, column: usize| line.get(column) == Some(&' ');
     let free = |column: &usize| lines.iter().all(|line| is_space(line, *column));
@@ -62,14 +62,14 @@ fn common(lines: &[Vec<char>], width: usize) -> Option<usize> {
     found.filter(|_| lines.len() > 1)
 }
 
-/// Finds the place at which to cut a single line: between two parts of it, behind a sentence's part, else between two words.
+/// Finds the position at which to cut a single line: between two columns, else after a clause, else between two words.
 fn place(line: &[char], width: usize) -> usize {
     let last = |between: &[char], keep: usize| {
         let at = |&at: &usize| line[at..].starts_with(between);
         (width / 4..=width - keep).rev().find(at).map(|at| at + keep)
     };
     let parts = last(&[' '; 3], 0).or_else(|| last(&[';', ' '], 1)).or_else(|| last(&[' '], 0));
-    // No word is cut: it may be a path, to be copied.
+    // Words are never cut, because a word may be a path that the user wants to copy.
     let behind = || line.iter().skip(width).position(|&letter| letter == ' ');
     parts.or_else(|| Some(width + behind()?)).unwrap_or(line.len())
 }

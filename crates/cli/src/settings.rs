@@ -7,10 +7,10 @@ use crate::memory_options;
 use crate::options::LaunchSettings;
 use crate::stdio::warn;
 
-/// Decides by the options, the environment, the configuration file and the kill switch.
+/// Combines the options, the environment, the configuration file and the kill switch.
 ///
 /// # Errors
-/// An option that this machine cannot follow, in words.
+/// An option that this machine does not support, in words.
 pub(crate) fn settings(options: LaunchSettings) -> Result<Settings, String> {
     let surroundings = Surroundings::read();
     let mut settings = surroundings.settings.clone();
@@ -30,7 +30,7 @@ pub(crate) fn switched_off_by(option: Option<BackingChoice>) -> &'static str {
     }
     let mut environment = Settings::default();
     let _malformed = environment.take_environment(&std::env::var("TIEXEC").unwrap_or_default());
-    // An option overrules the backing of a source, and not its `off`.
+    // An option overrides the backing of a source, but not its `off`.
     if environment.off || environment.backing == BackingChoice::Off && option.is_none() {
         return "by TIEXEC in the environment; fix: unset TIEXEC";
     }

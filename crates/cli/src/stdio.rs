@@ -1,5 +1,5 @@
-//! Output to stderr and stdout. A stream that is broken, full or stopped is nobody's failure: the
-//! program must run, even if nobody reads our output. Only the product on stdout must get there.
+//! Output to stderr and stdout. A stream that is broken, full or stopped is not an error: the program must run, even if
+//! nobody reads our output. The only exception is the product on stdout.
 
 use std::fmt::Display;
 use std::sync::OnceLock;
@@ -16,7 +16,7 @@ use crate::fold::{folded_message, width};
 
 static NAME: OnceLock<&str> = OnceLock::new();
 
-/// Makes messages begin with `name` rather than `tiexec`.
+/// Makes messages begin with `name` instead of `tiexec`.
 pub fn speak_as(name: &'static str) {
     let _said_before = NAME.set(name);
 }
@@ -30,7 +30,7 @@ pub fn warn(message: impl Display) {
     let _nobody_listens = write_briefly(&stderr, &(folded_message(&line, width(&stderr)) + "\n"));
 }
 
-/// Warns that standard output cannot be written; once, however many lines are lost.
+/// Warns that standard output cannot be written. Warns once, even if more lines are lost.
 pub(crate) fn say_unwritten(errno: RawErrno) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Relaxed) {
@@ -41,8 +41,8 @@ pub(crate) fn say_unwritten(errno: RawErrno) {
     }
 }
 
-/// Writes what the parser of command lines has to say; returns the exit status: `usage` for a malformed command line,
-/// `failed` for help that cannot be written.
+/// Writes the output of the command-line parser. Returns the exit status: `usage` for a malformed command line,
+/// `failed` if help cannot be written.
 pub(crate) fn answer(error: clap::Error, usage: u8, failed: u8) -> u8 {
     let malformed = error.use_stderr();
     match say_usage(error) {
@@ -55,12 +55,12 @@ pub(crate) fn answer(error: clap::Error, usage: u8, failed: u8) -> u8 {
     }
 }
 
-/// Writes what the parser of command lines has to say: help, or what is wrong with one.
+/// Writes the output of the command-line parser: help, or an error.
 ///
 /// # Errors
 /// As [`write_briefly`].
 pub fn say_usage(mut error: clap::Error) -> Result<(), RawErrno> {
-    // Arguments may hold a line end.
+    // Arguments may contain line ends.
     let given: Vec<_> = error.context().map(|(kind, value)| (kind, value.clone())).collect();
     for (kind, value) in given {
         let shown = match value {

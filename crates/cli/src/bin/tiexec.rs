@@ -1,7 +1,7 @@
 //! `tiexec`: becomes a program, with its text on huge pages.
 //!
-//! Has a C `main`, not Rust's: the runtime would ignore SIGPIPE and open closed standard
-//! descriptors, and the program would inherit both. See [`tiexec_sys::startup`].
+//! It has a C `main`, not Rust's, because Rust's runtime would ignore SIGPIPE and open closed standard descriptors, and
+//! the program would inherit both. See [`tiexec_sys::startup`].
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! `tiexecctl`: looks at processes and at the machine.
+//! `tiexecctl`: examines and changes processes, and examines the machine.
 
 use std::process::ExitCode;
 

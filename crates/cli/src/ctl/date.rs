@@ -1,4 +1,4 @@
-//! The date, for pages and benchmarks that are looked at later.
+//! The date, for pages and benchmarks that people read later.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,7 +7,7 @@ pub(super) fn now() -> String {
     of(seconds())
 }
 
-/// Returns the date of so many seconds after the beginning of 1970.
+/// Returns the date that is `seconds` after the beginning of 1970.
 pub(super) fn of(seconds: u64) -> String {
     let (mut days, minutes) = (seconds / 86_400, seconds % 86_400 / 60);
     let is_leap =
@@ -38,12 +38,12 @@ pub(super) fn seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Returns how long ago such a time is, in its largest unit.
+/// Returns how long ago a time is, in the largest unit. The time is in seconds since 1970.
 pub(super) fn since(then: u64) -> String {
     format!("{} ago", ago(seconds().saturating_sub(then).cast_signed()))
 }
 
-/// A time ago in its largest unit.
+/// Formats an age in its largest unit.
 pub(super) fn ago(seconds: i64) -> String {
     match seconds.max(0) {
         s @ 0..60 => format!("{s} s"),

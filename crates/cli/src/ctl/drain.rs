@@ -10,7 +10,7 @@ use crate::exit;
 use crate::options::{AgentCommand, Revert};
 use crate::stdio::warn;
 
-/// How long the agent may take until it sees that it is to begin nothing: one program may take it 30 s.
+/// The longest wait until the agent obeys the drain, because its work on one program may take 30 s.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs the command; returns the exit status.
@@ -35,7 +35,7 @@ fn drain() -> u8 {
     status
 }
 
-/// Waits until an agent that runs has ended the work on a program that it had begun.
+/// Waits until a running agent has finished its present work.
 fn wait_for_agent() -> Result<(), String> {
     let until = Instant::now() + PATIENCE;
     loop {

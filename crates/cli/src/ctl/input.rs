@@ -1,4 +1,5 @@
-//! Files that the user names as input. They are read whole, up to a limit, and none is waited for without end.
+//! Input files that the user names. They are read whole, up to a limit, and no read waits for a writer that does not
+//! exist.
 
 use std::fs::File;
 use std::io::Read;
@@ -7,7 +8,7 @@ use std::path::Path;
 use rustix::fs::{FileType, Mode, OFlags};
 use tiexec_sys::Errno;
 
-/// Reads a text from a regular file, or from a pipe that somebody has open for writing.
+/// Reads a text from a regular file, or from a pipe with a writer.
 ///
 /// # Errors
 /// The file is of another kind, is too long, or cannot be read.
@@ -19,7 +20,7 @@ pub(super) fn text_of(path: &Path, longest: u64) -> Result<String, String> {
     let stat = rustix::fs::fstat(&file).map_err(failed)?;
     let is_pipe = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => false,
-        // Such as <(COMMAND) of a shell. Without a writer, the read finds the end at once.
+        // Such a pipe is <(COMMAND) of a shell. Without a writer, the read returns the end at once.
         FileType::Fifo => {
             let flags = rustix::fs::fcntl_getfl(&file).map_err(failed)?;
             rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK).map_err(failed)?;
@@ -37,7 +38,7 @@ pub(super) fn text_of(path: &Path, longest: u64) -> Result<String, String> {
 /// Reads a text to its end.
 ///
 /// # Errors
-/// It is too long, or cannot be read.
+/// The text is too long, or cannot be read.
 pub(super) fn limited(input: impl Read, longest: u64) -> Result<String, String> {
     let mut text = String::new();
     let read = input.take(longest + 1).read_to_string(&mut text);

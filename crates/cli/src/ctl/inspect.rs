@@ -1,4 +1,4 @@
-//! `tiexecctl inspect PID...`: how much of the text of processes is huge, as the kernel says it.
+//! `tiexecctl inspect PID...`: reports how much text of processes is huge, as the kernel reports it.
 
 use tiexec_core::addr::mib;
 use tiexec_core::escape;
@@ -33,7 +33,7 @@ impl Figures {
         }
     }
 
-    /// Does the same apart from this process, which the process that is inspected can keep waiting.
+    /// Does the same in a child process, because the inspected process can block the reader.
     fn apart(pid: Pid, json: bool) -> Self {
         let look = || {
             let figures = Self::of(pid.as_raw_nonzero().get(), json);
@@ -54,7 +54,7 @@ impl Figures {
     }
 }
 
-/// Inspects the processes; of several, also prints the sums.
+/// Inspects the processes. If there are several, also prints the sums.
 pub(super) fn run(selected: &Targets, json: bool) -> u8 {
     let pids = match targets(selected) {
         Ok(pids) => pids,
@@ -89,10 +89,10 @@ pub(super) fn run(selected: &Targets, json: bool) -> u8 {
     together(statuses, selected)
 }
 
-/// Looks at a process.
+/// Makes the report about a process.
 ///
 /// # Errors
-/// The exit status for what has been said on stderr.
+/// The exit status. The message is on stderr already.
 pub(super) fn report(pid: i32) -> Result<Report, u8> {
     let refuse = |error| failed("inspect", pid, error);
     let gone = SysError { call: "open(/proc/PID)", errno: Errno::NOENT };

@@ -1,4 +1,4 @@
-//! `tiexecctl install-to DIR`: the programs copy themselves, out of an image that has no shell and no `cp`.
+//! `tiexecctl install-to DIR`: copies the programs out of an image that has no shell and no `cp`.
 
 use std::fs::{File, OpenOptions};
 use std::io::Error;
@@ -10,12 +10,12 @@ use tiexec_core::escape::AsShown;
 use crate::exit;
 use crate::stdio::warn;
 
-/// The programs that lie beside each other.
+/// The programs, which lie in one directory.
 const PROGRAMS: [&str; 2] = ["tiexec", "tiexecctl"];
-/// Everybody may execute them.
+/// The mode of the copies: all users may execute them.
 const MODE: u32 = 0o755;
 
-/// Copies the programs into the directory, which is made if it is not there; returns the exit status.
+/// Copies the programs into the directory, and makes the directory if it is missing. Returns the exit status.
 pub(super) fn run(directory: &Path) -> u8 {
     let failed = |what: &Path, error: &Error| {
         let what = what.shown();
@@ -39,13 +39,13 @@ pub(super) fn run(directory: &Path) -> u8 {
     exit::OK
 }
 
-/// Copies a program beside its place, and puts it there whole: a program that runs from there goes on.
+/// Copies a program to a temporary name and renames it, so that a running program is not disturbed.
 fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     let new = to.with_file_name(format!(".tiexec-{}", std::process::id()));
     let copied = || {
         let mut target = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&new)?;
         std::io::copy(&mut File::open(from)?, &mut target)?;
-        // The umask took some of it.
+        // The umask may have removed bits of the mode.
         target.set_permissions(std::fs::Permissions::from_mode(MODE))?;
         drop(target);
         std::fs::rename(&new, to)

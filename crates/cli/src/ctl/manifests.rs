@@ -1,5 +1,5 @@
-//! `tiexecctl rules check -f`: the labels and annotations of the agent's in manifests of Kubernetes, as far as they are on pods, and those
-//! that never get there.
+//! `tiexecctl rules check -f`: finds the agent's labels and annotations in manifests of Kubernetes. Reports those on
+//! pods, and those that never reach a pod.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ fn read(path: &Path) -> Result<String, String> {
 fn of_documents(documents: &[Value], rules: &Rules) -> Findings {
     let mut findings = Findings::default();
     for document in documents {
-        // A list has objects of its own.
+        // A list contains further objects.
         let items =
             document["items"].as_array().map_or(std::slice::from_ref(document), Vec::as_slice);
         for object in items {
@@ -76,7 +76,7 @@ fn of_documents(documents: &[Value], rules: &Rules) -> Findings {
     findings
 }
 
-/// Looks at a part of an object, and at all parts of it.
+/// Checks a part of an object, and all its parts.
 fn look(name: &str, part: &Value, path: &str, rules: &Rules, findings: &mut Findings) {
     if is_pod(part) {
         return look_at_pod(name, part, rules, findings);
@@ -136,7 +136,7 @@ fn is_pod(part: &Value) -> bool {
     part["spec"]["containers"].is_array()
 }
 
-/// The labels or annotations of the agent's.
+/// Returns the labels or annotations that the agent reads.
 fn ours(map: &Value) -> impl Iterator<Item = (&String, &Value)> {
     map.as_object().into_iter().flatten().filter(|(key, _)| key.starts_with(PREFIX))
 }

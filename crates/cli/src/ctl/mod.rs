@@ -70,7 +70,7 @@ pub fn run() -> u8 {
     }
 }
 
-/// The processor and the kernel.
+/// Returns the processor and the kernel in words.
 fn machine() -> String {
     let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let system = rustix::system::uname();
@@ -78,7 +78,7 @@ fn machine() -> String {
     format!("{count} × {model}, Linux {}", system.release().to_string_lossy())
 }
 
-/// Says that something could not be done to a process, and returns the exit status for it.
+/// Reports that something could not be done to a process. Returns the exit status for it.
 fn failed(doing: &str, pid: i32, error: SysError) -> u8 {
     if matches!(error.errno, Errno::NOENT | Errno::SRCH)
         && let Err(status) = has_text(doing, pid)
@@ -100,7 +100,7 @@ fn failed(doing: &str, pid: i32, error: SysError) -> u8 {
     failed_status(error.errno)
 }
 
-/// Returns what lifts the limit of this process that a call has met, if it is one.
+/// Returns the fix if a call failed at a limit of this process.
 fn limit(errno: Errno) -> Option<&'static str> {
     let kind = match errno {
         Errno::MFILE => FailureKind::FdLimit,
@@ -110,11 +110,11 @@ fn limit(errno: Errno) -> Option<&'static str> {
     Reason::from(kind).fix()
 }
 
-/// Makes sure that a process has text: it has not ended, and is no thread of the kernel. Its PID means the same process in
-/// `/proc`.
+/// Checks that a process has text: it has not ended, and is no kernel thread. Also checks that `/proc` belongs to this
+/// PID namespace.
 ///
 /// # Errors
-/// The exit status for what has been said on stderr.
+/// The exit status. The message is on stderr already.
 fn has_text(doing: &str, pid: i32) -> Result<(), u8> {
     if procfs::is_foreign() {
         let reason = FailureKind::ProcUnavailable.as_str();
@@ -130,7 +130,7 @@ fn has_text(doing: &str, pid: i32) -> Result<(), u8> {
     })
 }
 
-/// Opens the directory of a process's first thread that has not ended.
+/// Opens the `/proc` directory of a process's first live thread.
 fn thread_with_text(pid: Pid) -> Result<ProcDir, SysError> {
     let process = ProcDir::of(pid)?;
     match threads::first_alive(&process, pid) {
@@ -139,7 +139,7 @@ fn thread_with_text(pid: Pid) -> Result<ProcDir, SysError> {
     }
 }
 
-/// Returns the exit status for what the kernel has answered.
+/// Returns the exit status for an error of the kernel.
 fn failed_status(errno: Errno) -> u8 {
     match errno {
         Errno::NOENT | Errno::SRCH => exit::GONE,
@@ -148,10 +148,10 @@ fn failed_status(errno: Errno) -> u8 {
     }
 }
 
-/// Makes sure that the product can be written once it is there, which may take a while; the file is not touched.
+/// Checks that the output can be written, before work that may take a while. The file is not changed.
 ///
 /// # Errors
-/// The exit status for what has been said on stderr.
+/// The exit status. The message is on stderr already.
 fn can_write(output: Option<&Path>) -> Result<(), u8> {
     let Some(path) = output else { return Ok(()) };
     Output::at(path).map(drop).map_err(|why| not_written(path, &why))

@@ -1,18 +1,18 @@
-//! The kernel forbids this process to look at another one, or to trace it: why, and what helps.
+//! The cause and the fix if the kernel forbids this process to examine or trace another one.
 
 use tiexec_core::proc::status::CAP_SYS_PTRACE;
 use tiexec_sys::procfs::ProcDir;
 
-/// The number of the first user namespace (`PROC_USER_INIT_INO` in `include/linux/proc_ns.h`).
+/// The inode number of the initial user namespace (`PROC_USER_INIT_INO` in `include/linux/proc_ns.h`).
 const FIRST_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 
-/// The rights of this process that decide what it may look at.
+/// The rights of this process that decide which processes it may examine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Rights {
     root: bool,
     /// It has `CAP_SYS_PTRACE`.
     capable: bool,
-    /// It is in a user namespace of its own, where its capabilities do not count for processes outside.
+    /// It is in another user namespace than the initial one, where its capabilities do not apply to processes outside.
     enclosed: bool,
 }
 
@@ -28,12 +28,12 @@ impl Rights {
         }
     }
 
-    /// Returns whether this process is root, and lacks `CAP_SYS_PTRACE`.
+    /// Returns whether this process is root without `CAP_SYS_PTRACE`.
     pub(super) const fn lacks_capability(self) -> bool {
         self.root && !self.capable
     }
 
-    /// Says what forbids it, where the error does not say so, and the fix.
+    /// Returns the cause, unless the error already names it, and the fix.
     pub(super) const fn cause_and_fix(self) -> &'static str {
         match self {
             Self { root: false, .. } => "; fix: run it as root, or as the process's user",

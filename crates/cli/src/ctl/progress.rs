@@ -1,14 +1,14 @@
-//! How far a long piece of work is, on a terminal.
+//! The progress of long work, on a terminal.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
 
-/// How long no progress is shown.
+/// The time before the first progress line.
 const SILENCE: Duration = Duration::from_millis(500);
-/// How often something is, then.
+/// The pause between two progress lines.
 const PACE: Duration = Duration::from_millis(100);
 
-/// A line that is written over and over. Wiped when dropped.
+/// A line that is overwritten with each update, and wiped when dropped.
 pub(super) struct Progress {
     next: Option<Instant>,
     shown: bool,
@@ -22,7 +22,7 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// Shows a line, if it is time.
+    /// Shows a line, if the pause is over.
     pub(super) fn at(&mut self, line: impl FnOnce() -> String) {
         let now = Instant::now();
         if self.next.is_none_or(|next| now < next) {
@@ -33,7 +33,7 @@ impl Progress {
         self.write(&line());
     }
 
-    /// Says a line that matters, where there is no terminal to show it on.
+    /// Prints an important line if there is no terminal.
     pub(super) fn unless_shown(&self, line: &str) {
         if self.next.is_none() {
             crate::stdio::warn(line);

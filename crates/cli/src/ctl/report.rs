@@ -1,4 +1,4 @@
-//! `tiexecctl report PID|BENCH.json`: one page to look at.
+//! `tiexecctl report PID|BENCH.json`: makes a page for people.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! `tiexecctl rules check`, `tiexecd --once --dry-run`: which rule matches which process, and what would be done.
-//! `tiexecctl rules warm`: the programs that rules name, into huge pages of the page cache.
+//! `tiexecctl rules check` and `tiexecd --once --dry-run` show which rule matches which process, and what the agent
+//! would do. `tiexecctl rules warm` brings the programs that rules name into huge pages of the page cache.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -29,7 +29,7 @@ use crate::exit;
 use crate::options::{AgentFiles, RulesCommand};
 use crate::stdio::warn;
 
-/// How long the API server of Kubernetes may take to tell the pods of this node.
+/// The longest wait for the list of this node's pods from the API server of Kubernetes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) fn run(command: &RulesCommand) -> u8 {
@@ -54,7 +54,8 @@ pub(super) fn run(command: &RulesCommand) -> u8 {
     }
 }
 
-/// Shows the decision about each of the processes, or about each that a rule matches; returns the exit status.
+/// Shows the decision about each of the processes or, without processes, about each that a rule matches. Returns the
+/// exit status.
 pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
     let rules = Rules::read(&files.conf_dir);
     rules.defects.iter().for_each(warn);
@@ -100,7 +101,7 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
             let (pid, comm) = (pid.as_raw_nonzero(), facts.comm.shown());
             let exe = facts.shown_exe.shown();
             let fix = match (&decision.instead, decision.rule) {
-                // The agent makes the canary of a rule that says how to measure.
+                // If the rule says how to measure, the agent runs the canary itself.
                 (Some(Instead::CanaryRequired), Some(rule)) if rule.measure.is_none() => {
                     format!("; fix: tiexecctl canary --rule {} --counter CMD", rule.name)
                 }
@@ -148,7 +149,8 @@ fn warm_programs(conf_dir: &Path) -> u8 {
     let rules = Rules::read(conf_dir);
     rules.defects.iter().for_each(warn);
     let mut programs: BTreeSet<PathBuf> = rules.programs().into_iter().collect();
-    // A rule that names no path means the programs that run. One that an upgrade has replaced is looked for at its path.
+    // A rule without a path stands for the running programs that it matches. If an upgrade has replaced a running
+    // program, the new file at its path is warmed.
     let surroundings = Surroundings::look();
     for (_, process) in every() {
         let Some(facts) = surroundings.process(&process) else { continue };
@@ -160,7 +162,7 @@ fn warm_programs(conf_dir: &Path) -> u8 {
     if rules.defects.iter().any(|defect| defect.left_out) { exit::FAILED } else { status }
 }
 
-/// Reads the state; a machine where the agent never ran has none.
+/// Reads the state. If the agent never ran on this machine, the state is empty.
 fn state(files: &AgentFiles) -> Result<State, String> {
     if !files.state_dir.exists() {
         return Ok(State::default());

@@ -1,4 +1,4 @@
-//! `tiexec PROGRAM ARGS…`: decide, arm the helper if there is something to gain, become the program.
+//! `tiexec PROGRAM ARGS…`: decides, arms the helper if huge pages can gain something, and becomes the program.
 
 mod report_output;
 mod start;
@@ -47,12 +47,12 @@ struct Launcher {
     settings: Settings,
     sink: Option<Sink>,
     dry_run: bool,
-    /// The process that works on the program after the start.
+    /// The companion process, which works on the program after the start.
     companion: OnceCell<Pid>,
 }
 
-/// Runs the program that stands at that place of the arguments; returns an exit status only if it could not become
-/// the program.
+/// Runs the program at this index of the arguments. Returns an exit status only if this process could not become the
+/// program.
 pub(crate) fn run(argv: Argv, program: usize, options: LaunchSettings, dry_run: bool) -> u8 {
     let settings = match settings::settings(options) {
         Ok(settings) => settings,
@@ -65,7 +65,7 @@ pub(crate) fn run(argv: Argv, program: usize, options: LaunchSettings, dry_run: 
     let companion = OnceCell::new();
     let name = argv.get(program).unwrap_or_default();
     let launcher = Launcher { argv, program, name, settings, sink, dry_run, companion };
-    // A bug of ours, or a filter that makes the impossible happen, is no reason not to run it.
+    // The program must run even if our code panics, because of a bug or of a seccomp filter that breaks system calls.
     let ended = catch_unwind(AssertUnwindSafe(|| launcher.launch()));
     ended.unwrap_or_else(|_panicked| launcher.exec())
 }
@@ -78,11 +78,11 @@ impl Launcher {
         if !self.dry_run {
             self.accompany();
             if self.settings.max_huge_pages.is_some() {
-                // It is not known yet which pages are hot.
+                // The companion samples the program first, because the hot pages are not known yet.
                 return self.exec();
             }
         }
-        // It becomes an orphan while this process looks at the program.
+        // The watch process becomes an orphan while this process examines the program.
         let watch = self.begin_watch();
         let start = self.as_launch().prepare();
         self.keep_watch(watch, start.as_ref().err());
@@ -93,7 +93,7 @@ impl Launcher {
         }
     }
 
-    /// Starts the process that works on the program after the start, if the settings want one.
+    /// Starts the companion, if the settings require one.
     fn accompany(&self) {
         let settings = &self.settings;
         let budget = settings.max_huge_pages;
@@ -123,7 +123,8 @@ impl Launcher {
         let stderr = std::io::stderr();
         let keep = match &self.sink {
             Some(Sink::File(file)) => vec![file.as_fd()],
-            // A reader that waits for the end of standard error asked for the reports that go there.
+            // The companion keeps standard error open for its reports. A reader that waits for the end of standard
+            // error therefore waits for the companion too.
             Some(Sink::Stderr) => vec![stderr.as_fd()],
             None => Vec::new(),
         };
@@ -140,7 +141,7 @@ impl Launcher {
                         sink.write(&self.render(&report));
                     }
                 };
-                // Apart, for by the time it has been sampled the program may have changed its user.
+                // A child process does this, because the program may have changed its user while it was sampled.
                 let one = |_pid, _: &mut Pool| {
                     let done = hottest::look_after(program, budget, settings, &mut tell);
                     done.inspect_err(fails).map_or(exit::FAILED, |()| exit::OK)
@@ -182,7 +183,7 @@ impl Launcher {
         }
     }
 
-    /// Lets the companion trace the program where Yama asks for leave.
+    /// Allows the companion to trace the program, which Yama may require.
     fn allow_companion(&self) {
         if let Some(&companion) = self.companion.get() {
             let _no_yama = process::set_ptracer(Some(companion));
@@ -193,13 +194,13 @@ impl Launcher {
         &self.name
     }
 
-    /// Returns what the engine is to know of it.
+    /// Returns the parameters of the launch for the engine.
     fn as_launch(&self) -> Launch<'_> {
         let Self { name, settings, dry_run, .. } = self;
         Launch { name, settings, wants_report: self.sink.is_some(), dry_run: *dry_run }
     }
 
-    /// Execs under the eyes of a helper.
+    /// Execs while a helper traces this process.
     fn held(&self, caller: &Caller) -> u8 {
         let mut keep = Vec::with_capacity(3);
         if let Some(Sink::File(file)) = &self.sink {
@@ -221,10 +222,10 @@ impl Launcher {
             Err(why) => return self.plainly(&why),
         };
         self.allow_companion();
-        // Returns only if the exec failed.
+        // The call returns only if the exec failed.
         let _under_trace = self.argv.exec_from(self.program);
         armed.disarm();
-        // A traced exec may be refused where a plain one is not (a security module): once more.
+        // A security module may refuse a traced exec and allow a plain one, so the exec is retried.
         self.exec()
     }
 
@@ -266,7 +267,7 @@ impl Launcher {
         self.print(&text)
     }
 
-    /// Writes the product of a dry run; returns the exit status. A reader that has gone away is success.
+    /// Writes the output of a dry run. Returns the exit status. A closed pipe counts as success.
     fn print(&self, text: &str) -> u8 {
         match standard_output().and_then(|stdout| write_briefly(stdout, text)) {
             Ok(()) | Err(rustix::io::Errno::PIPE) => exit::OK,
@@ -280,8 +281,8 @@ impl Launcher {
         }
     }
 
-    /// Says why text stays on base pages: failures always, the rest if asked for. If some of it is huge, `rest` is how
-    /// many bytes are not, and how many there are.
+    /// Prints why text stays on base pages. Failures are always printed, other reasons only on request. If some text is
+    /// huge, `rest` has the bytes that are not huge and the total.
     fn explain(&self, reason: Reason, detail: &str, rest: Option<(u64, u64)>) {
         let settings = &self.settings;
         let alone = settings.strict && self.is_left_alone(reason);
@@ -305,8 +306,8 @@ impl Launcher {
         warn(format_args!("{name}: {what}: {reason}{colon}{detail}{fix}"));
     }
 
-    /// Returns whether the program is left alone by what it is, or by an option. One who switches TiExec off wants
-    /// programs to run as they would without it.
+    /// Returns whether TiExec leaves the program alone because of its kind, or because of an option. A user who
+    /// switches TiExec off wants programs to run as without it, so that case does not count.
     fn is_left_alone(&self, reason: Reason) -> bool {
         let Reason::Skipped(why) = reason else { return false };
         match why {
@@ -318,9 +319,9 @@ impl Launcher {
         }
     }
 
-    /// Execs without a helper, after saying so where that is due.
+    /// Execs without a helper. Prints the reason first, where the settings ask for it.
     fn plainly(&self, why: &Failure) -> u8 {
-        // A program that would not run has no plan, and no report.
+        // There is no plan and no report for a program that cannot run.
         let path = search(self.name());
         if !path.as_deref().is_some_and(is_executable) {
             if !self.dry_run {
@@ -355,7 +356,7 @@ impl Launcher {
         self.exec()
     }
 
-    /// Becomes the program; returns the exit status if that cannot be.
+    /// Becomes the program. Returns the exit status if the exec fails.
     fn exec(&self) -> u8 {
         self.allow_companion();
         let error = self.argv.exec_from(self.program);
@@ -363,7 +364,7 @@ impl Launcher {
     }
 
     fn not_executed(&self, errno: Errno) -> u8 {
-        // The kernel says the same of a missing program and of a missing interpreter.
+        // The kernel returns ENOENT for a missing program and for a missing interpreter.
         let missing = || missing_interpreter(&search(self.name())?);
         let missing = if errno == Errno::NOENT { missing() } else { None };
         let missing = missing.map_or(String::new(), |path| {

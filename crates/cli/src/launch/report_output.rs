@@ -31,7 +31,7 @@ impl Sink {
     }
 }
 
-/// Opens where the report goes. A file that cannot be opened is no reason not to run the program.
+/// Opens the destination of the report. The program also runs if the file cannot be opened.
 pub(super) fn open_sink(file: &str) -> Option<Sink> {
     if file.is_empty() {
         return Some(Sink::Stderr);

@@ -1,4 +1,4 @@
-//! The watch of a program's start, and the line about text that is left on base pages when the start is over.
+//! The watch of a program's start, and the line about text that is still on base pages after the start.
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -22,11 +22,11 @@ use super::Launcher;
 use super::report_output::Sink;
 use crate::stdio::warn;
 
-/// How many files a line names at most.
+/// Most files that the line names.
 const MOST_FILES: usize = 3;
 
 impl Launcher {
-    /// Begins the watch of the start, where nothing else was said.
+    /// Starts the watch of the program's start, unless the settings say otherwise.
     pub(super) fn begin_watch(&self) -> Option<Begun> {
         let settings = &self.settings;
         if !settings.watches_start() || !settings.select.text() || self.dry_run {
@@ -48,7 +48,8 @@ impl Launcher {
         if let Some(Sink::File(file)) = &self.sink {
             keep.push(file.as_fd());
         }
-        // A pipe must end when the program's end of it does.
+        // A pipe must end when the program closes it, so the companion keeps standard error open only if it is a
+        // terminal.
         if is_terminal {
             keep.push(stderr.as_fd());
         }
@@ -71,31 +72,31 @@ impl Launcher {
                 watch.run();
             }
         });
-        // Without a companion the program runs as it would without us.
+        // If the companion cannot start, the program runs without the watch.
         begun.ok()
     }
 
-    /// Keeps the watch, unless the program is to be left alone for this reason.
+    /// Keeps the watch, unless the reason means that the program must be left alone.
     pub(super) fn keep_watch(&self, watch: Option<Begun>, alone: Option<&Failure>) {
         let Some(companion) = watch.and_then(|begun| begun.finish().ok()?.pid) else { return };
         if alone.is_none_or(|why| may_come_to_text(why.reason)) {
             let _once = self.companion.set(companion);
         } else {
             let _already_gone = process::kill(companion);
-            // It is a child of this process only where orphans would become one.
+            // The companion is a child of this process only if this process adopts orphans.
             let _reaped = process::wait(companion);
         }
     }
 }
 
-/// Returns whether a program whose own text is left alone for this reason may come to have other text.
+/// Returns whether a program may get other text later, if its own text is left alone for this reason.
 fn may_come_to_text(reason: Reason) -> bool {
     let Reason::Skipped(why) = reason else { return false };
-    // A tracer has no rights over what a privileged program becomes.
+    // A tracer has no rights over the program of a privileged or unreadable image.
     !matches!(why, SkipReason::Disabled | SkipReason::PrivilegedImage | SkipReason::UnreadableImage)
 }
 
-/// Says what is left, and the commands that help.
+/// Describes the text that is left on base pages, and the commands that help.
 fn line_of(left: &Left) -> String {
     let name = left.exe.rsplit(|&byte| byte == b'/').next().unwrap_or_default().shown();
     let (rest, all) = (mib(left.bytes), mib(left.text_bytes));
@@ -132,13 +133,13 @@ fn has_store() -> bool {
     matches!(store, Some(Ok(Some(_))))
 }
 
-/// Returns whether the program is in the foreground of the terminal that standard error is, and does not draw on it: a program
-/// that does has line editing off.
+/// Returns whether standard error is a terminal with the program in the foreground, and the program does not draw on
+/// it. A program that draws turns line editing off.
 fn may_write_over(program: Pid) -> bool {
     let stderr = std::io::stderr();
     let Ok(device) = rustix::fs::fstat(&stderr).map(|stat| stat.st_rdev) else { return false };
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    // As `new_encode_dev` in `include/linux/kdev_t.h` does.
+    // This is the encoding of `new_encode_dev` in `include/linux/kdev_t.h`.
     let device = u64::from((minor & 0xff) | (major << 8) | ((minor & !0xff) << 12));
     let stat = ProcDir::of(program).and_then(|process| process.read("stat"));
     let is_in_front = stat.is_ok_and(|text| stat::in_foreground(&text, device).unwrap_or(false));

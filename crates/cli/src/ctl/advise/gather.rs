@@ -1,4 +1,4 @@
-//! Sampling processes, or a command that is started for it.
+//! Samples processes, or a command that it starts.
 
 use std::collections::HashMap;
 use std::os::unix::process::ExitStatusExt;
@@ -33,7 +33,7 @@ use crate::exit;
 use crate::options::Advise;
 use crate::stdio::warn;
 
-/// How long a running process is sampled unless an option says otherwise.
+/// The default time for which a running process is sampled.
 pub(super) const USUAL: Duration = Duration::from_secs(5);
 
 /// The result of the sampling.
@@ -41,7 +41,7 @@ pub(super) struct Gathered {
     pub(super) pid: u32,
     pub(super) comm: String,
     pub(super) tally: Tally,
-    /// The address spaces beside their samples, by the tally's spaces.
+    /// The facts about each address space besides its samples, by the tally's spaces.
     pub(super) known: HashMap<usize, Known>,
     pub(super) counted: Counted,
     pub(super) clock: Clock,
@@ -51,7 +51,7 @@ pub(super) struct Gathered {
 /// Samples these processes, or the command that the options name.
 ///
 /// # Errors
-/// The exit status for what has been said on stderr.
+/// The exit status. The message is on stderr already.
 pub(super) fn gather(pids: &[Pid], options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     let (mut status, mut names) = (exit::OK, Vec::new());
     for &pid in pids {
@@ -60,7 +60,7 @@ pub(super) fn gather(pids: &[Pid], options: &Advise, pages: Pages) -> Result<Gat
             Err(why) => status = why,
         }
     }
-    // Some may have ended since they were selected.
+    // Some processes may have ended since they were selected.
     match names.first() {
         Some((first, name)) => {
             let living: Vec<Pid> = names.iter().map(|&(pid, _)| pid).collect();
@@ -74,7 +74,7 @@ pub(super) fn gather(pids: &[Pid], options: &Advise, pages: Pages) -> Result<Gat
 /// Returns the name of a process that can be sampled.
 ///
 /// # Errors
-/// The exit status for what has been said on stderr.
+/// The exit status. The message is on stderr already.
 fn may_sample(pid: Pid) -> Result<String, u8> {
     let shown = pid.as_raw_nonzero().get();
     let refuse = |error| failed("advise on", shown, error);
@@ -87,7 +87,7 @@ fn may_sample(pid: Pid) -> Result<String, u8> {
         ));
         return Err(exit::USAGE);
     }
-    // It must be readable. Processes that it has started may have ended, or belong to other users.
+    // The named process must be readable. Its descendants may have ended, or belong to other users.
     named.read("maps").map_err(refuse)?;
     Ok(String::from_utf8_lossy(&status.name).into_owned())
 }
@@ -114,7 +114,7 @@ fn running(
     let mut known = HashMap::new();
     let (begun, only) = (Instant::now(), sampling.only);
     let end = begun.checked_add(options.duration.unwrap_or(USUAL));
-    // Ctrl-C ends it early; the report has the samples until then.
+    // Ctrl-C ends the sampling early. The report has the samples until then.
     interrupt::catch();
     let look = |tally: &Tally| look(tally, only, pages, &mut known);
     sampling.until(end, interrupt::asked, look).map_err(refuse)?;
@@ -126,7 +126,7 @@ fn running(
     Ok(Gathered { pid: first, comm, tally, known, counted, clock, lasted })
 }
 
-/// Starts the command, with this process as the one whose events it inherits.
+/// Starts the command. The command inherits the perf events of this process.
 fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     let (program, arguments) = options.command.split_first().ok_or(exit::USAGE)?;
     let name = program.to_string_lossy().into_owned();
@@ -143,7 +143,7 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
             return Err(exit::FAILED);
         }
     };
-    // Ctrl-C is the command's; the report has the samples until then.
+    // Ctrl-C ends only the command. The report has the samples until then.
     process::ignore_interrupts();
     sampling.only = (!options.follow).then_some(child.id());
     let begun = Instant::now();
@@ -153,7 +153,7 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     let look = |tally: &Tally| look(tally, only, pages, &mut known);
     let sampled = sampling.until(end, || has_ended(&mut child), look);
     let lasted = begun.elapsed();
-    // This process does little in user mode, but is counted too.
+    // The counts include this process, which does little in user mode.
     let counted = counters.read().since(&before);
     let ended = child.wait();
     sampled.map_err(|error| {
@@ -173,7 +173,7 @@ fn has_ended(child: &mut Child) -> bool {
     !matches!(child.try_wait(), Ok(None))
 }
 
-/// Says that sampling is refused, and what would help; returns the exit status.
+/// Reports that sampling is refused, with the fix. Returns the exit status.
 fn refused(pid: u32, error: SysError) -> u8 {
     warn(format_args!("cannot sample process {pid}: {}", refusal(error)));
     match error.errno {
@@ -183,25 +183,25 @@ fn refused(pid: u32, error: SysError) -> u8 {
     }
 }
 
-/// The facts about an address space beside its samples, as last seen.
+/// The latest facts about an address space besides its samples.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     /// The PMD-mapped ranges.
     pub(super) huge: Vec<AddrRange>,
-    /// The text of files that images of ours stand in for.
+    /// The text of files that one of our images replaces.
     originals: Vec<Vma>,
-    /// The populated huge pages of code that the process makes itself.
+    /// The populated huge pages of code that the process generates.
     pub(super) jit: Vec<AddrRange>,
     /// The plan of an attach, with [`EDGES`]; `None` if the process has ended.
     pub(super) attach: Option<[Vec<AddrRange>; 2]>,
-    /// The plan of a launch, likewise.
+    /// The plan of a launch, with [`EDGES`]; `None` if it is not known.
     pub(super) start: Option<[Started; 2]>,
 }
 
 /// The settings of edges that are compared.
 pub(super) const EDGES: [Edges; 2] = [Edges::Conservative, Edges::Pad];
 
-/// Looks at the address spaces of those that live.
+/// Reads the facts about the address spaces of live processes.
 fn look(tally: &Tally, only: Option<u32>, pages: Pages, found: &mut HashMap<usize, Known>) {
     for (space, of) in tally.spaces().iter().enumerate() {
         let wanted = of.current && only.is_none_or(|only| only == of.pid);
@@ -224,7 +224,7 @@ fn look(tally: &Tally, only: Option<u32>, pages: Pages, found: &mut HashMap<usiz
     }
 }
 
-/// Returns the samples by the files that the text is of, also where an image of ours stands in for one.
+/// Attributes the samples to the original file of the text, also where one of our images replaces the file.
 fn attributed(mut tally: Tally, known: &HashMap<usize, Known>) -> Tally {
     for (&space, known) in known {
         for text in &known.originals {
@@ -234,7 +234,7 @@ fn attributed(mut tally: Tally, known: &HashMap<usize, Known>) -> Tally {
     tally
 }
 
-/// Plans an attach to those that live, as `attach --dry-run` does.
+/// Plans an attach to the live processes, as `attach --dry-run` does.
 fn plan(tally: &Tally, pids: &[Pid], known: &mut HashMap<usize, Known>) {
     let settings = Settings::default();
     let sources = Sources { pagecache: false, store: false, copy: Some(Backing::Image) };

@@ -1,7 +1,7 @@
-//! `tiexecctl advise`: whether huge pages would help a program.
+//! `tiexecctl advise`: predicts whether huge pages would help a program.
 //!
-//! Nobody is stopped and nothing is changed: the kernel samples where the program executes, and its
-//! `/proc` files are read.
+//! It stops no process and changes nothing. The kernel samples where the program executes, and `advise` reads the
+//! program's `/proc` files.
 
 mod gather;
 mod ways;
@@ -30,14 +30,14 @@ use crate::stdio::warn;
 
 use gather::Gathered;
 
-/// Advice, and what it is made of.
+/// Advice, and its sources.
 pub(super) struct Advised {
     pub(super) advice: Advice,
     pub(super) tally: Tally,
     pub(super) circumstances: Circumstances,
 }
 
-/// Runs `advise`; returns the exit status: that there was nothing to sample is a failure.
+/// Runs `advise`; returns the exit status. It is a failure if there was nothing to sample.
 pub(super) fn run(options: &Advise) -> u8 {
     if let Err(status) = can_write(options.output.as_deref()) {
         return status;
@@ -59,7 +59,8 @@ pub(super) fn run(options: &Advise) -> u8 {
     })
 }
 
-/// Does `work`, which samples the processes for `duration` and looks at them: apart if one of them has other credentials.
+/// Does `work`, which samples the processes for `duration` and examines them. A child process does the work if one of
+/// them has other credentials.
 pub(super) fn sampled(
     doing: &str,
     pids: &[Pid],
@@ -70,15 +71,15 @@ pub(super) fn sampled(
         return work();
     };
     let patience = duration.unwrap_or(gather::USUAL).saturating_add(LONGEST);
-    // Ctrl-C ends the sampling, and what was seen until then is told.
+    // Ctrl-C ends the sampling. The report has the samples until then.
     process::ignore_interrupts();
     looked_at(doing, foreign.as_raw_nonzero().get(), patience, work)
 }
 
-/// Samples, and puts together what is to be told.
+/// Samples, and makes the advice.
 ///
 /// # Errors
-/// The exit status for what has been said on stderr.
+/// The exit status. The message is on stderr already.
 pub(super) fn sample(pids: &[Pid], options: &Advise) -> Result<Advised, u8> {
     let pages = thp::pages().ok_or_else(|| {
         warn("cannot advise: the kernel has no transparent huge pages");
@@ -100,7 +101,7 @@ pub(super) fn sample(pids: &[Pid], options: &Advise) -> Result<Advised, u8> {
         processes: processes.len(),
     };
     let itlb = Itlb::of(&processor::read());
-    // This comes after the sampling, so that it disturbs no process that is sampled.
+    // The measurement follows the sampling, so that it disturbs no sampled process.
     let time = miss_time(pages);
     let ways = ways::ways(options, &comm, &tally, &known, pages);
     let huge = known.into_iter().map(|(space, known)| (space, known.huge)).collect();
@@ -110,7 +111,7 @@ pub(super) fn sample(pids: &[Pid], options: &Advise) -> Result<Advised, u8> {
     if advice.sampling.samples < ENOUGH_SAMPLES {
         advice.next = Some(longer(options, lasted));
     }
-    // An attach copies the text of libraries, too.
+    // An attach also copies the text of libraries.
     let starts = advice.ways.last().is_some_and(|way| way.command.starts_with("tiexec "));
     if starts
         && is_for_a_store(&advice)
@@ -127,7 +128,7 @@ pub(super) fn sample(pids: &[Pid], options: &Advise) -> Result<Advised, u8> {
     Ok(Advised { advice, tally, circumstances })
 }
 
-/// Says that nothing was sampled; returns the exit status.
+/// Reports that nothing was sampled. Returns the exit status.
 fn nothing_sampled(pid: u32, pids: &[Pid], options: &Advise, lasted: Duration) -> u8 {
     let seconds = lasted.as_secs_f64();
     let command = options.command.first().map_or_else(String::new, |it| it.shown().to_string());
@@ -150,7 +151,7 @@ fn nothing_sampled(pid: u32, pids: &[Pid], options: &Advise, lasted: Duration) -
     exit::FAILED
 }
 
-/// Returns the command that samples for long enough, or more often where it is a command that ended.
+/// Returns a command that samples for longer or, for a command that ended, more often.
 fn longer(options: &Advise, lasted: Duration) -> String {
     let mut words: Vec<OsString> = vec!["tiexecctl".into(), "advise".into()];
     if options.follow {
@@ -167,7 +168,7 @@ fn longer(options: &Advise, lasted: Duration) -> String {
     ways::shell(&words)
 }
 
-/// Returns whether most of what there is to gain lies in shared libraries.
+/// Returns whether most of the possible gain lies in shared libraries.
 fn is_for_a_store(advice: &Advice) -> bool {
     let gain = |text: &TextAdvice| text.share * (text.on_huge_then - text.on_huge_now).max(0.0);
     let is_library = |text: &&TextAdvice| text.path.ends_with(".so") || text.path.contains(".so.");

@@ -1,4 +1,4 @@
-//! The ways to get the text of what was sampled onto huge pages, as commands.
+//! The commands that put the text of the sampled processes onto huge pages.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -13,7 +13,8 @@ use tiexec_remap::launch::restart::Started;
 use super::gather::{EDGES, Known};
 use crate::options::Advise;
 
-/// Returns the ways, those that change least first: an attach, if processes were named, and a start by `tiexec`.
+/// Returns the ways: an attach, if processes were named, and a start by `tiexec`. The way that changes least is the
+/// first.
 pub(super) fn ways(
     options: &Advise,
     program: &str,
@@ -41,7 +42,7 @@ pub(super) fn ways(
 struct Wish {
     start: bool,
     edges: Edges,
-    /// The position of `edges` in [`EDGES`].
+    /// The index of `edges` in [`EDGES`].
     index: usize,
     jit: bool,
 }
@@ -62,13 +63,13 @@ impl Wish {
         Way { command: self.command(options, program), reach: reach.collect() }
     }
 
-    /// Returns what it gives to an address space; `None` if that is not known.
+    /// Returns the ranges that the way puts on huge pages in an address space; `None` if they are not known.
     fn reach(&self, known: &Known, whole: impl FnOnce() -> Vec<AddrRange>) -> Option<Reach> {
         let attach = known.attach.as_ref().map(|plans| plans[self.index].clone());
         let mut reach = Reach::default();
         if self.start {
             let Started { image, plan, .. } = &known.start.as_ref()?[self.index];
-            // Shared objects lie where they would lie.
+            // Shared objects keep their addresses.
             reach.spans = attach.unwrap_or_else(whole);
             reach.spans.retain(|span| !span.overlaps(*image));
             reach.spans.extend(plan.spans().map(|span| span.range));
@@ -97,7 +98,7 @@ impl Wish {
             words.push("--select=all".into());
         }
         match self.start {
-            // The program compiles more code later.
+            // `--settle` covers code that the program compiles later.
             true if self.jit => words.push("--settle=1m".into()),
             true => {}
             false => words.extend(options.targets.words()),
@@ -113,7 +114,7 @@ impl Wish {
     }
 }
 
-/// Returns the words as a shell would have to be given them.
+/// Quotes the words for a shell.
 pub(super) fn shell(words: &[OsString]) -> String {
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./=:,+@%".contains(letter);
     let one = |word: &OsString| {

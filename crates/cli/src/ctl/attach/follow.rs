@@ -1,4 +1,4 @@
-//! `tiexec -p PID --follow`, `--settle`: an attach that stays.
+//! `tiexec -p PID --follow`, `--settle`: an attach that continues to watch the processes.
 
 use std::time::Instant;
 
@@ -17,9 +17,8 @@ use super::each;
 use crate::exit;
 use crate::stdio::warn;
 
-/// Does `first` to each process, and to their descendants with `--follow`; then stays with them until
-/// they have all ended, or, with `--settle`, until that time is over. Returns the exit status of the
-/// first look.
+/// Does `first` to each process and, with `--follow`, to their descendants. Then watches them until all have ended or,
+/// with `--settle`, until that time is over. Returns the exit status of the first pass.
 pub(super) fn stay(
     pids: &[Pid],
     settings: &Settings,
@@ -34,9 +33,9 @@ pub(super) fn stay(
         }
     };
     let end = (!settings.settle().is_zero()).then(|| Instant::now() + settings.settle());
-    // Ended only between two processes, never while one is worked on.
+    // A signal ends the watch only between two processes, never during the work on one.
     process::block_signals();
-    // The watch comes first, so that it sees a process that begins meanwhile.
+    // The watch starts first, so that it reports a process that begins during the first pass.
     let watch = watch(pids, settings.follow);
     let mut all = Tree::of(pids).walk(settings.follow);
     all.retain(|pid| {
@@ -57,7 +56,7 @@ pub(super) fn stay(
     status
 }
 
-/// Returns whether no later attach to any of the processes can succeed.
+/// Returns whether every later attach to the processes must fail.
 fn failed_for_good(all: &[Pid], settings: &Settings, status: u8) -> bool {
     matches!(status, exit::GONE | exit::NOT_PERMITTED)
         || settings.is_off()
@@ -65,10 +64,10 @@ fn failed_for_good(all: &[Pid], settings: &Settings, status: u8) -> bool {
         || all.iter().all(|&pid| Absence::of(pid).is_some())
 }
 
-/// Watches every thread of the processes and, to `follow`, of their descendants.
+/// Watches every thread of the processes and, with `follow`, of their descendants.
 fn watch(pids: &[Pid], follow: bool) -> Option<Watch> {
     let heirs = if follow { Heirs::Processes } else { Heirs::Threads };
-    // One descriptor for each thread on each processor.
+    // The watch needs one descriptor for each thread on each processor.
     process::lift_descriptor_limit();
     let tids: Vec<Pid> = Tree::of(pids)
         .walk(follow)

@@ -41,7 +41,7 @@ use crate::stdio::warn;
 
 /// Runs `attach`; returns the exit status.
 pub(crate) fn run(options: &Attach) -> u8 {
-    // A program that has not begun yet is no error of --wait-exec.
+    // With --wait-exec the program need not have begun yet.
     let pids = match options.wait_exec {
         true => Vec::new(),
         false => match targets(&options.targets) {
@@ -49,7 +49,8 @@ pub(crate) fn run(options: &Attach) -> u8 {
             Err(status) => return status,
         },
     };
-    // Only options can ask for later work: an attach that nobody asked to stay returns.
+    // Only options can request later work. Other sources are ignored here, so that an attach returns unless the user
+    // asked it to stay.
     let mut later = Settings::default();
     options.after_start.clone().put_into(&mut later);
     let (text, quiet) = (options.text, options.quiet);
@@ -68,7 +69,7 @@ pub(crate) fn run(options: &Attach) -> u8 {
         except: later.except,
         ..settings
     };
-    // One for all: processes of a family get the same image.
+    // All processes share these images, so that processes of one program get the same image.
     let mut images = Images::default();
     if options.wait_exec {
         return wait_exec::run(&options.targets, |pids| {
@@ -133,7 +134,7 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
     }
 }
 
-/// Warns that these processes could not be looked at; returns whether there are any.
+/// Warns that these processes could not be examined. Returns whether there are any.
 fn say_unseen(unseen: &[Pid]) -> bool {
     let Some(first) = unseen.first() else { return false };
     let fix = if rustix::process::geteuid().is_root() {
@@ -147,10 +148,10 @@ fn say_unseen(unseen: &[Pid]) -> bool {
     true
 }
 
-/// Returns the processes that are selected.
+/// Returns the selected processes.
 ///
 /// # Errors
-/// The exit status for what has been said on stderr: there are none, or the selection is malformed.
+/// The exit status. The message is on stderr already: there are none, or the selection is malformed.
 pub(crate) fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
     let found = selected(targets)?;
     if found.is_empty() {
@@ -164,10 +165,10 @@ pub(crate) fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
     Ok(found)
 }
 
-/// Returns the processes that are selected, be it none.
+/// Returns the selected processes, which may be none.
 ///
 /// # Errors
-/// The exit status for what has been said on stderr: the selection is malformed.
+/// The exit status. The message is on stderr already: the selection is malformed.
 pub(crate) fn selected(targets: &Targets) -> Result<Vec<Pid>, u8> {
     Ok(if let Some(exe) = &targets.exe {
         let program = select::Program::at(exe);
@@ -186,12 +187,12 @@ pub(crate) fn selected(targets: &Targets) -> Result<Vec<Pid>, u8> {
     })
 }
 
-/// Returns whether the processes were named by their ids.
+/// Returns whether the user named the processes by their IDs.
 fn named(targets: &Targets) -> bool {
     !targets.pids.is_empty()
 }
 
-/// Puts processes onto copies, if settings say how, or puts their own text back; says errors only. Returns the exit status.
+/// Puts processes onto copies, or reverts them if `settings` is `None`. Reports only errors. Returns the exit status.
 pub(crate) fn switch(pids: &[Pid], settings: Option<&Settings>) -> u8 {
     let Some(settings) = settings else {
         let options = Revert { quiet: true, ..Revert::default() };
@@ -204,8 +205,8 @@ pub(crate) fn switch(pids: &[Pid], settings: Option<&Settings>) -> u8 {
     })
 }
 
-/// Does `one` to each process, apart where it has other credentials; returns the exit status of all together. A process
-/// that has ended meanwhile counts only if the user `named` it.
+/// Does `one` to each process, in a child process if it has other credentials. Returns the combined exit status. A
+/// process that has ended meanwhile counts only if the user `named` it.
 pub(crate) fn each(
     doing: &str,
     pids: &[Pid],
@@ -232,7 +233,7 @@ pub(crate) fn each(
     status
 }
 
-/// Returns the exit status of all together for those of the processes that were selected.
+/// Combines the exit statuses of the selected processes.
 pub(crate) fn together(statuses: Vec<u8>, selected: &Targets) -> u8 {
     of_all(statuses, named(selected))
 }
@@ -248,7 +249,7 @@ fn of_all(mut statuses: Vec<u8>, named: bool) -> u8 {
     }
 }
 
-/// Warns that other TiExecs are not kept out, if so.
+/// Warns if the lock against other TiExecs is missing.
 fn say_if_unlocked(locked: &LockedTarget, quiet: bool) {
     let Some(why) = locked.lock.missing().filter(|_| !quiet) else { return };
     let pid = locked.target.pid.as_raw_nonzero();
@@ -335,7 +336,7 @@ fn attach_one(
     status
 }
 
-/// Tells what came of it; returns the exit status.
+/// Prints the outcome. Returns the exit status.
 fn say(locked: &LockedTarget, attached: &Attached, report: &Report, options: &Attach) -> u8 {
     let printed = tell(locked, attached, report, options);
     let Some(failure) = &attached.failure else { return printed };
@@ -350,7 +351,7 @@ fn say(locked: &LockedTarget, attached: &Attached, report: &Report, options: &At
     failed("attach to", locked.target.pid, failure)
 }
 
-/// Prints the line or the report; returns the exit status of that.
+/// Prints the line or the report. Returns whether that was written, as an exit status.
 fn tell(locked: &LockedTarget, attached: &Attached, report: &Report, options: &Attach) -> u8 {
     if options.json {
         print(&(report.to_json() + "\n"))
@@ -361,7 +362,7 @@ fn tell(locked: &LockedTarget, attached: &Attached, report: &Report, options: &A
     }
 }
 
-/// The one line for people.
+/// Returns the line about the outcome for people.
 pub(crate) fn line(locked: &LockedTarget, attached: &Attached, report: &Report) -> String {
     let Report { text_bytes, huge_bytes, .. } = *report;
     let mut line = format!(
@@ -467,7 +468,8 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
     }
 }
 
-/// As [`failed`], but silent about a process that nobody named and that has ended: a unit has short-lived helpers.
+/// Like [`failed`], but silent about an ended process that the user did not name, because a unit may have short-lived
+/// helpers.
 fn failed_of(doing: &str, pid: Pid, failure: &Failure, targets: &Targets) -> u8 {
     match failure.reason {
         Reason::Failed(FailureKind::TargetGone) if !named(targets) => exit::GONE,
@@ -475,17 +477,17 @@ fn failed_of(doing: &str, pid: Pid, failure: &Failure, targets: &Targets) -> u8 
     }
 }
 
-/// Says why nothing was done; returns the exit status for it.
+/// Reports why nothing was done. Returns the exit status for the failure.
 pub(crate) fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
     let fix = match failure.reason {
-        // The deadline of an attach is its own.
+        // An attach has its own deadline, so its fix differs.
         Reason::Failed(FailureKind::Deadline) => Some("do it again when the machine is less busy"),
-        // The failure names a better one.
+        // The text of the failure names a better fix.
         _ if failure.detail.contains("; fix: ") => None,
         reason => reason.fix(),
     };
     let fix = match failure.reason {
-        // With 3 it is nobody's right, and `doctor` says so. It also tries ptrace(2) itself.
+        // With a scope of 3 no process may trace. `doctor` reports that, and also tries ptrace(2) itself.
         Reason::Failed(FailureKind::PtraceDenied)
             if !matches!(ptrace::yama_scope(), Some(3..))
                 && !failure.detail.starts_with("ptrace(") =>
@@ -503,8 +505,8 @@ pub(crate) fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
     }
 }
 
-/// Does `work`, which looks at the process, and returns its exit status: apart if the process has other credentials, for
-/// at most `patience`.
+/// Does `work`, which examines the process, and returns its exit status. If the process has other credentials, a child
+/// process does the work, for at most `patience`.
 pub(crate) fn looked_at(
     doing: &str,
     pid: i32,

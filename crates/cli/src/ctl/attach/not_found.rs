@@ -1,4 +1,4 @@
-//! No process matches a selector: what was searched, and what is near.
+//! The message that no process matches a selector, with the number of processes searched and near names.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -18,13 +18,13 @@ const NAMES: usize = 3;
 
 /// The processes that were searched.
 struct Searched {
-    /// Those that could be looked at.
+    /// The number of processes that could be examined.
     seen: usize,
-    /// Those that another user may not look at.
+    /// The number of processes that this user may not examine.
     unseen: usize,
-    /// The names near the wanted one, of these processes.
+    /// The names of these processes that resemble the wanted name.
     near: BTreeSet<String>,
-    /// Root could find more.
+    /// True if root could find more.
     root_sees_more: bool,
 }
 
@@ -36,7 +36,7 @@ impl Default for Searched {
 }
 
 impl Searched {
-    /// Says why, and the first fix that there is: a near name, another user, or `otherwise`.
+    /// Makes the message, with the first fix that applies: a near name, another user, or `otherwise`.
     fn message(&self, object: &str, option: &str, cause: &str, otherwise: &str) -> String {
         let Self { seen, unseen, near, root_sees_more } = self;
         let mut message = format!("cannot find a process {object}: {cause} ({seen} searched");
@@ -70,7 +70,8 @@ pub(super) fn program(path: &Path) -> String {
                 searched.seen += 1;
                 let exe = Path::new(OsStr::from_bytes(&exe));
                 let of = exe.file_name().unwrap_or_default().as_bytes();
-                // A path of another mount namespace names another file here.
+                // The path of a process in another mount namespace may name another file here, so the file is compared
+                // too.
                 if of.starts_with(name) && Program::at(exe).is_run_by(process) {
                     searched.near.insert(exe.to_string_lossy().into_owned());
                 }
@@ -81,7 +82,7 @@ pub(super) fn program(path: &Path) -> String {
     let shown = path.as_os_str().as_bytes().shown().to_string();
     let (cause, otherwise) = match std::fs::metadata(path) {
         Ok(file) if file.is_dir() => {
-            // Nobody runs a directory, so no other user sees more.
+            // No process can run a directory, so root would find nothing either.
             searched.root_sees_more = false;
             ("it is a directory".to_owned(), "name the file of a program".to_owned())
         }
@@ -104,7 +105,7 @@ pub(super) fn program(path: &Path) -> String {
     searched.message(&format!("that runs {shown}"), "--exe", &cause, &otherwise)
 }
 
-/// Returns the message for a unit that no process belongs to: one of the system's manager, or of a user's.
+/// Returns the message for a unit without processes. The unit belongs to the system's manager or to a user's.
 pub(super) fn unit(name: &str, of_user: bool) -> String {
     let mut searched = Searched::default();
     let mut units = BTreeSet::new();
@@ -140,7 +141,7 @@ fn own_unit(process: &ProcDir, of_user: bool) -> Option<String> {
     select::is_of_user_unit(process, &unit).then_some(unit)
 }
 
-/// Returns whether one name holds the other, their kinds left out.
+/// Returns whether one name contains the other, without their suffixes.
 pub(crate) fn is_near(unit: &str, wanted: &str) -> bool {
     let stem = |name: &str| name.rsplit_once('.').map_or(name, |(stem, _)| stem).to_lowercase();
     let (unit, wanted) = (stem(unit), stem(wanted));

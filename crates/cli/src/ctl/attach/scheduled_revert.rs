@@ -1,4 +1,4 @@
-//! `--for DURATION`: going back by itself, after this process has ended.
+//! `--for DURATION`: a revert that runs later, after this process has ended.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -9,11 +9,11 @@ use tiexec_sys::{Pid, process};
 
 use crate::stdio::warn;
 
-/// Has `tiexecctl revert PID` run after `time`, if the process is still the same: by a transient timer
-/// of systemd's, or by a process that waits.
+/// Schedules `tiexecctl revert PID` after `time`, if the process is still the same. Uses a transient timer of systemd,
+/// or else a process that waits.
 ///
 /// # Errors
-/// The error of starting the process that waits; nothing will be reverted.
+/// The waiting process could not be started, so nothing will be reverted.
 pub(super) fn revert_after(pid: Pid, start_time: u64, time: Duration) -> std::io::Result<()> {
     let own = std::env::current_exe()?;
     let own = own.with_file_name("tiexecctl");
@@ -37,7 +37,8 @@ pub(super) fn revert_after(pid: Pid, start_time: u64, time: Duration) -> std::io
     waits.args(revert).args(["--after", &time.as_millis().to_string()]);
     waits.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).current_dir("/");
     let mut waits = waits.spawn()?;
-    // Until it has left the terminal, the terminal's end or Ctrl-C could be its end.
+    // Until the waiting process has left the terminal, a hangup or Ctrl-C could end it. So this process waits for its
+    // message.
     let said = waits.stdout.take().map(|mut stdout| stdout.read(&mut [0]));
     match said {
         Some(Ok(1)) => Ok(()),
@@ -45,7 +46,7 @@ pub(super) fn revert_after(pid: Pid, start_time: u64, time: Duration) -> std::io
     }
 }
 
-/// Sleeps for `time`, in a session of its own; says on standard output when it has left the old one.
+/// Sleeps for `time` in its own session. Writes to standard output once it has left the old session.
 pub(super) fn wait(time: Duration) {
     process::own_session();
     let _nobody_listens =

@@ -10,7 +10,7 @@ use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::{Holding, Identity, PathFile};
 
-/// Splits a list of process ids at commas and blanks, as `pidof` and `pgrep -d,` print them.
+/// Splits a list of process IDs at commas and blanks, as `pidof` and `pgrep -d,` print it.
 ///
 /// # Errors
 /// The first word that is no process id.
@@ -27,14 +27,15 @@ pub(crate) fn parse(words: &[String]) -> Result<Vec<Pid>, String> {
     if pids.is_empty() { Err("no process id".to_owned()) } else { Ok(pids) }
 }
 
-/// Lists the processes that `wanted` accepts, this one left out.
+/// Lists the processes that `wanted` accepts, except this one.
 pub(crate) fn every(mut wanted: impl FnMut(Pid, &ProcDir) -> bool) -> Vec<Pid> {
     let this = tiexec_sys::process::this();
     let others = ProcDir::every().filter(|(pid, _)| *pid != this);
     others.filter(|(pid, process)| wanted(*pid, process)).map(|(pid, _)| pid).collect()
 }
 
-/// A program, by its file as this process finds it: another mount namespace can have another file at the same path.
+/// A program, identified by its file in this mount namespace. Another mount namespace can have another file at the same
+/// path.
 pub(crate) struct Program {
     /// Its path, without links.
     path: PathBuf,
@@ -57,16 +58,16 @@ impl Program {
         }
     }
 
-    /// Returns whether the process runs it, or the file that was at its path until that was replaced or removed.
+    /// Returns whether the process runs this file, or a file that was at the path before it was replaced or removed.
     pub(crate) fn is_run_by(&self, process: &ProcDir) -> bool {
         let Ok(exe) = PathFile::of_process(process, "exe") else { return false };
         let Ok(identity) = exe.identity() else { return false };
         self.file.is_some_and(|(file, _)| file == identity) || self.was(process, &exe)
     }
 
-    /// Returns whether `exe` is what was at the path: a file that has no name any more. Nobody else can have put it there than
-    /// root, this user, or the owner of the file that is there now. It is on a mount of this mount namespace, because
-    /// paths on others say nothing.
+    /// Returns whether `exe` was at the path earlier and has no name any more. Only root, this user, or the owner of
+    /// the present file can have put it there. It must lie on a mount of this mount namespace, because paths on other
+    /// mounts prove nothing.
     fn was(&self, process: &ProcDir, exe: &PathFile) -> bool {
         let Ok(Holding { owner, links: 0 }) = exe.holding() else { return false };
         let own = rustix::process::geteuid().as_raw();
@@ -79,7 +80,7 @@ impl Program {
     }
 }
 
-/// Returns the path without links, as `/proc/PID/exe` shows it; the file itself may be missing.
+/// Returns the path without links, as `/proc/PID/exe` shows it. The file itself may be missing.
 fn real(path: &Path) -> PathBuf {
     let of_directory = || {
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -93,7 +94,8 @@ pub(crate) fn is_of_unit(process: &ProcDir, unit: &str) -> bool {
     systemd_units::of(process).is_some_and(|units| units.system == unit)
 }
 
-/// Returns whether the process belongs to this unit of a user's own manager: of any user's for root, else of this user's.
+/// Returns whether the process belongs to this unit of a user's own manager. Root may name a unit of any user, others
+/// only their own.
 pub(crate) fn is_of_user_unit(process: &ProcDir, unit: &str) -> bool {
     let own = rustix::process::geteuid();
     let of_user = systemd_units::of(process).and_then(|units| units.user);

@@ -1,7 +1,8 @@
 //! `attach --wait-exec`: an attach from a unit's `ExecStartPost=`.
 //!
-//! A start must not fail for it, nor take longer than [`LONGEST`]: systemd ends a unit whose start takes too long. So the
-//! attach runs in a process of its own that has what is left of that time, and the result goes to the journal.
+//! The attach must not make the start fail, or delay it for longer than [`LONGEST`], because systemd ends a unit whose
+//! start takes too long. The attach therefore runs in a child process, which has the rest of that time. The result goes
+//! to the journal.
 
 use std::time::{Duration, Instant};
 
@@ -18,12 +19,12 @@ use crate::ctl::inspect;
 use crate::exit;
 use crate::options::Targets;
 
-/// How long all may take.
+/// The limit for the wait and the attach together.
 const LONGEST: Duration = Duration::from_secs(10);
-/// How long the wait may take of that; an attach needs the rest.
+/// The limit for the wait. The attach needs the rest of the time.
 const LONGEST_WAIT: Duration = Duration::from_secs(7);
 
-/// Waits, and then has `attach` treat the processes; returns the exit status.
+/// Waits for the program, and then calls `attach` with the processes. Returns the exit status.
 pub(super) fn run(targets: &Targets, attach: impl FnOnce(&[Pid]) -> u8) -> u8 {
     let begun = Instant::now();
     let mut malformed = false;
@@ -45,7 +46,8 @@ pub(super) fn run(targets: &Targets, attach: impl FnOnce(&[Pid]) -> u8) -> u8 {
         Waited::Running(pid) | Waited::StillShell(pid) => {
             let name = name_of(pid);
             let left = (begun + LONGEST).saturating_duration_since(Instant::now());
-            // Here, where this process is left out: the one below is another.
+            // The selection happens in this process, because it excludes the selecting process, and the child would
+            // select its parent.
             let pids = super::selected(targets).unwrap_or_default();
             let done = workers::told_apart(left, || {
                 attach(&pids);
@@ -71,7 +73,8 @@ pub(super) fn run(targets: &Targets, attach: impl FnOnce(&[Pid]) -> u8) -> u8 {
 
 /// Searches for the main process among the selected ones.
 fn main_of(pids: &[Pid], targets: &Targets) -> Search {
-    // Both are set for a command of a unit, the first if the main process is known (systemd.exec(5)).
+    // systemd sets SYSTEMD_EXEC_PID for a command of a unit, and MAINPID if the main process is known
+    // (systemd.exec(5)).
     let main = pid_in("MAINPID");
     let is_command_of_unit = pid_in("SYSTEMD_EXEC_PID") == Some(process::this());
     if let Some(main) = main.filter(|_| is_command_of_unit && targets.pids.is_empty()) {
@@ -83,7 +86,7 @@ fn main_of(pids: &[Pid], targets: &Targets) -> Search {
     }
     match oldest(pids) {
         Some(pid) => Search::Found(pid),
-        // systemd has forked the main process before it executes a command like this one.
+        // systemd forks the main process before it runs an `ExecStartPost=` command, so the main process has ended.
         None if is_command_of_unit || !targets.pids.is_empty() => Search::Ended,
         None => Search::NotYet,
     }
@@ -93,7 +96,7 @@ fn pid_in(variable: &str) -> Option<Pid> {
     Pid::from_raw(std::env::var(variable).ok()?.parse().ok()?)
 }
 
-/// Returns the process that began first.
+/// Returns the oldest process.
 fn oldest(pids: &[Pid]) -> Option<Pid> {
     let begun = |pid: &Pid| ProcDir::of(*pid).ok().and_then(|process| start_time(&process));
     let all = pids.iter().filter_map(|pid| Some((begun(pid)?, *pid)));
@@ -105,7 +108,7 @@ fn name_of(pid: Pid) -> String {
     comm.trim_ascii_end().shown().to_string()
 }
 
-/// Says how much text of the process is huge.
+/// Describes how much text of the process is huge.
 fn huge_text(pid: Pid) -> String {
     inspect::report(pid.as_raw_nonzero().get()).map_or_else(
         |_| "it could not be looked at".to_owned(),

@@ -1,4 +1,4 @@
-//! A command, started anew for each run.
+//! A benchmark of a command, which is started again for each run.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -22,10 +22,11 @@ use crate::exit;
 use crate::options::Bench;
 use crate::stdio::warn;
 
-/// Between the first two looks at what is on huge pages; then more and more, as they cost time themselves.
+/// The pause between the first two readings of the bytes on huge pages. Each later pause is longer, because the
+/// readings cost time.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
-/// How much of what a command said last is shown, in bytes.
+/// Most bytes of a command's last output that are shown.
 const LAST_WORDS: usize = 1000;
 
 struct Runs<'a> {
@@ -33,14 +34,14 @@ struct Runs<'a> {
     tiexec: PathBuf,
     metric: Option<Regex>,
     pages: Option<Pages>,
-    /// True if tiexec's message has been shown: tiexec repeats it in every run.
+    /// True if tiexec's message has been shown, because tiexec repeats it in every run.
     said: bool,
 }
 
 /// Measures the command that the options name.
 ///
 /// # Errors
-/// The exit status for what has been said on stderr.
+/// The exit status. The message is on stderr already.
 pub(super) fn measure(options: &Bench) -> Result<(Rounds, Workload), u8> {
     let metric = match options.metric.as_deref().map(Regex::new).transpose() {
         Ok(metric) => metric,
@@ -86,7 +87,7 @@ impl Subject for Runs<'_> {
         let mut command = self.command(arm);
         let copy = |file: &File| file.try_clone().map(Stdio::from);
         command.stdin(Stdio::null()).stderr(copy(&errors).map_err(|error| refuse(&error))?);
-        // Without a metric nobody would read what may be much.
+        // Without a metric nothing reads the output, which may be large.
         let stdout = match &self.metric {
             Some(_) => copy(&output).map_err(|error| refuse(&error))?,
             None => Stdio::null(),
@@ -110,7 +111,7 @@ impl Subject for Runs<'_> {
         let (status, used) = ended.map_err(|error| refuse(&error))?;
         let counted = counters.read().since(&before);
         if interrupt::asked() {
-            // It has been ended too: it is not measured.
+            // The interrupt ended the command too, so this run does not count.
             return Ok(Measured::default());
         }
 
@@ -172,7 +173,7 @@ impl Runs<'_> {
         }
     }
 
-    /// Hands on what tiexec has to say.
+    /// Prints tiexec's message, once.
     fn say(&mut self, arm: Arm, words: &str) {
         if arm == Arm::Tiexec && !self.said {
             for line in words.lines().filter_map(|line| line.strip_prefix("tiexec: ")) {
@@ -183,8 +184,8 @@ impl Runs<'_> {
     }
 }
 
-/// Waits by `wait`, and looks meanwhile, if the page sizes are given, how much text the process and its
-/// descendants have on huge pages at most.
+/// Waits with `wait`. If the page sizes are given, measures meanwhile the greatest amount of text that the process and
+/// its descendants have on huge pages.
 fn watched<T, U>(
     pid: Pid,
     pages: Option<Pages>,
@@ -215,7 +216,7 @@ fn watched<T, U>(
     })
 }
 
-/// Finds the figure: where the pattern matches last, its first group, or all of it.
+/// Returns the figure: the first group of the pattern's last match, or the whole match if the pattern has no group.
 fn figure(metric: &Regex, text: &str) -> Option<f64> {
     let last = metric.captures_iter(text).last()?;
     let found = last.get(1).or_else(|| last.get(0))?.as_str();

@@ -1,4 +1,4 @@
-//! `tiexecctl bench`: a command, or a running process, with and without huge pages, by turns.
+//! `tiexecctl bench`: compares a command, or a running process, with and without huge pages in alternation.
 
 mod child;
 mod command;
@@ -27,7 +27,7 @@ enum Arm {
 }
 
 impl Arm {
-    /// Returns the order in which a round takes them: by turns, so that neither is always the second.
+    /// Returns the order of the arms in a round. The order alternates, so that neither arm is always second.
     fn order(round: u32) -> [Self; 2] {
         if round.is_multiple_of(2) {
             [Self::Plain, Self::Tiexec]
@@ -42,23 +42,23 @@ impl Arm {
 struct Figure {
     name: &'static str,
     unit: &'static str,
-    /// Which way it is better, where that is known.
+    /// The direction in which the figure is better, if known.
     better: Option<Better>,
     value: f64,
 }
 
 impl Figure {
-    /// Makes one of which less is better.
+    /// Makes a figure of which less is better.
     fn less(name: &'static str, unit: &'static str, value: f64) -> Self {
         Self { name, unit, better: Some(Better::Less), value }
     }
 
-    /// Makes one of which more is better.
+    /// Makes a figure of which more is better.
     fn more(name: &'static str, unit: &'static str, value: f64) -> Self {
         Self { name, unit, better: Some(Better::More), value }
     }
 
-    /// Makes one of which only the user knows that.
+    /// Makes a figure for which only the user knows the better direction.
     fn new(name: &'static str, unit: &'static str, value: f64) -> Self {
         Self { name, unit, better: None, value }
     }
@@ -67,34 +67,34 @@ impl Figure {
 /// The figures of one run or slice.
 #[derive(Clone, PartialEq, Debug, Default)]
 struct Measured {
-    /// The figures; the first is what the benchmark is about.
+    /// The figures. The first is the subject of the benchmark.
     figures: Vec<Figure>,
-    /// Bytes of text that were seen on huge pages; `None` if nobody looked.
+    /// Bytes of text on huge pages; `None` if not measured.
     huge: Option<u64>,
 }
 
 /// Something that can be measured both ways.
 trait Subject {
-    /// Measures it once; `warmup` says that the figures do not count.
+    /// Measures once. With `warmup` the figures do not count.
     ///
     /// # Errors
-    /// The exit status for what has been said on stderr.
+    /// The exit status. The message is on stderr already.
     fn measure(&mut self, arm: Arm, warmup: bool) -> Result<Measured, u8>;
 
-    /// Returns whether it should come to an end before all rounds are done.
+    /// Returns whether the benchmark should end before all rounds are done.
     fn is_over(&self) -> bool {
         false
     }
 }
 
-/// Rounds that were measured: each plain and by tiexec.
+/// The measured rounds, each plain and with tiexec.
 #[derive(Default)]
 struct Rounds {
     counted: Vec<[Measured; 2]>,
     huge: [Option<u64>; 2],
-    /// How long one took, in seconds.
+    /// The length of a round, in seconds.
     round_s: Option<f64>,
-    /// The exit status for what ended the rounds before their number was reached, and has been said on stderr.
+    /// The exit status if a failure ended the rounds early. The message is on stderr already.
     failed: Option<u8>,
 }
 
@@ -109,14 +109,14 @@ impl Rounds {
             for (done, arm) in Arm::order(round).into_iter().enumerate() {
                 progress.at(|| line(2 * round as usize + done, 2 * all as usize, begun));
                 let measured = subject.measure(arm, warmup);
-                // Ctrl-C ends what is run for it too: that is no failure.
+                // Ctrl-C also ends the running command. This is no failure.
                 if subject.is_over() {
                     return Ok(rounds);
                 }
                 match measured {
                     Ok(measured) => both[arm as usize] = measured,
                     Err(status) if rounds.counted.is_empty() => return Err(status),
-                    // Rounds that took hours to measure are not thrown away.
+                    // The measured rounds are kept, because they may have taken hours.
                     Err(status) => return Ok(Self { failed: Some(status), ..rounds }),
                 }
             }
@@ -146,7 +146,7 @@ impl Rounds {
     }
 }
 
-/// How far it is, and how long it will take.
+/// Returns the progress line: the rounds done and the remaining time.
 fn line(done: usize, all: usize, begun: Instant) -> String {
     const WIDTH: usize = 30;
     let filled = WIDTH * done / all.max(1);
@@ -179,7 +179,7 @@ pub(super) fn run(options: &options::Bench) -> u8 {
         1 => "1 whole round".to_owned(),
         count => format!("{count} whole rounds"),
     };
-    // Looked at only where it is caught: elsewhere it would have ended this process.
+    // The signal is set only where this process catches it. Elsewhere it would have ended this process.
     let interrupted = interrupt::signal().map(exit::of_signal);
     if interrupted.is_some() {
         warn(format_args!("interrupted after {whole}"));
@@ -221,7 +221,7 @@ enum Workload {
     Process(u32, Vec<String>),
 }
 
-/// Says where the two ways were not what they are taken for; returns the exit status for that.
+/// Warns if the arms did not differ in huge pages as expected. Returns the exit status for that.
 fn doubts(bench: &Bench) -> u8 {
     let (Some(plain), Some(tiexec)) = (bench.huge_plain_bytes, bench.huge_tiexec_bytes) else {
         return exit::OK;

@@ -1,4 +1,4 @@
-//! A running process: attached to and reverted by turns, one slice of time each arm.
+//! A benchmark of a running process, which attaches and reverts in alternation, with one slice of time for each arm.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::exit;
 use crate::options::Bench;
 use crate::stdio::warn;
 
-/// How long a slice of a counter lasts unless an option says otherwise.
+/// The default length of a slice with a counter.
 const USUAL: Duration = Duration::from_secs(5);
 
 struct Slices<'a> {
@@ -28,14 +28,14 @@ struct Slices<'a> {
     process: ProcDir,
     tiexecctl: PathBuf,
     metric: &'a str,
-    /// True if it was ever attached to.
+    /// True once the bench has attached to the process.
     switched: bool,
 }
 
 /// Measures the process.
 ///
 /// # Errors
-/// The exit status for what has been said on stderr.
+/// The exit status. The message is on stderr already.
 pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u8> {
     let pid = Pid::from_raw(pid).ok_or(exit::USAGE)?;
     let refuse = |error| failed("measure", pid.as_raw_nonzero().get(), error);
@@ -55,7 +55,7 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u
     })?;
     let metric = options.metric.as_deref().unwrap_or_default();
     let mut slices = Slices { options, pid, process, tiexecctl, metric, switched: false };
-    // Huge pages of the file's page cache are there both ways, so they do not count.
+    // Huge pages of the file's page cache exist in both arms, so they do not count.
     if has_text_of_ours(&slices.process) {
         warn(format_args!(
             "process {} has text on huge pages by tiexec already; fix: tiexecctl revert {0}",
@@ -63,10 +63,10 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u
         ));
         return Err(exit::FAILED);
     }
-    // It is left as it was found.
+    // An interrupt must not leave the process changed.
     interrupt::catch();
     let measured = Rounds::measure(&mut slices, options);
-    // A second Ctrl-C must not end the revert: its process inherits this.
+    // A second Ctrl-C must not end the revert. The child that reverts inherits the ignored signal.
     process::ignore_interrupts();
     let reverted = slices.switch(Arm::Plain);
     if reverted.is_err() && has_text_of_ours(&slices.process) {
@@ -116,7 +116,7 @@ impl Subject for Slices<'_> {
         } else {
             vec![Figure::new("metric", "", figure)]
         };
-        // Without any it could not be divided by.
+        // A division by zero work gives a figure that is not finite.
         figures.retain(|figure| figure.value.is_finite());
         figures.push(Figure::new("CPU s per s", "CPUs", used / seconds));
         Ok(Measured { figures, huge })
@@ -128,11 +128,11 @@ impl Subject for Slices<'_> {
 }
 
 impl Slices<'_> {
-    /// Attaches or reverts, as the user would.
+    /// Attaches or reverts, by the command that a user would run.
     fn switch(&mut self, arm: Arm) -> Result<(), u8> {
         let touched = self.switched || has_text_of_ours(&self.process);
         if arm == Arm::Plain && (!touched || self.process.read("stat").is_err()) {
-            // There is nothing to revert, or it has ended.
+            // There is nothing to revert, or the process has ended.
             return Ok(());
         }
         self.switched = true;
@@ -143,14 +143,14 @@ impl Slices<'_> {
             Arm::Tiexec => {
                 let said = |option: &String| option.starts_with("--backing");
                 if !self.options.option.iter().any(said) {
-                    // Page cache that has become huge would stay so.
+                    // Huge page cache would stay after a revert, so the bench uses copies.
                     command.arg("--backing=image");
                 }
                 command.args(&self.options.option)
             }
         };
         command.args(["--quiet", &self.pid.as_raw_nonzero().to_string()]).stdin(Stdio::null());
-        // The process gets a group of its own, so that Ctrl-C does not reach it.
+        // The command gets its own process group, so that Ctrl-C does not reach it.
         command.process_group(0);
         match command.status() {
             Ok(status) if status.success() => Ok(()),
@@ -164,12 +164,12 @@ impl Slices<'_> {
         }
     }
 
-    /// Asks the metric's command.
+    /// Runs the metric's command and reads its number.
     fn ask(&self) -> Result<f64, u8> {
         let mut command = Command::new("sh");
         command.args(["-c", self.metric]).stdin(Stdio::null());
         let refuse = |why: &dyn std::fmt::Display| {
-            // It is ended too.
+            // An interrupt also ends the command, which is no failure.
             if !interrupt::asked() {
                 warn(format_args!("--metric: {}: {why}", self.metric));
             }
@@ -226,7 +226,7 @@ impl Slices<'_> {
     }
 }
 
-/// Finds the last word of a text that is a number.
+/// Returns the last word of a text that is a number.
 pub(crate) fn last_number(text: &str) -> Option<f64> {
     let number = |word: &str| {
         let word =

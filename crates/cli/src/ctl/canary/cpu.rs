@@ -20,13 +20,13 @@ pub(super) enum CpuTime {
         /// True for cgroup v2.
         unified: bool,
     },
-    /// The processes themselves, and the children that they have waited for.
+    /// The processes, and the children that they have waited for.
     Processes,
 }
 
 impl CpuTime {
-    /// Finds the cgroup that holds the processes and nothing else; without one, takes the processes. With `is_unit` the
-    /// cgroup is the processes' own, whatever else it holds.
+    /// Uses the cgroup that contains exactly the processes; without such a cgroup, uses the processes themselves. With
+    /// `is_unit` the cgroup counts as the processes' own, even if it contains other processes.
     pub(super) fn of(pids: &[Pid], is_unit: bool) -> Self {
         let mountinfo = ProcDir::this_process().and_then(|this| this.read("mountinfo"));
         let mountinfo = mountinfo.unwrap_or_default();
@@ -47,14 +47,14 @@ impl CpuTime {
             let directory = Path::new(OsStr::from_bytes(&first.mount)).join(&below);
             let is_own = is_unit || holds_only(&directory, pids, &mut 0);
             let found = Self::Cgroup { directory, unified: first.unified };
-            // The top has all the machine's processes.
+            // The root cgroup contains all processes of the machine.
             (!below.as_os_str().is_empty() && is_own && found.total(pids).is_some())
                 .then_some(found)
         });
         found.unwrap_or(Self::Processes)
     }
 
-    /// Returns the time so far; `None` if it cannot be told.
+    /// Returns the time so far; `None` if it cannot be read.
     pub(super) fn total(&self, pids: &[Pid]) -> Option<Duration> {
         match self {
             Self::Cgroup { directory, unified: true } => {
@@ -78,7 +78,7 @@ impl CpuTime {
         }
     }
 
-    /// Returns it in words.
+    /// Returns the source in words.
     pub(super) fn as_str(&self) -> &'static str {
         match self {
             Self::Cgroup { .. } => "cgroup",
@@ -87,10 +87,10 @@ impl CpuTime {
     }
 }
 
-/// Most cgroups that are looked through.
+/// Most cgroups that are searched.
 const MOST: u32 = 1000;
 
-/// Returns whether a cgroup and those below it have no other processes than these.
+/// Returns whether a cgroup and its descendants contain no other processes than these.
 fn holds_only(directory: &Path, pids: &[Pid], looked: &mut u32) -> bool {
     *looked += 1;
     let Ok(text) = std::fs::read_to_string(directory.join("cgroup.procs")) else { return false };

@@ -1,4 +1,4 @@
-//! The processes of a canary: all switch together, and all go back.
+//! The processes of a canary, which all switch together and are all reverted at the end.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -22,28 +22,28 @@ use crate::stdio::warn;
 /// The two ways that are compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Arm {
-    /// The file's own text, on base pages.
+    /// The file's text, on base pages.
     Plain,
-    /// Copies of it on huge pages.
+    /// Copies of the text, on huge pages.
     Copies,
 }
 
-/// How often processes that came meanwhile are looked for, in one switch.
+/// Most scans for new processes in one switch.
 const LOOKS: usize = 3;
 
 /// The processes.
 pub(super) struct Live<'a> {
     selection: Selection,
-    /// How copies are made.
+    /// The settings of the attach that makes copies.
     settings: &'a Settings,
     pub(super) turn: Turn<'a>,
-    /// All that were ever switched.
+    /// All processes that the canary has switched.
     members: BTreeSet<Member>,
-    /// Those that the user named by their ids.
+    /// The processes that the user named by their IDs.
     named: Option<BTreeSet<Member>>,
-    /// The one that used the most processor time.
+    /// The process that used the most processor time.
     main: Pid,
-    /// The one that began first: of a service with several processes their parent.
+    /// The oldest process, which is the parent in a service with several processes.
     eldest: Member,
     exe: Vec<u8>,
     cpu: CpuTime,
@@ -55,7 +55,7 @@ impl<'a> Live<'a> {
     /// Finds the processes of the selection, and makes sure that they can alternate.
     ///
     /// # Errors
-    /// The exit status for what has been said on stderr.
+    /// The exit status. The message is on stderr already.
     pub(super) fn find(
         selection: Selection,
         settings: &'a Settings,
@@ -64,7 +64,7 @@ impl<'a> Live<'a> {
         let mut pids = selection.first()?;
         let mut status = exit::GONE;
         pids.retain(|pid| {
-            // The others of a selection may end at any time.
+            // Unless the user named them, processes of a selection may end at any time.
             if !selection.is_by_id() {
                 return true;
             }
@@ -123,12 +123,12 @@ impl<'a> Live<'a> {
         self.switches
     }
 
-    /// The words that select the same processes.
+    /// Returns the arguments that select the same processes.
     pub(super) fn words(&self) -> String {
         self.selection.words()
     }
 
-    /// Returns the processor time so far; `None` if it cannot be told.
+    /// Returns the processor time so far; `None` if it cannot be read.
     pub(super) fn used(&self) -> Result<Option<Duration>, End> {
         match &self.cpu {
             cpu @ CpuTime::Cgroup { .. } => Ok(cpu.total(&[])),
@@ -136,8 +136,8 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// Lists the processes as of now. A service whose first process has ended has crashed, or was restarted: it is not
-    /// switched again.
+    /// Lists the present processes. If the oldest process has ended, the service has crashed or was restarted, and the
+    /// canary does not switch it again.
     fn pids(&self) -> Result<Vec<Pid>, End> {
         let eldest = Pid::from_raw(self.eldest.0).and_then(|pid| member(&pid));
         if eldest != Some(self.eldest) {
@@ -152,7 +152,7 @@ impl<'a> Live<'a> {
         if pids.is_empty() { Err(End::Gone) } else { Ok(pids) }
     }
 
-    /// Switches all processes, those too that come meanwhile.
+    /// Switches all processes, including those that start meanwhile.
     pub(super) fn switch(&mut self, arm: Arm) -> Result<(), End> {
         let mut done = BTreeSet::new();
         self.arm = arm;
@@ -179,7 +179,7 @@ impl<'a> Live<'a> {
         self.pids().map(drop)
     }
 
-    /// Makes sure that the attach had something to do.
+    /// Checks that the attach made copies.
     pub(super) fn must_be_on_copies(&mut self) -> Result<(), End> {
         if self.state(self.main) == Some(false) {
             let pid = self.main.as_raw_nonzero();
@@ -192,7 +192,7 @@ impl<'a> Live<'a> {
         Ok(())
     }
 
-    /// Makes sure that nobody else has switched it meanwhile.
+    /// Checks that nobody else has switched the main process meanwhile.
     pub(super) fn must_be_as_switched(&self) -> Result<(), End> {
         let wanted = self.arm == Arm::Copies;
         match self.state(self.main) {
@@ -208,23 +208,23 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// Returns whether a process has copies; `None` if it has ended or cannot be looked at.
+    /// Returns whether a process has copies; `None` if it has ended or cannot be examined.
     fn state(&self, pid: Pid) -> Option<bool> {
         member(&pid)?;
         look_for_text_of_ours(&ProcDir::of(pid).ok()?)
     }
 
-    /// Reverts everything, and forgets the record.
+    /// Reverts all processes, and removes the record.
     ///
     /// # Errors
-    /// Processes that are left on copies, in words.
+    /// The processes that are still on copies, in words.
     pub(super) fn go_back(&mut self) -> Result<(), String> {
         if self.members.is_empty() {
             self.turn.clear();
             return Ok(());
         }
         let _said = self.switch(Arm::Plain);
-        // Processes that the selection does not show any more, such as one that left the unit.
+        // The selection no longer contains some members, such as a process that left the unit.
         let lives = |&(pid, begun): &Member| {
             Pid::from_raw(pid)
                 .filter(|pid| member(pid) == Some((pid.as_raw_nonzero().get(), begun)))
@@ -251,7 +251,7 @@ impl<'a> Live<'a> {
     }
 }
 
-/// Returns the process, if it lives and runs a program.
+/// Returns the process and its start time, if it is alive and runs a program.
 fn member(pid: &Pid) -> Option<Member> {
     let process = ProcDir::of(*pid).ok()?;
     let text = process.read("stat").ok()?;
@@ -260,7 +260,8 @@ fn member(pid: &Pid) -> Option<Member> {
     Some((pid.as_raw_nonzero().get(), start_time(&process)?))
 }
 
-/// Makes sure that a process is on base pages; with `first`, that it is the first of its program.
+/// Checks that a process has no text of TiExec's. With `first`, also checks that the page cache of its program has no
+/// huge pages.
 fn can_alternate(pid: Pid, process: &ProcDir, first: bool) -> Result<(), u8> {
     let number = pid.as_raw_nonzero();
     if look_for_text_of_ours(process) == Some(true) {

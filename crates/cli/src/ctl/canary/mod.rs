@@ -1,5 +1,5 @@
-//! `tiexecctl canary`: a service alternates between base pages and copies on huge pages, under its own traffic, until it is
-//! known which is better.
+//! `tiexecctl canary`: switches a service between base pages and copies on huge pages, under its own traffic, until it
+//! is known which is better.
 
 mod cpu;
 mod live;
@@ -38,13 +38,13 @@ use crate::options::{Canary, LaunchSettings, TextOptions};
 use crate::settings;
 use crate::stdio::warn;
 
-/// How long a slice lasts, and how many of it the time after a switch is that does not count.
+/// The length of a slice. The time after a switch that does not count is a slice divided by `WASHOUTS`.
 const SLICE: Duration = Duration::from_secs(13);
 const WASHOUTS: u32 = 6;
-/// The same with Prometheus, which looks at the service every 15 s or so.
+/// The same for Prometheus, which usually scrapes a service every 15 s.
 const SLICE_OF_PROMETHEUS: Duration = Duration::from_secs(60);
 const WASHOUTS_OF_PROMETHEUS: u32 = 3;
-/// With fewer pairs no verdict is known.
+/// The fewest pairs after which a verdict can be known.
 const FEWEST_PAIRS: u32 = 10;
 /// The canary ends after this number of pairs in a row that cannot be measured.
 const MOST_UNMEASURED: usize = 3;
@@ -71,7 +71,7 @@ enum End {
     Off(Off),
     /// The service has ended, or was restarted.
     Gone,
-    /// Something failed, and was said on stderr; the exit status.
+    /// Something failed, with this exit status. The message is on stderr already.
     Failed(u8),
 }
 
@@ -105,13 +105,13 @@ impl From<End> for Unmeasured {
 
 /// The pairs so far.
 struct Pairs {
-    /// By processor time, which decides.
+    /// The ratios of work per processor time, which decide.
     per_cpu: Sequence,
-    /// By the time on the wall.
+    /// The ratios of work per wall-clock time.
     per_second: Sequence,
     /// Pairs that could not be measured.
     left_out: usize,
-    /// Why the last of these could not.
+    /// Why the last of these pairs could not be measured.
     why: Option<String>,
 }
 
@@ -169,7 +169,7 @@ fn prove(options: &Canary) -> Result<u8, u8> {
     Ok(Run::new(options, &settings, live, counter, guards, build).finish(&canaries))
 }
 
-/// Refuses where TIEXEC or the configuration file says off, as an attach does.
+/// Refuses if TIEXEC or the configuration file says off, as an attach does.
 fn must_be_on() -> Result<(), u8> {
     let Surroundings { settings, unread, .. } = Surroundings::read();
     if !settings.is_off() || off::now() == Some(Off::Disabled) {
@@ -184,7 +184,7 @@ fn must_be_on() -> Result<(), u8> {
     Err(exit::FAILED)
 }
 
-/// Says that the shell cannot run a command.
+/// Reports that the shell cannot run a command.
 fn not_run(option: &str, command: &str, why: &str) {
     let user = source::other_user().map_or(String::new(), |user| format!(" as {user}"));
     let command = command.shown();
@@ -193,7 +193,7 @@ fn not_run(option: &str, command: &str, why: &str) {
     ));
 }
 
-/// Returns how long a slice lasts, and the time after a switch that does not count.
+/// Returns the length of a slice, and the time after a switch that does not count.
 fn slice_and_washout(options: &Canary, counter: &Counter) -> (Duration, Duration) {
     let (usual, washouts) = match counter {
         Counter::Command(_) => (SLICE, WASHOUTS),
@@ -203,10 +203,10 @@ fn slice_and_washout(options: &Canary, counter: &Counter) -> (Duration, Duration
     (slice, slice / washouts)
 }
 
-/// Refuses a `--max` within which no pair can be measured: the processes would be switched for nothing.
+/// Refuses a `--max` that is too short for one pair, because the canary would switch the processes for nothing.
 fn must_have_time(options: &Canary, counter: &Counter) -> Result<(), u8> {
     let (slice, washout) = slice_and_washout(options, counter);
-    // A first slice does not count; see `Run::measure`.
+    // The first slice does not count; see `Run::measure`.
     let least = 3 * (slice + washout);
     if options.max >= least {
         return Ok(());
@@ -225,17 +225,17 @@ fn must_have_time(options: &Canary, counter: &Counter) -> Result<(), u8> {
     Err(exit::USAGE)
 }
 
-/// Returns a `--max` in which a verdict can be known, as the option takes it: in whole minutes, or seconds. `slice` is with
-/// the time before it. `None` if the option takes none that is so long.
+/// Returns a value of `--max` that is long enough for a verdict, in whole minutes or seconds. `slice` includes the time
+/// before each slice. `None` if the option accepts no value that is so long.
 fn enough(slice: Duration) -> Option<String> {
-    // A tenth more, for the switches.
+    // The switches take time, too: add a tenth.
     let seconds = ((1 + 2 * FEWEST_PAIRS) * slice).mul_f64(1.1).as_secs() + 1;
     let text =
         if seconds <= 120 { format!("{seconds}s") } else { format!("{}m", seconds.div_ceil(60)) };
     parse_duration(&text).is_ok().then_some(text)
 }
 
-/// Takes the right to be the one canary.
+/// Takes the lock of the only canary.
 fn begin(canaries: &Canaries) -> Result<Turn<'_>, u8> {
     match canaries.begin() {
         Ok(Some(turn)) => Ok(turn),
@@ -250,7 +250,7 @@ fn begin(canaries: &Canaries) -> Result<Turn<'_>, u8> {
     }
 }
 
-/// Reverts what a killed canary has left.
+/// Reverts the processes of a killed canary.
 fn take_back(turn: &Turn<'_>) -> Result<(), u8> {
     let taken = turn.take_back();
     if let Some(why) = taken.aside {
@@ -267,7 +267,8 @@ fn take_back(turn: &Turn<'_>) -> Result<(), u8> {
     if taken.failed.is_empty() { Ok(()) } else { Err(exit::FAILED) }
 }
 
-/// Returns how copies are made. A verdict is about a backing and edges, so nothing else is heeded, wherever it is set.
+/// Returns the settings of the attach. A verdict is about a backing and edges, so all other settings are ignored, from
+/// every source.
 fn settings(options: &Canary) -> Result<Settings, u8> {
     let backing = options.backing.unwrap_or(BackingChoice::Image);
     if !matches!(backing, BackingChoice::Image | BackingChoice::Hugetlb) {
@@ -286,8 +287,8 @@ fn settings(options: &Canary) -> Result<Settings, u8> {
     Ok(Settings { backing, edges, quiet: true, ..Settings::default() })
 }
 
-/// Returns the processes of a rule, the way in which it attaches, and the options with those of the rule's that were not
-/// said.
+/// Returns the processes of a rule, the settings of its attach, and the options. The rule supplies each option that the
+/// user did not give.
 fn of_rule(name: &str, options: &Canary) -> Result<(Selection, Settings, Canary), u8> {
     let rules = Rules::read(&options.conf_dir);
     rules.defects.iter().for_each(warn);
@@ -344,7 +345,7 @@ fn sources(options: &Canary) -> Result<(Counter, Vec<Guard>), String> {
     Ok((counter, guards))
 }
 
-/// The counter, as the user named it.
+/// Returns the counter as the user named it.
 fn shown(options: &Canary) -> String {
     match (&options.query, &options.counter) {
         (Some(query), _) => format!("--query {}", query.shown()),
@@ -354,7 +355,7 @@ fn shown(options: &Canary) -> String {
     }
 }
 
-/// A canary under way.
+/// A running canary.
 struct Run<'a> {
     options: &'a Canary,
     settings: &'a Settings,
@@ -444,7 +445,8 @@ impl<'a> Run<'a> {
     }
 
     fn measure(&mut self) -> Result<(), End> {
-        // The first slice of copies does not count: memory is found for them, and the program is proved to have text for them.
+        // The first slice of copies does not count. It lets the kernel find memory for the copies, and proves that the
+        // program has text to copy.
         self.live.switch(Arm::Copies)?;
         self.live.must_be_on_copies()?;
         self.sleep(self.washout + self.slice)?;
@@ -485,7 +487,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Measures both ways, in an order that a coin decides; returns base pages first.
+    /// Measures both arms, in an order that a coin decides. The first result is that of base pages.
     fn pair(&mut self) -> Result<[Figures; 2], Unmeasured> {
         if coin() {
             return Ok([self.slice(Arm::Plain)?, self.slice(Arm::Copies)?]);
@@ -528,7 +530,7 @@ impl<'a> Run<'a> {
         Ok(Look { count, used, at: Instant::now() })
     }
 
-    /// Sleeps, and asks the guards meanwhile.
+    /// Sleeps, and checks the guards meanwhile.
     fn sleep(&self, time: Duration) -> Result<(), End> {
         let end = Instant::now() + time;
         loop {
@@ -552,7 +554,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Tells the estimate now, and how long the answer will take.
+    /// Returns the progress line: the present estimate, and the time until the verdict.
     fn line(&self) -> String {
         let pairs = self.pairs.per_cpu.pairs();
         let per_pair = self.begun.elapsed().as_secs_f64() / pairs.max(1) as f64;
@@ -576,7 +578,7 @@ impl<'a> Run<'a> {
         format!("{pairs} pairs: {per_cpu} per CPU second{wall}{left}")
     }
 
-    /// Returns the finding to keep; `None` if it is not about one build.
+    /// Returns the finding to keep; `None` if the processes do not run one build.
     fn finding(&self, verdict: Verdict) -> Option<Finding> {
         let process = ProcDir::of(self.live.main()).ok()?;
         if build_of(&process).as_ref() != Ok(&self.build) {
@@ -671,11 +673,12 @@ struct Look {
     at: Instant,
 }
 
-/// Tosses a coin that nobody can foresee.
+/// Tosses an unpredictable coin.
 fn coin() -> bool {
     let mut byte = [0u8];
     let drawn = rustix::rand::getrandom(&mut byte, rustix::rand::GetRandomFlags::empty());
-    // Without random numbers there is no proof, so the clock's least digit has to do: it is as blind to the service.
+    // If there are no random numbers, the last digit of the clock replaces them, because it does not depend on the
+    // service either.
     match drawn {
         Ok(1) => byte[0] & 1 == 1,
         _ => Instant::now().elapsed().as_nanos() & 1 == 1,

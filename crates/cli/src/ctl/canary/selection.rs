@@ -1,4 +1,4 @@
-//! The processes that a canary is about: by id, program, unit, or as a rule of the agent's matches them.
+//! The processes of a canary, selected by ID, program, unit, or a rule of the agent.
 
 use tiexec_agent::processes::{Surroundings, every};
 use tiexec_agent::rules::{Rule, Rules};
@@ -15,11 +15,11 @@ use crate::stdio::warn;
 /// The selection.
 #[derive(Clone, Debug)]
 pub(super) enum Selection {
-    /// By the options that attach has too.
+    /// Selected by the options that attach has too.
     Targets(Targets),
-    /// The processes of one program that a rule matches. The rules are those of the canary's beginning.
+    /// The processes of one program that a rule matches. The rules are read at the start of the canary.
     Rule {
-        /// All rules: an earlier one may match first.
+        /// All rules, because an earlier rule may match first.
         rules: Rules,
         /// The name of the rule.
         name: String,
@@ -29,10 +29,10 @@ pub(super) enum Selection {
 }
 
 impl Selection {
-    /// Selects by a rule. Without a program it takes the one that used the most processor time.
+    /// Selects by a rule. Without a program, takes the program of the process that used the most processor time.
     ///
     /// # Errors
-    /// The exit status for what has been said on stderr: no process matches.
+    /// The exit status. The message is on stderr already: no process matches.
     pub(super) fn by_rule(rules: Rules, rule: &Rule, program: Option<Vec<u8>>) -> Result<Self, u8> {
         let name = rule.name.clone();
         let busiest = || Some(matching(&rules, &name).max_by_key(|(pid, _)| used(pid))?.1);
@@ -47,10 +47,10 @@ impl Selection {
         }
     }
 
-    /// Lists the processes as of the beginning; there is at least one.
+    /// Lists the processes at the start. There is at least one.
     ///
     /// # Errors
-    /// The exit status for what has been said on stderr.
+    /// The exit status. The message is on stderr already.
     pub(super) fn first(&self) -> Result<Vec<Pid>, u8> {
         match self {
             Self::Targets(targets) => attach::targets(targets),
@@ -66,10 +66,10 @@ impl Selection {
         }
     }
 
-    /// Lists the processes as of now.
+    /// Lists the present processes.
     ///
     /// # Errors
-    /// The exit status for what has been said on stderr.
+    /// The exit status. The message is on stderr already.
     pub(super) fn now(&self) -> Result<Vec<Pid>, u8> {
         match self {
             Self::Targets(targets) => attach::selected(targets),
@@ -80,12 +80,12 @@ impl Selection {
         }
     }
 
-    /// Returns whether the user named the processes by their ids.
+    /// Returns whether the user named the processes by their IDs.
     pub(super) fn is_by_id(&self) -> bool {
         matches!(self, Self::Targets(targets) if !targets.pids.is_empty())
     }
 
-    /// Returns whether it is all that a unit of systemd's has.
+    /// Returns whether the selection is a whole unit of systemd.
     pub(super) fn is_unit(&self) -> bool {
         matches!(self, Self::Targets(targets) if targets.unit.is_some() || targets.user.is_some())
     }
@@ -104,7 +104,7 @@ impl Selection {
     }
 }
 
-/// Returns how long a process has used a processor, in clock ticks.
+/// Returns the processor time of a process, in clock ticks.
 pub(super) fn used(pid: &Pid) -> u64 {
     let text = ProcDir::of(*pid).and_then(|process| process.read("stat")).ok();
     text.and_then(|text| stat::run_time(&text).ok()).unwrap_or(0)

@@ -1,6 +1,6 @@
 //! The figures of a canary: the output of a command, or the answer of a Prometheus server.
 //!
-//! Their answers are checked: a number is finite, a text is short, and every wait has an end.
+//! The module checks the answers: a number must be finite and a text short. Every wait has a limit.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -17,16 +17,16 @@ use tiexec_core::escape::AsShown;
 use tiexec_sys::impersonate::NOBODY;
 use tiexec_sys::interrupt;
 
-/// How long an answer is waited for.
+/// The longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often a wait looks whether it is over.
+/// The pause between two checks during a wait.
 const LOOK: Duration = Duration::from_millis(20);
-/// How much of what a command said last is kept, in bytes.
+/// Most bytes of a command's last output that are kept.
 const LAST_WORDS: usize = 1000;
 /// Most bytes of an answer.
 const LONGEST: usize = 1 << 20;
 
-/// The work that is done.
+/// The source of the counter of work.
 pub(super) enum Counter {
     /// A command for the shell.
     Command(String),
@@ -34,12 +34,12 @@ pub(super) enum Counter {
     Query(Server, String),
 }
 
-/// The reason why there is no answer, or a bad one.
+/// The reason why there is no answer, or why the answer is bad.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Refusal {
-    /// It, in words.
+    /// The reason in words.
     pub(super) why: String,
-    /// True if the shell could not run the command: sh(1) ends with 126 or 127 then.
+    /// True if the shell could not run the command; sh(1) then ends with 126 or 127.
     pub(super) is_no_command: bool,
 }
 
@@ -50,10 +50,10 @@ impl From<String> for Refusal {
 }
 
 impl Counter {
-    /// Reads it.
+    /// Reads the counter.
     ///
     /// # Errors
-    /// It has no number, in words.
+    /// The reason why there is no number.
     pub(super) fn read(&self) -> Result<f64, Refusal> {
         match self {
             Self::Command(command) => {
@@ -75,14 +75,14 @@ impl Counter {
 
 /// The condition under which a canary goes on.
 pub(super) enum Guard {
-    /// A command for the shell that succeeds.
+    /// A command for the shell that must succeed.
     Command(String),
-    /// An expression that has no value.
+    /// A server, and an expression that must have no value.
     Query(Server, String),
 }
 
 impl Guard {
-    /// Returns why the canary must end, if it must. A guard that cannot be asked is one that objects.
+    /// Returns why the canary must end, if it must. A guard that cannot be read counts as an objection.
     pub(super) fn objects(&self) -> Option<Refusal> {
         match self {
             Self::Command(command) => shell(command).err(),
@@ -96,19 +96,19 @@ impl Guard {
     }
 }
 
-/// Returns the user as whom commands run, if that is not this user.
+/// Returns the user that runs the commands, if it is not this user.
 pub(super) fn other_user() -> Option<&'static str> {
     rustix::process::geteuid().is_root().then_some("nobody")
 }
 
-/// Runs a command by the shell, as nobody if this is root; returns what it printed.
+/// Runs a command by the shell and returns its output. If this process is root, the command runs as nobody.
 ///
 /// # Errors
-/// It failed, with the last line of its standard error.
+/// The command failed. The text has the last line of its standard error.
 fn shell(command: &str) -> Result<String, Refusal> {
     let mut sh = Command::new("sh");
     sh.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Ctrl-C does not reach it, and its children end with it.
+    // With its own process group, Ctrl-C does not reach the command, and the kill below also ends its children.
     sh.process_group(0).current_dir("/");
     if other_user().is_some() {
         sh.uid(NOBODY).gid(NOBODY);
@@ -117,7 +117,7 @@ fn shell(command: &str) -> Result<String, Refusal> {
     let mut words = Words(child.stderr.take(), Vec::new());
     let told = listen(&mut child, &mut words);
     let group = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
-    // It is not reaped yet, so the number is its own.
+    // The child is not reaped yet, so the kernel cannot have reused its PID.
     if let Some(group) = group {
         let _ended = kill_process_group(group, Signal::KILL);
     }
@@ -140,7 +140,7 @@ fn shell(command: &str) -> Result<String, Refusal> {
 struct Words(Option<ChildStderr>, Vec<u8>);
 
 impl Words {
-    /// Takes what is there. A command that writes without end does not hold this up.
+    /// Reads the available bytes. A command that writes without end does not block this function.
     fn take(&mut self) {
         let mut buffer = [0; 4096];
         for _ in 0..16 {
@@ -158,7 +158,7 @@ impl Words {
         }
     }
 
-    /// Returns the last line.
+    /// Returns the last line of the output.
     fn last(&self) -> Option<String> {
         let text = String::from_utf8_lossy(&self.1);
         let line = text.lines().map(str::trim).rfind(|line| !line.is_empty())?;
@@ -166,14 +166,14 @@ impl Words {
     }
 }
 
-/// Makes the reads of a pipe return at once.
+/// Makes the reads of a pipe nonblocking.
 fn without_waiting(pipe: &impl AsFd) -> Result<(), String> {
     let failed = |error: rustix::io::Errno| error.to_string();
     let flags = rustix::fs::fcntl_getfl(pipe).map_err(failed)?;
     rustix::fs::fcntl_setfl(pipe, flags | OFlags::NONBLOCK).map_err(failed)
 }
 
-/// Reads what a command prints until it has ended.
+/// Reads the output of a command until it has ended.
 fn listen(child: &mut Child, words: &mut Words) -> Result<String, String> {
     let end = Instant::now() + PATIENCE;
     let Some(mut pipe) = child.stdout.take() else { return Ok(String::new()) };
@@ -197,7 +197,7 @@ fn listen(child: &mut Child, words: &mut Words) -> Result<String, String> {
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(error) => return Err(error.to_string()),
         }
-        // Its children may keep the pipe open: its own end counts.
+        // Children of the command may keep the pipe open, so the end of the command itself counts.
         if has_ended || (!is_open && ended(child)) {
             return Ok(String::from_utf8_lossy(&output).into_owned());
         }
@@ -220,7 +220,7 @@ fn listen(child: &mut Child, words: &mut Words) -> Result<String, String> {
     }
 }
 
-/// Returns whether a child has ended; it stays to be waited for.
+/// Returns whether a child has ended, without reaping it.
 fn ended(child: &Child) -> bool {
     use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
     let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else { return true };
@@ -228,7 +228,7 @@ fn ended(child: &Child) -> bool {
     !matches!(waitid(WaitId::Pid(pid), options), Ok(None) | Err(rustix::io::Errno::INTR))
 }
 
-/// Finds the last word of a text that is a number.
+/// Returns the last word of a text that is a number.
 fn last_number(text: &str) -> Option<f64> {
     crate::ctl::bench::last_number(text)
 }
@@ -238,15 +238,15 @@ fn last_number(text: &str) -> Option<f64> {
 pub(super) struct Server {
     /// The host and the port.
     host: String,
-    /// The path before that of the interface.
+    /// The path prefix of the interface.
     prefix: String,
 }
 
 impl Server {
-    /// Reads its address.
+    /// Parses the address of a server.
     ///
     /// # Errors
-    /// The address is none, in words.
+    /// The reason why the address is not valid.
     pub(super) fn at(url: &str) -> Result<Self, String> {
         let rest = url.strip_prefix("http://").ok_or_else(|| {
             format!(
@@ -265,14 +265,15 @@ impl Server {
         Ok(Self { host, prefix })
     }
 
-    /// Asks for an expression's values now.
+    /// Queries the present values of an expression.
     fn values(&self, expression: &str) -> Result<Vec<f64>, String> {
         let path = format!("{}/api/v1/query?query={}", self.prefix, encoded(expression));
         let answer = self.get(&path).map_err(|why| format!("{}: {why}", self.host.shown()))?;
         values_of(&answer)
     }
 
-    /// Gets a path; the answer's body. HTTP/1.0: the answer ends with the connection, and is in one piece.
+    /// Gets a path and returns the body of the answer. With HTTP/1.0 the answer ends with the connection, and is not
+    /// chunked.
     fn get(&self, path: &str) -> Result<Vec<u8>, String> {
         let end = Instant::now() + PATIENCE;
         let left = || {
@@ -333,7 +334,7 @@ fn values_of(answer: &[u8]) -> Result<Vec<f64>, String> {
     }
 }
 
-/// Writes a text as a part of an address (RFC 3986).
+/// Percent-encodes a text for an address (RFC 3986).
 fn encoded(text: &str) -> String {
     let byte = |byte: u8| {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {

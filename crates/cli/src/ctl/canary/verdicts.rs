@@ -1,4 +1,4 @@
-//! The verdicts of this machine's canaries, and those of several machines together.
+//! The verdicts of this machine's canaries, and the combined verdicts of several machines.
 
 use std::path::Path;
 
@@ -115,7 +115,7 @@ fn table(merged: &[Finding]) -> u8 {
     print(&text)
 }
 
-/// Names this machine, without telling its id (machine-id(5)).
+/// Returns a name of this machine that does not reveal its machine-id(5).
 pub(super) fn machine() -> String {
     let id = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     let system = rustix::system::uname();

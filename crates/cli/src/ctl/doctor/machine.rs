@@ -1,4 +1,4 @@
-//! The machine, as seen from this process: its user, its limits, its cgroup.
+//! The findings about the machine, from the view of this process: its user, its limits, its cgroup.
 
 use std::fs::File;
 use std::io::Read;
@@ -28,7 +28,7 @@ use super::super::limit;
 use super::super::permission::Rights;
 use super::{Finding, Level};
 
-/// Gain in speed below which jumps on huge pages are not called faster.
+/// The least speedup from which jumps on huge pages count as faster.
 const WORTH_IT: f64 = 1.05;
 
 pub(super) fn examine() -> Vec<Finding> {
@@ -76,7 +76,7 @@ fn kernel() -> Finding {
     Finding::new(Level::Ok, "kernel", text)
 }
 
-/// Returns whether a process can be looked at without keeping it from anything.
+/// Makes the finding whether this process can examine another one without blocking it.
 fn looking(pages: Pages) -> Finding {
     if procfs::is_foreign() {
         let text = "/proc is that of another PID namespace: a PID means one process here, and another one there";
@@ -94,7 +94,7 @@ fn looking(pages: Pages) -> Finding {
     }
 }
 
-/// Says that this process cannot read about itself.
+/// Makes the finding that this process cannot read its own files in `/proc`.
 fn unread(thing: &'static str, error: SysError) -> Finding {
     let finding = Finding::new(Level::Fail, thing, error);
     match error.errno {
@@ -157,10 +157,10 @@ fn thp_settings() -> Finding {
     Finding::new(Level::Ok, "thp", format_args!("{settings}; images need neither"))
 }
 
-/// The largest huge page that is written to a disk only to see what comes of it, in bytes.
+/// The largest huge page, in bytes, that is written to a disk only as a test.
 const LARGEST_TRY: u64 = 32 << 20;
 
-/// Writes a file of one huge page into the directory for temporary files, and has it read in again.
+/// Writes a file of one huge page into the directory for temporary files, and collapses its page cache.
 fn page_cache(pages: Pages) -> Finding {
     let place = std::env::temp_dir();
     let shown = place.shown();
@@ -173,7 +173,7 @@ fn page_cache(pages: Pages) -> Finding {
         std::io::copy(&mut std::io::repeat(0).take(pages.pmd.bytes()), &mut &written)?;
         written.sync_all()?;
         let _stays = rustix::fs::fadvise(&written, 0, None, rustix::fs::Advice::DontNeed);
-        // The kernel collapses only what nobody could write to.
+        // The kernel collapses only files that nobody has open for writing.
         let file = File::open(format!("/proc/self/fd/{}", written.as_raw_fd()))?;
         drop(written);
         let patience = Instant::now() + Duration::from_secs(10);
@@ -199,7 +199,7 @@ fn page_cache(pages: Pages) -> Finding {
     }
 }
 
-/// Returns whether a program can be moved to where the page cache's huge pages fit.
+/// Makes the finding whether a program can be moved to an address where the page cache's huge pages fit.
 fn rebase(pages: Pages) -> Finding {
     if pages.pmd.bytes() > MAX_ALIGNMENT {
         let finding = "huge pages are so large here that programs stay where the kernel loads them";
@@ -217,7 +217,7 @@ fn rebase(pages: Pages) -> Finding {
 const IMAGE_NEEDS: &str = "boot Linux 6.1 or later, with CONFIG_TRANSPARENT_HUGEPAGE; before that, use images from \
     `tiexecctl store setup`, or echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// Makes one huge page of a memfd, as a launch does.
+/// Collapses one huge page of a memfd, as a launch does.
 fn image(pages: Pages) -> Finding {
     let attempt = || -> Result<(), SysError> {
         let fd = memfd_create("tiexec:doctor", MemfdFlags::CLOEXEC)
@@ -244,7 +244,7 @@ fn image(pages: Pages) -> Finding {
     }
 }
 
-/// Looks for an image store.
+/// Makes the finding about image stores.
 fn store() -> Finding {
     match Directory::all() {
         Ok(stores) if stores.usable.is_empty() => {
@@ -295,7 +295,7 @@ fn pool(pages: Pages) -> Finding {
     }
 }
 
-/// Sums up what `--backing auto` would do, from the findings on each backing: this machine's row of the table in
+/// Describes what `--backing auto` would do, from the findings about each backing: this machine's row of the table in
 /// docs/KERNELS.md.
 fn automatic(found: &[Finding]) -> Finding {
     let has = |thing: &str| found.iter().any(|one| one.thing == thing && one.level == Level::Ok);
@@ -314,7 +314,7 @@ fn automatic(found: &[Finding]) -> Finding {
     Finding::new(level, "auto", what)
 }
 
-/// Returns what the distribution calls itself (os-release(5)), and the kernel's version.
+/// Returns the name of the distribution (os-release(5)), and the kernel's version.
 fn distribution() -> String {
     let text = ["/etc/os-release", "/usr/lib/os-release"]
         .iter()
@@ -327,7 +327,7 @@ fn distribution() -> String {
     format!("{name} with Linux {version}")
 }
 
-/// Says to which processes this process may attach.
+/// Makes the finding about the processes to which this process may attach.
 fn attaching() -> Finding {
     if Rights::own().lacks_capability() {
         let what = "CAP_SYS_PTRACE is missing: to programs of this user that have no capability beyond those of this process";
@@ -403,7 +403,7 @@ fn seccomp() -> Finding {
 }
 
 fn memory() -> Finding {
-    // The image of a large program.
+    // The size of a large program's image.
     let example = 64 << 20;
     match ProcDir::this_process() {
         Ok(this) => match headroom::check(&this, example) {
@@ -455,7 +455,7 @@ fn host(pages: Pages) -> Finding {
     }
 }
 
-/// Times jumps; `is_split` says that the host splits huge pages, so that other code gains less than these jumps.
+/// Times jumps. With `is_split` the host splits huge pages, so that other code gains less than these jumps.
 fn gain(pages: Pages, is_split: bool) -> Finding {
     match jump_timing::measure(pages) {
         Ok(mut times) => {

@@ -1,7 +1,7 @@
-//! `tiexecctl doctor [PID]`: what this machine, or one process on it, lets TiExec do.
+//! `tiexecctl doctor [PID]`: reports what TiExec can do on this machine, or with one process.
 //!
-//! Findings come from trying: a memfd is collapsed, a child is seized, jumps are timed. No finding
-//! ever asks to change THP for the whole machine.
+//! Findings come from tests: `doctor` collapses a memfd, seizes a child, and times jumps. No finding ever recommends to
+//! change THP for the whole machine.
 
 mod machine;
 mod target;
@@ -19,7 +19,7 @@ use tiexec_engine::locked_target::LOOKING;
 use tiexec_sys::Pid;
 use tiexec_sys::with_symbols;
 
-/// How good a finding is.
+/// The level of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Level {
@@ -27,11 +27,11 @@ enum Level {
     Ok,
     /// This machine or process does not have it; nothing is broken.
     No,
-    /// Switched off by somebody.
+    /// Somebody switched it off.
     Off,
-    /// Works, and there is something to know.
+    /// Works, but the line names a drawback.
     Warn,
-    /// Stands in TiExec's way.
+    /// Prevents work of TiExec.
     Fail,
 }
 
@@ -47,7 +47,7 @@ impl Level {
     }
 }
 
-/// One line of the doctor's.
+/// One line of the output.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 struct Finding {
     level: Level,

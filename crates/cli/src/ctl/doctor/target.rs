@@ -1,4 +1,4 @@
-//! One process: what it is, and what a launch of it would meet.
+//! The findings about one process: its properties, and the obstacles for a launch of its program.
 
 use tiexec_core::addr::{Pages, mib};
 use tiexec_core::config::EdgePolicy;
@@ -71,12 +71,12 @@ pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
     Ok(findings)
 }
 
-/// The ways to get huge text that are open to a process.
+/// The possible ways to huge text for a process.
 #[derive(Clone, Copy)]
 struct Ways<'a> {
-    /// This process may attach to it.
+    /// True if this process may attach to it.
     attach: bool,
-    /// A launch of the program of this name would help.
+    /// The name of the program, if a launch would help.
     launch: Option<&'a str>,
 }
 
@@ -93,7 +93,7 @@ impl Ways<'_> {
     }
 }
 
-/// Says that the kernel forbids this process to trace another one.
+/// Makes the finding that the kernel forbids this process to trace another one.
 fn denied(error: SysError) -> Finding {
     let told = match ptrace::yama_scope() {
         Some(scope @ 3..) => {
@@ -128,7 +128,7 @@ fn image(process: &ProcDir) -> Finding {
     }
 }
 
-/// How much of its text is huge, and how much the ways that are open to it could add.
+/// Makes the finding about the amount of huge text, and about the amount that the possible ways could add.
 fn text(
     process: &ProcDir,
     pages: Pages,

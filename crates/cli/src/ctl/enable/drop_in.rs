@@ -1,6 +1,6 @@
-//! The drop-in of a unit: its text, and whether somebody has edited it.
+//! The drop-in of a unit: its text, and the check whether somebody has edited it.
 //!
-//! The first line has a hash of the rest. TiExec changes and removes only a file whose hash is right.
+//! The first line has a hash of the rest. TiExec changes or removes only a file whose hash is right.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, Write};
@@ -9,19 +9,19 @@ use std::path::{Path, PathBuf};
 
 use tiexec_core::escape::AsShown;
 
-/// The file's name: after the package's own drop-ins, before most of the administrator's.
+/// The file's name, which sorts after the drop-ins of packages and before most drop-ins of the administrator.
 const NAME: &str = "50-tiexec.conf";
-/// The begin of the first line; the hash follows.
+/// The start of the first line. The hash follows.
 const MARK: &str = "# Made by `tiexecctl enable`; an edited file is kept. Hash of the rest: ";
 
 /// The state of a drop-in.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// There is none.
+    /// There is no drop-in.
     Missing,
-    /// It is as TiExec wrote it: this text.
+    /// The drop-in has this text, as TiExec wrote it.
     Ours(String),
-    /// Somebody has edited it, or put it there.
+    /// Somebody else has edited or created the drop-in.
     Edited,
 }
 
@@ -43,7 +43,7 @@ fn hash(rest: &str) -> String {
 /// Reads a drop-in.
 ///
 /// # Errors
-/// It cannot be read.
+/// The drop-in cannot be read.
 pub(super) fn read(path: &Path) -> io::Result<State> {
     let is_file = match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(State::Missing),
@@ -57,10 +57,10 @@ pub(super) fn read(path: &Path) -> io::Result<State> {
     Ok(ours.map_or(State::Edited, State::Ours))
 }
 
-/// Writes a drop-in: systemd sees all of it, or the one before.
+/// Writes a drop-in atomically: systemd reads either the new file or the old one.
 ///
 /// # Errors
-/// It is not written.
+/// The drop-in is not written.
 pub(super) fn write(path: &Path, text: &str) -> io::Result<()> {
     let directory = path.parent().unwrap_or(path);
     DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
@@ -75,7 +75,7 @@ pub(super) fn write(path: &Path, text: &str) -> io::Result<()> {
 /// Removes a drop-in, and its directory if nothing else is there.
 ///
 /// # Errors
-/// It is not removed.
+/// The drop-in is not removed.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     fs::remove_file(path)?;
     if let Some(directory) = path.parent() {

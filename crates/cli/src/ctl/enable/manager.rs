@@ -1,4 +1,4 @@
-//! The systemd that is asked, by `systemctl`.
+//! Access to a systemd manager by `systemctl`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -9,36 +9,36 @@ use crate::ctl::attach::is_near;
 
 /// Most near names that a message lists.
 const NAMES: usize = 3;
-/// An instance that stands for its template where systemd takes no template.
+/// The instance name that is used for a template where systemd does not accept a template.
 const INSTANCE: &str = "tiexec";
 
 /// The system's systemd, or a user's own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Manager {
-    /// True for that of the user who runs this process.
+    /// True for the manager of the user who runs this process.
     pub user: bool,
 }
 
-/// A unit as systemd knows it.
+/// A unit that systemd knows.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Unit {
-    /// Its own name: no alias. A template keeps the place of the instance empty.
+    /// Its own name, not an alias. In the name of a template the instance is empty.
     pub name: String,
     /// The program of `ExecStart=`.
     pub program: Option<PathBuf>,
 }
 
-/// A unit that cannot be worked on.
+/// The reason why a unit cannot be enabled or disabled.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Refusal {
     /// systemd does not answer.
     NoAnswer(String),
-    /// The unit is unknown, masked, or no service that keeps a process.
+    /// The unit is unknown or masked, or is not a service with a lasting process.
     Unit(String),
 }
 
 impl Manager {
-    /// Returns the directory for drop-ins; `runtime` for that which the next boot empties.
+    /// Returns the directory for drop-ins. With `runtime`, returns the directory that the next boot empties.
     pub(super) fn directory(self, runtime: bool) -> Result<PathBuf, String> {
         let of = |variable: &str| {
             let path = std::env::var_os(variable).map(PathBuf::from);
@@ -92,7 +92,7 @@ impl Manager {
         else {
             return Vec::new();
         };
-        // It also tells the faults of other files, and of other units.
+        // The output also has complaints about other files and units.
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         said.lines().filter(|line| line.contains(file)).map(str::to_owned).collect()
     }
@@ -103,7 +103,7 @@ impl Manager {
         Ok(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
     }
 
-    /// Finds the service that `name` means, be it an alias or a template.
+    /// Finds the service with this name, which may be an alias or a template.
     pub(super) fn find(self, name: &str) -> Result<Unit, Refusal> {
         let shown = name.shown().to_string();
         if !name.ends_with(".service") {
@@ -156,7 +156,7 @@ impl Manager {
         }
     }
 
-    /// Lists the services whose names are near.
+    /// Lists the services with similar names.
     fn near(self, name: &str) -> Result<Vec<String>, String> {
         let list = self.systemctl(&[
             "list-unit-files",
@@ -170,7 +170,7 @@ impl Manager {
         Ok(near.map(str::to_owned).collect())
     }
 
-    /// Lists the active units that the name means: itself, or the instances of a template.
+    /// Lists the active units with this name: the unit itself, or the instances of a template.
     pub(super) fn active(self, unit: &str) -> Result<Vec<String>, String> {
         let pattern = unit.replacen("@.", "@*.", 1);
         let list = self.systemctl(&[

@@ -1,4 +1,4 @@
-//! `tiexecctl enable`, `tiexecctl disable`: services whose text is put onto huge pages at each start.
+//! `tiexecctl enable`, `tiexecctl disable`: drop-ins that put the text of a service onto huge pages at each start.
 
 mod drop_in;
 mod manager;
@@ -20,13 +20,13 @@ use crate::exit;
 use crate::options::{Ctl, CtlCommand, Disable, Enable, Revert, Targets};
 use crate::stdio::{answer, warn};
 
-/// How long `warm` may take before a start, in seconds.
+/// The time limit of `warm` before a start, in seconds.
 const WARM: &str = "10";
 
 /// Runs `enable`; returns the exit status.
 pub(super) fn run(options: &Enable) -> u8 {
     let manager = Manager { user: options.user };
-    // A malformed option would show only at the next start, in the journal.
+    // The options are checked now. Otherwise a malformed option would show only at the next start, in the journal.
     if let Err(error) = attach_command(manager, "x.service", &options.options, true) {
         return answer(error, exit::USAGE, exit::FAILED);
     }
@@ -54,11 +54,11 @@ pub(super) fn run(options: &Enable) -> u8 {
     together(&statuses)
 }
 
-/// What came of one unit.
+/// The outcome for one unit.
 struct Enabled {
-    /// Its own name.
+    /// The unit's own name.
     unit: String,
-    /// Whether there is something new.
+    /// Whether the drop-in changed.
     changed: bool,
     /// The exit status of the line about it.
     printed: u8,
@@ -67,7 +67,7 @@ struct Enabled {
 /// Writes the drop-in of one unit.
 ///
 /// # Errors
-/// The exit status for what has been said on stderr.
+/// The exit status. The message is on stderr already.
 fn enable_one(
     manager: Manager,
     name: &str,
@@ -138,7 +138,7 @@ fn enable_one(
 /// Runs `disable`; returns the exit status.
 pub(super) fn run_disable(options: &Disable) -> u8 {
     let manager = Manager { user: options.user };
-    // Looking at all drop-ins takes no systemd: a package's script does so in a new root, too.
+    // Listing all drop-ins needs no systemd. The script of a package also does so in a new root.
     let needed = if options.all && options.dry_run { Ok(()) } else { running(manager) };
     let directories =
         needed.and_then(|()| Ok([manager.directory(false)?, manager.directory(true)?]));
@@ -161,7 +161,7 @@ pub(super) fn run_disable(options: &Disable) -> u8 {
     together(&statuses)
 }
 
-/// Lists the units that have a drop-in, be it edited or not.
+/// Lists the units that have a drop-in, edited or not.
 fn enabled(directories: &[PathBuf]) -> Vec<String> {
     let all = directories.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten();
     let units = all.flatten().filter_map(|entry| {
@@ -172,7 +172,7 @@ fn enabled(directories: &[PathBuf]) -> Vec<String> {
     units.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// Removes the drop-ins of one unit; returns the exit status, and whether one was removed.
+/// Removes the drop-ins of one unit. Returns the exit status, and whether a drop-in was removed.
 fn disable_one(
     manager: Manager,
     name: &str,
@@ -181,7 +181,7 @@ fn disable_one(
 ) -> (u8, bool) {
     let given = attach::with_kind(name);
     let path_of = |unit: &str, directory: &Path| drop_in::path(directory, unit);
-    // The drop-in of a unit that is masked or gone by now is there under its own name.
+    // If the unit is masked or gone now, its drop-in is still found under the unit's own name.
     let is_there = |unit: &str| {
         directories.iter().any(|directory| path_of(unit, directory).symlink_metadata().is_ok())
     };
@@ -236,7 +236,7 @@ fn disable_one(
 /// Finds a unit.
 ///
 /// # Errors
-/// The exit status for what has been said on stderr.
+/// The exit status. The message is on stderr already.
 fn found(manager: Manager, doing: &str, name: &str) -> Result<manager::Unit, u8> {
     manager.find(&attach::with_kind(name)).map_err(|refusal| match refusal {
         Refusal::Unit(why) => {
@@ -250,7 +250,7 @@ fn found(manager: Manager, doing: &str, name: &str) -> Result<manager::Unit, u8>
     })
 }
 
-/// Attaches to the processes of the unit that run; a template's instances are units, too.
+/// Attaches to the running processes of the unit. For a template, attaches to those of all instances.
 fn attach_now(manager: Manager, unit: &str, options: &[String]) -> u8 {
     each_active(manager, unit, |unit| match attach_command(manager, unit, options, false) {
         Ok(CtlCommand::Attach(options)) => attach::run(&options),
@@ -286,7 +286,7 @@ fn each_active(manager: Manager, unit: &str, one: impl Fn(&str) -> u8) -> u8 {
     together(&active.iter().map(|unit| one(unit)).collect::<Vec<u8>>())
 }
 
-/// Parses the attach that the options make; `at_start` for the one in the drop-in.
+/// Parses the attach command that the options make. With `at_start`, makes the command for the drop-in.
 fn attach_command(
     manager: Manager,
     unit: &str,
@@ -301,10 +301,10 @@ fn attach_command(
     Ctl::try_parse_from(words).map(|ctl| ctl.command)
 }
 
-/// Returns the program to warm: that of the running service, else that of `ExecStart=`.
+/// Returns the program to warm: the program of the running service, or else of `ExecStart=`.
 ///
 /// # Errors
-/// Neither is a program that stays.
+/// Both are scripts, or programs that execute another one.
 fn program(manager: Manager, unit: &manager::Unit) -> Result<String, String> {
     let stays = |path: &PathBuf| {
         !wait_exec::executes_another(path.as_os_str().as_encoded_bytes())
@@ -324,9 +324,9 @@ fn program(manager: Manager, unit: &manager::Unit) -> Result<String, String> {
     })
 }
 
-/// Checks that the manager is there.
+/// Checks that the manager runs.
 fn running(manager: Manager) -> Result<(), String> {
-    // As sd_booted(3).
+    // The check of sd_booted(3).
     if manager.user || Path::new("/run/systemd/system").is_dir() {
         return manager.can_be_found();
     }
@@ -335,10 +335,11 @@ fn running(manager: Manager) -> Result<(), String> {
         .to_owned())
 }
 
-/// Returns the path of this program, which systemd is to run with root's rights: nobody else may exchange it.
+/// Returns the path of this program. systemd will run it with root's rights, so no other user may be able to replace
+/// it.
 ///
 /// # Errors
-/// Somebody else can, or systemd would not understand the path.
+/// Another user could replace the program, or systemd cannot parse the path.
 fn own_path(manager: Manager) -> Result<String, String> {
     let own = std::env::current_exe()
         .and_then(|own| own.with_file_name("tiexecctl").canonicalize())
@@ -364,7 +365,7 @@ fn own_path(manager: Manager) -> Result<String, String> {
         .ok_or_else(|| format!("{} is no path for a unit; fix: install it below /usr", own.shown()))
 }
 
-/// Says that a file is left as somebody has edited it; returns the exit status.
+/// Reports that an edited file is kept. Returns the exit status.
 fn kept(doing: &str, path: &Path) -> u8 {
     let path = path.shown();
     warn(format_args!(
@@ -391,7 +392,7 @@ fn failed(doing: &str, units: &[String], why: &str) -> u8 {
     exit::FAILED
 }
 
-/// Returns the exit status of all.
+/// Combines the exit statuses.
 fn together(statuses: &[u8]) -> u8 {
     match statuses.first() {
         None => exit::OK,

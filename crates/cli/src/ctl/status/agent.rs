@@ -1,4 +1,4 @@
-//! The agent's own word, asked for on its socket.
+//! The agent's state, read from its socket.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -11,7 +11,7 @@ use tiexec_agent::speak::SOCKET;
 
 use super::counted;
 
-/// How long the agent may take: it answers between two programs that it works on.
+/// The longest wait for the agent, which answers only between two programs that it works on.
 pub(in crate::ctl) const PATIENCE: Duration = Duration::from_secs(5);
 /// Most bytes of an answer.
 pub(in crate::ctl) const LONGEST: u64 = 64 << 20;
@@ -28,7 +28,7 @@ pub(in crate::ctl) struct Agent {
     pub(super) rule_defects: Vec<String>,
     pub(super) rules_off: Vec<String>,
     pub(in crate::ctl) disabled: bool,
-    /// `tiexecctl agent drain` holds.
+    /// `tiexecctl agent drain` is in effect.
     #[serde(default)]
     pub(in crate::ctl) drained: bool,
     pub(super) crash_guard: bool,
@@ -41,7 +41,7 @@ pub(in crate::ctl) struct Agent {
     processes: Vec<Process>,
 }
 
-/// The last outcome of the agent's for one process.
+/// The agent's last outcome for one process.
 #[derive(Deserialize, Clone, Debug)]
 pub(in crate::ctl) struct Process {
     pid: i32,
@@ -59,10 +59,10 @@ impl Agent {
         !refused.is_some_and(|error| matches!(error.kind(), ConnectionRefused | NotFound))
     }
 
-    /// Asks it.
+    /// Asks the agent for its state.
     ///
     /// # Errors
-    /// Why there is no answer, in words, with what helps.
+    /// The reason why there is no answer, with the fix.
     pub(in crate::ctl) fn ask() -> Result<Self, String> {
         let socket = Self::asked()?;
         let mut answer = Vec::new();
@@ -70,7 +70,7 @@ impl Agent {
         Self::parse(&answer)
     }
 
-    /// Asks it; returns the socket on which the answer comes, up to the end.
+    /// Sends the question. Returns the socket, from which the caller reads the answer up to its end.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -87,7 +87,7 @@ impl Agent {
         Ok(socket)
     }
 
-    /// Parses its answer.
+    /// Parses the agent's answer.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -97,7 +97,7 @@ impl Agent {
         serde_json::from_slice(&answer[head + 4..]).map_err(|_odd| odd())
     }
 
-    /// Returns its state in words, with what helps.
+    /// Describes the agent's state in words, with the fix.
     pub(in crate::ctl) fn in_words(&self) -> String {
         let state = if self.disabled {
             "switched off; fix: rm /etc/tiexec/disabled"
@@ -110,7 +110,8 @@ impl Agent {
         } else {
             "at work"
         };
-        // Said last: the state itself is that of every rule that has the key.
+        // This part comes last, because it applies only to rules without the key; the state before it applies to the
+        // others.
         let host = match self.host_splits {
             true => "; the host splits huge pages: rules without a key canary attach to nothing",
             false => "",
@@ -122,7 +123,7 @@ impl Agent {
         )
     }
 
-    /// Returns its last outcome for each process.
+    /// Returns the agent's last outcome for each process.
     pub(in crate::ctl) fn by_process(&self) -> HashMap<i32, &Process> {
         self.processes.iter().map(|process| (process.pid, process)).collect()
     }

@@ -1,4 +1,4 @@
-//! `tiexecctl status`: the text of the whole machine, by unit and program, and what the agent makes of it.
+//! `tiexecctl status`: the text of the whole machine, by unit and program, and the agent's outcomes.
 
 pub(super) mod agent;
 pub(super) mod processes;
@@ -31,7 +31,7 @@ struct Row {
     huge_bytes: u64,
     /// The huge bytes by backing.
     backings: BTreeMap<String, u64>,
-    /// The agent's rule for them, and the last outcome; `None` where it did nothing.
+    /// The agent's rule for these processes, and the last outcome; `None` if the agent did nothing.
     rule: Option<String>,
     result: Option<String>,
     /// The time of that outcome, in seconds since 1970.
@@ -60,7 +60,7 @@ impl Machine {
     }
 }
 
-/// Shows it.
+/// Runs `status`; returns the exit status.
 pub(super) fn run(json: bool) -> u8 {
     let all = All::look();
     let agent = Agent::ask();
@@ -98,7 +98,7 @@ pub(super) fn run(json: bool) -> u8 {
     }
 }
 
-/// Adds up the processes of each unit and program, those with the most text on base pages first.
+/// Sums the processes of each unit and program. The row with the most text on base pages is the first.
 fn rows(seen: &[Seen], agent: Option<&Agent>) -> Vec<Row> {
     let outcomes = agent.map(Agent::by_process).unwrap_or_default();
     let mut rows: BTreeMap<(Option<&str>, &str), Row> = BTreeMap::new();
@@ -125,7 +125,7 @@ fn rows(seen: &[Seen], agent: Option<&Agent>) -> Vec<Row> {
     rows
 }
 
-/// Makes the table of what has text of at least a huge page in each process.
+/// Makes the table of the rows whose processes each have at least a huge page of text.
 fn table(rows: &[Row], least: u64) -> String {
     let (shown, small): (Vec<&Row>, Vec<&Row>) =
         rows.iter().partition(|row| row.text_bytes >= least * row.processes as u64);

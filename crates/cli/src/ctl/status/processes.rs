@@ -1,4 +1,4 @@
-//! All processes that may be looked at: how much text each has, and how much of it is huge.
+//! All processes that this user may examine: the amount of text of each, and how much of it is huge.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tiexec_remap::{systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, areas, process, thp};
 
-/// How long it may take to look at one process of other credentials.
+/// The time limit to examine one process with other credentials.
 pub(in crate::ctl) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A process.
@@ -29,25 +29,26 @@ pub(super) struct Seen {
 pub(in crate::ctl) struct Text {
     pub(in crate::ctl) bytes: u64,
     pub(in crate::ctl) huge: u64,
-    /// The huge bytes by backing; a file with several counts to its first.
+    /// The huge bytes by backing. A file with several backings counts under its first.
     pub(in crate::ctl) backings: BTreeMap<String, u64>,
 }
 
-/// The processes, and how many could not be looked at.
+/// The processes, and the number of those that could not be examined.
 #[derive(Debug, Default)]
 pub(super) struct All {
     pub(super) seen: Vec<Seen>,
-    /// Those that this user may not look at.
+    /// The number of processes that this user may not examine.
     pub(super) denied: usize,
-    /// Those that did not let anybody look in time, and others of their users.
+    /// The number of processes that blocked the reader for too long, together with other processes of their users.
     pub(super) silent: usize,
 }
 
 impl All {
-    /// Looks at all.
+    /// Examines all processes.
     pub(super) fn look() -> Self {
         let mut all = Self::default();
-        // One user's processes can keep this one waiting for a while once, not each of them.
+        // After one process has blocked the reader, the other processes of its user are skipped, so that a user can
+        // cause only one such delay.
         let mut silent: HashSet<Vec<u32>> = HashSet::new();
         for (pid, process) in ProcDir::every() {
             let Ok(status) = process.status() else { continue };
@@ -101,7 +102,7 @@ fn unpacked(told: &[u8]) -> Told {
     serde_json::from_slice(told).unwrap_or(Told::Gone)
 }
 
-/// Looks at the text of a process, which can keep the caller waiting.
+/// Examines the text of a process, which can block the caller.
 pub(in crate::ctl) fn look_at(process: &ProcDir) -> Told {
     let Some(pages) = thp::pages() else { return Told::Gone };
     let entries = match areas::look(process, pages) {

@@ -1,4 +1,4 @@
-//! `tiexecctl store add FILE…`: builds images before somebody needs them.
+//! `tiexecctl store add FILE…`: builds images in advance.
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
@@ -17,7 +17,7 @@ use super::{failed, own, print};
 use crate::exit;
 use crate::stdio::warn;
 
-/// How long one image may take. Nobody waits for it to start a program.
+/// The time limit for one image. It is long because no program waits for it.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// The result for one file.
@@ -79,7 +79,7 @@ fn add(store: &Store, process: &ProcDir, path: &Path) -> Result<PathBuf, Failure
         };
         Failure::of(reason)(error)
     };
-    // The path that maps shows, with all links followed.
+    // The path that maps shows, with all links resolved.
     let path = path.canonicalize().map_err(unread)?;
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let original = File::options().read(true).custom_flags(flags).open(&path).map_err(unread)?;

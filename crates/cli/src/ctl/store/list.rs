@@ -1,4 +1,4 @@
-//! `tiexecctl store list`: the images, who uses them, and how they stand to their originals.
+//! `tiexecctl store list`: the images, their users, and whether they still match their original files.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -22,7 +22,7 @@ struct Listed<'a> {
     name: &'a str,
     original: Option<&'a str>,
     bytes: u64,
-    /// `None` unless root asks: others see their own processes only.
+    /// `None` unless this user is root, because other users see only their own processes.
     users: Option<u64>,
     last_used: i64,
     built: Option<u64>,

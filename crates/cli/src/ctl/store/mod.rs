@@ -1,4 +1,4 @@
-//! `tiexecctl store`: looks after the image store.
+//! `tiexecctl store`: manages the image store.
 
 mod add;
 mod list;
@@ -34,28 +34,28 @@ pub(super) fn run(command: StoreCommand) -> u8 {
     }
 }
 
-/// Says why, and what changes it; returns the exit status for it.
+/// Reports the failure with its fix. Returns the exit status for it.
 fn failed(doing: &str, failure: &Failure) -> u8 {
     let fix = failure.reason.fix().map_or(String::new(), |fix| format!("; fix: {fix}"));
     warn(format_args!("cannot {doing}: {failure}{fix}"));
     exit::FAILED
 }
 
-/// Returns every store that can be looked at.
+/// Returns every store that this process can read.
 fn all(doing: &str) -> Result<Vec<Directory>, u8> {
     let found = Directory::all().map_err(|failure| failed(doing, &failure))?;
     left_out(&found.refused);
     Ok(found.usable)
 }
 
-/// Says which stores are not looked at while others are.
+/// Warns about the stores that are ignored while others are used.
 fn left_out(refused: &[Failure]) {
     for failure in refused {
         warn(format_args!("one image store is left out: {failure}"));
     }
 }
 
-/// Opens the stores in which this user can have images built.
+/// Opens the stores in which images can be built for this user.
 fn own(doing: &str) -> Result<Store, u8> {
     let pages = pages(doing)?;
     let store = Store::open_for_this_user(pages).map_err(|failure| failed(doing, &failure))?;

@@ -1,4 +1,4 @@
-//! `tiexecctl store prune`: removes what nobody needs.
+//! `tiexecctl store prune`: removes images that nobody needs.
 
 use tiexec_core::addr::mib;
 use tiexec_core::escape::AsShown;

@@ -48,7 +48,7 @@ pub(super) fn run(files: &[PathBuf], json: bool) -> u8 {
     }
 }
 
-/// The path by which the store knows a file: that of its mapping, also if the file is gone.
+/// Returns the path under which the store keeps a file: the path in maps, even if the file is gone.
 fn as_stored(file: &Path) -> String {
     let path = file.canonicalize().or_else(|_gone| std::path::absolute(file));
     path.unwrap_or_else(|_| file.to_owned()).to_string_lossy().into_owned()

@@ -1,4 +1,4 @@
-//! `tiexecctl store verify`: whether images are what their builders wrote.
+//! `tiexecctl store verify`: checks that images still have the content that their builders wrote.
 
 use std::fmt::Write;
 

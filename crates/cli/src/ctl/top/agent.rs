@@ -1,4 +1,4 @@
-//! The agent's rules and outcomes, asked for on its socket without waiting for it.
+//! The agent's rules and outcomes, read from its socket without blocking.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};
@@ -7,22 +7,22 @@ use std::time::{Duration, Instant};
 
 use crate::ctl::status::agent::{self, LONGEST, PATIENCE};
 
-/// How often it is asked: it answers between two programs that it works on.
+/// The pause between two questions to the agent, which answers only between two programs that it works on.
 const PACE: Duration = Duration::from_secs(10);
 
-/// The agent, as far as it is known.
+/// The last known state of the agent.
 #[derive(Debug, Default)]
 pub(super) struct Agent {
     question: Option<(UnixStream, Vec<u8>, Instant)>,
     asked: Option<Instant>,
-    /// Its state in words, or why there is none.
+    /// The agent's state in words, or why there is no state.
     pub(super) words: String,
-    /// Its last outcome for each process; `None` where it does not answer.
+    /// The agent's last outcome for each process; `None` if the agent does not answer.
     pub(super) outcomes: Option<HashMap<i32, agent::Process>>,
 }
 
 impl Agent {
-    /// Asks it, if it is time.
+    /// Asks the agent, if the pause is over.
     pub(super) fn ask(&mut self) {
         if self.question.is_some() || self.asked.is_some_and(|asked| asked.elapsed() < PACE) {
             return;
@@ -38,7 +38,7 @@ impl Agent {
         }
     }
 
-    /// Has it asked at the next refresh.
+    /// Makes the next refresh ask the agent.
     pub(super) fn ask_soon(&mut self) {
         self.asked = None;
     }
@@ -48,7 +48,7 @@ impl Agent {
         self.question.as_ref().map(|(socket, ..)| socket)
     }
 
-    /// Takes what has come of the answer; returns whether it is whole.
+    /// Reads the available part of the answer. Returns whether the answer is complete.
     pub(super) fn take(&mut self) -> bool {
         let Some((socket, answer, begun)) = &mut self.question else { return false };
         let late = begun.elapsed() > PATIENCE || answer.len() as u64 > LONGEST;

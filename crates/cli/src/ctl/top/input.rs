@@ -1,13 +1,13 @@
 //! The keys, read from standard input.
 //!
-//! crossterm's own reader reads on for ever once the terminal is gone, because it takes the end of the input, and EIO, for
-//! nothing new. It also waits for the rest of a key that came in part, whatever signal arrives. So the bytes are read here, and
-//! only when poll(2) says that there are some.
+//! This module replaces crossterm's reader. That reader loops for ever once the terminal is gone, because it treats the
+//! end of the input, and EIO, as no input. It also waits for the rest of a partial key, even if a signal arrives. Here
+//! the bytes are read only when poll(2) reports input.
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-/// A key that means something.
+/// A key with a meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Key {
     Char(char),
@@ -24,15 +24,15 @@ pub(super) enum Key {
 }
 
 const ESC: u8 = 0x1b;
-/// Most bytes of a key; what is longer is none.
+/// Most bytes of a key. A longer sequence is no key.
 const LONGEST: usize = 32;
 
-/// The bytes that came and are no whole key yet.
+/// The bytes of an incomplete key.
 #[derive(Debug, Default)]
 pub(super) struct Input(Vec<u8>);
 
 impl Input {
-    /// Reads what poll(2) found; `false` once the terminal is gone.
+    /// Reads the input that poll(2) reported. Returns `false` once the terminal is gone.
     pub(super) fn read(&mut self, found: PollFlags) -> bool {
         if found.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
             return false;
@@ -51,12 +51,12 @@ impl Input {
         }
     }
 
-    /// Returns whether a key came in part: the rest follows soon, or it was Esc.
+    /// Returns whether a key is incomplete: the rest follows soon, or the key is Esc.
     pub(super) fn is_partial(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// Takes the whole keys; `at_last` also those in part, of which only Esc is one.
+    /// Takes the complete keys. With `at_last`, also takes incomplete bytes, of which only Esc is a key.
     pub(super) fn keys(&mut self, at_last: bool) -> Vec<Key> {
         let mut keys = Vec::new();
         while !self.0.is_empty() {
@@ -73,7 +73,7 @@ impl Input {
     }
 }
 
-/// Returns the length of the first key, and the key if it means something; `None` if it is not whole. (ECMA-48; xterm's
+/// Returns the length of the first key, and the key if it has a meaning; `None` if it is incomplete. (ECMA-48; xterm's
 /// `ctlseqs`.)
 fn first(bytes: &[u8]) -> Option<(usize, Option<Key>)> {
     match *bytes {
@@ -84,7 +84,8 @@ fn first(bytes: &[u8]) -> Option<(usize, Option<Key>)> {
         [ESC, b'O', last, ..] => Some((3, of_sequence(b"", last))),
         [ESC, b'O'] | [ESC] => None,
         [ESC, ESC, ..] => Some((1, Some(Key::Escape))),
-        // Alt and a key, or Esc and a key that came together: neither is certain.
+        // The bytes may be Alt with a key, or Esc and a key that arrived together. The input is ambiguous, so it is no
+        // key.
         [ESC, ref rest @ ..] => first(rest).map(|(length, _)| (1 + length, None)),
         [b'\r' | b'\n', ..] => Some((1, Some(Key::Enter))),
         [0x7f | 0x08, ..] => Some((1, Some(Key::Backspace))),
@@ -143,7 +144,7 @@ mod tests {
             Key::Char('ö'),
         ];
         assert_eq!(input.keys(false), all);
-        // A sequence without a meaning is no key; the byte after it is one.
+        // A sequence without a meaning is no key, but the byte after it is a key.
         let mut input = Input(b"\x1b[200~\x1bq\xff\x1b\x1b[B\0x".into());
         assert_eq!(input.keys(false), [Key::Escape, Key::Down, Key::Char('x')]);
     }

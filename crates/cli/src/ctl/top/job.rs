@@ -1,13 +1,13 @@
-//! Another command of `tiexecctl`, run as a child, so that the screen goes on meanwhile.
+//! Another command of `tiexecctl`, run as a child, so that the screen keeps refreshing.
 
 use std::io::{ErrorKind, PipeReader, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-/// Most bytes of its output that are kept.
+/// Most bytes of the command's output that are kept.
 const MOST: usize = 256 << 10;
 
-/// A command that runs.
+/// A running command.
 #[derive(Debug)]
 pub(super) struct Job {
     child: Child,
@@ -15,37 +15,37 @@ pub(super) struct Job {
     said: Vec<u8>,
 }
 
-/// How it ended.
+/// The end of a command.
 #[derive(Debug)]
 pub(super) struct Ended {
-    /// All that it said on both streams.
+    /// Its output on both streams.
     pub(super) text: String,
     pub(super) status: Option<i32>,
 }
 
 impl Job {
-    /// Starts `tiexecctl` with these arguments. It goes on if this process ends, as it would from a shell.
+    /// Starts `tiexecctl` with these arguments. The command continues if this process ends, as it would from a shell.
     ///
     /// # Errors
     /// As pipe(2), fork(2) and execve(2).
     pub(super) fn start(arguments: &[String]) -> std::io::Result<Self> {
         let (output, theirs) = std::io::pipe()?;
         rustix::io::ioctl_fionbio(&output, true)?;
-        // The file of this process, also if a newer one has taken its name.
+        // This is the executable of this process, even if an upgrade has replaced the file.
         let mut command = Command::new("/proc/self/exe");
         command.arg0("tiexecctl").args(arguments).stdin(Stdio::null());
         command.stdout(theirs.try_clone()?).stderr(theirs);
-        // The end of the terminal, and a signal to its foreground, are not the end of an attach.
+        // A hangup of the terminal, or a signal to its foreground group, must not end an attach.
         let child = command.process_group(0).spawn()?;
         Ok(Self { child, output, said: Vec::new() })
     }
 
-    /// Returns the pipe that has its output.
+    /// Returns the pipe with the command's output.
     pub(super) fn output(&self) -> &PipeReader {
         &self.output
     }
 
-    /// Takes what it has said; returns how it ended, once it has.
+    /// Reads the available output. Returns the end of the command once it has ended.
     pub(super) fn take(&mut self) -> Option<Ended> {
         let mut buffer = [0; 16 << 10];
         loop {
@@ -64,7 +64,7 @@ impl Job {
         Some(Ended { text: String::from_utf8_lossy(&self.said).into_owned(), status })
     }
 
-    /// Ends it: for a look, which changes nothing.
+    /// Kills the command. This is only for commands that change nothing.
     pub(super) fn end(mut self) {
         let _ended = self.child.kill().and_then(|()| self.child.wait());
     }

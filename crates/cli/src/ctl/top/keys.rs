@@ -1,9 +1,9 @@
-//! The keys: each changes the state, or asks for work.
+//! The keys. Each changes the state or requests work.
 
 use super::input::Key;
 use super::model::{Act, Chosen, Detail, Itlb, Mode, Model, Sort};
 
-/// Work that a key asks for.
+/// Work that a key requests.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Ask {
     Nothing,
@@ -13,16 +13,16 @@ pub(super) enum Ask {
     Do(Act, Chosen),
     /// The files of the process in the detail view.
     Inspect,
-    /// The model of its instruction TLB.
+    /// The model of the instruction TLB for that process.
     Sample,
 }
 
 /// Most characters of a filter.
 const LONGEST_FILTER: usize = 60;
-/// The rows of a page that stay on the screen.
+/// The number of rows that stay on the screen when a page is scrolled.
 const OVERLAP: usize = 1;
 
-/// Takes a key.
+/// Handles a key.
 pub(super) fn take(model: &mut Model, key: Key) -> Ask {
     match key {
         Key::Control('c') => return Ask::End,
@@ -82,7 +82,7 @@ fn in_table(model: &mut Model, key: Key) -> Ask {
     Ask::Nothing
 }
 
-/// Returns the process that a key is for; says so if there is none.
+/// Returns the process to which a key applies. Shows a message if no process is selected.
 fn selected(model: &mut Model) -> Option<Chosen> {
     let chosen = model.chosen();
     if chosen.is_none() {

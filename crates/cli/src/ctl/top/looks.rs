@@ -1,7 +1,7 @@
-//! Looks at the text of processes, in a process of TiExec's own: a process can keep the one that looks at it waiting.
+//! Reads the text of processes in a child process, because a process can block its reader.
 //!
-//! A look reads the process's maps and page tables, which costs twenty times as much as all else. So a refresh looks only at
-//! the processes whose turn it is, and only for a share of the processor's time.
+//! A look reads the maps and page tables of a process, which costs twenty times as much as everything else. A refresh
+//! therefore takes only the processes that are due, and stops after a share of the processor's time.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{ErrorKind, Read, Write};
@@ -17,43 +17,44 @@ use tiexec_sys::procfs::ProcDir;
 use super::processes::{Identity, Looked, Process, Processes};
 use crate::ctl::status::processes::{PATIENCE, Told, look_at};
 
-/// The share of one processor that looks may take once the screen is filled.
+/// The share of one processor that looks may use once the screen is filled.
 const SHARE: f64 = 0.002;
-/// How much longer than one on the screen a process off the screen waits for its turn.
+/// The factor by which a process off the screen waits longer than one on the screen.
 const OFF_SCREEN: u32 = 10;
-/// How long the processes of a user are left alone once one of them kept the reader waiting.
+/// The time for which the processes of a user are skipped after one of them blocked the reader.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// The answer about one process, on one line.
 #[derive(Serialize, Deserialize)]
 struct Answer {
     pid: i32,
-    /// Compared with the one that was asked about: the process may have executed another program.
+    /// The identity at the time of the answer. It is compared with the requested one, because the process may have
+    /// executed another program.
     identity: Option<Identity>,
     told: Told,
 }
 
-/// The processes that a look prefers.
+/// The processes that looks prefer.
 #[derive(Debug)]
 pub(super) struct Wanted<'a> {
     pub(super) selected: Option<i32>,
-    /// The rows that can be seen.
+    /// The rows on the screen.
     pub(super) on_screen: &'a [i32],
     pub(super) delay: Duration,
-    /// The size of a huge page: a process with less text gains nothing.
+    /// The size of a huge page. A process with less text gains nothing.
     pub(super) least: u64,
 }
 
-/// The looks.
+/// The state of the looks.
 #[derive(Debug, Default)]
 pub(super) struct Looks {
     round: Option<Round>,
-    /// True once every process had its turn: the screen is filled.
+    /// True once every process has been read since the start.
     filled: bool,
     silent: HashMap<Vec<u32>, Instant>,
 }
 
-/// One round: the processes that were asked about and not answered yet, and a part of an answer.
+/// One round: the processes without an answer so far, and a partial answer.
 #[derive(Debug)]
 struct Round {
     aside: Aside,
@@ -64,7 +65,7 @@ struct Round {
 }
 
 impl Looks {
-    /// Notes the processes that will not be looked at for now, because another one of their user kept the reader waiting.
+    /// Marks the processes that are skipped for now because another process of their user blocked the reader.
     pub(super) fn note_silent(&self, processes: &mut Processes) {
         let unseen = |process: &&mut Process| process.looked == Looked::Never;
         for process in processes.all.values_mut().filter(unseen) {
@@ -74,7 +75,7 @@ impl Looks {
         }
     }
 
-    /// Begins a round, unless one is under way.
+    /// Starts a round, unless a round is running.
     pub(super) fn begin(&mut self, processes: &Processes, wanted: &Wanted<'_>) {
         if self.round.is_some() {
             return;
@@ -88,12 +89,12 @@ impl Looks {
         }
         let limit = self.filled.then(|| wanted.delay.mul_f64(SHARE));
         let pids: Vec<i32> = asked.iter().map(|&(pid, _)| pid).collect();
-        // Without a fork there is no look; the next refresh tries again.
+        // If the fork fails, the next refresh tries again.
         let Ok(aside) = Aside::start(|answers| look_at_all(&pids, limit, answers)) else { return };
         self.round = Some(Round { aside, asked, answered: false, part: Vec::new(), last: now });
     }
 
-    /// Returns whose turn it is: the selected one first, then those that have waited longest.
+    /// Returns the processes that are due: the selected process first, then those that have waited longest.
     fn due(
         &self,
         processes: &Processes,
@@ -125,14 +126,14 @@ impl Looks {
         due.into_iter().map(|(_, pid, identity)| (pid, identity)).collect()
     }
 
-    /// Takes the answers that have come; returns whether more will.
+    /// Reads the available answers. Returns whether more will follow.
     pub(super) fn take(&mut self, processes: &mut Processes) -> bool {
         let Some(round) = &mut self.round else { return false };
         let more = round.take(processes);
         if more && round.last.elapsed() < PATIENCE {
             return true;
         }
-        // The first one without an answer kept the reader waiting, or ended it.
+        // The first process without an answer blocked the reader, or made it crash.
         if let Some((pid, _)) = round.asked.front().filter(|_| more || !round.answered)
             && let Some(process) = processes.all.get_mut(pid)
         {
@@ -144,14 +145,14 @@ impl Looks {
         false
     }
 
-    /// Returns whether some processes had no turn yet since the start.
+    /// Returns whether some processes have not been read since the start.
     pub(super) fn fill_the_screen(&self) -> bool {
         !self.filled
     }
 }
 
 impl Round {
-    /// Returns whether there will be more.
+    /// Reads the available answers of the round. Returns whether more will follow.
     fn take(&mut self, processes: &mut Processes) -> bool {
         let mut buffer = [0; 16 << 10];
         loop {
@@ -194,7 +195,7 @@ fn note(process: &mut Process, looked: Looked) {
     process.when = Some((Instant::now(), process.size));
 }
 
-/// In the process apart: looks at one after the other, until it has taken so much of the processor's time.
+/// Runs in the child process: reads one process after the other, until `limit` of processor time is used.
 fn look_at_all(pids: &[i32], limit: Option<Duration>, answers: &mut UnixStream) {
     for &pid in pids {
         let process = Pid::from_raw(pid).and_then(|pid| ProcDir::of(pid).ok());

@@ -1,7 +1,7 @@
 //! `tiexecctl top`: the processes of the machine with their text, on a screen that refreshes itself.
 //!
-//! One thread waits for keys, for the time of the next refresh, and for answers. It never waits for a process that is looked
-//! at, nor for the agent:
+//! One thread waits for keys, for the time of the next refresh, and for answers. It never waits for the agent, or for a
+//! process that it examines:
 //!
 //! ```text
 //!   tiexecctl top            reads keys and stat of each process, draws
@@ -38,9 +38,9 @@ use crate::exit;
 use crate::options;
 use crate::stdio::warn;
 
-/// How long the rest of a key that came in part is waited for; after that a lone ESC is the key Esc.
+/// The longest wait for the rest of an incomplete key. After that, a lone ESC byte is the key Esc.
 const WHOLE_KEY: Duration = Duration::from_millis(50);
-/// How long answers are gathered before they are drawn.
+/// The time for which answers are collected before they are drawn.
 const GATHER: Duration = Duration::from_millis(200);
 
 /// Shows the screen until the user ends it; returns the exit status.
@@ -70,7 +70,7 @@ pub(super) fn run(options: &options::Top) -> u8 {
     }
 }
 
-/// The screen's state, and the work under way.
+/// The screen's state, and the running work.
 struct Top {
     model: Model,
     looks: Looks,
@@ -132,13 +132,13 @@ impl Top {
                     Ask::Inspect => self.inspect(),
                     Ask::Sample => self.sample(),
                 }
-                // A key is answered at once.
+                // The screen is drawn at once after a key.
                 changed = Some(now.checked_sub(GATHER).unwrap_or(now));
             }
         }
     }
 
-    /// Looks at all processes, and begins looks at the text of those whose turn it is.
+    /// Reads the list of processes, and starts looks at the text of those that are due.
     fn refresh(&mut self) {
         self.model.processes.refresh();
         self.model.agent.ask();
@@ -154,7 +154,7 @@ impl Top {
         self.inspect();
     }
 
-    /// Returns the descriptors that answers come on, but for those of looks, which are gathered.
+    /// Returns the descriptors on which answers arrive, except those of looks, which are collected.
     fn sources(&self) -> Vec<BorrowedFd<'_>> {
         let agent = self.model.agent.answers().map(AsFd::as_fd);
         let act = self.act.as_ref().map(|(.., job)| job.output().as_fd());
@@ -163,7 +163,7 @@ impl Top {
         agent.into_iter().chain(act).chain(jobs).collect()
     }
 
-    /// Takes the answers that have come; returns whether there is something new.
+    /// Reads the available answers. Returns whether something changed.
     fn take_answers(&mut self) -> bool {
         let mut news = self.model.agent.take();
         if let Some((act, chosen, job)) = &mut self.act
@@ -216,7 +216,7 @@ impl Top {
         }
     }
 
-    /// Has the files of the process in the detail view looked at.
+    /// Starts `inspect` for the process in the detail view.
     fn inspect(&mut self) {
         let Mode::Detail(detail) = &self.model.mode else { return };
         let chosen = &detail.chosen;
@@ -228,7 +228,7 @@ impl Top {
         }
     }
 
-    /// Has that process sampled.
+    /// Starts `advise` for the process in the detail view.
     fn sample(&mut self) {
         let Mode::Detail(detail) = &self.model.mode else { return };
         let chosen = detail.chosen.clone();
@@ -241,20 +241,20 @@ impl Top {
     }
 
     fn tell_itlb(&mut self, chosen: &Chosen, ended: &Ended) {
-        // The user may be asked to confirm something meanwhile.
+        // A confirmation may cover the detail view meanwhile.
         let detail = match &mut self.model.mode {
             Mode::Detail(detail) => Some(detail),
             _ => self.model.below.as_mut(),
         };
         let Some(detail) = detail.filter(|detail| detail.chosen == *chosen) else { return };
-        // The table of files above it is wider than many terminals.
+        // The table of files is omitted, because it is wider than many terminals.
         let text = &ended.text;
         let from = text.find("\niTLB").map_or(0, |line| line + 1);
         detail.itlb = Itlb::Told(text[from..].to_owned());
     }
 }
 
-/// Returns the last line that a command said, or else what its exit status means.
+/// Returns the last line of a command's output, or else the meaning of its exit status.
 fn outcome(act: Act, chosen: &Chosen, ended: &Ended) -> String {
     let doing = act.doing();
     let pid = chosen.pid;

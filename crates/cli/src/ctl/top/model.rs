@@ -1,4 +1,4 @@
-//! The state of the screen: which rows there are, in which order, which one is selected, and what the keys mean now.
+//! The state of the screen: the rows and their order, the selected row, and the present meaning of the keys.
 
 use std::cmp::Ordering;
 
@@ -15,7 +15,7 @@ pub(super) enum Sort {
     Name,
 }
 
-/// A change of a process that the user can ask for.
+/// A change of a process that the user can request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Act {
     Attach,
@@ -31,7 +31,7 @@ impl Act {
         }
     }
 
-    /// Returns it with the word that comes before a process.
+    /// Returns the verb with the word that precedes a process.
     pub(super) const fn doing(self) -> &'static str {
         match self {
             Self::Attach => "attach to",
@@ -40,7 +40,7 @@ impl Act {
     }
 }
 
-/// A process as the user chose it.
+/// The process that the user chose.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Chosen {
     pub(super) pid: i32,
@@ -54,7 +54,7 @@ pub(super) enum Mode {
     Table,
     /// The filter is being typed.
     Filter,
-    /// Waits for a yes.
+    /// The screen waits for a confirmation.
     Confirm(Act, Chosen),
     Detail(Detail),
     Help,
@@ -71,7 +71,7 @@ pub(super) struct Detail {
     pub(super) scroll: u16,
 }
 
-/// The model of the instruction TLB, which costs samples.
+/// The model of the instruction TLB, which needs samples.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Itlb {
     NotAsked,
@@ -90,14 +90,14 @@ pub(super) struct Model {
     pub(super) mode: Mode,
     /// The mode below a confirmation.
     pub(super) below: Option<Detail>,
-    /// The last line of the last command, or what else there is to say.
+    /// The last line of the last command, or another message.
     pub(super) message: String,
-    /// Whether some processes had no turn yet since the start.
+    /// True if some processes have not been read since the start.
     pub(super) filling: bool,
     /// The processes shown, in order.
     pub(super) rows: Vec<i32>,
     pub(super) selected: Option<i32>,
-    /// The place of the selected row, should its process end.
+    /// The index of the selected row, for the case that its process ends.
     place: usize,
     /// The first row on the screen, and how many there is room for.
     pub(super) first: usize,
@@ -138,7 +138,8 @@ impl Model {
         if let Some(pid) = self.selected {
             match self.rows.iter().position(|&row| row == pid) {
                 Some(place) => self.place = place,
-                // The keys would act on another process than the user looked at.
+                // If the selection moved to another process, the keys would act on a process that the user did not
+                // choose.
                 None => self.selected = None,
             }
         }
@@ -160,7 +161,7 @@ impl Model {
         Some(self.agent.outcomes.as_ref()?.get(&pid)?.rule.as_str())
     }
 
-    /// Sorts by a column, the other way round if it is that one already.
+    /// Sorts by a column. If the rows are sorted by that column already, reverses the order.
     pub(super) fn sort_by(&mut self, sort: Sort) {
         self.reversed = self.sort == sort && !self.reversed;
         self.sort = sort;
@@ -168,7 +169,7 @@ impl Model {
         self.arrange();
     }
 
-    /// Moves the selection by so many rows; the first move selects the first row on the screen.
+    /// Moves the selection by a number of rows. The first move selects the first row on the screen.
     pub(super) fn go(&mut self, by: isize) {
         let place = match self.selected {
             None if self.place >= self.first && self.place < self.first + self.room => self.place,
@@ -201,7 +202,7 @@ impl Model {
         self.rows.get(self.first..end).unwrap_or_default()
     }
 
-    /// Returns the selected process, or that of the detail view.
+    /// Returns the process of the detail view, or else the selected process.
     pub(super) fn chosen(&self) -> Option<Chosen> {
         if let Mode::Detail(detail) = &self.mode {
             return Some(detail.chosen.clone());
@@ -211,25 +212,25 @@ impl Model {
         Some(Chosen { pid, identity: process.identity, name: process.name.clone() })
     }
 
-    /// Returns the process if it still is the one that was chosen.
+    /// Returns the process if it still runs the program that the user chose.
     pub(super) fn still(&self, chosen: &Chosen) -> Option<&Process> {
         self.processes.all.get(&chosen.pid).filter(|process| process.identity == chosen.identity)
     }
 
-    /// Has a process's text looked at again at once.
+    /// Makes the next look read this process's text.
     pub(super) fn look_again(&mut self, pid: i32) {
         if let Some(process) = self.processes.all.get_mut(&pid) {
             process.when = None;
         }
     }
 
-    /// Returns how many processes this user may not look at.
+    /// Returns the number of processes that this user may not examine.
     pub(super) fn denied(&self) -> usize {
         self.processes.all.values().filter(|process| process.looked == Looked::Denied).count()
     }
 }
 
-/// The largest first, names and ids in their own order.
+/// Orders numbers with the largest first, and names and IDs in ascending order.
 fn order(sort: Sort, one: (i32, &Process), other: (i32, &Process)) -> Ordering {
     let share = |process: &Process| match process.bytes() {
         (0, _) => -1.0,

@@ -1,7 +1,7 @@
-//! The list of all processes: their names, the processor time that they take, and what is known of their text.
+//! The list of all processes: their names, their use of the processor, and the known facts about their text.
 //!
-//! Each refresh reads one file of each process, `stat`, and of a new process or program a few more. None of them takes the
-//! lock of the process's memory, so no process can keep the reader waiting.
+//! Each refresh reads one file of each process, `stat`, and a few more files of a new process or program. No such read
+//! takes the lock of the process's memory, so no process can block the reader.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -30,27 +30,27 @@ impl Identity {
         Self { start_time: summary.start_time, start_stack: summary.start_stack }
     }
 
-    /// Reads it again; `None` once the process is gone.
+    /// Reads the identity again; `None` once the process is gone.
     pub(super) fn again(process: &ProcDir) -> Option<Self> {
         let text = process.read("stat").ok()?;
         Some(Self::of(&stat::summary(&text).ok()?))
     }
 }
 
-/// The last look at a process's text.
+/// The result of the last look at a process's text.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) enum Looked {
-    /// There was none yet.
+    /// There was no look yet.
     #[default]
     Never,
     Seen(Text),
-    /// This user may not.
+    /// This user may not read it.
     Denied,
-    /// The process, or another one of its user, kept the reader waiting.
+    /// The process, or another process of its user, blocked the reader.
     Silent,
 }
 
-/// A process. All names are as they are shown.
+/// A process. All names are escaped for display.
 #[derive(Clone, Debug)]
 pub(super) struct Process {
     pub(super) identity: Identity,
@@ -60,12 +60,12 @@ pub(super) struct Process {
     pub(super) uids: Vec<u32>,
     /// Per cent of one processor since the last refresh.
     pub(super) cpu: Option<f64>,
-    /// The time that it had taken, in clock ticks, and when that was read.
+    /// The processor time that was last read, in clock ticks, and when it was read.
     run_time: (u64, Instant),
     /// The size of its address space, in bytes.
     pub(super) size: u64,
     pub(super) looked: Looked,
-    /// The time of that look, and the size of the address space then.
+    /// The time of the last look, and the size of the address space at that time.
     pub(super) when: Option<(Instant, u64)>,
 }
 
@@ -86,7 +86,7 @@ impl Process {
         }
     }
 
-    /// Measures the processor time that it took since the last measurement.
+    /// Measures the use of the processor since the last measurement.
     fn measure(&mut self, run_time: u64, now: Instant) {
         let (before, when) = self.run_time;
         let lasted = now.duration_since(when);
@@ -99,7 +99,7 @@ impl Process {
         self.run_time = (run_time, now);
     }
 
-    /// Returns its text, as far as it is known.
+    /// Returns the facts about its text, if known.
     pub(super) fn text(&self) -> Option<&Text> {
         match &self.looked {
             Looked::Seen(text) => Some(text),
@@ -107,20 +107,20 @@ impl Process {
         }
     }
 
-    /// Returns the bytes of its text, and those that are huge.
+    /// Returns the bytes of its text, and the number of huge ones.
     pub(super) fn bytes(&self) -> (u64, u64) {
         self.text().map_or((0, 0), |text| (text.bytes, text.huge.min(text.bytes)))
     }
 }
 
-/// All processes but this one and the kernel's threads, by their ids.
+/// All processes except this one and the kernel's threads, by their IDs.
 #[derive(Debug, Default)]
 pub(super) struct Processes {
     pub(super) all: BTreeMap<i32, Process>,
 }
 
 impl Processes {
-    /// Looks which there are.
+    /// Reads the list of processes and their use of the processor.
     pub(super) fn refresh(&mut self) {
         let now = Instant::now();
         let mut before = std::mem::take(&mut self.all);

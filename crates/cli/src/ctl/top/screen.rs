@@ -1,4 +1,4 @@
-//! The terminal: whether there is one, its modes, and their end.
+//! The terminal: the check whether there is one, and its modes.
 
 use std::io::{IsTerminal, stdin, stdout};
 use std::os::fd::BorrowedFd;
@@ -7,7 +7,8 @@ use std::time::Duration;
 use ratatui::DefaultTerminal;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How long a signal may go unnoticed that comes between the look at it and the wait, and a new size of the terminal.
+/// The longest wait. A signal that arrives between the check for signals and the wait, or a new size of the terminal,
+/// is noticed after at most this time.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Returns why there can be no screen.
@@ -23,12 +24,12 @@ pub(super) fn missing() -> Option<&'static str> {
     }
 }
 
-/// The terminal in the modes of a screen; it gets its own back when this is dropped, and on a panic.
+/// The terminal in the modes of a screen. Drop, and a panic, restore its modes.
 #[derive(Debug)]
 pub(super) struct Screen(pub(super) DefaultTerminal);
 
 impl Screen {
-    /// Takes the terminal.
+    /// Sets the modes of a screen.
     ///
     /// # Errors
     /// As tcsetattr(3) and write(2).
@@ -48,8 +49,8 @@ impl Drop for Screen {
     }
 }
 
-/// Waits until a key or something from `sources` can be read, a signal has come, or the time is over; returns what poll(2)
-/// found of the terminal.
+/// Waits until a key or data from `sources` can be read, a signal arrives, or the time is over. Returns the events of
+/// the terminal from poll(2).
 pub(super) fn wait(sources: &[BorrowedFd<'_>], time: Duration) -> PollFlags {
     let all = [rustix::stdio::stdin()].into_iter().chain(sources.iter().copied());
     let mut fds: Vec<PollFd<'_>> =
@@ -57,7 +58,7 @@ pub(super) fn wait(sources: &[BorrowedFd<'_>], time: Duration) -> PollFlags {
     let time = Timespec::try_from(time.min(LOOK)).ok();
     match poll(&mut fds, time.as_ref()) {
         Ok(_) => fds.first().map_or(PollFlags::empty(), PollFd::revents),
-        // A signal ends the wait, too.
+        // A signal also ends the wait.
         Err(_) => PollFlags::empty(),
     }
 }

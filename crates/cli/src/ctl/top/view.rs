@@ -1,6 +1,7 @@
 //! The screen: a head with the sums, the table, a line for messages, and the keys.
 //!
-//! All names were escaped when they were read. Our own words and lines are ASCII, so a terminal without UTF-8 shows them.
+//! All names were escaped when they were read. Our own words and lines are ASCII, so that a terminal without UTF-8 can
+//! show them.
 
 mod detail;
 mod table;
@@ -19,7 +20,7 @@ use tiexec_core::report::percent;
 use super::model::{Mode, Model, Sort};
 use crate::ctl::status::counted;
 
-/// The terminal's abilities and the facts that do not change.
+/// The terminal's abilities, and constant facts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
     pub(super) colour: bool,
@@ -57,7 +58,7 @@ const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED);
 /// Most lines of a message.
 const MESSAGE: u16 = 4;
 
-/// Draws all of it.
+/// Draws the whole screen.
 pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, look: Look) {
     let message = message(model, look);
     let lines = rows_of(&message, frame.area().width).clamp(1, MESSAGE);

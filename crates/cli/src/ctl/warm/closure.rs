@@ -1,7 +1,7 @@
-//! Lists the shared libraries that a file needs, as its own `ld.so` finds them.
+//! Lists the shared libraries that a file needs, by the file's own `ld.so`.
 //!
-//! `ld.so --list FILE` maps the file and its libraries and prints where they are; nothing of the
-//! file runs. Only `ld.so` itself runs, so it must be one that only root can have put there.
+//! `ld.so --list FILE` maps the file and its libraries and prints their paths. No code of the file runs, only `ld.so`
+//! itself. So `ld.so` must be a file that only root can have installed.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -17,21 +17,21 @@ use tiexec_core::escape::AsShown;
 
 /// How long `ld.so` may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// More output than this is no list of libraries.
+/// Most bytes of output. A list of libraries is never longer.
 const LONGEST: u64 = 1 << 20;
 
-/// The interpreters that a library without one of its own is listed by: the first that is there.
+/// The interpreters for a library without its own interpreter. The first existing one is used.
 const DEFAULTS: &[&str] = if cfg!(target_arch = "aarch64") {
     &["/lib/ld-linux-aarch64.so.1", "/lib/ld-musl-aarch64.so.1"]
 } else {
     &["/lib64/ld-linux-x86-64.so.2", "/lib/ld-musl-x86_64.so.1"]
 };
 
-/// Returns the paths of what the file needs, its interpreter included, in `ld.so`'s order. A static
-/// program needs nothing.
+/// Returns the paths of the interpreter and the libraries that the file needs, in `ld.so`'s order. A static program
+/// needs nothing.
 ///
 /// # Errors
-/// In words: an interpreter that must not be trusted, a library that was not found, no list.
+/// The interpreter is not trusted, a library was not found, or there is no list. The text says which.
 pub(super) fn of(path: &Path, file: &ElfFile) -> Result<Vec<PathBuf>, String> {
     let interpreter = match &file.interpreter {
         Some(interpreter) => interpreter.clone(),
@@ -44,7 +44,7 @@ pub(super) fn of(path: &Path, file: &ElfFile) -> Result<Vec<PathBuf>, String> {
     };
     trust(&interpreter)?;
     let name = interpreter.shown();
-    // With a slash, or ld.so would look for it as for a library.
+    // The path must have a slash. Otherwise ld.so would search for a library of this name.
     let path = std::path::absolute(path).map_err(|error| error.to_string())?;
     let output = list(&interpreter, &path).map_err(|error| format!("{name} --list: {error}"))?;
     let mut needed = vec![interpreter.clone()];
@@ -52,7 +52,7 @@ pub(super) fn of(path: &Path, file: &ElfFile) -> Result<Vec<PathBuf>, String> {
     Ok(needed)
 }
 
-/// Checks that only root can have made the interpreter what it is.
+/// Checks that only root can have written the interpreter.
 fn trust(interpreter: &Path) -> Result<(), String> {
     let bad = |path: &Path, what: &str| Err(format!("will not run {}: {what}", path.shown()));
     if !interpreter.is_absolute() {
@@ -85,7 +85,7 @@ fn trust(interpreter: &Path) -> Result<(), String> {
     }
 }
 
-/// Runs `ld.so --list`, with nothing of our environment.
+/// Runs `ld.so --list`, with an empty environment.
 fn list(interpreter: &Path, path: &Path) -> Result<Vec<u8>, String> {
     let words = |error: std::io::Error| error.to_string();
     let mut child = Command::new(interpreter)

@@ -31,10 +31,10 @@ pub(super) struct ElfFile {
 }
 
 impl ElfFile {
-    /// Opens it; symlinks are followed.
+    /// Opens a file. Symlinks are followed.
     ///
     /// # Errors
-    /// In words, with the exit status for it.
+    /// The reason in words, with the exit status for it.
     pub(super) fn open(path: &Path) -> Result<Self, (String, u8)> {
         let io = |error: std::io::Error| {
             let status = match error.kind() {
@@ -45,7 +45,7 @@ impl ElfFile {
             (errno.map_or_else(|| error.to_string(), |errno| errno.to_string()), status)
         };
         let wrong = |what: &str| (what.to_owned(), exit::FAILED);
-        // Looked at before it is opened: to open a device does something to it.
+        // The kind of the file is checked before the open, because opening a device can have effects.
         if !path.metadata().map_err(io)?.is_file() {
             return Err(wrong("not a regular file"));
         }
@@ -54,8 +54,8 @@ impl ElfFile {
         if !metadata.is_file() {
             return Err(wrong("not a regular file"));
         }
-        // If the file is not cached, only the page with the headers is to be read. Read-ahead
-        // brings pages in as small folios, and `--check` should not read at all.
+        // If the file is not cached, only the page with the headers should be read. Read-ahead would bring pages in as
+        // small folios, and `--check` should not read text at all.
         let _best_effort = rustix::fs::fadvise(&file, 0, None, Advice::Random);
         let mut prefix = vec![0; PREFIX];
         let len = read_up_to(&file, &mut prefix, 0).map_err(io)?;

@@ -1,4 +1,4 @@
-//! `tiexecctl warm FILE…`: the text of files into huge folios of their page cache.
+//! `tiexecctl warm FILE…`: brings the text of files into huge folios of their page cache.
 
 mod closure;
 mod elf_file;
@@ -41,7 +41,8 @@ pub(super) fn run(options: &Warm) -> u8 {
 
 /// Warms the programs that rules name, and prints a line for each; returns the exit status.
 ///
-/// Files that no process can have as its program are left out: a pattern fits scripts, links and directories, too.
+/// Files that cannot be the program of a process are skipped, because a pattern also matches scripts, links and
+/// directories.
 pub(super) fn programs<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> u8 {
     let Some(pages) = thp::pages() else {
         warn("cannot warm anything: the kernel has no transparent huge pages");
@@ -57,7 +58,7 @@ pub(super) fn programs<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> u8 {
         }
         let before = run.rows.lines().count();
         match ElfFile::open(path) {
-            // Nobody else is to choose what root reads.
+            // No other user may choose a file for root to read.
             Ok(file) if ![0, own].contains(&file.owner) => {
                 let line = format!("{}: {}\n", path.shown(), SkipReason::NotOwner.as_str());
                 printed = told(printed, print(&line));
@@ -76,7 +77,7 @@ pub(super) fn programs<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> u8 {
 struct Run<'a> {
     options: &'a Warm,
     pages: Pages,
-    /// Device and inode of each file that is done: one may be named twice, or needed twice.
+    /// Device and inode of each finished file, because a file may be named twice, or needed twice.
     seen: HashSet<(u64, u64)>,
     rows: Rows,
 }
@@ -86,10 +87,10 @@ impl Run<'_> {
         if self.options.check { "check" } else { "warm" }
     }
 
-    /// Does one file of the command line, and with `--deps` what it needs.
+    /// Does one file of the command line and, with `--deps`, the libraries that it needs.
     fn named(&mut self, path: &Path) {
         let Some(file) = self.open(path) else { return };
-        // Found before the file is warmed: ld.so maps it meanwhile.
+        // The libraries are listed before the file is warmed, because ld.so maps the file while it lists them.
         let needed = if self.options.deps { closure::of(path, &file) } else { Ok(Vec::new()) };
         self.file(path, &file);
         match needed {
@@ -144,7 +145,7 @@ impl Run<'_> {
         }
     }
 
-    /// Says why a file did not become huge.
+    /// Prints why a file did not become huge.
     fn explain(&self, path: &Path, warmth: &remap::Warmth) {
         let missing = warmth.missing();
         let Some(obstacle) = &warmth.obstacle else { return };

@@ -20,7 +20,7 @@ pub(super) struct Row {
     text_bytes: u64,
     huge_bytes: u64,
     rest: Vec<Rest>,
-    /// The reason for which the rest did not become huge.
+    /// The reason why the rest did not become huge.
     reason: Option<Reason>,
     detail: Option<String>,
     #[serde(skip)]
@@ -71,7 +71,7 @@ impl Row {
     }
 }
 
-/// A file that nothing could be said about.
+/// A file that could not be examined.
 #[derive(Serialize)]
 struct Failed {
     path: String,
@@ -85,7 +85,7 @@ struct Failed {
 pub(super) struct Rows {
     schema: u32,
     kind: &'static str,
-    /// True if they were only looked at.
+    /// True if the files were only checked, not warmed.
     check: bool,
     files: Vec<Row>,
     failed: Vec<Failed>,
@@ -105,7 +105,7 @@ impl Rows {
         self.failed.push(Failed { path, error: error.to_owned(), status });
     }
 
-    /// Returns the exit status: the files' own where they agree, and else "partial".
+    /// Returns the exit status of the files if they all have the same, and otherwise "partial".
     pub(super) fn status(&self) -> u8 {
         let files = self.files.iter().map(Row::status);
         let mut all = files.chain(self.failed.iter().map(|failed| failed.status));
@@ -128,8 +128,7 @@ impl Rows {
 
 impl fmt::Display for Rows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Most of the many libraries that a program needs have too little text for a row of their
-        // own.
+        // Most of a program's libraries have too little text for their own row, so one row sums them.
         let small = |row: &&Row| row.missing_bytes == 0 && row.huge_bytes == 0;
         let summed = self.files.iter().filter(small).count() > 2;
         let (small, shown): (Vec<&Row>, Vec<&Row>) =

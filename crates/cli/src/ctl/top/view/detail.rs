@@ -10,7 +10,7 @@ use super::super::model::{Itlb, Mode, Model};
 use super::{BOLD, Look, rows_of};
 use crate::ctl::date::since;
 
-/// Draws it, and keeps its first line within the text.
+/// Draws the view, and limits the scroll position to the text.
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &mut Model, look: Look) {
     let (title, text) = content(model, area.width);
     let Mode::Detail(detail) = &mut model.mode else { return };
@@ -61,7 +61,7 @@ fn content(model: &Model, width: u16) -> (String, String) {
 /// The title of the last column of the table of files.
 const REST: &str = "REST BECAUSE";
 
-/// Puts the last column of the table of files below each row, if the table is wider than the screen.
+/// Moves the last column of the table of files below each row, if the table is wider than the screen.
 fn fold(text: &str, width: usize) -> String {
     let column = text.lines().find_map(|line| line.strip_suffix(REST));
     let Some(column) = column.map(|before| before.chars().count()) else { return text.to_owned() };

@@ -14,7 +14,7 @@ use super::super::processes::{Looked, Process};
 use super::{BOLD, Look, REVERSED};
 use crate::ctl::date::since;
 
-/// A column: its title, the order that it is sorted by, its width, and its side.
+/// A column: its title, its sort order, its width, and its alignment.
 struct Column {
     title: &'static str,
     sort: Option<Sort>,
@@ -34,10 +34,10 @@ impl Column {
 
 /// The blanks between two columns.
 const SPACING: u16 = 2;
-/// The column of paths, whose ends tell most.
+/// The column of paths. If a path is too long, its end is shown.
 const PROGRAM: &str = "PROGRAM";
 
-/// Returns a text's end, if there is no room for all of it.
+/// Returns a text, or its end if the text is too long.
 fn end_of(text: String, room: usize) -> String {
     let count = text.chars().count();
     if count <= room {
@@ -55,7 +55,7 @@ const fn words(title: &'static str, sort: Option<Sort>, width: Constraint) -> Co
     Column { title, sort, width, right: false }
 }
 
-/// The widths of a terminal from which there is room for more columns.
+/// The widths of a terminal from which these columns are shown.
 const UNIT: u16 = 110;
 const OUTCOME: u16 = 150;
 /// Most characters of a unit that are shown.
@@ -85,7 +85,7 @@ fn columns(width: u16, agent: bool, units: u16) -> Vec<Column> {
     columns
 }
 
-/// Draws it: a title row, and the rows that there is room for.
+/// Draws the table: a title row, and the rows that fit.
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &Model, look: Look) {
     let rows = model.on_screen().iter().filter_map(|pid| model.processes.all.get(pid));
     let units = rows.map(|process| process.unit.chars().count()).max().unwrap_or(0);
@@ -123,7 +123,7 @@ fn cell(column: &Column, text: String) -> Cell<'static> {
     Cell::new(Text::from(text).alignment(side))
 }
 
-/// Text that could be huge stands out, and the more so the more of it is.
+/// Processes with text that could be huge stand out, more strongly with more huge text.
 fn style(process: &Process, look: Look) -> Style {
     let (text, huge) = process.bytes();
     match percent(huge, text) {
