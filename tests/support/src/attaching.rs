@@ -1,4 +1,4 @@
-//! Programs that already run: attached to and reverted from outside, and their mappings before and after.
+//! Helpers for running programs: attaches, reverts, and the mappings of a program before and after.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -11,18 +11,18 @@ use super::launch::Run;
 use super::programs::{Kind, program};
 use super::smaps::{Vma, pmd_size, vmas};
 
-/// `tiexecctl` with these arguments.
+/// Runs `tiexecctl` with these arguments.
 pub fn ctl<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Done {
     ctl_behind(&[], args)
 }
 
 /// Returns whether the kernel has `MADV_COLLAPSE` (Linux 6.1).
 pub fn collapses() -> bool {
-    // SAFETY: advice on no memory at all; the kernel only looks whether it knows it.
+    // SAFETY: the advice covers no memory; the kernel only checks whether it knows the advice.
     unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_COLLAPSE) == 0 }
 }
 
-/// The same behind a command that changes something first, and then execs it.
+/// Runs `tiexecctl` behind a command that changes something first and then execs it.
 pub fn ctl_behind<S: AsRef<OsStr>>(front: &[&str], args: impl IntoIterator<Item = S>) -> Done {
     started(front, super::tiexecctl(), args).finish()
 }
@@ -36,7 +36,7 @@ pub fn started<S: AsRef<OsStr>>(
     Run::new(binary, args).plain().behind(front).start()
 }
 
-/// Attaches with a copy of the text, which works whatever the page cache holds.
+/// Attaches with a copy of the text, which works with every state of the page cache.
 pub fn attach(pid: i32) -> Done {
     attach_run(pid).output()
 }
@@ -46,13 +46,13 @@ pub fn revert(pid: i32) -> Done {
     revert_run(pid).output()
 }
 
-/// [`attach`], to be started.
+/// The command of [`attach`], not yet started.
 pub fn attach_run(pid: i32) -> Run {
     let args = ["attach", "--backing=image", "--json", &pid.to_string()];
     Run::new(super::tiexecctl(), args).plain()
 }
 
-/// [`revert`], to be started.
+/// The command of [`revert`], not yet started.
 pub fn revert_run(pid: i32) -> Run {
     Run::new(super::tiexecctl(), ["revert", "--json", &pid.to_string()]).plain()
 }
@@ -67,25 +67,25 @@ pub fn json(done: &Done) -> Value {
     serde_json::from_slice(&done.stdout).unwrap_or_else(|e| panic!("{e}: {done}"))
 }
 
-/// The program, private, in small folios of the page cache: nothing of it is huge before.
+/// A private copy of the program in small folios of the page cache, so that no part is huge before the test.
 pub fn small(name: &str, kind: Kind) -> Fresh {
     let copy = Fresh::cold(&program(name, kind));
     super::warm::cache_small(copy.path());
     copy
 }
 
-/// `hold`, running; ends with 7 if its text is right to the end.
+/// A running `hold`. It ends with 7 if its text is right to the end.
 pub fn held(copy: &Fresh) -> Held {
     Run::new(copy.path(), ["7"]).plain().hold()
 }
 
-/// All mappings by what they are of, those joined that touch and continue each other. Without the heap and the stack:
-/// these grow by themselves.
+/// All mappings with their files. Mappings that touch and continue each other are joined. The heap and the stack are
+/// omitted, because they grow by themselves.
 pub fn joined(pid: i32) -> Vec<String> {
     let mut all: Vec<Vma> = Vec::new();
     for mut vma in vmas(pid).into_iter().filter(|vma| vma.path != "[heap]" && vma.path != "[stack]")
     {
-        // Another test may have built the program anew.
+        // Another test may have rebuilt the program.
         vma.path = vma.path.trim_end_matches(" (deleted)").to_owned();
         match all.last_mut() {
             Some(last)
@@ -104,7 +104,7 @@ pub fn joined(pid: i32) -> Vec<String> {
     all.iter().map(line).collect()
 }
 
-/// The numbers of the open descriptors, and what they are of.
+/// The numbers and targets of the open descriptors.
 pub fn descriptors(pid: i32) -> Vec<String> {
     let dir = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("an own child's descriptors");
     let mut all: Vec<String> = dir
@@ -118,12 +118,12 @@ pub fn descriptors(pid: i32) -> Vec<String> {
     all
 }
 
-/// The bytes of it that images of ours hold.
+/// The bytes of the process that images of ours hold.
 pub fn switched(pid: i32) -> u64 {
     vmas(pid).iter().filter(|vma| vma.is_switched()).map(|vma| vma.end - vma.start).sum()
 }
 
-/// Returns whether the text is all huge, in copies of TiExec's: the whole huge pages of the main executable.
+/// Returns whether all whole huge pages of the main executable's text are huge, in copies of TiExec's.
 pub fn is_switched(pid: i32) -> bool {
     switched(pid) > 0 && super::coverage(pid).is_full()
 }
@@ -148,14 +148,14 @@ pub fn assert_untouched(pid: i32, before: &Before) {
     assert_eq!(descriptors(pid), before.descriptors, "descriptors");
 }
 
-/// Waits until somebody has reverted the process, to the end: its own text is back a moment before what
-/// the way there took is closed.
+/// Waits until a revert of the process is complete. The process has its own text a moment before the descriptors of the
+/// revert are closed.
 pub fn eventually_untouched(pid: i32, before: &Before) {
     let _or_it_panics = soon(|| Before::of(pid) == *before);
     assert_untouched(pid, before);
 }
 
-/// Attaches and reverts so many times, and panics unless all text is huge between and none afterwards.
+/// Attaches and reverts `cycles` times. Panics unless all text is huge in between, and none afterwards.
 pub fn cycle(pid: i32, cycles: usize) {
     for cycle in 0..cycles {
         ok(&attach(pid));
@@ -165,7 +165,7 @@ pub fn cycle(pid: i32, cycles: usize) {
     }
 }
 
-/// Attaches and reverts, and panics unless the text is huge between and the process as before afterwards.
+/// Attaches and reverts. Panics unless the text is huge in between, and the process afterwards as before.
 pub fn assert_there_and_back(pid: i32) {
     let before = Before::of(pid);
     ok(&attach(pid));
@@ -174,7 +174,7 @@ pub fn assert_there_and_back(pid: i32) {
     assert_untouched(pid, &before);
 }
 
-/// The state of a process before.
+/// The state of a process before a test.
 #[derive(PartialEq, Eq)]
 pub struct Before {
     maps: Vec<String>,
@@ -182,7 +182,7 @@ pub struct Before {
 }
 
 impl Before {
-    /// Looks at it.
+    /// Reads the state of the process.
     pub fn of(pid: i32) -> Before {
         Before { maps: joined(pid), descriptors: descriptors(pid) }
     }
@@ -192,12 +192,13 @@ impl Before {
 pub fn wait_call(pid: i32, number: &str) {
     eventually(&format!("process {pid} sleeps in system call {number}"), || {
         let text = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
-        // Interrupted, some calls go on as restart_syscall.
+        // After an interruption some calls continue as restart_syscall.
         text.split(' ').next().is_some_and(|now| now == number || now == "219")
     });
 }
 
-/// Returns the mappings of the program, or of a copy of TiExec's, far from the program's place: staged by a TiExec.
+/// Returns the mappings that TiExec has staged: parts of the program, or of a copy, that lie far from the program's
+/// place.
 pub fn staged(pid: i32, exe: &Path) -> Vec<Vma> {
     const FAR: u64 = 1 << 30;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("an own child");

@@ -1,4 +1,4 @@
-//! A child with a time limit: what it wrote, how it ended, and what is to be seen of it while it is held.
+//! A child with a time limit: its output, its end, and its state while the test holds it.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use super::smaps::{Coverage, coverage};
 
-/// The time limit where a test is to have `limit`: longer on a machine that says it is slow.
+/// Returns the time limit for a test that asks for `limit`. The limit is longer on a machine whose environment says
+/// that it is slow.
 pub fn patience(limit: Duration) -> Duration {
     let factor = std::env::var("TIEXEC_TEST_PATIENCE").ok().and_then(|text| text.parse().ok());
     limit * factor.unwrap_or(1)
 }
 
-/// A child that runs. It and its process group die with this value.
+/// A running child. Drop kills it and its process group.
 pub struct Held {
     child: std::process::Child,
     stdin: Option<ChildStdin>,
@@ -25,7 +26,7 @@ pub struct Held {
     pub command: String,
     until: Instant,
     group: bool,
-    /// Nobody changes the machine while it runs.
+    /// The lock that keeps other tests from changing the machine while the child runs.
     _quiet: Option<std::fs::File>,
 }
 
@@ -64,7 +65,7 @@ impl Stream {
         Stream { chunks, got: Vec::new() }
     }
 
-    /// Takes one more chunk; false at the end of the stream, none when the time is up.
+    /// Takes one more chunk. Returns false at the end of the stream, and none when the time is up.
     fn more(&mut self, until: Instant) -> Option<bool> {
         let Some(chunks) = &self.chunks else { return Some(false) };
         match chunks.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -82,7 +83,7 @@ impl Stream {
 }
 
 impl Held {
-    /// Starts it. `group` says that it leads a process group of its own, which then dies with it.
+    /// Starts the child. With `group` the child leads its own process group, which then dies with it.
     pub fn spawn(mut command: Command, shown: String, limit: Duration, group: bool) -> Held {
         super::store::own_run();
         let quiet = super::machine::quiet();
@@ -110,7 +111,7 @@ impl Held {
         unsafe { libc::kill(self.pid(), signal) };
     }
 
-    /// Waits until the kernel reports it stopped, as a shell does.
+    /// Waits until the kernel reports the child as stopped, as a shell does.
     pub fn wait_stopped(&self) -> i32 {
         let mut status = 0;
         let reported = soon(|| {
@@ -125,7 +126,7 @@ impl Held {
         libc::WSTOPSIG(status)
     }
 
-    /// Panics with everything known about it unless all its whole huge pages are PMD-mapped.
+    /// Panics with all known facts unless all whole huge pages of the child are PMD-mapped.
     pub fn assert_full(&mut self) {
         let coverage = self.coverage();
         if !coverage.is_full() {
@@ -173,19 +174,19 @@ impl Held {
         said(&self.out_text(), word)
     }
 
-    /// As [`said`](Self::said), with what has come by now; does not wait.
+    /// Returns whether the output so far has a line that starts with this word. Does not wait.
     pub fn has_said(&mut self, word: &str) -> bool {
         while self.out.more(Instant::now()) == Some(true) {}
         self.said(word).is_some()
     }
 
-    /// Its standard error so far; does not wait.
+    /// The child's standard error so far. Does not wait.
     pub fn err_text(&mut self) -> String {
         while self.err.more(Instant::now()) == Some(true) {}
         String::from_utf8_lossy(&self.err.got).into_owned()
     }
 
-    /// The PID the program says it has: with `unshare`, `sh` and the like in front, that of the child is another.
+    /// The PID that the program prints. It differs from the child's PID if `unshare`, `sh` or the like stands in front.
     pub fn said_pid(&self) -> i32 {
         let pid = self.said("pid").and_then(|p| p.parse().ok());
         pid.unwrap_or_else(|| panic!("{}: no pid line: {:?}", self.command, self.out_text()))
@@ -206,7 +207,7 @@ impl Held {
         )
     }
 
-    /// Closes its standard input and waits for its end and for that of its output.
+    /// Closes the child's standard input, and waits for the end of the child and of its output.
     pub fn finish(mut self) -> Done {
         self.stdin = None;
         if !self.ended_by(self.until) {
@@ -214,7 +215,7 @@ impl Held {
             panic!("{} did not end in time: {seen}", self.command);
         }
         let status = self.child.wait().expect("an own child");
-        // A process that still has the pipes open after the end should not be there.
+        // No process should hold the pipes open after the end.
         let until = Instant::now() + patience(Duration::from_secs(5));
         for stream in [&mut self.out, &mut self.err] {
             while stream.chunks.is_some() {
@@ -233,12 +234,12 @@ impl Held {
         }
     }
 
-    /// Returns whether it has ended; it stays unreaped.
+    /// Returns whether the child has ended, without reaping it.
     pub fn has_ended(&mut self) -> bool {
         self.ended_by(Instant::now())
     }
 
-    /// Returns whether it ends by then; it stays unreaped.
+    /// Returns whether the child ends before `until`, without reaping it.
     fn ended_by(&mut self, until: Instant) -> bool {
         // SAFETY: pidfd_open takes numbers and returns a new descriptor or -1.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.pid(), 0) };
@@ -287,37 +288,37 @@ impl Done {
         String::from_utf8_lossy(&self.stderr).into_owned()
     }
 
-    /// How it ended, comparable: exit status or signal.
+    /// The exit status or the signal of its end, for comparisons.
     pub fn end(&self) -> (Option<i32>, Option<i32>) {
         (self.status.code(), self.status.signal())
     }
 
-    /// Panics unless it ended by itself with that status.
+    /// Panics unless the child exited with that status.
     pub fn assert_code(&self, code: i32) -> &Done {
         assert_eq!(self.status.code(), Some(code), "{self}");
         self
     }
 
-    /// Panics unless that signal killed it.
+    /// Panics unless that signal killed the child.
     pub fn assert_signal(&self, signal: i32) -> &Done {
         assert_eq!(self.status.signal(), Some(signal), "{self}");
         self
     }
 
-    /// Success is silent.
+    /// Panics unless standard error is empty, as it must be after success.
     pub fn assert_silent(&self) -> &Done {
         assert!(self.stderr.is_empty(), "{self}");
         self
     }
 
-    /// One line on stderr says that the text stays on base pages, for one of these reasons.
+    /// Panics unless one line on stderr says that the text stays on base pages for one of these reasons.
     pub fn assert_failed_open(&self, reasons: &[&str]) -> &Done {
         let reason = self.fail_open_reason().unwrap_or_else(|| panic!("no fail-open line: {self}"));
         assert!(reasons.contains(&reason.as_str()), "{reason} is not one of {reasons:?}: {self}");
         self
     }
 
-    /// The reason of the one line; none if stderr is empty. Anything else there is a failure.
+    /// The reason in the line on stderr; none if stderr is empty. Any other output is a failure.
     pub fn fail_open_reason(&self) -> Option<String> {
         let err = self.err();
         if err.is_empty() {
@@ -359,10 +360,10 @@ impl std::fmt::Display for Done {
     }
 }
 
-/// How long what must happen may take: a machine shared with others stands still now and then.
+/// The time limit for an event that must happen. It is long because a shared machine stalls now and then.
 const SOON: Duration = Duration::from_secs(30);
 
-/// Polls until a condition holds; false if it does not in time.
+/// Polls until a condition holds. Returns false after the time limit.
 pub fn soon(mut condition: impl FnMut() -> bool) -> bool {
     let until = Instant::now() + patience(SOON);
     loop {
@@ -376,7 +377,7 @@ pub fn soon(mut condition: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Polls until a condition holds; panics with `what` if it does not in time.
+/// Polls until a condition holds. Panics with `what` after the time limit.
 pub fn eventually(what: &str, condition: impl FnMut() -> bool) {
     assert!(soon(condition), "{what}: not within {:?}", patience(SOON));
 }

@@ -1,10 +1,10 @@
-//! Programs that look after their own image, and what of it is huge and executable, seen from outside.
+//! Programs that check their own image, and the huge and executable ranges of the image, seen from outside.
 
 use super::child::Held;
 use super::launch::Run;
 use super::smaps::{Vma, pmd_size, vmas};
 
-/// Asks `own_image` something; returns the rest of the line that it answers.
+/// Sends a question to `own_image`. Returns the rest of its answer line.
 pub fn ask(held: &mut Held, line: &str) -> String {
     let word = line.split(' ').next().expect("a word").to_owned();
     let answers = |text: &str| text.lines().filter(|l| l.starts_with(&word)).count();
@@ -18,15 +18,15 @@ pub fn ask(held: &mut Held, line: &str) -> String {
     last[word.len()..].trim().to_owned()
 }
 
-/// Starts `own_image`, or what else says "ready".
+/// Starts `own_image`, or another program that prints "ready".
 pub fn hold(run: &Run) -> Held {
     let mut held = run.start();
     held.wait_line("ready");
     held
 }
 
-/// Has the program compare its whole image with its file, and use what lies around it: the heap, its
-/// read-only data.
+/// Makes the program compare its whole image with its file, and use the neighbouring memory: the heap and its read-only
+/// data.
 pub fn assert_unharmed(held: &mut Held) {
     let compared: u64 =
         ask(held, "check").parse().unwrap_or_else(|e| panic!("{e}: {}", held.out_text()));
@@ -36,13 +36,13 @@ pub fn assert_unharmed(held: &mut Held) {
     assert_eq!(ask(held, "check"), compared.to_string());
 }
 
-/// Has it end by itself.
+/// Makes the program end by itself.
 pub fn finish(mut held: Held) {
     held.write(b"end\n");
     held.finish().assert_code(7).assert_silent();
 }
 
-/// The ranges of the main executable's place that are executable and all mapped by huge pages, joined.
+/// The executable ranges at the main executable's place that huge pages map completely, joined.
 pub fn huge_ranges(pid: i32) -> Vec<(u64, u64)> {
     let mut joined: Vec<(u64, u64)> = Vec::new();
     let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("an own child");

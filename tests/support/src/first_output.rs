@@ -1,4 +1,4 @@
-//! A program of the machine, held where its main runs: at its first output.
+//! Holds a program of the machine at its first output, where its main runs.
 
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
@@ -8,8 +8,8 @@ use super::launch::Run;
 use super::pty::pipe;
 use super::smaps::{Coverage, coverage};
 
-/// Runs a program against a full pipe, so that its first output holds it in its main; looks at its text there; lets it go on. Returns what
-/// was huge and what it wrote.
+/// Runs a program with a full pipe as its output, so that it blocks in main at its first output. Reads the coverage of
+/// its text there, and lets it continue. Returns the coverage and the output.
 pub fn held_at_first_output(run: &Run) -> (Coverage, Vec<u8>) {
     let (mut read, write) = pipe();
     let (none, _keep) = pipe();

@@ -1,4 +1,5 @@
-//! Private copies of programs, which lie in the page cache in huge folios, where the file system has such, or not at all.
+//! Private copies of programs. A copy is either in the page cache, in huge folios if the file system has them, or not
+//! cached.
 
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -10,27 +11,27 @@ use super::launch::Run;
 use super::programs::Kind;
 use super::smaps::{Vma, pmd_size, vmas};
 
-/// A copy of a program; gone with this value.
+/// A copy of a program. Drop removes it.
 pub struct Fresh {
     dir: tempfile::TempDir,
     path: PathBuf,
 }
 
 fn directory() -> tempfile::TempDir {
-    // As real paths go: a program shows the one that the kernel knows.
+    // The real path is used, because a program shows the path that the kernel knows.
     let parent = super::files().canonicalize().expect("the directory is there");
     tempfile::Builder::new().prefix("fresh-").tempdir_in(parent).expect("a directory")
 }
 
 impl Fresh {
-    /// Copies it under its own name, and brings the copy in.
+    /// Copies a program under its own name, and reads the copy into the page cache.
     pub fn copy(program: &Path) -> Fresh {
         let copy = Fresh::cold(program);
         bring_in(&copy.path);
         copy
     }
 
-    /// Copies it under its own name; nothing of the copy is cached.
+    /// Copies a program under its own name, without any part of the copy in the page cache.
     pub fn cold(program: &Path) -> Fresh {
         let dir = directory();
         let path = dir.path().join(program.file_name().expect("a program has a name"));
@@ -59,7 +60,8 @@ pub fn uncache(path: &Path) {
     assert_eq!(error, 0, "posix_fadvise {}", path.display());
 }
 
-/// Maps the first bytes of a file of our own where a huge page may begin, has `work` done there, and unmaps it again.
+/// Maps the first bytes of a file of our own at a multiple of the huge page, calls `work` with the address, and unmaps
+/// the file.
 fn mapped_aligned<T>(
     path: &Path,
     len: usize,
@@ -85,7 +87,7 @@ fn mapped_aligned<T>(
     done
 }
 
-/// Has an uncached file read in as huge folios; returns how many bytes of it are.
+/// Makes the kernel read an uncached file as huge folios. Returns the number of bytes in huge folios.
 pub fn bring_in(path: &Path) -> u64 {
     let len = std::fs::metadata(path).expect("an own file").len() as usize;
     mapped_aligned(path, len, libc::PROT_READ, |at| {
@@ -100,7 +102,7 @@ pub fn bring_in(path: &Path) -> u64 {
     })
 }
 
-/// Returns whether the file system under the copies reads files in as huge folios, found out without TiExec.
+/// Tests, without TiExec, whether the file system of the copies reads files as huge folios.
 pub fn huge_folios() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -113,7 +115,8 @@ pub fn huge_folios() -> bool {
     })
 }
 
-/// Returns whether the kernel makes a huge folio of small ones of a file under the copies (`MADV_COLLAPSE`), found out without TiExec.
+/// Tests, without TiExec, whether the kernel collapses small folios of a file on the file system of the copies
+/// (`MADV_COLLAPSE`).
 pub fn collapses_files() -> bool {
     let dir = directory();
     let path = dir.path().join("probe");
@@ -127,7 +130,7 @@ pub fn collapses_files() -> bool {
     })
 }
 
-/// The message of `require!` where there are none.
+/// The message of `require!` if there are no huge folios.
 pub const NO_HUGE_FOLIOS: &str =
     "the file system of the target directory reads nothing in as huge folios";
 
@@ -137,12 +140,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// Makes a directory for it.
+    /// Makes a directory for the report.
     pub fn new() -> Report {
         Report { dir: tempfile::tempdir().expect("a directory") }
     }
 
-    /// Has the launch write it.
+    /// Makes the launch write the report.
     pub fn of(&self, run: &Run) -> Run {
         let option = format!("--report={}", self.path().display());
         run.clone().options([option.as_str(), "--json"])
@@ -152,12 +155,12 @@ impl Report {
         self.dir.path().join("report")
     }
 
-    /// Returns whether a helper has come so far as to write it.
+    /// Returns whether a helper has written the whole report.
     pub fn complete(&self) -> bool {
         std::fs::read_to_string(self.path()).is_ok_and(|text| text.contains("\"launch\":{"))
     }
 
-    /// Returns the text that has been written by now.
+    /// Returns the text that has been written so far.
     pub fn text(&self) -> String {
         std::fs::read_to_string(self.path()).unwrap_or_default()
     }
@@ -169,8 +172,8 @@ impl Report {
     }
 }
 
-/// Says that the launch put text on the page cache's own folios, and nowhere else. `may_move` says whether the program may be moved for it:
-/// one in 512 lies right where the kernel put it.
+/// Asserts that the launch put text only on the page cache's own folios. With `may_move` the launch may have moved the
+/// program for that; one program in 512 lies right without a move.
 pub fn assert_pagecache(report: &Value, may_move: bool) {
     let launch = &report["launch"];
     assert_eq!(report["outcome"], "switched", "{report}");
@@ -182,7 +185,7 @@ pub fn assert_pagecache(report: &Value, may_move: bool) {
     assert!(!spans.is_empty() && spans.iter().all(|s| s["backing"] == "pagecache"), "{report}");
 }
 
-/// Launches a copy of `hold` twice, and says so of both launches and of what then runs.
+/// Launches a copy of `hold` twice, and asserts the same of both launches and of the running programs.
 pub fn assert_launched_on_pagecache(copy: &Fresh, kind: Kind) {
     let report = Report::new();
     let run = report.of(&Run::new(copy.path(), ["7"]).options(["--deadline=2m"]));
@@ -194,8 +197,8 @@ pub fn assert_launched_on_pagecache(copy: &Fresh, kind: Kind) {
     }
 }
 
-/// Says that what is mapped in the whole huge pages of this file's congruent text is mapped by PMD entries, and that there is some. (What
-/// the program has not touched may not be mapped at all.)
+/// Asserts that all mapped bytes in the whole huge pages of this file's congruent text are mapped by PMD entries, and
+/// that there are some. (Pages that the program has not touched may be unmapped.)
 pub fn assert_file_pmd_mapped(pid: i32, file: &Path) {
     let name = file.to_string_lossy();
     let all = vmas(pid);

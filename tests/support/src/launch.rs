@@ -1,5 +1,5 @@
-//! A launch: the program, what `tiexec` is told, what stands in front of it, and the state it starts from. The same launch can be made
-//! plain, to compare.
+//! A launch: the program, the options of `tiexec`, the command in front of it, and the initial state. The same launch
+//! can be made without `tiexec`, for comparison.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::child::{Done, Held};
 
-/// One thing the child does to itself before it execs.
+/// One step that the child takes before its exec.
 #[derive(Debug, Clone, Copy)]
 pub enum Prep {
     /// Sets both limits of a resource.
@@ -24,7 +24,7 @@ pub enum Prep {
     Personality(u64),
     /// Closes a descriptor.
     CloseFd(i32),
-    /// dup2 of the first onto the second, which is inherited.
+    /// dup2 of the first descriptor onto the second, which the program inherits.
     Fd(i32, i32),
     /// umask(2).
     Umask(u32),
@@ -32,9 +32,9 @@ pub enum Prep {
     Alarm(u32),
     /// nice(2).
     Nice(i32),
-    /// A session of its own.
+    /// Starts its own session.
     Setsid,
-    /// A session of its own, with the terminal on fd 0.
+    /// Starts its own session, with the terminal on fd 0.
     Terminal,
 }
 
@@ -94,14 +94,14 @@ impl Prep {
     }
 }
 
-/// How a launch goes through `tiexec`.
+/// The part of a launch that concerns `tiexec`.
 #[derive(Debug, Clone)]
 struct Launcher {
     binary: PathBuf,
     options: Vec<OsString>,
 }
 
-/// A launch to be made.
+/// A launch that has not been started.
 #[derive(Debug, Clone)]
 pub struct Run {
     front: Vec<OsString>,
@@ -136,7 +136,7 @@ impl Run {
         }
     }
 
-    /// One more argument.
+    /// Adds an argument.
     pub fn with_arg(mut self, arg: impl Into<OsString>) -> Run {
         self.program.push(arg.into());
         self
@@ -147,7 +147,7 @@ impl Run {
         Run { launcher: None, ..self.clone() }
     }
 
-    /// The same launch through `env(1)`, which is execvp and nothing else.
+    /// The same launch through `env(1)`, which only calls execvp.
     pub fn through_env(&self) -> Run {
         Run {
             launcher: Some(Launcher { binary: "/usr/bin/env".into(), options: Vec::new() }),
@@ -155,65 +155,66 @@ impl Run {
         }
     }
 
-    /// Another copy of `tiexec`.
+    /// Uses another copy of `tiexec`.
     pub fn binary(mut self, binary: impl Into<PathBuf>) -> Run {
         self.launcher.as_mut().expect("a launch through tiexec").binary = binary.into();
         self
     }
 
-    /// More options for `tiexec`.
+    /// Adds options for `tiexec`.
     pub fn options<S: AsRef<OsStr>>(mut self, options: impl IntoIterator<Item = S>) -> Run {
         let launcher = self.launcher.as_mut().expect("a launch through tiexec");
         launcher.options.extend(options.into_iter().map(|o| o.as_ref().to_owned()));
         self
     }
 
-    /// A command that execs or runs the rest, in front of `tiexec` too.
+    /// Puts a command that execs or runs the rest in front of everything, `tiexec` included.
     pub fn behind<S: AsRef<OsStr>>(mut self, front: impl IntoIterator<Item = S>) -> Run {
         self.front.extend(front.into_iter().map(|a| a.as_ref().to_owned()));
         self
     }
 
-    /// A shell script in front; its last word is `exec "$@"` or the like.
+    /// Puts a shell script in front. The script must end with `exec "$@"` or the like.
     pub fn behind_sh(self, script: &str) -> Run {
         self.behind(["sh", "-ec", script, "sh"])
     }
 
-    /// One variable more than the few that every child has.
+    /// Adds a variable to the few that every child has.
     pub fn env(mut self, key: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Run {
         self.env.push((key.as_ref().to_owned(), value.as_ref().to_owned()));
         self
     }
 
-    /// One more step before the exec.
+    /// Adds a step before the exec.
     pub fn prep(mut self, prep: Prep) -> Run {
         if matches!(prep, Prep::Setsid | Prep::Terminal) {
-            // The leader of a process group cannot start a session; a session is a group of its own anyhow.
+            // The leader of a process group cannot start a session. A new session has its own process group in any
+            // case.
             self.group = false;
         }
         self.preps.push(prep);
         self
     }
 
-    /// The working directory.
+    /// Sets the working directory.
     pub fn cwd(mut self, dir: &Path) -> Run {
         self.cwd = Some(dir.to_owned());
         self
     }
 
-    /// Descriptors of this process as its standard streams (-1: a null device).
+    /// Sets the standard streams to descriptors of this process (-1: a null device).
     pub fn stdio(mut self, fds: [i32; 3]) -> Run {
         self.stdio = Some(fds);
         self
     }
 
-    /// Stays in the process group of the test.
+    /// Keeps the child in the process group of the test.
     pub fn same_group(mut self) -> Run {
         self.group = false;
         self
     }
 
-    /// The seconds that the child may take, on a machine that does not ask for [patience](super::child::patience).
+    /// Sets the time limit of the child in seconds, which [`patience`](super::child::patience) may raise.
     pub fn limit(mut self, seconds: u64) -> Run {
         self.limit = Duration::from_secs(seconds);
         self
@@ -233,7 +234,7 @@ impl Run {
         argv
     }
 
-    /// Returns whether the deadline would be that of `tiexec`, which a machine shared with others may sleep through.
+    /// Returns whether the launch would have the default deadline of `tiexec`, which a shared machine may miss.
     fn is_hurried(&self, launcher: &Launcher) -> bool {
         let mut said = launcher.options.iter().chain(self.env.iter().map(|(_, value)| value));
         !launcher.binary.ends_with("env")
@@ -279,7 +280,7 @@ impl Run {
         command
     }
 
-    /// Starts it.
+    /// Starts the launch.
     pub fn start(&self) -> Held {
         let shown = self
             .argv()
@@ -292,15 +293,15 @@ impl Run {
         Held::spawn(self.command(), shown, self.limit, leads)
     }
 
-    /// Starts it and waits until the program says "ready".
+    /// Starts the launch and waits until the program prints "ready".
     pub fn hold(&self) -> Held {
         let mut held = self.start();
         held.wait_line("ready");
         held
     }
 
-    /// How long it takes here until the program says "ready", at best: the first start of a new file may read it from the disk. The
-    /// program is to end with that exit status.
+    /// Measures the shortest time here until the program prints "ready". Several starts are timed, because the first
+    /// start of a new file may read it from the disk. The program must end with that exit status.
     pub fn usual_start(&self, code: i32) -> Duration {
         let start = |_| {
             let begun = Instant::now();
@@ -312,7 +313,7 @@ impl Run {
         (0..5).map(start).min().unwrap_or_default()
     }
 
-    /// Runs it to its end.
+    /// Runs the launch to its end.
     pub fn output(&self) -> Done {
         self.start().finish()
     }

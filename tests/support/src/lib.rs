@@ -1,7 +1,7 @@
-//! The basis of every test: where the binaries are, programs compiled on demand, children with time limits, smaps read
-//! from outside.
+//! The basis of every test: the places of the binaries, programs compiled on demand, children with time limits, and
+//! smaps read from outside.
 //!
-//! Nothing here uses the project's own crates: the tests look at a launch as a stranger would.
+//! This crate uses no crate of the project, so that the tests observe a launch independently.
 
 #![allow(
     clippy::new_without_default,
@@ -37,7 +37,8 @@ pub use places::{files, sources, tiexec, tiexecctl, tiexecd};
 pub use programs::{BUSY_NODE, Kind, Linked, busy_java, program, program_big, program_with};
 pub use smaps::{Coverage, coverage, pmd_size};
 
-/// Ends the test with a line that can be seen when the machine lacks what it needs; fails it if `TIEXEC_TEST_NO_SKIP=1`.
+/// Ends the test with a visible line if the machine lacks a requirement. Fails the test instead if
+/// `TIEXEC_TEST_NO_SKIP=1`.
 #[macro_export]
 macro_rules! require {
     ($cond:expr, $($why:tt)+) => {
@@ -58,8 +59,8 @@ pub fn skip(why: &str) {
     say_skipped(&name, why);
 }
 
-/// As `require!`, for what no setting of a machine brings, such as a second NUMA node or a security module that is not in
-/// its kernel: also where skips are forbidden.
+/// Like `require!`, but skips even where skips are forbidden. For requirements that no setting can provide, such as a
+/// second NUMA node or a security module that the kernel does not have.
 #[macro_export]
 macro_rules! require_of_machine {
     ($cond:expr, $why:expr) => {
@@ -76,7 +77,7 @@ pub fn skip_for_want_of_a_machine(why: &str) {
 }
 
 fn say_skipped(name: &str, why: &str) {
-    // libtest captures what the macros print, not what is written to the descriptor.
+    // libtest captures the output of the print macros, but not writes to the descriptor.
     let line = format!("SKIP {name}: {why}\n");
     // SAFETY: the pointer and the length are those of a live buffer.
     unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
@@ -89,13 +90,14 @@ pub fn installed(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&dirs).chain(more).map(|d| d.join(name)).find(|p| p.is_file())
 }
 
-/// Returns whether the tests run as root: mounts, cgroups and other users need it.
+/// Returns whether the tests run as root, which mounts, cgroups and other users need.
 pub fn is_root() -> bool {
     // SAFETY: geteuid has no conditions and cannot fail.
     unsafe { libc::geteuid() == 0 }
 }
 
-/// A directory that everybody can enter (the target directory may lie in a private home), with a copy of `tiexec` in it.
+/// A directory that all users can enter, with a copy of `tiexec` in it. (The target directory may lie in a private
+/// home.)
 pub struct Public {
     dir: tempfile::TempDir,
 }
@@ -123,7 +125,7 @@ impl Public {
         self.path().join("tiexec")
     }
 
-    /// A copy of a file, with that mode.
+    /// Adds a copy of a file, with that mode.
     pub fn add(&self, file: &Path, name: &str, mode: u32) -> PathBuf {
         let copy = self.path().join(name);
         install(file, &copy, mode);
@@ -131,15 +133,15 @@ impl Public {
     }
 }
 
-/// Copies an executable. Through `cp`, which is a process of its own: while this one has a file open for writing, a child that
-/// another test thread forks has it open too, until it execs, and an exec of the copy in that moment fails with ETXTBSY.
+/// Copies an executable by `cp`. If this process had the copy open for writing, a child that another test thread forks
+/// would have it open too until its exec, and an exec of the copy in that moment would fail with ETXTBSY.
 pub fn install(file: &Path, copy: &Path, mode: u32) {
     let status = std::process::Command::new("cp").arg(file).arg(copy).status().expect("cp");
     assert!(status.success(), "cp {} {}", file.display(), copy.display());
     chmod(copy, mode);
 }
 
-/// Writes an executable file with this content, for the same reason through another process.
+/// Writes an executable file with this content, by another process for the same reason.
 pub fn write_program(path: &Path, content: &[u8], mode: u32) {
     use std::io::Write;
     let mut cp = std::process::Command::new("cp")
@@ -153,18 +155,18 @@ pub fn write_program(path: &Path, content: &[u8], mode: u32) {
     chmod(path, mode);
 }
 
-/// Sets the mode of an own file.
+/// Sets the mode of a file of our own.
 pub fn chmod(path: &Path, mode: u32) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .expect("chmod of an own file");
 }
 
-/// A small generator for random moments; prints its seed so that a failure can be repeated.
+/// A small generator for random moments. It prints its seed, so that a failure can be repeated.
 pub struct Random(fastrand::Rng);
 
 impl Random {
-    /// Starts from `TIEXEC_TEST_SEED`, else from the time.
+    /// Seeds the generator from `TIEXEC_TEST_SEED`, or else from the time.
     pub fn new() -> Random {
         let seed = std::env::var("TIEXEC_TEST_SEED")
             .ok()
@@ -184,12 +186,12 @@ impl Random {
         self.0.u64(..limit)
     }
 
-    /// Spins for up to `limit` microseconds: a random moment, not a synchronisation.
+    /// Spins for a random time up to `limit` microseconds. This is not a synchronisation.
     pub fn spin(&mut self, limit: u64) {
         self.spin_within(child::patience(std::time::Duration::from_micros(limit)));
     }
 
-    /// Spins for up to `limit`, which was measured here.
+    /// Spins for a random time up to `limit`, which was measured on this machine.
     pub fn spin_within(&mut self, limit: std::time::Duration) {
         let limit = u64::try_from(limit.as_micros()).expect("a short time").max(1);
         let time = std::time::Duration::from_micros(self.below(limit));

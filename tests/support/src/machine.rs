@@ -1,4 +1,4 @@
-//! State of the whole machine: a test that changes it holds the lock, and what it changed goes back when it ends.
+//! Changes to the state of the whole machine. A test that makes one holds the lock, and drop undoes the change.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -10,8 +10,8 @@ thread_local! {
     static HELD: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Held by the one test that may change the machine. Every child of every other test holds the lock
-/// shared, so none sees the change.
+/// The exclusive lock of the test that may change the machine. Every child of the other tests holds the lock shared, so
+/// that no child sees a change.
 pub struct Machine {
     _lock: File,
     undo: Vec<Guard>,
@@ -23,7 +23,7 @@ fn lock_file() -> File {
     File::options().create(true).append(true).open(path).expect("the lock file")
 }
 
-/// Shared: nobody changes the machine while this is held. None for the test that holds it.
+/// Takes the lock shared, so that no test changes the machine meanwhile. None for the test that holds it exclusively.
 pub fn quiet() -> Option<File> {
     if HELD.get() {
         return None;
@@ -42,8 +42,9 @@ impl Machine {
         Machine { _lock: file, undo: Vec::new(), groups: Vec::new() }
     }
 
-    /// Writes a knob; false if it does not take the value. It goes back on drop. Everybody on the machine feels it: so the
-    /// test begins with `require_of_machine!(is_throwaway(), FELT)`, and runs in guests.
+    /// Writes a knob. Returns false if the knob does not take the value. Drop restores the old value. The setting
+    /// affects the whole machine, so such a test begins with `require_of_machine!(is_throwaway(), FELT)` and runs in
+    /// guests.
     pub fn set(&mut self, knob: impl AsRef<Path>, value: &str) -> bool {
         assert!(is_throwaway(), "{}: {FELT}", knob.as_ref().display());
         self.write(knob.as_ref(), value)
@@ -63,30 +64,32 @@ impl Machine {
         taken
     }
 
-    /// As [`slice`](Self::slice), in the hierarchy from which the names of units are taken; `None` if there is none.
+    /// Like [`slice`](Self::slice), in the hierarchy from which the names of units are read; `None` if there is no such
+    /// hierarchy.
     pub fn slice_of_units(&mut self) -> Option<PathBuf> {
         let parents = ["/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
         let parent = parents.iter().map(Path::new).find(|at| at.join("cgroup.procs").exists());
         self.slice(parent?)
     }
 
-    /// Adds `pages` to what the hugetlb pool holds; false if the kernel has not got them, or does not move them.
+    /// Adds `pages` to the hugetlb pool. Returns false if the kernel cannot find them, or cannot move pages of the
+    /// pool.
     pub fn pool(&mut self, pages: u64) -> bool {
         let kib = super::pmd_size() / 1024;
         self.reserve(format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages"), pages)
             && !super::attaching::ctl(["doctor"]).out().contains("moves no pages of the pool")
     }
 
-    /// Adds `pages` to the pool whose size this knob sets; false if the kernel has not got them. Those that others have
-    /// reserved or use stay.
+    /// Adds `pages` to the pool whose size this knob sets. Returns false if the kernel cannot find them. Pages that
+    /// others have reserved or use stay theirs.
     pub fn reserve(&mut self, knob: impl AsRef<Path>, pages: u64) -> bool {
         let held = || std::fs::read_to_string(&knob).ok()?.trim().parse::<u64>().ok();
         let Some(wanted) = held().map(|held| held + pages) else { return false };
         self.write(knob.as_ref(), &wanted.to_string()) && held() == Some(wanted)
     }
 
-    /// Has the kernel overcommit no memory. Root has plenty left, everybody else `left` MiB, so that nobody but the
-    /// test's own programs meets the limit. False if the kernel does not let it be set.
+    /// Makes the kernel overcommit no memory. Root has plenty left, other users have `left` MiB, so that only the
+    /// test's own programs reach the limit. Returns false if the kernel refuses the setting.
     pub fn no_overcommit(&mut self, left: u64) -> bool {
         /// In KiB.
         const PLENTY: u64 = 8 << 20;
@@ -94,18 +97,18 @@ impl Machine {
         let limit = committed() + PLENTY;
         let ratio = std::fs::read_to_string(vm("overcommit_ratio")).unwrap_or_default();
         self.set(vm("admin_reserve_kbytes"), &(PLENTY - (left << 10)).to_string())
-            // Setting one of these two clears the other: so it comes back last.
+            // Writing one of these two knobs clears the other, so the original one is restored last.
             && self.set(vm("overcommit_ratio"), ratio.trim())
             && self.set(vm("overcommit_kbytes"), &limit.to_string())
             && self.set(vm("overcommit_memory"), "2")
     }
 
-    /// A new cgroup below `parent`; none if it cannot be made.
+    /// Makes a cgroup below `parent`; none if it cannot be made.
     pub fn group(&mut self, parent: &Path) -> Option<PathBuf> {
         self.group_called(parent, "")
     }
 
-    /// A new cgroup below `parent` that is one for units, as systemd's slices are; none if it cannot be made.
+    /// Makes a cgroup for units below `parent`, like systemd's slices; none if it cannot be made.
     pub fn slice(&mut self, parent: &Path) -> Option<PathBuf> {
         self.group_called(parent, ".slice")
     }
@@ -124,7 +127,7 @@ impl Drop for Machine {
         HELD.set(false);
         // The innermost first.
         for group in self.groups.iter().rev() {
-            // Children that were just reaped may be counted a moment longer.
+            // The kernel may count reaped children for a moment longer.
             for _ in 0..200 {
                 if std::fs::remove_dir(group).is_ok() {
                     break;
@@ -138,11 +141,11 @@ impl Drop for Machine {
     }
 }
 
-/// The message of `require_of_machine!` where others would feel a setting.
+/// The message of `require_of_machine!` if a setting would affect others.
 pub const FELT: &str =
     "the whole machine would feel the setting (TIEXEC_TEST_THROWAWAY=1 allows it, as in guests)";
 
-/// Returns whether the machine is thrown away after the tests, as a guest is: whatever is set there, nobody else feels.
+/// Returns whether the machine is discarded after the tests, as a guest is, so that a setting affects nobody else.
 pub fn is_throwaway() -> bool {
     std::env::var_os("TIEXEC_TEST_THROWAWAY").is_some_and(|value| value == "1")
 }
@@ -154,8 +157,8 @@ fn committed() -> u64 {
     value.and_then(|v| v.trim().strip_suffix(" kB")?.trim().parse().ok()).expect("a number")
 }
 
-/// A process that gives a knob its value back when this is dropped, and also when the test is killed: it waits for the end
-/// of its standard input.
+/// A process that restores the value of a knob on drop, and also if the test is killed, because it waits for the end of
+/// its standard input.
 struct Guard {
     knob: PathBuf,
     process: Child,
@@ -177,7 +180,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Waiting closes its standard input first.
+        // `wait` closes the standard input of the process first.
         if !self.process.wait().is_ok_and(|status| status.success()) {
             eprintln!("{} stays changed", self.knob.display());
         }
@@ -204,8 +207,8 @@ pub fn memory_controller() -> Option<(PathBuf, &'static str)> {
     v1.join("memory.limit_in_bytes").exists().then_some((v1, "memory.limit_in_bytes"))
 }
 
-/// A new cgroup whose members can be frozen: the group; the files that freeze it and that show its state; the words that
-/// freeze it, that thaw it, and that show it frozen.
+/// Makes a cgroup whose members can be frozen. Returns the group, the file that freezes it and the file that shows its
+/// state, and the words that freeze it, thaw it, and show it frozen.
 pub fn freezer(
     machine: &mut Machine,
     unified: bool,
@@ -225,7 +228,7 @@ pub fn freezer(
     files[0].exists().then_some((group, files, words))
 }
 
-/// The cgroup v2 directory where the hugetlb controller can be handed to children.
+/// Returns the cgroup v2 directory that can delegate the hugetlb controller to its children.
 pub fn hugetlb_controller(machine: &mut Machine) -> Option<PathBuf> {
     let dir =
         ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].into_iter().map(PathBuf::from).find(|d| {

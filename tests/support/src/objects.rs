@@ -1,4 +1,4 @@
-//! Programs with a big shared object beside them, and how much of that one's text is huge.
+//! Programs with a big shared object beside them, and the coverage of the object's text.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,22 +7,22 @@ use super::fresh::uncache;
 use super::launch::Run;
 use super::smaps::{Coverage, Vma, coverage_of, vmas};
 
-/// How the object and its program are made.
+/// The way in which the object and its program are built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Made {
-    /// By GNU's linker: text where its vaddr equals its offset.
+    /// By GNU's linker: the vaddr of the text equals its offset.
     Gnu,
     /// By lld: vaddr and offset differ by base pages.
     Lld,
     /// With musl.
     Musl,
-    /// With so much to relocate that `ld.so` can be caught at it.
+    /// With so many relocations that a test can catch `ld.so` while it relocates.
     Relocated,
-    /// By GNU's linker without RELRO, whose change of permissions tells that `ld.so` is done.
+    /// By GNU's linker without RELRO, so that no change of permissions shows that `ld.so` has finished.
     NoRelro,
-    /// The same with musl, where nothing else tells it.
+    /// The same with musl, where nothing else shows it.
     MuslNoRelro,
-    /// With a text relocation in the middle huge page of its end.
+    /// With a text relocation in the middle huge page of its end part.
     TextRelocation,
     /// In C++, with exceptions.
     Cxx,
@@ -64,7 +64,7 @@ impl Made {
     }
 }
 
-/// A program and its object, in a directory of their own; gone with this value.
+/// A program and its object, in their own directory. Drop removes it.
 pub struct WithObject {
     dir: tempfile::TempDir,
     /// The program.
@@ -79,7 +79,7 @@ impl WithObject {
         WithObject::sized(made, 1, 6)
     }
 
-    /// A program and an object with that many MiB of text, cached in small folios.
+    /// A program and an object with these sizes of text in MiB, cached in small folios.
     pub fn sized(made: Made, main_mib: u32, object_mib: u32) -> WithObject {
         let built = build(made, main_mib, object_mib);
         let parent = super::files().canonicalize().expect("it is there");
@@ -101,9 +101,9 @@ impl WithObject {
         self.dir.path()
     }
 
-    /// To be launched with copies, which work whatever the page cache holds; nobody watches its start.
+    /// A launch with copies, which work with every state of the page cache, and without a watch of the start.
     pub fn run(&self, args: &[&str]) -> Run {
-        // Not to be late on a busy machine.
+        // The deadline is long, because the machine may be busy.
         Run::new(&self.program, args).options(["--backing=image", "--deadline=2m", "--settle=0"])
     }
 
@@ -113,25 +113,25 @@ impl WithObject {
     }
 }
 
-/// How much of a mapped object's text is huge, its own or ours in its place.
+/// Returns how much of a mapped object's text is huge, either its own text or an image of ours in its place.
 pub fn object_coverage(pid: i32, object: &Path) -> Coverage {
     coverage_of(&vmas(pid), object)
 }
 
-/// The mappings of the object's text that are its own.
+/// Returns the mappings of the object's text that are still its own file.
 pub fn own_text(pid: i32, object: &Path) -> Vec<Vma> {
     let name = object.to_string_lossy();
     vmas(pid).into_iter().filter(|vma| vma.is_text() && vma.path == name).collect()
 }
 
-/// Builds both once for all tests that run at the same time; returns their directory.
+/// Builds both once for all concurrent tests. Returns their directory.
 fn build(made: Made, main_mib: u32, object_mib: u32) -> PathBuf {
     let sources = super::sources();
     let [object, program] = made.sources().map(|name| sources.join(name));
     let all = super::files().join("programs");
     std::fs::create_dir_all(&all).expect("a directory under the target directory");
     let built = all.join(format!("object-{made:?}-{main_mib}-{object_mib}").to_lowercase());
-    // One builds; the others, in other processes too, wait for it.
+    // One test builds. The others, also in other processes, wait for it.
     let lock = std::fs::File::create(built.with_extension("lock")).expect("a lock file");
     lock.lock().expect("a lock");
     let changed = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
@@ -182,7 +182,7 @@ pub fn late_library(dir: &Path) -> PathBuf {
         .output()
         .expect("cc");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    // A file just written may be in huge folios.
+    // A new file may be in huge folios.
     let copies = dir.join("copies");
     std::fs::create_dir(&copies).expect("a directory");
     super::warm::small(&made, &copies)

@@ -1,6 +1,6 @@
-//! The places of the binaries under test, of the tests' files, and of the sources of their programs.
+//! The paths of the binaries under test, of the tests' files, and of the sources of their programs.
 //!
-//! Cargo tells it to a test program at build time, but not to a library. The test program itself lies in
+//! Cargo gives these paths to a test program at build time, but not to a library. The test program itself lies in
 //! `target/PROFILE/deps`, the binaries beside `deps`, and the files in `target/tmp`.
 
 use std::path::{Path, PathBuf};
@@ -31,21 +31,21 @@ fn binary(name: &str) -> PathBuf {
     binary
 }
 
-/// The `tiexec` under test, for a thread that has a [`/run` of its own](super::store::own_run).
+/// Returns the `tiexec` under test, and gives the thread [its own `/run`](super::store::own_run).
 pub fn tiexec() -> &'static Path {
     super::store::own_run();
     static FOUND: OnceLock<PathBuf> = OnceLock::new();
     FOUND.get_or_init(|| binary("tiexec"))
 }
 
-/// The `tiexecctl` under test, for a thread that has a [`/run` of its own](super::store::own_run).
+/// Returns the `tiexecctl` under test, and gives the thread [its own `/run`](super::store::own_run).
 pub fn tiexecctl() -> &'static Path {
     super::store::own_run();
     static FOUND: OnceLock<PathBuf> = OnceLock::new();
     FOUND.get_or_init(|| binary("tiexecctl"))
 }
 
-/// The `tiexecd` under test, for a thread that has a [`/run` of its own](super::store::own_run).
+/// Returns the `tiexecd` under test, and gives the thread [its own `/run`](super::store::own_run).
 pub fn tiexecd() -> &'static Path {
     super::store::own_run();
     static FOUND: OnceLock<PathBuf> = OnceLock::new();

@@ -1,4 +1,4 @@
-//! Containers of podman's, by runc and over the files of this machine, with storage of their own that is gone with a value.
+//! Containers of podman, by runc, over the files of this machine. Each value has its own storage, which drop removes.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::installed;
 /// The message of `require!` where [`is_there`] is false.
 pub const NEEDS: &str = "no podman, runc, gosu or node";
 
-/// Returns whether this machine has what containers of the tests need.
+/// Returns whether this machine has the programs that the tests' containers need.
 pub fn is_there() -> bool {
     ["podman", "runc", "gosu", "node"].into_iter().all(|name| installed(name).is_some())
 }
@@ -31,7 +31,7 @@ impl Podman {
         self.dir.path().join(name)
     }
 
-    /// Prepares a command of podman's, such as `build`.
+    /// Prepares a command of podman, such as `build`.
     pub fn command(&self) -> Command {
         let mut podman = Command::new("podman");
         for (option, name) in [("--root", "root"), ("--runroot", "run"), ("--tmpdir", "tmp")] {
@@ -41,12 +41,12 @@ impl Podman {
         podman
     }
 
-    /// Prepares `podman run` over the files of this machine. `mounts` are directories that the container sees at the same
-    /// paths; the command comes next.
+    /// Prepares `podman run` over the files of this machine. `mounts` are directories that the container sees at the
+    /// same paths. The caller adds the command.
     pub fn run<S: AsRef<OsStr>>(&self, mounts: &[&Path], options: &[S]) -> Command {
         let mut podman = self.command();
         podman.args(["run", "--rm", "--network=none", "--log-driver=none", "--interactive"]);
-        // Its default limits are more than this machine's own.
+        // podman's default limits exceed the limits of this machine.
         podman.args(["--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096"]);
         for mount in mounts {
             podman.arg(format!("--volume={0}:{0}", mount.display()));
@@ -65,7 +65,7 @@ impl Drop for Podman {
     }
 }
 
-/// A container that runs; it ends with this value.
+/// A running container. Drop ends it.
 pub struct Container {
     /// podman itself.
     pub podman: Child,
@@ -75,14 +75,14 @@ pub struct Container {
 }
 
 impl Container {
-    /// Starts one, as [`Podman::run`] has it.
+    /// Starts a container, by [`Podman::run`].
     pub fn start(mounts: &[&Path], options: &[&str], command: &[&OsStr]) -> Container {
         let storage = Podman::new();
         let file = storage.at("pid");
         let pid_file = format!("--pidfile={}", file.display());
         let options: Vec<&str> = options.iter().copied().chain([&*pid_file]).collect();
         let mut podman = storage.run(mounts, &options);
-        // Java's program ends when its input does.
+        // Java's program ends when its input ends.
         let podman = podman.args(command).stdin(Stdio::piped()).spawn().expect("podman");
         let mut pid = None;
         eventually("the container runs", || {

@@ -1,4 +1,4 @@
-//! Compiles `tests/programs/*.c` (and `*.cc`) on demand, once for all tests that run at the same time.
+//! Compiles `tests/programs/*.c` (and `*.cc`) on demand, once for all concurrent tests.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ pub enum Kind {
     StaticPie,
     /// Static, at a fixed address.
     StaticNoPie,
-    /// Static, without libc: it brings its own first instruction.
+    /// Static, without libc: the program has its own entry point.
     Bare,
     /// As `Bare`, for 32-bit x86.
     Bare32,
@@ -30,7 +30,8 @@ pub enum Kind {
     MuslStaticPie,
     /// As `DynamicPie`, with headers, text and read-only data in one segment.
     OneSegmentPie,
-    /// As `DynamicNoPie`, in the same way: its first functions lie in its first whole huge page.
+    /// As `DynamicNoPie`, with headers, text and read-only data in one segment. The first functions lie in the first
+    /// whole huge page.
     OneSegmentNoPie,
     /// As `DynamicPie`, linked by lld: vaddr and file offset of the text differ by base pages.
     LldPie,
@@ -42,7 +43,7 @@ pub enum Kind {
     MoldPie,
     /// The same with every segment on pages of the file of its own.
     MoldSeparatePie,
-    /// As `DynamicNoPie`, its text alone from 0x5ff000 to 0xc02000, its data far above.
+    /// As `DynamicNoPie`, with text alone from 0x5ff000 to 0xc02000, and the data far above.
     SeedNoPie,
     /// As `DynamicPie`, each segment in huge pages of its own.
     SpreadPie,
@@ -147,7 +148,7 @@ impl Kind {
         }
     }
 
-    /// The linker that the compiler calls, where it is not its own.
+    /// The linker that the compiler calls, if it is not the default one.
     fn linker(self) -> Option<&'static str> {
         match self {
             Kind::LldPie | Kind::LldSeparatePie | Kind::LldStaticPie | Kind::SpreadLldPie => {
@@ -162,7 +163,7 @@ impl Kind {
         if matches!(self, Kind::CxxPie | Kind::CxxStaticPie) { "cc" } else { "c" }
     }
 
-    /// Returns whether the compiler has a library of this name: else it prints the name alone.
+    /// Returns whether the compiler has a library of this name. If not, the compiler prints the name alone.
     fn has_library(self, library: &str) -> bool {
         let printed =
             Command::new(self.compiler()).arg(format!("-print-file-name={library}")).output();
@@ -187,24 +188,25 @@ pub fn program(name: &str, kind: Kind) -> PathBuf {
     program_big(name, kind, 6)
 }
 
-/// The program with that many MiB of text. It is cached in small folios, unless a test has brought it in as huge ones: what a
-/// launch finds does not depend on who ran before.
+/// The program with that many MiB of text. It is cached in small folios, unless a test has read it as huge ones, so
+/// that a launch does not depend on earlier tests.
 pub fn program_big(name: &str, kind: Kind, mib: u32) -> PathBuf {
     let program = built(name, kind, mib, None);
     super::warm::cache_small(&program);
     program
 }
 
-/// A library that a program is linked with, by its directory and the file in it that the linker takes.
+/// A library that a program is linked with: its directory, and the file that the linker takes.
 #[derive(Debug, Clone, Copy)]
 pub struct Linked<'a> {
-    /// It has the header, too.
+    /// The directory, which also has the header.
     pub directory: &'a Path,
     /// `libNAME.so` or `libNAME.a`.
     pub file: &'a str,
 }
 
-/// The program with 6 MiB of text, linked with a library, which it finds at run time where it is now.
+/// The program with 6 MiB of text, linked with a library. At run time the program finds the library at its present
+/// path.
 pub fn program_with(name: &str, kind: Kind, linked: Linked<'_>) -> PathBuf {
     let program = built(name, kind, 6, Some(linked));
     super::warm::cache_small(&program);
@@ -233,7 +235,8 @@ fn built(name: &str, kind: Kind, mib: u32, linked: Option<Linked<'_>>) -> PathBu
     if std::fs::metadata(&built).and_then(|m| m.modified()).ok() >= newest {
         return built;
     }
-    // Built under a name of its own and renamed: tests run beside each other, in threads and in processes.
+    // The program is built under a unique name and renamed, because tests run concurrently, in threads and in
+    // processes.
     let own =
         tempfile::Builder::new().prefix("build-").tempdir_in(&dir).expect("a build directory");
     let made = own.path().join("program");
@@ -246,7 +249,7 @@ fn built(name: &str, kind: Kind, mib: u32, linked: Option<Linked<'_>>) -> PathBu
         .args(library.iter())
         .args(linked.iter().flat_map(|Linked { directory, file }| {
             let directory = directory.display();
-            // A static program that can be moved must not have the second.
+            // A static position-independent program must not have an rpath.
             let shared = file.ends_with(".so").then(|| format!("-Wl,-rpath,{directory}"));
             [format!("-I{directory}")].into_iter().chain(shared)
         }))
@@ -257,13 +260,14 @@ fn built(name: &str, kind: Kind, mib: u32, linked: Option<Linked<'_>>) -> PathBu
         "{name} {kind:?}: {}",
         String::from_utf8_lossy(&output.stderr)
     );
-    // A linker's large writes leave large folios in the page cache, and then text may be huge without us.
+    // A linker's large writes leave large folios in the page cache, so that text could be huge without TiExec.
     super::fresh::uncache(&made);
     std::fs::rename(&made, &built).expect("a rename in one directory");
     built
 }
 
-/// A script for node: JIT, garbage collection, worker threads, child processes and regular expressions. It prints what it computes.
+/// A script for node: JIT, garbage collection, worker threads, child processes and regular expressions. It prints its
+/// results.
 pub const BUSY_NODE: &str = "const {Worker}=require('worker_threads'),{execFileSync}=require('child_process');\
     let h=0;for(let i=0;i<2e6;i++)h=(h*33+(i^(h>>>3)))>>>0;\
     const o=JSON.parse(JSON.stringify([...Array(20000)].map((_,i)=>({i,s:'x'.repeat(i%50)}))));\

@@ -9,23 +9,23 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{LocalModes, OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
 
-/// Both ends; the slave is for the child.
+/// Both ends of the terminal. The slave is for the child.
 pub struct Pty {
     master: File,
-    /// The side that programs have.
+    /// The programs' side.
     pub slave: OwnedFd,
     seen: String,
 }
 
 impl Pty {
-    /// Opens one of 33 rows and 77 columns.
+    /// Opens a pseudo-terminal of 33 rows and 77 columns.
     pub fn new() -> Pty {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let master = openpt(flags).expect("a pseudo-terminal");
         unlockpt(&master).expect("its other side may be opened");
         let slave = ioctl_tiocgptpeer(&master, flags).expect("its other side");
         let mut modes = tcgetattr(&slave).expect("the modes of a terminal");
-        // Without it Ctrl-C and Ctrl-Z throw away what the program has just written.
+        // Without NOFLSH, Ctrl-C and Ctrl-Z discard output that the program has just written.
         modes.local_modes |= LocalModes::NOFLSH;
         tcsetattr(&slave, OptionalActions::Now, &modes).expect("a terminal takes modes");
         let pty = Pty { master: master.into(), slave, seen: String::new() };
@@ -33,12 +33,12 @@ impl Pty {
         pty
     }
 
-    /// The number of the programs' side.
+    /// The descriptor of the programs' side.
     pub fn slave_fd(&self) -> i32 {
         self.slave.as_raw_fd()
     }
 
-    /// Types.
+    /// Types keys.
     pub fn type_keys(&mut self, keys: &str) {
         self.master.write_all(keys.as_bytes()).expect("the terminal takes keys");
     }
@@ -49,7 +49,7 @@ impl Pty {
         tcsetwinsize(&self.master, size).expect("a terminal takes a size");
     }
 
-    /// Returns the text on the screen that was not waited for yet, without waiting; forgets it.
+    /// Returns the screen text that no call has returned yet, without waiting, and forgets it.
     pub fn drain(&mut self) -> String {
         if has_news(&self.master, Duration::from_millis(1)) {
             let mut buf = [0; 4096];
@@ -60,13 +60,14 @@ impl Pty {
         std::mem::take(&mut self.seen)
     }
 
-    /// Reads the screen until the text has come; returns everything up to its end and forgets it.
+    /// Reads the screen until the text appears. Returns everything up to the end of the text, and forgets it.
     pub fn wait_for(&mut self, text: &str) -> String {
         read_until(&self.master, &mut self.seen, text)
     }
 }
 
-/// Reads until the text has come; returns everything up to its end and forgets it. Panics after twenty seconds.
+/// Reads until the text appears. Returns everything up to the end of the text, and forgets it. Panics after twenty
+/// seconds.
 pub fn read_until(mut source: &File, seen: &mut String, text: &str) -> String {
     let until = Instant::now() + super::child::patience(Duration::from_secs(20));
     loop {
@@ -86,13 +87,13 @@ pub fn read_until(mut source: &File, seen: &mut String, text: &str) -> String {
     }
 }
 
-/// Waits until there is something to read, or the end.
+/// Waits until there is input, or the end of the input.
 fn has_news(source: &File, wait: Duration) -> bool {
     let wait = wait.try_into().expect("a short time");
     poll(&mut [PollFd::new(source, PollFlags::IN)], Some(&wait)) == Ok(1)
 }
 
-/// A pipe whose read end is the test's, closed on exec at both ends.
+/// A pipe whose read end belongs to the test. Both ends are close-on-exec.
 pub fn pipe() -> (File, File) {
     let (read, write) = std::io::pipe().expect("a pipe");
     (OwnedFd::from(read).into(), OwnedFd::from(write).into())

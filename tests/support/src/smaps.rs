@@ -1,4 +1,4 @@
-//! `/proc/PID/smaps`, as a stranger reads it.
+//! A parser of `/proc/PID/smaps` that is independent of the project's crates.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -22,12 +22,12 @@ pub struct Vma {
 }
 
 impl Vma {
-    /// A counter of smaps, in bytes; 0 where there is none.
+    /// Returns a counter of smaps, in bytes; 0 if it is missing.
     pub fn counter(&self, name: &str) -> u64 {
         self.counters.get(name).copied().unwrap_or(0)
     }
 
-    /// Returns whether it may be executed, and is no page of the kernel's.
+    /// Returns whether the mapping is executable, and is not the kernel's vdso or vsyscall page.
     pub fn is_text(&self) -> bool {
         self.perms.as_bytes()[2] == b'x' && self.path != "[vdso]" && self.path != "[vsyscall]"
     }
@@ -44,12 +44,12 @@ impl Vma {
         pages + pool
     }
 
-    /// Returns whether it is an image of TiExec's.
+    /// Returns whether the mapping is an image of TiExec's.
     pub fn is_switched(&self) -> bool {
         self.path.starts_with("/memfd:tiexec:")
     }
 
-    /// Returns whether the name of the memfd is one for that file.
+    /// Returns whether the name of the memfd stands for that file.
     pub fn is_image_of(&self, file: &str) -> bool {
         let name = self.path.trim_start_matches("/memfd:tiexec:").trim_end_matches(" (deleted)");
         let file = file.trim_end_matches(" (deleted)");
@@ -57,7 +57,7 @@ impl Vma {
     }
 }
 
-/// The message of `require!` where huge pages are larger than the text of the programs of most tests.
+/// The message of `require!` if huge pages are larger than the text of most test programs.
 pub const NO_TEXT_FOR_LARGE: &str =
     "the programs of this test have no text for huge pages of this size";
 
@@ -92,7 +92,7 @@ fn parse(text: &str) -> Vec<Vma> {
             let number = |s| u64::from_str_radix(s, 16).expect("an address");
             let perms = words.next().expect("permissions").to_owned();
             let offset = number(words.next().expect("an offset"));
-            // Device and inode go before the path, which may hold blanks.
+            // The path follows device and inode, and may contain blanks.
             let path = words.skip(2).collect::<Vec<_>>().join(" ");
             vmas.push(Vma {
                 start: number(start),
@@ -120,20 +120,21 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// Every whole huge page inside the text is PMD-mapped, and there is at least one.
+    /// Returns whether every whole huge page inside the text is PMD-mapped, and there is at least one.
     pub fn is_full(&self) -> bool {
         self.whole > 0 && self.huge >= self.whole
     }
 }
 
-/// The main executable's text: its own r-x mappings and those that TiExec put in their place, joined where they touch.
+/// Returns the coverage of the main executable's text: its own r-x mappings and those of TiExec in their place, joined
+/// where they touch.
 pub fn coverage(pid: i32) -> Coverage {
     let exe = std::fs::read_link(format!("/proc/{pid}/exe"))
         .unwrap_or_else(|e| panic!("/proc/{pid}/exe: {e}"));
     coverage_of(&vmas(pid), &exe)
 }
 
-/// The same of any file.
+/// Returns the same for any file.
 pub fn coverage_of(vmas: &[Vma], exe: &Path) -> Coverage {
     let exe = exe.to_string_lossy();
     let mut spans: Vec<(u64, u64)> = Vec::new();
@@ -166,7 +167,8 @@ pub fn status_field(pid: i32, key: &str) -> Option<String> {
     text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':').map(|v| v.trim().to_owned()))
 }
 
-/// The first child that a process has within that time: of a launch the helper, if the program makes none.
+/// Returns the first child that a process has within that time. For a launch this is the helper, if the program starts
+/// no child.
 pub fn first_child(pid: i32, within: std::time::Duration) -> Option<i32> {
     let until = std::time::Instant::now() + within;
     loop {
@@ -177,7 +179,7 @@ pub fn first_child(pid: i32, within: std::time::Duration) -> Option<i32> {
     }
 }
 
-/// The children of a process, all its threads' together.
+/// Returns the children of all threads of a process.
 pub fn children(pid: i32) -> Vec<i32> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     tasks

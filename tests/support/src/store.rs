@@ -1,4 +1,4 @@
-//! Image stores of a test's own: a mount namespace for its thread, with an empty `/run`.
+//! A private image store for each test: its thread has a mount namespace with an empty `/run`.
 
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -12,24 +12,24 @@ use super::smaps::{pmd_size, vmas};
 /// The directory of the system's images.
 pub const IMAGES: &str = "/run/tiexec/images";
 
-/// The name of what is mounted on a test's own `/run`.
+/// The source name of the mount on a test's own `/run`.
 const OWN: &str = "tiexec-test";
 
 thread_local! {
-    /// True if this thread has been found to have a `/run` of its own.
+    /// True if this thread is known to have its own `/run`.
     static HAS_OWN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Gives this thread, and the threads and children that it starts, a `/run` that nobody else sees, if it has none: TiExec
-/// keeps its images and locks there, and a test leaves those of the machine alone. Every test has one before its first
-/// child, if it runs as root; others have no part in the machine's `/run`.
+/// Gives this thread, with its later threads and children, a private `/run`, unless it has one. TiExec keeps its images
+/// and locks in `/run`, and a test must not touch those of the machine. Each test that runs as root has its own `/run`
+/// before its first child. Other users cannot write to the machine's `/run`.
 pub fn own_run() {
     if HAS_OWN.replace(true) || !super::is_root() {
         return;
     }
     let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").expect("its mounts");
     if mounts.contains(&format!(" tmpfs {OWN} ")) {
-        // The thread that started this one has made it.
+        // The parent thread has made it.
         return;
     }
     // SAFETY: unshare takes numbers; only this thread's view of the mounts changes.
@@ -63,12 +63,12 @@ pub fn mount(source: &str, path: impl AsRef<OsStr>, kind: Option<&str>, flags: u
     assert_eq!(mounted, 0, "mount {path:?}: {}", std::io::Error::last_os_error());
 }
 
-/// `tiexecctl store …`, in front of it a command that changes something first.
+/// Starts `tiexecctl store …` behind a command that changes something first.
 pub fn started(front: &[&str], args: &[&OsStr]) -> Held {
     started_from(super::tiexecctl(), front, args)
 }
 
-/// The same with another copy of `tiexecctl`.
+/// Does the same with another copy of `tiexecctl`.
 pub fn started_from(ctl: &Path, front: &[&str], args: &[&OsStr]) -> Held {
     let mut words: Vec<&OsStr> = front.iter().map(|word| OsStr::new(*word)).collect();
     words.extend([ctl.as_os_str(), OsStr::new("store")]);
@@ -80,7 +80,7 @@ pub fn started_from(ctl: &Path, front: &[&str], args: &[&OsStr]) -> Held {
     Held::spawn(command, shown, Duration::from_secs(120), false)
 }
 
-/// `tiexecctl store …` to its end.
+/// Runs `tiexecctl store …` to its end.
 pub fn ctl<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Done {
     let args: Vec<S> = args.into_iter().collect();
     started(&[], &args.iter().map(AsRef::as_ref).collect::<Vec<_>>()).finish()
@@ -91,14 +91,14 @@ pub fn set_up(size: &str) {
     ctl(["setup", "--size", size]).assert_code(0).assert_silent();
 }
 
-/// Builds the image of a file, or finds it; returns its path.
+/// Builds the image of a file, or finds it. Returns the path of the image.
 pub fn add(file: &Path) -> PathBuf {
     let done = ctl([OsStr::new("add"), file.as_os_str()]);
     done.assert_code(0).assert_silent();
     PathBuf::from(done.out().trim_end())
 }
 
-/// The one JSON object that a command prints.
+/// Returns the JSON object that a command prints.
 pub fn json(args: &[&str]) -> serde_json::Value {
     let done = ctl(args);
     let text = done.out();
@@ -131,7 +131,7 @@ pub struct Load {
     pub text: bool,
 }
 
-/// The LOAD segments of a file. `readelf` must find nothing odd about it that it does not find about `like`.
+/// Returns the LOAD segments of a file.
 pub fn loads(file: &Path) -> Vec<Load> {
     let text = readelf(&["-lW"], file);
     let number = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).expect("hex");
@@ -157,7 +157,7 @@ pub fn readelf(options: &[&str], file: &Path) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout)
 }
 
-/// The image offsets of the huge pages that hold text and nothing else.
+/// Returns the offsets of an image's huge pages that hold only text.
 pub fn text_pages(image: &Path) -> Vec<u64> {
     let (pmd, base) = (pmd_size(), 4096);
     let texts = loads(image).into_iter().filter(|load| load.text && load.size > 0);
@@ -172,7 +172,7 @@ pub fn text_pages(image: &Path) -> Vec<u64> {
         .collect()
 }
 
-/// A part of a file mapped as TiExec maps text: private, r-x, at a multiple of the huge page.
+/// A part of a file, mapped as TiExec maps text: private, r-x, at a multiple of the huge page.
 pub struct Mapped {
     start: usize,
     len: usize,
@@ -197,7 +197,7 @@ impl Mapped {
         Mapped { start: room as usize, len: 2 * pmd }
     }
 
-    /// Bytes of it that PMD entries map.
+    /// Returns the bytes that PMD entries map.
     pub fn huge(&self) -> u64 {
         let start = self.start.next_multiple_of(pmd_size() as usize) as u64;
         let all = vmas(std::process::id() as i32);

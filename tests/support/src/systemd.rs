@@ -1,7 +1,7 @@
-//! A real systemd as PID 1 of PID, mount, cgroup and network namespaces of its own, with Debian's own units.
+//! A real systemd as PID 1 of its own PID, mount, cgroup and network namespaces, with Debian's units.
 //!
-//! The machine keeps nothing of it: `/etc`, `/var`, `/run` and `/dev` are the namespace's own, `/usr` and the kernel's
-//! settings are read-only, and all its processes end with this value. The script beside this file boots it.
+//! The machine is not changed: `/etc`, `/var`, `/run` and `/dev` belong to the namespace, `/usr` and the kernel's
+//! settings are read-only, and drop ends all processes. The script beside this file boots systemd.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,12 @@ use super::{installed, is_root};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/systemd_boot.sh");
 
-/// The message of `require!` where [`can_boot`] is false.
+/// The message of `require!` if [`can_boot`] is false.
 pub const NEEDS: &str =
     "a systemd of one's own needs root, systemd, dbus, overlayfs, unshare, setpriv and nsenter";
 
-/// Debian's own services, each with the `--edges` by which it has huge text: that of two fills no whole huge page.
+/// Debian's services, each with the `--edges` that gives it huge text. The text of two of them fills no whole huge
+/// page.
 pub const DEBIANS: [(&str, &str); 4] = [
     ("mariadb.service", "conservative"),
     ("postgresql@15-main.service", "conservative"),
@@ -37,22 +38,22 @@ pub fn can_boot() -> bool {
             .all(|kind| file_systems.lines().any(|line| line.split('\t').next_back() == Some(kind)))
 }
 
-/// A systemd that runs. It ends with this value, and all its services.
+/// A running systemd. Drop ends it and all its services.
 pub struct Systemd {
     boot: Option<Held>,
-    /// Its process id outside.
+    /// Its process ID outside of its PID namespace.
     pid: i32,
     /// The name of its cgroup.
     group: String,
 }
 
 impl Systemd {
-    /// Boots it up to `basic.target`, with `tiexec` and `tiexecctl` in `/usr/bin`.
+    /// Boots systemd up to `basic.target`, with `tiexec` and `tiexecctl` in `/usr/bin`.
     pub fn boot() -> Systemd {
         Systemd::boot_with(&super::tiexecctl().with_file_name(""))
     }
 
-    /// Boots one without the programs, where packages can be installed.
+    /// Boots systemd without the programs, so that packages can be installed.
     pub fn boot_for_packages() -> Systemd {
         super::store::own_run();
         Systemd::boot_with(Path::new(""))
@@ -87,7 +88,7 @@ impl Systemd {
             Some((template, _)) => format!("{template}@.service"),
             None => unit.to_owned(),
         };
-        // Debian makes the cluster when it installs the package.
+        // The package's installation makes the cluster.
         let cluster = Path::new("/etc/postgresql/15/main");
         Path::new("/usr/lib/systemd/system").join(file).exists()
             && (!unit.starts_with("postgresql@") || cluster.exists())
@@ -121,13 +122,13 @@ impl Systemd {
         self.run([OsStr::new(program).to_owned()].into_iter().chain(words))
     }
 
-    /// Starts a unit; panics with its log unless that succeeds.
+    /// Starts a unit. Panics with the unit's log if the start fails.
     pub fn start(&self, unit: &str) {
         let done = self.systemctl(["start", unit]);
         assert!(done.status.success(), "{done}\n{}", self.log(unit));
     }
 
-    /// Returns a property of a unit, as `systemctl show` tells it.
+    /// Returns a property of a unit, from `systemctl show`.
     pub fn property(&self, unit: &str, name: &str) -> String {
         let done = self.systemctl(["show", "--value", "--property", name, "--", unit]);
         done.assert_code(0).out().trim().to_owned()
@@ -150,12 +151,12 @@ impl Systemd {
         self.run(["sh", "-c", script, "sh", &group]).out().lines().map(str::to_owned).collect()
     }
 
-    /// Returns a path inside as this process finds it; `path` has no symbolic link that is absolute.
+    /// Returns the path, for this process, of a path inside. `path` must not contain an absolute symbolic link.
     pub fn path(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{path}", self.pid))
     }
 
-    /// Writes a file inside, and has systemd read its units again.
+    /// Writes a file inside, and makes systemd reload its units.
     pub fn write_unit(&self, path: &str, text: &str) {
         let path = self.path(path);
         std::fs::create_dir_all(path.parent().expect("a file")).expect("a directory inside");
@@ -163,12 +164,12 @@ impl Systemd {
         self.systemctl(["daemon-reload"]).assert_code(0);
     }
 
-    /// Returns how much text of a unit's processes is huge, in bytes, as `tiexecctl inspect` tells it.
+    /// Returns the bytes of huge text of a unit's processes, from `tiexecctl inspect`.
     pub fn huge(&self, unit: &str) -> u64 {
         self.huge_of(["--unit", unit])
     }
 
-    /// The same for processes that are selected so.
+    /// Returns the same for processes selected by these arguments.
     pub fn huge_of(&self, selected: [&str; 2]) -> u64 {
         let done = self.ctl(["inspect", "--json", selected[0], selected[1]]);
         let lines = done.out();
@@ -183,7 +184,7 @@ impl Systemd {
 
 impl Drop for Systemd {
     fn drop(&mut self) {
-        // The kernel ends all processes of the namespace with its PID 1.
+        // When PID 1 ends, the kernel ends all processes of its namespace.
         self.boot = None;
         let script = ["unshare", "--mount", "sh", SCRIPT, &self.group, "", "leave"];
         let left = tool(&script);

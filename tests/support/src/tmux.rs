@@ -6,14 +6,13 @@ use std::process::Command;
 
 use super::child::soon;
 
-/// A screen on which a shell command runs, once [`Screen::go`] is called. The server and all that runs on it end with this
-/// value.
+/// A screen on which a shell command runs after [`Screen::go`]. Drop ends the server and all processes on the screen.
 pub struct Screen {
     dir: tempfile::TempDir,
 }
 
 impl Screen {
-    /// Makes one of so many columns and rows, for that command, with these variables.
+    /// Makes a screen of this size for that command, with these variables.
     pub fn new(columns: u16, rows: u16, command: &str, environment: &[(&str, &str)]) -> Screen {
         let dir = tempfile::tempdir().expect("a directory");
         let screen = Screen { dir };
@@ -27,7 +26,7 @@ impl Screen {
         let script = format!("read go; {command}; echo \"ended $?\"; stty -a; read end");
         args.extend(["sh", "-c", &script]);
         screen.tmux(&args);
-        // All bytes that the program sends, as they are.
+        // The log has all bytes that the program sends, unchanged.
         screen.tmux(&["pipe-pane", "-O", &format!("exec cat >{}", screen.log().display())]);
         screen
     }
@@ -68,12 +67,12 @@ impl Screen {
         String::from_utf8_lossy(&self.tmux(&["capture-pane", "-p"])).into_owned()
     }
 
-    /// Waits until the text is on the screen; returns all of it.
+    /// Waits until the text is on the screen. Returns the whole screen.
     pub fn wait_for(&self, text: &str) -> String {
         self.wait_until(text, |screen| screen.contains(text))
     }
 
-    /// Waits until the screen is as wanted; returns it.
+    /// Waits until the screen fulfils the condition. Returns the screen.
     pub fn wait_until(&self, what: &str, mut is_so: impl FnMut(&str) -> bool) -> String {
         let mut last = String::new();
         let came = soon(|| {

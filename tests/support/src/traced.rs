@@ -1,4 +1,5 @@
-//! The program that debuggers and profilers look at, launched by each backing, with the functions they ask for in huge text.
+//! The program for tests of debuggers and profilers, launched by each backing. The functions that the tools examine lie
+//! in huge text.
 
 use super::child::Held;
 use super::fresh::{Fresh, huge_folios};
@@ -7,7 +8,7 @@ use super::machine::Machine;
 use super::programs::{Kind, program};
 use super::smaps::{Vma, pmd_size, vmas};
 
-/// One way for text to be huge.
+/// The backing of huge text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// The page cache, after a move.
@@ -23,7 +24,7 @@ pub enum By {
 /// Every way.
 pub const ALL: [By; 4] = [By::Rebase, By::Pagecache, By::Image, By::Hugetlb];
 
-/// A private copy of the program, to be launched so.
+/// A private copy of the program, and the way of its launch.
 pub struct Traced {
     /// The way.
     pub by: By,
@@ -33,12 +34,12 @@ pub struct Traced {
 }
 
 impl By {
-    /// Returns whether the text stays the file's.
+    /// Returns whether the text is still mapped from the file.
     pub fn is_the_file(self) -> bool {
         matches!(self, By::Rebase | By::Pagecache)
     }
 
-    /// None where this machine has none of it.
+    /// Makes the program for this way; none if the machine does not support it.
     pub fn traced(self) -> Option<Traced> {
         let (kind, pool) = match self {
             By::Rebase | By::Pagecache if !huge_folios() => return None,
@@ -74,7 +75,7 @@ impl Traced {
         held
     }
 
-    /// The functions that are asked for lie in huge text of this backing.
+    /// Asserts that the examined functions lie in huge text of this backing.
     pub fn assert_huge(&self, pid: i32, held: &Held) {
         let at = held.said("probed").and_then(|at| u64::from_str_radix(&at, 16).ok());
         let at = at.expect("where its function is");

@@ -1,4 +1,4 @@
-//! Uprobes, recorded into a buffer of their own: nobody else's tracing is disturbed.
+//! Uprobes that record into their own buffer, so that they do not disturb other tracing.
 
 use std::path::{Path, PathBuf};
 
@@ -6,14 +6,14 @@ use super::child::Held;
 
 const TRACING: &str = "/sys/kernel/tracing";
 
-/// A uprobe on the program's function `probed`; gone with this value.
+/// A uprobe on the program's function `probed`. Drop removes it.
 pub struct Uprobe {
     name: String,
     instance: PathBuf,
 }
 
 impl Uprobe {
-    /// Sets it. None where the kernel has none.
+    /// Sets the uprobe; none if the kernel has no uprobes.
     pub fn set(name: &str, file: &Path, offset: u64) -> Option<Uprobe> {
         let name = format!("tiexec_test_{}_{name}", std::process::id());
         let instance = Path::new(TRACING).join("instances").join(&name);
@@ -28,7 +28,7 @@ impl Uprobe {
         self.instance.join("events").join(&self.name).join("probed/enable")
     }
 
-    /// How often it fired in this process.
+    /// Returns how often the uprobe fired in this process.
     pub fn hits(&self, pid: i32) -> usize {
         let trace = std::fs::read_to_string(self.instance.join("trace")).expect("its buffer");
         let who = format!("-{pid} ");
@@ -54,7 +54,7 @@ fn write(path: &Path, text: &str) -> std::io::Result<()> {
     std::fs::File::options().append(true).open(path)?.write_all(text.as_bytes())
 }
 
-/// Has the program call its function so often.
+/// Makes the program call its function this many times.
 pub fn call(held: &mut Held, times: usize) {
     for _ in 0..times {
         held.write(b"call\n");

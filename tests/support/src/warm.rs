@@ -1,4 +1,5 @@
-//! Files for `tiexecctl warm`: private copies, and their page cache brought into a known state. Never the system's own files.
+//! Private copies of files for `tiexecctl warm`, with a known state of their page cache. The tests never warm the
+//! system's own files.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -18,7 +19,7 @@ pub fn directory() -> tempfile::TempDir {
     dir
 }
 
-/// Returns whether the file system of the target directory has large folios here: ext4 since 6.16, xfs.
+/// Returns whether the file system of the target directory has large folios on this kernel: ext4 since 6.16, or xfs.
 pub fn has_large_folios(dir: &Path) -> bool {
     let name = said(Command::new("stat").args(["-f", "-c", "%T"]).arg(dir));
     let release = said(Command::new("uname").arg("-r"));
@@ -48,8 +49,8 @@ pub fn small(program: &Path, dir: &Path) -> PathBuf {
     copy
 }
 
-/// Does `test`, and twice more if it fails: a machine that reclaims cold page cache by itself (DAMON) may have dropped some between
-/// two looks.
+/// Runs `test`, and up to twice more if it fails. A machine that reclaims cold page cache by itself (DAMON) may have
+/// dropped some between two checks.
 pub fn unless_reclaimed<T>(test: impl Fn() -> T) -> T {
     for _ in 0..2 {
         if let Ok(done) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&test)) {
@@ -59,7 +60,7 @@ pub fn unless_reclaimed<T>(test: impl Fn() -> T) -> T {
     test()
 }
 
-/// Drops the file from the page cache; nobody may have it mapped.
+/// Drops the file from the page cache. No process may have it mapped.
 pub fn evict(file: &Path) {
     advise(file, libc::POSIX_FADV_DONTNEED);
     assert_eq!(cached_pages(file), 0, "{}", file.display());
@@ -72,7 +73,7 @@ fn advise(path: &Path, advice: i32) -> File {
     file
 }
 
-/// Reads the file page by page, with nothing read ahead.
+/// Reads the file page by page, without read-ahead.
 pub fn cache_small(path: &Path) {
     let file = advise(path, libc::POSIX_FADV_RANDOM);
     let len = file.metadata().expect("an open file").len();
@@ -81,7 +82,7 @@ pub fn cache_small(path: &Path) {
     }
 }
 
-/// How many pages of the file the kernel says are cached (cachestat(2), by itself or of overlayfs's own file).
+/// Returns the number of cached pages of the file by cachestat(2), of the file itself or of overlayfs's own file.
 pub fn cached_pages(path: &Path) -> u64 {
     const SYS_CACHESTAT: libc::c_long = 451;
     let file = File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -94,7 +95,7 @@ pub fn cached_pages(path: &Path) -> u64 {
     state[0]
 }
 
-/// `tiexecctl warm …`, and what it came to.
+/// The outcome of `tiexecctl warm …`.
 pub struct Warm {
     /// The exit status.
     pub code: i32,
@@ -105,7 +106,7 @@ pub struct Warm {
 }
 
 impl Warm {
-    /// Takes what a finished command left; panics if the command did.
+    /// Takes the output of a finished command. Panics if the command panicked.
     pub fn of(output: Output) -> Warm {
         let err = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!err.contains("panicked"), "{err}");
@@ -128,7 +129,7 @@ impl Warm {
     }
 }
 
-/// The command, to be changed before it is run.
+/// The command, which the test may change before it runs it.
 pub fn command(options: &[&str], files: &[&Path]) -> Command {
     let mut command = Command::new(super::tiexecctl());
     command.arg("warm").args(options).args(files).env_remove("TIEXEC").stdin(Stdio::null());
@@ -151,7 +152,7 @@ pub fn rest(file: &Value, reason: &str) -> u64 {
     rest.iter().find(|r| r["reason"] == reason).map_or(0, |r| r["bytes"].as_u64().expect("bytes"))
 }
 
-/// Runs `body` on a thread whose mounts nobody else sees; they vanish with it.
+/// Runs `body` on a thread with private mounts, which vanish with the thread.
 pub fn with_private_mounts(body: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let name = std::thread::current().name().unwrap_or("test").to_owned();
@@ -179,7 +180,7 @@ pub fn run(tool: &str, arguments: &[&Path]) {
 pub fn mount_new(kind: &str, dir: &Path) -> PathBuf {
     let (image, point) = (dir.join("image"), dir.join("mnt"));
     let file = File::create(&image).expect("an image");
-    // Blocks come as they are written; 300 MiB is what mkfs.xfs asks for.
+    // The file is sparse: blocks are allocated as they are written. mkfs.xfs requires 300 MiB.
     file.set_len(400 << 20).expect("a sparse file");
     drop(file);
     run(&format!("mkfs.{kind}"), &["-q".as_ref(), &image]);
