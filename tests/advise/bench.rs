@@ -1,4 +1,5 @@
-//! `tiexecctl bench` finds a difference that is there and invents none; the process that it attaches to is left as it was.
+//! `tiexecctl bench` finds a real difference, reports no false one, and leaves the process that it attaches to as it
+//! was.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,10 +11,10 @@ use support::fresh::{NO_HUGE_FOLIOS, huge_folios};
 use support::{Done, Fresh, Held, Kind, Run, program, require, tiexecctl};
 
 const TOOK: &str = "--metric=took ([0-9.]+) us";
-/// The metric that does not depend on how busy the machine is.
+/// A metric that does not depend on the load of the machine.
 const COST: &str = "--metric=cost ([0-9.]+)";
 
-/// Tests that measure are not disturbed by each other.
+/// The lock that keeps tests from measuring at the same time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -33,7 +34,7 @@ fn claims_a_difference(metric: &Value) -> bool {
     metric["finding"] == "less" || metric["finding"] == "more"
 }
 
-/// Both ways are the same, but for the launch, which the program does not count.
+/// Both ways are the same except for the launch, which the program does not count.
 #[test]
 fn no_difference_is_invented() {
     let _alone = alone();
@@ -91,19 +92,20 @@ fn the_json_has_what_the_manual_says() {
     assert!(done.out().contains("too few rounds"), "{done}");
 }
 
-/// A metric that is by chance nine times as much one way as the other: nothing can be told, and how many rounds would.
+/// The metric of one way is by chance nine times that of the other. The bench claims nothing, and says how many rounds
+/// would suffice.
 #[test]
 fn a_metric_that_scatters_asks_for_more_rounds() {
     let script = "echo took $((1 + $(od -An -N1 -tu1 /dev/urandom) % 9)) us";
     let args =
         ["bench", "-r", "8", "-w", "0", "--option=--backing=off", TOOK, "--", "sh", "-c", script];
-    // By chance the rounds may agree.
+    // The rounds may agree by chance, so the bench runs up to five times.
     let done =
         (0..5).map(|_| ctl(args)).find(|done| done.out().contains("too noisy to tell: between 0."));
     let done = done.expect("too noisy in one of five");
     done.assert_code(0);
     let out = done.out();
-    // "(-r 3500, 26 s)"; the time is left out where it is not known.
+    // "(-r 3500, 26 s)"; the time is omitted if it is not known.
     let rounds = out.rsplit_once("(-r ").and_then(|(_, rest)| rest.split([',', ')']).next());
     let more = out.contains("it would take more than 10000 rounds");
     assert!(
@@ -113,17 +115,17 @@ fn a_metric_that_scatters_asks_for_more_rounds() {
     assert!(out.contains("  too noisy\n"), "{done}");
 }
 
-/// Time is better if it is less. What a metric is, only its user knows.
+/// A lower time is better. The direction of a metric is known only to the user.
 #[test]
 fn which_way_is_better() {
     let _alone = alone();
-    // Only the program that tiexec starts sleeps less.
+    // Only the program that tiexec starts does not sleep.
     let script = "case $TIEXEC_WAY in fast) ;; *) sleep 0.2;; esac; echo took 5 us";
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("bench.json");
     let export = format!("--export-json={}", file.display());
     let prepare = dir.path().join("count").display().to_string();
-    // Rounds take the ways by turns: plain first in the first one.
+    // The order of the ways alternates. The first round begins with the plain way.
     let script = script.replace(
         "case $TIEXEC_WAY in fast)",
         &format!("n=$(cat {prepare} 2>/dev/null || echo 0); echo $((n + 1)) >{prepare}; case $((n % 4)) in 1|2)"),
@@ -160,7 +162,7 @@ fn which_way_is_better() {
     assert_eq!((better("wall time"), better("page faults")), ("less".into(), "less".into()));
     let date = bench["date"].as_str().expect("a date");
     assert!(date.ends_with(" UTC") && bench["version"].is_string(), "{bench}");
-    // The page has them, and what to do next.
+    // The page shows these values and the next step.
     let page = ctl(["report", &file.to_string_lossy()]).out();
     for part in [date, "Linux ", "Next: ", "use it: tiexec --backing=off sh"] {
         assert!(page.contains(part), "{part}: {page}");
@@ -198,7 +200,7 @@ fn a_failure_loses_no_round_that_was_measured() {
     let bench: Value =
         serde_json::from_str(&std::fs::read_to_string(&file).expect("the figures")).expect("JSON");
     assert_eq!(bench["rounds"], 2, "{bench}");
-    // Where nothing could be kept, nothing is begun.
+    // If the result could not be written, the bench does not start.
     let nowhere = format!("--export-json={}", dir.path().join("missing/bench.json").display());
     let done =
         ctl(["bench", &nowhere, "--", "touch", &file.with_extension("run").to_string_lossy()]);
@@ -226,7 +228,7 @@ fn bad_usage() {
     ctl(["bench", "--attach", &pid, "--metric=echo 1"]).assert_code(4);
 }
 
-/// `work` that never ends, and the file in which it counts.
+/// A `work` that never ends, and the file with its count.
 fn counting(copy: &Fresh, dir: &tempfile::TempDir) -> (Held, String) {
     let file = dir.path().join("count").to_string_lossy().into_owned();
     let held = Run::new(copy.path(), ["20000", "60", &file]).plain().start();
@@ -235,8 +237,8 @@ fn counting(copy: &Fresh, dir: &tempfile::TempDir) -> (Held, String) {
     (held, format!("--metric=cat {file}"))
 }
 
-/// A metric that prints the count, and makes each slice as long as the program takes to use 0.3 s of a processor, which
-/// on a busy machine it gets late. Asked first, it notes what has been used; asked again, it waits.
+/// A metric that prints the count. It makes each slice last until the program has used 0.3 s of a processor, which
+/// takes longer on a busy machine. The first call notes the used time, and the second call waits.
 const ENOUGH: &str = "
     used() { set -- $(cat /proc/$pid/stat); echo $((${14} + ${15})); }
     pid=$1
@@ -313,7 +315,7 @@ fn interrupted_or_failing_it_leaves_the_process_as_it_was() {
     let args = ["bench", "--attach", &pid, "--counter", "--slice=20s", &cat];
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGQUIT] {
         let bench = started(&[], tiexecctl(), args);
-        // It has looked for what there is to switch when it catches signals.
+        // The bench catches signals only after it has examined the process.
         eventually("it has begun", || {
             let status = std::fs::read_to_string(format!("/proc/{}/status", bench.pid()));
             let caught = status.unwrap_or_default();
@@ -328,28 +330,28 @@ fn interrupted_or_failing_it_leaves_the_process_as_it_was() {
         assert!(done.err().contains("interrupted"), "{done}");
         assert_eq!(joined(held.pid()), before);
     }
-    // It fails when the process has been switched.
+    // This metric fails once the process has been switched.
     let image =
         format!("--metric=if grep -q tiexec /proc/{pid}/maps; then exit 1; else echo 1; fi");
     let done = ctl(["bench", "-r", "2", "--attach", &pid, &image]);
     done.assert_code(1);
     assert!(done.err().contains("exit status: 1"), "{done}");
     assert_eq!(joined(held.pid()), before);
-    // The benchmark also fails when somebody else switches the process under way.
+    // The benchmark also fails if somebody else switches the process meanwhile.
     let ctl_path = tiexecctl().display();
     let attached = format!("--metric={ctl_path} attach -q --backing=image {pid}; echo 1");
     let done = ctl(["bench", "-r", "2", "--attach", &pid, &attached]);
     done.assert_code(1);
     assert!(done.err().contains("somebody else"), "{done}");
     assert_eq!(joined(held.pid()), before);
-    // The benchmark does not take text that somebody else has switched for plain.
+    // The benchmark does not treat text that somebody else has switched as plain.
     attach(held.pid()).assert_code(0);
     let done = ctl(["bench", "-r", "2", "--attach", &pid, "--metric=echo 1"]);
     done.assert_code(1);
     assert!(done.err().contains("already") && switched(held.pid()) > 0, "{done}");
 }
 
-/// A benchmark that is told to end also ends its commands, however long they would take.
+/// A signal that ends a benchmark also ends its commands.
 #[test]
 fn told_to_end_it_ends_what_it_runs() {
     let copy = small("work", Kind::DynamicNoPie);
@@ -376,8 +378,8 @@ fn told_to_end_it_ends_what_it_runs() {
     assert_eq!(joined(held.pid()), before);
 }
 
-/// Ctrl-C reaches everything in a terminal's foreground, the metric's command too, and is pressed again where nothing seems to
-/// happen.
+/// Ctrl-C reaches every process in a terminal's foreground, also the metric's command. Users press it again if nothing
+/// seems to happen.
 #[test]
 fn ctrl_c_again_and_again_leaves_the_process_as_it_was() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -402,7 +404,7 @@ fn ctrl_c_again_and_again_leaves_the_process_as_it_was() {
     }
 }
 
-/// Such text is huge both ways, which no revert changes: what an attach adds is compared.
+/// A revert does not change such text, which is huge in both arms. The bench compares the part that an attach adds.
 #[test]
 fn a_process_whose_page_cache_is_huge_can_be_measured() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");

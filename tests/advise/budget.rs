@@ -7,7 +7,7 @@ use support::child::eventually;
 use support::smaps::vmas;
 use support::{Held, Kind, Report, Run, pmd_size, program};
 
-/// A process of `hotset`, executing in so many pages all over its text.
+/// Starts `hotset`, which executes in this many pages all over its text.
 fn spinning(pages: &str) -> (support::Fresh, Held) {
     let copy = small("hotset", Kind::DynamicNoPie);
     let mut held = Run::new(copy.path(), [pages, "600"]).plain().start();
@@ -33,7 +33,7 @@ fn taken(report: &Value) -> Vec<(u64, u64)> {
 
 #[test]
 fn no_more_than_it_is_told_and_the_hottest() {
-    // The first of the three hot pages may lie at the text's ragged head.
+    // The first of the three hot pages may lie in the head of the text, which fills no huge page.
     let (_copy, held) = spinning("3");
     let pid = held.pid();
     let before = joined(pid);
@@ -48,11 +48,11 @@ fn no_more_than_it_is_told_and_the_hottest() {
     let files = report["files"].as_array().expect("files");
     let rest = files.iter().flat_map(|file| file["rest"].as_array().expect("the rest"));
     assert!(rest.clone().any(|rest| rest["reason"] == "budget"), "{report}");
-    // The huge pages that it has already count.
+    // The budget includes the process's present huge pages.
     let again = attach(pid, "1");
     assert_eq!((taken(&again).len(), switched(pid)), (0, pmd_size()), "{again}");
     assert_eq!(again["budget"]["already"], 1, "{again}");
-    // More is taken by a larger budget, and all of it goes back.
+    // A larger budget takes more, and a revert undoes all of it.
     ok(&revert(pid));
     assert_eq!(joined(pid), before);
     assert!(taken(&attach(pid, "100")).len() <= 2, "what nobody executes is not taken");
@@ -68,7 +68,7 @@ fn auto_takes_all_of_what_is_used_all_over_and_nothing_of_what_fits() {
     let report = attach(wide.pid(), "auto");
     let budget = &report["budget"];
     let misses = |when: &str| budget[when]["first"].as_f64().expect("misses");
-    // Whether it pays depends on the machine: but what is said is what is done.
+    // The choice depends on the machine, but the report must match it.
     assert_eq!(switched(wide.pid()), taken(&report).len() as u64 * pmd_size(), "{report}");
     if taken(&report).is_empty() {
         assert_eq!(misses("misses_now"), misses("misses_then"), "{report}");
@@ -118,7 +118,7 @@ fn a_launch_begins_on_base_pages_and_takes_the_hottest_later() {
     eventually("it is reported", || report.text().ends_with('\n'));
     let said: Value = report.read();
     assert_eq!((taken(&said).len(), &said["budget"]["budget"]), (1, &"1".into()), "{said}");
-    // Nobody is left with it.
+    // The companion must not stay.
     eventually("the companion has ended", || support::smaps::children(pid).is_empty());
 }
 
@@ -147,7 +147,7 @@ fn what_cannot_be_meant() {
         ctl(args).assert_code(2);
     }
     Run::new("true", [""; 0]).options(["--max-huge-pages=1", "--strict"]).output().assert_code(125);
-    // In the environment it is ignored like any other that means nothing.
+    // In the environment it is ignored like any other malformed setting.
     let done = Run::new("true", [""; 0]).env("TIEXEC", "max-huge-pages=many").output();
     done.assert_code(0);
     assert!(done.err().contains("max-huge-pages=many"), "{done}");

@@ -1,4 +1,5 @@
-//! `tiexecctl advise` finds the places where a program executes, and tells the effect of huge pages; it disturbs nobody.
+//! `tiexecctl advise` finds the places where a program executes, predicts the effect of huge pages, and disturbs no
+//! process.
 
 use std::sync::mpsc::channel;
 
@@ -27,7 +28,7 @@ fn share(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no share"))
 }
 
-/// `hotset`, executing in so many pages for longer than a test takes.
+/// Starts `hotset`, which executes in this many pages for longer than a test takes.
 fn spinning(copy: &Fresh, pages: u64) -> Held {
     let mut held = Run::new(copy.path(), [pages.to_string(), "600".to_owned()]).plain().start();
     held.wait_line("spinning");
@@ -56,7 +57,7 @@ fn a_known_hot_set_is_found() {
         // The loop itself lies in a page or two more.
         let all = number(&file["base_pages"]["all"]);
         assert!((pages..pages + 8).contains(&all), "{pages} pages: {file}");
-        // A second is 5000 samples, most of which lie in the pages.
+        // A second gives 5000 samples, most of which lie in the pages.
         assert!(number(&file["samples"]) > 1000, "{advice}");
         let p99 = number(&file["base_pages"]["p99"]);
         assert!(p99 + pages / 10 + 1 >= pages && p99 <= all, "{pages} pages: {file}");
@@ -183,7 +184,7 @@ fn the_process_may_end_while_it_is_sampled() {
     held.finish().assert_code(0);
 }
 
-/// Samples are counted as lost if they do not fit into the buffers while nobody reads them.
+/// The report counts samples as lost if they do not fit into the buffers before they are read.
 #[test]
 fn lost_samples_are_reported() {
     let copy = small("hotset", Kind::StaticNoPie);
@@ -202,8 +203,9 @@ fn lost_samples_are_reported() {
         let ticks = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(11)?.parse().ok());
         ticks.unwrap_or(0_u64)
     };
-    // 128 KiB for each processor hold some 4000 samples: two of them less than half a second of its time. The kernel may take
-    // fewer samples than it is asked for (perf_cpu_time_max_percent), so it runs four times as long.
+    // A buffer of 128 KiB for each processor holds some 4000 samples: two buffers hold less than half a second of the
+    // program's time. The kernel may take fewer samples than requested (perf_cpu_time_max_percent), so the program runs
+    // four times as long.
     let before = used();
     eventually("it has run for long enough", || used() > before + 200);
     advise.signal(libc::SIGCONT);
@@ -215,7 +217,7 @@ fn lost_samples_are_reported() {
 #[test]
 fn a_command_that_does_little_or_is_not_there() {
     let done = ctl(["advise", "--", "sleep", "0.2"]);
-    // Its start may be seen by a sample or two.
+    // A few samples may lie in the start of the command.
     assert!(matches!(done.end().0, Some(0 | 1)), "{done}");
     let done = ctl(["advise", "--", "/nonexistent/program"]);
     done.assert_code(1);
@@ -234,11 +236,11 @@ fn children_are_sampled_with_follow_only() {
     let text = std::fs::read_to_string(&out).expect("the advice");
     let advice: Value = serde_json::from_str(&text).expect("JSON");
     let file = of_file(&advice, &path);
-    // Each is a process of its own, with pages of its own.
+    // Each run is a separate process with its own pages.
     let all = number(&file["base_pages"]["all"]);
     assert!((40..40 + 16).contains(&all), "{file}");
     assert!(number(&advice["sampling"]["processes"]) >= 2, "{advice}");
-    // sh itself does next to nothing.
+    // sh itself uses almost no time.
     let done = ctl(["advise", "--json", "-o", &out, "--", "sh", "-c", &script]);
     if done.end().0 == Some(0) {
         let text = std::fs::read_to_string(&out).expect("the advice");

@@ -1,4 +1,4 @@
-//! `tiexecctl advise`, `bench`, `report` and `--max-huge-pages`: their measurements of programs, and their conclusions.
+//! `tiexecctl advise`, `bench`, `report` and `--max-huge-pages`: measurements of programs, and conclusions from them.
 
 mod bench;
 mod budget;

@@ -14,7 +14,7 @@ fn user_ticks(pid: i32) -> u64 {
     ticks.parse().expect("a number")
 }
 
-/// Advises on a busy process; returns the share of samples in files whose path ends like this.
+/// Advises on a busy process. Returns the share of samples in files whose path has this end.
 fn in_file(pid: i32, name: &str) -> f64 {
     // On a busy machine a program may take seconds to start.
     eventually("it is at work", || user_ticks(pid) > 20);
@@ -38,7 +38,7 @@ fn node() {
     assert!(in_file(held.pid(), "node") > 0.2, "node spends its time in its own text");
 }
 
-/// Its text has a long head and tail: `--edges=pad` reaches more of what it executes than an attach.
+/// The text of Python has a long head and tail, so `--edges=pad` reaches more of its samples than a plain attach.
 #[test]
 fn python_and_its_edges() {
     require!(installed("python3").is_some(), "no python3");
@@ -74,7 +74,7 @@ fn python() {
     assert!(in_file(held.pid(), "python") > 0.2, "python spends its time in its own text");
 }
 
-/// A server process by itself, without the rest of its family: it does not run as root.
+/// A single server process, without its relatives. It does not run as root.
 #[test]
 fn postgres() {
     let bin = ["17", "16", "15", "14", "13"]
@@ -105,12 +105,12 @@ fn postgres() {
     assert!(in_file(pid, "/postgres") > 0.2, "postgres spends its time in its own text");
 }
 
-/// rustc's code lies in libraries: without an image store a launch would leave them alone.
+/// rustc's code lies in libraries, which a launch leaves alone without an image store.
 #[test]
 fn rustc() {
     require!(installed("rustc").is_some(), "no rustc");
     require!(is_root(), "a mount needs root");
-    // Itself, not what chooses one.
+    // This is the compiler itself, not rustup's proxy.
     let sysroot = support::child::tool(&["rustc", "--print", "sysroot"]);
     let rustc = format!("{}/bin/rustc", String::from_utf8_lossy(&sysroot.stdout).trim());
     support::store::own_run();
@@ -126,7 +126,7 @@ fn rustc() {
     let source = source.display().to_string();
     let command = [&rustc, "-O", "--crate-type=lib", "--emit=obj", "-o", &output, &source];
     let words = ["advise", "--follow", "--json", "--"].into_iter().chain(command);
-    // A compiler takes its time on a busy machine.
+    // The limit is long, because a compiler is slow on a busy machine.
     let done = Run::new(support::tiexecctl(), words).plain().limit(300).output();
     done.assert_code(0);
     let advice = json(&done);

@@ -1,4 +1,5 @@
-//! `tiexecctl report` makes one page that a browser shows without complaint, and its numbers are those of its JSON.
+//! `tiexecctl report` makes a page that a browser shows without complaint. The numbers of the page equal those of its
+//! JSON.
 
 use serde_json::Value;
 
@@ -17,7 +18,7 @@ fn between<'a>(text: &'a str, from: &str, to: &str) -> Option<&'a str> {
     Some(rest.split_once(to)?.0)
 }
 
-/// Panics unless each number on the page is that of its JSON; returns how many there are.
+/// Panics unless each number on the page equals that of its JSON. Returns the count of numbers.
 fn assert_numbers(html: &str) -> usize {
     let json = between(html, "id=\"data\">", "</script>").expect("the JSON");
     let json: Value = serde_json::from_str(json).expect("JSON");
@@ -28,10 +29,10 @@ fn assert_numbers(html: &str) -> usize {
         let shown = between(number, ">", "</data>").expect("a text");
         let meant = json.pointer(pointer).unwrap_or_else(|| panic!("{pointer}"));
         let meant = meant.as_f64().expect("a number");
-        // The last bit is lost where JSON is read.
+        // Parsing JSON may change the last bit.
         let value: f64 = value.parse().expect("a number");
         assert!((meant - value).abs() <= meant.abs() * 1e-12, "{pointer}: {value} of {meant}");
-        // The page shows the value rounded: in percent, in MiB, in milliseconds or as it is.
+        // The page shows the rounded value: in percent, in MiB, in milliseconds or without a unit.
         if let Some(bound) = shown.strip_prefix("&gt;") {
             assert!(meant >= bound.parse().expect("a number"), "{pointer}: {shown} of {meant}");
             continue;
@@ -51,7 +52,7 @@ fn assert_numbers(html: &str) -> usize {
     numbers.len()
 }
 
-/// Panics if the page has to be moved sideways as a whole where there is little room, as on a telephone.
+/// Panics if the page needs horizontal scrolling on a narrow screen such as a telephone's.
 fn assert_narrow(browser: &str, page: &std::path::Path) {
     let html = std::fs::read_to_string(page).expect("a page");
     let asks = "<script>const root = document.documentElement; \
@@ -65,7 +66,7 @@ fn assert_narrow(browser: &str, page: &std::path::Path) {
     assert!(number(has) < 500 && number(takes) <= number(has), "{room}");
 }
 
-/// Has the browser print the page, on a screen that is dark or light; returns the document.
+/// Makes the browser print the page, with a dark or a light colour scheme. Returns the document.
 fn printed(browser: &str, page: &std::path::Path, scheme: &str) -> Vec<u8> {
     let home = tempfile::tempdir().expect("a directory");
     let pdf = home.path().join("page.pdf");
@@ -83,7 +84,7 @@ fn printed(browser: &str, page: &std::path::Path, scheme: &str) -> Vec<u8> {
     std::fs::read(&pdf).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&done.stderr)))
 }
 
-/// Panics unless the page prints the same from a dark screen and from a light one, with a page of paper for each section.
+/// Panics unless the page prints the same with both colour schemes, with a page of paper for each section.
 fn assert_print(browser: &str, page: &std::path::Path) {
     // 0 is dark, 1 is light.
     let [dark, light] = ["0", "1"].map(|scheme| printed(browser, page, scheme));
@@ -92,7 +93,7 @@ fn assert_print(browser: &str, page: &std::path::Path) {
     let sections = std::fs::read_to_string(page).expect("a page").matches("<section>").count();
     let pages = count(&light, b"/Type /Page\n");
     assert!(sections > 1 && pages >= sections, "{pages} pages for {sections} sections");
-    // Only the time when it was made may differ, and what follows from it.
+    // Only the time of creation, and values derived from it, may differ.
     let streams = |pdf: &[u8]| {
         let text = String::from_utf8_lossy(pdf).into_owned();
         text.split("stream\n").skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>()
@@ -100,7 +101,7 @@ fn assert_print(browser: &str, page: &std::path::Path) {
     assert!(streams(&dark) == streams(&light), "a dark screen prints another page");
 }
 
-/// Has the browser show the page; returns what it makes of it. Panics if it says anything to its console.
+/// Makes the browser show the page. Returns the resulting document. Panics if there is output on the console.
 fn shown(browser: &str, file: &std::path::Path) -> String {
     let page = format!("file://{}", file.display());
     let home = tempfile::tempdir().expect("a directory");
@@ -135,7 +136,7 @@ fn of_a_process() {
     let (pid, out) = (held.pid().to_string(), file.display().to_string());
     ctl(["report", "--duration", "1s", "-o", &out, &pid]).assert_code(0).assert_silent();
     let html = std::fs::read_to_string(&file).expect("a page");
-    // The text in the copy counts to its file: there is one row.
+    // The text in the copy counts for its file, so there is one row.
     assert!(assert_numbers(&html) > 12, "{html}");
     for part in [
         "Coverage",
@@ -226,7 +227,7 @@ fn of_what_is_neither() {
         done.assert_code(1);
         assert!(done.out().is_empty() && done.err().contains("export-json"), "{done}");
     }
-    // A file that cannot be written is found before anybody is sampled.
+    // A file that cannot be written is detected before the sampling.
     let own = std::process::id().to_string();
     let nowhere = dir.path().join("missing/page.html").to_string_lossy().into_owned();
     for command in ["report", "advise"] {

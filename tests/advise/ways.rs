@@ -1,5 +1,5 @@
-//! `tiexecctl advise` compares the ways to get text onto huge pages, and ends with the command to run; what it says of a way is what
-//! that way gives.
+//! `tiexecctl advise` compares the ways to get text onto huge pages, and ends with the command to run. Its prediction
+//! for a way must match the result of that way.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ fn share(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no share"))
 }
 
-/// `hotset`, executing all over its text for longer than a test takes.
+/// Starts `hotset`, which executes all over its text for longer than a test takes.
 fn spinning(copy: &Fresh) -> Held {
     let mut held = Run::new(copy.path(), ["1500", "600"]).plain().start();
     held.wait_line("spinning");
@@ -41,7 +41,7 @@ fn follow(command: &str) {
 #[test]
 fn an_attach_and_its_edges() {
     let copy = small("hotset", Kind::DynamicNoPie);
-    // Where the heap begins is chance, and may be in the huge page of the text's tail.
+    // The start of the heap is random, and may lie in the huge page of the text's tail.
     let mut tried = (0..8).map(|_| {
         let held = spinning(&copy);
         let advice = json(&advise(&["--json", &held.pid().to_string()]));
@@ -55,10 +55,10 @@ fn an_attach_and_its_edges() {
     let edges = format!("tiexecctl attach --edges=pad {pid}");
     assert_eq!(commands, [&format!("tiexecctl attach {pid}"), &edges], "{advice}");
     assert!(ways[0].1 + 0.1 < ways[1].1, "{advice}");
-    // The figures are those of the way that is recommended, whichever that is.
+    // The figures belong to the recommended way.
     let reached = share(&advice["text"]["on_huge_then"]);
     assert!(ways.iter().any(|(_, on_huge)| *on_huge == reached), "{advice}");
-    // And so it comes, but for what two samplings of a busy machine differ by.
+    // The result matches the prediction, within the difference of two samplings of a busy machine.
     follow(&edges);
     let after = json(&advise(&["--json", &pid]));
     let now = share(&after["text"]["on_huge_now"]);
@@ -66,7 +66,7 @@ fn an_attach_and_its_edges() {
     assert!(differs(&ways[1]) < differs(&ways[0]), "{now}: {advice}");
 }
 
-/// Text that lies in an image is its file's.
+/// Text in an image counts for the original file.
 #[test]
 fn a_treated_process_has_one_row_for_its_text() {
     let copy = small("hotset", Kind::DynamicNoPie);
@@ -82,7 +82,7 @@ fn a_treated_process_has_one_row_for_its_text() {
     assert_eq!((named(&path).len(), named("memfd").len()), (1, 0), "{advice}");
     let (now, of) = (share(&named(&path)[0]["on_huge_now"]), share(&named(&path)[0]["share"]));
     assert!(now > 0.3 && now < 1.0 && of > 0.9, "{advice}");
-    // The share that it has is told of, and what that saves, by what a walk takes here.
+    // The advice names the share that is huge already, and the saving by it, from the measured time of a walk.
     let judgement = &advice["judgement"];
     let reasons = judgement["reasons"].to_string();
     assert!(reasons.contains("is on huge pages already"), "{advice}");
@@ -91,18 +91,18 @@ fn a_treated_process_has_one_row_for_its_text() {
     if judgement["verdict"] == "done" {
         assert!(saved >= 0.003 && saving < 0.003 && advice["next"].is_null(), "{advice}");
     }
-    // Where no way reaches more there is nothing to do.
+    // If no way reaches more, the advice recommends nothing.
     follow(&format!("tiexecctl attach --edges=pad {}", held.pid()));
     let text = advise(&[&held.pid().to_string()]).out();
     assert!(text.ends_with("\nnext  nothing: leave it as it is\n"), "{text}");
 }
 
-/// A start by tiexec moves a position-independent program to where the most of its text fills huge pages.
+/// A start by tiexec moves a position-independent program to an address where most of its text fills huge pages.
 #[test]
 fn a_start_where_that_gives_more() {
     require!(pmd_size() <= 2 << 20, "{}", support::smaps::NO_TEXT_FOR_LARGE);
     let copy = small("hotset", Kind::DynamicPie);
-    // One place within a huge page of 30 is as good.
+    // One of 30 addresses within a huge page is as good without a move.
     let mut told = (0..5).map(|_| {
         let held = spinning(&copy);
         json(&advise(&["--json", &held.pid().to_string()]))
@@ -122,14 +122,14 @@ fn a_command_ends_with_itself_by_tiexec() {
     let ways = ways(&advice);
     assert_eq!(ways[0].0, format!("tiexec {hot} 1500 1"), "{advice}");
     assert_eq!(ways[1].0, format!("tiexec --edges=pad {hot} 1500 1"), "{advice}");
-    // Too few samples are taken again.
+    // If there are too few samples, the advice is to sample again.
     ctl(["advise", "-F", "50", "-o", &out, "--", &hot, "1500", "0.2"]).assert_code(0);
     let text = std::fs::read_to_string(&out).expect("the advice");
     let again = format!("next  tiexecctl advise -F 500 -- {hot} 1500 0.2\n");
     assert!(text.ends_with(&again) && text.contains("\nmaybe: "), "{text}");
 }
 
-/// Code that a program makes itself lies on huge pages with `--select` only.
+/// Code that a program generates lies on huge pages only with `--select`.
 #[test]
 fn code_that_a_program_makes_itself() {
     let mut held = Run::new(program("jit", Kind::DynamicPie), ["spin"]).plain().hold();

@@ -1,4 +1,5 @@
-//! A matching program becomes huge without anybody's doing, whichever was started first; nothing else is touched.
+//! The agent makes a matching program huge, whether the program or the agent starts first, and touches no other
+//! program.
 
 use support::attaching::{Before, assert_switched, assert_untouched, revert, switched};
 use support::child::eventually;
@@ -23,7 +24,7 @@ fn what_matches_becomes_huge_and_nothing_else_does() {
     for held in [&before, &after] {
         assert_switched(held.pid());
     }
-    // Another user's, too: by the workers that a foreign process is treated with.
+    // A program of another user is treated too, by workers with that user's rights.
     let foreign = Run::new(&copy, ["7"]).plain().limit(180);
     let foreign = foreign.behind(["setpriv", "--reuid=1717", "--regid=1717", "--clear-groups"]);
     let foreign = foreign.hold();
@@ -77,7 +78,8 @@ fn too_young_too_small_and_switched_off() {
     }
 }
 
-/// The agent looks again after ten minutes at programs that have text on huge pages of the page cache.
+/// The agent checks programs with text on huge pages of the page cache again after ten minutes, and must not undo a
+/// revert.
 #[test]
 fn a_program_that_somebody_reverts_stays_so() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
@@ -122,7 +124,7 @@ fn copies_have_a_ceiling() {
     eventually_switched(&first);
     let second = hold(&two);
     let third = hold(&one);
-    // The first copy is more than all may have: there is no second.
+    // The first copy uses up the limit for all copies, so there is no second one.
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_eq!((switched(second.pid()), switched(third.pid())), (0, 0));
     let said = stop(agent);

@@ -1,4 +1,5 @@
-//! A program that crashes soon after its switch is not switched again; and nobody can switch the agent off for others.
+//! The agent does not switch a program again that crashed soon after its switch. No user can switch the agent off for
+//! others.
 
 use std::path::Path;
 
@@ -41,7 +42,7 @@ fn a_crash_after_the_switch_is_the_last() {
     let said = stop(agent);
     assert!(said.contains("crashed by SIGSEGV") && said.contains("quarantine --release"), "{said}");
 
-    // After a restart, too: others of the rule are attached to, this build is not.
+    // This also holds after a restart: the agent attaches to other builds of the rule, but not to this one.
     let agent = files.agent();
     let again = crasher(&first, &[], &[]);
     let held = hold(&well);
@@ -49,7 +50,7 @@ fn a_crash_after_the_switch_is_the_last() {
     eventually_instead(&files, &again, "quarantined");
     assert_eq!(switched(again.pid()), 0);
 
-    // The second build switches the rule off, and leaves the other rule alone.
+    // The second build switches this rule off, but not the other rule.
     crasher(&second, &["6"], &[]).finish().assert_signal(libc::SIGABRT);
     eventually_in_quarantine(&files, 2);
     let (late, other) = (hold(&well), hold(&also));
@@ -57,13 +58,13 @@ fn a_crash_after_the_switch_is_the_last() {
     eventually_instead(&files, &late, "rule_off");
     assert_eq!(switched(late.pid()), 0);
 
-    // The third one leaves the agent to observe.
+    // After the third build the agent only observes.
     crasher(&third, &[], &[]).finish().assert_signal(libc::SIGSEGV);
     eventually_in_quarantine(&files, 3);
     let last = hold(&also);
     eventually_instead(&files, &last, "observe_only");
 
-    // Released, all goes on.
+    // After the release of all builds, the agent attaches again.
     let list = files.quarantine(&[]).out();
     for line in list.lines() {
         let id = line.split(' ').next().expect("a digest");
@@ -93,7 +94,7 @@ fn a_users_crashes_are_the_users_own() {
         eventually_in_quarantine(&files, done + 1);
     }
     assert!(files.quarantine(&[]).out().lines().all(|line| line.ends_with("for user 1717)")));
-    // Four builds of the user crashed: the rule is on for everybody, and so are the builds for others.
+    // Four builds of the user crashed. The rule stays on for all users, and the builds stay on for other users.
     let held = hold(&well);
     eventually_switched(&held);
     let mine = crasher(&builds[0], &[], &OTHER_USER);
@@ -113,7 +114,7 @@ fn roots_crashes_in_a_container_are_not_the_machines() {
     let well = files.program("hold", 6, "a/well");
     files.attach_below("a", "a");
     let agent = files.agent();
-    // The shell is the first process of the namespace, which no signal of its own ends.
+    // The shell is the first process of the namespace, which a signal from inside does not end.
     let container =
         ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "\"$@\"; exit 0", "sh"];
     for (done, build) in builds.iter().enumerate() {
@@ -122,7 +123,7 @@ fn roots_crashes_in_a_container_are_not_the_machines() {
         held.finish().assert_code(0);
     }
     assert!(files.quarantine(&[]).out().lines().all(|line| line.ends_with("for user 0)")));
-    // Three builds crashed there: the rule is on, and the agent does more than observe.
+    // Three builds crashed in the container. The rule stays on, and the agent does not fall back to observing.
     let held = hold(&well);
     eventually_switched(&held);
     stop(agent);
@@ -143,7 +144,7 @@ fn an_end_that_is_no_crash_is_none() {
     let ended = hold(&copy);
     eventually_switched(&ended);
     ended.finish().assert_code(7);
-    // SIGTERM is none either.
+    // A death by SIGTERM is no crash either.
     crasher(&bad, &["15"], &[]).finish().assert_signal(libc::SIGTERM);
     let last = hold(&copy);
     eventually_switched(&last);
@@ -152,7 +153,7 @@ fn an_end_that_is_no_crash_is_none() {
     last.finish().assert_code(7);
 }
 
-/// Returns whether agents can tell who sends a signal: tracefs tells the numbers of the initial PID namespace.
+/// Returns whether agents can learn the sender of a signal: tracefs reports PIDs of the initial PID namespace.
 fn tells_senders() -> bool {
     let tracepoint = "/sys/kernel/tracing/events/signal/signal_generate/id";
     let namespace = std::fs::read_link("/proc/self/ns/pid").expect("its namespace");
@@ -174,7 +175,7 @@ fn a_signal_that_somebody_sends_is_no_crash() {
         held.signal(signal);
         held.finish().assert_signal(signal);
     }
-    // One that the program sends itself, as abort(3) does, is a crash.
+    // A signal that the program sends to itself, as abort(3) does, is a crash.
     crasher(&bad, &["6"], &[]).finish().assert_signal(libc::SIGABRT);
     eventually_in_quarantine(&files, 1);
     let last = hold(&copy);

@@ -1,4 +1,4 @@
-//! An agent that is killed at any moment hurts no program, and leaves nothing that the next one does not take over.
+//! An agent that is killed at any moment harms no program, and the next agent takes over everything that it left.
 
 use support::attaching::{joined, staged, switched};
 use support::{Held, Random, is_root, require};

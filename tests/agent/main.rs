@@ -1,4 +1,4 @@
-//! `tiexecd` and its rules: which programs it attaches to, when it does not, and what becomes of programs that crash.
+//! `tiexecd` and its rules: the programs that it attaches to, its refusals, and its reaction to crashes.
 
 mod attaching;
 mod crashes;
@@ -15,7 +15,7 @@ use support::attaching::{ctl, switched};
 use support::child::eventually;
 use support::{Done, Held, Kind, Public, Run, program_big, tiexecd};
 
-/// The directories of one agent, with rules that are for the test's own programs only.
+/// The directories of one agent, with rules that match only the test's own programs.
 struct Files {
     public: Public,
 }
@@ -37,14 +37,14 @@ impl Files {
         self.public.path().join("state")
     }
 
-    /// Writes a rule file; root's mode decides whether it is trusted.
+    /// Writes a rule file with a mode that the agent trusts.
     fn write(&self, name: &str, text: &str) {
         let path = self.conf().join(name);
         std::fs::write(&path, text).expect("a file");
         support::chmod(&path, 0o644);
     }
 
-    /// A rule that attaches to the programs of this test in that directory, at once.
+    /// Writes a rule that attaches at once to the programs of this test in that directory.
     fn attach_below(&self, name: &str, dir: &str) {
         let rule = attach_rule(name, &self.public.path().join(dir).join("*"));
         self.write(&format!("{name}.toml"), &rule);
@@ -69,7 +69,7 @@ impl Files {
         Run::new(tiexecd(), self.args()).plain().limit(180).start()
     }
 
-    /// The decision about a process, or about all.
+    /// Shows the decision about these processes, or about all.
     fn check(&self, pids: &[i32]) -> Done {
         let mut args = vec!["rules".to_owned(), "check".to_owned()];
         args.extend(self.args());
@@ -85,8 +85,8 @@ impl Files {
     }
 }
 
-/// A rule that attaches at once to what the pattern fits, with copies: whatever the page cache holds, and whether the
-/// host splits huge pages or not.
+/// Returns a rule that attaches at once to all programs that the pattern matches. It uses copies, which work with every
+/// state of the page cache, also on a host that splits huge pages.
 fn attach_rule(name: &str, exe: &Path) -> String {
     format!(
         "[[rule]]\nname = \"{name}\"\nexe = \"{}\"\naction = \"attach\"\ncanary = \"off\"\nbacking = \"image\"\n\
@@ -95,7 +95,7 @@ fn attach_rule(name: &str, exe: &Path) -> String {
     )
 }
 
-/// Returns whether the process handles or blocks SIGTERM: before that, the signal ends it in the kernel's way.
+/// Returns whether the process handles or blocks SIGTERM. Before that, the signal would end it by default.
 fn takes_sigterm(pid: i32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let has = |line: &str| {
@@ -106,7 +106,7 @@ fn takes_sigterm(pid: i32) -> bool {
     status.lines().any(has)
 }
 
-/// Ends an agent as systemd does; returns what it said.
+/// Ends an agent as systemd does. Returns its output.
 fn stop(agent: Held) -> String {
     let pid = agent.pid();
     eventually("the agent has begun", || takes_sigterm(pid));
@@ -116,7 +116,7 @@ fn stop(agent: Held) -> String {
     done.err()
 }
 
-/// `hold`, started plainly; ends with 7 if its text is right to the end.
+/// A `hold`, started without TiExec. It ends with 7 if its text is right to the end.
 fn hold(path: &Path) -> Held {
     Run::new(path, ["7"]).plain().limit(180).hold()
 }
@@ -126,7 +126,7 @@ fn eventually_switched(held: &Held) {
     eventually(&format!("{pid} is switched"), || switched(pid) > 0);
 }
 
-/// Returns whether agents can attach here: a kernel that tells how programs end.
+/// Returns whether agents can attach here, because the kernel reports how programs end.
 fn has_guard() -> bool {
     let files = Files::new();
     let copy = files.program("hold", 6, "guard/hold");

@@ -1,4 +1,5 @@
-//! Rule files decide, the first rule first; a file with a mistake is named, and the others stay in force.
+//! Rule files decide, and the first matching rule counts. The agent reports a file with a mistake, and the others stay
+//! in force.
 
 use support::attaching::{ctl, ctl_behind, switched};
 use support::{Run, is_root, require};
@@ -21,7 +22,7 @@ fn the_first_rule_that_matches_decides() {
     let lines: Vec<String> = done.out().lines().map(str::to_owned).collect();
     assert!(lines[0].contains(": rule all: "), "{done}");
     assert!(lines[1].ends_with(": rule not: never"), "{done}");
-    // Without a list: all that a rule matches, and nobody else.
+    // Without a list, the output has every process that a rule matches, and no other.
     let all = files.check(&[]);
     all.assert_code(0);
     let pids: Vec<String> = [one.pid(), other.pid()].iter().map(ToString::to_string).collect();
@@ -37,7 +38,7 @@ fn the_first_rule_that_matches_decides() {
     let dry = Run::new(support::tiexecd(), args).plain().output();
     dry.assert_code(0).assert_silent();
     assert_eq!(dry.out().lines().count(), 2, "{dry}");
-    // A process that no rule matches is said to be left alone if it is named.
+    // If the user names a process that no rule matches, the output says that it is left alone.
     let own = i32::try_from(std::process::id()).expect("a process id");
     let done = files.check(&[own]);
     assert!(done.out().ends_with(": no rule: observe\n"), "{done}");
@@ -77,7 +78,7 @@ fn a_named_directory_must_be_there() {
     let done = Run::new(support::tiexecd(), args).plain().output();
     done.assert_code(1);
     assert!(done.err().contains(&says), "{done}");
-    // One without files is no mistake.
+    // A directory without files is no mistake.
     let done = files.check(&[]);
     done.assert_code(0);
     assert!(done.err().contains("there are no rules: "), "{done}");
@@ -86,7 +87,7 @@ fn a_named_directory_must_be_there() {
     assert!(done.out().is_empty() && done.err().contains("no build is in quarantine"), "{done}");
 }
 
-/// By a path that a rule names, whether or not the program runs, and by the processes of a rule that names none.
+/// `rules warm` finds programs by the path of a rule, running or not, and by the processes of a rule without a path.
 #[test]
 fn the_programs_of_rules_are_warmed() {
     require!(is_root(), "rules of root's");
@@ -104,7 +105,7 @@ fn the_programs_of_rules_are_warmed() {
         format!("[[rule]]\nname = \"not\"\nexe = \"{}\"\naction = \"never\"\n", kept.display());
     files.write("10-not.toml", &never);
     files.write("20-all.toml", &attach_rule("all", &dir.join("a/*")));
-    // The user of the one process that runs `runs`: nobody else on the machine has it.
+    // Only the process that runs `runs` has this user ID on the machine.
     files.write("30-user.toml", "[[rule]]\nname = \"user\"\nuser = 64321\naction = \"warm\"\n");
     files.write(
         "40-seen.toml",
@@ -130,7 +131,7 @@ fn the_programs_of_rules_are_warmed() {
         assert!(line.starts_with(&format!("{}: ", program.display())), "{line}");
         assert!(line.contains(" MiB on huge pages; rest: "), "{line}");
     }
-    // An upgrade: the process runs the old file, and the new one is meant.
+    // After an upgrade the process runs the old file, and the new file must be warmed.
     std::fs::remove_file(&runs).expect("the old one");
     files.program("hold", 6, "b/runs");
     assert!(warm().contains(&format!("{}: ", runs.display())));
@@ -217,7 +218,8 @@ fn labels_in_manifests() {
     ctl(["rules", "check", "-f", own]).assert_code(0);
 }
 
-/// Each machine decides by its name. The agent of one that is left out attaches to nothing; the agent of another one does.
+/// Each machine decides by its name. The agent of an excluded machine does not attach; the agent of an included one
+/// does.
 #[test]
 fn a_rule_acts_on_its_share_of_the_machines() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");

@@ -1,4 +1,4 @@
-//! The state is whole, or it is set aside; a full disk costs a line.
+//! The agent sets a torn state aside, and a full disk only causes a message.
 
 use support::attaching::switched;
 use support::store::tmpfs;
@@ -40,14 +40,14 @@ fn a_full_disk_costs_a_line() {
     files.attach_below("a", "a");
     tmpfs(&files.state(), "mode=0700,size=16k");
     let fill = vec![b'x'; 1 << 20];
-    // The last write fails: nothing is left.
+    // The disk is full, so the last write fails.
     let _full = std::fs::write(files.state().join("fill"), fill);
     let agent = files.agent();
     Run::new(&bad, [""; 0]).plain().limit(180).hold().finish().assert_signal(libc::SIGSEGV);
     let again = Run::new(&bad, [""; 0]).plain().limit(180).hold();
     let held = hold(&well);
     eventually_switched(&held);
-    // A crash that could not be written down counts nevertheless, as long as the agent runs.
+    // A crash that could not be written to the file counts as long as the agent runs.
     assert_eq!(switched(again.pid()), 0);
     let said = stop(agent);
     let lines = said.lines().filter(|line| line.contains("No space") || line.contains("ENOSPC"));

@@ -1,4 +1,4 @@
-//! The socket tells what the agent did, and a user's programs cannot inflate it.
+//! The socket reports the agent's work, and a user's programs cannot inflate the report.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -44,7 +44,7 @@ fn row(told: &Value, program: &Path) -> Value {
     rows.iter().find(is_its).unwrap_or_else(|| panic!("no row: {told}")).clone()
 }
 
-/// The metrics that a file for those who watch machines names.
+/// The metrics that a monitoring file names.
 fn metrics_of(file: &str) -> Vec<String> {
     let path = support::sources().join("../../monitoring").join(file);
     let text = std::fs::read_to_string(path).expect("a file of the project");
@@ -55,7 +55,7 @@ fn metrics_of(file: &str) -> Vec<String> {
     names
 }
 
-/// `tiexecctl top` has the rule and the outcome in the process's row, and in its own view.
+/// `tiexecctl top` shows the rule and the outcome in the process's row and in its detail view.
 fn on_the_screen(pid: i32) {
     let command = format!("{} top -d 0.3", support::tiexecctl().display());
     let screen = Screen::new(200, 50, &command, &[]);
@@ -115,7 +115,7 @@ fn status_and_metrics() {
 
     let (status, text) = ask("/metrics");
     assert_eq!(status, "HTTP/1.0 200 OK");
-    // At an address everybody may ask, and learns of no process.
+    // At the TCP address every client may ask, but the answer names no process.
     let said = agent.err_text();
     let address = said.split_once("answers /metrics at ").expect("it says where").1;
     let address = address.lines().next().expect("a line");
@@ -175,13 +175,13 @@ fn status_and_metrics() {
     let mode = std::fs::metadata(&figures).expect("a file").permissions().mode();
     assert_eq!(mode & 0o777, 0o644);
     assert_eq!(ask("/other").0, "HTTP/1.0 404 Not Found");
-    // A client that says nothing holds nobody up for long.
+    // A silent client delays the agent only briefly.
     let silent = UnixStream::connect(SOCKET).expect("it listens");
     let late = hold(&copy);
     eventually_switched(&late);
     drop(silent);
     stop(agent);
-    // Without the agent the kernel alone tells.
+    // Without the agent, `status` has only the kernel's data.
     let told = status_of_machine();
     let shown = row(&told, &copy);
     assert_eq!((&told["agent"], &shown["rule"]), (&Value::Null, &Value::Null), "{told}");

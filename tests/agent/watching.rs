@@ -1,4 +1,4 @@
-//! The agent learns of programs and of rules by several ways, and the log says what it did.
+//! The agent learns about programs and rules in several ways, and logs its work.
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
@@ -31,7 +31,7 @@ fn rules_that_change_hold_for_what_runs() {
     held.finish().assert_code(7);
 }
 
-/// A program that causes records without end: most are lost.
+/// A program causes records without end, so that most are lost.
 #[test]
 fn records_that_are_lost_cost_time_only() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
@@ -59,7 +59,7 @@ fn records_that_are_lost_cost_time_only() {
     }
 }
 
-/// In a PID namespace of its own, where the next number can be chosen.
+/// The test runs in its own PID namespace, where it can choose the next PID.
 #[test]
 fn another_program_with_the_same_number_is_another() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
@@ -133,7 +133,7 @@ fn a_clock_that_jumps_changes_nothing() {
     eventually_switched(&before);
     let after = hold(&copy);
     eventually_switched(&after);
-    // Nothing is done a second time.
+    // The agent must not attach a second time.
     std::thread::sleep(std::time::Duration::from_secs(2));
     let said = stop(agent);
     assert_eq!(said.matches("attach done").count(), 2, "{said}");
@@ -156,7 +156,7 @@ fn without_perf_it_polls() {
     held.finish().assert_code(7);
 }
 
-/// As systemd has it: the unit is in the name of the cgroup.
+/// As with systemd, the unit is in the name of the cgroup.
 #[test]
 fn a_unit_is_taken_by_its_cgroup() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");

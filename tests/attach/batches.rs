@@ -1,5 +1,5 @@
-//! TiExec waits once for several calls, and ends the wait by a signal that is ignored by default. The program never sees such a signal of
-//! TiExec's, and loses none of its own.
+//! TiExec waits once for several calls, and ends the wait by a signal that is ignored by default. The program never
+//! sees that signal of TiExec's, and loses no signal of its own.
 
 use support::attaching::{attach, is_switched, ok, revert, switched};
 use support::{Held, Kind, Run, program};
@@ -8,7 +8,7 @@ fn starts(how: &str) -> Held {
     Run::new(program("signals", Kind::DynamicPie), [how]).plain().limit(110).hold()
 }
 
-/// Attaches and reverts some times, and returns what the program counted.
+/// Attaches and reverts several times. Returns the program's counts.
 fn counted(how: &str) -> String {
     let mut held = starts(how);
     let pid = held.pid();
@@ -35,8 +35,8 @@ fn what_is_blocked_and_pending_stays_so() {
     assert_eq!(counted("blocks"), "urg 1 winch 1");
 }
 
-/// The kernel discards the signal before it stops the thread, which then goes home by itself. TiExec does the same again, one call
-/// at a time.
+/// The kernel discards the signal before it stops the thread, which then goes home by itself. TiExec repeats the work
+/// with one call at a time.
 #[test]
 fn another_thread_has_them_discarded() {
     let mut held = starts("flips");

@@ -1,5 +1,5 @@
-//! A thread that sleeps in a system call sees nothing of an attach and of a revert: not in the result, not in the time, not in its
-//! registers. If it would see something, attach refuses and changes nothing.
+//! A thread that sleeps in a system call notices no attach and no revert: not in the result, not in the time, not in
+//! its registers. If the thread would notice, attach refuses and changes nothing.
 
 use support::attaching::{
     attach, descriptors, is_switched, joined, ok, revert, switched, wait_call,
@@ -7,7 +7,7 @@ use support::attaching::{
 use support::child::Held;
 use support::{Kind, Run, program};
 
-/// Starts it, asleep in its call.
+/// Starts the program and waits until it sleeps in its call.
 fn asleep(situation: &str) -> Held {
     let mut held =
         Run::new(program("blocked", Kind::DynamicPie), [situation]).plain().limit(60).start();
@@ -16,7 +16,7 @@ fn asleep(situation: &str) -> Held {
     held
 }
 
-/// Has it woken, and says what it saw; it ends well.
+/// Wakes the program, returns its observations, and checks its end.
 fn woken(mut held: Held) -> String {
     if held.said("saw").is_none() {
         held.write(b"\n");
@@ -35,7 +35,7 @@ fn undisturbed(situation: &str) -> String {
     woken(asleep(situation))
 }
 
-/// Attached to and reverted in its sleep, again and again; it sees nothing, and sleeps on.
+/// Attaches and reverts several times while the program sleeps. The program notices nothing and sleeps on.
 fn sees_nothing(situation: &str) {
     let mut held = asleep(situation);
     let pid = held.pid();
@@ -52,12 +52,13 @@ fn sees_nothing(situation: &str) {
     let call = held.said("call").expect("the call's number");
     wait_call(pid, &call);
     ok(&attach(pid));
-    // On a busy machine it goes back to sleep only now: a futex that is woken before has another value by then (EAGAIN).
+    // On a busy machine the program may return to its sleep only now. If the futex were woken earlier, its value would
+    // have changed before the sleep (EAGAIN).
     wait_call(pid, &call);
     assert_eq!(woken(held), undisturbed(situation), "{situation}");
 }
 
-/// Asleep for a time, and never left in peace: it still wakes.
+/// Attaches and reverts without pause while the program sleeps for a time. The program still wakes in time.
 fn wakes_in_time(situation: &str) {
     let mut held = asleep(situation);
     let pid = held.pid();
@@ -71,13 +72,13 @@ fn wakes_in_time(situation: &str) {
     assert_eq!(woken(held), undisturbed(situation), "{situation}");
 }
 
-/// Would see that it was interrupted: so it is not.
+/// The program would notice an interruption, so attach refuses.
 fn refused(situation: &str) {
     let mut held = asleep(situation);
     let pid = held.pid();
     let (maps, fds) = (joined(pid), descriptors(pid));
     let done = attach(pid);
-    // In the time that attach waits for a better moment, the call may have come to its end.
+    // The call may have ended while attach waited for a better moment.
     if !held.has_said("saw") {
         done.assert_code(1);
         assert!(done.err().contains("no_thread"), "{situation}: {done}");
@@ -96,12 +97,13 @@ macro_rules! situations {
 }
 
 situations!(sees_nothing: futex poll ppoll_signal select pselect_signal read read_eventfd recv accept wait4 waitid sigsuspend msgrcv flock);
-// Attach makes a call again that shows EINTR and waits without end.
+// If a call shows EINTR and waits without a limit, attach repeats the call.
 situations!(sees_nothing: epoll_wait epoll_pwait epoll_wait_signal epoll_pwait_signal io_uring_enter semop sigwait);
 situations!(wakes_in_time: futex_timeout nanosleep clock_nanosleep poll_timeout ppoll_timeout select_timeout read_timerfd pause_itimer);
 situations!(refused: epoll_wait_timeout write recv_all recv_timeout accept_timeout semtimedop sigtimedwait);
 
-/// Asleep for a time in a call that shows each signal, and ready for signals: it sees one that was none, and nothing else.
+/// The program handles signals, and sleeps for a time in a call that shows each signal. It sees one EINTR without a
+/// signal, and nothing else.
 #[test]
 fn who_catches_signals_sees_at_most_eintr() {
     let mut held = asleep("epoll_wait_catching");
@@ -129,7 +131,7 @@ fn restart_syscall() {
     held.signal(libc::SIGSTOP);
     assert_eq!(held.wait_stopped(), libc::SIGSTOP);
     held.signal(libc::SIGCONT);
-    // No wait for it here: the sleep is short, and what counts is what it comes to.
+    // The test does not wait for the sleep, because the sleep is short and only its result counts.
     while !held.has_said("saw") {
         ok(&attach(pid));
         ok(&revert(pid));

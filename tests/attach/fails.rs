@@ -1,11 +1,11 @@
-//! The kernel may refuse any call to the process: the process is as it was before, and the next attempt works.
+//! If the kernel refuses any of TiExec's calls in the process, the process is unchanged, and the next attempt works.
 
 use support::attaching::{
     attach, attach_run, descriptors, is_switched, joined, ok, revert_run, switched,
 };
 use support::{Kind, Run, program};
 
-/// Has each call refused in turn; returns how many there are.
+/// Makes each call fail in turn. Returns the number of calls.
 fn each_call_refused(pid: i32, command: fn(i32) -> Run) -> u32 {
     let (maps, fds) = (joined(pid), descriptors(pid));
     for n in 1..100 {

@@ -1,4 +1,5 @@
-//! TiExec may die at any instant of an attach or a revert: the program goes on as if nothing had been, and a later attach or revert works.
+//! If TiExec dies at any instant of an attach or a revert, the program continues undisturbed, and a later attach or
+//! revert works.
 
 use support::attaching::{
     attach, attach_run, descriptors, is_switched, joined, ok, revert, revert_run, staged, switched,
@@ -23,7 +24,7 @@ fn sleeper(situation: &str) -> Held {
     held
 }
 
-/// Nobody traces it, and no descriptor of ours is left in it.
+/// Waits until no process traces the program and it has no descriptor of ours.
 fn let_go(pid: i32, fds: &[String], when: &str) {
     assert_eq!(status_field(pid, "TracerPid").as_deref(), Some("0"), "{when}");
     eventually(&format!("{when}: no descriptor of ours: {:?}, {fds:?}", descriptors(pid)), || {
@@ -31,7 +32,7 @@ fn let_go(pid: i32, fds: &[String], when: &str) {
     });
 }
 
-/// Kills it at each place of an attach and then of a revert, in one process.
+/// Kills TiExec at each place of an attach and then of a revert of one process.
 fn at_each_place(mut held: Held, say: Option<&str>) {
     let pid = held.pid();
     let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("an own child's program");
@@ -55,7 +56,7 @@ fn at_each_place(mut held: Held, say: Option<&str>) {
                     break;
                 }
                 places = n;
-                // An attach brings half-done text back to where it began.
+                // An attach restores the initial state of a half-done revert.
                 if name == "revert" {
                     ok(&attach(pid));
                 } else {
@@ -63,7 +64,7 @@ fn at_each_place(mut held: Held, say: Option<&str>) {
                     assert!(switched(pid) == 0, "{when}: {:#?}", joined(pid));
                 }
             }
-            // The mask is set twice, whatever is done.
+            // Every attach and revert sets the mask twice.
             let least = if point == POINTS[3] { 2 } else { 4 };
             assert!((least..199).contains(&places), "{name}: {point} struck {places} times");
             // The next fault begins at the same state.

@@ -1,4 +1,4 @@
-//! Staging text may exceed a limit: TiExec meets it and pays for it, and the program runs on unchanged.
+//! If staged text exceeds a limit, TiExec reaches the limit and is charged, and the program continues unchanged.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use support::{
 
 const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
 
-/// Runs it as a member of the cgroup.
+/// Runs the command as a member of the cgroup.
 fn inside(group: &Path, run: Run) -> Run {
     run.behind_sh(&format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display()))
 }
@@ -43,7 +43,7 @@ fn memory_cgroups() {
     let pid = held.pid();
     let before = Before::of(pid);
 
-    // Our own is too full.
+    // TiExec's own cgroup is too full.
     std::fs::write(own.join(limit), (48_u64 << 20).to_string()).expect("a limit");
     let done = inside(&own, attach_run(pid)).output();
     done.assert_code(1);
@@ -53,7 +53,7 @@ fn memory_cgroups() {
     assert_untouched(pid, &before);
     assert_eq!((shared_memory(&own), shared_memory(&theirs)), (0, 0));
 
-    // The program's own is full: it does not pay.
+    // The program's cgroup is full, and is not charged.
     std::fs::write(own.join(limit), (400_u64 << 20).to_string()).expect("a limit");
     let used = if limit == "memory.max" { "memory.current" } else { "memory.usage_in_bytes" };
     let used: u64 = std::fs::read_to_string(theirs.join(used))
@@ -81,7 +81,7 @@ fn in_a_strict_machine(left: u64, judge: impl FnOnce(&Done, i32, &Before)) {
     let pid = held.pid();
     let before = Before::of(pid);
     let args = ["attach", "--backing=image", "--json", &pid.to_string()];
-    // Memory that other processes of the machine give back meanwhile is room, too: then the test tries again.
+    // Other processes may free memory meanwhile, so that there is room. In that case the test tries again.
     let mut attempts = 8;
     let done = loop {
         if !machine.no_overcommit(left) {
@@ -120,7 +120,7 @@ fn no_overcommit_and_no_room() {
             ["no_huge_page", "fork_failed"].iter().any(|why| done.err().contains(why)),
             "{done}"
         );
-        // Attach uses the memory that there was, if that is enough to begin with.
+        // Attach uses the available memory, if that is enough for a start.
         if switched(pid) > 0 {
             done.assert_code(3);
             assert_eq!(json(done)["outcome"], "partial", "{done}");
@@ -129,7 +129,7 @@ fn no_overcommit_and_no_room() {
             done.assert_code(1);
             assert_untouched(pid, before);
         }
-        // With the limit gone, all is as ever.
+        // Without the limit, attach works.
         attach(pid).assert_code(0);
         assert!(is_switched(pid));
     });

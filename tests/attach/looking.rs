@@ -1,5 +1,5 @@
-//! Looking at a running process costs the process nothing: TiExec reads neither its smaps nor its numa_maps, which hold its mmap lock while
-//! the kernel counts all its pages.
+//! TiExec examines a running process without delaying it: it reads neither smaps nor numa_maps, whose readers hold the
+//! process's mmap lock while the kernel counts all pages.
 
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -8,7 +8,7 @@ use support::attaching::{attach, ctl, ctl_behind, json, ok, revert, small};
 use support::child::eventually;
 use support::{Kind, Run, installed, is_root, require};
 
-/// Returns whether this kernel tells what is huge without smaps.
+/// Returns whether this kernel can report huge pages without smaps.
 fn kernel_scans() -> bool {
     /// `PAGEMAP_SCAN` (linux/fs.h), of a structure of 96 bytes.
     const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
@@ -21,12 +21,12 @@ fn kernel_scans() -> bool {
     errno == Some(libc::EINVAL)
 }
 
-/// Runs `tiexecctl` with these arguments; returns the files that it opens and that a process has to wait for.
+/// Runs `tiexecctl` with these arguments. Returns the files that it opens whose reads block the process.
 fn waited_for(args: &[&str], log: &Path) -> Vec<String> {
     let log_name = log.to_string_lossy();
     let strace = ["strace", "-f", "-o", &log_name, "-e", "trace=open,openat,openat2"];
     let done = ctl_behind(&strace, args);
-    // The doctor has something to find fault with on most machines; what is reverted once more is not there.
+    // On most machines the doctor reports a problem, and a second revert finds nothing to revert: both exit with 1.
     assert!(matches!(done.end().0, Some(0 | 1)), "{args:?} {done}");
     let text = std::fs::read_to_string(log).expect("strace's log");
     assert!(text.contains("\"status\""), "strace sees what is opened: {text}");
@@ -37,7 +37,7 @@ fn waited_for(args: &[&str], log: &Path) -> Vec<String> {
     text.lines().filter_map(path).filter(waits).collect()
 }
 
-/// The commands that the test runs at a process, in this order.
+/// The commands that the test runs on a process, in this order.
 const COMMANDS: [&[&str]; 16] = [
     &["inspect"],
     &["doctor"],
@@ -57,14 +57,14 @@ const COMMANDS: [&[&str]; 16] = [
     &["revert"],
 ];
 
-/// The commands that sample a process, which not every user may.
+/// The commands that sample a process, which some users may not do.
 const SAMPLING: [&[&str]; 3] = [
     &["advise", "--duration=200ms"],
     &["report", "--duration=200ms"],
     &["bench", "--runs=2", "--warmup=0", "--metric=echo 1", "--attach"],
 ];
 
-/// Runs each command; none may have the process wait.
+/// Runs each command and asserts that it does not block the process.
 fn assert_costs_nothing(pid: i32, commands: &[&[&str]]) {
     let directory = tempfile::tempdir().expect("a directory");
     let log = directory.path().join("log");
@@ -86,7 +86,7 @@ fn nobody_reads_smaps_of_a_running_program() {
     if is_root() {
         assert_costs_nothing(pid, &SAMPLING);
     }
-    // And what is seen so is what smaps says.
+    // The result must equal that of smaps.
     attach(pid).assert_code(0);
     let seen = json(ok(&ctl(["inspect", "--json", &pid.to_string()])));
     assert!(held.coverage().huge > 0 && seen["huge_bytes"] == held.coverage().huge, "{seen}");
@@ -113,7 +113,8 @@ fn nor_of_one_that_is_followed() {
     let log = directory.path().join("log");
     let log_name = log.to_string_lossy();
     let strace = ["strace", "-f", "-o", &log_name, "-e", "trace=open,openat,openat2"];
-    // It is looked at again and again; the launch itself, which nobody waits for, may read what it likes.
+    // The companion examines the process repeatedly. The launch itself may read any file, because the program does not
+    // run yet.
     let held = Run::new(copy.path(), ["7"])
         .options(["--settle=2s", "--select=all", "--backing=image"])
         .behind(strace)

@@ -1,4 +1,4 @@
-//! Programs that already run: attach puts their text on huge pages, revert takes it back, and neither harms them.
+//! Running programs: attach puts their text on huge pages, revert undoes it, and both do no harm.
 
 mod batches;
 mod blocked;

@@ -1,4 +1,4 @@
-//! `tiexec -p`, `tiexecctl attach` and `tiexecctl revert` do to running programs exactly what the manual says.
+//! `tiexec -p`, `tiexecctl attach` and `tiexecctl revert` treat running programs exactly as the manual says.
 
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn text(pid: i32) -> String {
     pid.to_string()
 }
 
-/// A process id that was in use a moment ago.
+/// A process ID that was in use a moment ago.
 fn gone() -> i32 {
     let held = Run::new("/bin/true", [""; 0]).plain().start();
     let pid = held.pid();
@@ -113,7 +113,7 @@ fn lists_of_processes_as_other_tools_print_them() {
 #[test]
 fn every_process_of_a_program_and_of_a_unit() {
     let copy = small("hold", Kind::DynamicNoPie);
-    // Other tests run programs that are called as their copies are.
+    // The name is unique, because other tests run copies with the usual names.
     let own = copy.path().with_file_name("hold-in-many-processes");
     std::fs::rename(copy.path(), &own).expect("a name of its own");
     let path = own.to_string_lossy().into_owned();
@@ -122,12 +122,12 @@ fn every_process_of_a_program_and_of_a_unit() {
     ctl(["attach", "-q", "--backing=image", "--exe", &path]).assert_code(0).assert_silent();
     all.iter().for_each(|held| assert_switched(held.pid()));
     assert_eq!(switched(other.pid()), 0, "another program");
-    // All of one attach share one image.
+    // All processes of one attach share one image.
     let inodes: Vec<String> = all.iter().flat_map(|held| image_inodes(held.pid())).collect();
     assert!(inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
     ctl(["revert", "--exe", &path]).assert_code(0);
     assert!(all.iter().all(|held| switched(held.pid()) == 0));
-    // No match: the message tells what was searched, and what is near.
+    // Without a match, the message names the number of searched processes, and near names.
     let name = "hold-in-many-processes";
     let fails = |args: [&str; 3], says: &[&str]| {
         let done = ctl(args);
@@ -149,7 +149,7 @@ fn every_process_of_a_program_and_of_a_unit() {
     assert_ends_well(other);
 }
 
-/// As systemd has it: the unit is in the name of the cgroup, or of one above it.
+/// As with systemd, the unit is in the name of the cgroup or of an ancestor.
 #[test]
 fn every_process_of_a_unit() {
     require!(is_root(), "cgroups need root");
@@ -175,7 +175,7 @@ fn every_process_of_a_unit() {
     assert_eq!(all.len(), 4);
     all.iter().for_each(|&pid| assert_switched(pid));
     assert_eq!(switched(other.pid()), 0, "another unit");
-    // A service's kind may be left out; half of a name is told in full.
+    // The suffix of a service may be omitted. For half of a name, the message shows the full name.
     ctl(["attach", "-q", "--unit", "tiexec-test@a:b"]).assert_code(0).assert_silent();
     let done = ctl(["attach", "--unit", "tiexec-test"]);
     done.assert_code(4);
@@ -257,7 +257,7 @@ fn a_dry_run_changes_nothing() {
     assert_ends_well(held);
 }
 
-/// On a tmpfs the kernel collapses text from outside.
+/// On a tmpfs the kernel collapses text without stopping the process.
 #[test]
 fn where_the_kernel_can_nobody_is_stopped() {
     require!(is_root(), "a mount needs root");
@@ -288,9 +288,9 @@ fn after_a_while_by_itself() {
     ctl(["attach", "--backing=image", "--for", "1s", &text(pid)]).assert_code(0);
     assert_switched(pid);
     eventually_untouched(pid, &before);
-    // The one that reverted may not have ended yet.
+    // The process of the scheduled revert may not have ended yet.
     eventually("another attach", || attach(pid).status.code() == Some(0));
-    // The id of a process that began at another time is another process's.
+    // A PID with another start time belongs to another process.
     ctl(["revert", "--started-at", "1", &text(pid)]).assert_code(4);
     assert_switched(pid);
     assert_ends_well(held);
@@ -312,7 +312,7 @@ fn treated_text_goes_back_by_itself_too() {
     assert_ends_well(held);
 }
 
-/// The shell and `sleep` are root's, and nobody may look at them.
+/// The shell and `sleep` belong to root, so the user `nobody` may not examine them.
 #[test]
 fn revert_of_all_counts_those_that_it_cannot_look_at() {
     require!(is_root() && installed("setpriv").is_some(), "another user needs root and setpriv");
@@ -353,7 +353,7 @@ fn exit_statuses() {
         assert!(done.stdout.is_empty() && !done.stderr.is_empty(), "{done}");
     }
     if is_root() {
-        // Where there is nobody to be reverted, should it begin to.
+        // The command runs in an empty PID namespace, so that no other process is reverted by mistake.
         let alone = ["unshare", "--pid", "--fork", "--mount-proc"];
         ctl_behind(&alone, ["revert", "--all", "1"]).assert_code(2);
     }
@@ -468,7 +468,7 @@ fn switched_off_it_touches_nothing() {
         assert!(done.err().ends_with(says), "{done}");
     }
     assert_untouched(held.pid(), &before);
-    // Off means no new ones. The way back stays open.
+    // Off forbids new attaches, but reverts still work.
     attach(held.pid()).assert_code(0);
     started(&front, support::tiexecctl(), ["revert", &pid]).finish().assert_code(0);
     assert_untouched(held.pid(), &before);
@@ -504,7 +504,7 @@ fn each_switch_is_recorded_once() {
         for (action, args) in
             [("attach", &["attach", "--backing=image", &pid][..]), ("revert", &["revert", &pid])]
         {
-            // Twice: what was not done is not recorded.
+            // The command runs twice, because a skipped action must not be recorded.
             for _ in 0..2 {
                 ctl_behind(&front, args).assert_code(0);
             }

@@ -1,5 +1,5 @@
-//! A thread that waits under the signal mask of its call, such as ppoll's, goes on waiting under it, whatever signal is pending. Afterwards
-//! it has its own mask back.
+//! A thread that waits under the signal mask of its call, such as ppoll, continues to wait under that mask with any
+//! pending signal. Afterwards the thread has its own mask again.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use support::child::{Held, eventually, patience, said, state};
 use support::smaps::status_field;
 use support::{Kind, Random, Run, is_root, program, require};
 
-/// Calls with masks. The calls that have always answered EINTR to SIGSTOP come last.
+/// Calls with masks. The calls that have always returned EINTR after SIGSTOP come last.
 const CALLS: [&str; 6] =
     ["sigsuspend", "ppoll", "pselect", "epoll_pwait", "epoll_pwait2", "io_uring_enter"];
 const UNSEEN_STOPS: usize = 3;
@@ -20,7 +20,7 @@ fn masked(args: &[&str]) -> Run {
     Run::new(program("masked", Kind::DynamicPie), args).plain().limit(110)
 }
 
-/// Starts it, asleep in its call.
+/// Starts the program and waits until it sleeps in its call.
 fn waiting(run: Run) -> Held {
     let mut held = run.start();
     held.wait_line("ready");
@@ -32,13 +32,13 @@ fn sleeps(held: &Held) {
     wait_call(held.pid(), &held.said("call").expect("the call's number"));
 }
 
-/// Ends its call, and waits until it says so for the `count`th time.
+/// Ends the program's call, and waits until the program reports that for the `count`th time.
 fn wake(held: &mut Held, count: u32) {
     held.signal(libc::SIGUSR1);
     held.wait_line(&format!("woke {count}"));
 }
 
-/// Ends it, and returns what it counted.
+/// Ends the program. Returns its counts.
 fn end(held: Held) -> String {
     held.signal(libc::SIGTERM);
     let done = held.finish();
@@ -68,7 +68,7 @@ fn what_the_call_blocks_stays_pending() {
     }
 }
 
-/// Never left in peace, the call still ends in time.
+/// With attaches and reverts without pause, the call still ends in time.
 #[test]
 fn the_remaining_time_is_kept() {
     for call in ["ppoll", "pselect"] {
@@ -88,7 +88,7 @@ fn the_remaining_time_is_kept() {
     }
 }
 
-/// The signal that ends the call comes at any moment of an attach or a revert: it does, once.
+/// The signal that ends the call arrives at a random moment of an attach or a revert. The call ends exactly once.
 #[test]
 fn a_signal_at_any_moment() {
     let mut random = Random::new();
@@ -109,8 +109,8 @@ fn a_signal_at_any_moment() {
     }
 }
 
-/// Stopped by a signal at any moment, and continued afterwards. SIGSTOP may make a signal that the call blocks be
-/// handled early.
+/// SIGSTOP stops the program at a random moment, and SIGCONT continues it. SIGSTOP may cause a signal that the call
+/// blocks to be handled early.
 #[test]
 fn sigstop_at_any_moment() {
     let mut random = Random::new();
@@ -135,7 +135,7 @@ fn sigstop_at_any_moment() {
     }
 }
 
-/// Stopped by a signal before, it stays so, and waits on once it is continued.
+/// A program that was stopped by a signal before stays stopped, and waits on once it is continued.
 #[test]
 fn stopped_before() {
     for call in &CALLS[..UNSEEN_STOPS] {
@@ -157,7 +157,7 @@ fn stopped_before() {
     }
 }
 
-/// The attacher dies at each place: the thread waits on, as after SIGSTOP and SIGCONT.
+/// The attacher dies at each place. The thread waits on, as after SIGSTOP and SIGCONT.
 fn killed_at_each_place(call: &str) {
     let mut held = waiting(masked(&[call]));
     let pid = held.pid();
@@ -188,7 +188,8 @@ fn killed_at_each_place(call: &str) {
                     break;
                 }
                 places = n;
-                // Stopped, and nothing done yet: epoll_pwait has answered EINTR by then, as to SIGSTOP.
+                // At these places the thread is stopped and unchanged. epoll_pwait returns EINTR then, as after
+                // SIGSTOP.
                 shown += u32::from(
                     call == "epoll_pwait" && ["stop", "write"].contains(&point) && n == 1,
                 );
@@ -225,8 +226,8 @@ fn killed_in_epoll_pwait() {
     killed_at_each_place("epoll_pwait");
 }
 
-/// A thread is let go at the entry of its call made with an argument that the kernel refuses. Where a filter might take offence at that,
-/// another is looked for, and there is none.
+/// TiExec releases a thread at the entry of its repeated call, which has an argument that the kernel refuses. If a
+/// filter might object to that argument, TiExec looks for another thread, and here there is no other.
 #[test]
 fn filters_that_look_at_the_arguments() {
     require!(is_root(), "only root may read filters");

@@ -1,4 +1,4 @@
-//! A program may change between the look at it and the switch; some programs cannot be stopped.
+//! A program may change after TiExec has examined it and before the switch. Some programs cannot be stopped.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -13,12 +13,14 @@ use support::pty::Pty;
 use support::smaps::status_field;
 use support::{Done, Fresh, Held, Kind, Prep, Run, fresh, is_root, pmd_size, program, require};
 
-/// A program whose first thread waits for a vforked child, and cannot be stopped until that has read a line.
+/// A program whose first thread waits for a vforked child. The thread cannot be stopped until the child has read a
+/// line.
 fn in_vfork(copy: &Fresh) -> Held {
     Run::new(copy.path(), ["vfork", "untouched"]).plain().hold()
 }
 
-/// Waits until the command has staged all and looks for a thread to stop, which is the work of a thread of its own.
+/// Waits until the command has staged everything and looks for a thread to stop. A separate thread of the command does
+/// that.
 fn wait_staged(tool: &Held) {
     let task = format!("/proc/{}/task", tool.pid());
     eventually("it looks for a thread", || {
@@ -37,7 +39,7 @@ fn filler(copy: &Fresh) -> u64 {
     u64::from_str_radix(line.split(' ').next().expect("its address"), 16).expect("hex") + 40
 }
 
-/// Changes a byte as a debugger does; returns how it is now.
+/// Changes a byte as a debugger does. Returns the new value.
 fn poke(pid: i32, at: u64) -> u8 {
     let memory = std::fs::File::options().read(true).write(true).open(format!("/proc/{pid}/mem"));
     let memory = memory.expect("an own child's memory");
@@ -55,12 +57,12 @@ fn peek(pid: i32, at: u64) -> u8 {
     byte[0]
 }
 
-/// Runs the command, with a byte of the text changed after all is staged, and before the switch.
+/// Runs the command, and changes a byte of the text after everything is staged and before the switch.
 fn changed_meanwhile(held: &mut Held, tool: &Run, at: u64) -> (Done, u8) {
     let tool = tool.start();
     wait_staged(&tool);
     let byte = poke(held.pid(), at);
-    // Only now can it be stopped.
+    // The program can be stopped only from now on.
     held.write(b"\n");
     (tool.finish(), byte)
 }
@@ -74,7 +76,7 @@ fn a_breakpoint_set_while_the_copy_was_made_stays() {
     done.assert_code(1);
     assert!(done.err().contains("modified_text"), "{done}");
     assert_eq!((peek(pid, at), switched(pid)), (byte, 0), "{done}");
-    // The part in which nothing was written is not held back for good.
+    // A later attach switches the part that was not written to.
     ok(&attach(pid));
     assert_eq!(switched(pid), pmd_size());
     assert_eq!(peek(pid, at), byte);
@@ -108,7 +110,7 @@ fn thp_turned_off_while_the_copy_was_made_is_on_for_the_switch() {
     let tool = attach_run(pid).start();
     wait_staged(&tool);
     assert_eq!(status_field(pid, "THP_enabled").as_deref(), Some("1"));
-    // Its child, which shares its memory, turns THP off, and ends: only then can it be stopped.
+    // The child, which shares the program's memory, turns THP off and ends. Only then can the program be stopped.
     held.write(b"\n");
     tool.finish().assert_code(0);
     assert_switched(pid);
@@ -119,7 +121,7 @@ fn thp_turned_off_while_the_copy_was_made_is_on_for_the_switch() {
 #[test]
 fn a_breakpoint_set_while_a_revert_looks_for_its_moment_stays() {
     let copy = small("situations", Kind::DynamicNoPie);
-    // One that has its copy from the start, for it cannot be attached to while it waits.
+    // The program gets its copy at launch, because an attach is impossible while it waits.
     let mut held = Run::new(copy.path(), ["vfork"]).options(["--backing=image"]).hold();
     let (pid, at) = (held.pid(), filler(&copy));
     assert_switched(pid);
@@ -128,13 +130,13 @@ fn a_breakpoint_set_while_a_revert_looks_for_its_moment_stays() {
     assert!(done.err().contains("modified_text"), "{done}");
     assert_eq!(peek(pid, at), byte, "{done}");
     poke(pid, at);
-    // The bytes are the file's again, though the page is not.
+    // The bytes equal the file's again, although the page does not belong to the file.
     ok(&revert(pid));
     assert_eq!(switched(pid), 0);
     held.finish().assert_code(7);
 }
 
-/// It says so in time, and nothing is left of it when the program goes on.
+/// Attach reports a frozen process in time, and leaves nothing in the program when it continues.
 fn frozen(unified: bool) {
     require!(is_root(), "cgroups need root");
     let mut machine = Machine::lock();
@@ -151,7 +153,7 @@ fn frozen(unified: bool) {
     eventually("it is frozen", || {
         std::fs::read_to_string(&state_file).is_ok_and(|now| now.contains(settled))
     });
-    // The next one is served all the same.
+    // Attach treats the next process nevertheless.
     let done = ctl(["attach", "-q", "--backing=image", &pid.to_string(), &other.pid().to_string()]);
     if switched(pid) == 0 {
         done.assert_code(3);
@@ -198,7 +200,7 @@ fn waiting_to_revert(pid: i32) -> Option<i32> {
     })
 }
 
-/// The process that is to revert it later does not belong to the terminal.
+/// The process of the scheduled revert does not belong to the terminal.
 #[test]
 fn for_a_while_and_the_terminal_is_closed() {
     require!(!Path::new("/run/systemd/system").exists(), "systemd has a timer instead");
@@ -208,7 +210,7 @@ fn for_a_while_and_the_terminal_is_closed() {
     let before = Before::of(pid);
     let mut pty = Pty::new();
     let slave = pty.slave_fd();
-    // It does not read from the terminal: an end of file may come before SIGHUP.
+    // The shell does not read from the terminal, because the end of file may arrive before SIGHUP.
     let script = format!(
         "{} attach -q --backing=image --for 4s {pid}; echo attached; exec sleep 1000",
         support::tiexecctl().display()

@@ -1,5 +1,5 @@
-//! Running programs in odd situations are attached to: text is switched, or nothing has changed and the reason is told. No program is
-//! harmed.
+//! Attaches to programs in odd situations. Either the text is switched, or nothing changes and attach reports the
+//! reason. No program is harmed.
 
 use std::process::{Command, Stdio};
 
@@ -11,7 +11,7 @@ use support::child::{eventually, state};
 use support::smaps::{status_field, vmas};
 use support::{Done, Fresh, Held, Kind, Run, installed, is_root, pmd_size, program, require};
 
-/// The program in this situation.
+/// Starts the program in this situation.
 fn situation(copy: &Fresh, args: &[&str]) -> Held {
     Run::new(copy.path(), args).plain().hold()
 }
@@ -20,7 +20,7 @@ fn copy() -> Fresh {
     small("situations", Kind::DynamicNoPie)
 }
 
-/// Attach and revert work, and the program never knows.
+/// Asserts that attach and revert work, and that the program notices neither.
 fn works(held: Held, pid: i32) {
     let before = Before::of(pid);
     attach(pid).assert_code(0).assert_silent();
@@ -31,7 +31,7 @@ fn works(held: Held, pid: i32) {
     held.finish().assert_code(7);
 }
 
-/// Attach says so and leaves the program as it is.
+/// Asserts that attach refuses with one of these reasons and leaves the program unchanged.
 fn refused(held: Held, pid: i32, code: i32, reasons: &[&str]) {
     let before = Before::of(pid);
     assert_refused(&attach(pid), code, reasons);
@@ -61,11 +61,11 @@ fn stopped_by_a_signal_it_stays_so() {
     assert_eq!(held.wait_stopped(), libc::SIGSTOP);
     let before = Before::of(pid);
     attach(pid).assert_code(0);
-    // It is stopped again before it runs code of its own; on a busy machine that takes a moment.
+    // The program is stopped again before it runs its own code. On a busy machine that takes a moment.
     eventually("it is stopped again", || state(pid) == Some('T'));
     assert_switched(pid);
     revert(pid).assert_code(0);
-    // It is stopped again before it runs code of its own; on a busy machine that takes a moment.
+    // The program is stopped again before it runs its own code. On a busy machine that takes a moment.
     eventually("it is stopped again", || state(pid) == Some('T'));
     assert_untouched(pid, &before);
     attach(pid).assert_code(0);
@@ -76,12 +76,12 @@ fn stopped_by_a_signal_it_stays_so() {
     held.finish().assert_code(7);
 }
 
-/// Attach and revert of a program whose leader has exited.
+/// Attaches to a program whose leader has exited, and reverts it.
 fn works_without_its_leader(name: &str) {
     let held = situation(&copy(), &[name]);
     let pid = held.pid();
     eventually("the leader's end", || state(pid) == Some('Z'));
-    // /proc/PID shows nothing of a process without its leader: its other threads show it.
+    // /proc/PID shows no mappings if the leader has exited, but the directories of other threads do.
     let tid = std::fs::read_dir(format!("/proc/{pid}/task"))
         .expect("its threads")
         .flatten()
@@ -136,7 +136,7 @@ fn what_has_no_text_any_more_or_never_had() {
     assert_refused(&attach(child), 4, &["target_gone"]);
     assert_eq!(state(child), Some('Z'));
     held.finish().assert_code(7);
-    // The kernel's own thread daemon.
+    // PID 2 is the kernel's thread daemon.
     if status_field(2, "Kthread").is_some_and(|is| is == "1") {
         assert_refused(&attach(2), 1, &["not_selected"]);
     }
@@ -208,7 +208,7 @@ fn not_dumpable() {
     works(held, pid);
 }
 
-/// Not dumpable is for its own user as if it were another's.
+/// For its own user, a process that is not dumpable is like another user's process.
 #[test]
 fn not_dumpable_for_its_own_user() {
     require!(is_root() && installed("setpriv").is_some(), "another user needs root and setpriv");
@@ -227,7 +227,8 @@ fn not_dumpable_for_its_own_user() {
     held.finish().assert_code(7);
 }
 
-/// Text that mprotect(2) has cut in pieces fills no huge page any more. Attach tells it from text that never did.
+/// Text that mprotect(2) has cut in pieces fills no huge page any more. Attach distinguishes it from text that never
+/// filled one.
 #[test]
 fn text_that_is_cut_in_pieces() {
     let held = situation(&copy(), &["patched"]);
@@ -242,7 +243,7 @@ fn text_that_is_cut_in_pieces() {
         .filter(|rest| rest["reason"] == "cut_in_pieces")
         .filter_map(|rest| rest["bytes"].as_u64())
         .sum();
-    // The other one of the two is still in one piece.
+    // The other huge page is still in one piece.
     assert_eq!(cut, pmd_size(), "{plan}");
     held.finish().assert_code(7);
 }
@@ -299,7 +300,7 @@ fn as_many_mappings_as_it_may_have() {
     let held = situation(&copy, &["mappings", "4"]);
     let pid = held.pid();
     refused(held, pid, 1, &["map_count"]);
-    // Room for what is asked for, and not much more.
+    // The limit leaves room for these mappings, and little more.
     let held = situation(&copy, &["mappings", "40"]);
     let pid = held.pid();
     works(held, pid);
@@ -333,7 +334,7 @@ fn text_that_it_patched_itself_is_left() {
     let done = attach(pid);
     done.assert_code(0);
     let report = json(&done);
-    // The patch is in one of the two whole huge pages, which mprotect has cut in pieces besides.
+    // The patch lies in one of the two whole huge pages, which mprotect has also cut in pieces.
     assert_eq!(switched(pid), pmd_size(), "{report}");
     revert(pid).assert_code(0);
     assert_untouched(pid, &before);
@@ -346,7 +347,7 @@ fn a_breakpoint_that_a_debugger_left() {
     let copy = copy();
     let held = situation(&copy, &["plain"]);
     let pid = held.pid();
-    // As a debugger that is killed leaves it: an int3 in a filler byte, by ptrace.
+    // An int3 in a filler byte, written by ptrace, is what a killed debugger leaves.
     let address = Command::new("nm").arg(copy.path()).output().expect("nm");
     let address = String::from_utf8_lossy(&address.stdout).into_owned();
     let line = address.lines().find(|line| line.ends_with(" big_middle")).expect("the symbol");

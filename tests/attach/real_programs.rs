@@ -1,4 +1,4 @@
-//! Real programs at full load are attached to and reverted again and again: their results stay right.
+//! Attaches to real programs at full load and reverts them, many times. Their results stay right.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -10,7 +10,7 @@ use support::{Held, Public, Run, busy_java, installed, is_root, require, write_p
 
 const CYCLES: usize = 20;
 
-/// Attaches and reverts while it computes; it ends with 7 if all was right.
+/// Attaches and reverts while the program computes. The program ends with 7 if its results are right.
 fn cycles(mut held: Held, pid: i32) {
     for cycle in 0..CYCLES {
         let done = ctl(["attach", "--backing=image", "--json", &pid.to_string()]);
@@ -30,7 +30,7 @@ fn script(dir: &Path, name: &str, text: &str) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// Preemption signals, and 4000 stacks that nobody may write below.
+/// Go has preemption signals, and 4000 stacks below which nobody may write.
 #[test]
 fn go_with_4000_goroutines() {
     require!(installed("go").is_some(), "no go");
@@ -50,7 +50,7 @@ fn go_with_4000_goroutines() {
     cycles(held, pid);
 }
 
-/// A just-in-time compiler with safepoints in SIGSEGV handlers, and garbage collection.
+/// Java has a just-in-time compiler with safepoints in SIGSEGV handlers, and garbage collection.
 #[test]
 fn java() {
     let java = busy_java();
@@ -85,7 +85,8 @@ fn node() {
     cycles(held, pid);
 }
 
-/// A family under load, with new members while it is attached to: no transaction fails, no connection is lost.
+/// The processes of PostgreSQL run under load, and new ones start during the attach. No transaction fails, and no
+/// connection is lost.
 #[test]
 fn postgres() {
     let bin = ["16", "17", "15", "14", "13"]
@@ -95,7 +96,7 @@ fn postgres() {
     require!(is_root() && bin.is_some(), "no postgres, or not root");
     let bin = bin.expect("just looked");
     let public = Public::new();
-    // A program of its own: nobody else's servers run it, and nobody else looks for it. It finds its libraries all the same.
+    // The server is a private copy, so that other servers and tests do not use it. It still finds its libraries.
     let server = public.add(&bin.join("postgres"), "postgres", 0o755);
     let server = server.to_string_lossy();
     let dir = public.path().join("cluster");
@@ -113,7 +114,7 @@ fn postgres() {
     let to = ["-h", &at, "-U", "tester"];
     run("createdb", &[&to[..], &["bench"]].concat());
     run("pgbench", &[&to[..], &["-i", "-q", "bench"]].concat());
-    // It ends when it is told to, however long all of this takes.
+    // The load runs until the test ends it.
     let load = [&to[..], &["-S", "-c4", "-T3600", "bench"]].concat();
     let load = Run::new(bin.join("pgbench"), load).plain().behind(front).limit(600).start();
 
@@ -132,7 +133,7 @@ fn postgres() {
     let mut pids: Vec<String> =
         children(pid).iter().filter(|&child| busy(child)).map(i32::to_string).collect();
     pids.push(pid.to_string());
-    // On a busy machine all of them take too long.
+    // On a busy machine all cycles would take too long.
     let begun = Instant::now();
     for _ in (0..CYCLES).take_while(|&cycle| cycle < 3 || begun.elapsed().as_secs() < 10) {
         ctl([&["attach", "-q", "--backing=image"][..], &[&*pids.join(",")]].concat())
@@ -142,7 +143,7 @@ fn postgres() {
         ctl(["revert", "-q", &*pids.join(",")]).assert_code(0);
         assert!(pids.iter().all(|pid| switched(pid.parse().expect("a number")) == 0));
     }
-    // All of them, also those that sleep with a time limit: they catch signals.
+    // This covers all processes, also those that sleep with a time limit, because they catch signals.
     for args in [&["attach", "-q", "--backing=image", "--exe"][..], &["revert", "-q", "--exe"]] {
         let done = ctl([args, &[&*server]].concat());
         if done.status.code() != Some(0) {
@@ -152,7 +153,7 @@ fn postgres() {
         }
         assert_eq!(psql(), "42\n");
     }
-    // As after the seconds that it was given.
+    // pgbench ends as if its time were over.
     load.signal(libc::SIGALRM);
     let done = load.finish();
     done.assert_code(0);

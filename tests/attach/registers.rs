@@ -1,5 +1,5 @@
-//! A thread of a processor by Intel or AMD keeps its vector registers, its masks, its x87 registers and its rights of
-//! protection keys: after an attach and a revert, and after the attacher's death.
+//! On x86-64 a thread keeps its vector registers, its masks, its x87 registers and its protection-key rights after an
+//! attach, a revert, and the attacher's death.
 #![cfg(target_arch = "x86_64")]
 
 use support::attaching::{
@@ -9,7 +9,7 @@ use support::child::{eventually, state};
 use support::smaps::status_field;
 use support::{Held, Kind, Run, program, require_of_machine};
 
-/// The program, spinning; none where the processor has no such registers.
+/// Starts the program, which spins; none if the processor has no such registers.
 fn holds(args: &[&str]) -> Option<Held> {
     let held = Run::new(program("registers", Kind::DynamicPie), args).plain().limit(110).hold();
     held.said("no").is_none().then_some(held)
@@ -26,7 +26,7 @@ fn ends_well(held: Held) {
     done.assert_code(7).assert_silent();
 }
 
-/// Dies at each register write and each stop, in an attach and in a revert.
+/// The tracer dies at each register write and each stop, in an attach and in a revert.
 fn outlives_the_tracer(held: Held) {
     let pid = held.pid();
     for (run, name) in [(attach_run as fn(i32) -> Run, "attach"), (revert_run, "revert")] {
@@ -75,7 +75,7 @@ fn rights_of_protection_keys_when_the_tracer_dies() {
     outlives_the_tracer(held.expect("just looked"));
 }
 
-/// The stack itself can be read with the thread's own rights only.
+/// The stack can be accessed only with the thread's own key rights.
 #[test]
 fn a_stack_with_a_key_when_the_tracer_dies() {
     let held = holds(&["key_stack"]);
@@ -83,7 +83,7 @@ fn a_stack_with_a_key_when_the_tracer_dies() {
     outlives_the_tracer(held.expect("just looked"));
 }
 
-/// Tiles that are in use are not in a frame: the thread is left alone.
+/// A signal frame of ours cannot hold tiles in use, so the thread is left alone.
 #[test]
 fn tiles() {
     let held = holds(&["tiles"]);

@@ -1,5 +1,5 @@
-//! A thread that waits on a futex may have been moved there from another futex, and would return to that one if it were stopped. TiExec
-//! does not stop such a thread while another will do.
+//! A thread that waits on a futex may have been requeued from another futex, and would return to the first futex after
+//! a stop. TiExec does not stop such a thread if another thread is suitable.
 
 use support::attaching::{attach, is_switched, json, ok, revert, switched};
 use support::child::eventually;
@@ -33,7 +33,7 @@ fn who_was_moved_stays_there() {
     done.assert_code(7).assert_silent();
 }
 
-/// Nobody moves a thread that waits for another one's end: it takes a stop better than one that runs.
+/// A thread that waits for the end of another thread is never requeued, and is a better choice than a running thread.
 #[test]
 fn who_waits_for_a_thread_is_chosen() {
     let mut held = starts("join");

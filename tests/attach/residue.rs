@@ -1,6 +1,7 @@
-//! TiExec may die at any moment of an attach or a revert, with every kind of copy and of edges. The next revert restores the program's
-//! mappings exactly and leaves nothing of TiExec's mapped, and the next attach works. This holds in address spaces with little free room,
-//! and if the thread that TiExec had stopped is killed with it while another process uses the same address space.
+//! TiExec dies at any moment of an attach or a revert, with every kind of copy and of edges. The next revert restores
+//! the program's mappings exactly and leaves no mapping of TiExec's, and the next attach works. This also holds in
+//! address spaces with little free room. It also holds if TiExec and the thread that it had stopped are killed together
+//! while another process uses the same address space.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use support::{Fresh, Kind, Public, Random, Run, installed, is_root, program, req
 const NONE: [&str; 0] = [];
 const POINTS: [&str; 3] = ["die-after-setregs", "die-after-stop", "die-after-write"];
 
-/// The place of a program's file; gone with this value.
+/// The place of a program's file. Drop removes it.
 enum Place {
     Fresh(Fresh),
     Public { _dir: Public, path: PathBuf },
@@ -31,7 +32,7 @@ impl Place {
     }
 }
 
-/// A program to be attached to over and over, and what came of it.
+/// A program for many attaches, and the outcomes so far.
 struct Target {
     place: Place,
     backing: &'static str,
@@ -39,8 +40,8 @@ struct Target {
     /// The commands through which the program starts.
     front: &'static [&'static str],
     held: Held,
-    /// Each how many GiB of its address space have a page in use (0: another number), and whether what a revert has staged
-    /// may stay then.
+    /// The distance in GiB of pages that occupy its address space (0: another distance), and whether staged mappings of
+    /// a revert may stay then.
     crowd: Option<(u32, bool)>,
     maps: Vec<String>,
     fds: Vec<String>,
@@ -49,12 +50,12 @@ struct Target {
 }
 
 impl Target {
-    /// Starts `own_image`, so that its text can be taken in this way.
+    /// Starts `own_image` for this backing and these edges.
     fn new(kind: Kind, backing: &'static str, edges: &'static str) -> Target {
         Target::crowded(kind, backing, edges, None)
     }
 
-    /// The same in an address space with a page at each multiple of so many GiB.
+    /// Starts it in an address space with a page at each multiple of a number of GiB.
     fn crowded(
         kind: Kind,
         backing: &'static str,
@@ -76,7 +77,7 @@ impl Target {
         Self::at(place, backing, edges, &[], crowd)
     }
 
-    /// The same with a file that is there.
+    /// Starts it from an existing file.
     fn at(
         place: Place,
         backing: &'static str,
@@ -105,7 +106,7 @@ impl Target {
         hold(&Run::new(place.path(), NONE).plain().behind(front).limit(600))
     }
 
-    /// Sees what the program is like untouched.
+    /// Records the state of the untouched program.
     fn look(&mut self) {
         assert_eq!(ask(&mut self.held, "protect"), "ok");
         if let Some((gib @ 1.., _)) = self.crowd {
@@ -134,14 +135,14 @@ impl Target {
         staged(self.pid(), self.place.path())
     }
 
-    /// Returns whether nothing is left of what was staged, by the time the thread is home.
+    /// Waits until the thread is home, when no staged mapping may be left.
     fn is_home(&self, when: &str) {
         if self.crowd.is_none() {
             eventually(&format!("{when}: nothing staged is left"), || self.staged().is_empty());
         }
     }
 
-    /// Attaches; it must work.
+    /// Attaches. The attach must work.
     fn attached(&mut self, when: &str) {
         let done = self.attach().output();
         let changed = joined(self.pid()) != self.maps;
@@ -150,14 +151,15 @@ impl Target {
         }
     }
 
-    /// Reverts and says whether everything is as it was. If not, the next trial has a new program.
+    /// Reverts and checks that everything is as it was. If not, the next trial has a new program.
     fn reverted(&mut self, when: &str) {
         self.trials += 1;
         let pid = self.pid();
         assert_eq!(status_field(pid, "TracerPid").as_deref(), Some("0"), "{when}");
         self.is_home(when);
         let mut done = self.revert().output();
-        // The kernel may have ended the last call of the one that was killed between this one's look and its stop.
+        // The kernel may have finished the last call of the killed tracer after this revert examined the program and
+        // before its stop.
         if done.out().contains("is mapped otherwise than before") {
             done = self.revert().output();
         }
@@ -184,7 +186,7 @@ impl Target {
         self.look();
     }
 
-    /// Ends the program, which has to be right to its end; panics if anything ever was left.
+    /// Ends the program, which must be right to its end. Panics if any revert left something.
     fn end(mut self, name: &str) {
         assert!(ask(&mut self.held, "check").parse::<u64>().is_ok(), "{name}");
         finish(self.held);
@@ -198,13 +200,13 @@ impl Target {
     }
 }
 
-/// Returns whether it died; of a process of another user only the one that traces does.
+/// Returns whether the command failed. If the target belongs to another user, only the tracing child dies.
 fn struck(run: &Run, point: &str, n: u32) -> bool {
     let done = run.clone().env("TIEXEC_FAULT", format!("{point}:{n}")).output();
     done.end() != (Some(0), None)
 }
 
-/// Kills it at each of these places of an attach, of a revert, and of a revert after a killed revert.
+/// Kills TiExec at each place of an attach, of a revert, and of a revert after a killed revert.
 fn at_each_place(kind: Kind, backing: &'static str, edges: &'static str) {
     let name = format!("{kind:?}, {backing}, {edges}");
     at_each_place_of(Target::new(kind, backing, edges), &POINTS, &name);
@@ -228,7 +230,7 @@ fn at_each_place_of(mut target: Target, points: &[&str], name: &str) {
                         struck(&target.revert(), point, n)
                     }
                 };
-                // An attach may come first.
+                // Sometimes an attach precedes the revert.
                 if n % 2 == 0 && hit {
                     target.attached(&when);
                 }
@@ -246,12 +248,12 @@ fn at_each_place_of(mut target: Target, points: &[&str], name: &str) {
     target.end(name);
 }
 
-/// Rounds at random moments; more with `TIEXEC_TEST_ROUNDS`.
+/// The number of rounds at random moments, which `TIEXEC_TEST_ROUNDS` can raise.
 fn rounds() -> usize {
     std::env::var("TIEXEC_TEST_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(30)
 }
 
-/// Runs it and kills it at a random moment: of its whole run, or of the time in which it traces the program.
+/// Runs TiExec and kills it at a random moment, either of its whole run or of the time in which it traces the program.
 fn killed_at_random(target: &Target, run: &Run, random: &mut Random, lasts: Duration) -> bool {
     let tool = run.start();
     if random.below(4) == 0 {
@@ -333,7 +335,7 @@ combinations! {
     pad_image_lld: SpreadLldPie, "image", "pad";
 }
 
-/// No place is far from all mappings: what the thread cannot unmap, the next revert does.
+/// No place is far from all mappings. The next revert unmaps what the thread cannot unmap.
 #[test]
 fn where_no_place_is_far() {
     for (kind, edges, gib) in [
@@ -356,13 +358,13 @@ fn under_sanitizers() {
             continue;
         }
         let mut target = Target::new(kind, "image", "pad");
-        // Far places are not to be had: so staged mappings may be left.
+        // There are no far places, so staged mappings may be left.
         target.crowd = Some((0, false));
         at_each_place_of(target, &POINTS[1..2], &format!("{kind:?}"));
     }
 }
 
-/// No gap is wide enough for a mark: what a revert had staged is the file's, and may stay.
+/// No gap is wide enough for a mark. The mappings that a revert has staged belong to the file, and may stay.
 #[test]
 fn where_no_gap_is_wide() {
     let mut target = Target::crowded(Kind::SeedNoPie, "image", "pad", Some((8, true)));
@@ -375,7 +377,7 @@ fn where_no_gap_is_wide() {
     target.end("a page in each 8 GiB");
 }
 
-/// The process is another user's: what traces it is a process of its own, and only that dies.
+/// The process belongs to another user, so a child of TiExec traces it, and only that child dies.
 #[test]
 fn of_another_user() {
     require!(is_root() && installed("setpriv").is_some(), "another user needs root and setpriv");
@@ -388,7 +390,7 @@ fn of_another_user() {
     at_each_place_of(target, &POINTS, "another user's, image, pad");
 }
 
-/// Pages of the hugetlb pool, of which no part can be given back.
+/// Pages of the hugetlb pool cannot be returned in part.
 #[test]
 fn pages_of_the_pool() {
     let mut machine = support::machine::Machine::lock();
@@ -399,7 +401,7 @@ fn pages_of_the_pool() {
     }
 }
 
-/// Two processes with one address space; the first is stopped by TiExec and killed.
+/// Two processes share one address space. TiExec stops the first, which is then killed.
 fn killed_while_it_stands(backing: &str, edges: &str, kind: Kind) {
     let path = match backing {
         "pagecache" => Fresh::copy(&program("twin", kind)),

@@ -1,4 +1,5 @@
-//! TiExec attaches to a program under seccomp filters if they allow every call, and leaves it as it is if one may be forbidden.
+//! TiExec attaches to a program under seccomp filters if they allow every call. If a filter may forbid a call, TiExec
+//! leaves the program unchanged.
 
 use support::attaching::wait_call;
 use support::attaching::{
@@ -8,7 +9,7 @@ use support::child::eventually;
 use support::smaps::status_field;
 use support::{Done, Held, Kind, Run, installed, is_root, program, require, write_program};
 
-/// `hold` behind a program that installs filters and becomes it.
+/// Starts a program that installs filters and then becomes `hold`.
 fn behind(filter: &str, words: &[&str]) -> Held {
     let filter = program(filter, Kind::StaticNoPie);
     let copy = small("hold", Kind::StaticNoPie);
@@ -70,7 +71,8 @@ fn whatever_is_not_plainly_allowed_is_refused() {
 #[test]
 fn what_is_known_of_the_arguments_decides() {
     require!(is_root(), "only root may read filters");
-    // Protection, flags, family, advice; then what nobody knows before: an address, a descriptor.
+    // The first filters test known arguments: protection, flags, family, advice. The last ones test arguments that are
+    // not known beforehand: an address, a descriptor.
     for call in
         ["mmap/2=5", "mremap/3=3", "socketpair/0=1", "madvise/2=22", "mmap/0=0", "recvmsg/0=77"]
     {
@@ -96,7 +98,7 @@ fn one_thread_is_filtered_and_another_is_not() {
     let held = Run::new(copy.path(), ["leader"]).plain().hold();
     let pid = held.pid();
     let before = Before::of(pid);
-    // In the leader the first call would be the end of it.
+    // In the leader, the first call would kill the program.
     attach(pid).assert_code(0).assert_silent();
     assert_switched(pid);
     revert(pid).assert_code(0).assert_silent();
@@ -106,7 +108,7 @@ fn one_thread_is_filtered_and_another_is_not() {
     held.finish().assert_code(7);
 }
 
-/// The kernel goes on with these calls as `restart_syscall`, for which the filter would end the process.
+/// The kernel would continue these calls by `restart_syscall`, for which the filter would kill the process.
 #[test]
 fn a_call_that_may_not_be_restarted_is_made_again() {
     require!(is_root(), "only root may read filters");
@@ -131,7 +133,7 @@ fn a_call_that_may_not_be_restarted_is_made_again() {
         }
         held.write(b"\n");
         held.finish().assert_code(7).assert_silent();
-        // Stopped to read its filters, and let go.
+        // TiExec stops this thread to read its filters, and releases it.
         let mut held = start(&[name, &libc::SYS_mremap.to_string()]);
         let pid = held.pid();
         assert_refused(&attach(pid));
@@ -181,7 +183,7 @@ fn node_under_the_filters_of_a_container() {
         console.log('ready'); round();";
     write_program(&script, text.as_bytes(), 0o644);
     let filter = program("profile_exec", Kind::StaticNoPie);
-    // In small folios: text that its page cache holds in huge ones is never switched.
+    // The copy is in small folios, because text that the page cache holds in huge folios is never switched.
     let node = support::warm::small(&installed("node").expect("just looked"), dir.path());
     let run = Run::new(node, [script.as_os_str()]).plain();
     let mut held = run.behind([filter.as_os_str(), "container".as_ref()]).hold();
@@ -197,7 +199,7 @@ fn node_under_the_filters_of_a_container() {
     held.finish().assert_code(7);
 }
 
-/// Where TiExec dies, the program walks home through calls that its filters allow.
+/// If TiExec dies, the thread goes home through calls that its filters allow.
 #[test]
 fn killed_at_each_step() {
     require!(is_root(), "only root may read filters");

@@ -1,4 +1,4 @@
-//! A thread that runs 32-bit code in a 64-bit program, or makes a system call of 32-bit programs, is left as it is.
+//! TiExec leaves a thread alone that runs 32-bit code in a 64-bit program, or makes a 32-bit system call.
 #![cfg(target_arch = "x86_64")]
 
 use support::attaching::{
@@ -6,7 +6,7 @@ use support::attaching::{
 };
 use support::{Held, Kind, Run, program, require};
 
-/// Starts it; none where the kernel has no such segment.
+/// Starts the program; none if the kernel has no such segment.
 fn starts(args: &[&str]) -> Held {
     let mut held = Run::new(program("segment32", Kind::DynamicPie), args).plain().limit(60).start();
     held.wait_line("ready");
@@ -20,7 +20,7 @@ fn has_segments() -> bool {
     }
 }
 
-/// Stopped and let go: it goes on with every register that it had.
+/// Asserts that TiExec stops and releases the thread, which keeps all its registers.
 fn is_left_alone(how: &str, call: Option<&str>, reasons: &[&str]) {
     let held = starts(&[how]);
     let pid = held.pid();
@@ -52,14 +52,14 @@ fn asleep_in_what_looks_like_another_call() {
     is_left_alone("int80", Some("7"), &["register_state"]);
 }
 
-/// Call 29 is pause; to a 64-bit program it would be shmget, which is not known to take a stop well.
+/// Call 29 is pause; to a 64-bit program it would be shmget, which is not known to survive a stop unchanged.
 #[test]
 fn asleep_in_what_looks_like_no_call_to_stop_in() {
     require!(has_segments(), "no 32-bit programs here");
     is_left_alone("pause", Some("29"), &["no_thread"]);
 }
 
-/// Another thread will do.
+/// TiExec chooses another thread.
 #[test]
 fn beside_a_thread_that_runs_its_own_code() {
     require!(has_segments(), "no 32-bit programs here");

@@ -1,4 +1,4 @@
-//! Servers under load by clients are attached to and reverted again and again: no request fails, and no connection is lost.
+//! Attaches to servers under load and reverts them, many times. No request fails, and no connection is lost.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use support::{Held, Run, installed, is_root, require, write_program};
 
 const CYCLES: usize = 20;
 
-/// A program of the machine with these arguments, started; it lives for two minutes at most.
+/// Starts a program of the machine with these arguments. It lives for at most two minutes.
 fn start(name: &str, args: &[&str]) -> Held {
     let path = installed(name).unwrap_or_else(|| panic!("no {name}"));
     Run::new(path, args).plain().limit(120).start()
@@ -27,7 +27,7 @@ fn at(dir: &tempfile::TempDir, name: &str) -> String {
     dir.path().join(name).to_string_lossy().into_owned()
 }
 
-/// Attaches to it and reverts, again and again. Returns how often there was something to switch.
+/// Attaches to the server and reverts it, many times. Returns how often there was text to switch.
 fn cycles(pid: i32) -> usize {
     let mut all = 0;
     for cycle in 0..CYCLES {
@@ -49,7 +49,7 @@ fn cycles(pid: i32) -> usize {
     all
 }
 
-/// Its files' text. The rest of a server's mappings comes and goes, compiled code too.
+/// The mappings of text from files. Other mappings of a server change all the time, also compiled code.
 fn text(pid: i32) -> Vec<String> {
     let mut all = joined(pid);
     all.retain(|line| {
@@ -58,7 +58,7 @@ fn text(pid: i32) -> Vec<String> {
     all
 }
 
-/// Asks the server for a page on a connection of its own; panics unless it is all there.
+/// Requests a page on a new connection. Panics unless the page is complete.
 fn get(socket: &Path) {
     let mut stream = UnixStream::connect(socket).expect("it accepts");
     stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a time limit");
@@ -68,7 +68,7 @@ fn get(socket: &Path) {
     assert!(answer.contains(" 200 OK") && answer.ends_with("all is well\n"), "{answer:?}");
 }
 
-/// Does `work` while clients ask for a page without a pause; returns what it returns.
+/// Does `work` while clients request pages without a pause. Returns the result of `work`.
 fn under_requests<T>(socket: &Path, work: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -91,7 +91,7 @@ fn under_requests<T>(socket: &Path, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Its text, its libraries' too, fills no huge page: nothing to do, and nothing is done.
+/// The text of nginx and of its libraries fills no huge page, so TiExec does nothing.
 #[test]
 fn nginx() {
     require!(is_root() && have(&["nginx"]), "no nginx, or not root");
@@ -110,7 +110,7 @@ fn nginx() {
     let server = start("nginx", &["-c", &at(&dir, "conf")]);
     let socket = Path::new(&socket);
     eventually("it listens", || UnixStream::connect(socket).is_ok());
-    // Once a request is answered, all is set up.
+    // After the first answer the server is set up.
     get(socket);
     let worker = children(server.pid())[0];
     under_requests(socket, || {
@@ -142,7 +142,7 @@ fn redis() {
     server.finish().assert_code(0);
 }
 
-/// One with much text: node answers requests.
+/// node, a server with much text, answers requests.
 #[test]
 fn node() {
     require!(have(&["node"]), "no node");
@@ -200,7 +200,7 @@ fn mariadbd_under_sysbench() {
         start("sysbench", &[&args[..], &more].concat())
     };
     sysbench("oltp_read_only", "--threads=1", "prepare").finish().assert_code(0);
-    // One row in each: such transactions cannot deadlock.
+    // Each transaction changes one row, so that transactions cannot deadlock.
     let loads = [
         sysbench("oltp_read_only", "--threads=4", "run"),
         sysbench("oltp_update_non_index", "--threads=2", "run"),

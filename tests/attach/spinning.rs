@@ -1,4 +1,5 @@
-//! Threads that run in the very text that is switched, take signals there and count their work, go on exactly, attach after attach.
+//! Threads run in the text that is switched, handle signals there, and count their work. They continue exactly through
+//! many attaches.
 
 use support::attaching::{ctl, cycle, descriptors, joined, ok, revert, switched};
 use support::{Kind, Run, program, program_big};
@@ -22,7 +23,7 @@ fn with_all_threads_busy() {
     goes_on("spin", "0", Kind::DynamicPie, CYCLES);
 }
 
-/// The first thread cannot be stopped unseen, so that one of the busy ones is.
+/// The first thread would notice a stop, so TiExec stops a busy thread.
 #[test]
 fn through_each_kind_of_thread() {
     for kind in ["0", "1", "2", "3"] {
@@ -35,7 +36,7 @@ fn in_a_static_program() {
     goes_on("wait", "2", Kind::StaticNoPie, CYCLES / 5);
 }
 
-/// Much text, and the page cache's own where it is huge.
+/// The program has much text. The page cache serves as a backing where it is huge.
 #[test]
 fn with_every_backing_and_more_text() {
     let held = Run::new(program_big("spinner", Kind::DynamicNoPie, 32), ["spin", "1"])

@@ -1,5 +1,5 @@
-//! With an image store, a running program's text comes from there: one image, with its symbols, for all programs that have the file in the
-//! same place.
+//! With an image store, the text of running programs comes from the store: one image, with its symbols, serves all
+//! programs that map the file at the same place.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,12 +9,12 @@ use support::smaps::{Vma, vmas};
 use support::store::{self, IMAGES, own_run, set_up};
 use support::{Held, Kind, Public, Run, installed, is_root, pmd_size, program, require};
 
-/// Its text that comes from the store.
+/// The mappings of text from the store.
 fn stored(pid: i32) -> Vec<Vma> {
     vmas(pid).into_iter().filter(|vma| vma.path.starts_with(IMAGES)).collect()
 }
 
-/// Attaches; what it reports.
+/// Attaches. Returns the reports.
 fn attach(pids: &str) -> Vec<serde_json::Value> {
     let done = ctl(["attach", "--backing=image", "--json", pids]);
     done.assert_code(0).assert_silent();
@@ -31,7 +31,7 @@ fn assert_stored(pid: i32) {
     }
 }
 
-/// A store, and a program that everybody can read (or not, by its mode), in small folios.
+/// Sets up a store, and a program with this mode in small folios.
 fn setting(name: &str, kind: Kind, mode: u32) -> (Public, PathBuf) {
     own_run();
     set_up("128M");
@@ -88,7 +88,7 @@ fn a_family_maps_one_copy_and_takes_it_along() {
         all.push(parent.pid());
         let pids = all.iter().map(i32::to_string).collect::<Vec<_>>().join(",");
         assert_eq!(attach(&pids).len(), 4);
-        // One start in 512 is where launches put the program: the store has the image for it.
+        // One plain start in 512 lies where launches put the program, so that the store has an image for it.
         if all.iter().all(|&pid| stored(pid).is_empty()) {
             break (parent, pids, copies(&all));
         }

@@ -1,12 +1,13 @@
-//! The program may end, exec, fork or be killed at any moment of an attach or a revert: it does so as if nobody were there, and TiExec
-//! reports the outcome.
+//! The program may end, exec, fork or be killed at any moment of an attach or a revert. TiExec does not affect that,
+//! and reports the outcome.
 
 use support::attaching::{attach, attach_run, revert_run};
 use support::{Kind, Random, Run, program};
 
 const ROUNDS: usize = 50;
 
-/// Has it do that at a random moment of an attach, and then of a revert. Returns how often TiExec came too late.
+/// Makes the program do that at a random moment of an attach, and then of a revert. Returns how often TiExec came too
+/// late.
 fn leaves(what: &str, signal: i32, end: (Option<i32>, Option<i32>)) -> usize {
     let mut random = Random::new();
     let mut gone = 0;

@@ -1,4 +1,5 @@
-//! A uprobe on a function of a running program fires through attach and revert, each time, also if it is hit at that very moment.
+//! A uprobe on a function of a running program fires each time through attach and revert, also if it is hit during the
+//! switch.
 
 use support::attaching::{attach, json, revert, small, switched};
 use support::uprobe::{Uprobe, call, events};
@@ -22,7 +23,7 @@ fn keeps_firing() {
     assert_eq!(probe.hits(pid), 3);
     let mut calls = 3;
     for _ in 0..10 {
-        // Not waited for: it is at work on these while it is attached to.
+        // The test does not wait, so that the program makes these calls during the attach.
         held.write("call\n".repeat(50).as_bytes());
         let done = attach(pid);
         done.assert_code(0);

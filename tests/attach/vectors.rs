@@ -1,11 +1,10 @@
-//! A thread keeps its scalable vectors, its predicates and ZA: after an attach and a revert, and after the attacher's
-//! death.
+//! A thread keeps its scalable vectors, its predicates and ZA after an attach, a revert, and the attacher's death.
 #![cfg(target_arch = "aarch64")]
 
 use support::attaching::{attach_run, cycle, ok, revert, revert_run, small, switched};
 use support::{Held, Kind, Run, pmd_size, require, require_of_machine};
 
-/// The program, holding vectors of up to so many bytes; none where the processor has no such registers.
+/// Starts the program, which holds vectors of up to a number of bytes; none if the processor has no such registers.
 fn holds(args: &[&str]) -> Option<Held> {
     let copy = small("scalable", Kind::DynamicNoPie);
     let held = Run::new(copy.path(), args).plain().limit(110).hold();

@@ -1,4 +1,4 @@
-//! The agent makes the canary that a rule asks for by itself, one at a time, and obeys what it finds.
+//! The agent itself runs the canaries that a rule requires, one at a time, and obeys their verdicts.
 
 use support::attaching::{ctl, switched};
 use support::child::eventually;
@@ -7,7 +7,7 @@ use support::{Held, Run, is_root, require};
 use crate::rules::{check, write_rule};
 use crate::{Server, export, started};
 
-/// Has the agent prove the server's build by its count.
+/// Starts an agent whose canary measures the server's build by its count.
 fn agent(server: &Server) -> Held {
     let counter = server.counter();
     write_rule(
@@ -108,7 +108,7 @@ fn a_crash_on_copies_ends_it_and_quarantines_the_build() {
     server.held.finish().assert_signal(libc::SIGILL);
     eventually("the crash is seen", || agent.err_text().contains("is in quarantine"));
     eventually("the canary has ended", || agent.err_text().contains("no verdict"));
-    // The next process of that build is left alone.
+    // The agent leaves the next process of that build alone.
     let (count, public) = (server.public.path().join("count"), server.public);
     let again = Run::new(server.copy.path(), [count.display().to_string(), "0".to_owned()]);
     let again = again.plain().limit(100).hold();

@@ -1,4 +1,5 @@
-//! Processor time is that of the cgroup that holds the processes and nothing else, in v1 and v2; without one it is the processes' own.
+//! The canary uses the processor time of the cgroup that contains exactly the processes, in v1 and v2. Without such a
+//! cgroup, it uses the processes' own time.
 
 use std::path::{Path, PathBuf};
 
@@ -32,14 +33,14 @@ fn of_its_own_or_of_the_processes() {
         let done = server.canary(&["--max=3s", "--json"]);
         done.assert_code(6);
         let found = json(&done);
-        // The estimate is there: the time was read, and it grew.
+        // An estimate proves that the time was read, and that it grew.
         assert!(found["per_cpu_second"]["estimate"].is_number(), "{found}");
         assert_eq!(switched(server.pid()), 0);
         found["cpu_time"].as_str().expect("a word").to_owned()
     };
     join(server.pid(), &group);
     assert_eq!(cpu_time(&server), "cgroup");
-    // A stranger in it would be counted too.
+    // A foreign process in the cgroup would be counted too.
     let stranger = Run::new("sleep", ["300"]).plain().start();
     join(stranger.pid(), &group);
     assert_eq!(cpu_time(&server), "processes");

@@ -1,4 +1,5 @@
-//! Counters that lie, hang or shout end a canary; they never hold it, and never decide it.
+//! Counters that give false numbers, hang, or print without end make a canary end. They never block it, and never
+//! decide it.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -19,7 +20,7 @@ fn that_have_no_number_change_nothing() {
         ("echo 5; exit 3", "it failed: exit status: 3"),
         ("yes 1", "it prints without end"),
         ("kill -9 $$", "it failed: signal: 9"),
-        // As root it is nobody, and not root.
+        // If the canary runs as root, the command runs as nobody.
         ("test $(id -u) = 0 && echo 5", "it failed: exit status: 1"),
         ("printf '\\033[31m'; exit 1", "it failed: exit status: 1"),
         ("sleep 100", "it took more than 10 s"),

@@ -1,4 +1,4 @@
-//! However a canary ends, the server has its own text back: by a signal, by the guard, by its death.
+//! After every end of a canary, by a signal, by the guard or by its death, the server has its own text back.
 
 use support::attaching::{Before, assert_untouched, switched};
 use support::child::eventually;
@@ -35,14 +35,14 @@ fn by_the_guard() {
     done.assert_code(7);
     assert!(done.out().contains("(the guard objected: "), "{done}");
     assert_eq!(switched(server.pid()), 0, "{done}");
-    // One that objects from the beginning keeps it from being changed at all.
+    // If the guard objects from the beginning, the canary does not change the server at all.
     let done = server.canary(&[&guard]);
     done.assert_code(7);
     assert!(done.err().contains("before anything was changed"), "{done}");
     server.finish();
 }
 
-/// A canary that has been killed while the server was on copies.
+/// Kills a canary while the server is on copies.
 fn killed(server: &Server) {
     let canary = server.in_a_canary(&[]);
     let other = server.canary(&["--max=2s"]);
@@ -53,7 +53,8 @@ fn killed(server: &Server) {
     assert!(server.state().join("canary.json").exists(), "the record");
 }
 
-/// The server as a killed canary leaves it: on copies. A canary that was killed on base pages leaves nothing to be seen.
+/// Returns a server on copies, as a killed canary leaves it. The loop is needed because a canary that is killed on base
+/// pages leaves no trace.
 fn left_on_copies() -> Server {
     loop {
         let server = Server::start(100, 1);
@@ -101,7 +102,7 @@ fn a_torn_record_is_set_aside() {
     let done = server.canary(&["--max=1500ms", "--keep-above=2"]);
     done.assert_code(6);
     assert!(done.err().contains("set aside as canary.json.aside"), "{done}");
-    // Another process has the number by now: it is not touched.
+    // The PID in the record belongs to another process now, which must not be touched.
     let other = format!("{{\"version\":1,\"boot\":\"x\",\"members\":[[{},1]]}}", server.pid());
     std::fs::write(server.state().join("canary.json"), other).expect("a file");
     let done = server.canary(&["--max=1500ms", "--keep-above=2"]);

@@ -1,7 +1,7 @@
 //! `tiexecctl canary`: a server alternates between base pages and copies under its own load, and keeps copies only if they help.
 //!
-//! The server counts more, or less, while its text is on huge pages: a difference that is made up, so that the tests know what
-//! is to be found. Whether claims are rarely false is tested by simulation (`crates/advise/tests/sequential.rs`).
+//! The server counts more, or less, while its text is on huge pages. This artificial difference gives the tests a known
+//! result. A simulation tests the rate of false claims (`crates/advise/tests/sequential.rs`).
 
 mod agents;
 mod cgroups;
@@ -27,7 +27,7 @@ struct Server {
 }
 
 impl Server {
-    /// Starts it. A round counts so many percent while its text is on huge pages.
+    /// Starts the server. While its text is on huge pages, a round counts `worth` percent.
     fn start(worth: u32, children: u32) -> Server {
         let (copy, public) = (small("counts", Kind::DynamicNoPie), Public::new());
         let count = public.path().join("count").display().to_string();
@@ -51,7 +51,7 @@ impl Server {
         ["--conf-dir".to_owned(), conf, "--state-dir".to_owned(), state]
     }
 
-    /// Starts an agent with these, without rules if there are none.
+    /// Starts an agent with these directories, which may have no rules.
     fn agent(&self) -> Held {
         let _there = std::fs::create_dir(self.public.path().join("conf"));
         Run::new(tiexecd(), self.files()).plain().limit(200).start()
@@ -62,7 +62,7 @@ impl Server {
         format!("cat {}", self.public.path().join("count").display())
     }
 
-    /// The words of a canary by its count, with short slices.
+    /// The arguments of a canary with the server's counter and short slices.
     fn args(&self, more: &[&str]) -> Vec<String> {
         let own = ["--counter".to_owned(), self.counter()];
         [self.with_counter(more), own.to_vec()].concat()
@@ -104,7 +104,7 @@ impl Server {
         eventually(&format!("{pid} is on base pages"), || switched(pid) == 0);
     }
 
-    /// Ends it; its text was right all the time.
+    /// Ends the server, and checks that its text was right all the time.
     fn finish(self) {
         self.held.finish().assert_code(7);
     }

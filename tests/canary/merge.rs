@@ -1,4 +1,4 @@
-//! The verdicts of several machines together.
+//! The combined verdicts of several machines.
 
 use serde_json::{Value, json};
 
@@ -36,7 +36,7 @@ fn several_machines_are_surer_than_one() {
     );
     let two = merge(&files[..2], &[]);
     assert!(two.out().contains("undecided") && two.out().contains("takes 3 hosts"), "{two}");
-    // Merged verdicts are kept like others, and exported in the same form.
+    // Merged verdicts are stored like others, and exported in the same form.
     let state = dir.path().join("state").display().to_string();
     merge(&files, &["--keep", "--json", "--state-dir", &state]).assert_code(0);
     let kept = ctl(["canary", "export", "--state-dir", &state]);
@@ -60,7 +60,7 @@ fn other_files_are_refused() {
     }
 }
 
-/// No command waits without end for what the user names.
+/// No command waits forever for a file that the user names.
 #[test]
 fn a_file_without_an_end_is_refused() {
     let dir = tempfile::tempdir().expect("a directory");

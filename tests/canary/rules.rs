@@ -35,7 +35,7 @@ fn a_verdict_is_asked_for_and_obeyed() {
     server.canary(&[]).assert_code(0);
     ctl(["revert", &server.pid().to_string()]).assert_code(0);
     assert!(check(&server).out().ends_with(": rule r: attach\n"), "{}", check(&server));
-    // Another way to take the edges is another thing.
+    // A verdict with other edges does not count.
     write_rule(&server, "canary = \"required\"\nedges = \"aggressive\"");
     assert!(check(&server).out().contains("canary_required"), "{}", check(&server));
     write_rule(&server, "canary = \"required\"");
@@ -45,7 +45,7 @@ fn a_verdict_is_asked_for_and_obeyed() {
     agent.signal(libc::SIGTERM);
     agent.finish().assert_code(0);
     ctl(["revert", &pid.to_string()]).assert_code(0);
-    // A verdict of another kernel says nothing here.
+    // A verdict for another kernel does not count.
     let file = server.state().join("verdicts.json");
     let text = std::fs::read_to_string(&file).expect("the verdicts");
     let kernel = export(&server)["verdicts"][0]["kernel"].as_str().expect("a kernel").to_owned();

@@ -1,4 +1,4 @@
-//! A canary ends as soon as it knows: what is better is kept, and what is not is taken back.
+//! A canary ends as soon as the verdict is known. It keeps copies that are better, and reverts others.
 
 use support::attaching::{json, switched};
 use support::smaps::children;
@@ -39,7 +39,7 @@ fn what_is_better_is_kept_by_all_processes() {
     for key in ["build_id", "text", "cpu", "kernel"] {
         assert!(kept[key].as_str().is_some_and(|text| !text.is_empty()), "{key}: {kept}");
     }
-    // Copies that are there already leave nothing to be compared.
+    // If there are copies already, there is nothing to compare.
     let again = server.canary(&[]);
     again.assert_code(1);
     assert!(again.err().contains("by tiexec already; fix: tiexecctl revert "), "{again}");
@@ -56,7 +56,7 @@ fn what_is_worse_is_taken_back() {
     let out = done.out();
     assert!(out.contains(": worse\n  work per CPU second: 0."), "{done}");
     assert!(!out.contains("are kept"), "{done}");
-    // Without a terminal, lines tell how far it is, and how long it will take.
+    // Without a terminal, lines show the progress and the remaining time.
     assert!(done.err().contains(" more pairs ("), "{done}");
     server.eventually_plain();
     assert_eq!(support::attaching::joined(server.pid()), before);
@@ -98,7 +98,7 @@ fn text_that_is_huge_already_is_refused() {
     let args =
         ["canary", "--max=1s", "--slice=100ms", "--counter", &counter, "--state-dir", &state];
     let done = support::attaching::ctl([&args[..], &[&pid]].concat());
-    // A fault maps a huge folio with one entry only where it lies as the file does.
+    // A fault maps a huge folio by one entry only if the mapping is congruent with the file.
     if huge {
         done.assert_code(1);
         assert!(done.err().contains("which cannot be taken back"), "{done}");

@@ -1,5 +1,5 @@
-//! The agent in a container with the rights of the chart's, as on a node of Kubernetes: it treats another user's program in another
-//! container, whose memory cgroup pays.
+//! The agent runs in a container with the rights that the chart gives it, as on a node of Kubernetes. It treats another
+//! user's program in another container, whose memory cgroup is charged.
 
 use std::path::Path;
 
@@ -9,8 +9,9 @@ use support::{Kind, Public, Run, program, require, tiexecd};
 const CHART: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/helm/tiexec/templates/daemonset.yaml");
 
-/// Process 1 of a PID namespace, where both containers are made. The agent's has a cgroup namespace of its own, as the other one
-/// has. Its last line has the bytes of text that are huge, and the bytes of shared memory that the container was charged.
+/// The script of process 1 of a PID namespace, which makes both containers. Each container has its own cgroup
+/// namespace. The last line of output has the bytes of huge text, and the bytes of shared memory that the container was
+/// charged.
 const NODE: &str = r#"cd "$1"
     container() {
         podman --root "$PWD/root" --runroot "$PWD/run" --tmpdir "$PWD/tmp" --runtime=runc --cgroup-manager=cgroupfs \
@@ -54,7 +55,7 @@ fn rights() -> String {
     items.collect::<Vec<_>>().join(",")
 }
 
-/// Removes a cgroup and those below it, where it is there; podman leaves its own.
+/// Removes a cgroup and its descendants, if it exists, because podman leaves its cgroup behind.
 fn remove_cgroups(group: &Path) {
     let below = std::fs::read_dir(group).into_iter().flatten().flatten();
     let below = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));

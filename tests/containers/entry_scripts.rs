@@ -1,8 +1,8 @@
-//! Entry scripts of databases: root's part, which gives the data to a user; the user's part, which makes the database at the first
-//! start with a temporary server; then the server itself, as process 1.
+//! Entry scripts of databases. Root's part gives the data to a user. The user's part makes the database at the first
+//! start, with a temporary server. Finally the server itself runs as process 1.
 //!
-//! The scripts here do what the images' own scripts do, with Debian's programs. `TIEXEC_ENTRY_SCRIPTS` names a directory with the
-//! images' own instead: files `mariadb`, `postgres` and `redis`.
+//! The scripts here do the same as the images' own scripts, with Debian's programs. `TIEXEC_ENTRY_SCRIPTS` can name a
+//! directory with the images' own scripts, the files `mariadb`, `postgres` and `redis`.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ struct Database {
     environment: &'static [&'static str],
     /// More words for the server; `@` stands for the directory.
     args: &'static [&'static str],
-    /// The question, as the client asks it; `@` as above.
+    /// The client's command for the question; `@` stands for the directory.
     ask: &'static [&'static str],
     answer: &'static str,
     /// True if its text fills a huge page.
@@ -94,7 +94,7 @@ const REDIS: Database = Database {
 };
 
 impl Database {
-    /// Writes the entry script: the image's own if there is one.
+    /// Writes the entry script, or the image's own script if there is one.
     fn entry(&self, public: &Public) -> PathBuf {
         let own = format!(
             "#!/bin/bash\nset -e\nif [ \"$(id -u)\" = 0 ]; then\n    chown -R {user} \"$DATA\"\n    exec gosu {user} \"$0\" \"$@\"\nfi\n{}\n\
@@ -124,7 +124,7 @@ impl Database {
             environment.chain(own).map(|pair| format!("--env={pair}")).collect();
         // PostgreSQL's own script asks its temporary server there.
         podman.push(format!("--volume={}/../sockets:/var/run/postgresql", data.display()));
-        // Some of the images' own scripts look into this directory.
+        // Some of the images' own scripts read this directory.
         podman.push("--tmpfs=/docker-entrypoint-initdb.d".to_owned());
         podman.push(format!("--workdir={}", data.display()));
         let podman: Vec<&str> = podman.iter().map(String::as_str).collect();
@@ -143,7 +143,7 @@ impl Database {
         done.is_ok_and(|done| String::from_utf8_lossy(&done.stdout).trim() == self.answer)
     }
 
-    /// The server has become process 1, as its user, and answers.
+    /// Asserts that the server has become process 1, as its user, and answers.
     fn serves(&self, container: &Container, data: &Path) {
         let file = |name: &str| std::fs::read_to_string(format!("/proc/{}/{name}", container.pid));
         eventually("the server is process 1", || {
@@ -156,7 +156,8 @@ impl Database {
         assert_eq!(ids.split_whitespace().next(), Some(uid.trim()));
     }
 
-    /// The first start makes the database; it may take longer than the start is watched. The second one finds the database.
+    /// The first start makes the database, which may take longer than the watch of the start. The second start finds
+    /// the database.
     fn starts_twice(&self) {
         require!(is_there(), "{NEEDS}");
         let client = installed(self.ask[0]);

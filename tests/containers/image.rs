@@ -1,4 +1,5 @@
-//! The project's own image is the same each time it is built, and hands its programs to another container.
+//! Each build of the project's image gives the same digest, and an init container of the image installs its programs
+//! for another container.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,7 +11,7 @@ use crate::{NODE, becomes_huge};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/container/Containerfile");
 
-/// As `make image` builds it, from the programs under test.
+/// Builds the image as `make image` does, from the programs under test.
 #[test]
 fn two_builds_have_one_digest() {
     require!(is_there(), "{NEEDS}");
@@ -19,7 +20,7 @@ fn two_builds_have_one_digest() {
         let to = context.path().join(program.file_name().expect("a name"));
         std::fs::copy(program, to).expect("a copy");
     }
-    // `cargo xtask context` has a list of crates there.
+    // `cargo xtask context` puts a list of crates there.
     std::fs::write(context.path().join("tiexec.cdx.json"), "{}\n").expect("a list");
     let ids = [0, 1].map(|_| {
         let podman = Podman::new();
@@ -33,7 +34,7 @@ fn two_builds_have_one_digest() {
     assert_eq!(ids[0], ids[1]);
 }
 
-/// As an init container puts them on a volume of the pod.
+/// An init container copies the programs to a volume of the pod.
 #[test]
 fn an_init_container_hands_the_programs_over() {
     require!(is_there(), "{NEEDS}");
@@ -56,7 +57,7 @@ fn an_init_container_hands_the_programs_over() {
     becomes_huge(&container, "node", 8 << 20);
 }
 
-/// A program that runs from there goes on, and the next one is the new one.
+/// A program that runs from the volume continues, and the next start runs the new file.
 #[test]
 fn a_program_that_runs_is_replaced() {
     let volume = tempfile::tempdir().expect("a directory");
@@ -71,7 +72,7 @@ fn a_program_that_runs_is_replaced() {
         let comm = std::fs::read_to_string(format!("/proc/{}/comm", held.pid()));
         comm.is_ok_and(|comm| comm == "sleep\n")
     });
-    // A copy installs, too, over the files that it was installed to.
+    // An installed copy can also install, even over its own files.
     install(&volume.path().join("tiexecctl"));
     assert_eq!(std::fs::read_dir(volume.path()).expect("a directory").count(), 2);
     let missing = Command::new(tiexecctl()).args(["install-to", "/proc/tiexec-none"]).output();

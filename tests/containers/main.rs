@@ -1,4 +1,4 @@
-//! In containers of podman's: its seccomp profile, its capabilities, its mounts.
+//! Tests in containers of podman, with its seccomp profile, its capabilities, and its mounts.
 
 mod agent;
 mod entry_scripts;
@@ -10,7 +10,7 @@ use support::child::soon;
 use support::podman::Container;
 use support::smaps::{Vma, status_field, vmas};
 
-/// A program for node. It works first: a program that has hardly run is left alone for a minute.
+/// A program for node. It works first, because a program that has hardly run is left alone for a minute.
 const NODE: &str = "while (process.cpuUsage().user < 200000); setTimeout(() => {}, 100000)";
 
 /// Waits until text of a file of that name is huge in the container's first process, by at least so many bytes.

@@ -1,12 +1,12 @@
-//! Restrictions of containers, one at a time and all together: the text is huge nevertheless. The table of
-//! docs/CONTAINERS.md has a row for each.
+//! The text becomes huge under each restriction of containers, and under all together. The table of docs/CONTAINERS.md
+//! has a row for each.
 
 use support::podman::{Container, NEEDS, is_there};
 use support::{require, tiexec};
 
 use crate::{NODE, becomes_huge};
 
-/// As Kubernetes has it: without the tmpfs that podman mounts on such a root.
+/// A read-only root as in Kubernetes, without the tmpfs that podman mounts on such a root.
 const READ_ONLY: [&str; 2] = ["--read-only", "--read-only-tmpfs=false"];
 
 /// Starts node behind a shell under these options, and waits until its text is huge.

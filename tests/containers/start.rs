@@ -1,5 +1,5 @@
-//! In a container of podman's, with its seccomp profile and without CAP_SYS_PTRACE, the start is followed as well: across
-//! `sh -c`, to another user, and into a library that is loaded later.
+//! In a container of podman, with its seccomp profile and without CAP_SYS_PTRACE, the start is followed too: across `sh
+//! -c`, to another user, and into a library that is loaded later.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -34,7 +34,7 @@ fn node_behind_a_shell() {
     assert_eq!(user(&container).as_deref(), Some("0"));
 }
 
-/// As the entry script of a database's image does: root's part first, then itself again as the user.
+/// Like the entry script of a database's image, the script runs first as root and then executes itself as the user.
 #[test]
 fn an_entry_script_that_changes_its_user() {
     require!(is_there(), "{NEEDS}");
@@ -52,7 +52,8 @@ fn an_entry_script_that_changes_its_user() {
     assert_eq!(user(&container).as_deref(), Some("65534"));
 }
 
-/// The process that works on another user's program has become that user, whose processes still learn nothing from it.
+/// The process that works on another user's program runs as that user, but the user's processes cannot read anything
+/// from it.
 #[test]
 fn the_user_learns_nothing_from_who_works_on_it() {
     require!(is_there(), "{NEEDS}");

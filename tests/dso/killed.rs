@@ -1,4 +1,4 @@
-//! The helper may die at any instant of a launch with shared objects: the program always runs.
+//! If the helper dies at any instant of a launch with shared objects, the program still runs.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use support::objects::{Made, WithObject};
 use support::smaps::{first_child, status_field};
 use support::{Random, Run};
 
-/// Launches with a fault; true if it struck.
+/// Launches with a fault. Returns true if the fault occurred.
 fn struck(with: &WithObject, run: &Run, fault: &str, report: &Path) -> bool {
     let _none_yet = std::fs::remove_file(report);
     let option = format!("--report={}", report.display());

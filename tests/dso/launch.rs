@@ -1,4 +1,5 @@
-//! A launch puts the text of shared objects on huge pages too, before the program's first instruction, and they work as without.
+//! A launch also puts the text of shared objects on huge pages, before the program's first instruction. The objects
+//! work as without TiExec.
 
 use std::path::Path;
 
@@ -7,7 +8,8 @@ use support::objects::{Made, WithObject, object_coverage, own_text};
 use support::smaps::{children, status_field, vmas};
 use support::{Held, Report, Run, installed, pmd_size, require};
 
-/// Every whole huge page of the object's text is PMD-mapped; nothing of ours is left in the process but that.
+/// Asserts that every whole huge page of the object's text is PMD-mapped, and that nothing else of ours is in the
+/// process.
 fn assert_switched(held: &Held, with: &WithObject) {
     let pid = held.pid();
     let coverage = with.coverage(pid);
@@ -68,7 +70,7 @@ fn the_program_and_its_object() {
 fn bound_at_once_and_preloaded() {
     let with = WithObject::new(Made::Gnu);
     assert_works(&with.run(&["7"]).env("LD_BIND_NOW", "1"), &with);
-    // Preloaded into a program that does not need it, and has no other object with text.
+    // The object is preloaded into a program that does not need it, and that has no other object with text.
     let other = WithObject::new(Made::Gnu);
     let run = with.run(&["7"]).env("LD_PRELOAD", &other.object);
     let held = run.hold();
@@ -111,7 +113,7 @@ fn an_object_replaced_before_the_entry_point() {
     std::fs::copy(&with.program, &by).expect("a copy");
     let run = with.run(&["7"]).env("OBJECT_INIT", "replace").env("OBJECT_FILE", &with.object);
     let held = run.env("OBJECT_BY", &by).hold();
-    // Whether the bytes are the mapped file's, the program itself checks, all the time.
+    // The program itself checks all the time that the bytes equal the mapped file's.
     held.finish().assert_code(7).assert_silent();
 }
 
@@ -146,16 +148,16 @@ fn without_text_to_gain_there_is_no_second_stop() {
         said["launch"]["stop_us"].is_u64() && said["launch"]["linked_stop_us"].is_null(),
         "{said}"
     );
-    // Neither the program nor its object: it is exec'ed plainly.
+    // Neither the program nor its object fills a huge page, so the launch is a plain exec.
     let with = WithObject::sized(Made::Gnu, 1, 1);
     report.of(&with.run(&["7"])).hold().finish().assert_code(7).assert_silent();
     let said = report.read();
     assert_eq!((&said["reason"], &said["launch"]), (&"too_small".into(), &serde_json::Value::Null));
 }
 
-/// Without an image store an object has the huge pages of its page cache, which a plain exec maps as well: no helper
-/// starts, and without a watch of the start nothing else does. Under strace a launch that wants a helper says that it
-/// cannot have one.
+/// Without an image store an object has the huge pages of its page cache, which a plain exec also maps. So no helper
+/// starts and, without a watch of the start, no other process. The test runs under strace, where a launch that needs a
+/// helper reports that it cannot have one.
 #[test]
 fn an_object_of_the_page_cache_costs_no_helper() {
     require!(installed("strace").is_some(), "no strace");
@@ -174,7 +176,7 @@ fn an_object_of_the_page_cache_costs_no_helper() {
     let count = |call: &str| before.matches(&format!(" {call}(")).count();
     assert!(before.len() < log.len(), "{log}");
     assert_eq!(["clone", "clone3", "fork", "ptrace"].map(count), [0; 4], "{log}");
-    // An edge, a copy and a report need one.
+    // An edge, a copy and a report need a helper.
     for options in [&["--edges=pad"][..], &["--backing=image"], &["--report=/dev/null"]] {
         traced(&run.clone().options(options)).0.assert_failed_open(&["already_traced"]);
     }
@@ -215,7 +217,7 @@ fn an_object_in_huge_folios_is_not_copied() {
 #[test]
 fn a_dry_run_tells_of_objects_and_runs_none_of_their_code() {
     let with = WithObject::new(Made::Gnu);
-    // Its init function would end it with another status.
+    // The object's init function would end the program with another status.
     let run = with.run(&["7"]).env("OBJECT_INIT", "exit");
     let done = run.clone().options(["--dry-run"]).output();
     done.assert_code(0);

@@ -19,14 +19,14 @@ fn init_functions_that_return() {
         ("block", "No child processes", 0),
     ] {
         let held = with.run(&["7"]).env("OBJECT_INIT", does).limit(100).hold();
-        // One that blocks all signals is noticed later.
+        // If the program blocks all signals, the helper notices it later.
         eventually(&format!("{does}: {:?}", with.coverage(held.pid())), || {
             let let_go = status_field(held.pid(), "TracerPid").as_deref() == Some("0");
             let_go && with.coverage(held.pid()).is_full()
         });
         assert!(held.out_text().contains(&format!("wait {wait}\n")), "{does}: {}", held.out_text());
         let seen: i32 = held.said("signals").and_then(|n| n.parse().ok()).expect("a number");
-        // Once it has a handler, it gets one SIGCHLD for the helper.
+        // A program with a handler gets one SIGCHLD for the helper.
         let more = if does == "handlers" { 100 } else { 0 };
         assert!(seen == signals || seen == signals + more, "{does}: {seen}");
         held.finish().assert_code(7).assert_silent();
@@ -62,7 +62,7 @@ fn a_missing_library_is_told_by_the_linker_alone() {
     plain.assert_code(127);
     done.assert_code(127);
     assert_eq!(done.err(), plain.err());
-    // One that only the linker finds out about.
+    // Only the linker notices this error.
     let with = WithObject::new(Made::Gnu);
     let run = with.run(&["7"]).env("LD_PRELOAD", "/nonexistent.so").env("LD_DEBUG", "libs");
     let held = run.hold();
@@ -119,7 +119,7 @@ fn one_that_takes_long_to_relocate() {
     let with = WithObject::new(Made::Relocated);
     for _ in 0..20 {
         let held = with.run(&["7"]).hold();
-        // It ran freely meanwhile, and may have come further than this.
+        // The program ran freely meanwhile, and may already be past this state.
         eventually("its object is on huge pages, it is let go, and has no child", || {
             with.coverage(held.pid()).is_full()
                 && status_field(held.pid(), "TracerPid").as_deref() == Some("0")

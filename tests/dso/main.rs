@@ -1,4 +1,4 @@
-//! The text of shared objects becomes huge as the program's own does.
+//! The text of shared objects becomes huge like the program's own text.
 
 mod attach;
 mod killed;

@@ -1,5 +1,5 @@
-//! Real programs whose text lies in shared objects have the same output as alone, and every whole huge page of the large objects is
-//! PMD-mapped.
+//! Real programs whose text lies in shared objects have the same output as without TiExec, and every whole huge page of
+//! the large objects is PMD-mapped.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +12,7 @@ fn said(argv: &[&str]) -> String {
     output.map_or_else(|_| String::new(), |o| String::from_utf8_lossy(&o.stdout).trim().to_owned())
 }
 
-/// `rustc` itself, not what chooses one.
+/// The `rustc` itself, not rustup's proxy.
 fn rustc() -> Option<PathBuf> {
     let path = PathBuf::from(said(&["rustc", "--print", "sysroot"])).join("bin/rustc");
     path.is_file().then_some(path)
@@ -22,8 +22,8 @@ fn with_copies(run: Run) -> Run {
     run.options(["--backing", "image", "--deadline", "30s"]).limit(100)
 }
 
-/// The same output and end as alone; at least so many percent of the text of files with at least one huge page of it are huge, and of
-/// each of the objects named.
+/// Asserts the same output and end as without TiExec. At least `percent` of the text in files that fill a huge page
+/// must be huge, and the same of each named object.
 fn assert_covered(run: &Run, objects: &[&str], percent: u64) {
     let report = Report::new();
     let (plain, done) = (run.plain().output(), report.of(&with_copies(run.clone())).output());

@@ -1,11 +1,11 @@
-//! The program runs if seccomp filters refuse, kill or trap TiExec's calls, and if tracing is refused.
+//! The program runs even if seccomp filters refuse, kill or trap TiExec's calls, or if tracing is refused.
 
 use support::{Done, Kind, Run, program};
 
 const EPERM: &str = "errno=1";
 const ENOSYS: &str = "errno=38";
 
-/// A launch of a program that itself makes none of the calls, under a filter that answers them so.
+/// A launch under a filter with this action for these calls. The program itself makes none of the calls.
 fn filtered(action: &str, calls: &str) -> Run {
     let filter = program("seccomp_exec", Kind::DynamicPie);
     let run = Run::new(program("exits", Kind::StaticNoPie), ["code", "7"]).behind([
@@ -47,7 +47,7 @@ fn calls_that_are_refused() {
     ] {
         for errno in [EPERM, ENOSYS, "errno=12"] {
             let done = assert_runs(&filtered(errno, calls));
-            // Another way round the call is as good as a reason.
+            // TiExec may avoid the call instead of giving a reason.
             if let Some(reason) = done.fail_open_reason() {
                 assert!(
                     reasons.contains(&reason.as_str()),
@@ -63,7 +63,7 @@ fn calls_that_are_refused() {
     }
 }
 
-/// Each of the calls alone: the program must live, whatever TiExec makes of it.
+/// The calls, which the test filters one at a time. The program must live in every case.
 const CALLS: [&str; 27] = [
     "memfd_create",
     "ftruncate",
@@ -109,14 +109,14 @@ fn any_call_may_be_refused() {
     ]) {
         for errno in [EPERM, ENOSYS] {
             let done = assert_runs(&filtered(errno, calls));
-            // At most the one line.
+            // There is at most the one line.
             done.fail_open_reason();
         }
     }
 }
 
-/// A launch cannot survive a filter that kills TiExec before it has begun. So these are only calls that it can do
-/// without, or can rehearse in a child.
+/// A launch cannot survive a filter that kills TiExec before it has begun. These are therefore only calls that TiExec
+/// can do without, or can rehearse in a child.
 fn assert_rehearsed(action: &str) {
     let mut dead = Vec::new();
     for calls in [
@@ -168,7 +168,7 @@ fn a_filter_that_refuses_nothing_of_ours_does_not_matter() {
     held.finish().assert_code(7).assert_silent();
 }
 
-/// A companion that may not wait ends, and never spins.
+/// A companion whose waiting call is refused ends, and never spins.
 #[test]
 fn a_companion_that_may_not_wait_ends() {
     let filter = program("seccomp_exec", Kind::DynamicPie);
@@ -183,7 +183,7 @@ fn a_companion_that_may_not_wait_ends() {
         .expect("unshare");
     let shown = String::from_utf8_lossy(&shown.stdout);
     assert!(shown.contains("(sleep)"), "{shown}");
-    // In user mode and in the kernel, in ticks of 10 ms.
+    // The time in user mode and in the kernel, in ticks of 10 ms.
     let used = |line: &str| -> u64 {
         let numbers = line.rsplit(')').next().unwrap_or_default().split_whitespace();
         numbers.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
@@ -192,8 +192,8 @@ fn a_companion_that_may_not_wait_ends() {
     assert_eq!(spun, None, "{shown}");
 }
 
-/// A program that puts one more filter in force after its start has others than this one's, which nobody can read or try:
-/// it is left alone, and lives.
+/// A program that installs one more filter after its start has other filters than this process. TiExec can neither read
+/// nor try that filter, so it leaves the program alone, and the program lives.
 #[test]
 fn a_program_with_one_more_filter_is_left_alone() {
     let (filter, late) =

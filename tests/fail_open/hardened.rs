@@ -1,4 +1,4 @@
-//! On a kernel that is told to allow less, programs run. TiExec treats them as far as the kernel lets it, and names the obstacle to the
+//! Programs run on a hardened kernel. TiExec treats them as far as the kernel permits, and names the obstacle to the
 //! rest.
 
 use support::attaching::{
@@ -14,7 +14,7 @@ use support::{
 
 const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
 
-/// Launches `hold`, which runs whatever the case; returns whether its text was huge, and how it ended.
+/// Launches `hold`, which must run in every case. Returns whether its text was huge, and its end.
 fn launch(run: &Run) -> (bool, Done) {
     let held = run.hold();
     let coverage = held.coverage();
@@ -43,7 +43,7 @@ fn yama_lets_a_launch_be_traced_where_it_lets_anybody() {
         assert!(covered, "root, {scope}: {done}");
         done.assert_silent();
         let (covered, done) = launch(&user);
-        // The third takes a capability, whoever the tracer is.
+        // A scope of 2 requires a capability of every tracer.
         assert_eq!(covered, scope < 2, "a user, {scope}: {done}");
         if covered {
             done.assert_silent();
@@ -85,19 +85,19 @@ fn yama_refuses_an_attach_by_its_name() {
             }
         }
         assert_untouched(pid, &before);
-        // Root's capability is enough for each of them.
+        // Root's capability is enough for each scope.
         assert_there_and_back(pid);
     }
     held.finish().assert_code(7);
 }
 
-/// Returns whether the kernel keeps writing and executing apart (`PR_GET_MDWE`, since 6.3).
+/// Returns whether the kernel can forbid memory that was writable to become executable (`PR_GET_MDWE`, since 6.3).
 fn has_mdwe() -> bool {
     // SAFETY: the call takes numbers only.
     unsafe { libc::prctl(66, 0, 0, 0, 0) >= 0 }
 }
 
-/// `PR_SET_MDWE` with `PR_MDWE_REFUSE_EXEC_GAIN`: no mapping may become executable that was not from birth.
+/// `PR_SET_MDWE` with `PR_MDWE_REFUSE_EXEC_GAIN`: a mapping that was created without execute permission cannot gain it.
 const MDWE: Prep = Prep::Prctl(65, 1, 0);
 
 #[test]
@@ -136,7 +136,7 @@ fn sealed_text_is_left_alone() {
 
 const NOEXEC: &str = "/proc/sys/vm/memfd_noexec";
 
-/// Runs a script in a PID namespace with this `vm.memfd_noexec`: it counts for that namespace only.
+/// Runs a script in a PID namespace with this `vm.memfd_noexec`, which applies only to that namespace.
 fn in_a_namespace(value: &str, script: &str) -> [String; 7] {
     let script = format!("echo {value} >{NOEXEC} && {script}");
     ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", &script].map(str::to_owned)
@@ -162,7 +162,7 @@ fn memory_files_without_an_executable_bit_for_a_running_program() {
     require!(is_root(), "sysctls of a PID namespace need root");
     require!(std::path::Path::new(NOEXEC).exists(), "the kernel has no vm.memfd_noexec");
     let copy = small("hold", Kind::DynamicNoPie);
-    // The process that makes the memory file must be in the namespace: so both are.
+    // The process that makes the memory file must be in the namespace, so the script runs both there.
     let script = "{ sleep 600 | \"$1\" 7 & } && pid=$! &&
         until [ \"$(readlink /proc/$pid/exe)\" = \"$1\" ]; do sleep 0.1; done &&
         \"$2\" attach --quiet --backing=image $pid &&
@@ -177,7 +177,7 @@ fn memory_files_without_an_executable_bit_for_a_running_program() {
     }
 }
 
-/// The settings of THP are for the memory of programs; what is asked for by name is made all the same.
+/// The settings of THP apply to the memory of programs. `MADV_COLLAPSE` ignores them.
 #[test]
 fn thp_never_does_not_matter_to_a_copy() {
     require_of_machine!(is_throwaway(), FELT);
@@ -201,7 +201,7 @@ fn thp_never_does_not_matter_to_a_copy() {
     let run = Run::new(copy.path(), ["7"]).options(["--backing=image"]);
     let (covered, done) = launch(&run);
     assert!(covered, "{done}");
-    // The kernel decides about the page cache; the program runs, and nothing is wrong.
+    // The kernel decides about the page cache. The program runs without a message.
     let (_, done) = launch(&Run::new(copy.path(), ["7"]));
     done.assert_silent();
 }

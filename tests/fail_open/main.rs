@@ -1,4 +1,4 @@
-//! Programs run also if they cannot have huge pages, and the reason is told.
+//! Programs also run if they cannot have huge pages, and TiExec reports the reason.
 
 mod filters;
 mod hardened;

@@ -1,5 +1,5 @@
-//! The program runs even if huge pages fail for want of memory, by a limit or by a knob; one line on stderr says why its text is on base
-//! pages. `filters.rs` has seccomp and ptrace.
+//! The program runs even if huge pages fail because of too little memory, a limit or a knob. One line on stderr says
+//! why its text is on base pages. `filters.rs` has seccomp and ptrace.
 
 use support::machine::{FELT, Machine, hugetlb_controller, is_throwaway, memory_controller, quiet};
 use support::{
@@ -9,7 +9,7 @@ use support::{
 
 const PR_SET_THP_DISABLE: i32 = 41;
 
-/// Runs `hold`; returns what was huge and how it ended. In every case the program ran, and its status is its own.
+/// Runs `hold`. Returns its coverage and its end. In every case the program must run, and its status is its own.
 fn launch(run: &Run) -> (Coverage, Done) {
     let held = run.hold();
     let coverage = support::coverage(held.said_pid());
@@ -18,7 +18,7 @@ fn launch(run: &Run) -> (Coverage, Done) {
     (coverage, done)
 }
 
-/// These tests check how a copy fails: a page cache that happens to be huge would need none.
+/// These tests check how a copy fails, so they exclude the page cache, which may happen to be huge.
 fn hold() -> Run {
     hold_by("image")
 }
@@ -43,8 +43,8 @@ fn assert_covered(run: &Run) {
     done.assert_silent();
 }
 
-/// Either everything is huge and nothing is said, or a line gives one of the reasons. (Then it may be huge all the same, if the file's
-/// page cache is: that is not TiExec's doing.)
+/// Asserts that either all text is huge without a message, or a line gives one of the reasons. (In the second case the
+/// text may still be huge by the file's page cache, independently of TiExec.)
 fn assert_consistent(run: &Run, reasons: &[&str]) {
     let (coverage, done) = launch(run);
     match done.fail_open_reason() {
@@ -91,7 +91,7 @@ fn shmem_deny_is_a_reason_or_does_not_matter() {
     assert_consistent(&hold(), &["no_huge_page", "thp_disabled", "thp_unsupported"]);
 }
 
-/// Pages of the pool that nobody uses.
+/// The number of unused pages in the pool.
 fn free_in_pool() -> u64 {
     let kib = pmd_size() / 1024;
     let free = format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/free_hugepages");
@@ -144,7 +144,7 @@ fn the_hugetlb_pool_is_too_small() {
     done.assert_failed_open(&["hugetlb_pool"]);
 }
 
-/// A hugetlb cgroup with this limit file at 0: the reservation fails at mmap, or the fault does.
+/// Sets this limit of a hugetlb cgroup to 0. Then either the reservation at mmap or the fault fails.
 fn hugetlb_group(limit: &str) {
     require!(is_root(), "cgroups need root");
     let mut machine = Machine::lock();
@@ -187,7 +187,7 @@ fn a_memory_cgroup_without_headroom() {
     };
     std::fs::write(group.join(limit), (40 << 20).to_string()).expect("a limit");
     assert_fails_open(&inside(hold()), &["memcg_headroom"]);
-    // An ancestor's limit counts as well.
+    // The limit of an ancestor counts too.
     let below = group.join("below");
     std::fs::create_dir(&below).expect("a cgroup");
     let run = hold().behind_sh(&format!("echo $$ >{}/cgroup.procs; exec \"$@\"", below.display()));
@@ -195,14 +195,14 @@ fn a_memory_cgroup_without_headroom() {
         assert_fails_open(&run, &["memcg_headroom"]);
     }
     support::child::eventually("the inner group is empty", || std::fs::remove_dir(&below).is_ok());
-    // With room, it is treated, and the limit is no reason.
+    // With room below the limit, the program is treated.
     std::fs::write(group.join(limit), (400 << 20).to_string()).expect("a limit");
     assert_covered(&inside(hold()));
 }
 
 #[test]
 fn the_address_space_is_limited() {
-    // Room for the program and for half of a staged copy.
+    // The limit leaves room for the program and half of a staged copy.
     let big =
         Run::new(program_big("hold", Kind::StaticNoPie, 32), ["7"]).options(["--backing", "image"]);
     let held = big.plain().hold();
@@ -217,7 +217,7 @@ fn the_address_space_is_limited() {
 
 #[test]
 fn hardly_any_address_space_at_all() {
-    // The limits are so low that TiExec itself may have trouble. The program has room for itself.
+    // These limits are so low that TiExec itself may fail. The program alone has enough room.
     let small = Run::new(program("hold", Kind::StaticNoPie), ["7"]);
     for mib in [9, 10, 12, 14, 16, 24, 48] {
         let run = small.clone().prep(Prep::Rlimit(libc::RLIMIT_AS, mib << 20));
@@ -233,7 +233,7 @@ fn hardly_any_address_space_at_all() {
 
 #[test]
 fn no_descriptor_is_left() {
-    // A dynamically linked tiexec needs one itself, to be loaded; a static one, as it is released, does not.
+    // A dynamically linked tiexec needs a descriptor to load. A released tiexec is static and needs none.
     let is_loaded = |limit| {
         let version = Run::new("x", [""; 0]).options(["--version"]);
         version.prep(Prep::Rlimit(libc::RLIMIT_NOFILE, limit)).output().status.success()
@@ -245,7 +245,8 @@ fn no_descriptor_is_left() {
     if is_loaded(3) {
         hold(3).output().assert_code(7).assert_failed_open(&["fd_limit"]);
     }
-    // One more each: from some number on it is treated, and before that it says why not.
+    // Each round allows one descriptor more. From some number on, the program is treated. With fewer, a line says why
+    // not.
     for limit in (4..=12).filter(|&limit| is_loaded(limit)) {
         assert_consistent(&hold(limit), &["fd_limit"]);
     }
@@ -254,7 +255,7 @@ fn no_descriptor_is_left() {
 
 #[test]
 fn a_file_size_limit_kills_nobody() {
-    // A memfd is a file: growing it past RLIMIT_FSIZE is SIGXFSZ for whoever does it.
+    // A memfd is a file. A process that grows it past RLIMIT_FSIZE gets SIGXFSZ.
     for limit in [0, 1, 1 << 20] {
         let run = hold().prep(Prep::Rlimit(libc::RLIMIT_FSIZE, limit));
         let (coverage, done) = launch(&run);
@@ -279,7 +280,7 @@ fn no_process_is_left() {
     require!(is_root(), "becoming another user needs root");
     let public = Public::new();
     let program = public.add(&program("exits", Kind::StaticNoPie), "exits", 0o755);
-    // The limit counts all processes of the user: a user that has none but this one.
+    // The limit counts all processes of the user, so the test uses a user without other processes.
     let front = [
         "setpriv",
         "--reuid",
@@ -312,7 +313,7 @@ fn the_deadline_has_passed() {
     let run = Run::new(program_big("hold", Kind::DynamicPie, 32), ["7"]);
     let run = run.options(["--backing", "image"]);
     assert_fails_open(&run.clone().options(["--deadline", "0ms"]), &["deadline"]);
-    // The launch leaves text alone that is not staged in time, and says so.
+    // The launch leaves text alone that is not staged in time, and reports it.
     let (coverage, done) = launch(&run.options(["--deadline", "1ms"]));
     match done.fail_open_reason() {
         None => assert!(coverage.is_full(), "{coverage:?}: {done}"),

@@ -1,5 +1,5 @@
-//! On a kernel without huge pages, or without any for text (5.10), programs run plain, TiExec leaves running ones alone, and every command
-//! says why.
+//! On a kernel without huge pages, or without huge pages for text (5.10), programs run plain, TiExec leaves running
+//! programs alone, and every command says why.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ fn finding(thing: &str) -> Value {
     found.unwrap_or_else(|| panic!("{thing}: {done}"))
 }
 
-/// The reason for which text stays on base pages, whatever is asked for; none where it need not.
+/// The reason why text stays on base pages with every option; none if huge pages are possible.
 fn reason() -> Option<&'static str> {
     match finding("auto")["level"] == "no" {
         _ if has_none() => Some("thp_unsupported"),
@@ -63,7 +63,7 @@ fn running_programs_are_left_alone() {
     let before = Before::of(held.pid());
     let done = attach(held.pid());
     done.assert_code(1);
-    // Before 5.13 the kernel does not tell what an attach has to know, and that is found first.
+    // Before 5.13 the kernel does not report a fact that an attach needs, and the attach finds that first.
     let untold = "no_thread: this kernel does not tell";
     assert!(done.err().contains(reason) || done.err().contains(untold), "{done}");
     assert_untouched(held.pid(), &before);

@@ -1,11 +1,12 @@
-//! If Yama forbids all tracing (`ptrace_scope` 3), programs run plain, TiExec leaves running ones alone, and names the knob. The setting
-//! holds until the next boot, so the test makes it only on a machine that is thrown away afterwards.
+//! If Yama forbids all tracing (`ptrace_scope` 3), programs run plain, and TiExec leaves running programs alone and
+//! names the knob. The setting is irreversible until the next boot, so the test makes it only on a machine that is
+//! discarded afterwards.
 
 use support::attaching::{Before, assert_untouched, attach, ctl, held, small};
 use support::machine::{YAMA, is_throwaway, yama_scope};
 use support::{Kind, Run, is_root};
 
-/// Returns whether nobody may trace, or could be had not to.
+/// Returns whether tracing is forbidden, and forbids it on a machine that is discarded.
 fn forbidden() -> bool {
     if is_throwaway() && is_root() && yama_scope().is_some() {
         std::fs::write(YAMA, "3").expect("a higher scope may always be set");
@@ -54,7 +55,7 @@ fn running_programs_are_left_alone() {
         assert!(done.err().contains(part), "{part}: {done}");
     }
     assert_untouched(pid, &before);
-    // Looking is no tracing.
+    // `inspect` does not trace.
     ctl(["inspect", &pid.to_string()]).assert_code(0);
     held.finish().assert_code(7);
 }

@@ -1,5 +1,5 @@
-//! A process may have as many mappings as the kernel allows, named like TiExec's copies: root soon finishes looking through them, and takes
-//! none of them away.
+//! A process may have as many mappings as the kernel allows, named like TiExec's copies. Root's revert examines them
+//! quickly, and removes none.
 
 use crate::ATTACKER;
 use support::attaching::revert;
@@ -15,7 +15,7 @@ fn as_many_as_can_be_do_not_hold_a_revert() {
     let held = Run::new(&path, [""; 0]).plain().behind(ATTACKER).hold();
     let mapped: usize = held.said("mapped").and_then(|n| n.parse().ok()).expect("a number");
     assert!(mapped > 50_000, "it mapped {mapped} only");
-    // A command has 40 s: more than 60 s were needed when each mapping was compared with all others.
+    // The time limit of a command is 40 s. A quadratic comparison of the mappings took more than 60 s.
     let done = revert(held.pid());
     assert!(done.err().contains("file_gone: "), "{done}");
     done.assert_code(1);

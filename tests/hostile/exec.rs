@@ -1,4 +1,5 @@
-//! An exec of a set-user-ID program between the look and the stop gives the attacker nothing of the new program.
+//! If the target executes a set-user-ID program after the examination and before the stop, the attacker gains nothing
+//! from the new program.
 
 use crate::ATTACKER;
 use support::attaching::{attach, switched};
@@ -6,7 +7,7 @@ use support::{Kind, Public, Random, Run, installed, is_root, program, require};
 
 const ROUNDS: u32 = 200;
 
-/// Runs the attack again and again; returns how often the exec came between the look and the stop.
+/// Runs the attack many times. Returns how often the exec came between the examination and the stop.
 fn attacked(how: &str, work: impl Fn(i32, u32) -> Option<i32>) -> u32 {
     let built = program("hostile/setuid_exec", Kind::StaticNoPie);
     let public = Public::new();
@@ -15,7 +16,7 @@ fn attacked(how: &str, work: impl Fn(i32, u32) -> Option<i32>) -> u32 {
     let mut random = Random::new();
     let mut changed = 0;
     for round in 0..ROUNDS {
-        // From the first open of its file on: the copy takes milliseconds.
+        // The delay starts at the first open of the target's file. The copy takes milliseconds.
         let delay = random.below(3000).to_string();
         let args = [how.as_ref(), victim.as_os_str(), delay.as_ref()];
         let mut held = Run::new(&attacker, args).plain().behind(ATTACKER).hold();
@@ -25,7 +26,7 @@ fn attacked(how: &str, work: impl Fn(i32, u32) -> Option<i32>) -> u32 {
         }
         held.wait_line("victim");
         assert_eq!(switched(pid), 0, "round {round}: text of ours in a program with privileges");
-        // It has checked its text.
+        // The program has checked its text.
         held.finish().assert_code(7);
     }
     changed
@@ -39,7 +40,7 @@ fn attach_is_attacked(how: &str) {
         if code == Some(3) {
             assert!(done.err().contains("changed: "), "round {round}: {done}");
         } else {
-            // The exec came before the look, or after the last step.
+            // The exec came before the examination, or after the last step.
             assert!(matches!(code, Some(0 | 4)), "round {round}: {done}");
         }
         code

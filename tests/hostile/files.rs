@@ -1,5 +1,5 @@
-//! A process chooses its files, the targets of their paths, and the time of their answers: root reads no file for it that the process
-//! itself may not read, and waits for none.
+//! A process chooses its files, the targets of their paths, and the time of their answers. Root reads no file for the
+//! process that the process itself may not read, and waits for no file.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -14,12 +14,13 @@ use support::{Done, Held, Kind, Public, Run, installed, is_root, program, requir
 
 use super::ATTACKER;
 
-/// Root without the right to take a file from a mapping: it goes by paths.
+/// Root without the right to open a file through its mapping, so that TiExec uses paths.
 const BY_PATH: [&str; 2] = ["setpriv", "--bounding-set=-sys_admin,-checkpoint_restore"];
 
 const STOLEN: i32 = 66;
 
-/// Root's file, which the attacker may not read: on a tmpfs, where inode numbers are small enough to be had again.
+/// A file of root's that the attacker may not read. It lies on a tmpfs, where inode numbers are small and can be
+/// reused.
 fn secret() -> tempfile::NamedTempFile {
     let file =
         tempfile::NamedTempFile::new_in("/dev/shm").expect("a tmpfs that everybody can enter");
@@ -66,7 +67,7 @@ fn a_path_that_became_a_fifo() {
     let secret = secret();
     let held = steals("fifo", &secret);
     let pid = held.said_pid();
-    // It ends.
+    // The command must end.
     attach_by_path(pid);
     ctl(["inspect", &pid.to_string()]).assert_code(0);
     held.finish().assert_code(7);
@@ -76,7 +77,7 @@ fn a_path_that_became_a_fifo() {
 fn a_mapping_that_changes_while_it_is_looked_for() {
     require!(needs(), "another user needs root");
     let secret = secret();
-    // A process each: the first attach that finds the right file ends the race.
+    // Each round has its own process, because the first attach that finds the right file ends the race.
     let rounds = if is_throwaway() { 20 } else { 200 };
     for round in 0..rounds {
         let held = steals("race", &secret);
@@ -87,7 +88,7 @@ fn a_mapping_that_changes_while_it_is_looked_for() {
     }
 }
 
-/// A device node for FUSE that everybody may open, as on most machines; and a directory that holds it.
+/// A device node for FUSE that all users may open, as on most machines, and its directory.
 pub(super) fn fuse() -> (Public, PathBuf) {
     let public = Public::new();
     let node = public.path().join("fuse");
@@ -149,7 +150,7 @@ fn a_plain_program_of_another_user() {
     }
 }
 
-/// Started by root, the program has its file system mounted as fusermount(1) does it.
+/// Root starts the program, which has its file system mounted as by fusermount(1).
 pub(super) fn silent_to_root(how: &str) -> Held {
     let (public, node) = fuse();
     let built = program("hostile/silent_fuse", Kind::DynamicNoPie);
@@ -157,7 +158,7 @@ pub(super) fn silent_to_root(how: &str) -> Held {
     Run::new(&copy, [how.as_ref(), node.as_os_str()]).plain().limit(200).hold()
 }
 
-/// The screen of `top` answers keys, and looks at other processes, whatever that process does.
+/// Asserts that `top` answers keys and shows other processes, in spite of that process.
 fn shown_by_top(pid: &str) {
     require!(support::installed("tmux").is_some(), "no tmux");
     let other = Run::new(program("hold", Kind::DynamicNoPie), ["7"]).plain().hold();
@@ -182,7 +183,8 @@ fn shown_by_top(pid: &str) {
     other.finish().assert_code(7);
 }
 
-/// No command is held by a process that keeps the lock of its memory for ever. (`maps` can be read without since Linux 6.17.)
+/// No command is blocked by a process that holds the lock of its memory for ever. (`maps` can be read without since
+/// Linux 6.17.)
 #[test]
 fn a_lock_of_its_memory_that_is_never_let_go() {
     require!(
@@ -199,7 +201,7 @@ fn a_lock_of_its_memory_that_is_never_let_go() {
         done.assert_code(1);
         assert!(done.err().contains("deadline: "), "{command}: {done}");
     }
-    // The state of the machine is told without it.
+    // `status` reports the machine without that process.
     let done = Run::new(support::tiexecctl(), ["status"]).plain().limit(100).output();
     done.assert_code(0);
     assert!(done.out().contains("could not be looked at in 2 s"), "{done}");
@@ -207,7 +209,7 @@ fn a_lock_of_its_memory_that_is_never_let_go() {
     held.finish().assert_code(7);
 }
 
-/// Its tracer cannot be killed, and yet nobody waits for it: not for its end, nor for that of the pipe that it would write to.
+/// The child that traces the process cannot be killed. TiExec waits neither for its end nor for the end of its pipe.
 #[test]
 fn memory_whose_reader_cannot_be_killed() {
     require!(
@@ -219,13 +221,13 @@ fn memory_whose_reader_cannot_be_killed() {
     let done = Run::new(support::tiexecctl(), ["revert", &pid]).plain().limit(150).output();
     done.assert_code(1);
     assert!(done.err().contains("deadline: "), "{done}");
-    // The next one has a tracer of its own, and is told why it may not go on.
+    // The next command has its own tracing child, and reports why it cannot continue.
     let done = ctl(["attach", &pid]);
     assert!(done.err().contains("busy: "), "{done}");
     held.finish().assert_code(7);
 }
 
-/// A followed program of another user that lets nobody look at it does not keep others from being treated.
+/// If a followed program of another user blocks its examination, the others are still treated.
 #[test]
 fn a_followed_program_whose_memory_is_locked() {
     require!(
@@ -236,7 +238,7 @@ fn a_followed_program_whose_memory_is_locked() {
     let built = program("hostile/silent_fuse", Kind::DynamicPie);
     let silent = public.add(&built, "silent_fuse", 0o755);
     let hold = program("hold", Kind::DynamicNoPie);
-    // The first is looked at when it is a second old.
+    // TiExec examines the first program when it is a second old.
     let script = format!(
         "exec 3<&0; {} {} locked {} <&3 & sleep 3; exec {} 7",
         ATTACKER.join(" "),

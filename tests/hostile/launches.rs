@@ -1,4 +1,5 @@
-//! A launch of root's that becomes another user's program (`--until-exec`) is as careful of that program as an attach is.
+//! A launch by root that becomes another user's program (`--until-exec`) handles that program as carefully as an attach
+//! does.
 
 use std::path::Path;
 
@@ -13,7 +14,7 @@ fn needs() -> bool {
     is_root() && installed("setpriv").is_some()
 }
 
-/// Root's launch waits for no server of files that the program's user runs.
+/// Root's launch does not wait for a file server that the program's user runs.
 #[test]
 fn a_program_on_a_file_system_that_never_answers_root() {
     require!(needs() && Path::new("/dev/fuse").exists(), "FUSE and another user need root");
@@ -29,7 +30,7 @@ fn a_program_on_a_file_system_that_never_answers_root() {
     assert_eq!(said["reason"], "foreign_filesystem", "{said}");
 }
 
-/// It is treated all the same, shared objects too: by processes of our own that have taken the user's place.
+/// The program and its shared objects are treated, by child processes of TiExec with the user's credentials.
 #[test]
 fn a_program_that_has_given_up_its_rights() {
     require!(needs(), "another user needs root");

@@ -1,5 +1,5 @@
-//! Only root can keep root from a process, and only a user and root can keep that user from one: no other user can take a lock, or occupy a
-//! place for locks.
+//! Only root can lock root out of a process, and only root and the user can lock a user out. No other user can take a
+//! lock, or occupy a place for locks.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ fn can() -> bool {
         && ["setpriv", "flock", "unshare", "nsenter"].iter().all(|tool| installed(tool).is_some())
 }
 
-/// The attacker's program, and a `tiexecctl` that it may run, in a directory that it may enter.
+/// The attacker's program, and a `tiexecctl` that the attacker may run, in a directory that the attacker may enter.
 struct Place {
     public: Public,
     program: PathBuf,
@@ -35,12 +35,12 @@ fn place() -> Place {
 }
 
 impl Place {
-    /// Starts the program as the attacker; it locks what it can.
+    /// Starts the program as the attacker. The program locks these places if it can.
     fn attacker(&self, places: &[&str]) -> Held {
         Run::new(&self.program, places).plain().behind(ATTACKER).hold()
     }
 
-    /// The attacker's own attach, with this in its environment.
+    /// An attach by the attacker, with this environment.
     fn own_attach(&self, environment: &[&str], front: &[&str], pid: i32) -> Done {
         let front: Vec<&str> =
             ATTACKER.iter().chain(front).chain(&["env"]).chain(environment).copied().collect();
@@ -75,7 +75,7 @@ fn mode(path: &str) -> u32 {
 fn a_user_locks_all_it_can_and_root_attaches() {
     require!(can(), "another user needs root, setpriv, flock, unshare, nsenter");
     let place = place();
-    // The first attach makes root's directory, so that it is there to be attacked.
+    // The first attach makes root's directory, which the attacker can then attack.
     let first = place.attacker(&[]);
     attach(&[], first.pid()).assert_code(0).assert_silent();
     assert_eq!((mode("/run/tiexec"), mode(LOCKS)), (0o755, 0o700));
@@ -85,7 +85,7 @@ fn a_user_locks_all_it_can_and_root_attaches() {
     attach(&[], attacker.pid()).assert_code(0).assert_silent();
     assert_switched(attacker.pid());
     revert(attacker.pid()).assert_code(0).assert_silent();
-    // A lock file that the attacker did not get at is removed when root lets it go.
+    // Root removes its lock file on release, because the attacker could not open it.
     assert_eq!(names(LOCKS), [".swept"]);
     for held in [first, attacker] {
         held.finish().assert_code(7);
@@ -100,7 +100,7 @@ fn a_user_that_makes_roots_directory_first_gains_nothing() {
     let elsewhere = place.public.path().join("elsewhere");
     std::fs::create_dir(&elsewhere).expect("a directory");
     std::os::unix::fs::chown(&elsewhere, Some(2001), Some(2001)).expect("chown");
-    // As a container may have it: anybody makes names in it.
+    // As in some containers, all users can create names in this directory.
     let own = |path: &str| {
         std::fs::create_dir(path).expect("a directory");
         std::os::unix::fs::chown(path, Some(2001), Some(2001)).expect("chown");
@@ -138,7 +138,7 @@ fn where_nothing_can_be_made_it_works_all_the_same() {
     done.assert_code(0);
     assert!(done.err().contains("/run/tiexec mkdir: read-only file system (EROFS)"), "{done}");
     assert_switched(attacker.pid());
-    // For a process of root's own its own file will do.
+    // For root's own process a lock on the process's own file is enough.
     let hold = place.public.add(&program("hold", Kind::DynamicNoPie), "hold", 0o755);
     let own = Run::new(hold, ["7"]).plain().hold();
     attach(&[], own.pid()).assert_code(0).assert_silent();
@@ -183,7 +183,7 @@ fn files_of_processes_that_have_ended_are_removed_and_no_others() {
     let first = place.attacker(&[]);
     let lives = place.attacker(&[]);
     attach(&[], first.pid()).assert_code(0).assert_silent();
-    // As if a record had been written, or the tracer had been killed.
+    // These files look as if a record had been written, or the tracer had been killed.
     let (gone, there) = (lock_of(first.pid()), lock_of(lives.pid()));
     first.finish().assert_code(7);
     for file in [&gone, &there] {
@@ -197,7 +197,7 @@ fn files_of_processes_that_have_ended_are_removed_and_no_others() {
     attach(&[], lives.pid()).assert_code(0).assert_silent();
     assert_eq!(std::fs::read(&there).expect("it stays"), b"record");
     assert!(!Path::new(&gone).exists(), "the record of a process that has ended stays");
-    // From the initial PID namespace it can be told that no such process is there.
+    // Only in the initial PID namespace is it certain that no such process exists.
     let initial = std::fs::metadata("/proc/self/ns/pid").expect("a namespace").ino() == 0xEFFF_FFFC;
     assert_eq!(Path::new(&elsewhere).exists(), !initial);
     lives.finish().assert_code(7);
@@ -214,7 +214,7 @@ fn a_user_has_locks_of_its_own() {
     std::os::unix::fs::chown(&runtime, Some(2001), Some(2001)).expect("chown");
     support::chmod(&runtime, 0o700);
     let variable = format!("XDG_RUNTIME_DIR={}", runtime.display());
-    // It holds its own auxv: that is its own business where it has no directory.
+    // The process holds a lock on its own auxv. Without a directory for locks this blocks its own user's attach.
     let busy = place.own_attach(&[], &[], pid);
     busy.assert_code(1);
     assert!(busy.err().contains("busy"), "{busy}");
@@ -225,7 +225,7 @@ fn a_user_has_locks_of_its_own() {
     let busy = place.own_attach(&[&variable], &["flock", &own], pid);
     busy.assert_code(1);
     assert!(busy.err().contains("busy"), "{busy}");
-    // Root is not held up by it.
+    // The lock does not delay root.
     let free: Vec<&str> =
         ATTACKER.iter().copied().chain(["flock", &own, "sleep", "1000"]).collect();
     let _holds = started(&[], Path::new(free[0]), &free[1..]);
@@ -233,7 +233,7 @@ fn a_user_has_locks_of_its_own() {
     attacker.finish().assert_code(7);
 }
 
-/// Root and the user at once do not exclude each other by locks: ptrace decides, and each hears the truth.
+/// Locks do not exclude root and the user from each other. ptrace decides, and both commands report the truth.
 #[test]
 fn root_and_the_user_at_once() {
     require!(can(), "another user needs root, setpriv, flock, unshare, nsenter");

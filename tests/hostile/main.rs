@@ -1,5 +1,5 @@
-//! Programs that attack the TiExec which root runs on them. Each module covers one thing that such a program could gain,
-//! and each of its tests fails at the commit before the defence was built.
+//! Programs that attack the TiExec which root runs on them. Each module covers one possible gain of such a program.
+//! Each test fails at the commit before its defence.
 
 mod copies;
 mod exec;

@@ -1,4 +1,5 @@
-//! Names are text: nothing in a name is a command to a terminal, forges a line, turns text around, or makes a field of a log.
+//! Names are only text: no name can send a command to a terminal, forge a line, reverse text, or forge a field of a
+//! log.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -10,8 +11,8 @@ use support::store::{own_run, set_up};
 use support::tmux::Screen;
 use support::{Done, Held, Kind, Run, fresh, install, is_root, program, require};
 
-/// Every character that does something, after a few words of the attacker's: the name of a file, and its first bytes the name
-/// of a process.
+/// A file name with every control character, after a few words of the attacker. Its first bytes are the name of a
+/// process.
 fn words() -> OsString {
     let mut bytes = b"\x1b[2J\n\x9b\x7f\tok\r".to_vec();
     bytes.extend(
@@ -26,7 +27,7 @@ fn every_byte() -> OsString {
     OsString::from(OsStr::from_bytes(&bytes))
 }
 
-/// A program at a path that holds all of them.
+/// A program at a path with all of these characters.
 struct Odd {
     _dir: tempfile::TempDir,
     path: PathBuf,
@@ -43,7 +44,7 @@ fn odd(name: &str) -> Odd {
     Odd { _dir: dir, path }
 }
 
-/// Asserts that all a command said is text.
+/// Asserts that the whole output of a command is text.
 fn assert_plain(done: &Done) -> &Done {
     for (stream, bytes) in [("stdout", &done.stdout), ("stderr", &done.stderr)] {
         let text = std::str::from_utf8(bytes).unwrap_or_else(|e| panic!("{stream}: {e}: {done}"));
@@ -54,7 +55,7 @@ fn assert_plain(done: &Done) -> &Done {
                 || ('\u{2066}'..='\u{2069}').contains(&letter)
         });
         assert_eq!(odd, None, "{stream}: {done}");
-        // A name with a line end has forged no line.
+        // A line end in a name has not forged a line.
         assert!(
             !text.lines().any(|line| line.starts_with('\u{fffd}') || line.starts_with("ok\\r")),
             "{done}"
@@ -103,7 +104,7 @@ fn of_a_process() {
     ] {
         let done = of(pid, args);
         assert_plain(done.assert_code(0));
-        // As maps shows it, where a line end is escaped by the kernel.
+        // The path is as in maps, where the kernel escapes a line end.
         let all = json(&done).to_string();
         if args[0] != "doctor" && args[0] != "revert" {
             let name = serde_json::to_string(&path.replace('\n', "\\012")).expect("a string");
@@ -113,7 +114,7 @@ fn of_a_process() {
     held.finish().assert_code(7);
 }
 
-/// On the screen of `top`, in its table and in its view of the process, none of them reaches the terminal.
+/// None of these characters reaches the terminal from the table or the detail view of `top`.
 #[test]
 fn of_a_screen() {
     require!(support::installed("tmux").is_some(), "no tmux");
@@ -142,7 +143,7 @@ fn of_a_screen() {
             || ('\u{2066}'..='\u{2069}').contains(&letter)
     });
     assert_eq!(odd, None);
-    // The program's own commands to the terminal have other ends.
+    // `top` itself does not send this kind of command to the terminal.
     assert!(!text.contains("\x1b]"), "a command of the name's");
     assert!(!text.contains('\t') && !text.contains('\x07'), "a control character of the name's");
     held.finish().assert_code(7);
@@ -161,7 +162,7 @@ fn of_a_launched_program() {
         let mut held = Run::new(&odd.path, ["7"]).options(options).start();
         held.write(b"\n");
         let mut done = held.finish();
-        // Its own words are its own.
+        // The output of the program itself is not checked.
         done.stdout.clear();
         assert_plain(&done);
     }
@@ -219,7 +220,7 @@ fn of_files_and_arguments() {
     }
 }
 
-/// Files that people look at later.
+/// Files that people read later.
 #[test]
 fn of_a_page() {
     require!(is_root(), "to sample takes root, or a setting");
@@ -229,7 +230,7 @@ fn of_a_page() {
         let out = odd.path.with_file_name("page");
         let pid = busy.pid().to_string();
         let mut args = vec!["report", "--duration", "1s", "-o", out.to_str().unwrap_or("page")];
-        // The directory's name is no UTF-8: written through a link.
+        // The directory's name is not UTF-8, so the page is written through a link.
         let link = tempfile::tempdir().expect("a directory");
         let page = link.path().join("page");
         args[4] = page.to_str().expect("UTF-8");
@@ -252,7 +253,7 @@ fn of_a_page() {
     assert_plain(&of(busy.pid(), &["advise", "--duration", "1s"]));
 }
 
-/// A field of a log ends with its line, and there is no other than ours.
+/// A field of a journal record ends with its line, and the record has only TiExec's fields.
 #[test]
 fn of_the_journal() {
     require!(is_root(), "another /run needs root");
@@ -278,7 +279,7 @@ fn of_the_journal() {
     held.finish().assert_code(7);
 }
 
-/// A unit is named after a directory that its user may make.
+/// The name of a unit comes from a cgroup directory, which its user can create.
 #[test]
 fn of_a_unit() {
     require!(is_root(), "a cgroup needs root");

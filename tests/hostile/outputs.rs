@@ -1,4 +1,5 @@
-//! Root's output goes to the file that root named: another user's link does not redirect it, and another user's pipe does not hold it up.
+//! Root's output goes to the file that root named. Another user's link does not redirect the output, and another user's
+//! pipe does not block it.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ fn needs() -> bool {
     is_root() && installed("setpriv").is_some()
 }
 
-/// A file of root's, and a directory of the attacker's in which root has something written.
+/// A file of root's, and a directory of the attacker's into which root's commands write.
 struct Place {
     public: Public,
     theirs: PathBuf,
@@ -32,7 +33,7 @@ fn place() -> Place {
     Place { out: theirs.join("out"), public, theirs, secret }
 }
 
-/// The commands of ours that write a file, each writing this one; figures come from a benchmark.
+/// The commands that write a file, each to this path. `figures` is a result of `bench`.
 fn writers(out: &Path, figures: &Path) -> Vec<Run> {
     let out = out.to_string_lossy();
     let report = format!("--report={out}");
@@ -160,19 +161,19 @@ fn pipes_descriptors_and_files_of_ones_own() {
     page(&[], &text).assert_code(0).assert_silent();
     assert!(is_page(&std::fs::read(&whole).expect("a page")));
     assert_eq!(std::fs::read(&other).expect("the file that was there"), KEPT);
-    // One's own pipe is waited for.
+    // Root's own pipe is waited for.
     std::fs::remove_file(&whole).expect("an own file");
     assert!(tool(&["mkfifo", &text]).status.success());
     let reader = Run::new("cat", [&text]).plain().start();
     page(&[], &text).assert_code(0).assert_silent();
     let read = reader.finish();
     assert!(is_page(&read.stdout), "{read}");
-    // One's own link is no better than another's.
+    // Root's own link is refused like another user's.
     std::fs::remove_file(&whole).expect("an own file");
     symlink(&other, &whole).expect("a link");
     assert!(page(&[], &text).err().contains("it is a symbolic link"));
     assert_eq!(std::fs::read(&other).expect("the file that was there"), KEPT);
-    // Where a user may make no file, its own is written to.
+    // In a directory where the user cannot create files, the user's existing file is overwritten.
     let fixed = place.public.path().join("fixed");
     std::fs::write(&fixed, b"").expect("an own file");
     std::os::unix::fs::chown(&fixed, Some(2001), Some(2001)).expect("chown");

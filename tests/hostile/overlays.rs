@@ -1,5 +1,5 @@
-//! A file of an overlay is read if the overlay's layers are local, as the namespace tells in which a container runtime mounted it; nobody
-//! else's mounts show other layers.
+//! TiExec reads a file of an overlay if the overlay's layers are local. The namespace in which a container runtime
+//! mounted the overlay shows that, and no other user's mounts can show other layers.
 
 use std::path::Path;
 
@@ -13,8 +13,8 @@ fn needs() -> bool {
     is_root() && tools.iter().all(|tool| installed(tool).is_some())
 }
 
-/// As on a node of Kubernetes: process 1 has the overlay, the pod has it too, and the agent's container has neither it nor its
-/// layers at these paths.
+/// A script for the mounts of a node of Kubernetes: process 1 and the pod have the overlay. The agent's container has
+/// neither the overlay nor its layers at these paths.
 const NODE: &str = r#"cd "$1"
     mkdir layers merged
     mount -t tmpfs -o mode=755 tmpfs layers
@@ -43,7 +43,8 @@ fn one_that_a_container_runtime_mounted() {
     assert!(done.out().contains("attached"), "{done}");
 }
 
-/// Root mounted it in namespaces of a container, over a file system that a user serves. At the same path this machine has none.
+/// Root mounted the overlay in namespaces of a container, over a file system that a user serves. This machine has no
+/// mount at that path.
 #[test]
 fn one_that_was_mounted_elsewhere() {
     require!(needs() && Path::new("/dev/fuse").exists(), "FUSE and another user need root");
@@ -55,8 +56,8 @@ fn one_that_was_mounted_elsewhere() {
     held.finish().assert_code(7);
 }
 
-/// Process 1 is root of a container, whose root directory the overlay is: at the paths of the layers it shows a tmpfs of its
-/// own.
+/// Process 1 is root of a container whose root directory is the overlay. At the paths of the layers, process 1 shows
+/// its own tmpfs.
 #[test]
 fn one_whose_process_1_shows_other_layers() {
     require!(needs() && Path::new("/dev/fuse").exists(), "FUSE and another user need root");
@@ -66,7 +67,7 @@ fn one_whose_process_1_shows_other_layers() {
     let own = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"];
     let held = run.plain().behind(own).limit(200).hold();
     let first = support::smaps::children(held.pid())[0].to_string();
-    // A tracer beside it, in the same PID namespace.
+    // The tracer runs in the same PID namespace.
     let attach = "mount -t proc proc /proc; exec \"$@\" attach --backing=image --json 1";
     let words = ["--pid", "--target", &first, "unshare", "--mount", "sh", "-ec", attach, "sh"];
     let done = Run::new("nsenter", words).plain().with_arg(tiexecctl()).limit(150).output();

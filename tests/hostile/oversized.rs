@@ -1,4 +1,4 @@
-//! Nothing that a program says of itself, however large, takes much memory or time of the process that looks at it.
+//! Oversized data of a program about itself does not cost its observer much memory or time.
 
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,7 @@ use support::{Done, Held, Kind, Public, Run, installed, is_root, program, requir
 
 use super::ATTACKER;
 
-/// Everything that looks at a process.
+/// The commands that examine a process.
 const COMMANDS: [&[&str]; 5] =
     [&["inspect"], &["doctor"], &["attach", "--dry-run"], &["attach", "-q"], &["revert", "-q"]];
 
@@ -20,20 +20,20 @@ fn can() -> bool {
 
 const CANNOT: &str = "another user needs root, setpriv, prlimit, unshare";
 
-/// A command of ours, which ends where it wants more memory of its own than so many MiB.
+/// Runs a command with a limit on its memory, in MiB.
 fn within(mib: u64, command: &[&str], pid: i32) -> Done {
     let limit = format!("--data={}", mib << 20);
     let pid = pid.to_string();
     let words = command.iter().copied().chain([pid.as_str()]);
     let run = Run::new(support::tiexecctl(), words).plain().behind(["prlimit", &limit]);
-    // A look at as much as there may be takes half a minute of a processor.
+    // The largest possible examination takes half a minute of processor time.
     run.limit(300).output()
 }
 
 /// The attacker's program.
 fn attacker(public: &Public, args: &[&str]) -> Held {
     let path = public.add(&program("hostile/large", Kind::DynamicNoPie), "large", 0o755);
-    // A look at 100 TiB takes a second of processor time, and these may be busy.
+    // The examination of 100 TiB takes a second of processor time, and the processors may be busy.
     Run::new(&path, args).plain().behind(ATTACKER).limit(300).hold()
 }
 
@@ -45,7 +45,7 @@ fn own_directory(public: &Public) -> String {
     path.to_str().expect("UTF-8").to_owned()
 }
 
-/// TiExec reads at most 64 KiB of the note that a file claims to have.
+/// TiExec reads at most 64 KiB of a file's note, with any claimed length.
 #[test]
 fn a_note_of_3_gib() {
     require!(can(), "{CANNOT}");
@@ -62,18 +62,18 @@ fn a_note_of_3_gib() {
     let (table, count) = (word(32), word(56) & 0xffff);
     let headers = (0..count).map(|index| table + 56 * index);
     let notes = headers.filter(|&at| word(at) as u32 == 4).inspect(|&at| {
-        // Its place and its length in the file.
+        // The offset and the length of the note in the file.
         file.write_all_at(&len.to_le_bytes(), at + 8).expect("an own file");
         file.write_all_at(&SIZE.to_le_bytes(), at + 32).expect("an own file");
     });
     assert!(notes.count() > 0, "it has no notes");
-    // Without section headers, which could tell otherwise.
+    // The section headers are removed, because they could show another length.
     file.write_all_at(&[0; 8], 40).expect("an own file");
     file.write_all_at(&[0; 4], 60).expect("an own file");
     file.set_len(len + SIZE).expect("a file system with holes");
     drop(file);
     let held = Run::new(&path, ["7"]).plain().behind(ATTACKER).hold();
-    // The journal's record of each has the build ID.
+    // The journal's record of each command contains the build ID.
     for command in [&["attach", "--backing=image", "-q"][..], &["revert", "-q"]] {
         let done = within(64, command, held.pid());
         done.assert_code(0).assert_silent();
@@ -81,7 +81,7 @@ fn a_note_of_3_gib() {
     held.finish().assert_code(7);
 }
 
-/// Paths of 4 KiB, 65,000 times.
+/// The process has 65,000 mappings with paths of 4 KiB.
 #[test]
 fn mappings_with_long_names() {
     require!(can(), "{CANNOT}");
@@ -98,7 +98,7 @@ fn mappings_with_long_names() {
     held.finish().assert_code(7);
 }
 
-/// No attack: as many mappings as the kernel allows are no reason to refuse.
+/// This is no attack: TiExec must not refuse a process with as many mappings as the kernel allows.
 #[test]
 fn as_many_mappings_as_there_may_be() {
     require!(can(), "{CANNOT}");
@@ -110,7 +110,7 @@ fn as_many_mappings_as_there_may_be() {
     held.finish().assert_code(7);
 }
 
-/// Text of 100 TiB, in a file with nothing in it.
+/// The process has text of 100 TiB, in a file without data.
 #[test]
 fn text_longer_than_any_memory() {
     require!(can(), "{CANNOT}");
@@ -131,14 +131,15 @@ fn text_longer_than_any_memory() {
     held.finish().assert_code(7);
 }
 
-/// A process's mounts, of which it may make any, do not say where cgroups are read.
+/// TiExec does not read cgroups at the paths in the process's mounts, which the process can choose.
 #[test]
 fn a_mount_that_is_a_fifo_elsewhere() {
     require!(can(), "{CANNOT}");
     let public = Public::new();
     let own = own_directory(&public);
     let path = public.add(&program("hold", Kind::DynamicNoPie), "hold", 0o755);
-    // In its own root the attacker's path is a cgroup's directory, and in everybody's a directory of its own.
+    // In the attacker's own root the path is a cgroup's directory. In the root of others it is the attacker's own
+    // directory.
     let script = format!(
         r#"memory=$(awk '$0 ~ / - cgroup /' /proc/self/mountinfo | awk '/memory/ {{ print $5; exit }}')
            [ -n "$memory" ] || memory=$(awk '$0 ~ / - cgroup2 / {{ print $5; exit }}' /proc/self/mountinfo)
@@ -158,7 +159,7 @@ fn a_mount_that_is_a_fifo_elsewhere() {
     require!(mounts.contains(&format!(" {own} ")), "no memory cgroup is mounted: {mounts}");
     let mut done = started(&[], support::tiexecctl(), ["doctor", &held.pid().to_string()]);
     let ended = support::child::soon(|| done.has_ended());
-    // A reader of a FIFO without a writer waits for ever.
+    // A reader of a FIFO without a writer would wait for ever.
     assert!(ended, "it waits for the attacker");
     assert!(done.finish().out().contains("memory"));
     let mut nothing = held;

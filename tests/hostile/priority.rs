@@ -1,5 +1,5 @@
-//! A stop gives no priority away: a thread of another user is never scheduled before others, and one of the tracer's own user neither keeps
-//! the priority nor passes it to children.
+//! A stop grants no lasting priority. A thread of another user never gets a raised priority. A thread of the tracer's
+//! own user neither keeps the priority nor passes it to children.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use support::{Held, Kind, Public, Run, installed, is_root, program, require};
 
 use super::ATTACKER;
 
-/// How often each program is attached to: its threads race with the stop.
+/// The number of attaches to each program, whose threads race with the stop.
 const ROUNDS: u32 = 200;
 
 fn can() -> bool {
@@ -21,7 +21,7 @@ fn can() -> bool {
 
 const CANNOT: &str = "needs root, setpriv, and real-time scheduling";
 
-/// The program, where anybody can run it.
+/// A copy of the program that all users can run.
 fn attacker() -> (Public, PathBuf) {
     let public = Public::new();
     let file = program("hostile/priority", Kind::DynamicNoPie);
@@ -33,7 +33,7 @@ fn started_as(front: &[&str], path: &PathBuf, mode: &str) -> Held {
     Run::new(path, [mode]).plain().behind(front).limit(600).hold()
 }
 
-/// Attaches and reverts; each may fail, for the program sees to that.
+/// Attaches and reverts. Each command may fail, because the program interferes.
 fn rounds(pid: i32) {
     for _ in 0..ROUNDS / 2 {
         for command in ["attach", "revert"] {
@@ -44,7 +44,7 @@ fn rounds(pid: i32) {
     }
 }
 
-/// The program's observations, once it has been told to end.
+/// The program's observations, which it prints at its end.
 struct Seen {
     stops: u64,
     children: u64,
@@ -86,7 +86,7 @@ fn another_users_thread_is_never_scheduled_first() {
     assert_nothing_gained(&end(held));
 }
 
-/// A program that has given up a part of its rights, or run a file of another user's that says so, is somebody else.
+/// A program that has dropped a part of its rights, or has run a set-user-ID file, counts as another user.
 #[test]
 fn a_thread_with_fewer_rights_is_never_scheduled_first() {
     require!(can(), "{CANNOT}");
@@ -114,7 +114,7 @@ fn a_thread_with_fewer_rights_is_never_scheduled_first() {
     }
 }
 
-/// A thread of the tracer's own user may be boosted, but the boost does not last and is not inherited.
+/// TiExec may boost a thread of the tracer's own user, but the boost does not last and is not inherited.
 #[test]
 fn an_own_threads_priority_is_neither_kept_nor_inherited() {
     require!(can(), "{CANNOT}");
@@ -126,7 +126,7 @@ fn an_own_threads_priority_is_neither_kept_nor_inherited() {
     assert_eq!(seen.child, 0, "children inherited it");
 }
 
-/// A thread that never ends its call keeps nobody from the processors, and neither does its tracer.
+/// Neither a thread that never ends its call nor its tracer keeps other threads from the processors.
 #[test]
 fn priority_ends_while_the_stop_lasts() {
     require!(can(), "{CANNOT}");
@@ -135,7 +135,7 @@ fn priority_ends_while_the_stop_lasts() {
     for front in [&[][..], &ATTACKER] {
         let mut held = started_as(front, &path, "spin");
         let pid = held.pid().to_string();
-        // It may miss a stop.
+        // The program may miss a stop.
         let mut commands = ["attach", "revert"].iter().cycle().take(ROUNDS as usize);
         let tool = loop {
             let command = commands.next().expect("it never made its own call");
@@ -161,7 +161,7 @@ fn priority_ends_while_the_stop_lasts() {
     }
 }
 
-/// Returns whether no thread of the process is scheduled before normal ones, but such as only end that.
+/// Returns whether all threads of the process have normal priority, except the thread that ends the boost.
 fn all_normal(pid: i32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).all(|tid: i32| {
@@ -172,14 +172,14 @@ fn all_normal(pid: i32) -> bool {
     })
 }
 
-/// `--follow` goes on as root beside programs that have given up their rights.
+/// `--follow` continues as root beside programs that have dropped their rights.
 #[test]
 fn what_a_followed_program_becomes_is_not_scheduled_first() {
     require!(can(), "{CANNOT}");
     let (_public, path) = attacker();
     let script = format!("{} {} fork; exit $?", ATTACKER.join(" "), path.display());
     let run = Run::new("sh", ["-c", &script]).options(["--follow", "--backing=image"]);
-    // Each program is stopped once or twice, and may miss that.
+    // Each program is stopped once or twice, and may miss a stop.
     let forked = (0..ROUNDS).any(|_| {
         let mut held = run.hold();
         let until = Instant::now() + support::child::patience(Duration::from_secs(2));

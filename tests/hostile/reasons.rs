@@ -1,4 +1,4 @@
-//! A program may execute another one, or end, while it is attached to: the report says so, and names no symptom of it.
+//! If a program executes another one, or ends, during an attach, the report names that cause and not a symptom.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::ATTACKER;
 
 const ROUNDS: u32 = 200;
 
-/// Why nothing was done, or not all; `-` where nothing is said.
+/// Returns the reason why nothing, or not everything, was done; `-` without a message.
 fn reason(done: &Done) -> String {
     let line = done.err();
     let mut words =
@@ -17,7 +17,7 @@ fn reason(done: &Done) -> String {
     words.nth(1).unwrap_or("-").to_owned()
 }
 
-/// Has it do that at a random moment of an attach or of a revert, as root and as another user.
+/// Makes the program do that at a random moment of an attach or a revert, as root and as another user.
 fn leaves(what: &str, signal: i32, reasons: &[&str]) {
     require!(is_root() && installed("setpriv").is_some(), "another user needs root");
     let public = Public::new();
@@ -61,7 +61,7 @@ fn it_ends() {
     leaves("exit", libc::SIGUSR1, &["-", "target_gone"]);
 }
 
-/// The program that it becomes ends soon, too.
+/// The new program also ends soon.
 #[test]
 fn another_thread_of_it_executes_a_program() {
     leaves("exec", libc::SIGUSR1, &["-", "changed", "target_gone"]);

@@ -1,5 +1,5 @@
-//! `--exe` and `--unit` select the processes that root means: no user makes a program of their own pass for root's by its path, nor a unit
-//! of their own by its name.
+//! `--exe` and `--unit` select only the processes that root means. No user can disguise their own program as root's by
+//! its path, or their own unit by its name.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -18,16 +18,16 @@ fn needs() -> bool {
     is_root() && installed("setpriv").is_some() && installed("unshare").is_some()
 }
 
-/// Returns whether users may have mounts of their own here.
+/// Returns whether users may make their own mounts here.
 fn may_mount() -> bool {
     let front: Vec<&str> = ATTACKER.iter().chain(&OWN_MOUNTS).copied().collect();
     tool(&[&front[..], &["mount", "-t", "tmpfs", "none", "/mnt"]].concat()).status.success()
 }
 
-/// `hold` at a path of root's, and another copy of it with which the attacker would pass for that.
+/// `hold` at a path of root's, and a copy with which the attacker imitates it.
 struct Place {
     _public: Public,
-    /// The directory that is root's.
+    /// Root's directory.
     system: PathBuf,
     /// The program in it.
     program: PathBuf,
@@ -60,13 +60,13 @@ fn exe(pid: i32) -> String {
     link.to_string_lossy().into_owned()
 }
 
-/// The attacker's process, by a script as the attacker; it says when it runs the program.
+/// Starts the attacker's process by a script. The script reports when it runs the program.
 fn attacker(front: &[&str], script: &str) -> Held {
     let front = ATTACKER.iter().chain(front).copied();
     Run::new("sh", ["-c", script]).plain().behind(front).hold()
 }
 
-/// Root's attach takes its own process, and not the attacker's, which has the same path.
+/// Asserts that root's attach selects root's process, and not the attacker's, which has the same path.
 fn assert_left_out(place: &Place, attacker: Held, link: &str) {
     let pid = attacker.said_pid();
     assert_eq!(exe(pid), link);
@@ -84,7 +84,7 @@ fn a_program_at_the_same_path_in_other_mounts() {
     let script = format!("mount --bind {own} {system} && exec {path} 7");
     let same = || attacker(&OWN_MOUNTS, &script);
     assert_left_out(&place, same(), &path);
-    // Root's own process is found beside it.
+    // Root's own process is found nevertheless.
     let (root, other) = (Run::new(&place.program, ["7"]).plain().hold(), same());
     ok(&attach_exe(&place.program));
     assert_switched(root.pid());
@@ -93,7 +93,7 @@ fn a_program_at_the_same_path_in_other_mounts() {
     other.finish().assert_code(7);
 }
 
-/// A file that was deleted shows the path that it had, in whichever mounts that was.
+/// A deleted file shows its earlier path, from any mount namespace.
 #[test]
 fn a_deleted_program_of_other_mounts() {
     require!(needs() && may_mount(), "users may have no mounts of their own");
@@ -103,19 +103,19 @@ fn a_deleted_program_of_other_mounts() {
     let script = format!("mount -t tmpfs none {system} && cp {own}/server {path} && exec {path} 7");
     let inside = attacker(&OWN_MOUNTS, &script);
     let pid = inside.said_pid();
-    // In root's mount namespace, by a file from the attacker's own.
+    // This process is in root's mount namespace, and its file comes from the attacker's namespace.
     let outside = attacker(&[], &format!("exec /proc/{pid}/root{path} 7"));
     assert_eq!(exe(outside.said_pid()), path);
     attach_exe(&place.program).assert_code(4);
     let removed = tool(&["nsenter", "--target", &pid.to_string(), "--mount", "rm", &path]);
     assert!(removed.status.success(), "{removed:?}");
-    // The mounts end with the first.
+    // The attacker's mounts end with the first process.
     for held in [outside, inside] {
         assert_left_out(&place, held, &format!("{path} (deleted)"));
     }
 }
 
-/// In a directory where everybody makes files, names may end as the kernel's mark for a deleted file.
+/// In a directory where all users can create files, a name may end like the kernel's mark for a deleted file.
 #[test]
 fn names_that_end_as_those_of_deleted_programs() {
     require!(needs(), "another user needs root");
@@ -128,7 +128,7 @@ fn names_that_end_as_those_of_deleted_programs() {
     let held = attacker(&[], &format!("{copy}; exec '{literal}' 7"));
     assert_left_out(&place, held, &literal);
     std::fs::remove_file(&literal).expect("root may");
-    // Another user's file, at root's path before root's.
+    // The file of another user was at the path before root's file.
     std::fs::rename(&path, place.own.join("kept")).expect("an own file");
     let held = attacker(&[], &format!("cp {own} {path}; exec {path} 7"));
     std::fs::remove_file(&path).expect("root may");
@@ -136,7 +136,7 @@ fn names_that_end_as_those_of_deleted_programs() {
     assert_left_out(&place, held, &literal);
 }
 
-/// An upgrade replaces the file: processes that run the old one are found by the path that they were started by.
+/// After an upgrade, processes that run the old file are found by the path of their start.
 #[test]
 fn programs_that_were_replaced_or_removed() {
     require!(needs(), "another user needs root");
@@ -159,7 +159,7 @@ fn programs_that_were_replaced_or_removed() {
     }
 }
 
-/// The unit's name alone says nothing: its place says whose it is.
+/// The unit's name alone proves nothing. The unit's place shows its owner.
 #[test]
 fn a_unit_of_the_same_name_of_a_users_own() {
     require!(needs(), "cgroups need root");

@@ -1,5 +1,5 @@
-//! Root attaches to each kind of other users' processes: the attach works or is refused for the right reason, the process is as it was, and
-//! the report is true.
+//! Root attaches to each kind of other users' processes. The attach works or is refused for the right reason, the
+//! process is unharmed, and the report is true.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -22,7 +22,7 @@ fn needs() -> bool {
 
 const NEEDS: &str = "another user needs root and setpriv";
 
-/// A program with 6 MiB of text, at a fixed address, that everybody may run, and a `tiexecctl` beside it.
+/// A program with 6 MiB of text at a fixed address, which all users may run, and a `tiexecctl` beside it.
 fn place(name: &str) -> (Public, PathBuf, PathBuf) {
     let public = Public::new();
     let base = name.rsplit('/').next().expect("a name");
@@ -31,19 +31,20 @@ fn place(name: &str) -> (Public, PathBuf, PathBuf) {
     (public, copy, tool)
 }
 
-/// A command of the tool, run by somebody.
+/// Runs a command of the tool behind this front.
 fn by(front: &[&str], tool: &Path, args: &[&str]) -> Done {
     Run::new(tool, args).plain().behind(front).output()
 }
 
-/// Huge bytes of text by `inspect`.
+/// Returns the huge bytes of text, from `inspect`.
 fn inspected(pid: i32) -> u64 {
     let done = ctl(["inspect", "--json", &pid.to_string()]);
     done.assert_code(0);
     json(&done)["huge_bytes"].as_u64().expect("a number")
 }
 
-/// Attaches and reverts: the text is huge between, as `inspect` and `doctor` say, and everything as before afterwards.
+/// Attaches and reverts. Asserts that the text is huge in between, also by `inspect` and `doctor`, and that everything
+/// is as before afterwards.
 fn there_and_back(pid: i32, attach: impl Fn() -> Done, revert: impl Fn() -> Done) {
     let before = Before::of(pid);
     assert_eq!(inspected(pid), 0);
@@ -64,7 +65,7 @@ fn there_and_back_by_root(pid: i32) {
     there_and_back(pid, attach, || ctl(["revert", "-q", &pid.to_string()]));
 }
 
-/// Neither its user's attach nor revert do anything, and both say why. Looking is refused, or harmless.
+/// Asserts that its user's attach and revert do nothing and report the reason. Examining it is refused, or harmless.
 fn refused_to(user: &[&str], tool: &Path, pid: i32, reason: &str, code: i32) {
     let before = Before::of(pid);
     for command in ["attach", "revert"] {
@@ -90,7 +91,8 @@ fn a_process_that_is_not_dumpable() {
     held.finish().assert_code(7);
 }
 
-/// Writes what `setcap cap_net_bind_service+ep` writes (`struct vfs_cap_data`); false where the file system takes none.
+/// Writes the attribute of `setcap cap_net_bind_service+ep` (`struct vfs_cap_data`). Returns false if the file system
+/// does not support it.
 fn give_capability(file: &Path) -> bool {
     const REVISION_2_EFFECTIVE: u32 = 0x0200_0001;
     const NET_BIND_SERVICE: u32 = 1 << 10;
@@ -116,7 +118,7 @@ fn a_program_with_file_capabilities() {
     held.finish().assert_code(7);
 }
 
-/// The images that it has mapped, by device and inode.
+/// The mapped images of the process, by device and inode.
 fn images(pid: i32) -> BTreeSet<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("a live process");
     let of_ours = maps.lines().filter(|line| line.contains("/memfd:tiexec:"));
@@ -125,7 +127,7 @@ fn images(pid: i32) -> BTreeSet<String> {
         .collect()
 }
 
-/// Attaches to both with one command; returns the images of each.
+/// Attaches to both with one command. Returns the images of each.
 fn images_of_both(one: &Held, other: &Held) -> [BTreeSet<String>; 2] {
     let pids = [one, other].map(|held| held.pid().to_string());
     ok(&ctl(["attach", "--backing=image", "-q", &pids[0], &pids[1]]));
@@ -189,7 +191,7 @@ fn frozen(unified: bool) {
     eventually("it is frozen", || {
         std::fs::read_to_string(&state_file).is_ok_and(|now| now.contains(settled))
     });
-    // Attach serves the one of two related processes that is not frozen.
+    // Of the two related processes, attach treats the one that is not frozen.
     let (one, two) = (pid.to_string(), other.pid().to_string());
     let done = ctl(["attach", "-q", "--backing=image", &one, &two]);
     done.assert_code(3);
@@ -217,7 +219,7 @@ fn one_that_a_cgroup_v2_has_frozen() {
     frozen(true);
 }
 
-/// Where the kernel would kill all of a cgroup's processes when it is full, nothing is charged to it.
+/// If the kernel would kill all processes of a full cgroup, TiExec charges nothing to that cgroup.
 #[test]
 fn one_of_a_cgroup_whose_members_are_killed_together() {
     require!(needs(), "{NEEDS}");
@@ -243,7 +245,7 @@ fn one_of_a_cgroup_whose_members_are_killed_together() {
     assert_untouched(pid, &before);
     std::fs::write(group.join("memory.oom.group"), "0").expect("it was just written");
     there_and_back_by_root(pid);
-    // A revert needs no memory of it.
+    // A revert needs no memory of the cgroup.
     ok(&ctl(["attach", "--backing=image", "-q", &pid.to_string()]));
     std::fs::write(group.join("memory.oom.group"), "1").expect("it was just written");
     ok(&ctl(["revert", "-q", &pid.to_string()]));
@@ -253,8 +255,8 @@ fn one_of_a_cgroup_whose_members_are_killed_together() {
     held.finish().assert_code(7);
 }
 
-/// A cgroup whose memory is all used, again and again, while copies are made and charged to it: others may be killed, but not
-/// the program, and it is never left in part.
+/// A cgroup reaches its memory limit repeatedly while copies are made and charged to it. Other processes may be killed,
+/// but not the program, which is never left half-switched.
 #[test]
 fn one_of_a_cgroup_that_is_at_its_limit() {
     require!(needs(), "{NEEDS}");
@@ -291,8 +293,8 @@ fn one_of_a_cgroup_that_is_at_its_limit() {
     held.finish().assert_code(7);
 }
 
-/// Makes a root file system from what `$2/layer` has, on a tmpfs or as an overlay without or with an upper layer (`$1`), and
-/// becomes the program as its first process.
+/// A script that makes a root file system from `$2/layer`, on a tmpfs or as an overlay without or with an upper layer
+/// (`$1`), and becomes the program as its first process.
 const CONTAINER: &str = r#"
 kind=$1 place=$2; shift 2
 cd "$place/root"
@@ -311,7 +313,8 @@ umount -l .
 exec "$@"
 "#;
 
-/// Runs the rest as root of a user namespace that the attacker owns. As newuidmap(1) does, root maps it further ids.
+/// A script that runs the rest as root of a user namespace which the attacker owns. Root maps more IDs into the
+/// namespace, like newuidmap(1).
 const ROOTLESS: &str = r#"
 place=$1; shift
 mkfifo -m 666 "$place/asked" "$place/mapped"
@@ -324,7 +327,7 @@ exec setpriv --reuid=2001 --regid=2001 --clear-groups unshare --user \
     sh -ec 'echo $$ >"$0/asked"; read -r _ <"$0/mapped"; exec "$@"' "$place" "$@"
 "#;
 
-/// A part of what Docker leaves to root of a container.
+/// A part of the capabilities that Docker gives to root of a container.
 const FEW_RIGHTS: &str = "--bounding-set=-all,+chown,+dac_override,+fowner,+kill,+setgid,+setuid,+net_bind_service,+sys_chroot";
 
 /// The namespaces of a container.
@@ -338,7 +341,7 @@ struct Container {
 }
 
 impl Container {
-    /// Starts a container; `rights` stands before its program.
+    /// Starts a container. `rights` is the front of its program's command line.
     fn start(kind: &str, rootless: bool, rights: &[&str]) -> Self {
         let public = Public::new();
         let place = public.path().to_str().expect("UTF-8").to_owned();
@@ -361,7 +364,7 @@ impl Container {
         Self { held, public, rootless }
     }
 
-    /// The program's id on the machine.
+    /// The program's PID on the machine.
     fn pid(&self) -> i32 {
         let [only] = support::smaps::children(self.held.pid())[..] else {
             panic!("{} has not one child", self.held.command)
@@ -369,7 +372,7 @@ impl Container {
         only
     }
 
-    /// A command of the tool by root of the container, where the program has the id 1.
+    /// Runs a command of the tool as root of the container, where the program has PID 1.
     fn inside(&self, rights: &[&str], args: &[&str]) -> Done {
         let target = self.pid().to_string();
         let enter = ["nsenter", "--target", &target, "--mount", "--pid", "--root", "--wd"];
@@ -402,8 +405,8 @@ fn root_of_a_container_without_a_user_namespace() {
     let rights = ["setpriv", FEW_RIGHTS];
     for kind in ["upper", "lower", "tmpfs"] {
         let container = Container::start(kind, false, &rights);
-        // To root of the machine, it is another with fewer rights; to root of the container, its equal. The paths of an
-        // overlay's layers are known to those only who see where it was mounted: here, inside.
+        // For root of the machine the program has fewer rights, and for root of the container equal rights. The paths
+        // of an overlay's layers are valid only in the namespace where it was mounted, which is here the container's.
         if kind == "tmpfs" {
             there_and_back_by_root(container.pid());
         } else {
@@ -423,7 +426,8 @@ fn a_rootless_container() {
         let container = Container::start("tmpfs", true, rights);
         there_and_back_by_root(container.pid());
         container.there_and_back_inside(&[]);
-        // The owner of the user namespace may trace all in it, from outside too, but not take files from its mappings.
+        // The owner of the user namespace may trace all its processes, also from outside, but may not open files
+        // through their mappings.
         let before = Before::of(container.pid());
         let tool = container.public.path().join("layer/tiexecctl");
         let done = by(&ATTACKER, &tool, &["attach", &container.pid().to_string()]);
@@ -434,7 +438,7 @@ fn a_rootless_container() {
     }
 }
 
-/// An overlay that a user mounted may lie on file systems of that user's own: nobody but that user reads from it.
+/// An overlay that a user mounted may lie on that user's own file systems, so only that user may read from it.
 #[test]
 fn a_rootless_container_on_an_overlay() {
     require!(can_contain(), "{CONTAINS}");

@@ -1,4 +1,5 @@
-//! Processes of TiExec's own work on another user's process: it can hold, rob or charge none of them, and their end harms nobody.
+//! Child processes of TiExec work on another user's process. That process can neither block nor rob nor charge them,
+//! and their end harms no process.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,17 +13,17 @@ use support::{Kind, Public, Run, installed, is_root, program, require};
 use super::ATTACKER;
 use super::files::silent;
 
-/// Users of their own: they would rob other tests' processes.
+/// These users are unique, because they would rob the processes of other tests.
 const ROBBER: [&str; 4] = ["setpriv", "--reuid=2003", "--regid=2003", "--clear-groups"];
 const KILLER: [&str; 4] = ["setpriv", "--reuid=2004", "--regid=2004", "--clear-groups"];
-/// A user of the group that is otherwise nobody's.
+/// A user with the group `nogroup`.
 const OF_NOBODY: [&str; 4] = ["setpriv", "--reuid=2005", "--regid=65534", "--clear-groups"];
 
 fn needs() -> bool {
     is_root() && installed("setpriv").is_some()
 }
 
-/// A copy of a descriptor that is a file of a silent file system is closed by nobody whom a thread waits for.
+/// Closing a copied descriptor of a silent file system blocks. No process on which a thread waits does it.
 #[test]
 fn a_descriptor_whose_copy_is_never_closed() {
     require!(needs() && Path::new("/dev/fuse").exists(), "FUSE and another user need root");
@@ -31,7 +32,7 @@ fn a_descriptor_whose_copy_is_never_closed() {
     held.finish().assert_code(7);
 }
 
-/// How the descendants of a process are called, by name and by command line, as far as they have said so yet.
+/// The names and command lines of a process's descendants, as far as they have set them yet.
 fn called_below(pid: i32) -> Vec<String> {
     let mut names = Vec::new();
     for child in children(pid) {
@@ -58,7 +59,7 @@ fn code_that_never_ends() {
             names.extend(called_below(attaching.pid()));
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
-        // It ends, and the thread stands no longer.
+        // The command ends, and the thread runs again.
         let done = attaching.finish();
         assert!(matches!(done.status.code(), Some(0 | 1)), "{done}");
         assert_ne!(state(held.pid()), Some('t'));
@@ -116,7 +117,7 @@ fn the_user_kills_what_works_for_it() {
     });
 }
 
-/// Runs it as a member of the cgroup.
+/// Runs the command as a member of the cgroup.
 fn inside(group: &Path, run: Run) -> Run {
     run.behind_sh(&format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display()))
 }
@@ -145,7 +146,7 @@ fn copies_are_charged_to_the_process_and_bounded_by_its_limit() {
     assert!(shared_memory(&group) >= before + bytes, "its cgroup pays");
     ok(&revert(held.pid()));
 
-    // Nearly full: it is left alone, and nobody is killed.
+    // The cgroup is nearly full, so the program is left alone, and no process is killed.
     std::fs::write(group.join(limit), (48_u64 << 20).to_string()).expect("a limit");
     let done = attach(held.pid());
     done.assert_code(1);
@@ -153,8 +154,8 @@ fn copies_are_charged_to_the_process_and_bounded_by_its_limit() {
     held.finish().assert_code(7);
 }
 
-/// In a container the copies are charged to the process as well. Where the machine's cgroups are not mounted they cannot be, and
-/// none is made: the tracer's own container would pay.
+/// A tracer in a container also charges the copies to the process. If the machine's cgroups are not mounted there, it
+/// makes no copies, because its own container would be charged.
 #[test]
 fn copies_are_charged_from_a_container_too() {
     require!(needs() && installed("unshare").is_some(), "cgroups need root");
@@ -162,7 +163,7 @@ fn copies_are_charged_from_a_container_too() {
     let controller = memory_controller();
     require!(controller.is_some(), "no memory controller");
     let (top, _) = controller.expect("just looked");
-    // Not below the hierarchy's root, from which all paths would lead.
+    // The groups do not lie directly below the hierarchy's root, from which all paths would be valid.
     let parent = machine.group(&top).expect("a cgroup");
     let unified = parent.join("cgroup.subtree_control");
     if unified.exists() {
@@ -186,7 +187,8 @@ fn copies_are_charged_from_a_container_too() {
     assert!(charged[1] < before[1] + (2 << 20), "the container's own does not: {charged:?}");
 }
 
-/// Process 1 of a PID namespace, as on a node. The tracer's container sees first its own part of the cgroups only, then all.
+/// The script of process 1 of a PID namespace, as on a node. The tracer's container sees first only its own part of the
+/// cgroups, then all.
 const NODE: &str = r#"cd "$1"; top=$2 theirs=$3 ours=$4 attach=$5
     mkfifo input
     mkdir own
@@ -225,7 +227,7 @@ fn a_sparse_file_costs_nothing() {
     for backing in ["--backing=image", "--backing=pagecache", "--backing=auto"] {
         let done = ctl(["attach", backing, &held.pid().to_string()]);
         assert!(matches!(done.status.code(), Some(0 | 1 | 3)), "{done}");
-        // Others use some, too.
+        // Other processes also use shared memory.
         assert!(used() < before + (1 << 30), "{backing}: {} MiB", (used() - before) >> 20);
     }
     held.finish().assert_code(7);

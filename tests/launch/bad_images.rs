@@ -1,4 +1,4 @@
-//! Any file may be named: the status and the kind of error are those of a plain execvp, and there is never a panic.
+//! For every file, the status and the kind of error equal those of a plain execvp, without a panic.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use support::attaching::{Before, assert_untouched, ctl, switched};
 use support::smaps::vmas;
 use support::{Done, Kind, Run, is_root, pmd_size, program, program_big, require, write_program};
 
-/// Returns the message's kind, without the name of the program that says it.
+/// Returns the kind of the message, without the name of the printing program.
 fn class(done: &Done) -> Option<&'static str> {
     let err = done.err();
     let classes = [
@@ -26,7 +26,7 @@ fn class(done: &Done) -> Option<&'static str> {
     classes.into_iter().find(|c| err.to_lowercase().contains(&c.to_lowercase()))
 }
 
-/// The same end, output and kind of error as through env(1), in every mode.
+/// Asserts the same end, output and kind of error as through env(1), in every mode.
 fn assert_same(what: &str, run: &Run) -> Done {
     let env = run.through_env().output();
     for options in [&[][..], &["--report=/dev/null"], &["-v", "--json", "--report=/dev/null"]] {
@@ -63,7 +63,7 @@ impl Files {
     }
 
     fn check(&self, what: &str, content: &[u8]) -> Done {
-        // The shell that execvp falls back to says the path in its own errors: standard error is not compared.
+        // The shell to which execvp falls back prints the path in its errors, so standard error is not compared.
         let path = self.make(content);
         // The shell might find a redirection in the garbage, so it runs in the test's own directory.
         let done = assert_same(what, &Run::new(&path, ["argument"]).cwd(self.dir.path()));
@@ -168,7 +168,7 @@ fn path_search_goes_on_where_execvp_goes_on() {
         // env itself is found by its full name, so PATH is free.
         assert_same(&path, &Run::new("thing", [""; 0]).env("PATH", &path));
     }
-    // A directory of that name is no program.
+    // A directory with that name is no program.
     std::fs::create_dir(dir.path().join("good/sub")).expect("a directory");
     assert_same("a directory on PATH", &Run::new("sub", [""; 0]).env("PATH", g.to_string()));
 }
@@ -240,7 +240,7 @@ impl Elf {
     }
 }
 
-/// `hold` with text that goes on for `more` bytes, in a file of `len` bytes or of its own length.
+/// `hold` with text that is `more` bytes longer, in a file of `len` bytes or of its own length.
 fn with_longer_text(files: &Files, more: u64, len: Option<u64>) -> PathBuf {
     let elf = Elf::read(&program("hold", Kind::DynamicPie));
     let text = elf.text();
@@ -254,7 +254,7 @@ fn with_longer_text(files: &Files, more: u64, len: Option<u64>) -> PathBuf {
     path
 }
 
-/// Panics unless the copies of a process's text take as much memory as is mapped of them.
+/// Panics if the copies of a process's text take more memory than is mapped of them.
 fn assert_no_more_than_is_mapped(pid: i32) {
     let switched: Vec<_> = vmas(pid).into_iter().filter(|vma| vma.is_switched()).collect();
     assert!(!switched.is_empty());
@@ -299,7 +299,7 @@ fn more_text_than_memory() {
     let held = run.plain().hold();
     let before = Before::of(held.pid());
     let pid = held.pid().to_string();
-    // An attach skips the holes of the file, which is nearly all of it.
+    // An attach skips the holes of the file, which are nearly the whole file.
     ctl(["attach", "--backing=image", &pid]).assert_code(0);
     let held_huge = switched(held.pid());
     assert!(held_huge < 64 << 20, "{} MiB", held_huge >> 20);

@@ -1,4 +1,5 @@
-//! A launched program ends as it would alone: its exit status and its death signal are its own, and nothing of TiExec stays.
+//! A launched program ends as without TiExec: its exit status and its death signal are its own, and no process of
+//! TiExec stays.
 
 use support::child::{eventually, state};
 use support::programs::COMMON;
@@ -110,7 +111,7 @@ fn many_launches_at_once_do_not_disturb_each_other() {
             scope.spawn(move || {
                 for round in 0..6 {
                     let code = (lane * 6 + round).to_string();
-                    // On two processors the others take their share of the time.
+                    // Other tests take a share of the two processors, so the deadline is long.
                     let run = Run::new(&programs[round % 2], [&code]).options(["--deadline", "2m"]);
                     let mut held = run.hold();
                     held.assert_full();
@@ -124,7 +125,7 @@ fn many_launches_at_once_do_not_disturb_each_other() {
 #[test]
 fn a_program_may_patch_its_own_text() {
     let program = program("self_patch", Kind::DynamicPie);
-    // Two of them, one patched and one not: the change is seen by nobody else.
+    // Two processes run the program, and one is patched. The other must not see the change.
     let patched = Run::new(&program, [""; 0]).hold();
     let other = Run::new(self::program("hold", Kind::DynamicPie), [""; 0]).hold();
     let again = Run::new(&program, [""; 0]).hold();
@@ -134,13 +135,13 @@ fn a_program_may_patch_its_own_text() {
     patched.finish().assert_code(0).assert_silent();
 }
 
-/// A signal that kills, sent at any moment of a launch, kills, and the helper goes with its charge.
+/// A deadly signal at any moment of a launch kills the program, and the helper ends with it.
 fn killed_at_random(signal: i32) {
     let mut random = Random::new();
     let program = program("hold", Kind::DynamicPie);
     let mut helpers_seen = 0;
     let usual = Run::new(&program, [""; 0]).usual_start(0);
-    // Some more where none of the first was hit while it had a helper.
+    // There are more rounds if no signal of the first ones arrived while the program had a helper.
     for round in 0..1000 {
         if round >= 60 && helpers_seen > 0 {
             break;
@@ -153,7 +154,7 @@ fn killed_at_random(signal: i32) {
         done.assert_signal(signal).assert_silent();
         helpers_seen += helpers.len();
         for helper in helpers {
-            // The process that adopts orphans may take its time to reap it.
+            // The process that adopts orphans may reap the helper late.
             eventually("the helper is gone", || state(helper).is_none_or(|s| s == 'Z'));
         }
     }

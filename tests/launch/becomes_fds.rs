@@ -1,4 +1,4 @@
-//! A launched program has the descriptors it would have alone, and nobody else has them.
+//! A launched program has the same descriptors as without TiExec, and no other process has them.
 
 use std::os::fd::AsRawFd;
 
@@ -66,7 +66,7 @@ fn nobody_else_holds_the_programs_pipes() {
         Run::new(program("hold", Kind::DynamicPie), ["4"]).prep(Prep::Fd(write.as_raw_fd(), 9));
     let held = run.hold();
     drop(write);
-    // The program alone has the write end now: end of file comes when it ends, and not before.
+    // Only the program has the write end now, so the end of file arrives exactly when it ends.
     let mut poll = libc::pollfd { fd: read.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one live pollfd.
     assert_eq!(unsafe { libc::poll(&mut poll, 1, 0) }, 0, "the write end is closed already");
@@ -105,7 +105,7 @@ fn no_mapping_but_the_text_is_changed() {
         let mut seen: Vec<String> = vmas(held.pid())
             .into_iter()
             .filter(|v| !(v.is_switched() || v.is_text() && v.path == exe))
-            // The heap and the stack end where the program's own use of them does.
+            // The ends of the heap and the stack depend on the program's use.
             .map(|v| {
                 if v.path.starts_with("[heap") || v.path.starts_with("[stack") {
                     (v, 0)

@@ -1,4 +1,5 @@
-//! A launched program sees of itself exactly what it would see alone: its output about itself is the same plain and through `tiexec`.
+//! A launched program sees itself exactly as without TiExec: its output about itself is the same plain and through
+//! `tiexec`.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -42,7 +43,7 @@ fn every_kind_of_program_sees_the_same() {
 
 #[test]
 fn limits_and_attributes_are_inherited() {
-    // A subreaper has whoever watches its start for a child.
+    // For a subreaper the companion that watches the start is a child, so there is no watch.
     let run = identity(Kind::DynamicPie)
         .options(["--settle=0"])
         .prep(Prep::Rlimit(libc::RLIMIT_NOFILE, 77))
@@ -74,7 +75,8 @@ fn personality_is_inherited() {
         let held = run.plain().start();
         drop(held);
         if bits == libc::READ_IMPLIES_EXEC {
-            // Reading text then maps data executable: only what the program is, not what is huge, is compared.
+            // With this personality readable mappings are executable, so the test compares only the program's view and
+            // not the huge bytes.
             run.output().assert_code(0).assert_silent();
         } else {
             assert_same(&run);
@@ -116,7 +118,7 @@ fn children_from_before_stay_the_programs() {
 fn scripts_see_the_same() {
     let dir = tempfile::tempdir().expect("a directory");
     let identity = program("identity", Kind::DynamicPie);
-    // The interpreter gets the script as its first argument, and prints there: the file name is its own output.
+    // The interpreter gets the script as its first argument, and prints it, so the output contains the file name.
     let hold = program("argv", Kind::DynamicPie);
     let script = dir.path().join("script");
     write_program(&script, format!("#!{} one two\nrest\n", hold.display()).as_bytes(), 0o755);
@@ -200,12 +202,12 @@ fn huge_arguments_and_environment_arrive() {
         launched
     };
     check(&with_env(Run::new(&argv, std::iter::repeat_n(word.as_str(), 12)))).assert_silent();
-    // The pointers to so many arguments fill the stack as far as the kernel has made it: there may be no room for a frame.
+    // The pointers to this many arguments fill the present stack, so that there may be no room for a frame.
     let many = check(&with_env(Run::new(&argv, std::iter::repeat_n("y", 30_000))));
     if let Some(reason) = many.fail_open_reason() {
         assert_eq!(reason, "stack_room", "{many}");
     }
-    // A small stack: the arguments take most of what the limit allows, and the frames of the remote calls must not need the rest.
+    // The arguments take most of a small stack. The frames of the remote calls must not use up the rest.
     let small = Run::new(program("argv", Kind::DynamicPie), std::iter::repeat_n(word.as_str(), 1))
         .prep(Prep::Rlimit(libc::RLIMIT_STACK, 450_000));
     let (plain, launched) = (small.plain().output(), small.output());

@@ -3,7 +3,7 @@
 
 use support::{Done, Kind, Public, Run, is_root, program, require};
 
-/// Runs `identity` and checks that it is treated and childless.
+/// Runs `identity`, and checks that it is treated and has no children.
 fn assert_treated_and_childless(run: &Run) -> Done {
     let held = run.hold();
     assert_eq!(held.said("wait_plain").as_deref(), Some("No child processes"), "{}", held.command);
@@ -17,7 +17,7 @@ fn assert_treated_and_childless(run: &Run) -> Done {
 }
 
 fn identity() -> Run {
-    // The watch of the start is a child there (`start::as_process_1_…`).
+    // The watch of the start would be a child there (`start::as_process_1_…`).
     Run::new(program("identity", Kind::DynamicPie), [""; 0]).options(["--settle=0"])
 }
 
@@ -39,7 +39,8 @@ fn pid_1_of_a_namespace() {
 #[test]
 fn pid_1_where_proc_shows_another_namespace() {
     require!(is_root(), "a PID namespace needs root");
-    // /proc is still the outer one: /proc/self leads nowhere. It runs, and if its text is not huge a line says why.
+    // /proc belongs to the outer namespace, so /proc/self does not exist. The program runs, and if its text is not huge
+    // a line says why.
     let run = Run::new(program("exits", Kind::DynamicPie), ["code", "7"])
         .behind(["unshare", "--pid", "--fork"]);
     let done = run.output();
@@ -52,14 +53,14 @@ fn pid_1_where_proc_shows_another_namespace() {
 
 #[test]
 fn under_a_subreaper_nothing_comes_up_to_be_reaped() {
-    // An orphan that watches the start would be one to reap.
+    // Without --settle=0 the watch of the start would be an orphan that the program has to reap.
     let run = Run::new(program("exits", Kind::DynamicPie), ["code", "7"])
         .options(["--settle=0"])
         .behind([program("subreaper", Kind::DynamicPie)]);
     let done = run.output();
     done.assert_code(0).assert_silent();
     assert_eq!(done.out(), "ran\nexited 7\nstrays 0\n");
-    // The same with a program that is not treated, and with one that is killed.
+    // The same holds for a program that is not treated, and for a program that is killed.
     let run = Run::new(program("small", Kind::DynamicPie), ["3"])
         .options(["--settle=0"])
         .behind([program("subreaper", Kind::DynamicPie)]);

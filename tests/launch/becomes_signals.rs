@@ -1,4 +1,4 @@
-//! Signals reach a launched program as they would have reached it alone: before, during and after the launch.
+//! Signals reach a launched program as without TiExec: before, during and after the launch.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -56,7 +56,7 @@ fn ignored_sigchld_and_blocked_signals_do_not_stop_the_treatment() {
     }
 }
 
-/// Sends these signals one after the other, without a pause, until told to stop.
+/// Sends these signals one after the other, without a pause, while `during` runs.
 fn storm<T>(pid: i32, signals: &[i32], during: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -69,7 +69,7 @@ fn storm<T>(pid: i32, signals: &[i32], during: impl FnOnce() -> T) -> T {
                 std::thread::yield_now();
             }
         });
-        // A panic here must stop the storm too, or the scope never ends.
+        // A panic must also stop the storm, or the scope never ends.
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(during));
         over.store(true, Ordering::Relaxed);
         result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -151,7 +151,7 @@ fn a_stop_in_the_launch_is_seen_by_the_parent() {
 #[test]
 fn an_interval_timer_is_inherited_and_fires() {
     let held = Run::new(program("hold", Kind::DynamicPie), ["0"]).prep(Prep::Alarm(1)).start();
-    // Its standard input stays open: only the alarm can end it.
+    // The program's standard input stays open, so only the alarm can end it.
     let mut held = held;
     held.wait_line("ready");
     eventually("the alarm kills", || state(held.pid()) == Some('Z'));

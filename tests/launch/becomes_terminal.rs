@@ -1,4 +1,5 @@
-//! A launched program on a terminal is in the foreground, gets the keys and their signals, and stops and continues as a job.
+//! A launched program on a terminal is in the foreground, receives keys and their signals, and stops and continues as a
+//! job.
 
 use std::fs::File;
 use std::io::Write;
@@ -43,7 +44,7 @@ fn ctrl_c_in_the_launch_reaches_it() {
         let held = on_terminal(&pty, Run::new(program("terminal", Kind::DynamicPie), [""; 0]));
         random.spin(20_000);
         pty.type_keys("\x03");
-        // Either it came before the program had its handler, or the handler says so.
+        // Either the signal arrived before the program had its handler, or the handler reports it.
         let pid = held.pid();
         let until = std::time::Instant::now()
             + support::child::patience(std::time::Duration::from_secs(10));
@@ -68,7 +69,7 @@ fn ctrl_c_in_the_launch_reaches_it() {
     assert!(died > 0, "no launch was hit before its program ran");
 }
 
-/// A job of a small shell: what it types, and what the shell reports of the job.
+/// A job of a small shell: the typed keys, and the shell's reports about the job.
 struct Job {
     pty: Pty,
     shell: Held,
@@ -83,7 +84,8 @@ impl Job {
         let pty = Pty::new();
         let (reports, reports_in) = pipe();
         let (orders_out, orders) = pipe();
-        // The shell expects them as 3 and 4; both numbers may be in use here, so they go by way of high ones.
+        // The shell expects the descriptors 3 and 4. Both numbers may be in use here, so the test copies them through
+        // high numbers.
         let run = run
             .clone()
             .behind([program("jobshell", Kind::DynamicPie)])
@@ -156,7 +158,7 @@ fn a_hangup_of_the_terminal_in_the_launch_kills_it() {
         random.spin(6000);
         drop(pty);
         let done = held.finish();
-        // Killed by SIGHUP, or it had already come to reading its terminal and found that gone.
+        // Either SIGHUP killed the program, or it already read its terminal and found the terminal gone.
         assert!(
             done.status.signal() == Some(libc::SIGHUP) || done.status.code() == Some(0),
             "{done}"

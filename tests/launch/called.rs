@@ -1,5 +1,5 @@
-//! Processes of TiExec's own do not show the command line of the program that they work for: `pgrep -f` and `pkill -f` find the program
-//! alone.
+//! TiExec's child processes do not show the command line of the program that they work for, so that `pgrep -f` and
+//! `pkill -f` find only the program.
 
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
@@ -21,7 +21,7 @@ fn every_process() -> Vec<i32> {
 }
 
 /// Returns the processes of these programs and of TiExec that have this among their arguments, as `pgrep -f` sees it.
-/// (A look at all processes may wait for a process of another test that answers nobody.)
+/// (A scan of all processes might block on a process of another test.)
 fn found_by(word: &str, programs: &[&Path]) -> Vec<i32> {
     let runs = |pid: &i32| {
         std::fs::read_link(format!("/proc/{pid}/exe"))
@@ -31,7 +31,7 @@ fn found_by(word: &str, programs: &[&Path]) -> Vec<i32> {
     every_process().into_iter().filter(runs).filter(has).collect()
 }
 
-/// The process of this name whose environment is that of the launch.
+/// The process of this name with the environment of the launch.
 fn called(name: &str, environment: &str) -> Option<i32> {
     every_process().into_iter().find(|&pid| {
         let is_of_it = |one: &[u8]| one == environment.as_bytes();
@@ -40,7 +40,7 @@ fn called(name: &str, environment: &str) -> Option<i32> {
     })
 }
 
-/// A kill by the program's command line kills the program alone, which tells of no other death.
+/// A kill by the program's command line kills only the program, and the program reports the death of no other process.
 fn killed_alone(held: Held, word: &str, programs: &[&Path]) {
     let found = found_by(word, programs);
     assert_eq!(found, [held.pid()]);
@@ -96,7 +96,7 @@ fn the_companion_of_a_program() {
     }
 }
 
-/// `t ./a`, with these arguments between and this environment alone.
+/// Runs `t ./a`, with these arguments in between and only this environment.
 fn short(dir: &Path, options: &[&str], environment: &[(&str, &str)]) -> Held {
     let mut command = Command::new(dir.join("t"));
     command.arg0("t").args(options).arg("./a").current_dir(dir);
@@ -108,7 +108,8 @@ fn short(dir: &Path, options: &[&str], environment: &[(&str, &str)]) -> Held {
     held
 }
 
-/// Where the command line has less room than the name, the environment behind it is what the helper reads all the same.
+/// If the command line has less room than the helper's name, the helper still reads the environment behind the command
+/// line.
 #[test]
 fn a_name_that_is_longer_than_the_command_line() {
     let copy = small("hold", Kind::DynamicNoPie);

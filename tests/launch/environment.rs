@@ -1,5 +1,5 @@
-//! `TIEXEC=…`, the configuration file and the kill switches: options override the environment, which overrides the configuration. Nonsense
-//! is an error as an option and a warning elsewhere.
+//! `TIEXEC=…`, the configuration file and the kill switches: options override the environment, which overrides the
+//! configuration. A malformed setting is an error as an option, and a warning elsewhere.
 
 use support::{Held, Kind, Public, Run, installed, is_root, program, require};
 
@@ -11,7 +11,7 @@ fn huge(held: &Held) -> u64 {
     held.said("huge").expect("a huge line").parse().expect("a number")
 }
 
-/// Returns whether the launch treats the program; either way it runs and nothing is said.
+/// Returns whether the launch treats the program. In both cases the program runs without a message.
 fn is_treated(run: &Run) -> bool {
     let held = run.hold();
     let huge = huge(&held);
@@ -87,7 +87,7 @@ fn nonsense_in_the_environment_is_one_warning() {
             "TIEXEC={value}: the program is treated as if nothing had been said: {done}"
         );
     }
-    // A valid part beside it counts.
+    // A valid setting beside a malformed one counts.
     let held = hold().env("TIEXEC", "frobnicate=1,backing=off").hold();
     assert_eq!(huge(&held), 0);
     held.finish().assert_code(7);
@@ -148,7 +148,7 @@ fn the_program_inherits_the_variable() {
     assert!(done.out().contains("\0TIEXEC=backing=image\0"), "{done}");
 }
 
-/// A launch in a world of its own, whose /etc/tiexec is made by a script (`$E` is that directory).
+/// A launch in its own mount namespace, whose /etc/tiexec is made by a script (`$E` is that directory).
 fn with_etc(public: &Public, script: &str) -> Run {
     let (upper, work) = (public.path().join("upper"), public.path().join("work"));
     for dir in [&upper, &work] {

@@ -1,5 +1,5 @@
-//! The executable may lie anywhere: deleted, without a name, on tmpfs or overlayfs, or on a machine that lets nothing be executed from the
-//! usual temporary places.
+//! The executable may lie anywhere: deleted, without a name, on tmpfs or overlayfs, or on a machine that forbids
+//! execution in the usual temporary directories.
 
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -54,12 +54,13 @@ fn an_executable_that_is_replaced_while_it_runs() {
     assert!(held.coverage().is_full(), "{:?}", held.coverage());
     install(&program("small", Kind::DynamicPie), &dir.path().join("new"), 0o755);
     std::fs::rename(dir.path().join("new"), &path).expect("a rename in one directory");
-    // It runs its whole text once more before it ends.
+    // The program runs its whole text once more before it ends.
     held.finish().assert_code(7).assert_silent();
     Run::new(&path, ["3"]).output().assert_code(3).assert_silent();
 }
 
-/// A launch in a mount namespace of its own, after a script has mounted things there. `$P` is the program, `$D` an empty directory.
+/// A launch in its own mount namespace, after a script has made mounts there. `$P` is the program, `$D` an empty
+/// directory.
 fn in_mounts(public: &Public, script: &str, launched: &str) -> Run {
     let mnt = public.path().join("mnt");
     std::fs::create_dir_all(&mnt).expect("a directory");
@@ -102,7 +103,7 @@ fn an_executable_on_overlayfs() {
         run.plain().hold().finish().status.code() == Some(7),
         "this kernel mounts no overlayfs"
     );
-    // From the lower layer, and after a copy up.
+    // The program runs from the lower layer, and after a copy up.
     assert_treated(&run);
     assert_treated(&in_mounts(&public, &format!("{overlay}; touch $D/program"), &at));
 }
@@ -158,7 +159,8 @@ fn a_world_without_dev_run_tmp_and_sys() {
         .env("D", public.path().join("mnt"))
         .behind(["unshare", "--mount"])
         .behind_sh(&script);
-    // Without /sys the size of a huge page is not to be read: either it is known another way, or a line says why nothing is huge.
+    // Without /sys the size of a huge page cannot be read. Either TiExec finds it another way, or a line says why no
+    // text is huge.
     let held = run.hold();
     let huge: u64 = held.said("huge").expect("a huge line").parse().expect("a number");
     let done = held.finish();

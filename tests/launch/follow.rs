@@ -1,4 +1,4 @@
-//! `-f`, `--follow`: programs that descendants start get huge pages, in whatever way they are started, and nothing else about the tree
+//! `-f`, `--follow`: the programs that descendants start in any way get huge pages, and nothing else about the tree
 //! changes.
 
 use support::attaching::{ctl, small, started, switched};
@@ -10,7 +10,7 @@ fn followed(program: impl AsRef<std::ffi::OsStr>, args: &[&str]) -> Run {
     Run::new(program, args).options(["-f", "--backing=image"])
 }
 
-/// The tree's program that says its pid, once it says that it is ready.
+/// Waits until the tree's program is ready and switched. Returns the PID that the program prints.
 fn wait_switched(held: &mut Held) -> i32 {
     held.wait_line("ready");
     let pid = held.said_pid();
@@ -18,10 +18,10 @@ fn wait_switched(held: &mut Held) -> i32 {
     pid
 }
 
-/// The environment variable that tells the process beside one launch from that of another.
+/// The environment variable that distinguishes the companions of several launches.
 pub(crate) const MARK: &str = "MARK";
 
-/// The process beside a launch, by what its environment has from it.
+/// Finds the companion of a launch by the mark in its environment.
 pub(crate) fn companion(mark: &str) -> Option<i32> {
     let processes = std::fs::read_dir("/proc").expect("/proc").flatten();
     let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -146,7 +146,7 @@ fn as_pid_1_it_is_a_child_that_no_plain_wait_sees() {
     assert_eq!(held.said("wait_plain").as_deref(), Some("No child processes"), "{}", held.command);
     assert_eq!(held.said("wait_all").as_deref(), Some("a child"), "{}", held.command);
     held.finish().assert_code(0).assert_silent();
-    // Its end is not reported to the program while that lives.
+    // The program receives no report of the companion's end.
     let descend = program("descend", Kind::DynamicPie);
     let copy = small("hold", Kind::DynamicNoPie);
     let run = followed(descend, &["vfork", &copy.path().to_string_lossy(), "7"]);
@@ -191,7 +191,7 @@ fn the_companion_may_be_killed_at_any_moment() {
         let mut held = followed(&descend, &["fork", &path, "7"]).env(MARK, &path).start();
         held.wait_line("ready");
         let companion = companion(&path).expect("there is a companion");
-        // It is looked at when it has worked or is a second old.
+        // The companion examines a program after it has worked, or when it is a second old.
         random.spin(1_300_000);
         // SAFETY: kill has no memory conditions.
         unsafe { libc::kill(companion, libc::SIGKILL) };
@@ -200,7 +200,8 @@ fn the_companion_may_be_killed_at_any_moment() {
     }
 }
 
-/// A thread that gets no processor does not come to its stop in time. It must be let go when it does: who follows lives on.
+/// A thread without a processor does not reach its stop in time. TiExec must release the thread later, so the follower
+/// stays alive.
 #[test]
 fn a_program_that_hardly_runs_goes_on() {
     require!(support::installed("chrt").is_some(), "no chrt");
@@ -239,7 +240,7 @@ fn by_path() {
     let only = held(&unwanted, [format!("--only={}", wanted.path().display())]);
     let mut treated = held(&wanted, [format!("--except={path}")]);
     wait_switched(&mut treated);
-    // These began before the one that is switched by now.
+    // These programs began before the program that is switched now.
     for mut held in [except, only, treated] {
         let huge = switched(held.said_pid()) > 0;
         assert_eq!(
@@ -269,7 +270,7 @@ fn ctrl_c_reaches_the_program_and_not_the_companion() {
     held.finish().assert_code(42);
 }
 
-/// Where the kernel gives no records: it says so, and looks through /proc.
+/// If the kernel gives no perf records, TiExec reports it and scans /proc.
 #[test]
 fn without_perf() {
     let library = support::files().join("no_perf.so");
@@ -313,7 +314,7 @@ fn an_attach_follows_what_is_there_and_what_comes() {
     eventually("the next one is switched", || next().is_some_and(|pid| switched(pid) > 0));
     held.write(b"\n");
     held.finish().assert_code(5).assert_silent();
-    // It ends with the tree. A program that it could not switch, because it is small, is no failure.
+    // The attach ends with the tree. A program that is too small to switch is no failure.
     attach.finish().assert_code(0);
 }
 

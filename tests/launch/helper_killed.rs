@@ -1,5 +1,5 @@
-//! The helper may die at any instruction, and the program always runs: at each of the helper's register writes, at each stop that it sees,
-//! and at random.
+//! If the helper dies at any instruction, the program still runs. The tests kill it at each register write, at each
+//! stop that it sees, and at random.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use support::child::eventually;
 use support::smaps::{children, first_child, status_field};
 use support::{Kind, Random, Run, program, require};
 
-/// Launches with a fault; true if the fault came, which is so as long as no report is written.
+/// Launches with a fault. Returns true if the fault occurred, which is so if no report was written.
 fn struck(kind: Kind, fault: &str, report: &Path) -> bool {
     let _none_yet = std::fs::remove_file(report);
     let option = format!("--report={}", report.display());
@@ -35,7 +35,7 @@ fn struck(kind: Kind, fault: &str, report: &Path) -> bool {
     !complete
 }
 
-/// Every place at which the fault can strike, until it strikes no more.
+/// Tries every place of the fault, until the fault no longer occurs.
 fn at_every_place(fault: &str) {
     let dir = tempfile::tempdir().expect("a directory");
     for kind in [Kind::DynamicPie, Kind::DynamicNoPie, Kind::StaticPie, Kind::StaticNoPie] {
@@ -81,7 +81,7 @@ fn no_stray_process_comes_up_when_it_dies() {
         let done = run.env("TIEXEC_FAULT", format!("die-after-setregs:{n}")).output();
         done.assert_code(0);
         assert!(done.out().starts_with("ran\nexited 7\n"), "{n}: {done}");
-        // A zombie that the program did not reap goes to the subreaper; a living process must not.
+        // The subreaper may get a zombie that the program did not reap, but must not get a living process.
     }
 }
 

@@ -1,5 +1,5 @@
-//! Every way of linking is treated. Images with privileges, unreadable ones and foreign ones run plain, silently, with their privileges
-//! intact. A script counts as its interpreter.
+//! Every way of linking is treated. Images with privileges, unreadable ones and foreign ones run plain, silently, with
+//! their privileges intact. A script is treated as its interpreter.
 
 use support::child::tool;
 use support::programs::COMMON;
@@ -25,7 +25,8 @@ fn musl_programs() {
     require!(Kind::Musl.can_build(), "no musl-gcc (musl-tools)");
     assert_treated(&Run::new(program("hold", Kind::Musl), ["7"]));
     assert_treated(&Run::new(program("hold", Kind::MuslStatic), ["7"]));
-    // A static program that uses no signals has no way home from a signal frame: it runs, and if it is not treated that is said.
+    // A static program that uses no signals has no way home from a signal frame. The program runs, and if it is not
+    // treated, a line says so.
     let done = Run::new(program("argv", Kind::MuslStatic), ["x"]).output();
     done.assert_code(0);
     if let Some(reason) = done.fail_open_reason() {
@@ -41,7 +42,7 @@ fn a_program_without_libc() {
 
 #[test]
 fn position_independent_programs_at_every_address() {
-    // Address space layout randomisation puts the image elsewhere each time: 2 or 3 whole huge pages of 6 MiB.
+    // Each start has another address, so that 6 MiB have 2 or 3 whole huge pages.
     for _ in 0..25 {
         assert_treated(&Run::new(program("hold", Kind::DynamicPie), ["7"]));
         assert_treated(&Run::new(program("hold", Kind::StaticPie), ["7"]));
@@ -55,11 +56,11 @@ fn the_interpreter_of_a_script_is_treated() {
     let script = dir.path().join("script");
     write_program(&script, format!("#!{} 7\n", interpreter.display()).as_bytes(), 0o755);
     assert_treated(&Run::new(&script, ["rest"]));
-    // A script whose interpreter is a script.
+    // The interpreter of this script is a script.
     let outer = dir.path().join("outer");
     write_program(&outer, format!("#!{}\n", script.display()).as_bytes(), 0o755);
     assert_treated(&Run::new(&outer, [""; 0]));
-    // Blanks around the interpreter, and its name the last thing in the file.
+    // Blanks surround the interpreter, and the file ends without a line end.
     let bare = dir.path().join("bare");
     write_program(&bare, format!("#! \t{} 7", interpreter.display()).as_bytes(), 0o755);
     assert_treated(&Run::new(&bare, [""; 0]));
@@ -110,7 +111,7 @@ fn setuid_and_setgid_images_keep_their_privileges() {
         let works = run.plain().behind(NOBODY).output().out().contains("secure 1");
         require!(works, "{} is on a nosuid mount", file.display());
         same_privileges(&run, must_have);
-        // With a report asked for, the reason is said there.
+        // If a report is requested, it has the reason.
         let done = run.options(["--report", "--json"]).behind(NOBODY).output();
         assert!(done.err().contains("privileged_image"), "{done}");
     }

@@ -1,4 +1,4 @@
-//! Real programs run as they do alone, and every whole huge page inside their text is PMD-mapped when their main runs.
+//! Real programs run as without TiExec, and every whole huge page inside their text is PMD-mapped when their main runs.
 
 use support::first_output::held_at_first_output;
 use support::{BUSY_NODE, Coverage, Run, installed, require};
@@ -21,7 +21,8 @@ fn node_has_24_mib_of_huge_text() {
     require!(installed("node").is_some(), "no node on PATH");
     let script = "console.log('pid '+process.pid);console.log('ready');\
                   process.stdin.on('data',()=>{}).on('end',()=>process.exit(13))";
-    // A report has a helper map all of the text. Where somebody has warmed node, the kernel maps only what node has used.
+    // With a report, a helper maps all of the text. Otherwise, if node's file is warm, the kernel maps only the parts
+    // that node has used.
     let dir = tempfile::tempdir().expect("a directory");
     let report = format!("--report={}", dir.path().join("report").display());
     let mut held = Run::new("node", ["-e", script]).options([report]).start();

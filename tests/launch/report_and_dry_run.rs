@@ -86,7 +86,7 @@ fn a_report_to_a_file_leaves_the_streams_alone() {
     done.assert_code(7).assert_silent();
     assert_eq!(done.out(), "ran\n");
     assert_eq!(object(&std::fs::read_to_string(&file).expect("a report"))["outcome"], "switched");
-    // Where the file cannot be written, the program runs.
+    // The program runs even if the file cannot be written.
     let option = format!("--report={}", dir.path().join("missing/report").display());
     let done = Run::new(program("exits", Kind::DynamicPie), ["code", "7"])
         .options([option.as_str()])
@@ -98,7 +98,7 @@ fn a_report_to_a_file_leaves_the_streams_alone() {
 
 #[test]
 fn the_report_comes_before_the_program() {
-    // Both write to one stream: the table is whole before the program's first byte.
+    // Both write to one stream. The table must be complete before the program's first byte.
     for options in [&["--report"][..], &["--report", "--json"]] {
         let run = Run::new(program("exits", Kind::DynamicPie), ["code", "7"])
             .options(options)
@@ -176,7 +176,7 @@ fn a_launch_that_gains_nothing_reports_why() {
 #[test]
 fn the_cost_is_bounded() {
     require!(pmd_size() <= 2 << 20, "{NO_TEXT_FOR_LARGE}");
-    // 24 MiB: what is copied is what is huge, once, and the calls do not grow with the text.
+    // The huge bytes of 24 MiB are copied exactly once, and the number of calls does not grow with the text.
     let cost = |mib| {
         let done = Run::new(program_big("hold", Kind::StaticNoPie, mib), ["7"])
             .options(["--report", "--json"])
@@ -210,7 +210,7 @@ fn a_dry_run_prints_the_plan_and_runs_nothing() {
             object(&done.out());
         }
     }
-    // The plan of what will not be treated is the reason.
+    // For a program that will not be treated, the plan is the reason.
     let done =
         Run::new(program("small", Kind::DynamicPie), [""; 0]).options(["--dry-run"]).output();
     done.assert_code(0);
@@ -226,7 +226,7 @@ fn a_dry_run_of_what_is_not_there_is_the_launchs_error() {
     Run::new("/etc/passwd", [""; 0]).options(["--dry-run"]).output().assert_code(126);
 }
 
-/// There is no program to report on: one line says so, and the exit status is the launch's own.
+/// If there is no program to report on, one line says so, and the exit status is that of a failed launch.
 #[test]
 fn a_program_that_is_not_there_has_no_report() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -263,7 +263,7 @@ fn a_program_that_reports_on_itself_agrees() {
     assert_eq!(number(&object(&done.err()), "huge_bytes"), seen, "{done}");
 }
 
-/// The line tells how much was staged, and says that all text stays on base pages only if it does.
+/// The line says how much was staged. It says that all text stays on base pages only if that is true.
 #[test]
 fn a_deadline_that_cuts_the_copy() {
     let path = program_big("hold", Kind::DynamicNoPie, 64);

@@ -41,7 +41,7 @@ fn a_library_loaded_later_after_an_attach() {
     assert_eq!(done.out().lines().count(), 2, "{done}");
 }
 
-/// `java` itself is small: what counts is loaded by it.
+/// `java` itself is small. It loads its large libraries later.
 #[test]
 fn java() {
     let java = busy_java();

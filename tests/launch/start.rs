@@ -1,5 +1,5 @@
-//! The start of a program is watched: text that it executes or loads in its first seconds becomes huge too, or a line says what
-//! helps.
+//! TiExec watches the start of a program: text that it executes or loads in its first seconds also becomes huge, or a
+//! line names the fix.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use support::pty::Pty;
 use support::smaps::{Vma, children, vmas};
 use support::{Kind, Prep, Run, busy_java, installed, is_root, program, require, warm};
 
-/// A library with so much text, in the page cache in small folios.
+/// A library with this many MiB of text, in the page cache in small folios.
 fn library(dir: &Path, mib: u32) -> PathBuf {
     let (source, made) = (support::sources().join("late.c"), dir.join("late.so"));
     let mut cc = Command::new("cc");
@@ -26,7 +26,7 @@ fn library(dir: &Path, mib: u32) -> PathBuf {
     warm::small(&made, &copies)
 }
 
-/// A program that works for a moment, and loads that library then.
+/// A program that works for a moment and then loads that library.
 fn loads(library: &Path) -> Run {
     Run::new(program("late", Kind::DynamicPie), ["busy".as_ref(), library.as_os_str()])
 }
@@ -38,13 +38,13 @@ fn huge_of(pid: i32, library: &Path) -> u64 {
     vmas(pid).iter().filter(|vma| is_its(vma)).map(Vma::huge).sum()
 }
 
-/// Ends a program that has loaded a library: its text is what it was.
+/// Ends a program that has loaded a library, and checks that its text is unchanged.
 fn end(mut held: Held) {
     held.write(b"\n");
     held.finish().assert_code(7).assert_silent();
 }
 
-/// Listens as the journal does, in this test's own `/run`.
+/// Listens at the journal's socket, in this test's own `/run`.
 fn journal() -> UnixDatagram {
     support::store::own_run();
     std::fs::create_dir_all("/run/systemd/journal").expect("a directory in a /run of its own");
@@ -53,7 +53,7 @@ fn journal() -> UnixDatagram {
     journal
 }
 
-/// Waits for the line about text that is left.
+/// Waits for the line about text that is left on base pages.
 fn line_of(journal: &UnixDatagram) -> String {
     let mut record = [0; 4096];
     loop {
@@ -80,7 +80,7 @@ fn fixes(line: &str) -> (Vec<String>, Vec<String>) {
 
 #[test]
 fn a_program_that_a_shell_executes() {
-    // It works for a moment first, as programs do.
+    // The script works for a moment first, like a real program.
     let script = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; exec \"$0\" busy \"$1\"";
     let late = program("late", Kind::DynamicPie);
     let dir = tempfile::tempdir().expect("a directory");
@@ -147,9 +147,9 @@ fn text_that_is_left_and_what_makes_it_huge() {
     let dir = warm::directory();
     require!(warm::has_large_folios(dir.path()), "this file system has no large folios");
     let journal = journal();
-    // More than is copied for one start.
+    // The library exceeds the limit of copies for one start.
     let library = library(dir.path(), 70);
-    // A line is written once a day for each program.
+    // TiExec writes the line once a day for each program.
     let late = dir.path().join("late");
     support::install(&program("late", Kind::DynamicPie), &late, 0o755);
     let run = Run::new(&late, ["busy".as_ref(), library.as_os_str()]).limit(120);
@@ -191,7 +191,7 @@ fn the_line_comes_to_a_terminal_once_a_day_and_to_no_pipe() {
     assert!(line_of(&journal).contains("tiexecctl attach"));
     pty.type_keys("\n");
     held.finish().assert_code(7);
-    // The next one of that day, and one whose standard error is a pipe, are silent.
+    // The next start on that day, and a start whose standard error is a pipe, are silent.
     journal.set_read_timeout(Some(Duration::from_secs(1))).expect("a time limit");
     let mut held = loads(&library).start();
     held.wait_line("loaded");
@@ -204,14 +204,14 @@ fn the_line_comes_to_a_terminal_once_a_day_and_to_no_pipe() {
     }
 }
 
-/// How often a process has gone to sleep.
+/// The number of voluntary context switches of a process.
 fn sleeps(pid: i32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
     let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
     count.and_then(|count| count.trim().parse().ok()).expect("a number")
 }
 
-/// Starts a program that is watched, and waits until its text is huge.
+/// Starts a watched program, and waits until its text is huge.
 fn watched(name: &str, run: Run, ready: &str, is_huge: impl Fn(i32) -> bool) -> (Held, String) {
     let mark = format!("{name}-{}", std::process::id());
     let mut held = run.options(["--backing=image"]).env(MARK, &mark).start();
@@ -222,7 +222,7 @@ fn watched(name: &str, run: Run, ready: &str, is_huge: impl Fn(i32) -> bool) -> 
     (held, mark)
 }
 
-/// Reverts a program that is watched: its companion ends, and the program keeps its own text.
+/// Reverts a watched program. Its companion must end, and the program must keep its own text.
 fn reverted_for_good((held, mark): (Held, String)) {
     let pid = held.pid();
     // A revert is refused while the companion is at work.
@@ -243,13 +243,13 @@ fn a_program_that_is_reverted_stays_so() {
     reverted_for_good(watched("reverted", loads(&library), "loaded", is_huge));
 }
 
-/// It has not worked for as long as programs must have to be looked at.
+/// The program has not used enough processor time to be examined.
 #[test]
 fn an_idle_program_that_is_reverted_stays_so() {
     let run = Run::new(program("hold", Kind::DynamicPie), ["7"]);
     let watched = watched("idle", run, "ready", |pid| switched(pid) > 0);
     let companion = companion(&watched.1).expect("it is watched");
-    // It sees the copies when it wakes next: before it sleeps for the second time from now on.
+    // The companion sees the copies when it wakes next, so before its second sleep from now on.
     let before = sleeps(companion);
     eventually("the companion has looked", || sleeps(companion) >= before + 2);
     reverted_for_good(watched);
@@ -272,7 +272,7 @@ fn settle_0_turns_it_off() {
     let mut held = off.start();
     held.wait_line("loaded");
     let (off, before) = (held.pid(), switched(held.pid()));
-    // The one beside it shows how long to wait.
+    // The watched program beside it shows how long to wait.
     let mut watched = run.start();
     watched.wait_line("loaded");
     let pid = watched.pid();
@@ -282,13 +282,13 @@ fn settle_0_turns_it_off() {
     end(watched);
 }
 
-/// The end of whoever watches would be a zombie for ever where process 1 does not reap.
+/// If process 1 does not reap, a companion would stay a zombie for ever.
 #[test]
 fn nothing_is_left_to_a_process_1_that_does_not_reap() {
     left_to_process_1("subprocess.run(sys.argv[1:], check=True)");
 }
 
-/// A program that starts another may block all signals for that moment.
+/// A program may block all signals while it starts another one.
 #[test]
 fn nothing_is_left_to_a_process_1_that_blocks_signals_while_it_runs() {
     left_to_process_1(

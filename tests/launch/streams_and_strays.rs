@@ -1,5 +1,4 @@
-//! Nothing around a launch keeps the program from running: not a stream without a reader, a signal of its own, an odd namespace, or an exec
-//! from a thread.
+//! The program runs in spite of a stream without a reader, its own signals, an odd namespace, or an exec from a thread.
 
 use support::{Kind, Run, is_root, program, require};
 
@@ -9,7 +8,7 @@ fn ran() -> Run {
 
 #[test]
 fn a_full_stderr_does_not_hold_the_program() {
-    // The pipe is filled, and nobody ever reads it.
+    // The pipe is full, and no process ever reads it.
     let fill = "import os,sys,fcntl\n\
         r,w=os.pipe()\n\
         fcntl.fcntl(w,fcntl.F_SETFL,os.O_NONBLOCK)\n\
@@ -70,7 +69,7 @@ fn a_blocked_sigchld_of_the_programs_own_child_arrives_whenever_it_comes() {
     let front = program("keeps_sigchld", Kind::DynamicPie);
     let waits = program("waits_sigchld", Kind::DynamicPie);
     for round in 0..40 {
-        // From before the fork of the helper to after the program's start.
+        // The delays range from before the fork of the helper to after the program's start.
         let delay = (round * 250).to_string();
         let run = Run::new(&waits, [""; 0]).behind([front.as_os_str(), delay.as_ref()]);
         let done = run.output();
@@ -82,7 +81,7 @@ fn a_blocked_sigchld_of_the_programs_own_child_arrives_whenever_it_comes() {
 #[test]
 fn the_helper_never_becomes_the_init_of_a_namespace() {
     require!(is_root(), "a PID namespace needs root");
-    // The program's own first child is to be the new namespace's init, as with a plain exec.
+    // The program's own first child must become the new namespace's init, as with a plain exec.
     let done = Run::new("/bin/sh", ["-c", "sh -c 'echo $$'; exit 7"])
         .options(["--until-exec=nothing"])
         .behind(["unshare", "-p"])
@@ -98,7 +97,7 @@ fn an_exec_from_another_thread_leaves_no_helper_behind() {
     let exits = program("exits", Kind::DynamicPie);
     for _ in 0..10 {
         let argv = [exits.as_os_str(), "code".as_ref(), "7".as_ref()];
-        // Its output ends only when the last holder of its stderr has gone: a stray helper would hold it.
+        // The output ends when the last holder of stderr has gone. A stray helper would hold it.
         let done = Run::new(&front, argv).options(["--until-exec=exits"]).limit(20).output();
         done.assert_code(7);
         assert_eq!(done.out(), "ran\n", "{done}");

@@ -1,8 +1,8 @@
-//! `--strict`: huge text or nothing. It refuses with 125, before the program has run.
+//! `--strict` refuses to start a program without huge text: the exit status is 125, and the program has not run.
 
 use support::{Kind, Prep, Public, Run, is_root, program, require};
 
-/// The program did not run: it left nothing, and the status is ours.
+/// Asserts that the program did not run: there is no output, and the exit status is that of tiexec.
 fn assert_refused(run: &Run, reasons: &[&str]) {
     let done = run.output();
     done.assert_code(125);

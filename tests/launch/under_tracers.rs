@@ -1,4 +1,4 @@
-//! Under another tracer the program runs plain and says why; after the launch a tracer finds a program like any other.
+//! Under another tracer the program runs plain, and tiexec says why. After a launch, a tracer finds a normal program.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -95,7 +95,7 @@ fn gdb_attaches_and_breaks_in_switched_text() {
     let path = program("hold", Kind::StaticNoPie);
     let mut held = Run::new(&path, ["7"]).hold();
     assert!(held.coverage().is_full());
-    // big_middle lies in the middle of the huge text, and runs again once the program is told to go on.
+    // big_middle lies in the middle of the huge text, and runs again once the program continues.
     held.write(b"\n");
     let said = gdb(held.pid(), &path, &["x/i big_middle", "print (unsigned) big_middle(7)"]);
     drop(said);
@@ -122,7 +122,7 @@ fn gdb_attaches_and_breaks_in_switched_text() {
     let said =
         gdb(held.pid(), &path, &["print ((unsigned (*)(unsigned)) big_middle)(7)", "detach"]);
     assert!(said.contains(&format!("= {want}")), "{want}: {said}");
-    // It runs its whole text again: the breakpoint is gone, and the text is as it was.
+    // The program runs its whole text again, so the breakpoint is gone and the text unchanged.
     held.finish().assert_code(7).assert_silent();
 }
 

@@ -10,7 +10,7 @@ fn name(path: &Path) -> String {
     path.file_name().expect("a name").to_string_lossy().into_owned()
 }
 
-/// Holds the program that a chain of execs ends in, and checks that it is treated and alone.
+/// Holds the last program of a chain of execs, and checks that it is treated and has no other process.
 fn assert_treated(run: &Run) {
     let held = run.hold();
     assert_eq!(held.said_pid(), held.pid(), "one PID throughout");
@@ -27,7 +27,7 @@ fn through_a_shell() {
         let option = format!("--until-exec={}", name(&hold));
         let script = format!("exec {} 7", hold.display());
         assert_treated(&Run::new("sh", ["-c", &script]).options([&option]));
-        // The shell has children, a pipeline and a subshell of its own first.
+        // The shell first starts children, a pipeline and a subshell.
         let script = format!(
             "true; (exit 3); x=$(echo a | cat); test \"$x\" = a || exit 1; exec {} 7",
             hold.display()
@@ -52,7 +52,7 @@ fn through_many_execs_and_scripts() {
     let entrypoint = dir.path().join("entrypoint.sh");
     support::write_program(&entrypoint, b"#!/bin/sh\nset -e\n: work\nexec \"$@\"\n", 0o755);
     assert_treated(&Run::new(&entrypoint, [hold, "7".as_ref()]).options([&option]));
-    // By the environment, as in a container's settings.
+    // The option comes from the environment, as in a container's settings.
     let value = option.trim_start_matches("--").to_owned();
     assert_treated(&Run::new(&entrypoint, [hold, "7".as_ref()]).env("TIEXEC", value));
 }
@@ -80,7 +80,7 @@ fn a_name_that_never_comes() {
     let option = "--until-exec=never-to-come";
     Run::new("sh", ["-c", "exit 9"]).options([option]).output().assert_code(9);
     Run::new("sh", ["-c", "kill -TERM $$"]).options([option]).output().assert_signal(libc::SIGTERM);
-    // It goes on through the execs of others without harm, and they are not treated.
+    // The execs of other programs are unharmed and not treated.
     let hold = program("hold", Kind::DynamicPie);
     let held =
         Run::new("sh", ["-c", &format!("exec {} 7", hold.display())]).options([option]).hold();
@@ -91,7 +91,7 @@ fn a_name_that_never_comes() {
     assert!(done.out().starts_with("exited 9\n"), "{done}");
 }
 
-/// A name that is wrong keeps the program traced for no longer than a start may last.
+/// With a wrong name, the program is traced only until the time limit of a start.
 #[test]
 fn a_name_that_does_not_come_in_time() {
     let hold = program("hold", Kind::DynamicPie);
@@ -113,7 +113,8 @@ fn a_name_that_does_not_come_in_time() {
 #[test]
 fn other_processes_of_that_name_are_left_alone() {
     let hold = program("hold", Kind::DynamicPie);
-    // A child of the shell, not the shell itself, becomes a program of that name: it runs, and the exec of the shell is the one.
+    // A child of the shell executes a program of that name first. That program runs, but only the shell's own exec
+    // counts.
     let script =
         format!("{0} 3 </dev/null >/dev/null; test $? = 3 || exit 1; exec {0} 7", hold.display());
     assert_treated(
@@ -157,7 +158,7 @@ fn the_time_before_the_exec_does_not_count() {
     let mut held = Run::new("sh", ["-c", &script])
         .options([format!("--until-exec={}", name(&hold)), "--deadline=100ms".to_owned()])
         .start();
-    // Longer than the deadline, which is about staging.
+    // The shell waits for longer than the deadline, which limits only staging.
     let pid = held.pid();
     eventually("the shell is there", || {
         std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c == "sh\n")
