@@ -254,7 +254,7 @@ fn with_longer_text(files: &Files, more: u64, len: Option<u64>) -> PathBuf {
     path
 }
 
-/// Panics if the copies of a process's text take more memory than is mapped of them.
+/// Panics unless the copies of a process's text take exactly the memory that is mapped of them.
 fn assert_no_more_than_is_mapped(pid: i32) {
     let switched: Vec<_> = vmas(pid).into_iter().filter(|vma| vma.is_switched()).collect();
     assert!(!switched.is_empty());

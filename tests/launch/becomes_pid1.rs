@@ -53,7 +53,7 @@ fn pid_1_where_proc_shows_another_namespace() {
 
 #[test]
 fn under_a_subreaper_nothing_comes_up_to_be_reaped() {
-    // Without --settle=0 the watch of the start would be an orphan that the program has to reap.
+    // Without --settle=0 the watch of the start would be an orphan that the subreaper has to reap.
     let run = Run::new(program("exits", Kind::DynamicPie), ["code", "7"])
         .options(["--settle=0"])
         .behind([program("subreaper", Kind::DynamicPie)]);

@@ -1,12 +1,13 @@
-//! Each start of a program has the same text huge, wherever the kernel put the program: a launch moves it to where copies hold the
-//! most whole huge pages, and its address stays random.
+//! Each start of a program has the same text huge, for every address that the kernel chooses. A launch moves the
+//! program to an address where copies hold the most whole huge pages, and the address stays random.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use support::{Fresh, Kind, Report, Run, installed, pmd_size, program, require};
 
-/// Starts the program 50 times by copies; returns how much of its own text was huge each time, and how much it has.
+/// Starts the program 50 times with copies. Returns the huge bytes of its own text in all starts, and the size of the
+/// text.
 fn starts(program: &Path, arg: &str, code: i32) -> (BTreeSet<u64>, u64) {
     let report = Report::new();
     let run = Run::new(program, [arg]).options(["--backing=image"]);
@@ -36,7 +37,8 @@ fn of_fifty_starts_each_has_all_whole_huge_pages() {
     }
 }
 
-/// Debian's programs: a server whose text of 5 MiB filled one huge page or two, as the kernel put it.
+/// A server of Debian, whose text of 5 MiB filled one or two huge pages, depending on the kernel's choice of the
+/// address.
 #[test]
 fn of_fifty_starts_of_a_real_server() {
     let servers = |directory: &str| -> Vec<PathBuf> {

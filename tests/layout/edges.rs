@@ -1,4 +1,5 @@
-//! `--edges` makes the chosen part of a text's ragged head and tail huge at launch, and neither makes anything else huge nor harms it.
+//! `--edges` makes the chosen part of a text's head and tail huge at launch. It makes no other memory huge and harms
+//! none.
 
 use serde_json::Value;
 use support::edges::{ask, assert_unharmed, finish, hold, huge_ranges, text_bytes};
@@ -18,7 +19,7 @@ fn report_of(run: &Run) -> (support::Held, Value) {
     (held, report.read())
 }
 
-/// The text is at 0x5ff000–0xc02000; below it, and far above it, is nothing.
+/// The text is at 0x5ff000–0xc02000. There is nothing below it, and nothing for a long distance above it.
 #[test]
 fn the_seeds_example_in_each_mode() {
     require!(pmd_size() == 2 << 20, "the example is made for huge pages of 2 MiB");
@@ -105,9 +106,10 @@ fn every_layout_a_linker_makes_is_whole_afterwards() {
             let text = report["files"][0]["huge_bytes"].as_u64().expect("a number");
             let widened = report["widened_bytes"].as_u64().expect("a number");
             assert_eq!(huge, text + widened, "{kind:?} {edges} {report}");
-            // It begins with a huge page, and its data lies in the one in which it ends.
+            // The text of OneSegmentNoPie begins with a huge page, and its data lies in the huge page in which the text
+            // ends.
             let has_edges = kind != Kind::OneSegmentNoPie;
-            // A program that can be moved lies where all of its whole pages are huge in any case.
+            // A position-independent program is moved to an address where all its whole pages are huge in any case.
             if format!("{kind:?}").ends_with("NoPie") {
                 assert_eq!(huge > conservative, has_edges, "{kind:?} {edges}: {huge} {report}");
             }
@@ -133,7 +135,7 @@ fn assert_nothing_writable_is_executable(pid: i32) {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
-/// Its data lies in the huge page in which its text ends.
+/// The program's data lies in the huge page in which its text ends.
 #[test]
 fn writable_data_in_the_same_huge_page_stays_on_base_pages() {
     for edges in ["--edges=pad", "--edges=aggressive"] {
@@ -151,7 +153,7 @@ fn writable_data_in_the_same_huge_page_stays_on_base_pages() {
     }
 }
 
-/// Without randomisation the heap begins right behind the data.
+/// Without address randomisation the heap begins directly after the data.
 #[test]
 fn the_heap_grows_as_it_would() {
     for kind in
@@ -177,13 +179,13 @@ fn a_jump_into_the_filler_is_a_trap() {
         held.write(format!("trap {address}\n").as_bytes());
         held.finish().assert_signal(libc::SIGTRAP);
     }
-    // Without edges nothing is there.
+    // Without edges this place is unmapped.
     let mut held = hold(&run(Kind::SeedNoPie, &["--backing=image"]));
     held.write(b"trap 400000\n");
     held.finish().assert_signal(libc::SIGSEGV);
 }
 
-/// Read-only data and text that lie in the page cache as they lie in memory: nothing is copied.
+/// Read-only data and text have the same layout in the page cache and in memory, so nothing is copied.
 #[test]
 fn the_page_cache_serves_edges_within_the_file() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
@@ -255,7 +257,7 @@ fn real_programs_have_all_of_their_text_on_huge_pages() {
 
 #[test]
 fn ask_is_heard() {
-    // The tests above rely on this: `ask` can tell that something is wrong.
+    // The tests above rely on this: `ask` detects damage.
     let mut held = hold(&Run::new(program("own_image", Kind::SeedNoPie), NONE).plain());
     assert_eq!(ask(&mut held, "protect"), "ok");
     assert_eq!(huge_ranges(held.pid()), []);

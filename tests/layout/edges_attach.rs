@@ -1,5 +1,5 @@
-//! `--edges` in a running process: after attach, attach once more, and revert, its neighbours have lost nothing, and nothing of ours is
-//! left.
+//! `--edges` in a running process: after an attach, a second attach, and a revert, the neighbouring memory has lost
+//! nothing, and nothing of ours is left.
 
 use support::attaching::{Before, assert_untouched, ctl, json, revert, small, switched};
 use support::child::eventually;
@@ -35,7 +35,7 @@ fn the_seeds_example_there_and_back() {
         let seen = json(&ctl(["inspect", "--json", &pid.to_string()]));
         assert_eq!(seen["widened_bytes"], 0x3f_d000, "{seen}");
         assert_eq!(seen["files"][0]["huge_bytes"], 0x60_3000, "{seen}");
-        // A second time there is nothing to do.
+        // The second attach has nothing to do.
         let again = attach(pid, "image", "aggressive");
         again.assert_code(0).assert_silent();
         assert_eq!(json(&again)["attach"], serde_json::Value::Null, "{again}");
@@ -82,7 +82,7 @@ fn where_something_may_grow_down_no_edge_is_taken() {
     for (kind, tail) in [("stays", 0xe0_0000), ("grows", 0xc0_0000)] {
         let copy = small("own_image", Kind::SeedNoPie);
         let mut held = held(&copy);
-        // The page above the huge page of the tail.
+        // The first page above the huge page of the tail.
         assert_eq!(ask(&mut held, &format!("place e00000 {kind}")), kind);
         attach(held.pid(), "image", "aggressive").assert_code(0).assert_silent();
         assert_eq!(huge_ranges(held.pid()), [(0x40_0000, tail)], "{kind}");
@@ -168,7 +168,7 @@ fn every_layout_there_and_back() {
         let before = Before::of(pid);
         attach(pid, "image", "conservative").assert_code(0).assert_silent();
         let conservative = switched(pid);
-        // The edges can follow later.
+        // A later attach can add the edges.
         attach(pid, "image", "pad").assert_code(0).assert_silent();
         assert!(switched(pid) > conservative, "{kind:?}: {:?}", vmas(pid));
         assert!(ask(&mut held, "check").parse::<u64>().is_ok(), "{kind:?}");
@@ -180,7 +180,7 @@ fn every_layout_there_and_back() {
     }
 }
 
-/// The program has its read-only data written to: that huge page is no file's any more.
+/// The program has written to its read-only data, so that huge page does not belong to the file any more.
 #[test]
 fn what_the_program_has_written_to_is_left() {
     let copy = small("own_image", Kind::SpreadPie);
@@ -203,7 +203,7 @@ fn what_the_program_has_written_to_is_left() {
 #[test]
 fn the_page_cache_serves_edges_and_gives_them_back() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    // Where the kernel puts it, a program that is not position-independent lies right.
+    // A program that is not position-independent is congruent at its own address.
     let copy = Fresh::copy(&program("own_image", Kind::StaticNoPie));
     let mut held = held(&copy);
     let pid = held.pid();
@@ -244,7 +244,7 @@ fn a_launch_is_reverted() {
     }
 }
 
-/// The program's own mappings: what of its file is where, counted from the first.
+/// The layout of the mappings of the program's own file, relative to the first.
 fn shape(pid: i32) -> Vec<String> {
     let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("an own child");
     let exe = exe.to_string_lossy().into_owned();
@@ -262,7 +262,7 @@ fn shape(pid: i32) -> Vec<String> {
         .collect()
 }
 
-/// Threads of the program map, write and unmap pages in the gaps all the time: theirs come first.
+/// Threads of the program map, write and unmap pages in the gaps all the time, and have precedence over TiExec.
 #[test]
 fn neighbours_that_come_and_go_lose_nothing() {
     let copy = small("own_image", Kind::SeedNoPie);

@@ -1,4 +1,5 @@
-//! TiExec may die at any instant while it takes the edges of a text, or gives them back: the program goes on, and a later attempt works.
+//! If TiExec dies at any instant while it takes or reverts the edges of a text, the program continues, and a later
+//! attempt works.
 
 use support::attaching::{descriptors, joined, revert_run, small};
 use support::edges::{ask, assert_unharmed, finish, hold, huge_ranges};
@@ -17,7 +18,7 @@ fn revert(pid: i32) -> Run {
     revert_run(pid)
 }
 
-/// Kills it at each place of an attach, and of a revert.
+/// Kills TiExec at each place of an attach, and of a revert.
 fn at_each_place(copy: &Fresh, point: &str) {
     let mut held = hold(&Run::new(copy.path(), NONE).plain().limit(200));
     let pid = held.pid();
@@ -65,7 +66,7 @@ fn after_each_write_of_an_attach() {
     at_each_place(&small("own_image", Kind::SeedNoPie), POINTS[2]);
 }
 
-/// Each death of the helper at launch.
+/// The helper dies at each place of a launch.
 #[test]
 fn at_each_place_of_a_launch() {
     for (kind, backing) in [

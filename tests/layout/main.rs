@@ -1,4 +1,5 @@
-//! The place of text: programs are moved to where it is congruent, and its ragged edges become huge.
+//! The address of text: programs are moved to an address where their text is congruent, and the edges of the text
+//! become huge.
 
 mod coverage;
 mod edges;

@@ -1,5 +1,5 @@
-//! A program moved to where its text is congruent finds itself as a plain one does, however it was linked, and its text lies on the
-//! page cache's own huge folios.
+//! A program that is moved to an address where its text is congruent sees itself like a plain one, with every way of
+//! linking, and its text lies on the page cache's huge folios.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +14,7 @@ fn facts(done: &Done) -> Vec<String> {
     out.lines().filter(|l| !varying.iter().any(|v| l.starts_with(v))).map(str::to_owned).collect()
 }
 
-/// Launches it until it says "ready", and says that its text is where it should be.
+/// Launches the program until it prints "ready", and asserts that its text is at the right place.
 fn hold_on_the_page_cache(run: &Run, file: &Path, rebased: bool) -> Held {
     let report = Report::new();
     let held = report.of(run).hold();
@@ -67,7 +67,7 @@ fn linked_by_mold() {
 fn static_and_position_independent() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     let copy = Fresh::copy(&program("rebased", Kind::StaticPie));
-    // The kernel itself may have put it where it is congruent.
+    // The kernel may have chosen a congruent address.
     let report = Report::new();
     let held = report.of(&Run::new(copy.path(), ["hold"])).hold();
     assert_file_pmd_mapped(held.pid(), copy.path());
@@ -145,7 +145,8 @@ fn go() {
     assert!(done.out().starts_with("24755000 50 42 11 true\n"), "{done}");
 }
 
-/// A private copy of an installed program, if it is a position-independent one: launched and plain it must say the same.
+/// Runs a private copy of an installed program, if it is position-independent. The launched and the plain program must
+/// print the same.
 fn real(path: &str, args: &[&str]) {
     let copy = Fresh::copy(Path::new(path));
     let run = Run::new(copy.path(), args);
@@ -183,7 +184,7 @@ fn mariadbd() {
     let datadir = format!("--datadir={}", dir.path().display());
     real(path, &["--no-defaults", &datadir, "--user=root", "--help", "--verbose"]);
 
-    // A server that works: tables, a function that is called by the optimiser, an index.
+    // A working server, with tables, a function that the optimiser calls, and an index.
     let copy = Fresh::copy(Path::new(path));
     let share = "/usr/share/mysql";
     require!(Path::new(share).exists(), "no {share}");

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use support::fresh::{NO_HUGE_FOLIOS, assert_pagecache, huge_folios};
 use support::{Fresh, Kind, Report, Run, pmd_size, program, require};
 
-/// The load bias that the program says it has.
+/// The load bias that the program prints.
 fn bias(run: &Run) -> u64 {
     let done = run.output();
     done.assert_code(7).assert_silent();
@@ -26,18 +26,18 @@ fn the_kernels_entropy_is_kept() {
         seen.insert(bias(&run));
         assert_pagecache(&report.read(), true);
     }
-    // gcc's layout: text is congruent where the image begins on a huge page.
+    // With gcc's layout, text is congruent if the image begins at a multiple of the huge page.
     assert!(seen.iter().all(|bias| bias % pmd_size() == 0), "{seen:x?}");
-    // 28 bits of base pages (vm.mmap_rnd_bits at the least) less 9 bits of alignment are 2^19 places: of 1,000 launches one pair
-    // has the same, on average; ten are out of the question.
+    // At least 28 bits of base pages (vm.mmap_rnd_bits) less 9 bits of alignment give 2^19 places. On average, one pair
+    // of 1,000 launches has the same place. Ten pairs are practically impossible.
     assert!(seen.len() >= 990, "only {} addresses: {seen:x?}", seen.len());
     let (first, last) = (seen.first().expect("1000"), seen.last().expect("1000"));
     let bits = std::fs::read_to_string("/proc/sys/vm/mmap_rnd_bits");
     let bits: u32 = bits.ok().and_then(|b| b.trim().parse().ok()).unwrap_or(28);
-    // Two of 1,000 lie further apart than half of the whole range.
+    // Among 1,000 launches two lie further apart than half of the whole range.
     let range = 1_u64 << (bits + 12);
     assert!(last - first > range / 2, "{first:x} to {last:x} of {range:x}");
-    // Every bit above the alignment comes as 0 and as 1.
+    // Every bit above the alignment occurs as 0 and as 1.
     for bit in pmd_size().trailing_zeros()..bits + 11 {
         let ones = seen.iter().filter(|&bias| bias >> bit & 1 == 1).count();
         // Six standard deviations to either side.
@@ -57,7 +57,8 @@ fn without_randomisation_the_address_is_always_the_same() {
     let seen: BTreeSet<u64> = (0..5).map(|_| bias(&run)).collect();
     assert_eq!(seen.len(), 1, "{seen:x?}");
     assert_pagecache(&report.read(), true);
-    // Down by its own length, for both places are mapped at a time, and no further than it must.
+    // The program moves down by at least its own length, because both places are mapped at the same time, and no
+    // further than necessary.
     let out = run.plain().output().out();
     let end = out.lines().rfind(|line| line.starts_with("piece ")).expect("its mappings");
     let end = end.split(['-', ' ']).nth(2).and_then(|end| u64::from_str_radix(end, 16).ok());

@@ -1,4 +1,4 @@
-//! The helper may die at any step of a move: the program runs, at the one place or the other, and is whole.
+//! If the helper dies at any step of a move, the program runs undamaged at the old place or the new one.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,8 @@ use support::smaps::{status_field, vmas};
 use support::warm::unless_reclaimed;
 use support::{Fresh, Kind, Run, program, require};
 
-/// Launches with a fault; true if it struck. `places` gathers whether the program ended at a congruent place.
+/// Launches with a fault. Returns true if the fault occurred. `places` collects whether the program ended at a
+/// congruent place.
 fn struck(copy: &Fresh, fault: &str, pieces: usize, places: &mut BTreeSet<bool>) -> bool {
     let report = copy.dir().join("report");
     let _none_yet = std::fs::remove_file(&report);
@@ -21,7 +22,8 @@ fn struck(copy: &Fresh, fault: &str, pieces: usize, places: &mut BTreeSet<bool>)
     assert_eq!(status_field(pid, "TracerPid").as_deref(), Some("0"), "{fault}");
     let name = copy.path().to_string_lossy().into_owned();
     let of_the_file = vmas(pid).iter().filter(|vma| vma.path == name).count();
-    // A death in the one moment in which neither way home may unmap leaves both images; never more.
+    // There is one moment in which neither way home may unmap. A death in that moment leaves both images, and never
+    // more.
     assert!(of_the_file <= 2 * pieces, "{fault}: {of_the_file} mappings, {pieces} without us");
     if complete {
         assert_file_pmd_mapped(pid, copy.path());
@@ -47,7 +49,7 @@ fn at_every_step(fault: &str) {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     for kind in [Kind::DynamicPie, Kind::LldStaticPie, Kind::MuslStaticPie] {
         require!(kind.can_build(), "no compiler or linker for {kind:?}");
-        // Reclaimed page cache changes the number of steps.
+        // If page cache is reclaimed meanwhile, the number of steps changes.
         unless_reclaimed(|| at_every_step_of(fault, kind));
     }
 }
@@ -89,7 +91,7 @@ fn after_each_step_of_a_move_that_is_taken_back() {
     for kind in [Kind::DynamicPie, Kind::LldStaticPie] {
         require!(kind.can_build(), "no linker for {kind:?}");
         let copy = Fresh::copy(&program("rebased", kind));
-        // PR_SET_MM is refused: by then the program is pointed at its new place.
+        // The filter refuses PR_SET_MM, when the program already refers to its new place.
         let run = Run::new(copy.path(), ["lives"]).behind([
             filter.as_os_str(),
             "errno=1".as_ref(),

@@ -1,4 +1,5 @@
-//! If the kernel refuses a step of the move, the program stays where it was, whole, and its text becomes huge by a copy.
+//! If the kernel refuses a step of the move, the program stays undamaged at its place, and its text becomes huge by a
+//! copy.
 
 use std::path::Path;
 
@@ -7,7 +8,7 @@ use support::smaps::vmas;
 use support::warm::unless_reclaimed;
 use support::{Fresh, Held, Kind, Prep, Report, Run, program, require};
 
-/// The mappings of a file in a process, and the bytes from the first to the end of the last.
+/// The number of a file's mappings in a process, and the bytes from the first to the end of the last.
 fn extent(held: &Held, file: &Path) -> (usize, u64) {
     let name = file.to_string_lossy();
     let ours: Vec<_> = vmas(held.pid()).into_iter().filter(|vma| vma.path == name).collect();
@@ -15,8 +16,8 @@ fn extent(held: &Held, file: &Path) -> (usize, u64) {
     (ours.len(), last.end - first.start)
 }
 
-/// Says that the program is not moved because of `why`, that it runs, from an image of its text, and that nothing of the
-/// attempt is left.
+/// Asserts that the program is not moved because of `why`, that it runs from an image of its text, and that the attempt
+/// leaves nothing.
 fn copied_instead(run: &Run, file: &Path, why: &str) {
     unless_reclaimed(|| copied_once(run, file, why));
 }
@@ -50,7 +51,8 @@ fn too_little_address_space_for_two() {
     let plain = run.plain().hold();
     let (_, len) = extent(&plain, copy.path());
     drop(plain);
-    // Room for the program with its 16 MiB of zeroes, its libraries and the staging area of its few megabytes of text, but not for two.
+    // The limit leaves room for the program with its 16 MiB of zeroes, its libraries and the staging area of its text,
+    // but not for a second image.
     let limit = Prep::Rlimit(libc::RLIMIT_AS, len + (32 << 20));
     copied_instead(&run.prep(limit), copy.path(), "ENOMEM");
 }
@@ -63,7 +65,7 @@ fn too_little_data_space_for_two() {
     copied_instead(&Run::new(copy.path(), [""; 0]).prep(limit), copy.path(), "ENOMEM");
 }
 
-/// The same under a filter that answers one call with EPERM.
+/// Asserts the same under a filter that answers one call with EPERM.
 fn refused(call: &str, why: &str) {
     let filter = program("seccomp_exec", Kind::DynamicPie);
     for kind in [Kind::DynamicPie, Kind::LldPie] {
@@ -81,13 +83,13 @@ fn refused(call: &str, why: &str) {
 #[test]
 fn the_last_mapping_is_refused() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    // MAP_PRIVATE|MAP_ANONYMOUS|MAP_FIXED_NOREPLACE: the bss; the parts of the file are mapped by then.
+    // MAP_PRIVATE|MAP_ANONYMOUS|MAP_FIXED_NOREPLACE maps the bss, after the parts of the file.
     refused("mmap/3=0x100022", "EPERM");
 }
 
 #[test]
 fn the_kernel_will_not_be_told_of_the_new_place() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    // PR_SET_MM, with the program already pointed at its new place: all of that is taken back.
+    // At PR_SET_MM the program already refers to its new place, and TiExec undoes all of that.
     refused("prctl/0=35", "prctl(PR_SET_MM_MAP)");
 }

@@ -1,4 +1,5 @@
-//! A program can be moved with anything on its stack: arguments and environment of every length, none, and very many.
+//! A program can be moved with any content of its stack: arguments and environment of every length, no arguments, and
+//! very many.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,7 @@ use support::child::said;
 use support::fresh::{NO_HUGE_FOLIOS, assert_pagecache, huge_folios};
 use support::{Fresh, Kind, Prep, Report, Run, program, require};
 
-/// Says that a launch is moved, and that the program finds all of its arguments and itself.
+/// Asserts that the launch moves the program, and that the program finds its arguments and itself.
 fn moved(report: &Report, run: &Run) {
     let plain = run.plain().output();
     plain.assert_code(7);
@@ -22,7 +23,7 @@ fn every_place_of_the_vector_in_its_page() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     let copy = Fresh::copy(&program("rebased", Kind::DynamicPie));
     let report = Report::new();
-    // Without randomness the environment alone decides where the vector lies.
+    // Without randomness only the environment determines the address of the vector.
     let fixed = Prep::Personality(libc::ADDR_NO_RANDOMIZE as u64);
     let run = report.of(&Run::new(copy.path(), ["brief"]).prep(fixed));
     let mut launches_by_calls = BTreeMap::new();
@@ -34,8 +35,8 @@ fn every_place_of_the_vector_in_its_page() {
         let calls = report["launch"]["remote_syscalls"].as_u64().expect("a number");
         *launches_by_calls.entry(calls).or_insert(0) += 1;
     }
-    // Where its two words lie in two pages the program copies them itself: one call more. Both ways
-    // were gone.
+    // If the two words lie in two pages, the program copies them itself, by one more call. The launches must have taken
+    // both ways.
     let launches: Vec<(u64, u32)> = launches_by_calls.into_iter().collect();
     let [(calls, often), (more_calls, seldom)] = launches[..] else { panic!("{launches:?}") };
     assert!(more_calls == calls + 1 && seldom >= 1 && seldom < often, "{launches:?}");
@@ -70,7 +71,7 @@ fn very_much_on_the_stack() {
 fn too_much_for_any_room_below_it() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     let copy = Fresh::copy(&program("rebased", Kind::DynamicPie));
-    // The pointers alone fill more than the 128 KiB that the kernel maps below the strings.
+    // The pointers alone exceed the 128 KiB that the kernel maps below the strings.
     let args = std::iter::once("brief".to_owned()).chain((0..100_000).map(|i| i.to_string()));
     let run = Run::new(copy.path(), args);
     let plain = run.plain().output();

@@ -1,4 +1,4 @@
-//! Each command says the same about a process that has no text, and exits with the same status.
+//! All commands print the same message about a process without text, and exit with the same status.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use support::attaching::ctl;
 use support::child::{eventually, state};
 use support::{Kind, Run, program, require};
 
-/// Runs each command that takes a PID, and asserts its words and its status.
+/// Runs each command that takes a PID, and asserts its message and its status.
 fn every_command_says(pid: i32, cause: &str, status: i32) {
     let state_dir = tempfile::tempdir().expect("a directory");
     let state_dir = state_dir.path().to_str().expect("UTF-8");
@@ -33,7 +33,7 @@ fn every_command_says(pid: i32, cause: &str, status: i32) {
 
 #[test]
 fn no_process() {
-    // PID_MAX_LIMIT of include/linux/threads.h: no process has this id.
+    // PID_MAX_LIMIT of include/linux/threads.h: no process has this PID.
     every_command_says(4 << 20, "there is no such process", 4);
 }
 
@@ -53,7 +53,7 @@ fn a_kernel_thread() {
     every_command_says(2, "it is a kernel thread: it has no text", 1);
 }
 
-/// `/proc/PID` shows nothing of it, and its other threads go on.
+/// `/proc/PID` shows no data of such a process, but its other threads continue.
 #[test]
 fn a_process_without_its_first_thread_is_there() {
     let held = Run::new(program("situations", Kind::DynamicPie), ["leader"]).plain().hold();

@@ -1,4 +1,4 @@
-//! Core dumps of a launched program are readable, and no larger than they must be.
+//! Core dumps of a launched program are readable, and not larger than necessary.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ fn frames(program: &Path, core: &Path) -> Vec<String> {
         words.get(at).map(|w| (*w).to_owned())
     };
     let mut frames: Vec<String> = text.lines().filter_map(name).collect();
-    // gdb shows the innermost one when it opens the core, too.
+    // gdb also shows the innermost frame when it opens the core.
     frames.dedup();
     frames
 }
@@ -73,7 +73,7 @@ fn by_the_kernel(traced: &Traced, run: &Run) -> (PathBuf, u64, Done) {
     (kept, size, done)
 }
 
-/// Dumps are right; returns how much larger than plain ones they are, by the kernel and by gcore, in bytes.
+/// Checks the dumps. Returns how many bytes larger than plain ones they are, by the kernel and by gcore.
 fn dumps(by: By) -> Option<(i64, i64)> {
     let traced = by.traced()?;
     let program = traced.copy.path();
@@ -130,6 +130,7 @@ fn of_hugetlb_pages() {
     let (kernel, gcore) = more.expect("just looked");
     let text = 3 * pmd_size() as i64;
     println!("{kernel} and {gcore} bytes more, {text} of text");
-    // The default filter (bit 5 of /proc/PID/coredump_filter) dumps private hugetlb pages: the text is in the core.
+    // The default filter (bit 5 of /proc/PID/coredump_filter) dumps private hugetlb pages, so the core contains the
+    // text.
     assert!((kernel - text).abs() < NOISE, "the kernel's: {kernel} bytes more, {text} of text");
 }

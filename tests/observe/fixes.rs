@@ -1,4 +1,4 @@
-//! A command that a message names as its fix, or as the way to undo it, does what the message says.
+//! A command that a message names as its fix, or as the undo, does what the message says.
 
 use std::ffi::OsString;
 
@@ -9,7 +9,7 @@ use support::child::tool;
 use support::fresh::huge_folios;
 use support::{Done, Fresh, Kind, Public, Run, installed, is_root, program, require, tiexecctl};
 
-/// Runs the command that stands behind the word, up to the end of its line.
+/// Runs the command after the word, up to the end of the line.
 fn run_named(done: &Done, word: &str) -> Done {
     let said = done.out() + &done.err();
     let (_, named) = said.split_once(word).unwrap_or_else(|| panic!("no {word:?} in {said}"));
@@ -67,8 +67,9 @@ fn an_advice_on_a_thread_names_its_process() {
     assert!(ok(&advice).out().contains("\nnext  "), "{advice}");
 }
 
-/// Runs `command` by the shell, with `$1` and `$2` for the arguments, our programs on PATH, and a `/run` and `/etc/tiexec` of
-/// its own. It says a fix. Runs that, and the command once more, which does not say so any more.
+/// Runs `command` by the shell, with `$1` and `$2` for the arguments, our programs on PATH, and its own `/run` and
+/// `/etc/tiexec`. The command prints a fix. Runs the fix, and then the command again, which must not print the fix any
+/// more.
 fn mends(before: &str, command: &str, arguments: &[OsString]) -> String {
     let programs = support::tiexecctl().parent().expect("a directory").display().to_string();
     let script = format!(
@@ -158,7 +159,7 @@ fn of_a_canary_where_the_environment_or_the_file_says_off() {
     held.finish().assert_code(7);
 }
 
-/// A canary that is over at once.
+/// A canary that ends at once.
 const CANARY: &str =
     "tiexecctl canary --max 1s --slice 100ms --state-dir /run --counter 'date +%s%N' $1";
 
@@ -249,7 +250,7 @@ fn of_a_file_in_small_folios() {
     let copy = Fresh::copy(&program("hold", Kind::DynamicNoPie));
     let fresh = copy.dir().join("fresh");
     let arguments = [copy.path().into(), fresh.into_os_string()];
-    // What has just been written is not on the disk yet.
+    // The new file is not on the disk yet.
     let said = mends("cp $1 $2", "tiexecctl warm $2", &arguments);
     assert!(said.contains("fix: sync "), "{said}");
     let small = "cp $1 $2.2; sync $2.2";

@@ -1,4 +1,4 @@
-//! The kernel forbids to look at a process, or to trace it: the message names the cause and a fix that helps.
+//! If the kernel forbids examining or tracing a process, the message names the cause and a fix that helps.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
@@ -82,7 +82,7 @@ fn programs_by_their_files_as_another_user() {
     held.finish().assert_code(7);
 }
 
-/// It would stay for as long as a process lives that it may never touch.
+/// Otherwise the command would wait for the end of a process that it may never touch.
 #[test]
 fn following_ends_with_an_attach_that_is_forbidden() {
     require!(is_root(), "becoming another user needs root");

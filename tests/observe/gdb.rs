@@ -1,4 +1,4 @@
-//! gdb finds the names, frames and breakpoints of a launched program like those of any other, on every backing.
+//! gdb finds names and frames and sets breakpoints in a launched program as in a plain one, on every backing.
 
 use support::traced::{ALL, By};
 use support::{Done, Run, installed, require};
@@ -69,7 +69,7 @@ fn stops_at_breakpoints(by: By) {
     assert!(done.out().contains("$1 = 1\n"), "the argument: {done}");
     assert!(done.out().contains("$3 = 0\n"), "a call from gdb: {done}");
     held.wait_line("done");
-    // The breakpoint's change of the text is gone again: the program checks all of it.
+    // The breakpoint has left no change in the text, all of which the program checks.
     held.finish().assert_code(7).assert_silent();
 }
 
@@ -108,8 +108,8 @@ fn breakpoints_in_an_image() {
     stops_at_breakpoints(By::Image);
 }
 
-/// Returns whether the kernel lets a debugger write to private text in hugetlb pages: not from 6.1.2 to 6.13
-/// (`check_vma_flags` in `mm/gup.c`).
+/// Returns whether the kernel lets a debugger write to private text in hugetlb pages, which kernels from 6.1.2 to 6.13
+/// do not (`check_vma_flags` in `mm/gup.c`).
 fn hugetlb_takes_breakpoints() -> bool {
     use std::os::unix::fs::FileExt;
     let len = support::pmd_size() as usize;
@@ -140,7 +140,7 @@ fn breakpoints_in_hugetlb_pages() {
     if able {
         return stops_at_breakpoints(By::Hugetlb);
     }
-    // gdb says so, or uses none; the program goes on, its text unharmed.
+    // gdb reports that it cannot insert the breakpoint. The program continues with its text unharmed.
     let traced = By::Hugetlb.traced().expect("as just before");
     let mut held = traced.hold();
     let commands = ["break probed", "echo armed\\n", "continue", "detach"];
@@ -183,7 +183,7 @@ fn started_by_gdb() {
         for command in [
             "set debuginfod enabled off",
             "set breakpoint pending on",
-            // TiExec has a `main` too.
+            // The breakpoint is not at `main`, because tiexec has a `main` too.
             "tbreak wait_outer",
             "run",
             "bt",

@@ -1,4 +1,4 @@
-//! `tiexecctl inspect` and `tiexecctl doctor` tell the truth about any process, and name the fix.
+//! `tiexecctl inspect` and `tiexecctl doctor` report the truth about any process, and name the fix.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -55,7 +55,7 @@ fn inspect_says_what_smaps_says() {
             files.iter().any(|f| f["path"].as_str().is_some_and(|p| p.contains("libc"))),
             "the DSOs are shown too: {report}"
         );
-        // The table says the same in words.
+        // The table has the same facts in words.
         let table = ctl(&["inspect", &held.pid().to_string()]);
         assert_eq!(table.status.code(), Some(0), "{table:?}");
         let table = out(&table);
@@ -114,7 +114,7 @@ fn inspect_of_nobody() {
     let pid = child.id();
     let mut child = child;
     child.wait().expect("an own child");
-    // PIDs are not used again so soon.
+    // The kernel does not reuse a PID so soon.
     assert!(!Path::new(&format!("/proc/{pid}")).exists());
     for command in ["inspect", "doctor"] {
         let output = ctl(&[command, &pid.to_string()]);
@@ -226,7 +226,7 @@ fn doctor_judges_the_target_it_is_given() {
             .count()
     };
     assert!(bad(&b) > bad(&a), "well: {a}\nill: {b}");
-    // Attach treats both, and the advice names it.
+    // Attach treats both, and the advice names attach.
     for (held, said) in [(&well, a), (&ill, b)] {
         let advice = format!("fix: tiexecctl attach {}", held.pid());
         assert!(!said.contains("fail") && said.contains(&advice), "{said}");
@@ -237,7 +237,7 @@ fn doctor_judges_the_target_it_is_given() {
     ill.finish().assert_code(7);
 }
 
-/// As `unshare --pid --fork` leaves it. What doctor says to do helps.
+/// `unshare --pid --fork` leaves such a /proc. The fix of doctor must help.
 #[test]
 fn doctor_names_a_proc_of_another_pid_namespace() {
     require!(is_root(), "not root");
@@ -262,7 +262,7 @@ fn doctor_names_a_proc_of_another_pid_namespace() {
     assert!(line(&said).is_none() && said.contains("PAGEMAP_SCAN"), "{said}");
 }
 
-/// A PID there means another process than in a system call.
+/// In such a /proc a PID stands for another process than in a system call.
 #[test]
 fn nothing_is_done_by_a_proc_of_another_pid_namespace() {
     require!(is_root(), "not root");

@@ -1,4 +1,4 @@
-//! Limits of the commands themselves: each is called by its name, and none kills a command.
+//! Limits of the commands themselves: the message names each limit, and no limit kills a command.
 
 use std::process::{Command, Output};
 
@@ -81,7 +81,7 @@ fn file_size() {
     for words in [&["report", "--duration", "100ms", "-o", &page, &pid][..], &bench] {
         let output = under("-f 0", words);
         let said = said(&output);
-        // An idle process has nothing to report on.
+        // There is nothing to report about an idle process.
         if !said.contains("nothing to sample") {
             assert!(said.contains("file too large (EFBIG)"), "{output:?}");
         }
@@ -95,7 +95,7 @@ fn file_size() {
     held.finish().assert_code(7);
 }
 
-/// A program that a command starts has the default: it is killed.
+/// A program that a command starts has the default action of SIGXFSZ, which kills it.
 #[test]
 fn file_size_of_a_program_that_is_measured() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,5 @@
-//! A program that looks for its own file by its maps finds it, unless its text is a copy; then `inspect` and `doctor` say so.
+//! A program that searches its own maps for its file finds the file, unless its text is a copy. In that case `inspect`
+//! and `doctor` report it.
 
 use support::attaching::{ctl, json, ok, revert, small};
 use support::fresh::{NO_HUGE_FOLIOS, huge_folios};

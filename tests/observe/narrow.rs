@@ -1,4 +1,5 @@
-//! On a terminal of 80 columns no line of a table or of a report is longer, and nothing is missing; a pipe gets lines as they are.
+//! On a terminal of 80 columns no line of a table or a report is longer, and nothing is missing. A pipe gets unchanged
+//! lines.
 
 use support::attaching::{attach, held, ok, small};
 use support::pty::Pty;
@@ -20,7 +21,7 @@ fn on_a_terminal(args: &[&str]) -> String {
 #[test]
 fn tables_fit() {
     let copy = small("hold", Kind::DynamicNoPie);
-    // A path as long as those of libraries.
+    // The path is as long as those of libraries.
     let name = "java-runtime/lib";
     let directory = copy.dir().join(name);
     std::fs::create_dir_all(&directory).expect("a directory");
@@ -40,12 +41,12 @@ fn tables_fit() {
     for command in commands {
         let said = on_a_terminal(command);
         for line in said.lines() {
-            // A fix is copied as it is, and no word is cut.
+            // A fix is not folded, and no word is cut.
             let whole = line.trim().starts_with("fix: ") || !line.trim().contains(' ');
             assert!(line.chars().count() <= 80 || whole, "{command:?}: {line}\nin {said}");
         }
     }
-    // The same words as in a pipe, in which the lines are as they are.
+    // The terminal shows the same words as the unfolded lines of a pipe.
     let narrow = on_a_terminal(&["inspect", &pid]);
     let wide = Run::new(support::tiexecctl(), ["inspect", &pid]).plain().output().out();
     assert!(wide.lines().any(|line| line.chars().count() > 80), "{wide}");

@@ -1,5 +1,5 @@
-//! perf names the functions of a launched program: always if its text is the file's own, and for a copy only if the recording began before
-//! the launch.
+//! perf names the functions of a launched program always if its text is the file's own. For a copy, perf names them
+//! only if the recording began before the launch.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,8 @@ use support::objects::{Made, WithObject};
 use support::traced::{By, Traced};
 use support::{Report, Run, installed, require};
 
-/// The names that perf gives the samples in a program's own text: spin_inner, another name, none.
+/// The number of samples in a program's own text by the name that perf gives them: spin_inner, another name, or no
+/// name.
 #[derive(Debug, Default, Clone, Copy)]
 struct Samples {
     right: u32,
@@ -17,7 +18,7 @@ struct Samples {
 }
 
 impl Samples {
-    /// Nearly all samples are the loop's: the program does little else.
+    /// Asserts that nearly all samples have the name of the loop, because the program does little else.
     fn assert_named(self, what: &str) {
         assert!(self.right >= 100, "{what}: {self:?}");
         assert!((self.other + self.nameless) * 5 < self.right, "{what}: {self:?}");
@@ -57,7 +58,7 @@ impl Perf {
         self.samples()
     }
 
-    /// Records a program that runs already.
+    /// Records a running program.
     fn of_running(&self, traced: &Traced) -> Samples {
         let mut held = traced.hold();
         let mut front = self.record();
@@ -80,7 +81,7 @@ impl Perf {
         done.assert_code(0);
         let mut samples = Samples::default();
         for line in done.out().lines().filter(|l| l.trim_start().starts_with("traced")) {
-            // The path of the mapping; the name of the process is cut off before.
+            // The line contains the path of the mapping. The name of the process is cut off before this word.
             if !line.contains("traced-onesegment") {
                 continue;
             }
@@ -116,7 +117,8 @@ fn named(by: By) {
     require!(traced.is_some(), "no {by:?} on this machine");
     let traced = traced.expect("just looked");
     let (plain, launch) = (traced.run().plain(), traced.run());
-    // The original before and after, with one cache of build IDs: no names are mixed up.
+    // The test records the original before and after the launch, with one cache of build IDs. perf must not mix up
+    // names.
     perf.of_launch(&plain).assert_named("plain, before");
     perf.of_launch(&launch).assert_named("recorded from before the launch");
     let top = perf.report();
@@ -125,7 +127,7 @@ fn named(by: By) {
     if by.is_the_file() {
         later.assert_named("recorded from after the launch");
     } else {
-        // perf asks /proc for the mappings, and knows no symbols of a memfd.
+        // perf reads the mappings from /proc, and finds no symbols for a memfd.
         assert!(later.nameless >= 100 && later.right == 0, "{by:?}: {later:?}");
     }
     perf.of_launch(&plain).assert_named("plain, after");
@@ -151,7 +153,7 @@ fn hugetlb_pages() {
     named(By::Hugetlb);
 }
 
-/// The time that a process has used of processors, in clock ticks, of which there are 100 in a second.
+/// The processor time of a process, in clock ticks of 10 ms.
 fn ticks_used(pid: i32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a live process");
     let after_name = stat.rsplit_once(") ").expect("a name").1;
@@ -171,7 +173,7 @@ fn a_shared_object() {
     let (with, report) = (WithObject::new(Made::Gnu), Report::new());
     let run = report.of(&with.run(&["7"])).behind(perf.record()).env("HOME", perf.home.path());
     let held = run.hold();
-    // Its threads run through the object until its input ends: a sample for each millisecond.
+    // The program's threads run through the object until its input ends. perf takes a sample each millisecond.
     let pid = held.said_pid();
     eventually("it has used a second of processors", || ticks_used(pid) >= 120);
     held.finish().assert_code(7);

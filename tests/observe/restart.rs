@@ -1,4 +1,5 @@
-//! `inspect`, `doctor` and an attach say what a start by `tiexec` would give, where that is more; and a start gives that.
+//! `inspect`, `doctor` and an attach predict the result of a start by `tiexec`, if that would give more. The start must
+//! give that result.
 
 use serde_json::Value;
 
@@ -6,7 +7,8 @@ use support::attaching::{ctl, held, json, small};
 use support::smaps::{NO_TEXT_FOR_LARGE, pmd_size};
 use support::{Kind, Report, Run, require};
 
-/// The kernel chooses where a position-independent program lies: of 6 MiB of text, two or three huge pages are whole there.
+/// The kernel chooses the address of a position-independent program. There, 6 MiB of text have two or three whole huge
+/// pages.
 #[test]
 fn a_program_that_a_start_would_move() {
     require!(pmd_size() <= 2 << 20, "{NO_TEXT_FOR_LARGE}");
@@ -48,7 +50,7 @@ fn a_program_that_a_start_would_move() {
         }
         held.finish().assert_code(7);
     }
-    // One place of thirty is as good.
+    // One address of thirty is as good without a move.
     assert!(told > 0);
 }
 

@@ -1,4 +1,5 @@
-//! `inspect`, `doctor` and `advise` take the processes that `attach` takes: lists, `--exe` and `--unit`. `inspect` adds them up.
+//! `inspect`, `doctor` and `advise` accept the selectors of `attach`: lists, `--exe` and `--unit`. `inspect` prints the
+//! sum.
 
 use serde_json::Value;
 
@@ -44,7 +45,7 @@ fn lists_and_every_process_that_runs_a_file() {
         let done = ctl([&["doctor"], args].concat());
         done.assert_code(0).assert_silent();
         assert_eq!(done.out().matches("process ").count(), 3, "{done}");
-        // None of them does anything.
+        // All selected processes are idle.
         let done = ctl([&["advise", "--duration", "100ms"], args].concat());
         done.assert_code(1);
         assert!(
@@ -53,9 +54,9 @@ fn lists_and_every_process_that_runs_a_file() {
         );
     }
     assert!(texts.windows(2).all(|pair| pair[0] == pair[1]), "{texts:?}");
-    // One process has no sum.
+    // For a single process there is no sum.
     assert_eq!(lines(&ctl(["inspect", "--json", &pids[0]])).len(), 1);
-    // The revert takes the same.
+    // The revert selects the same processes.
     let done = ctl(["revert", "--exe", &exe]);
     done.assert_code(0).assert_silent();
     assert_eq!(done.out().lines().count(), 3, "{done}");
@@ -68,7 +69,7 @@ fn lists_and_every_process_that_runs_a_file() {
     }
 }
 
-/// Root looks at a process of another user apart; the sum has it too.
+/// For root, a child process examines another user's process. The sum includes that process.
 #[test]
 fn processes_of_several_users() {
     require!(is_root(), "needs root to be another user");

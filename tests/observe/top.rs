@@ -1,4 +1,4 @@
-//! `tiexecctl top` shows the processes as they are, does by keys what the other commands do, and leaves the terminal as it was.
+//! `tiexecctl top` shows the true state of the processes, runs the other commands by keys, and restores the terminal.
 
 use std::process::Command;
 
@@ -7,13 +7,13 @@ use support::child::eventually;
 use support::tmux::Screen;
 use support::{Held, Kind, Run, installed, is_root, program, require, tiexecctl};
 
-/// A screen with `top` on it, which looks often.
+/// A screen with a `top` that refreshes often.
 fn top(columns: u16, rows: u16, environment: &[(&str, &str)]) -> Screen {
     let command = format!("{} top -d 0.3", tiexecctl().display());
     Screen::new(columns, rows, &command, environment)
 }
 
-/// Shows only that process, and selects it.
+/// Filters the rows to that process, and selects it.
 fn choose(screen: &Screen, pid: i32) {
     screen.wait_for("CPU %");
     screen.keys(&["/"]).wait_for("filter:");
@@ -22,7 +22,7 @@ fn choose(screen: &Screen, pid: i32) {
     row(screen, pid, "a look at its text", |row| row[1] != "...");
 }
 
-/// Waits until the row of a process is so; returns its columns.
+/// Waits until the row of a process fulfils the condition. Returns its columns.
 fn row(screen: &Screen, pid: i32, what: &str, is_so: impl Fn(&[&str]) -> bool) -> Vec<String> {
     let columns = |text: &str| {
         let row = text.lines().find(|line| line.trim_start().starts_with(&format!("{pid} ")));
@@ -84,7 +84,7 @@ fn shows_files_reasons_and_the_model() {
         screen.keys(&["Enter"]).wait_for("press m to sample it");
         let text = screen.wait_for("base_pages");
         assert!(text.contains(&format!("process {} (hotset-dynamic", busy.pid())), "{text}");
-        // The table is whole, or its last column stands below.
+        // Either the table is complete, or its last column is below each row.
         assert_eq!(text.contains("    rest because "), columns == 80, "{text}");
         screen.keys(&["m"]).wait_for("sampling it for 5 s");
         let text = screen.wait_for("misses and");
@@ -94,7 +94,7 @@ fn shows_files_reasons_and_the_model() {
     }
 }
 
-/// Each way to its end; the terminal has its own modes and its own text afterwards.
+/// After every kind of end, the terminal has its own modes and its own text.
 #[test]
 fn leaves_the_terminal_as_it_was() {
     require!(installed("tmux").is_some(), "no tmux");
@@ -130,7 +130,7 @@ fn leaves_the_terminal_as_it_was() {
     }
 }
 
-/// Also where SIGHUP is ignored, as under nohup(1), and in the middle of a key.
+/// `top` ends even if SIGHUP is ignored, as under nohup(1), and in the middle of a key.
 #[test]
 fn ends_with_its_terminal() {
     require!(installed("tmux").is_some(), "no tmux");
@@ -146,7 +146,7 @@ fn ends_with_its_terminal() {
             drop(screen);
             let ended = || matches!(support::child::state(pid), None | Some('Z'));
             let what = format!("{pid} ends: {before:?} {keys:?}");
-            // It must not outlive a failure of this test.
+            // `top` must not outlive a failure of this test.
             if !support::child::soon(ended) {
                 // SAFETY: kill takes numbers, and the process is this test's own.
                 unsafe { libc::kill(pid, libc::SIGKILL) };
@@ -156,13 +156,13 @@ fn ends_with_its_terminal() {
     }
 }
 
-/// A key that came in part keeps nothing waiting.
+/// An incomplete key does not block `top`.
 #[test]
 fn takes_keys_that_come_in_parts() {
     require!(installed("tmux").is_some(), "no tmux");
     let screen = top(80, 24, &[]);
     screen.go().wait_for("by text");
-    // ESC and [ alone are no key, and not Esc; they may still take the first p for their rest.
+    // ESC and [ alone are neither a key nor Esc. The first p may still count as their continuation.
     screen.keys(&["-H", "1b", "5b"]);
     screen.keys(&["p", "p"]).wait_for("by PID");
     screen.keys(&["-H", "1b", "5b"]);
@@ -216,7 +216,7 @@ fn sorts_filters_and_takes_any_size() {
     end(other);
 }
 
-/// A process that executes another program is another row.
+/// A process that executes another program becomes a new row.
 #[test]
 fn sees_another_program_in_a_process() {
     require!(installed("tmux").is_some(), "no tmux");
@@ -238,7 +238,7 @@ fn sees_another_program_in_a_process() {
     screen.wait_for("0 match");
 }
 
-/// Returns whether a colour is among the bytes (ECMA-48, SGR).
+/// Returns whether the bytes set a colour (ECMA-48, SGR).
 fn has_colour(sent: &[u8]) -> bool {
     let text = String::from_utf8_lossy(sent);
     let commands = text.split("\x1b[").skip(1).filter_map(|rest| {
@@ -261,7 +261,7 @@ fn has_no_colour_where_none_is_wanted() {
     }
 }
 
-/// Names may have letters that the terminal has not.
+/// Names may contain letters that the terminal cannot show.
 #[test]
 fn sends_ascii_where_the_locale_is_not_utf_8() {
     require!(installed("tmux").is_some(), "no tmux");

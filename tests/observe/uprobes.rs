@@ -1,4 +1,5 @@
-//! Uprobes fire in text on the page cache, set before the launch or after it; a copy of the text loses them, and `inspect` says so.
+//! Uprobes in text on the page cache fire, whether they were set before or after the launch. A copy of the text loses
+//! them, and `inspect` reports it.
 
 use support::traced::{ALL, By};
 use support::uprobe::{Uprobe, call, events};
@@ -24,7 +25,8 @@ fn fires(by: By) {
     call(&mut earlier, 3);
     assert_eq!(probe.hits(earlier.pid()), expected(3), "{by:?}: set after the launch");
 
-    // Not looked at for huge text: the page with the probe is the process's own, and splits it.
+    // The test does not check for huge text, because the page with the probe is a private copy and splits the huge
+    // page.
     let mut later = traced.run().hold();
     call(&mut later, 2);
     assert_eq!(probe.hits(later.pid()), expected(2), "{by:?}: set before the launch");
@@ -34,7 +36,7 @@ fn fires(by: By) {
 
     drop(probe);
     for held in [earlier, later, plain] {
-        // The text is as it was: the program checks all of it.
+        // The text is unchanged, because the program checks all of it.
         held.finish().assert_code(7);
     }
 }

@@ -1,5 +1,5 @@
-//! The Debian package: an upgrade, and the way back, keep what the administrator has made and change no program; `remove` stops the
-//! agent only; `purge` takes the rest away. Services that are enabled start through all of that.
+//! The Debian package: an upgrade and a downgrade keep the administrator's files and change no running program.
+//! `remove` only stops the agent, and `purge` removes the rest. Enabled services start in all these states.
 
 use support::require;
 use support::systemd::{self, Systemd, can_boot};
@@ -11,7 +11,7 @@ const AGENT: &str = "tiexecd.service";
 const NGINX: &str = "nginx.service";
 const CONFFILE: &str = "/etc/apt/apt.conf.d/80tiexec";
 
-/// A systemd with the package, the older version or the newer one.
+/// Boots a systemd with the older or the newer version of the package.
 fn with_package(newer: bool) -> Systemd {
     let made = packages().expect("packages");
     let systemd = Systemd::boot_for_packages();
@@ -28,7 +28,7 @@ fn can() -> bool {
 fn an_upgrade_and_the_way_back() {
     require!(can(), "{NEEDS}; {}, nginx", systemd::NEEDS);
     let systemd = with_package(false);
-    // Installed is not enabled.
+    // The installation does not enable the agent.
     assert_eq!(systemd.property(AGENT, "UnitFileState"), "disabled");
     assert_eq!(systemd.property(AGENT, "ActiveState"), "inactive");
     admin::works(&systemd);
@@ -41,7 +41,7 @@ fn an_upgrade_and_the_way_back() {
         dpkg(&systemd, "--install", &bring(&systemd, deb));
         let shown = systemd.run(["dpkg-query", "--show", "--showformat=${Version}", "tiexec"]);
         assert_eq!(shown.out(), version);
-        // The agent is the new one; nothing else is.
+        // Only the agent was restarted.
         assert_eq!(systemd.property(AGENT, "ActiveState"), "active");
         assert_ne!(systemd.property(AGENT, "MainPID"), agent);
         let now = (admin::made(&systemd), systemd.property(NGINX, "MainPID"), systemd.huge(NGINX));
@@ -65,9 +65,9 @@ fn remove_stops_the_agent_only() {
     assert!(!systemd.path("/usr/bin/tiexecctl").exists());
     assert_eq!(systemd.run(["sh", "-c", "pidof tiexecd"]).out(), "");
     assert_eq!(before, (admin::made(&systemd), systemd.property(NGINX, "MainPID")));
-    // The drop-in runs a command that is gone.
+    // The drop-in runs a command that does not exist any more.
     systemd.systemctl(["restart", NGINX]).assert_code(0);
-    // Installed again, everything is as before.
+    // After a new installation everything is as before.
     dpkg(&systemd, "--install", &bring(&systemd, &packages().expect("packages").newer.deb));
     assert_eq!(systemd.property(AGENT, "UnitFileState"), "enabled");
     systemd.systemctl(["restart", NGINX]).assert_code(0);
@@ -83,7 +83,8 @@ fn purge_takes_away_what_is_ours() {
     );
     let systemd = with_package(true);
     admin::works(&systemd);
-    // A name with a backslash, one of a runtime directory, one that is edited now, and one that is edited later.
+    // The test has a unit with a backslash in its name, a drop-in in a runtime directory, a drop-in that is edited now,
+    // and one that is edited later.
     let odd = r"odd\x2dname.service";
     write(&systemd, &format!("/etc/systemd/system/{odd}"), "[Service]\nExecStart=/bin/sleep inf\n");
     systemd.systemctl(["daemon-reload"]).assert_code(0);
@@ -122,7 +123,7 @@ fn purge_takes_away_what_is_ours() {
     }
     let mounts = systemd.run(["cat", "/proc/1/mountinfo"]).out();
     assert!(!mounts.contains(STORE), "{mounts}");
-    // Somebody has written these.
+    // The administrator has written or edited these.
     for kept in [RULE, &edited] {
         assert!(systemd.path(kept).exists(), "{kept}");
     }
@@ -132,7 +133,7 @@ fn purge_takes_away_what_is_ours() {
     assert!(!systemd.property(NGINX, "ExecStartPost").contains("tiexecctl"));
 }
 
-/// A purge long after the removal: nobody can tell any more which drop-ins are ours, but by what was noted.
+/// At a purge long after the removal, only the notes from the removal show which drop-ins are ours.
 #[test]
 fn purge_after_remove() {
     require!(can(), "{NEEDS}; {}, nginx", systemd::NEEDS);

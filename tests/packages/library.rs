@@ -1,5 +1,5 @@
-//! Debian's packages of libtiexec: a program is built with them, dynamic and static, the library is preloaded, and nothing stays after a
-//! purge.
+//! Debian's packages of libtiexec: programs can be built with them, dynamic and static, the library can be preloaded,
+//! and nothing is left after a purge.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +15,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("it is there")
 }
 
-/// Lays the library under test out as `cargo xtask dist` does.
+/// Installs the library under test into a directory as `cargo xtask dist` does.
 pub(crate) fn lay_out(at: &Path) {
     let own = std::env::current_exe().expect("/proc is mounted");
     let made = Command::new(root().join("scripts/libtiexec"))
@@ -37,7 +37,7 @@ fn files() -> Vec<String> {
         String::from_utf8(done.stdout).expect("names")
     });
     let lines = lists.iter().flat_map(|list| list.lines()).filter(|line| !line.ends_with('/'));
-    // As `ls -l` shows it: of a symbolic link, the target comes last.
+    // The lines are like those of `ls -l`, where the target of a symbolic link comes last.
     let paths = lines.filter_map(|line| line.split_once(" ./")?.1.split(" -> ").next());
     paths.map(|path| format!("/{path}")).collect()
 }
@@ -58,7 +58,7 @@ fn they_carry_what_programs_need() {
     ] {
         assert!(files.contains(&wanted), "{wanted}: {files:?}");
     }
-    // Packages of programs that are linked with it depend on it by this.
+    // This file gives packages of programs with the library their dependency on it.
     let package = packages().expect("packages").newer.library[0].to_str().expect("UTF-8");
     let shlibs = tool(&["dpkg-deb", "-I", package, "shlibs"]);
     assert_eq!(String::from_utf8_lossy(&shlibs.stdout), "libtiexec 1 libtiexec1 (>= 0.0.2)\n");
@@ -83,7 +83,7 @@ fn installed_used_and_purged() {
     let systemd = Systemd::boot_for_packages();
     let [library, development] = &packages().expect("packages").newer.library;
     let (library, development) = (bring(&systemd, library), bring(&systemd, development));
-    // What else these packages write to.
+    // The other directories that these packages write to.
     let over = "for d in usr/include usr/lib/*-linux-gnu; do mkdir -p /run/upper/$d /run/work/$d; \
         mount -t overlay -o lowerdir=/$d,upperdir=/run/upper/$d,workdir=/run/work/$d none /$d; done";
     systemd.run(["sh", "-ec", over]).assert_code(0);
@@ -107,7 +107,7 @@ fn installed_used_and_purged() {
     let done = systemd.run(["env", "LD_PRELOAD=libtiexec.so.1", settings, "/srv/hold", "7"]);
     assert!(done.assert_code(7).err().contains("text on huge pages"), "{done}");
     dpkg(&systemd, "--purge", "libtiexec-dev");
-    // The program goes on without the development's files, and without the library it is not started.
+    // The program runs without the development files. Without the library it does not start.
     systemd.run(["/srv/dynamic"]).assert_code(0);
     dpkg(&systemd, "--purge", "libtiexec1");
     systemd.run(["/srv/dynamic"]).assert_code(127);

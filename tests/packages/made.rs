@@ -1,4 +1,4 @@
-//! Both packages come from one description and carry the same; lintian finds no fault with the Debian package.
+//! Both packages come from one description and contain the same files. lintian accepts the Debian package.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -70,7 +70,7 @@ fn both_carry_the_same() {
         wanted.push(format!("/usr/share/bash-completion/completions/{program}"));
         wanted.push(format!("/usr/share/fish/vendor_completions.d/{program}.fish"));
     }
-    // Files of others in these directories.
+    // These directories also contain files of other packages.
     let names = |directory: &str| {
         let entries = std::fs::read_dir(repository.join(directory)).expect("a directory");
         entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
@@ -78,7 +78,7 @@ fn both_carry_the_same() {
     for page in names("docs/man") {
         let page = page.strip_suffix(".in").expect("a source of a page");
         let section = page.rsplit_once('.').expect("a section").1;
-        // Pages of functions come with the library's header, in libtiexec-dev.
+        // libtiexec-dev has the manual pages of functions, with the library's header.
         if section == "3" {
             continue;
         }
@@ -93,7 +93,8 @@ fn both_carry_the_same() {
 fn lintian_finds_no_fault() {
     require!(packages().is_some(), "{NEEDS}");
     let deb = packages().expect("packages").newer.deb.to_str().expect("UTF-8");
-    // The programs under test are dynamic, those of a release are not. `cargo xtask dist --check` asks lintian about a release.
+    // The programs under test are dynamic, and those of a release are static. `cargo xtask dist --check` runs lintian
+    // on a release.
     let suppressed = "--suppress-tags=undeclared-elf-prerequisites";
     let done = tool(&["lintian", "--allow-root", "--fail-on=error,warning", suppressed, deb]);
     let said = String::from_utf8_lossy(&done.stdout);

@@ -1,5 +1,5 @@
-//! The packages: what they carry, and what becomes of a machine when they come, change and go. A real systemd runs there, of
-//! namespaces of its own, and Debian's own dpkg, apt, rpm, dnf and needrestart.
+//! The packages: their content, and the effect of installation, upgrade and removal on a machine. The tests run a real
+//! systemd in its own namespaces, with Debian's dpkg, apt, rpm, dnf and needrestart.
 
 mod debian;
 mod library;
@@ -33,7 +33,7 @@ struct Packages {
     newer: Version,
 }
 
-/// Makes the packages, once a run; `None` if something is missing.
+/// Makes the packages, once per run; `None` if a tool is missing.
 fn packages() -> Option<&'static Packages> {
     static MADE: OnceLock<Option<Packages>> = OnceLock::new();
     support::tiexecctl();
@@ -85,7 +85,7 @@ fn make(version: &str, place: &Path) -> Option<Version> {
     None
 }
 
-/// Copies a file into the systemd's own root; returns its path there.
+/// Copies a file into the root of the systemd. Returns its path there.
 fn bring(systemd: &Systemd, file: &Path) -> String {
     let name = file.file_name().and_then(|name| name.to_str()).expect("a name");
     let there = format!("/srv/{name}");
@@ -93,7 +93,7 @@ fn bring(systemd: &Systemd, file: &Path) -> String {
     there
 }
 
-/// Runs `dpkg`, which must succeed. The triggers of other packages, such as man-db's, are left for later.
+/// Runs `dpkg`, which must succeed. The triggers of other packages, such as man-db's, are deferred.
 fn dpkg(systemd: &Systemd, what: &str, package: &str) -> Done {
     let done = systemd.run(["dpkg", "--no-triggers", what, package]);
     done.assert_code(0);
@@ -110,12 +110,12 @@ fn read(systemd: &Systemd, path: &str) -> Option<String> {
     std::fs::read_to_string(systemd.path(path)).ok()
 }
 
-/// The program of a package that an upgrade replaces: 6 MiB of text.
+/// The program of a package that an upgrade replaces. It has 6 MiB of text.
 fn app() -> PathBuf {
     program_big("hold", Kind::StaticNoPie, 6)
 }
 
-/// An administrator's work with the package, of which upgrades must keep everything.
+/// An administrator's work with the package. Upgrades must keep all of it.
 mod admin {
     use super::*;
 
@@ -141,7 +141,7 @@ mod admin {
         write(systemd, "/run/tiexec/images/kept", "");
     }
 
-    /// Everything that [`works`] has made, as it is now.
+    /// The present state of everything that [`works`] has made.
     pub(super) fn made(systemd: &Systemd) -> [Option<String>; 4] {
         [RULE, STATE, DROP_IN, "/run/tiexec/images/kept"].map(|path| read(systemd, path))
     }

@@ -1,12 +1,12 @@
-//! needrestart takes neither text in memory files nor in images that were removed for replaced libraries, by the package's
-//! configuration.
+//! By the package's configuration, needrestart does not mistake text in memory files or removed images for replaced
+//! libraries.
 
 use support::require;
 use support::systemd::{self, Systemd, can_boot};
 
 use crate::{NEEDS, app, bring, dpkg, packages, write};
 
-/// A configuration without the exceptions that Debian's own has: those of the packages alone count.
+/// A configuration without Debian's exceptions, so that only the exceptions of the packages count.
 const BARE: &str = "foreach my $file (sort </etc/needrestart/conf.d/*.conf>) {\n    \
     eval do { local (@ARGV, $/) = $file; <> };\n    die $@ if $@;\n}\n";
 
@@ -16,7 +16,7 @@ fn memory_files_and_removed_images() {
     let systemd = Systemd::boot_for_packages();
     dpkg(&systemd, "--install", &bring(&systemd, &packages().expect("packages").newer.deb));
     write(&systemd, "/srv/bare.conf", BARE);
-    // The second finds an image of the store.
+    // In the second round the program uses an image of the store.
     for name in ["image", "store"] {
         let program = format!("/opt/{name}");
         support::install(&app(), &systemd.path(&program), 0o755);
@@ -24,7 +24,7 @@ fn memory_files_and_removed_images() {
             systemd.ctl(["store", "setup"]).assert_code(0);
             systemd.ctl(["store", "add", &program]).assert_code(0);
         }
-        // The program reads until its standard input ends: nobody closes this pipe.
+        // The program reads until its standard input ends, so nothing closes this pipe.
         let script = format!(
             "mkfifo /run/{name}; exec tiexec --strict --backing=image {program} 7 0<>/run/{name}"
         );
@@ -58,7 +58,7 @@ fn memory_files_and_removed_images() {
     };
     assert_eq!(flagged("/etc/needrestart/needrestart.conf"), [""; 0]);
     assert_eq!(flagged("/srv/bare.conf"), [""; 0]);
-    // Without the package's configuration it would.
+    // Without the package's configuration, needrestart reports the programs.
     std::fs::remove_file(systemd.path("/etc/needrestart/conf.d/tiexec.conf")).expect("the file");
     assert_eq!(flagged("/srv/bare.conf"), ["image.service", "store.service"]);
 }

@@ -1,4 +1,5 @@
-//! The RPM: an upgrade and the way back keep everything and make the agent the new one; the removal stops the agent only.
+//! The RPM: an upgrade and a downgrade keep everything and restart the agent with the new version. The removal only
+//! stops the agent.
 
 use support::require;
 use support::systemd::{self, Systemd, can_boot};
@@ -13,7 +14,7 @@ fn from_the_installation_to_the_removal() {
     let made = packages().expect("packages");
     let systemd = Systemd::boot_for_packages();
     let rpm = |args: &[&str]| {
-        // Debian's rpm asks whether one knows what one does.
+        // Debian's rpm refuses to install without this option.
         let front = ["rpm", "--force-debian", "--nodeps"];
         systemd.run(front.iter().chain(args)).assert_code(0);
     };

@@ -1,5 +1,5 @@
-//! apt and dnf bring the programs that rules name into huge pages again, after an upgrade of these; a hook never fails a package
-//! manager, and does nothing in a chroot.
+//! After an upgrade of programs that rules name, the hooks of apt and dnf bring them into huge pages again. A hook
+//! never makes a package manager fail, and does nothing in a chroot.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ fn rule(systemd: &Systemd) {
     write(systemd, "/etc/tiexec/conf.d/app.toml", text);
 }
 
-/// Makes a package of the program by `dpkg-deb`.
+/// Makes a package of the program with `dpkg-deb`.
 fn deb(systemd: &Systemd, version: &str) -> String {
     let root = format!("/srv/app-{version}");
     write(
@@ -38,7 +38,7 @@ fn deb(systemd: &Systemd, version: &str) -> String {
 fn apt_install(systemd: &Systemd, package: &str) {
     let argv =
         ["env", "DEBIAN_FRONTEND=noninteractive", "NEEDRESTART_SUSPEND=yes", "apt-get", "-y"];
-    // Without the lists of all of Debian, which apt would read anew each time.
+    // The options exclude the lists of all of Debian, which apt would read each time.
     let lists = "-oDir::State::Lists=/srv/lists";
     let options = [lists, "-oDPkg::Options::=--no-triggers", "install", package];
     systemd.run(argv.iter().chain(&options)).assert_code(0);
@@ -52,7 +52,7 @@ fn huge(systemd: &Systemd) -> u64 {
     table["files"][0]["huge_bytes"].as_u64().unwrap_or_else(|| panic!("{done}"))
 }
 
-/// The lines of the journal that tell of the program.
+/// The number of journal lines about the program.
 fn told(systemd: &Systemd) -> usize {
     let notes = systemd.notes();
     notes.lines().filter(|line| line.starts_with(&format!("{PROGRAM}: "))).count()
@@ -71,12 +71,13 @@ fn apt() {
     apt_install(&systemd, &deb(&systemd, "2"));
     assert!(huge(&systemd) > 0, "{}", systemd.notes());
     assert_eq!(told(&systemd), 1, "{}", systemd.notes());
-    // Not in a chroot, though it has the machine's /run.
+    // In a chroot the hook does nothing, although the chroot has the machine's /run.
     let chroot = "cd /mnt && mkdir usr etc run proc opt && for d in *; do mount --rbind /$d $d; done && \
         for l in bin lib lib64; do [ ! -L /$l ] || cp -P /$l .; done && chroot . /usr/share/tiexec/after-upgrade";
     systemd.run(["unshare", "--mount", "sh", "-c", chroot]).assert_code(0).assert_silent();
     assert_eq!(told(&systemd), 1, "{}", systemd.notes());
-    // The kill switch, a rule file with a mistake, and a removal that leaves the configuration: apt succeeds.
+    // apt succeeds with the kill switch, with a mistake in a rule file, and after a removal that leaves the
+    // configuration.
     write(&systemd, "/etc/tiexec/disabled", "");
     apt_install(&systemd, &deb(&systemd, "3"));
     assert_eq!(huge(&systemd), 0);
@@ -89,7 +90,7 @@ fn apt() {
     assert_eq!(told(&systemd), 1, "{}", systemd.notes());
 }
 
-/// Makes a package of the program by `rpmbuild`.
+/// Makes a package of the program with `rpmbuild`.
 fn rpm(systemd: &Systemd, version: &str) -> String {
     let program = systemd.path("/srv/hold");
     support::install(&app(), &program, 0o755);
@@ -119,7 +120,8 @@ fn rpm(systemd: &Systemd, version: &str) -> String {
 fn dnf() {
     require!(packages().is_some() && can_boot(), "{NEEDS}; {}", systemd::NEEDS);
     let systemd = Systemd::boot_for_packages();
-    // The plugin of Debian 12 uses a name that SWIG 4.1, by which Debian has built libdnf, makes no more.
+    // The plugin of Debian 12 uses a name that SWIG 4.1, with which Debian has built libdnf, does not generate any
+    // more.
     let mend = "import libdnf.conf\nlibdnf.conf.ConfigParser_substitute = libdnf.conf.ConfigParser.substitute\n";
     write(&systemd, "/srv/python/sitecustomize.py", mend);
     let dnf_install = |package: &str| {
@@ -138,8 +140,8 @@ fn dnf() {
     }
 }
 
-/// dnf5 is not in Debian 12. It splits the command at spaces that no backslash precedes (libdnf5-actions(8)), and takes a line on
-/// its output for a setting.
+/// dnf5 is not in Debian 12. dnf5 splits the command at spaces without a backslash (libdnf5-actions(8)), and interprets
+/// each line of output as a setting.
 #[test]
 fn the_command_of_dnf5() {
     require!(packages().is_some() && can_boot(), "{NEEDS}; {}", systemd::NEEDS);

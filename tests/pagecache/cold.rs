@@ -1,4 +1,4 @@
-//! The first launch of a program that is not cached brings its text in as huge folios, and every later launch finds them.
+//! The first launch of a program that is not cached reads its text as huge folios, and every later launch uses them.
 
 use support::fresh::{NO_HUGE_FOLIOS, assert_launched_on_pagecache, assert_pagecache, huge_folios};
 use support::{Fresh, Kind, Report, Run, installed, program, require};

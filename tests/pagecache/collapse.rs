@@ -26,7 +26,7 @@ fn while_it_runs() {
     held.finish().assert_code(7).assert_silent();
 }
 
-/// A plain exec finds it so afterwards.
+/// A plain exec finds huge text afterwards.
 #[test]
 fn by_warm() {
     require_of_machine!(collapses_files(), NO_COLLAPSE);

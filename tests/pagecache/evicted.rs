@@ -1,4 +1,4 @@
-//! Text that the kernel evicts as soon as nobody has it mapped becomes huge all the same.
+//! Text becomes huge even if the kernel evicts it as soon as no process maps it.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use support::fresh::{NO_HUGE_FOLIOS, huge_folios, uncache};
 use support::{Fresh, Kind, Report, Run, program, require};
 
-/// How often the program is launched.
+/// The number of launches.
 const LAUNCHES: usize = 64;
 
-/// Does `work` while a thread takes the file out of the page cache again and again, as reclaim does
-/// to what nobody has mapped.
+/// Does `work` while a thread evicts the file from the page cache again and again, as reclaim does with unmapped pages.
 fn while_evicted(path: &Path, work: impl FnOnce()) {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -34,15 +33,15 @@ fn between_the_look_and_the_switch() {
     let mut without_a_copy = 0;
     while_evicted(copy.path(), || {
         for _ in 0..LAUNCHES {
-            // A launch whose text is not huge says so on its standard error.
+            // A launch without huge text would print a line on standard error.
             run.output().assert_code(7).assert_silent();
             let report = report.read();
             assert_eq!(report["outcome"], "switched", "{report}");
             without_a_copy += usize::from(report["launch"]["bytes_copied"] == 0);
         }
     });
-    // The thread sometimes evicts a folio before the touch that read it has mapped it. The kernel
-    // then reads that page in alone (`filemap_fault`, mm/filemap.c), and its huge page is copied.
+    // The thread sometimes evicts a folio after a touch has read it and before the touch maps it. The kernel then reads
+    // only that page (`filemap_fault`, mm/filemap.c), and TiExec copies its huge page.
     assert!(
         without_a_copy > LAUNCHES / 2,
         "{without_a_copy} of {LAUNCHES} launches copied nothing"

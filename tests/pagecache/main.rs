@@ -1,4 +1,4 @@
-//! Huge pages of the page cache: how they come to hold files, and who shares them.
+//! Huge pages of the page cache: how files get into them, and which processes share them.
 
 mod cold;
 mod collapse;

@@ -1,5 +1,6 @@
-//! A program whose text is the page cache's own is safe from upgrades: a new file leaves its text alone, and nobody can
-//! write to or cut the old one. A program that is no plain file on a writable file system is treated too.
+//! Upgrades cannot harm a program whose text lies in the page cache: a new file does not change its text, and no
+//! process can write to or truncate the old file. A program that is not a plain file on a writable file system is
+//! treated too.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
@@ -17,7 +18,7 @@ fn replaced_by_rename_while_it_runs() {
     let copy = Fresh::copy(&program("hold", Kind::DynamicPie));
     let old = Run::new(copy.path(), ["7"]).hold();
     assert_file_pmd_mapped(old.pid(), copy.path());
-    // The new version is another program altogether.
+    // The new version is an entirely different program.
     let new = copy.dir().join("new");
     install(&program("traced", Kind::OneSegmentPie), &new, 0o755);
     uncache(&new);
@@ -32,7 +33,7 @@ fn replaced_by_rename_while_it_runs() {
     assert!(launched.said("probed").is_some(), "the new program: {}", launched.out_text());
     assert_file_pmd_mapped(launched.pid(), copy.path());
     launched.finish().assert_code(7).assert_silent();
-    // It checks all of its text again before it ends.
+    // The old program checks all of its text again before it ends.
     old.finish().assert_code(7).assert_silent();
 }
 
@@ -54,7 +55,7 @@ fn nobody_can_write_to_its_file_or_cut_it() {
         assert_eq!(error.raw_os_error(), Some(libc::ETXTBSY), "{error}");
         assert_eq!(std::fs::metadata(copy.path()).expect("stat").len(), len);
         held.finish().assert_code(7).assert_silent();
-        // Once it has ended, the file is anybody's.
+        // After its end, the file can be written again.
         std::fs::File::options().write(true).open(copy.path()).expect("no longer busy");
     }
 }
@@ -74,7 +75,7 @@ fn linked_under_a_second_name_and_unlinked() {
     }
 }
 
-/// Punches a hole of one huge page into the text's filler, and returns where it is in the file.
+/// Punches a hole of one huge page into the text's filler. Returns the offset of the hole.
 fn punch(copy: &Fresh) -> u64 {
     let pmd = pmd_size();
     let file = std::fs::File::options().read(true).write(true).open(copy.path()).expect("own");
@@ -94,7 +95,7 @@ fn punch(copy: &Fresh) -> u64 {
 #[test]
 fn a_hole_in_the_text() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    // Its text in the hole is zeroes, which it neither runs nor reads.
+    // The text in the hole is zeroes, which the program neither runs nor reads.
     let copy = Fresh::cold(&program("unread", Kind::DynamicPie));
     let hole = punch(&copy);
     uncache(copy.path());
@@ -104,7 +105,7 @@ fn a_hole_in_the_text() {
     plain.assert_code(7);
     let report = Report::new();
     let done = report.of(&run).output();
-    // No huge page is made of a hole: it holds no text. The rest of the text is huge.
+    // A hole holds no text and does not become a huge page. The rest of the text is huge.
     done.assert_code(7).assert_failed_open(&["read_failed"]);
     assert_eq!(done.out(), plain.out());
     let said = report.read();
@@ -130,7 +131,7 @@ fn a_read_only_mount() {
         copy.dir().display(),
         at.display()
     );
-    // In a mount namespace of its own, which goes with the program.
+    // The mount namespace ends with the program.
     let report = Report::new();
     let run = Run::new(at.join(name), ["7"]).behind(["unshare", "-m"]).behind_sh(&script);
     let held = report.of(&run).hold();

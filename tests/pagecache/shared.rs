@@ -1,5 +1,5 @@
-//! Text on the page cache costs no memory: many launched programs together use no more than as many plain ones, and V8, which reads and
-//! remaps its own text, finds the file's bytes there.
+//! Text on the page cache costs no memory: many launched programs together use no more than the same number of plain
+//! ones. V8, which reads and remaps its own text, finds the file's bytes there.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn pss(held: &Held, file: &Path) -> (u64, u64) {
     (sum(true), sum(false))
 }
 
-/// Eight at a time: the sums over all of them.
+/// Runs eight programs at a time. Returns the sums over all of them.
 fn eight(run: &Run, file: &Path, launched: bool) -> (u64, u64) {
     let held: Vec<Held> = (0..8).map(|_| run.hold()).collect();
     if launched {
@@ -46,11 +46,12 @@ fn eight_nodes_share_their_text() {
     let (plain_file, plain) = eight(&run.plain(), copy.path(), false);
     let (ours_file, ours) = eight(&run, copy.path(), true);
     println!("plain {plain} (file {plain_file}), launched {ours} (file {ours_file})");
-    // A huge page counts whole, however much of it is used; plain ones touch at most the file. All eight share it, so the sum
-    // over all of them can grow once, not eight times, by what of the text a plain one never touches.
+    // A huge page counts as a whole, even if only a part is used, while a plain program maps only the pages that it
+    // touches. All eight share the huge pages, so the sum can grow only once by the text that a plain program never
+    // touches.
     let text: u64 = 24 << 20;
     assert!(ours_file <= plain_file + text, "{ours_file}, plain {plain_file}");
-    // Their own memory: V8's heaps differ by some 100 KiB from one run to the next.
+    // Private memory: V8's heaps differ by some 100 KiB from run to run.
     let (own, plain_own) = (ours - ours_file, plain - plain_file);
     assert!(own < plain_own + 8 * (1 << 20), "{own}, plain {plain_own}");
 }
@@ -64,7 +65,7 @@ fn eight_that_use_all_their_text_use_as_much_memory_as_plain_ones() {
         let (plain_file, plain) = eight(&run.plain(), copy.path(), false);
         let (ours_file, ours) = eight(&run, copy.path(), true);
         println!("{kind:?}: plain {plain} (file {plain_file}), launched {ours} (file {ours_file})");
-        // A few pages for each: relocated data is private, and where the stack begins is chance.
+        // Each program has a few pages of noise: relocated data is private, and the start of the stack is random.
         let noise = 8 * (64 << 10);
         assert!(ours <= plain + noise, "{kind:?}: {ours}, plain {plain}");
         assert!(ours_file <= plain_file + noise, "{kind:?}: {ours_file}, plain {plain_file}");
@@ -86,7 +87,7 @@ fn v8_finds_the_files_own_text() {
         vmas(held.pid()).into_iter().filter(|vma| vma.is_text() && vma.path == name).collect()
     };
     let ours = texts(&held);
-    // Where its code range happens to lie too far away, V8 maps its builtins there once more.
+    // If its code range happens to lie too far away, V8 maps its builtins there a second time.
     let shape = |held: &Held| -> Vec<_> {
         let all = texts(held);
         let len = |vma: &Vma| vma.end - vma.start;

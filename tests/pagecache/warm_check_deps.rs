@@ -1,4 +1,4 @@
-//! `tiexecctl warm --check` only looks; `--deps` finds the libraries that the file's own ld.so finds.
+//! `tiexecctl warm --check` changes nothing. `--deps` finds the libraries that the file's own ld.so finds.
 
 use std::path::Path;
 
@@ -68,7 +68,7 @@ fn a_program_needs_its_libraries_and_its_interpreter() {
     assert!(all.iter().any(|path| path.contains("/libc.so.6")), "{all:?}");
     assert!(all.iter().any(|path| path.contains("/ld-linux")), "{all:?}");
     assert!(!all.iter().any(|path| path.contains("vdso")), "{all:?}");
-    // A library without an interpreter of its own is listed by the machine's.
+    // For a library without its own interpreter, the machine's ld.so lists the dependencies.
     let libc = all.iter().find(|path| path.contains("/libc.so.6")).expect("as just seen");
     assert!(paths(Path::new(libc)).len() >= 2);
 }
@@ -77,7 +77,7 @@ fn a_program_needs_its_libraries_and_its_interpreter() {
 fn a_static_program_needs_nothing() {
     for kind in [Kind::StaticNoPie, Kind::StaticPie] {
         let all = paths(&program("hold", kind));
-        // The machine's ld.so, which was asked about the PIE, may be listed; no library is.
+        // The output may have the machine's ld.so, which listed the dependencies of the PIE, but no library.
         assert!(!all.iter().any(|path| path.contains("libc")), "{kind:?}: {all:?}");
     }
 }
@@ -94,13 +94,13 @@ fn a_loader_that_others_may_write_is_not_run() {
     let dir = directory();
     let made = dir.path().join("made");
     let loader = dir.path().join("ld.so");
-    // A loader that leaves a trace if it is run.
+    // A loader that leaves a file behind if it runs.
     let script = format!("#!/bin/sh\n: > {}\n", made.display());
     support::write_program(&loader, script.as_bytes(), 0o755);
     let bytes = std::fs::read(program("small", Kind::DynamicPie)).expect("a program");
     let at = bytes.windows(15).position(|w| w == b"/lib64/ld-linux").expect("PT_INTERP");
     let len = bytes[at..].iter().position(|&b| b == 0).expect("its end");
-    // A path of the same length or less, by a symlink in a short directory.
+    // The new path must not be longer, so a symlink in a short directory is used.
     let short = Path::new("/tmp").join(format!("ti{}", std::process::id()));
     std::os::unix::fs::symlink(&loader, &short).expect("/tmp");
     let name = short.as_os_str().as_encoded_bytes();

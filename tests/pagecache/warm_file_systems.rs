@@ -20,7 +20,7 @@ fn xfs() {
     with_private_mounts(|| {
         let point = mount_new("xfs", dir.path());
         let copy = cold(&hold(), &point);
-        // The loop device's read_ahead_kb is the usual 128 KiB: what is read ahead does not suffice.
+        // The loop device's read_ahead_kb is the usual 128 KiB, so normal read-ahead does not suffice.
         assert_eq!(warm(&["-q"], &[&copy]).code, 0);
         let bytes = huge(&copy);
         assert!(bytes > 0);
@@ -78,7 +78,7 @@ fn tmpfs_is_collapsed() {
         let done = warm(&["--json"], &[&copy]);
         assert_eq!((done.code, done.err.as_str()), (0, ""), "{}", done.out);
         assert_eq!(huge(&copy), done.file()["huge_bytes"]);
-        // Also while it runs: nothing is evicted for it.
+        // `warm` also works while the program runs, and does not evict it.
         let held = Run::new(&copy, ["0"]).plain().hold();
         assert!(held.coverage().is_full());
         held.finish().assert_code(0);

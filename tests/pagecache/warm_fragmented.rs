@@ -8,10 +8,11 @@ use support::warm::{directory, has_large_folios, huge, small, warm};
 use support::{Kind, pmd_size, program_big, require, require_of_machine};
 
 const PAGE: usize = 4096;
-/// One page of so many stays: no free block is as large as that.
+/// One page of this number stays allocated, so that no free block is this large.
 const KEPT_OF: usize = 32;
 
-/// Most of the machine's memory, taken in base pages and given back but for one page of each 32, until this is dropped.
+/// Most of the machine's memory. It is allocated in base pages, and freed except for one page of each 32. Drop frees
+/// the rest.
 struct Fragments {
     at: *mut libc::c_void,
     len: usize,
@@ -19,7 +20,7 @@ struct Fragments {
 
 impl Fragments {
     fn new() -> Fragments {
-        /// Left for all others.
+        /// The memory left for other programs.
         const LEFT: u64 = 192 << 20;
         let len = usize::try_from(available().saturating_sub(LEFT)).expect("it fits");
         let len = len / (KEPT_OF * PAGE) * (KEPT_OF * PAGE);
@@ -65,12 +66,12 @@ fn free_huge_blocks() -> u64 {
     counts.map(|count| count.parse::<u64>().expect("a count")).sum()
 }
 
-/// Huge pages that nobody else gets, until this is dropped.
+/// Huge pages that are kept from other programs. Drop frees them.
 #[derive(Default)]
 struct Taken(Vec<*mut libc::c_void>);
 
 impl Taken {
-    /// Takes the huge pages that are free without compaction, but for a few.
+    /// Takes all but a few of the huge pages that are free without compaction.
     fn take(&mut self) {
         let len = usize::try_from(pmd_size()).expect("it fits");
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -99,8 +100,8 @@ impl Drop for Taken {
     }
 }
 
-/// Keeps the programs of this test in memory. Guests run them from a share (9p), and a page of it that is read anew while
-/// memory is fragmented came as zeros now and then (Linux 6.12): ld.so then died by SIGSEGV.
+/// Keeps the programs of this test in memory. Guests run them from a share (9p). A page of the share that was read
+/// again while memory was fragmented sometimes contained zeros (Linux 6.12), and ld.so died by SIGSEGV.
 fn keep_programs() {
     let file = std::fs::File::open(support::tiexecctl()).expect("the program under test");
     let len = usize::try_from(file.metadata().expect("its size").len()).expect("it fits");
@@ -114,11 +115,11 @@ fn keep_programs() {
     assert_eq!(locked, 0, "mlockall: {}", std::io::Error::last_os_error());
 }
 
-/// The number of copies of a program that are warmed at a time.
+/// The number of copies of a program that are warmed together.
 const COPIES: u64 = 4;
-/// A number of free huge pages that does not help.
+/// A number of free huge pages that is too small to help.
 const FEW: u64 = 16;
-/// The most that are taken: enough memory is left for the program, in small pages.
+/// The most huge pages that are taken, so that enough memory is left for the program in small pages.
 const MOST: usize = 1000;
 
 #[test]
@@ -126,7 +127,7 @@ fn twenty_times_in_twenty() {
     require_of_machine!(is_throwaway(), FELT);
     let dir = directory();
     require!(has_large_folios(dir.path()), "no large folios on this file system");
-    // The kernel shall not compact memory before it is asked to.
+    // The kernel must not compact memory before the test requests it.
     let mut machine = Machine::lock();
     machine.set("/sys/kernel/mm/transparent_hugepage/defrag", "never");
     machine.set("/sys/kernel/mm/transparent_hugepage/khugepaged/defrag", "0");
@@ -152,7 +153,8 @@ fn twenty_times_in_twenty() {
         got.push((free, chunks));
     }
     drop((taken, fragments));
-    // 64 MiB of text, which begin and end within a huge page. Some huge pages are always free: the kernel keeps them.
+    // The 64 MiB of text begin and end within a huge page. Some huge pages are always free, because the kernel keeps a
+    // reserve.
     let possible = COPIES * (64 / 2 - 1);
     assert!(got.iter().all(|(free, _)| *free < possible), "not fragmented: {got:?}");
     assert!(got.iter().all(|(_, chunks)| 100 * chunks >= 95 * possible), "{got:?}");

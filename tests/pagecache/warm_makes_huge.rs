@@ -1,4 +1,5 @@
-//! After `tiexecctl warm`, plain execs have their text on huge pages of the page cache, whatever the cache held before.
+//! After `tiexecctl warm`, plain execs have their text on huge pages of the page cache, with every earlier state of the
+//! cache.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +8,7 @@ use support::warm::{
 };
 use support::{Kind, Run, installed, pmd_size, program, program_big, require};
 
-/// Warms a copy of a program, first cold, then cached in small folios; returns its report.
+/// Warms a copy of a program, first uncached, then cached in small folios. Returns the report.
 fn warms(program: &Path) -> serde_json::Value {
     unless_reclaimed(|| warms_once(program))
 }
@@ -31,7 +32,7 @@ fn warms_once(program: &Path) -> serde_json::Value {
     assert_eq!((second.code, second.err.as_str()), (0, ""), "{}", second.out);
     assert_eq!(second.file(), report);
     assert_eq!(huge(&copy), bytes);
-    // A large folio at the end of the file may reach past it.
+    // A large folio at the end of the file may extend past the end.
     assert!(cached_pages(&copy) >= cached, "nothing is lost from the page cache");
     report
 }
@@ -110,7 +111,7 @@ fn is_huge_when_executed() {
     assert_eq!(warm(&["-q"], &[&copy]).code, 0);
     let (after, faults_after) = run();
     assert!(after.is_full(), "{after:?}");
-    // Faults come for 16 base pages at a time at most; one huge page then takes one.
+    // One fault maps at most 16 base pages, but a whole huge page.
     let saved = after.huge / (16 * 4096) - after.huge / pmd_size();
     assert!(
         faults_after + saved / 2 < faults_before,

@@ -1,4 +1,5 @@
-//! `tiexecctl warm` evicts nothing that somebody needs, says what it left alone and why, and still warms the other files.
+//! `tiexecctl warm` evicts no page that a process needs, reports the files that it left alone and why, and still warms
+//! the other files.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,7 +12,7 @@ use support::warm::{
 };
 use support::{Kind, Run, is_root, program, require};
 
-/// All huge pages are left for that reason, which is said in one line.
+/// Asserts that all huge pages are left for that reason, with one line of output.
 fn assert_left(warm: &Warm, code: i32, reason: &str, words: &str) {
     assert_eq!(warm.code, code, "{}{}", warm.out, warm.err);
     let file = warm.file();
@@ -48,7 +49,7 @@ fn a_file_that_is_replaced_while_it_runs() {
     let dir = directory();
     let copy = small(&program("hold", Kind::DynamicNoPie), dir.path());
     let held = Run::new(&copy, ["7"]).plain().hold();
-    // As a package manager does it.
+    // The file is replaced as by a package manager.
     let new = dir.path().join("new");
     support::install(&program("hold", Kind::DynamicPie), &new, 0o755);
     File::open(&new).and_then(|f| f.sync_all()).expect("fsync");
@@ -64,9 +65,9 @@ fn a_file_with_dirty_pages() {
     let dir = directory();
     let copy = small(&program("hold", Kind::DynamicNoPie), dir.path());
     let len = copy.metadata().expect("a file").len();
-    // Somebody may sync the whole machine in between, so more than once.
+    // Another process may sync the whole machine in between, so the test tries more than once.
     let refused = (0..5).any(|_| {
-        // Past the end of the ELF file; the writer is gone again.
+        // The write is past the end of the ELF data, and the writer is closed again.
         let file = File::options().write(true).open(&copy).expect("an own file");
         file.write_all_at(&[0; 4096], len).expect("room");
         drop(file);
@@ -116,7 +117,7 @@ fn another_users_file_is_not_evicted() {
     let cached = cached_pages(&copy);
     assert_left(&as_nobody(&["--json"]), 5, "not_owner", ", as root or as the file's owner");
     assert_eq!(cached_pages(&copy), cached);
-    // A file that nobody has cached may be warmed: that hurts nobody.
+    // Any user may warm a file that is not cached, because that evicts nothing.
     evict(&copy);
     let told = as_nobody(&["--check", "--json"]);
     assert_eq!((told.code, rest(&told.file(), "not_owner") > 0), (5, true), "{}", told.out);
@@ -126,7 +127,7 @@ fn another_users_file_is_not_evicted() {
     assert_eq!(done.file()["huge_bytes"], huge(&copy));
 }
 
-/// The files, each with what is said of it.
+/// Files that cannot be warmed, each with the expected message.
 fn odd_files(dir: &Path) -> Vec<(std::path::PathBuf, &'static str)> {
     let whole = program("hold", Kind::DynamicNoPie);
     let bytes = std::fs::read(&whole).expect("a program");
@@ -215,7 +216,7 @@ fn a_hole_in_the_text_stays_a_hole() {
 fn usage() {
     assert_eq!(warm(&[], &[]).code, 2);
     assert_eq!(warm(&["--nonsense"], &[Path::new("/bin/true")]).code, 2);
-    // Standard output that nobody reads is nobody's failure.
+    // A closed standard output is no failure.
     let mut quiet = command(&[], &[Path::new("/bin/true")]);
     let (read, write) = std::io::pipe().expect("a pipe");
     drop(read);

@@ -1,11 +1,11 @@
-//! Text that is guarded against indirect branches (BTI) is guarded on huge pages too, and after a revert.
+//! Text with protection against indirect branches (BTI) keeps the protection on huge pages and after a revert.
 #![cfg(target_arch = "aarch64")]
 
 use support::attaching::{Before, assert_switched, assert_untouched, attach, ok, revert, small};
 use support::smaps::{Vma, vmas};
 use support::{Kind, Run, pmd_size, require, require_of_machine};
 
-/// The text of the program, its own and ours in its place.
+/// The text of the program: its own mappings, and ours in their place.
 fn text(pid: i32, program: &std::path::Path) -> Vec<Vma> {
     let name = program.to_string_lossy();
     let of_it = |vma: &Vma| vma.is_text() && (vma.path == name || vma.is_switched());
@@ -20,7 +20,7 @@ fn assert_guarded(pid: i32, program: &std::path::Path) {
     }
 }
 
-/// Returns whether the processor and the kernel have it: `HWCAP2_BTI`.
+/// Returns whether the processor and the kernel have BTI (`HWCAP2_BTI`).
 fn has_bti() -> bool {
     // SAFETY: the call takes a number.
     unsafe { libc::getauxval(libc::AT_HWCAP2) >> 17 & 1 == 1 }

@@ -1,4 +1,4 @@
-//! `--select jit`: code that programs make themselves becomes huge in its place.
+//! `--select jit`: code that programs generate becomes huge in its place.
 
 use support::attaching::{ctl, ctl_behind, json};
 use support::child::eventually;
@@ -22,7 +22,7 @@ fn end(mut held: Held) {
     held.finish().assert_code(7).assert_silent();
 }
 
-/// All and six tenths are worth a huge page, four tenths and nothing are not.
+/// Areas that are populated completely or to six tenths become huge. Areas with four tenths or nothing do not.
 #[test]
 fn what_is_populated_to_a_half() {
     for front in [&[][..], &["setpriv", "--bounding-set=-sys_nice"][..]] {
@@ -43,7 +43,7 @@ fn what_is_populated_to_a_half() {
     }
 }
 
-/// Before an attach and after it, in words.
+/// The test checks the words before and after an attach.
 #[test]
 fn inspect_and_doctor_tell_of_it() {
     let held = jit("plain");
@@ -74,7 +74,7 @@ fn what_the_kernel_refuses_is_reported() {
     end(held);
 }
 
-/// For its text, too, a process that has turned THP off for itself has it turned on for a moment.
+/// If a process has turned THP off for itself, TiExec turns it on for a moment, also for the text.
 #[test]
 fn a_process_without_thp() {
     let held = jit("nothp");
@@ -108,7 +108,7 @@ fn settling_makes_what_is_compiled_later_huge() {
     let java = busy_java();
     require!(java.is_some(), "no JDK");
     let (java, dir) = java.expect("just looked");
-    // These options make enough code in one place, whatever the program does.
+    // With these options any program generates enough code in one place.
     let args = ["-Xcomp", "-XX:+SegmentedCodeCache", "-cp", &dir.path().to_string_lossy(), "Busy"];
     let options = ["--select=main,dso,jit", "--settle=30s", "--backing=image"];
     let held = Run::new(java, args).options(options).hold();
@@ -120,7 +120,7 @@ fn settling_makes_what_is_compiled_later_huge() {
     held.finish().assert_code(7).assert_silent();
 }
 
-/// Nobody looks at the program once it makes code: one line says what helps.
+/// Such a launch has ended before the program makes code. One line says what helps.
 #[test]
 fn a_launch_that_does_not_stay_says_so() {
     let launch = |select: &'static str| {
@@ -138,7 +138,7 @@ fn a_launch_that_does_not_stay_says_so() {
     launch("--select=all").output().assert_code(7).assert_silent();
 }
 
-/// V8's code lies in pieces smaller than a huge page: nothing is to be gained, and nothing breaks.
+/// V8's code lies in pieces smaller than a huge page, so there is no gain, and no damage.
 #[test]
 fn node_runs_as_before() {
     let node = installed("node");

@@ -1,4 +1,5 @@
-//! Text that fills huge pages lies in them on machines with huge pages of 2 MiB, and of 32 MiB with base pages of 16 KiB.
+//! Text that fills huge pages becomes huge on machines with huge pages of 2 MiB, and of 32 MiB with base pages of 16
+//! KiB.
 
 use support::attaching::{
     Before, assert_switched, assert_there_and_back, assert_untouched, attach,
@@ -7,7 +8,7 @@ use support::programs::program_big;
 use support::smaps::NO_TEXT_FOR_LARGE;
 use support::{Kind, Run, pmd_size, require};
 
-/// The program with text for two whole huge pages, wherever it is loaded.
+/// The program with text for two whole huge pages at any address.
 fn large(kind: Kind) -> std::path::PathBuf {
     program_big("hold", kind, u32::try_from((3 * pmd_size()) >> 20).expect("megabytes"))
 }
@@ -30,7 +31,7 @@ fn when_it_runs() {
     held.finish().assert_code(7);
 }
 
-/// Text smaller than a huge page stays where it is, and TiExec says so.
+/// Text smaller than a huge page is not switched, and TiExec reports it.
 #[test]
 fn text_that_fills_none() {
     let mib = if pmd_size() > 8 << 20 { 6 } else { 1 };

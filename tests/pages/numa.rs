@@ -1,4 +1,5 @@
-//! `--numa` chooses the nodes for the huge pages of a copy, and `inspect` tells the nodes of text: both as the kernel says.
+//! `--numa` chooses the nodes for the huge pages of a copy, and `inspect` reports the nodes of text. The kernel must
+//! confirm both.
 
 use std::collections::BTreeMap;
 
@@ -59,7 +60,7 @@ fn placed(pid: i32) -> BTreeMap<u32, u64> {
     on_nodes(pid, &ours)
 }
 
-/// The nodes of all text, as `inspect` tells them.
+/// The nodes of all text, from `inspect`.
 fn inspected(pid: i32) -> BTreeMap<u32, u64> {
     let done = ctl(["inspect", "--json", &pid.to_string()]);
     let report: Value = json(ok(&done));
@@ -98,7 +99,8 @@ fn copies_lie_on_nodes_that_are_there() {
     let first = nodes()[0];
     for numa in [format!("--numa=node={first}"), "--numa=local".into(), "--numa=interleave".into()]
     {
-        // Also where the page cache would have served: that lies where it was read in.
+        // With --numa TiExec makes a copy even if the page cache is huge, because the page cache lies on the node that
+        // read it.
         let held = Run::new(program("hold", Kind::DynamicPie), ["7"]).options([&numa]).hold();
         let whole = 2 * pmd_size();
         assert!(held.coverage().is_full(), "{numa}: {:?}", held.coverage());
@@ -143,7 +145,7 @@ fn a_node_that_is_not_there_is_refused() {
     assert!(done.err().contains(&said), "{done}");
     held.finish().assert_code(7);
 
-    // A bad node in the environment is no reason not to run.
+    // The program runs in spite of a bad node in the environment.
     let held = run.env("TIEXEC", format!("numa=node={absent}")).hold();
     assert_eq!(held.coverage().huge, 0);
     held.finish().assert_code(7).assert_failed_open(&["numa"]);
@@ -160,7 +162,7 @@ fn the_page_cache_lies_where_it_is() {
     }
 }
 
-/// Asserts that the copy lies on these nodes, alike.
+/// Asserts that the copy is spread evenly over these nodes.
 fn assert_lies_on(held: &Held, nodes: &[u32], what: &str) {
     let placed = placed(held.pid());
     assert_eq!(placed.keys().copied().collect::<Vec<_>>(), nodes, "{what}: {placed:?}");
@@ -178,7 +180,7 @@ fn everywhere(backing: &str) {
     let both = [near, far];
     let named = |node: u32| format!("--numa=node={node}");
     let (at_near, at_far) = (named(near), named(far));
-    // The process that fills runs on one node, and the test asks for the other.
+    // The process that fills the copy runs on one node, and the test requests the other.
     for (numa, from, expected) in [
         ("--numa=interleave", 0, &both[..]),
         ("--numa=interleave", 1, &both[..]),
@@ -202,7 +204,7 @@ fn everywhere(backing: &str) {
         ("--numa=interleave", 0, &both[..]),
         (&at_near, 1, &both[..1]),
         (&at_far, 0, &both[1..]),
-        // The program's node, not that of whoever attaches.
+        // The node is that of the program, not of the attaching process.
         ("--numa=local", 0, &both[1..]),
         ("--numa=local", 1, &both[..1]),
     ] {

@@ -1,5 +1,5 @@
-//! `--page-size` takes the pool's pages of that size and plans with it. Reports name the size, and count such pages apart from those that
-//! PMD entries map.
+//! `--page-size` takes the pool's pages of that size and plans with it. Reports name the size, and count such pages
+//! separately from those that PMD entries map.
 
 use std::path::Path;
 
@@ -28,12 +28,12 @@ fn pool(size: u64, file: &str) -> String {
     format!("{POOLS}/hugepages-{}kB/{file}", size / 1024)
 }
 
-/// Has the pool of that size hold 8 MiB more.
+/// Adds 8 MiB to the pool of that size.
 fn fill(machine: &mut Machine, size: u64) -> bool {
     machine.reserve(pool(size, "nr_hugepages"), (8 << 20) / size)
 }
 
-/// Text of ours, all of it in pages of that size.
+/// The bytes of our text, all of which must be in pages of that size.
 fn of_size(pid: i32, size: u64) -> u64 {
     let all = vmas(pid);
     let ours: Vec<&Vma> = all.iter().filter(|vma| vma.is_switched()).collect();
@@ -62,7 +62,7 @@ fn each_size_that_text_can_fill() {
         require!(fill(&mut machine, size), "no memory for pages of {size}");
         let free = || std::fs::read_to_string(pool(size, "free_hugepages")).expect("the pool");
         let before = free();
-        // Libraries have text for small pages, too.
+        // Without --select=main, libraries would also have text for small pages.
         let options =
             ["--backing=hugetlb", "--select=main", &format!("--page-size={}K", size / 1024)]
                 .map(str::to_owned);
@@ -72,7 +72,7 @@ fn each_size_that_text_can_fill() {
             let run = Run::new(copy.path(), ["7"]).options(&options);
             let held = report.of(&run).hold();
             let bytes = of_size(held.pid(), size);
-            // All but less than one page at each end of each of the text's mappings.
+            // Less than one page is missing at each end of each mapping of the text.
             assert!(bytes >= (6 << 20) - 2 * size, "{kind:?}: {bytes} in pages of {size}");
             let seen = serde_json::json!([
                 {"page_size": size, "pmd_mapped": size == pmd_size(), "bytes": bytes}

@@ -1,4 +1,4 @@
-//! Other people's programs with our patches of contrib: Debian's source is patched, built and run.
+//! Programs of other projects with our patches from contrib: the test patches, builds and runs Debian's source.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,7 +24,8 @@ fn sh(command: &str, at: &Path) {
     assert!(done.status.success(), "{command}: {said}");
 }
 
-/// Builds a copy of the source with the patch; returns the directory with the programs. It is kept until the patch changes.
+/// Builds a copy of the source with the patch. Returns the directory with the programs, which is kept until the patch
+/// changes.
 fn built(source: &Path) -> PathBuf {
     let place = support::files().canonicalize().expect("it is there").join("redis");
     let patch = root().join("contrib/redis/huge-text.patch");
@@ -37,13 +38,13 @@ fn built(source: &Path) -> PathBuf {
         std::fs::write(&marker, text).expect("a file");
     }
     describe(&place);
-    // Without optimisation: the test is about the text's place.
+    // The build is not optimised, because the test is only about the place of the text.
     let make = "PKG_CONFIG_PATH=$PWD make -C src -j2 MALLOC=libc USE_SYSTEMD=no USE_TIEXEC=yes OPTIMIZATION=-O0 redis-server redis-cli";
     sh(make, &place);
     place.join("src")
 }
 
-/// The server on a socket in this directory, once it takes connections.
+/// Starts the server on a socket in this directory, and waits until it accepts connections.
 fn server(programs: &Path, dir: &Path, settings: &str) -> Held {
     let args = ["--port", "0", "--unixsocket", "socket", "--save", "", "--logfile", "", "--dir"];
     let run = Run::new(programs.join("redis-server"), args).with_arg(dir).plain();
@@ -72,7 +73,7 @@ fn redis() {
             if is_huge { "Text on huge pages: " } else { "Text stays on base pages: disabled" };
         assert!(server.out_text().contains(said), "{}", server.out_text());
         assert_eq!(switched(server.pid()) > 0, is_huge);
-        // Work, also that of a child that is forked afterwards.
+        // The server works, also in a child that it forks afterwards.
         let ask = |words: &[&str]| ask(&programs, dir.path(), words);
         let script = "for i = 1, 1000 do redis.call('set', i, string.rep('x', i)) end return redis.call('dbsize')";
         assert_eq!(ask(&["eval", script, "0"]).trim(), "1000");

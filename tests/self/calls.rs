@@ -1,4 +1,5 @@
-//! A program calls `tiexec_self` while it works: its text is huge afterwards, seen from outside, and the program is as before.
+//! A program calls `tiexec_self` while it works. Afterwards its text is huge, seen from outside, and the program is
+//! unharmed.
 
 use support::attaching::{assert_switched, collapses, descriptors, revert, switched};
 use support::fresh::{NO_HUGE_FOLIOS, assert_file_pmd_mapped, huge_folios};
@@ -13,13 +14,13 @@ fn shared() -> Fresh {
     calls_itself("libtiexec.so", Kind::DynamicPie)
 }
 
-/// The words of its lines that begin so: the code, the bytes of huge text and of all text, the reason.
+/// The words of the program's lines with this prefix: the code, the bytes of huge text and of all text, the reason.
 pub(crate) fn calls(text: &str, what: &str) -> Vec<Vec<String>> {
     let lines = text.lines().filter_map(|line| line.strip_prefix(what)?.strip_prefix(' '));
     lines.map(|line| line.split(' ').map(str::to_owned).collect()).collect()
 }
 
-/// Its last call worked, and all of its text is huge now.
+/// Asserts that the program's last call worked, and that all of its text is huge now.
 fn assert_huge(held: &Held) {
     let calls = calls(&held.out_text(), "call");
     let last = calls.last().expect("a call");
@@ -68,7 +69,7 @@ fn text_becomes_huge_in_every_kind_of_program() {
 #[test]
 fn the_code_that_switches_lies_in_the_text_that_is_switched() {
     require!(collapses(), "{NO_COLLAPSE}");
-    // Edges, so that the static library is switched wherever in the text it lies.
+    // The edges are included, so that the static library is switched at any place in the text.
     for kind in [Kind::DynamicPie, Kind::OneSegmentPie, Kind::OneSegmentNoPie] {
         let copy = calls_itself("libtiexec.a", kind);
         let held = situation(&copy, &["threads", "backing=image,edges=aggressive"]).hold();
@@ -77,8 +78,8 @@ fn the_code_that_switches_lies_in_the_text_that_is_switched() {
     }
 }
 
-/// The page cache has the text in huge folios, and the kernel maps them by base pages. The call drops these entries, its own code's too,
-/// and has them made anew.
+/// The page cache has the text in huge folios, which the kernel maps by base pages. The call drops these page table
+/// entries, also those of its own code, and lets the kernel map the text again.
 #[test]
 fn text_that_is_huge_in_the_page_cache_is_only_mapped_anew() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
@@ -115,7 +116,7 @@ fn while_signals_arrive_all_the_time() {
     ends_well(held);
 }
 
-/// No child has a descriptor of the library's, such as one by which it could write to its parent's memory.
+/// No child inherits a descriptor of the library, such as one that could write to its parent's memory.
 #[test]
 fn while_it_forks_all_the_time() {
     require!(collapses(), "{NO_COLLAPSE}");
@@ -162,7 +163,7 @@ fn threads(pid: i32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/task")).expect("an own child").count()
 }
 
-/// What a program has done to itself, `tiexecctl` undoes.
+/// `tiexecctl` reverts a call of the program itself.
 #[test]
 fn it_is_reverted_from_outside() {
     require!(support::is_root() && collapses(), "not root, or {NO_COLLAPSE}");

@@ -1,4 +1,4 @@
-//! The examples, in several languages: each is built as its first line says, and runs.
+//! The examples in several languages. The test builds each by the command in its first line, and runs it.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ fn examples() -> std::path::PathBuf {
     root().join("crates/self/examples")
 }
 
-/// Builds in a directory with the library's description at hand.
+/// Builds in a directory with the library's description for pkg-config.
 fn build(command: &str, at: &Path) {
     describe(at);
     let built = Command::new("sh")
@@ -27,7 +27,7 @@ fn build(command: &str, at: &Path) {
     assert!(built.status.success(), "{command}: {}", String::from_utf8_lossy(&built.stderr));
 }
 
-/// Says how much of its text is huge.
+/// Asserts that the example reports how much of its text is huge.
 fn runs(run: &Run) {
     let done = run.plain().env("LD_LIBRARY_PATH", directory()).output();
     done.assert_code(0).assert_silent();
@@ -44,7 +44,7 @@ fn compiled(compiler: &str, source: &str, flags: [&str; 2]) {
     require!(installed(compiler).is_some(), "no {compiler}");
     let dir = tempfile::tempdir().expect("a directory");
     std::fs::copy(examples().join(source), dir.path().join(source)).expect("it is there");
-    // As the first line of the example says.
+    // The commands are those in the first line of the example.
     let [own, described] = flags;
     build(
         &format!(
@@ -97,7 +97,7 @@ fn python() {
     runs(&Run::new("/usr/bin/python3", [examples().join("huge.py")]));
 }
 
-/// An addon, made of the headers that come with node.
+/// An addon, built with node's own headers.
 #[test]
 fn node() {
     require!(collapses() && installed("pkg-config").is_some(), "no MADV_COLLAPSE or no pkg-config");

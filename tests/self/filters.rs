@@ -1,4 +1,5 @@
-//! Seccomp filters: a refusal is a clean return, and a filter that kills ends a child of the trial at most.
+//! Seccomp filters: if a filter refuses a call, the library returns cleanly. A filter that kills can kill only a child
+//! of the trial.
 
 use std::collections::BTreeSet;
 
@@ -7,11 +8,11 @@ use support::{Kind, require};
 
 use super::library::{calls_itself, situation};
 
-/// Makes the call under each filter that answers one system call so; returns the numbers of those that ended the program, how often
-/// all text became huge, and how often none did.
+/// Calls the library under filters with this action, each for one system call. Returns the numbers of the calls whose
+/// filter ended the program, how often all text became huge, and how often no text did.
 fn under_each(action: &str) -> (BTreeSet<i64>, u64, u64) {
     let copy = calls_itself("libtiexec.so", Kind::DynamicPie);
-    // All system calls that there were when this was written.
+    // The number of system calls when this test was written.
     const CALLS: i64 = 470;
     let halves = [(0, CALLS / 2), (CALLS / 2 + 1, CALLS)];
     let runs: Vec<_> = halves
@@ -48,7 +49,7 @@ fn each_call_that_is_refused_is_a_clean_return() {
     assert!(full > 300 && refused > 10, "{full} {refused}");
 }
 
-/// The calls that come before the trial of all others, or make it.
+/// The calls that precede the trial of all others, or implement it.
 fn before_the_trial() -> BTreeSet<i64> {
     let calls = [
         libc::SYS_prctl,

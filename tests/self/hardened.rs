@@ -1,4 +1,4 @@
-//! Processes and machines that forbid something: the call returns with the reason, and the program goes on.
+//! If the process or the machine forbids something, the call returns with the reason, and the program continues.
 
 use support::attaching::{collapses, switched};
 use support::machine::{FELT, Machine, is_throwaway};
@@ -7,7 +7,7 @@ use support::{Done, Kind, Prep, Run, is_root, require, require_of_machine};
 use super::calls::calls;
 use super::library::{calls_itself, directory, situation};
 
-/// Makes the call in a situation; returns its code and the reason.
+/// Makes the call in a situation. Returns its code and the reason.
 fn call(prepare: impl FnOnce(Run) -> Run, name: &str, settings: &str) -> (i32, String) {
     let copy = calls_itself("libtiexec.so", Kind::DynamicPie);
     let done = prepare(situation(&copy, &[name, settings])).output();
@@ -63,7 +63,7 @@ fn it_works_where_memfds_must_not_be_executable() {
 #[test]
 fn without_rights_to_its_own_memory() {
     require!(is_root(), "root only: it gives rights up");
-    // The files of a process that is not dumpable are root's, and it is not root any more.
+    // The /proc files of a process that is not dumpable belong to root, and the process is not root any more.
     let copy = calls_itself("libtiexec.so", Kind::DynamicPie);
     let public = support::Public::new();
     let program = public.add(copy.path(), "calls_itself", 0o755);
@@ -77,7 +77,7 @@ fn without_rights_to_its_own_memory() {
 
 #[test]
 fn without_room() {
-    // A limit on file sizes has a signal, which never comes to the program.
+    // A limit on file sizes can raise a signal, which must never reach the program.
     let limits: [(Prep, &[&str]); 2] = [
         (Prep::Rlimit(libc::RLIMIT_NOFILE, 4), &["fd_limit", "ptrace_denied"]),
         (Prep::Rlimit(libc::RLIMIT_FSIZE, 4096), &["no_huge_page"]),
@@ -95,7 +95,7 @@ fn where_proc_is_missing_or_of_another_namespace() {
     let missing = |run: Run| run.behind(["unshare", "-m", "sh", "-ec", script, "sh"]);
     let (code, reason) = call(missing, "call", "");
     assert!(code < 0, "{code} {reason}");
-    // The process of its number is another one there.
+    // The PID of the process belongs to another process there.
     let other = |run: Run| run.behind(["unshare", "--pid", "--fork"]);
     let (code, reason) = call(other, "call", "");
     assert!(code < 0, "{code} {reason}");
@@ -113,7 +113,7 @@ fn where_it_is_switched_off() {
     assert_eq!(call(switched, "call", ""), off);
 }
 
-/// A machine whose administrator has switched huge pages off for memory of shmem gets none by this way either.
+/// If the administrator has switched off huge pages for shmem, the library gets none either.
 #[test]
 fn where_the_machine_has_none() {
     require_of_machine!(is_throwaway(), FELT);
@@ -124,7 +124,7 @@ fn where_the_machine_has_none() {
     assert_eq!((code, &reason[..]), (-libc::ENOMEM, "no_huge_page"));
 }
 
-/// A program with more rights than its user hears nothing of the user's environment.
+/// A program with more rights than its user ignores the user's environment.
 #[test]
 fn a_set_user_id_program_ignores_the_environment() {
     require!(is_root(), "root only: it makes a set-user-ID program");
@@ -144,7 +144,7 @@ fn a_set_user_id_program_ignores_the_environment() {
     let done = held.finish();
     done.assert_code(7);
     assert!(!report.exists() && !done.err().contains("tiexec: "), "{done}");
-    // The same program, without the rights: it does what the environment says.
+    // The same program without the rights obeys the environment.
     require!(collapses(), "the kernel has no MADV_COLLAPSE");
     support::chmod(&program, 0o755);
     support::chmod(public.path(), 0o777);

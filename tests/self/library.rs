@@ -1,4 +1,4 @@
-//! The library as it is installed: it shows the C API and nothing else, whichever of its two forms a program is linked with.
+//! The installed library exports only the C API, in both of its forms.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub(crate) fn shared() -> PathBuf {
     directory().join("libtiexec.so")
 }
 
-/// `calls_itself`, private, in small folios of the page cache: nothing of it is huge before.
+/// A private copy of `calls_itself` in small folios of the page cache, so that no part is huge before.
 pub(crate) fn calls_itself(file: &str, kind: Kind) -> Fresh {
     let linked = Linked { directory: directory(), file };
     let copy = Fresh::cold(&program_with("calls_itself", kind, linked));
@@ -40,12 +40,12 @@ pub(crate) fn calls_itself(file: &str, kind: Kind) -> Fresh {
     copy
 }
 
-/// The same linked with the shared library, in a situation.
+/// Runs `calls_itself` with the shared library, in a situation.
 pub(crate) fn situation(copy: &Fresh, args: &[&str]) -> Run {
     Run::new(copy.path(), args).plain()
 }
 
-/// The names that a library has for others.
+/// The exported symbols of a library.
 fn symbols(options: &[&str], file: &str) -> BTreeSet<String> {
     let path = directory().join(file);
     let args = [&["nm", "-g", "--defined-only", "-P"], options, &[path.to_str().expect("UTF-8")]];
@@ -69,14 +69,15 @@ fn the_shared_one_has_a_name_of_its_version() {
     let output = tool(&["readelf", "-d", path.to_str().expect("UTF-8")]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.contains("Library soname: [libtiexec.so.1]"), "{text}");
-    // Whatever a program has been told by, it finds these.
+    // Every program finds these libraries.
     for needed in text.lines().filter(|line| line.contains("(NEEDED)")) {
         let known = ["libc.so", "libgcc_s.so", "ld-linux", "libm.so", "libpthread.so", "libdl.so"];
         assert!(known.iter().any(|name| needed.contains(name)), "{needed}");
     }
 }
 
-/// Writes the description for pkg-config, which names the place where the library will be installed, to `at` for where it lies now.
+/// Writes the description for pkg-config to `at`. The original names the place of the installation; the copy names the
+/// library's present place.
 pub(crate) fn describe(at: &Path) {
     let described = std::fs::read_to_string(directory().join("tiexec.pc")).expect("it is there");
     assert!(described.contains("\nlibdir=${prefix}/lib\n"), "{described}");

@@ -1,4 +1,4 @@
-//! `libtiexec`: a program puts its own text onto huge pages, by a call or because the library was preloaded.
+//! `libtiexec`: a program puts its own text onto huge pages, by a call or by preloading the library.
 
 mod adoption;
 mod calls;

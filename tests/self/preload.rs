@@ -1,4 +1,4 @@
-//! `LD_PRELOAD=libtiexec.so PROGRAM`: real programs and others, none of which knows of it.
+//! `LD_PRELOAD=libtiexec.so PROGRAM`: real programs and others, without support for the library.
 
 use std::path::Path;
 
@@ -36,9 +36,9 @@ fn a_program_that_knows_nothing_of_it() {
     held.finish().assert_code(7).assert_silent();
 }
 
-/// Its output is the same, and all whole huge pages of its text are huge when it writes.
+/// Asserts that the program's output is the same, and that all whole huge pages of its text are huge when it writes.
 fn real_program(name: &str, path: &Path, args: &[&str]) {
-    // A copy of its own: what others have cached of it does not count.
+    // The test uses a private copy, so that the page cache of the original does not count.
     let dir = tempfile::tempdir_in(support::files()).expect("a directory");
     let copy = support::warm::small(path, dir.path());
     let run = Run::new(copy, args).plain();
@@ -71,7 +71,8 @@ fn real_programs() {
     }
 }
 
-/// JIT, garbage collection, worker threads and child processes, all through switched text; the children inherit the library.
+/// JIT, garbage collection, worker threads and child processes all run through switched text. The children inherit the
+/// library.
 #[test]
 fn node_works_under_load() {
     require!(installed("node").is_some() && collapses(), "no node, or no MADV_COLLAPSE");
@@ -99,7 +100,7 @@ fn it_is_switched_off() {
     held.finish().assert_code(7).assert_silent();
 }
 
-/// Settings that mean nothing are ignored, and the others count.
+/// Malformed settings are ignored, and the others count.
 #[test]
 fn settings_of_garbage() {
     require!(collapses(), "the kernel has no MADV_COLLAPSE");
@@ -113,11 +114,11 @@ fn settings_of_garbage() {
         assert_full(held.coverage());
         held.finish().assert_code(7).assert_silent();
     }
-    // A pattern that is none means no program.
+    // A malformed pattern matches no program.
     let held = hold(&long);
     assert_eq!(switched(held.pid()), 0);
     held.finish().assert_code(7).assert_silent();
-    // Those who ask hear of it, with nothing that a terminal obeys.
+    // With the option for messages, the library reports it, without control characters for the terminal.
     let copy = small("hold", Kind::DynamicPie);
     let run = preloaded(&Run::new(copy.path(), ["7"]), "verbose,backing=image,\u{1b}[2J=1");
     let done = run.hold().finish();
@@ -127,7 +128,7 @@ fn settings_of_garbage() {
     assert!(!done.err().contains('\u{1b}'), "{done}");
 }
 
-/// A shell's children become huge, and small programs beside them write no report over theirs.
+/// The text of a shell's children becomes huge, and small programs beside them do not overwrite their report.
 #[test]
 fn children_inherit_it() {
     require!(collapses(), "the kernel has no MADV_COLLAPSE");
@@ -160,7 +161,7 @@ fn text_that_is_loaded_later() {
     eventually("the library's text is huge", || switched(pid) >= before + (4 << 20));
     held.write(b"\n");
     held.finish().assert_code(7).assert_silent();
-    // Not asked for, there is no such thread.
+    // Without the setting there is no such thread.
     let held = preloaded(&run, "backing=image").hold();
     let threads = std::fs::read_dir(format!("/proc/{}/task", held.pid())).expect("an own child");
     assert_eq!(threads.count(), 1);
@@ -176,7 +177,7 @@ fn a_program_without_a_dynamic_linker() {
     held.finish().assert_code(7).assert_silent();
 }
 
-/// `tiexec` starts a program under the library: each does what the other has not done yet.
+/// `tiexec` starts a program with the library preloaded. Each does the work that the other has not done.
 #[test]
 fn together_with_a_launch() {
     require!(is_root() && collapses(), "not root, or the kernel has no MADV_COLLAPSE");

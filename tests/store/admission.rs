@@ -1,4 +1,5 @@
-//! The store keeps one image of a file, for all starts that can share it. A copy for one process ends with the process.
+//! The store keeps one image of a file for all starts that can share it. A copy for a single process ends with the
+//! process.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ fn attach(pids: &str) {
     attaching::ctl(["attach", "--backing=image", pids]).assert_code(0);
 }
 
-/// The original of each image, and its users; every row is another file's.
+/// The original of each image, and its number of users. Every row belongs to another file.
 fn listed() -> Vec<(String, u64)> {
     let list = json(&["list", "--json"]);
     let images = list["images"].as_array().expect("images").iter();
@@ -69,7 +70,7 @@ fn add_builds_what_a_launch_uses_of_a_library() {
     let image = add(&object);
     let options = ["--backing=image", "--deadline=2m"];
     let held = Run::new(&program, ["7"]).options(options).hold();
-    // Where the file system has large mappings begin at a multiple of the huge page, as ext4 and xfs do.
+    // Some file systems, such as ext4 and xfs, place large mappings at a multiple of the huge page.
     let start = vmas(held.pid()).into_iter().find(|vma| Path::new(&vma.path) == object);
     let aligned = start.expect("it is mapped").start % support::pmd_size() == 0;
     let stored = ours(held.pid()).iter().any(|vma| Path::new(&vma.path) == image);
@@ -78,7 +79,7 @@ fn add_builds_what_a_launch_uses_of_a_library() {
     assert_eq!(listed().iter().filter(|(file, _)| Path::new(file) == object).count(), 1);
 }
 
-/// A start of a PIE that lies elsewhere than a launch would put it: one in 512 does not.
+/// Starts a PIE that does not lie where a launch would put it. One start in 512 does, and is repeated.
 fn moved(program: &Path) -> support::Held {
     loop {
         let held = Run::new(program, ["7"]).plain().hold();
@@ -106,7 +107,7 @@ fn an_attach_to_a_pie_leaves_nothing() {
         held.finish().assert_code(7);
         assert_eq!(names(IMAGES), [""; 0]);
     }
-    // The image that launches share is not for a process in another place, and stays.
+    // The image that launches share does not fit a process at another address, and stays.
     let image = add(&program);
     let held = moved(&program);
     assert!(ours(held.pid()).iter().all(|vma| Path::new(&vma.path) != image));
@@ -136,7 +137,7 @@ fn after_many_programs_it_holds_those_that_starts_share() {
         run.options(["--backing=image", "--deadline=2m"]).limit(120).output().assert_code(0);
         launched.insert(copy.to_string_lossy().into_owned());
     }
-    // Each start has another place.
+    // Each start has another address.
     let attached: Vec<PathBuf> = (0..12)
         .map(|index| {
             let file = program("hold", [Kind::DynamicPie, Kind::StaticPie][index % 2]);
@@ -154,7 +155,7 @@ fn after_many_programs_it_holds_those_that_starts_share() {
     assert!(left.iter().all(|(file, users)| *users == 0 && launched.contains(file)), "{left:?}");
 }
 
-/// The reports of a program whose library nobody can share, and what TiExec says of it.
+/// The report of a program whose library cannot be shared, and TiExec's message about it.
 fn report(program: &Path, options: &[&str]) -> (serde_json::Value, String) {
     let report = Report::new();
     let run = Run::new(program, ["7"]).options(["--deadline=2m", "-v"]).options(options);
@@ -185,14 +186,14 @@ fn a_library_that_not_all_may_read_is_not_shareable() {
     assert!(told.contains("not_shareable") && told.contains("--backing=image"), "{told}");
     assert!(!told.contains("store setup") && !told.contains("no_store"), "{told}");
     assert_eq!(names(IMAGES), [""; 0]);
-    // Where there is no store at all, the fix is one.
+    // If there is no store, the fix is to set one up.
     support::store::ctl(["unset"]).assert_code(0);
     let (said, told) = report(&program, &["--backing=auto"]);
     assert_eq!(said["reason"], "no_store", "{said}");
     assert!(told.contains("tiexecctl store setup"), "{told}");
 }
 
-/// rustc's own files, where they lie below a home that is closed to others.
+/// The files of rustc may lie below a home directory that is closed to other users.
 #[test]
 fn rustc_below_a_closed_home_is_not_shareable() {
     require!(is_root(), "a mount namespace needs root");
@@ -224,7 +225,7 @@ fn a_library_in_a_place_of_chance_is_misplaced() {
     own_run();
     set_up("256M");
     let with = WithObject::new(Made::Lld);
-    // The kernel maps files of a tmpfs without huge pages anywhere.
+    // The kernel maps files of a tmpfs without huge pages at any address.
     let small = Path::new("/run/small");
     std::fs::create_dir(small).expect("a directory");
     mount("none", small, Some("tmpfs"), 0, "mode=0755,huge=never");

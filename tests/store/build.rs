@@ -1,5 +1,5 @@
-//! An image of the store is its original, byte for byte, in huge pages, and tools read it like the original; its builder may die at any
-//! instant.
+//! An image of the store equals its original, byte for byte, in huge pages, and tools read it like the original. Its
+//! builder may die at any instant.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use support::store::{
 };
 use support::{Kind, Public, Random, installed, is_root, pmd_size, program, require};
 
-/// Large programs and libraries, those that are here.
+/// The large programs and libraries that exist on this machine.
 fn real_files() -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> =
         ["node", "prometheus", "mariadbd", "gdb"].into_iter().filter_map(installed).collect();
@@ -46,7 +46,7 @@ fn same_tool_output(tool: &[&str], original: &Path, image: &Path) {
     );
 }
 
-/// The lines of `readelf` without what must differ: offsets, and the file's name.
+/// The lines of `readelf` without the parts that must differ: offsets, and the file's name.
 fn sections(file: &Path) -> Vec<Vec<String>> {
     let lines = readelf(&["-SW"], file).replace("[ ", "[");
     let words = lines.lines().filter(|line| line.trim_start().starts_with('[')).map(|line| {
@@ -95,7 +95,7 @@ fn assert_is_image(original: &Path, image: &Path) {
     let is_library = !is_fixed && !readelf(&["-h"], original).contains("Executable");
     let texts: Vec<&Load> = new_loads.iter().filter(|load| load.text).collect();
     if let ([text], false) = (&texts[..], is_fixed || is_library) {
-        // As many whole huge pages as its length allows.
+        // The image has as many whole huge pages as the length of the text allows.
         let page = |at: u64| at & !0xfff;
         let (start, end) = (page(text.offset), page(text.offset + text.size + 0xfff));
         let whole = (end / pmd_size()).saturating_sub(start.div_ceil(pmd_size()));
@@ -103,7 +103,7 @@ fn assert_is_image(original: &Path, image: &Path) {
     }
     for (old_load, new_load) in old_loads.iter().zip(&new_loads) {
         assert_eq!((old_load.vaddr, old_load.size), (new_load.vaddr, new_load.size), "{what}");
-        // A launch moves it so that the image can be mapped; what has fixed addresses stays there.
+        // A launch moves the program so that the image can be mapped. A program with fixed addresses stays in place.
         let shift = |load: &Load| load.offset.wrapping_sub(load.vaddr) % pmd_size();
         let wanted = if is_fixed { 0 } else { shift(&new_loads[0]) };
         assert_eq!(shift(new_load), wanted, "{what}: {new_load:x?}");
@@ -120,7 +120,7 @@ fn assert_is_image(original: &Path, image: &Path) {
     for tool in [&["nm"][..], &["nm", "-D"], &["readelf", "--dyn-syms", "-W"], &["size", "-A"]] {
         same_tool_output(tool, original, image);
     }
-    // Complaints that readelf has about the original are not ours.
+    // Complaints of readelf about the original do not count.
     let complaints = |file: &Path| {
         let text = readelf(&["-lSW"], file);
         text.lines().filter(|l| l.contains("Warning") || l.contains("Error")).count()
@@ -145,7 +145,7 @@ fn images_of_real_programs() {
     let files = real_files();
     require!(!files.is_empty(), "no large program here");
     for file in files {
-        // Not all of them lie where everybody may read.
+        // Some of these files lie where not all users may read them.
         let copy = public.add(&file, &file.file_name().expect("a name").to_string_lossy(), 0o755);
         let image = add(&copy);
         assert_is_image(&copy, &image);
@@ -203,7 +203,7 @@ fn an_image_belongs_to_root_and_is_written_by_nobody() {
     assert_eq!(sidecar["original"], *copy.to_string_lossy());
     assert_eq!(sidecar["key"]["inode"], copy.metadata().expect("a copy").ino());
     assert_eq!(sidecar["image_size"], meta.len());
-    // The second time it is found, not built.
+    // The second time, `add` finds the image and does not build it.
     assert_eq!(add(&copy), image);
     assert_eq!(image.metadata().expect("an image").ino(), meta.ino());
     ctl(["verify"]).assert_code(0);
@@ -228,7 +228,7 @@ fn a_changed_original_has_another_image() {
     assert_eq!(state(&first), Some("outdated".into()));
     let second = add(&copy);
     assert_ne!(first, second);
-    // Pruned, it is gone from the directory; who maps it keeps it and sees that.
+    // `prune` removes the image from the directory. A process that maps it keeps it, and maps shows it as deleted.
     let held = Mapped::page(&first, text_pages(&first)[0]);
     ctl(["prune"]).assert_code(0).assert_silent();
     assert_eq!((state(&first), state(&second)), (None, Some("ok".into())));
@@ -277,7 +277,7 @@ fn who_comes_second_waits_for_the_first() {
     builder.lock().expect("flock");
     let inode = builder.metadata().expect("fstat").ino();
     let waiting = store::started(&[], &["add".as_ref(), copy.as_ref()]);
-    // Each look is followed by a sleep.
+    // The waiting command sleeps after each check.
     let looked = || {
         let sleeps = support::smaps::status_field(waiting.pid(), "voluntary_ctxt_switches");
         sleeps.and_then(|count| count.parse().ok()).is_some_and(|count: u64| count > 20)
@@ -316,7 +316,7 @@ fn a_builder_killed_at_any_moment_leaves_no_half_image() {
             left.iter().any(|name| name.starts_with('.') && name.ends_with(".tiexec.new")),
         );
         if left.iter().any(|name| name.ends_with(".tiexec")) {
-            // An image that has its final name is whole.
+            // An image with its final name is complete.
             done += 1;
             ctl(["verify"]).assert_code(0).assert_silent();
             ctl(["prune", "--all-unused"]).assert_code(0);
@@ -324,7 +324,7 @@ fn a_builder_killed_at_any_moment_leaves_no_half_image() {
     }
     println!("{half} killed half way, {done} after the rename");
     assert!(half > 0, "no builder was killed half way");
-    // The next one takes over what is there, and leaves nothing but the image.
+    // The next builder takes over the leftovers, and leaves only the image.
     add(&copy);
     ctl(["verify"]).assert_code(0).assert_silent();
     assert_eq!(names(IMAGES).len(), 2, "{:?}", names(IMAGES));
@@ -352,7 +352,7 @@ fn what_has_no_image_is_said() {
         assert!(done.err().contains(reason), "{done}");
     }
     assert_eq!(names(IMAGES), [""; 0]);
-    // Some of several is a status of its own.
+    // If only some of several files succeed, there is a separate exit status.
     let sound = public.add(&program("hold", Kind::DynamicPie), "sound", 0o755);
     let done = ctl(["add".as_ref(), "--json".as_ref(), sound.as_os_str(), script.as_os_str()]);
     done.assert_code(3);

@@ -1,4 +1,4 @@
-//! The image store: its users, its contents, and the view of tools through it.
+//! The image store: its users, its contents, and how tools see programs that run from it.
 
 mod admission;
 mod build;

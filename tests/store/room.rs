@@ -1,4 +1,4 @@
-//! A full image store says so, leaves nothing behind, and takes room only from images that nobody uses.
+//! A full image store reports it, leaves nothing behind, and takes room only from unused images.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use support::machine::{Machine, memory_controller};
 use support::store::{self, IMAGES, Mapped, add, ctl, json, names, own_run, set_up, text_pages};
 use support::{Kind, Public, is_root, pmd_size, program, require};
 
-/// Copies of one program: each a file of its own, with an image of its own.
+/// Copies of one program. Each is a separate file with its own image.
 fn copies(public: &Public, count: usize) -> Vec<PathBuf> {
     let file = program("hold", Kind::DynamicPie);
     (0..count).map(|index| public.add(&file, &format!("copy{index}"), 0o755)).collect()
@@ -39,7 +39,7 @@ fn a_store_that_is_too_small_stays_empty() {
     let public = Public::new();
     let one = memory_of_one(&public);
     let copy = &copies(&public, 1)[0];
-    // Full at once, in the first huge page, half way, and at the very end.
+    // The store is full at once, in the first huge page, half way, or at the very end.
     for size in [64 << 10, pmd_size(), one / 2, one - (16 << 10)] {
         set_up(&size.to_string());
         let before = free();
@@ -67,7 +67,7 @@ fn the_image_used_longest_ago_makes_room_and_one_in_use_never_does() {
     set_up(&(2 * one + one / 2).to_string());
     let first = add(&copies[0]);
     let second = add(&copies[1]);
-    // The first is mapped, and used longest ago.
+    // The first image is mapped, and was used longest ago.
     let held = Mapped::page(&first, text_pages(&first)[0]);
     std::fs::read(&second).expect("an image");
     let list = json(&["list", "--json"]);
@@ -76,18 +76,18 @@ fn the_image_used_longest_ago_makes_room_and_one_in_use_never_does() {
         let all = list["images"].as_array().expect("images");
         all.iter().find(|entry| entry["name"] == *name).expect("listed")["users"].clone()
     };
-    // A child that another test is just forking has it mapped as well.
+    // A child that another test is just forking may map the image too.
     assert!(users(&first).as_u64() >= Some(1) && users(&second) == 0, "{list}");
     let third = add(&copies[2]);
     assert!(first.exists() && !second.exists() && third.exists(), "{:?}", names(IMAGES));
-    // Nobody uses two, and one is enough: the one used longest ago goes.
+    // Two images are unused, and the room of one is enough. The one that was used longest ago is removed.
     drop(held);
-    // The kernel's times of access go by ticks: this one shall be another.
+    // Access times have the resolution of the kernel's ticks. The sleep makes this time differ.
     std::thread::sleep(std::time::Duration::from_millis(20));
     std::fs::read(&first).expect("an image");
     let fourth = add(&copies[3]);
     assert!(first.exists() && !third.exists() && fourth.exists(), "{:?}", names(IMAGES));
-    // With all of them in use there is no room.
+    // If all images are in use, there is no room.
     let _held = [&first, &fourth].map(|image| Mapped::page(image, text_pages(image)[0]));
     let done = ctl(["add".as_ref(), copies[1].as_os_str()]);
     done.assert_code(1);
@@ -129,7 +129,7 @@ fn prune_leaves_a_live_builder_alone() {
     assert_eq!(report["removed"][0]["why"], "left_over", "{report}");
     assert!(path.exists());
     drop(live);
-    // A child that another test has just forked may have the lock until it execs.
+    // A child that another test has just forked may hold the lock until its exec.
     eventually("nothing is left", || {
         ctl(["prune"]).assert_code(0);
         names(IMAGES).is_empty()
@@ -148,7 +148,7 @@ fn a_memory_cgroup_at_its_limit_gets_no_image() {
     set_up("256M");
     let public = Public::new();
     let copy = copies(&public, 1)[0].to_string_lossy().into_owned();
-    // More than the image, and less than the image with 64 MiB to spare.
+    // The limit is more than the image, but less than the image plus the 64 MiB of reserve.
     std::fs::write(group.join(limit), (60u64 << 20).to_string()).expect("a limit");
     let enter = format!("echo $$ > {}/cgroup.procs && exec \"$0\" \"$@\"", group.display());
     let inside =
@@ -160,6 +160,6 @@ fn a_memory_cgroup_at_its_limit_gets_no_image() {
     assert_eq!(names(IMAGES), [""; 0]);
     std::fs::write(group.join(limit), (512u64 << 20).to_string()).expect("a limit");
     inside().assert_code(0).assert_silent();
-    // The memory that was charged to the group must not outlive it there.
+    // Memory that was charged to the group must not outlive the group.
     ctl(["prune", "--all-unused"]).assert_code(0);
 }

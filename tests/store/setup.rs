@@ -1,11 +1,11 @@
-//! `tiexecctl store setup` makes a tmpfs of its own, once; the other commands print its state.
+//! `tiexecctl store setup` mounts a private tmpfs, once. The other commands print its state.
 
 use std::path::Path;
 
 use support::store::{IMAGES, add, ctl, json, own_run, set_up};
 use support::{Kind, Public, Run, installed, is_root, program, require};
 
-/// The options of the store's mount, none if there is none. The last mount on the path is the one that counts.
+/// The options of the store's mount, or none without a mount. The last mount on the path counts.
 fn mounted() -> Option<String> {
     let mounts = std::fs::read_to_string("/proc/thread-self/mounts").expect("mounts");
     let lines: Vec<&str> = mounts.lines().filter(|l| l.split(' ').nth(1) == Some(IMAGES)).collect();
@@ -25,7 +25,7 @@ fn setup_mounts_once() {
     let has = |option: &str| options.split(',').any(|o| o == option);
     assert!(has("nosuid") && has("nodev") && has("mode=755") && has("huge=advise"), "{options}");
     assert!(!has("noexec") && !has("relatime") && !has("noatime"), "{options}");
-    // A tenth of the memory.
+    // The default size is a tenth of the memory.
     let memory = std::fs::read_to_string("/proc/meminfo").expect("meminfo");
     let total = memory.lines().find_map(|l| l.strip_prefix("MemTotal:")).expect("MemTotal");
     let total: u64 = total.trim().trim_end_matches(" kB").parse().expect("KiB");
@@ -34,21 +34,21 @@ fn setup_mounts_once() {
         size.trim_end_matches('k').parse::<u64>().expect("KiB")
     };
     assert!((total / 10).abs_diff(size(&options)) <= 64, "{options} of {total}");
-    // Again: nothing changes, images stay.
+    // A second setup changes nothing, and images stay.
     let public = Public::new();
     let image = add(&public.add(&program("hold", Kind::DynamicPie), "program", 0o755));
     let again = ctl(["setup"]);
     again.assert_code(0).assert_silent();
     assert!(again.out().contains("already set up"), "{again}");
     assert_eq!(mounted(), Some(options));
-    // Another size, in place.
+    // A setup with another size changes the mount in place.
     let resized = ctl(["setup", "--size=200M"]);
     resized.assert_code(0).assert_silent();
     assert_eq!(size(&mounted().expect("mounted")), 200 << 10);
     assert!(ctl(["setup", "--size=200M"]).out().contains("already set up"));
     assert!(ctl(["setup"]).out().contains("already set up"), "any size will do");
     assert!(image.exists());
-    // Smaller than what is in it.
+    // The new size is smaller than the content.
     let refused = ctl(["setup", "--size=1M"]);
     refused.assert_code(1);
     assert!(refused.err().contains("there is more in it"), "{refused}");
@@ -57,7 +57,7 @@ fn setup_mounts_once() {
     assert!(options.contains("nosuid") && options.contains("nodev"), "{options}");
 }
 
-/// Processes keep the images that they map; the file system that held them is gone.
+/// Processes keep the images that they map, although the file system is gone from the path.
 #[test]
 fn unset_removes_the_store_also_in_use() {
     require!(is_root(), "mounting needs root");
@@ -79,7 +79,7 @@ fn unset_removes_the_store_also_in_use() {
     let again = ctl(["unset"]);
     again.assert_code(0).assert_silent();
     assert_eq!(again.out(), "/run/tiexec/images: is not set up\n");
-    // And anew.
+    // A new store can be set up.
     set_up("200M");
     assert!(add(&copy).exists());
 }
@@ -100,7 +100,7 @@ fn remove_takes_the_images_of_the_files_it_is_given() {
         "{done}"
     );
     assert!(!image.exists() && others.exists());
-    // Also where the original is gone.
+    // `remove` also works if the original is gone.
     std::fs::remove_file(&other).expect("removed");
     let removed = json(&["remove", other.to_str().expect("UTF-8"), "--json"]);
     assert_eq!(removed["removed"][0]["why"], "asked", "{removed}");

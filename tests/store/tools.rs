@@ -1,4 +1,4 @@
-//! Tools see through an image: a profile of a program that runs from one has the same names as a profile of the original.
+//! A profile of a program that runs from an image has the same names as a profile of the original.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use support::store::{add, loads, own_run, set_up, text_pages};
 use support::{Kind, Public, installed, is_root, pmd_size, program, require};
 
-/// The address that the symbol has, as `nm` says it.
+/// The address of the symbol, from `nm`.
 fn address(file: &Path, symbol: &str) -> u64 {
     let output = Command::new("nm").arg(file).output().expect("nm");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -54,7 +54,8 @@ fn a_program_runs_from_its_image_in_huge_pages() {
     assert!(said.contains(&format!("huge {}\n", setting.huge)), "{said}");
 }
 
-/// Profiles a run and returns the DSO and the function that took most of the time, `main` left out: the loop in it takes about as much.
+/// Profiles a run. Returns the DSO and the function with the most time, except `main`, whose loop takes about the same
+/// time.
 fn profile(data: &Path, home: &Path, command: &[&str]) -> Option<(String, String)> {
     let perf = |arguments: &[&str]| {
         let output = Command::new("perf").args(arguments).env("HOME", home).output().expect("perf");
@@ -70,7 +71,7 @@ fn profile(data: &Path, home: &Path, command: &[&str]) -> Option<(String, String
     let line = text.lines().find(|line| line.contains('%') && !line.contains("[.] main"));
     let line = line.unwrap_or_else(|| panic!("{text}"));
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
-    // Behind the mark of user space; more columns may follow.
+    // The symbol follows the mark of user space. More columns may follow.
     let symbol = words.iter().skip_while(|word| **word != "[.]").nth(1);
     Some((words[1].to_owned(), symbol.unwrap_or_else(|| panic!("{line}")).to_string()))
 }
@@ -85,7 +86,7 @@ fn perf_names_functions_of_image_and_original() {
     let setting = setting(&public);
     let original = setting.original.to_string_lossy().into_owned();
     let data = |name: &str| public.path().join(name);
-    // One cache of build IDs for all: perf keeps it in the home directory.
+    // All profiles share one cache of build IDs, which perf keeps in the home directory.
     let home = public.path();
     let name = |path: &Path| path.file_name().expect("a name").to_string_lossy().into_owned();
     let want = |dso: &Path| Some((name(dso), "big_middle".to_owned()));

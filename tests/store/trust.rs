@@ -1,4 +1,5 @@
-//! The image store uses nothing that somebody else could have put there, and shows nobody what they may not read.
+//! The image store uses no file that another user could have planted, and shows no user a file that the user may not
+//! read.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use support::{Done, Kind, Public, Run, chmod, is_root, program, require};
 
 const NOBODY: u32 = 65534;
 
-/// A `/run` of the test's own, and a program that everybody may run.
+/// A private `/run` for the test, and a program that all users may run.
 fn place() -> (Public, PathBuf) {
     own_run();
     let public = Public::new();
@@ -47,7 +48,7 @@ fn a_directory_that_others_can_change_is_refused() {
         let done = try_add(&original);
         assert_refused(&done, "store_refused", "belongs to user 65534");
         assert!(done.err().contains(&format!("{} belongs", directory.display())), "{done}");
-        // Every command says so, not only those that build.
+        // Every command refuses, not only those that build.
         for command in ["list", "verify", "prune", "setup", "path"] {
             ctl([command]).assert_code(1);
         }
@@ -72,7 +73,7 @@ fn a_directory_that_is_a_link_is_refused() {
     setup.assert_code(1);
     assert!(setup.err().contains("is a symbolic link"), "{setup}");
     assert_eq!(names(elsewhere.join("images")), [""; 0]);
-    // Setup also mounts nothing where somebody else could move it.
+    // Setup also refuses to mount where another user could move the mount point.
     std::fs::remove_file(IMAGES).expect("a link");
     chown(Path::new("/run/tiexec"), NOBODY);
     let setup = ctl(["setup"]);
@@ -89,11 +90,11 @@ fn a_store_that_is_no_tmpfs_or_not_executable_is_none() {
         assert_refused(&try_add(&original), "no_store", "not set up");
         assert_eq!(names(IMAGES).iter().filter(|name| name.contains("tiexec")).count(), 0);
     };
-    // /run is a tmpfs, but must not be filled.
+    // /run is a tmpfs too, but images must not fill it.
     is_none();
     store::mount("none", IMAGES, Some("tmpfs"), libc::MS_NOEXEC, "mode=0755");
     is_none();
-    // Setting it up mends that.
+    // `store setup` mends that.
     set_up("64M");
     let image = add(&original);
     std::fs::remove_file(image).expect("an image");
@@ -132,7 +133,7 @@ fn an_image_that_is_not_as_it_was_built_is_refused() {
             verified.out().contains("FAIL") && verified.out().contains(what),
             "{what}: {verified}"
         );
-        // Pruned as damaged, unless only the content is wrong, which nobody sees who does not read it.
+        // `prune` removes the image as damaged, unless only its content is wrong, which only reading would show.
         ctl(["prune"]).assert_code(0);
         let _there_or_not = std::fs::remove_file("/run/tiexec/images/other");
         let _there_or_not = std::fs::remove_file(&image);
@@ -189,7 +190,7 @@ fn a_flipped_bit_is_found() {
     let file = std::fs::File::options().read(true).write(true).open(&image).expect("root may");
     let len = file.metadata().expect("fstat").len();
     use std::os::unix::fs::FileExt;
-    // Everywhere: headers, holes, text, symbols, the last byte.
+    // The places cover headers, holes, text, symbols, and the last byte.
     for at in [0, 64, 4096, len / 3, len / 2, len - 1] {
         let mut byte = [0];
         file.read_exact_at(&mut byte, at).expect("read");
@@ -213,7 +214,7 @@ fn a_flipped_bit_is_found() {
     ctl(["verify"]).assert_code(0);
 }
 
-/// A list that lets one more user in: version, then tag, permissions and id of each entry (acl(5)).
+/// Sets an access list with one more user: the version, then tag, permissions and ID of each entry (acl(5)).
 fn access_list(file: &Path) -> bool {
     let entries: [(u16, u16, u32); 5] = [
         (0x01, 7, u32::MAX),
@@ -267,7 +268,7 @@ fn what_not_everybody_may_read_has_no_shared_image() {
     assert_eq!(names(IMAGES), [""; 0]);
 }
 
-/// `tiexecctl store` as nobody, with a runtime directory.
+/// Runs `tiexecctl store` as nobody, with a runtime directory.
 fn as_nobody(public: &Public, args: &[&str], runtime: &str) -> Done {
     let copy = public.path().join("tiexecctl");
     if !copy.exists() {
@@ -299,7 +300,7 @@ fn a_user_has_a_store_of_their_own() {
     let meta = image.metadata().expect("an image");
     assert_eq!((meta.permissions().mode() & 0o7777, meta.uid()), (0o400, NOBODY));
     assert_eq!(Path::new(runtime).join("tiexec").metadata().expect("stat").mode() & 0o7777, 0o700);
-    // A use is noted, whatever the mount says: it is what pruning goes by.
+    // A use updates the access time with every mount option, because pruning depends on it.
     let used = |image: &Path| image.metadata().expect("an image").accessed().expect("a time");
     let before = used(&image);
     std::thread::sleep(std::time::Duration::from_millis(20));
@@ -310,12 +311,12 @@ fn a_user_has_a_store_of_their_own() {
     let done = as_nobody(&public, &["add", &file], runtime);
     done.assert_code(1);
     assert!(done.err().contains("unreadable_image"), "{done}");
-    // The first original is another file since the chmod; nothing but root's is asked of root's store.
+    // Since the chmod the first original counts as another file. Nobody's prune does not affect root's store.
     let pruned = as_nobody(&public, &["prune"], runtime);
     pruned.assert_code(0);
     assert!(pruned.out().contains("outdated"), "{pruned}");
     assert!(!image.exists());
-    // Not a tmpfs, not there, not executable.
+    // The runtime directory is no tmpfs, is missing, or forbids execution.
     chmod(&original, 0o755);
     let noexec = Path::new("/run/noexec");
     std::fs::create_dir(noexec).expect("a directory");
@@ -327,7 +328,7 @@ fn a_user_has_a_store_of_their_own() {
         done.assert_code(1);
         assert!(done.err().contains("no_store"), "{done}");
     }
-    // Below a directory that all can write to, which is sticky or not.
+    // The runtime directory lies below a world-writable directory with or without the sticky bit.
     let below = Path::new("/run/all");
     std::fs::create_dir_all(below.join("mine")).expect("directories");
     chown(&below.join("mine"), NOBODY);
@@ -346,7 +347,7 @@ fn a_user_has_a_store_of_their_own() {
     );
 }
 
-/// The two stores are independent: what is wrong with the one takes nothing from the other.
+/// The two stores are independent: a defect of one does not affect the other.
 #[test]
 fn one_that_is_refused_takes_nothing_from_the_other() {
     require!(is_root(), "becoming another user needs root");
@@ -373,7 +374,7 @@ fn one_that_is_refused_takes_nothing_from_the_other() {
         assert!(done.err().lines().count() == 1 && done.err().contains(why), "{done}");
     }
     assert_eq!(as_root(&[], &["add", &file]).out().trim_end(), path);
-    // A launch uses it, and has nothing to complain of.
+    // A launch uses the store without a message.
     let run = Run::new(&original, ["7"]).options(["--backing=image", "--report", "--json"]);
     let held = run.env("XDG_RUNTIME_DIR", theirs).hold();
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", held.pid())).expect("it lives");
@@ -382,7 +383,7 @@ fn one_that_is_refused_takes_nothing_from_the_other() {
     done.assert_code(7);
     assert!(!done.err().contains("store_refused"), "{done}");
 
-    // The other way round: a user's own, while the system's is not to be trusted.
+    // In the opposite case, the user's own store works while the system's store is not trusted.
     chmod(Path::new(IMAGES), 0o777);
     let done = as_nobody(&public, &["add", &file], theirs);
     done.assert_code(0);
@@ -405,7 +406,7 @@ fn only_root_changes_the_systems_store_and_all_may_use_it() {
     let refused = as_nobody(&public, &["prune", "--all-unused"], "");
     refused.assert_code(5);
     assert!(refused.err().contains("only root") && image.exists(), "{refused}");
-    // Another user's request is answered with root's image.
+    // Another user's request gets root's image.
     let used = as_nobody(&public, &["add", &original.to_string_lossy()], "");
     used.assert_code(0).assert_silent();
     assert_eq!(used.out().trim_end(), image.to_string_lossy());

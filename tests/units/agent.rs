@@ -1,4 +1,4 @@
-//! `tiexecd` under the unit that it ships with: what it does to services, and what stopping and draining it does to them.
+//! `tiexecd` under its own unit: its effect on services, and the effect of stopping and draining it.
 
 use support::child::eventually;
 use support::systemd::{NEEDS, Systemd, can_boot};
@@ -26,7 +26,7 @@ fn boot(services: &[&str]) -> Systemd {
     systemd
 }
 
-/// Returns the processes that run a service's own program.
+/// Returns the main process of a service.
 fn main_pid(systemd: &Systemd, unit: &str) -> String {
     let pid = systemd.property(unit, "MainPID");
     assert_ne!(pid, "0", "{unit}: {}", systemd.log(unit));
@@ -99,7 +99,7 @@ fn drain_gives_all_back_until_resume() {
     assert_eq!(systemd.huge(REDIS), 0, "{}", systemd.log("tiexecd"));
     systemd.ctl(["agent", "resume"]).assert_code(0).assert_silent();
     eventually_huge(&systemd, REDIS);
-    // Twice, and without an agent.
+    // The command works twice, and without an agent.
     systemd.systemctl(["stop", "tiexecd"]).assert_code(0);
     for _ in 0..2 {
         systemd.ctl(["agent", "drain"]).assert_code(0);

@@ -1,5 +1,5 @@
-//! The systemd of these tests runs Debian's own units, `attach --unit` reaches their services, and the machine keeps nothing of
-//! it.
+//! The systemd of these tests runs Debian's own units, `attach --unit` reaches their services, and the machine is not
+//! changed.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ fn debians_services_are_attached_to() {
 #[test]
 fn the_machine_keeps_nothing() {
     require!(can_boot(), "{NEEDS}");
-    // Debian's systemd changes these when it boots a machine.
+    // Debian's systemd changes these settings when it boots a machine.
     let machine = || {
         let knobs = ["fs/protected_regular", "fs/file-max", "fs/nr_open", "kernel/core_pattern"];
         let nodes = ["log", "initctl", "mqueue", "hugepages"];

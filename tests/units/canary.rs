@@ -1,11 +1,12 @@
-//! `tiexecctl canary --unit` measures one of Debian's own services by a counter of its own, and leaves it as it was.
+//! `tiexecctl canary --unit` measures one of Debian's services by the service's own counter, and leaves the service as
+//! it was.
 
 use support::attaching::json;
 use support::require;
 use support::systemd::{NEEDS, Systemd, can_boot};
 
 const UNIT: &str = "mariadb.service";
-/// As the guide has it.
+/// The counter command of the guide.
 const QUESTIONS: &str = "mariadb -BNe 'show global status' | grep -w Questions";
 
 #[test]
@@ -14,7 +15,7 @@ fn of_a_database_under_load() {
     let systemd = Systemd::boot();
     systemd.start(UNIT);
     let main = systemd.property(UNIT, "MainPID");
-    // Root runs a counter as nobody.
+    // If root runs the canary, the counter runs as nobody.
     let user = "create user nobody@localhost identified via unix_socket";
     systemd.run(["mariadb", "--execute", user]).assert_code(0);
     let ask = "while :; do mariadb --execute 'select benchmark(20000, md5(1))'; done >/run/answers";

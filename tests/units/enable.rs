@@ -1,4 +1,4 @@
-//! `tiexecctl enable` has systemd attach to services at each start; `disable` undoes it. Files that somebody has edited stay.
+//! `tiexecctl enable` makes systemd attach to services at each start, and `disable` undoes it. Edited files are kept.
 
 use support::child::eventually;
 use support::require;
@@ -13,7 +13,7 @@ fn drop_in(unit: &str) -> String {
     drop_ins(unit) + "/50-tiexec.conf"
 }
 
-/// The template for an instance of one, else the unit.
+/// Returns the template of an instance, or else the unit.
 fn to_enable(unit: &str) -> String {
     match unit.split_once('@') {
         Some((template, _)) => format!("{template}@.service"),
@@ -21,7 +21,7 @@ fn to_enable(unit: &str) -> String {
     }
 }
 
-/// Waits until the helpers that a start leaves behind have ended: Debian's mariadb looks at its tables.
+/// Waits until the helpers that a start leaves behind have ended, such as the table check of Debian's mariadb.
 fn settled(systemd: &Systemd, unit: &str) {
     eventually("only the service's own program runs", || {
         let running = systemd.processes(unit);
@@ -35,7 +35,7 @@ fn debians_services_are_huge_after_a_restart() {
     let systemd = Systemd::boot();
     for (unit, edges) in DEBIANS.into_iter().filter(|(unit, _)| Systemd::has(unit)) {
         let (option, name) = (format!("--edges={edges}"), to_enable(unit));
-        // An image, which a revert takes away.
+        // The backing is an image, because a revert can remove an image.
         let enable = ["enable", &name, "--", "--backing=image", &option];
         systemd.ctl(enable).assert_code(0).assert_silent();
         systemd.start(unit);
@@ -64,7 +64,7 @@ fn now_attaches_and_restarts_nothing() {
     let path = "/run/systemd/system/mariadb.service.d/50-tiexec.conf";
     let text = std::fs::read_to_string(systemd.path(path)).expect("the drop-in");
     assert!(text.contains("warm --quiet --deps /usr/sbin/mariadbd\n"), "{text}");
-    // The warm that stands before the start does not fail it.
+    // The `warm` before the start does not make the start fail.
     systemd.systemctl(["restart", unit]).assert_code(0);
     assert!(systemd.huge(unit) > 0, "{}", systemd.log(unit));
     systemd.ctl(["disable", unit]).assert_code(0).assert_silent();
@@ -79,7 +79,7 @@ fn an_edited_file_is_kept() {
     let path = systemd.path(&drop_in("nginx.service"));
     systemd.ctl(["enable", "nginx"]).assert_code(0);
     let first = std::fs::read_to_string(&path).expect("the drop-in");
-    // One that nobody has edited takes other options.
+    // An unedited drop-in can be rewritten with other options.
     systemd.ctl(["enable", "nginx", "--", "--edges=pad"]).assert_code(0).assert_silent();
     let text = std::fs::read_to_string(&path).expect("the drop-in");
     assert_eq!(
@@ -101,7 +101,7 @@ fn an_edited_file_is_kept() {
     let (_, remove) = refused.split_once("fix: remove it yourself: ").expect("the fix");
     systemd.run(["sh", "-c", remove.trim_end()]).assert_code(0);
     systemd.ctl(["enable", "nginx"]).assert_code(0);
-    // A neighbour in the directory stays, too.
+    // Another file in the directory stays too.
     std::fs::write(&path, &text).expect("the drop-in");
     std::fs::write(path.with_file_name("own.conf"), "[Service]\n").expect("a drop-in");
     systemd.ctl(["disable", "nginx"]).assert_code(0);
@@ -160,11 +160,11 @@ fn units_that_cannot_be_enabled() {
     let unmasked = systemd.ctl(["enable", "cron"]);
     assert!(!unmasked.err().contains("masked"), "{unmasked}");
     systemd.ctl(["disable", "cron"]);
-    // An option that attach does not take is told now, not at the next start.
+    // `enable` reports an option that attach does not accept now, not at the next start.
     for option in ["--edges=wrong", "--settle=1s", "--json"] {
         systemd.ctl(["enable", "redis-server", "--", option]).assert_code(2);
     }
-    // One of two works, and the alias means the unit.
+    // One of the two names works, and the alias stands for the unit.
     systemd
         .write_unit("/etc/systemd/system/twice.service", "[Service]\nExecStart=/bin/sleep inf\n");
     systemd.systemctl(["link", "/usr/lib/systemd/system/redis-server.service"]);
@@ -178,7 +178,7 @@ fn units_that_cannot_be_enabled() {
     assert!(!systemd.path(&drop_ins("redis-server.service")).exists());
 }
 
-/// systemd would run it as root.
+/// systemd would run this program as root.
 #[test]
 fn a_tiexecctl_that_others_can_exchange() {
     require!(can_boot() && Systemd::has("nginx.service"), "{NEEDS}, nginx");
@@ -194,7 +194,7 @@ fn a_tiexecctl_that_others_can_exchange() {
 fn a_unit_of_a_users_own_systemd() {
     require!(can_boot() && Systemd::has("nginx.service"), "{NEEDS}, nginx");
     let systemd = Systemd::boot();
-    // Without logind and PAM.
+    // This unit starts the user's manager without logind and PAM.
     systemd.write_unit(
         "/etc/systemd/system/user@0.service",
         "[Service]\nType=notify\nDelegate=yes\nRuntimeDirectory=user/0\nRuntimeDirectoryMode=700\n\

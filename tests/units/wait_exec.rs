@@ -9,7 +9,7 @@ use support::{Kind, install, program};
 /// The line of the manual and of the guide.
 const ATTACH: &str = "ExecStartPost=-+/usr/bin/tiexecctl attach --unit %n --quiet --wait-exec";
 
-/// Has the unit run the command after its start.
+/// Makes the unit run the command after its start.
 fn attached_at_start(systemd: &Systemd, unit: &str, options: &str) {
     let path = format!("/etc/systemd/system/{unit}.d/tiexec.conf");
     systemd.write_unit(&path, &format!("[Service]\n{ATTACH} {options}\n"));
@@ -27,7 +27,7 @@ fn debians_services() {
         let notes = systemd.notes();
         assert!(notes.lines().any(|line| line.starts_with(&note)), "{note}: {notes}");
         assert!(systemd.huge(unit) > 0, "{unit}: {notes}\n{}", systemd.log(unit));
-        // Not to itself, in the same cgroup.
+        // The command must not attach to itself, although it is in the same cgroup.
         assert!(!notes.contains("tiexecctl build-id"), "{notes}");
         systemd.systemctl(["is-active", unit]).assert_code(0);
         let left = systemd.processes(unit);
@@ -40,7 +40,7 @@ fn a_script_that_execs_late() {
     require!(can_boot(), "{NEEDS}");
     let systemd = Systemd::boot();
     install(&program("hold", Kind::DynamicPie), &systemd.path("/opt/hold"), 0o755);
-    // The program reads until its standard input ends: nobody closes this pipe.
+    // The program reads until its standard input ends, so nothing closes this pipe.
     let script = "mkfifo /run/pipe; while ! test -e /run/go; do sleep 0.05; done; exec /opt/hold 7 0<>/run/pipe";
     let unit = "late.service";
     systemd.write_unit(
@@ -86,7 +86,7 @@ fn a_service_without_a_process() {
     );
     systemd.start(unit);
     assert!(systemd.notes().contains("the main process had ended"), "{}", systemd.notes());
-    // The same by hand: the answer is in the journal, and the exit status is 0.
+    // A manual call behaves the same: the answer is in the journal, and the exit status is 0.
     systemd.ctl(["attach", "--wait-exec", "999999"]).assert_code(0).assert_silent();
     systemd.ctl(["attach", "--wait-exec", "nonsense"]).assert_code(2);
 }
