@@ -1,4 +1,4 @@
-//! A launch also puts the text of shared objects on huge pages, before the program's first instruction. The objects
+//! A launch also puts the text of shared objects on huge pages, before the program's first instruction, and the objects
 //! work as without TiExec.
 
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! The program runs even if huge pages fail because of too little memory, a limit or a knob. One line on stderr says
-//! why its text is on base pages. `filters.rs` has seccomp and ptrace.
+//! The program runs even if huge pages fail because of too little memory, a limit or a knob, and one line on stderr
+//! says why its text is on base pages. `filters.rs` has seccomp and ptrace.
 
 use support::machine::{FELT, Machine, hugetlb_controller, is_throwaway, memory_controller, quiet};
 use support::{

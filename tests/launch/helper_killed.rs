@@ -1,5 +1,5 @@
-//! If the helper dies at any instruction, the program still runs. The tests kill it at each register write, at each
-//! stop that it sees, and at random.
+//! If the helper dies at any instruction, the program still runs: the tests kill the helper at each register write, at
+//! each stop that it sees, and at random.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
 //! Text on the page cache costs no memory: many launched programs together use no more than the same number of plain
-//! ones. V8, which reads and remaps its own text, finds the file's bytes there.
+//! ones, and V8, which reads and remaps its own text, finds the file's bytes there.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;

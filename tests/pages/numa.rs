@@ -1,5 +1,5 @@
-//! `--numa` chooses the nodes for the huge pages of a copy, and `inspect` reports the nodes of text. The kernel must
-//! confirm both.
+//! `--numa` chooses the nodes for the huge pages of a copy, `inspect` reports the nodes of text, and the kernel
+//! confirms both.
 
 use std::collections::BTreeMap;
 

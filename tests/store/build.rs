@@ -1,5 +1,5 @@
-//! An image of the store equals its original, byte for byte, in huge pages, and tools read it like the original. Its
-//! builder may die at any instant.
+//! An image of the store equals its original, byte for byte, in huge pages, and tools read it like the original, even
+//! if a builder dies at any instant.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
