@@ -1,7 +1,7 @@
-//! The plain manifest of the agent, which helm makes of the chart.
+//! The plain manifest of the agent, which helm generates from the chart.
 //!
-//! CI has no helm: to build it takes two minutes, and a Go that is newer than Debian's. So the manifest names the digest of the chart
-//! that it was made of, which is always compared. Where there is a helm, the whole text is.
+//! CI has no helm, because a build of helm takes two minutes and a newer Go than Debian's. The manifest therefore names
+//! the digest of its chart, which the test always compares. If there is a helm, the test compares the whole text.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,11 @@ use crate::vm::build::repository;
 pub(crate) const CHART: &str = "deploy/helm/tiexec";
 /// The manifest.
 pub(crate) const MANIFEST: &str = "deploy/kubernetes/tiexec.yaml";
-/// The version for which helm makes it; the oldest that the chart names would do as well.
+/// The version of Kubernetes for which helm makes the manifest. The oldest version that the chart names would give the
+/// same.
 const KUBERNETES: &str = "1.34.0";
 
-/// Makes the manifest anew.
+/// Regenerates the manifest.
 pub(crate) fn write() -> Result<()> {
     let manifest = repository()?.join(MANIFEST);
     fs::write(&manifest, text(&k8s::helm()?)?)

@@ -1,4 +1,5 @@
-//! `cargo xtask context`: what the image is built of, in one directory: the static programs, and the list of what they consist of.
+//! `cargo xtask context`: puts the input of the image's build into one directory: the static programs, and the list of
+//! their components.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,12 +31,12 @@ impl Context {
     }
 }
 
-/// Builds the programs as the image has them; returns their directory.
+/// Builds the programs with the features of the image. Returns their directory.
 pub(crate) fn programs(arch: Arch) -> Result<PathBuf> {
     crate::dist::programs(arch, "kubernetes")
 }
 
-/// Lays out programs that are built.
+/// Lays out built programs.
 pub(crate) fn lay_out(arch: Arch, programs: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
     for name in PROGRAMS {

@@ -1,4 +1,4 @@
-//! The pages that people read: their links lead somewhere, and their commands are ours.
+//! Checks of the pages that people read: their links have targets, and their commands exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,7 +9,7 @@ use clap::error::ErrorKind;
 
 use crate::vm::build::repository;
 
-/// Returns the files of a kind below a directory of the repository, by their paths in it.
+/// Returns the files of a kind below a directory of the repository, by their paths in the repository.
 pub(crate) fn files(below: &Path, kind: &str) -> BTreeMap<PathBuf, String> {
     fn gather(root: &Path, at: &Path, kind: &str, found: &mut BTreeMap<PathBuf, String>) {
         for entry in fs::read_dir(root.join(at)).expect("a directory") {
@@ -37,7 +37,7 @@ fn markdown() -> BTreeMap<PathBuf, String> {
     files(Path::new(""), "md")
 }
 
-/// Returns a page with what it includes.
+/// Returns a page with its included pages.
 fn expanded(pages: &BTreeMap<PathBuf, String>, path: &Path) -> String {
     let text = &pages[path];
     let Some(included) = text.strip_prefix("{{#include ") else { return text.clone() };
@@ -151,7 +151,7 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// Returns what is wrong with a line that runs one of our programs; nothing if it runs none.
+/// Returns the mistake in a line that runs one of our programs; nothing if the line runs none.
 pub(crate) fn complaint(line: &str) -> Option<String> {
     complaints_of(line).map(|(_, complaint)| complaint)
 }
@@ -165,7 +165,7 @@ fn complaints_of(line: &str) -> Option<(ErrorKind, String)> {
         ours.iter().find(|command| command.get_name() == name)
     };
     let (at, command) = words.iter().enumerate().find_map(|(at, word)| Some((at, named(word)?)))?;
-    // Before it: an assignment, or a program that runs another.
+    // Before our program there may be assignments, or programs that run another one.
     let before = &words[..at];
     let runs = ["runuser", "sudo", "time", "nice", "env", "systemd-run", "ENTRYPOINT", "exec"];
     let is_run = before.iter().all(|word| word.contains('=')) || runs.contains(&before[0].as_str());
@@ -185,8 +185,8 @@ fn complaints_of(line: &str) -> Option<(ErrorKind, String)> {
     Some((error.kind(), format!("{line}: {first}")))
 }
 
-/// Returns the commands of a page, and whether each stands in a sentence: lines with a prompt in blocks of code, lines of ours in those without any prompt, and
-/// code in sentences.
+/// Returns the commands of a page, and whether each stands in a sentence. Commands are lines with a prompt in blocks of
+/// code, lines with our programs in blocks without any prompt, and code in sentences.
 fn commands(text: &str) -> Vec<(String, bool)> {
     let mut found = Vec::new();
     for (at, part) in text.split("\n```").enumerate() {
@@ -217,7 +217,7 @@ fn every_command_of_ours_is_one() {
     let mut complaints = Vec::new();
     let mut count = 0;
     for (path, text) in markdown() {
-        // These tell what was.
+        // These files describe the past.
         if path == Path::new("CHANGELOG.md") || path.starts_with("docs/design") {
             continue;
         }

@@ -1,4 +1,4 @@
-//! The page of reasons in the guide, and the lists of reasons in tiexec(1): made from the list in the code
+//! Generates the page of reasons in the guide, and the lists of reasons in tiexec(1), from the list in the code
 //! (`crates/core/src/skip.rs`).
 
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use tiexec_core::skip::Reason;
 
 use crate::vm::build::repository;
 
-/// The reasons in the order of their names: failures, or the others.
+/// Returns the reasons in the order of their names, either the failures or the others.
 fn reasons(failures: bool) -> Vec<Reason> {
     let mut reasons: Vec<Reason> =
         Reason::all().filter(|reason| reason.is_failure() == failures).collect();
@@ -84,7 +84,7 @@ pub(crate) fn manual(failures: bool) -> String {
     text
 }
 
-/// Returns sentences as a manual page has them: code in bold, hyphens to be copied, each sentence on a line.
+/// Formats sentences for a manual page: code in bold, hyphens that can be copied, and each sentence on its own line.
 fn roff(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-").replace(". ", ".\n");
     let mut bold = false;

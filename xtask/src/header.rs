@@ -1,4 +1,4 @@
-//! The C header of libtiexec, made of its C API.
+//! The C header of libtiexec, generated from its C API.
 
 use std::fs;
 use std::path::PathBuf;
@@ -20,14 +20,14 @@ fn made() -> Result<String> {
     let bindings = builder.with_src(library.join("src/abi.rs")).generate();
     let mut header = Vec::new();
     bindings.context("cannot make the header")?.write(&mut header);
-    // Rust's section on what a caller promises says in other words what stands above it.
+    // Rust's section `# Safety` repeats the text above it in other words, so the header omits it.
     let text = String::from_utf8(header)?;
     let mut kept: Vec<&str> = Vec::new();
     let mut is_safety = false;
     for line in text.lines() {
         if line.trim() == "// # Safety" {
             is_safety = true;
-            // The empty line before it.
+            // The empty line before the section is omitted too.
             kept.pop();
         }
         is_safety &= line.trim_start().starts_with("//");
@@ -38,7 +38,7 @@ fn made() -> Result<String> {
     Ok(kept.join("\n") + "\n")
 }
 
-/// Writes it.
+/// Writes the header.
 pub(crate) fn write() -> Result<()> {
     let place = place()?;
     fs::write(&place, made()?).with_context(|| format!("cannot write {}", place.display()))

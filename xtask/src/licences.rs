@@ -1,4 +1,5 @@
-//! The licences of all that is linked into the programs: THIRD-PARTY.md lists the crates, and a package has their texts.
+//! The licences of all crates that are linked into the programs. THIRD-PARTY.md lists the crates, and the packages
+//! contain the texts of the licences.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -71,7 +72,7 @@ pub(crate) fn write() -> Result<()> {
     fs::write(&file, list()?).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Returns the crates that are linked on Linux, on any processor, in the order of their names.
+/// Returns the crates that are linked on Linux on at least one processor, in the order of their names.
 fn linked() -> Result<Vec<Package>> {
     let mut linked = BTreeMap::new();
     for triple in ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"] {
@@ -83,14 +84,15 @@ fn linked() -> Result<Vec<Package>> {
     Ok(linked.into_values().collect())
 }
 
-/// Returns the crates that are linked on this platform, our own among them. A proc-macro runs in the compiler, and is not linked.
+/// Returns the crates that are linked on this platform, including our own. A proc-macro runs in the compiler and is not
+/// linked.
 pub(crate) fn linked_on(triple: &str) -> Result<Vec<Package>> {
     let mut cargo = build::cargo();
     cargo.current_dir(repository()?).args([
         "metadata",
         "--format-version=1",
         "--locked",
-        // The image has it.
+        // The image has this feature.
         "--features",
         "tiexec/kubernetes",
     ]);
@@ -152,7 +154,7 @@ pub(crate) fn list() -> Result<String> {
     Ok(text)
 }
 
-/// Returns the texts of the licences, as the crates bring them.
+/// Returns the texts of the licences, from the crates.
 pub(crate) fn texts() -> Result<String> {
     let mut by_text: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut without = Vec::new();
@@ -217,7 +219,7 @@ mod tests {
         let allowed: Vec<&str> = allowed.split('"').skip(1).step_by(2).collect();
         for package in linked().unwrap() {
             let licence = package.license.unwrap().replace('/', " OR ");
-            // One of these suffices; each of those that are joined by AND is needed.
+            // One alternative suffices, but every part joined by AND must be allowed.
             let is_allowed = |one: &str| {
                 let one = one.trim_matches(['(', ')', ' ']);
                 one.split(" AND ").all(|part| allowed.contains(&part.trim_matches(['(', ')', ' '])))

@@ -1,5 +1,5 @@
-//! `cargo xtask COMMAND`: what is generated from the command-line definitions, so that it cannot drift
-//! from them; the tests on other kernels and in a cluster; and the packages of a release.
+//! `cargo xtask COMMAND`: generates documents from the command-line definitions, so that they cannot differ, runs the
+//! tests on other kernels and in a cluster, and makes the packages of a release.
 
 mod chart;
 mod context;
@@ -77,7 +77,7 @@ fn main() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The directory, made if need be.
+/// Returns the directory, and makes it if it is missing.
 fn made(dir: &Path) -> Result<PathBuf> {
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     Ok(dir.to_owned())
@@ -91,9 +91,9 @@ fn commands() -> [(Command, &'static str); 3] {
 /// The manual pages of files and of the library, which no command defines.
 const FILES: [&str; 2] = ["tiexec.conf.5", "tiexec_self.3"];
 
-/// The place in the prose for the options; a command of a command stands behind it.
+/// The mark in the prose for the options. For a subcommand, its name follows the mark.
 const MARKER: &str = ".\\\" OPTIONS";
-/// The places for the reasons that are failures, and for the others.
+/// The marks for the reasons that are failures, and for the others.
 const FAILURES: &str = ".\\\" FAILURES\n";
 const NORMAL: &str = ".\\\" NORMAL\n";
 
@@ -129,7 +129,7 @@ fn man(out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes the groups of options parts of the section OPTIONS, and not sections like it.
+/// Makes the groups of options subsections of OPTIONS.
 fn below_options(section: &str) -> String {
     let line = |line: &str| match line.strip_prefix(".SH ").filter(|name| *name != "OPTIONS") {
         Some(name) => {
@@ -142,7 +142,7 @@ fn below_options(section: &str) -> String {
     section.lines().map(line).collect()
 }
 
-/// Puts each command's options where the prose wants them.
+/// Inserts each command's options at the mark in the prose.
 fn with_options(prose: &str, command: &Command) -> Result<String> {
     let mut page = String::new();
     for line in prose.lines() {
@@ -161,7 +161,7 @@ fn with_options(prose: &str, command: &Command) -> Result<String> {
     Ok(page)
 }
 
-/// Writes the options of a command of a command.
+/// Writes the options of a subcommand.
 fn options(page: &mut String, sub: &Command) -> Result<()> {
     use std::fmt::Write;
     let is_of_processes = |argument: &clap::Arg| {
@@ -274,7 +274,7 @@ mod tests {
                 fs::read_to_string(prose.join(format!("{}.{section}.in", command.get_name())))
                     .unwrap();
             let text = text.replace("\\-", "-");
-            // Our own names only: examples show other programs' options as well.
+            // Only our own option names are checked, because examples also show options of other programs.
             for line in text.lines().filter(|line| line.starts_with(".B --")) {
                 let option = line.trim_start_matches(".B --");
                 let end = option
@@ -285,7 +285,7 @@ mod tests {
         }
     }
 
-    /// Calls it with each command and its commands.
+    /// Calls `seen` with each command and its subcommands.
     fn each(command: &Command, path: &str, seen: &mut impl FnMut(&str, Command)) {
         let name = format!("{path} {}", command.get_name());
         seen(&name, command.clone());

@@ -1,11 +1,11 @@
-//! The messages with a fix: each fix begins with what to do, and its commands are ours.
+//! Checks of the messages with a fix: each fix begins with a verb or a command, and its commands exist.
 
 use std::path::Path;
 
 use crate::docs::{complaint, files};
 
-/// Returns the text of a file's string literals that hold `; fix: ` or begin with `fix: `, without its tests. A literal that goes on
-/// over lines is one line.
+/// Returns the fixes in a file's string literals that contain `; fix: ` or begin with `fix: `, without its tests. A
+/// literal over several lines counts as one line.
 fn fixes(source: &str) -> Vec<String> {
     let code = source.split("#[cfg(test)]").next().unwrap_or_default();
     let code = code.replace("\\\"", "'");
@@ -81,7 +81,7 @@ fn every_fix_begins_with_what_to_do() {
     assert!(fixes.len() > 40, "{fixes:?}");
     for (file, fix) in fixes {
         let first = fix.trim_start_matches('`').split([' ', ',']).next().unwrap_or_default();
-        // A value of the message itself.
+        // The fix begins with a value of the message.
         if first.starts_with('{') || ["tiexecctl", "tiexec", "sysctl", "do"].contains(&first) {
             continue;
         }
@@ -96,12 +96,12 @@ fn every_command_in_a_fix_is_one() {
         if !fix.starts_with("tiexec") {
             continue;
         }
-        // A sentence may go on after the command.
+        // The sentence may continue after the command.
         let command = fix.split([',', ';', '\n']).next().unwrap_or_default();
         let command = command.split(" (").next().unwrap_or_default();
         let command = command.split(" says ").next().unwrap_or_default();
         let mut command = command.to_owned();
-        // The values are processes and files.
+        // The placeholders stand for processes and files.
         while let Some((before, rest)) = command.split_once('{') {
             let after = rest.split_once('}').map_or("", |(_, after)| after);
             command = format!("{before}1{after}");

@@ -1,4 +1,4 @@
-//! `cargo xtask release --check`: whether all is there that a release is made of.
+//! `cargo xtask release --check`: checks that all parts of a release exist.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ fn read(path: &str) -> Result<String> {
     fs::read_to_string(repository()?.join(path)).with_context(|| format!("cannot read {path}"))
 }
 
-/// The version is the same in all crates, and in the lock file.
+/// Checks that the version is the same in all crates and in the lock file.
 fn version() -> Result<String> {
     let lock = read("Cargo.lock")?;
     for name in ["tiexec", "tiexec-core", "xtask"] {
@@ -67,7 +67,7 @@ fn version() -> Result<String> {
     Ok(VERSION.to_owned())
 }
 
-/// Nothing is changed and not committed.
+/// Checks that there are no uncommitted changes.
 fn tree() -> Result<String> {
     let git = |args: &[&str]| -> Result<String> {
         let output = Command::new("git").current_dir(repository()?).args(args).output()?;
@@ -83,7 +83,7 @@ fn tree() -> Result<String> {
     }
 }
 
-/// The changelog has a dated section of this version, and nothing is left above it.
+/// Checks that the changelog has a dated section of this version, with no entries above it.
 fn changelog(text: &str) -> Result<String> {
     let heading = format!("## [{VERSION}] - ");
     let Some((before, after)) = text.split_once(&heading) else {
@@ -106,7 +106,7 @@ fn changelog(text: &str) -> Result<String> {
     Ok(format!("{VERSION} of {date}"))
 }
 
-/// A file is what would be made now.
+/// Checks that a generated file is up to date.
 fn current(file: &Path, now: &str, fix: &str) -> Result<String> {
     let name = file.strip_prefix(repository()?).unwrap_or(file).display().to_string();
     match fs::read_to_string(file) {
@@ -115,7 +115,7 @@ fn current(file: &Path, now: &str, fix: &str) -> Result<String> {
     }
 }
 
-/// Each page is made, and groff has no complaint.
+/// Makes each page, and checks that groff does not complain.
 fn manual() -> Result<String> {
     let made = tempfile::tempdir()?;
     crate::man(made.path())?;
@@ -131,7 +131,7 @@ fn manual() -> Result<String> {
     Ok(pages.join(" "))
 }
 
-/// Returns what groff complains about, or a line that is too long for a terminal; nothing without groff.
+/// Returns groff's complaints, or a line that is too long for a terminal; nothing without groff.
 pub(crate) fn complaint(page: &Path) -> Result<Option<String>> {
     let mut groff = Command::new("groff");
     let Ok(output) = groff.args(["-man", "-Tutf8", "-ww", "-rLL=80n", "-P-c"]).arg(page).output()
@@ -142,7 +142,7 @@ pub(crate) fn complaint(page: &Path) -> Result<Option<String>> {
     if let Some(first) = complaints.lines().next() {
         return Ok(Some(first.to_owned()));
     }
-    // The overstrikes of a terminal: a letter, a backspace, the letter again.
+    // An overstrike of a terminal is a letter, a backspace, and the letter again.
     let long = |line: &&str| {
         let backs = line.matches('\u{8}').count();
         line.chars().count() - 2 * backs > 80
@@ -156,7 +156,7 @@ fn completions() -> Result<String> {
     Ok(format!("{} files", fs::read_dir(made.path())?.count()))
 }
 
-/// The image holds each program.
+/// Checks that the image contains each program.
 fn container(file: &str) -> Result<String> {
     let copied =
         file.lines().find(|line| line.starts_with("COPY ")).context("nothing is copied")?;
@@ -168,7 +168,7 @@ fn container(file: &str) -> Result<String> {
     Ok("make image".to_owned())
 }
 
-/// Every package of this version is there. Writes their checksums.
+/// Checks that every package of this version exists, and writes the checksums.
 fn checksums(packages: &Path) -> Result<String> {
     let names = [Arch::X86, Arch::Arm].into_iter().flat_map(|arch| {
         [
@@ -181,7 +181,7 @@ fn checksums(packages: &Path) -> Result<String> {
     if let Some(missing) = names.iter().find(|name| !packages.join(name).is_file()) {
         bail!("no {missing}; fix: cargo xtask dist --check {}", packages.display());
     }
-    // The library is packed where it was built.
+    // A package of the library exists only for architectures on which the library was built.
     let library = [Arch::X86, Arch::Arm].into_iter().flat_map(|arch| {
         ["libtiexec1", "libtiexec-dev"]
             .map(|name| format!("{name}_{VERSION}-1_{}.deb", arch.debian()))

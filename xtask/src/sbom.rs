@@ -1,4 +1,4 @@
-//! The list of what the programs of the image consist of, in the form of CycloneDX 1.5.
+//! The list of the components of the image's programs, in the format of CycloneDX 1.5.
 //!
 //! The same sources and the same compiler give the same bytes: there is no date and no random number.
 
@@ -60,7 +60,7 @@ pub(crate) fn text(arch: Arch) -> Result<String> {
     Ok(format!("{all:#}\n"))
 }
 
-/// Keeps the crates that the programs are linked of: the library is not in the image.
+/// Keeps the crates that are linked into the programs, because the library is not in the image.
 fn of_programs(all: Vec<Package>) -> Result<Vec<Package>> {
     let by_id: BTreeMap<&str, &Package> =
         all.iter().map(|package| (package.id.as_str(), package)).collect();
@@ -75,7 +75,7 @@ fn of_programs(all: Vec<Package>) -> Result<Vec<Package>> {
     Ok(all.into_iter().filter(|package| seen.contains(&package.id)).collect())
 }
 
-/// Its name in the list. A crate of ours is in no registry.
+/// Returns the crate's name in the list. Our own crates are in no registry.
 fn name_of(package: &Package) -> String {
     let name = format!("{}@{}", package.name, package.version);
     if package.source.is_some() { format!("pkg:cargo/{name}") } else { name }
@@ -101,7 +101,7 @@ fn component(package: &Package, checksums: &BTreeMap<(String, String), String>) 
     value
 }
 
-/// Returns the digests of the crates, as `Cargo.lock` has them.
+/// Returns the digests of the crates, from `Cargo.lock`.
 fn checksums() -> Result<BTreeMap<(String, String), String>> {
     let text = fs::read_to_string(repository()?.join("Cargo.lock")).context("Cargo.lock")?;
     let entries = text.split("[[package]]").filter_map(|entry| {
@@ -115,7 +115,7 @@ fn checksums() -> Result<BTreeMap<(String, String), String>> {
     Ok(entries.collect())
 }
 
-/// Returns the second word of what the program says.
+/// Returns the second word of the program's output.
 fn version(program: &str, args: &[&str]) -> Result<String> {
     let output = Command::new(program).args(args).output().with_context(|| program.to_owned())?;
     let text = String::from_utf8(output.stdout)?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Returns what stands between backquotes and is a path of names, such as `hostile::exec::of_another_thread`.
+/// Returns the texts between backquotes that are paths of names, such as `hostile::exec::of_another_thread`.
 fn named(text: &str) -> BTreeSet<Vec<&str>> {
     let word = |word: &&str| {
         let letters = |part: &str| {
@@ -35,7 +35,7 @@ fn every_promise_names_tests_that_exist() {
     }
 }
 
-/// Returns the rows of the tables: a threat, what stops it, and the tests.
+/// Returns the rows of the tables: a threat, the defence, and the tests.
 fn rows(text: &str) -> Vec<Vec<&str>> {
     let cells = |line| Some(str::strip_suffix(str::strip_prefix(line, "| ")?, " |")?.split(" | "));
     text.lines().filter_map(cells).map(Iterator::collect).collect()

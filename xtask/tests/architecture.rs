@@ -1,10 +1,10 @@
-//! The layers: which crate may use which, and where `unsafe` may stand.
+//! The layers: the crates that each crate may use, and the places of `unsafe`.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each crate, and those of ours that it may use.
+/// Each crate, and the crates of ours that it may use.
 const LAYERS: [(&str, &[&str]); 9] = [
     ("core", &[]),
     ("advise", &["core"]),
@@ -21,7 +21,7 @@ fn crates() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates")
 }
 
-/// The crates of ours that a manifest names as dependencies.
+/// Returns our crates among the dependencies of a manifest.
 fn used_by(manifest: &str) -> Vec<String> {
     let sections = manifest.split("\n[").filter(|section| {
         section.starts_with("dependencies]") || section.ends_with(".dependencies]")
@@ -69,10 +69,10 @@ fn only_sys_and_the_c_api_have_unsafe_code() {
     }
 }
 
-/// A file of a crate, by its place among the modules.
+/// A file of a crate, by its module path.
 type Module = Vec<String>;
 
-/// The files of a crate by their modules; `lib.rs` is the empty one.
+/// Collects the files of a crate by their module paths. The path of `lib.rs` is empty.
 fn modules(source: &Path, at: &Path, found: &mut BTreeMap<Module, String>) {
     for entry in fs::read_dir(at).expect("a directory") {
         let path = entry.expect("an entry").path();
@@ -98,7 +98,7 @@ fn modules(source: &Path, at: &Path, found: &mut BTreeMap<Module, String>) {
     }
 }
 
-/// The paths of a `use`, one by one: `a::{b, c::d}` is `a::b` and `a::c::d`.
+/// Expands the paths of a `use`: `a::{b, c::d}` gives `a::b` and `a::c::d`.
 fn flat(prefix: &str, tree: &str, paths: &mut Vec<String>) {
     let (mut depth, mut start) = (0, 0);
     let ends = tree.char_indices().chain([(tree.len(), ',')]);
@@ -123,7 +123,7 @@ fn flat(prefix: &str, tree: &str, paths: &mut Vec<String>) {
     }
 }
 
-/// The paths that a file names: those it uses, and those that begin with `crate` or `super`.
+/// Returns the paths in a file: the paths of `use`, and the paths that begin with `crate` or `super`.
 fn paths(code: &str) -> Vec<String> {
     let mut found = Vec::new();
     let uses = code.split("use ").skip(1).filter_map(|rest| rest.split_once(';'));
@@ -137,7 +137,7 @@ fn paths(code: &str) -> Vec<String> {
     found
 }
 
-/// The file of the crate that a path, named in `from`, leads to.
+/// Returns the file of the crate to which a path in `from` refers.
 fn target(files: &BTreeMap<Module, String>, from: &Module, path: &str) -> Option<Module> {
     let mut names: Vec<&str> = path.split("::").map(str::trim).collect();
     let mut module = match names.first().copied()? {
@@ -160,7 +160,7 @@ fn target(files: &BTreeMap<Module, String>, from: &Module, path: &str) -> Option
     Some(module)
 }
 
-/// A module and the files below it may know each other; no other files go in a circle.
+/// A module and the files below it may use each other. No other files may form a cycle.
 #[test]
 fn no_files_go_in_a_circle() {
     for (name, _) in LAYERS {
@@ -173,7 +173,7 @@ fn no_files_go_in_a_circle() {
         };
         let mut left: BTreeMap<Module, Vec<Module>> =
             files.iter().map(|(from, code)| (from.clone(), arrows(from, code))).collect();
-        // Files that lead nowhere, or only to such, are in no circle.
+        // Files without references, or with references only to such files, are in no cycle.
         loop {
             let ends: Vec<Module> = left
                 .iter()

@@ -1,4 +1,4 @@
-//! Uses the products as their users would: installed into a new root, on this machine or in a guest.
+//! Tests the products as users would use them: installs them into a new root, on this machine or in a guest.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ const PACKAGE: &str = include_str!("../../guest/package.sh");
 /// The kernel of a guest.
 const KERNEL: &str = "6.12";
 
-/// Checks all that was made for an architecture; returns whether nothing had to be left out.
+/// Checks all products for an architecture. Returns whether no check was skipped.
 pub(super) fn check(arch: Arch, made: &Made) -> Result<bool> {
     let debian = if arch.is_here() { debian_here(&made.debian) } else { debian_there(arch, made) };
     let done = [
@@ -26,7 +26,7 @@ pub(super) fn check(arch: Arch, made: &Made) -> Result<bool> {
     Ok(done.iter().all(|done| *done))
 }
 
-/// Says so where something is lacking.
+/// Reports a check that is skipped because something is missing.
 fn lenient(what: &Path, checked: Result<()>) -> Result<bool> {
     let name = what.file_name().unwrap_or_default().to_string_lossy();
     match checked {
@@ -42,7 +42,7 @@ fn lenient(what: &Path, checked: Result<()>) -> Result<bool> {
     }
 }
 
-/// Unpacks the tarball; its programs are used from there, if they are for this machine.
+/// Unpacks the tarball, and runs its programs from there if they are for this machine.
 fn tarball(arch: Arch, tarball: &Path) -> Result<()> {
     let work = tempfile::tempdir()?;
     run(Command::new("tar").arg("-xzf").arg(tarball).arg("-C").arg(work.path()))?;
@@ -51,7 +51,7 @@ fn tarball(arch: Arch, tarball: &Path) -> Result<()> {
     is_whole(&top, &programs, arch)
 }
 
-/// Checks that the programs are there, and that they are static: they run in an empty root.
+/// Checks that the programs exist, and that they are static, because they run in an empty root.
 fn is_whole(root: &Path, programs: &[PathBuf], arch: Arch) -> Result<()> {
     for program in programs {
         if !program.is_file() {
@@ -65,7 +65,7 @@ fn is_whole(root: &Path, programs: &[PathBuf], arch: Arch) -> Result<()> {
     Ok(())
 }
 
-/// Installs the package into a root of debootstrap's, in which nothing else has been done.
+/// Installs the package into a fresh root from debootstrap.
 fn debian_here(package: &Path) -> Result<()> {
     need("lintian", "lintian")?;
     run(Command::new("lintian").args(["--allow-root", "--fail-on=error,warning"]).arg(package))?;
@@ -80,12 +80,12 @@ fn debian_here(package: &Path) -> Result<()> {
         bail!("debootstrap: {}", String::from_utf8_lossy(&made.stdout));
     }
     fs::copy(package, root.join("tiexec.deb"))?;
-    // The mounts go with the mount namespace.
+    // The mounts end with the mount namespace.
     let mut script = Command::new("unshare");
     run(script.arg("--mount").arg("chroot").arg(&root).args(["sh", "-c", PACKAGE]))
 }
 
-/// Installs the package in a guest, into a root of packages that nobody has used before.
+/// Installs the package in a guest, into a fresh root of packages.
 fn debian_there(arch: Arch, made: &Made) -> Result<()> {
     let cache = Cache::open()?;
     let place = build::target_directory()?.join(format!("dist-check/{arch}"));
@@ -94,7 +94,7 @@ fn debian_there(arch: Arch, made: &Made) -> Result<()> {
     root::clean(&cache, arch, &place.join("root"))?;
     fs::copy(&made.debian, place.join("root/tiexec.deb"))?;
     fs::write(place.join("root/package.sh"), PACKAGE)?;
-    // The place itself may only be read there.
+    // The guest can only read that directory, so the script mounts an overlay over it.
     let script = format!(
         "set -e\nmkdir -p \"$files\"/upper \"$files\"/work /new\n\
          mount -t overlay -o lowerdir={}/root,upperdir=\"$files\"/upper,workdir=\"$files\"/work overlay /new\n\

@@ -1,7 +1,7 @@
-//! `cargo xtask dist`: what a release is made of. For each architecture a Debian package, an RPM and a tarball, each with the
-//! static programs, manual, completions and licence; and Debian's two packages of the library.
+//! `cargo xtask dist`: makes the files of a release. For each architecture they are a Debian package, an RPM and a
+//! tarball, each with the static programs, manual, completions and licence, and Debian's two packages of the library.
 //!
-//! `packaging/*.yaml` describe the packages, and nfpm makes them. This module lays out what is built or generated.
+//! `packaging/*.yaml` describe the packages, and nfpm makes them. This module lays out the built and generated files.
 
 mod check;
 
@@ -104,7 +104,7 @@ impl Dist {
                 }
             }
         }
-        // The same description, without its parts for Debian.
+        // This is the same description, without its parts for Debian.
         let unpacked = work.path().join("unpacked");
         run(Command::new("dpkg-deb").arg("-x").args([&debian, &unpacked]))?;
         fs::remove_dir_all(unpacked.join("usr/share/lintian"))?;
@@ -112,7 +112,7 @@ impl Dist {
         Ok(Made { tarball, debian, rpm })
     }
 
-    /// Lays out what is built and generated.
+    /// Lays out the built and generated files.
     fn stage(&self, arch: Arch, date: &str, stage: &Path) -> Result<()> {
         let programs = self.programs.clone().map_or_else(|| programs(arch, ""), Ok)?;
         for name in PROGRAMS {
@@ -148,7 +148,7 @@ impl Dist {
         run(Command::new("gzip").arg("-9n").args([changelog, debian, licences]))
     }
 
-    /// Lays the library out; returns false where there is none to pack.
+    /// Lays the library out. Returns false if there is no library to pack.
     fn stage_library(&self, arch: Arch, stage: &Path) -> Result<bool> {
         let to = stage.join("lib");
         let Some(programs) = &self.programs else {
@@ -163,7 +163,7 @@ impl Dist {
         Ok(true)
     }
 
-    /// Returns Debian's own changelog, of the packaging: it has nothing to tell.
+    /// Returns Debian's changelog of the packaging, which has no entries of its own.
     fn debian_changelog(&self, date: &str) -> Result<String> {
         let description = fs::read_to_string(repository()?.join("packaging/nfpm.yaml"))?;
         let maintainer = description.lines().find_map(|line| line.strip_prefix("maintainer: "));
@@ -193,10 +193,10 @@ fn install(from: &Path, to: &Path, mode: u32) -> Result<()> {
     Ok(fs::set_permissions(to, fs::Permissions::from_mode(mode))?)
 }
 
-/// Builds the static programs with these features, and returns where they lie.
+/// Builds the static programs with these features. Returns their directory.
 pub(crate) fn programs(arch: Arch, features: &str) -> Result<PathBuf> {
     let triple = format!("{arch}-unknown-linux-gnu");
-    // As `make programs` does: a static PIE would relocate itself on each start.
+    // These are the flags of `make programs`. A static PIE would relocate itself on each start.
     let flags = match arch {
         Arch::X86 => "-C target-feature=+crt-static -C relocation-model=static",
         Arch::Arm => "-C target-feature=+crt-static",
@@ -218,12 +218,12 @@ fn multiarch(arch: Arch) -> String {
     format!("{arch}-linux-gnu")
 }
 
-/// Builds the library, and lays it out as Debian has it.
+/// Builds the library, and lays it out as in Debian.
 fn library(arch: Arch, to: &Path) -> Result<()> {
     let triple = format!("{arch}-unknown-linux-gnu");
     let mut cargo = build::cargo();
     cargo.current_dir(repository()?);
-    // As `make lib` does.
+    // This is the command of `make lib`.
     cargo.args(["rustc", "--profile", "library", "--locked", "--package", "tiexec-self"]);
     cargo.args(["--crate-type", "cdylib,staticlib"]);
     let mut script = Command::new(repository()?.join("scripts/libtiexec"));
@@ -239,13 +239,13 @@ fn library(arch: Arch, to: &Path) -> Result<()> {
     run(script.args([&built, to]).arg("/usr"))
 }
 
-/// Adds what dpkg-shlibdeps(1) needs to know of the library, so that packages of programs that are linked with it depend on it. nfpm
-/// knows no such file.
+/// Adds the `shlibs` file, from which dpkg-shlibdeps(1) gives packages of programs with the library their dependency.
+/// nfpm does not support this file.
 fn add_shlibs(package: &Path, version: &str, date: &str, work: &Path) -> Result<()> {
     let root = work.join("shlibs");
     run(Command::new("dpkg-deb").arg("-R").args([package, &root]))?;
     fs::write(root.join("DEBIAN/shlibs"), format!("libtiexec 1 libtiexec1 (>= {version})\n"))?;
-    // nfpm's list of configuration files is an empty line here, which dpkg-deb(1) does not take.
+    // nfpm's list of configuration files is an empty line here, which dpkg-deb(1) does not accept.
     let conffiles = root.join("DEBIAN/conffiles");
     if fs::read_to_string(&conffiles).is_ok_and(|text| text.trim().is_empty()) {
         fs::remove_file(conffiles)?;

@@ -1,6 +1,6 @@
-//! Kubernetes and what else a cluster consists of, built from the Go module proxy and kept in the cache.
+//! Builds Kubernetes and the other parts of a cluster from the Go module proxy, and keeps them in the cache.
 //!
-//! `xtask/k8s/NAME` is a Go module that names one version and the digests of all that it consists of.
+//! `xtask/k8s/NAME` is a Go module that names one version and the digests of all its components.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,9 +16,9 @@ use crate::vm::{Lacking, need, run};
 /// A Go module of `xtask/k8s`.
 struct Module {
     name: &'static str,
-    /// The module whose version counts.
+    /// The module that determines the version.
     of: &'static str,
-    /// The programs: their packages below it, and their names.
+    /// The programs: their packages below the module, and their names.
     programs: &'static [(&'static str, &'static str)],
 }
 
@@ -44,7 +44,7 @@ pub(super) fn cache() -> Result<Cache> {
     Cache::named("tiexec-k8s", "TIEXEC_K8S_CACHE")
 }
 
-/// Returns the path of helm, which is built first if need be.
+/// Returns the path of helm, and builds it first if necessary.
 pub(crate) fn helm() -> Result<PathBuf> {
     if let Some(helm) = helm_that_is_there() {
         return Ok(helm);
@@ -55,7 +55,7 @@ pub(crate) fn helm() -> Result<PathBuf> {
     Ok(made.join("helm"))
 }
 
-/// Returns the path of a helm that was built, or that the machine has.
+/// Returns the path of a helm in the cache or on the machine.
 pub(crate) fn helm_that_is_there() -> Option<PathBuf> {
     let module = MODULES.iter().find(|module| module.name == "helm")?;
     let own = cache().ok()?.path().join(format!("helm-{}/helm", module.version().ok()?));
@@ -64,7 +64,7 @@ pub(crate) fn helm_that_is_there() -> Option<PathBuf> {
     std::iter::once(own).chain(installed).find(|helm| helm.is_file())
 }
 
-/// Returns a `PATH` that begins with the directories of the programs, which are built first if need be.
+/// Returns a `PATH` that begins with the directories of the programs, and builds the programs first if necessary.
 pub(super) fn path(cache: &Cache) -> Result<OsString> {
     let mut places = Vec::new();
     for module in &MODULES {
@@ -73,7 +73,7 @@ pub(super) fn path(cache: &Cache) -> Result<OsString> {
         places.push(cache.once(&entry, |new| module.build(&version, new))?);
     }
     let rest = std::env::var_os("PATH").unwrap_or_default();
-    // containerd, runc and ip.
+    // The rest has containerd, runc and ip.
     places.extend(std::env::split_paths(&rest));
     places.extend(["/usr/sbin", "/sbin"].map(PathBuf::from));
     Ok(std::env::join_paths(places)?)
@@ -84,7 +84,7 @@ impl Module {
         Ok(repository()?.join("xtask/k8s").join(self.name))
     }
 
-    /// Returns the version that its `go.mod` requires.
+    /// Returns the version that the module's `go.mod` requires.
     fn version(&self) -> Result<String> {
         let file = self.directory()?.join("go.mod");
         let text =
@@ -100,7 +100,8 @@ impl Module {
         let mut numbers = version.trim_start_matches('v').split('.');
         let (major, minor) =
             (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
-        // As hack/lib/version.sh of Kubernetes does. The other modules have no such variables, which does no harm.
+        // hack/lib/version.sh of Kubernetes sets the same variables. The other modules do not have them, which does no
+        // harm.
         let set = "-X k8s.io/component-base/version.git";
         let flags = format!(
             "-s -w {set}Version={version} {set}Major={major} {set}Minor={minor} {set}TreeState=clean"
@@ -118,7 +119,7 @@ impl Module {
     }
 }
 
-/// Fails with what is lacking unless the machine has all that a node needs.
+/// Fails with the missing tool unless the machine has all tools of a node.
 pub(super) fn look_for_tools() -> Result<()> {
     if fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) != 0) {
         bail!(Lacking("only root can make the namespaces".to_owned()));

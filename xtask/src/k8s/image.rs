@@ -1,4 +1,4 @@
-//! The images: the project's own, as `make image` builds it, and one of programs of this machine.
+//! The images: the project's own image as from `make image`, and an image with programs of this machine.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -32,7 +32,7 @@ const COMPILED: [(&str, u32, &str); 6] = [
     ("crasher", 8, "crasher8"),
 ];
 
-/// Writes the project's image, of the static programs in a directory.
+/// Writes the project's image, with the static programs in a directory.
 pub(super) fn own(programs: &Path, work: &Path) -> Result<()> {
     let context = work.join("context");
     lay_out(Arch::of_this_machine(), programs, &context)?;
@@ -64,7 +64,7 @@ pub(super) fn own(programs: &Path, work: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes an image of programs of this machine with what they need, in the form of `docker save`.
+/// Writes an image with programs of this machine and their libraries, in the format of `docker save`.
 pub(super) fn of_this_machine(work: &Path) -> Result<()> {
     let root = work.join("programs");
     for directory in ["usr/bin", "usr/sbin", "usr/lib64", "usr/lib", "tmp", "data", "etc", "proc"] {
@@ -101,7 +101,7 @@ pub(super) fn of_this_machine(work: &Path) -> Result<()> {
     pack(work, &root)
 }
 
-/// The program and the shared objects that it starts with.
+/// Returns the program and its shared objects.
 fn needed(program: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("ldd")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -112,7 +112,7 @@ fn needed(program: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths.chain([program.to_owned()]).collect())
 }
 
-/// One layer. Its first program is what a pod's sandbox runs: it waits.
+/// Packs one layer. The image's command, which waits, is for the sandbox of a pod.
 fn pack(work: &Path, root: &Path) -> Result<()> {
     let out = work.join("layer");
     fs::create_dir_all(&out)?;

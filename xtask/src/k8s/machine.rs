@@ -1,11 +1,11 @@
-//! The machine that the node is: namespaces of its own, below a cgroup of its own.
+//! The machine of the node: its own namespaces, below its own cgroup.
 //!
-//! It takes three steps, each of them this program again:
+//! There are three steps, and each runs this program again:
 //!
-//! 1. The command itself builds what is needed, in the machine's own namespaces.
+//! 1. The command itself builds all parts, in the machine's own namespaces.
 //! 2. In a mount namespace, it mounts the hierarchies of cgroup v1 and makes a group in each (`Step::Groups`).
-//! 3. In these groups and in namespaces of its own, it is the node (`Step::Node`). A shell is process 1 there: it waits for
-//!    processes that have lost their parents. The kernel ends all with it, and the mounts go with the namespace.
+//! 3. In these groups and in new namespaces, it becomes the node (`Step::Node`). A shell is process 1 there, and reaps
+//!    orphans. When the shell ends, the kernel ends all processes, and the mounts end with the namespace.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -19,9 +19,9 @@ use crate::vm::run;
 
 /// The name of our group in each hierarchy.
 const GROUP: &str = "tiexec-k8s";
-/// Most memory of all that runs here.
+/// The memory limit of all processes of the node.
 const MEMORY: &str = "8G";
-/// Sysctls of the whole machine that the kubelet would set, and what it wants to find there.
+/// Sysctls of the whole machine that the kubelet would set, with the values that it expects.
 const SYSCTLS: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
@@ -31,7 +31,7 @@ const SYSCTLS: [(&str, &str); 6] = [
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
-/// This program again, for the next step.
+/// The command line of this program for the next step.
 fn again(step: &str, more: &[String]) -> Result<Vec<String>> {
     let this = std::env::current_exe()?;
     let this = this.to_str().context("this program has no name in UTF-8")?;
@@ -39,7 +39,7 @@ fn again(step: &str, more: &[String]) -> Result<Vec<String>> {
     Ok(words.into_iter().chain(more.iter().cloned()).collect())
 }
 
-/// Runs the second step in a mount namespace of its own.
+/// Runs the second step in a new mount namespace.
 pub(super) fn enter(path: &OsStr, more: &[String]) -> Result<ExitStatus> {
     let mut command = Command::new("setpriv");
     command.env("PATH", path);
@@ -47,7 +47,7 @@ pub(super) fn enter(path: &OsStr, more: &[String]) -> Result<ExitStatus> {
     command.args(again("groups", more)?).status().context("unshare")
 }
 
-/// The hierarchies of cgroup v1 that this kernel has: what to mount them by, and our names for them.
+/// The hierarchies of cgroup v1 of this kernel: their mount options, and our names for them.
 fn hierarchies() -> Result<Vec<(String, String)>> {
     let text = fs::read_to_string("/proc/self/cgroup")?;
     let named = text.lines().filter_map(|line| {
@@ -78,7 +78,7 @@ fn mount_hierarchies(below: &Path) -> Result<Vec<PathBuf>> {
     Ok(mounted)
 }
 
-/// The second step: makes the groups, runs the third, and removes the groups again.
+/// The second step: makes the groups, runs the third step, and removes the groups.
 pub(super) fn groups(work: &Path, more: &[String]) -> Result<ExitStatus> {
     let below = work.join("cgroup");
     fs::create_dir_all(&below)?;
@@ -110,14 +110,14 @@ pub(super) fn groups(work: &Path, more: &[String]) -> Result<ExitStatus> {
     ]);
     node.args(["unshare", "--cgroup", "--mount", "--net", "--pid", "--uts", "--ipc", "--fork"]);
     node.args(["--kill-child=KILL", "--mount-proc", "--propagation=private"]);
-    // It must not become the program: it is process 1.
+    // The shell must not exec the program, because the shell is process 1.
     node.args(["sh", "-c", "\"$@\"; exit $?", "sh"]).args(again("node", more)?);
     let status = node.status().context("unshare");
     groups.iter().try_for_each(|group| remove(group))?;
     status
 }
 
-/// Removes a group and those below it, once their last processes have gone.
+/// Removes a group and its descendants, once their last processes have ended.
 fn remove(group: &Path) -> Result<()> {
     fn all(group: &Path) -> std::io::Result<()> {
         for entry in fs::read_dir(group)? {
@@ -138,7 +138,7 @@ fn remove(group: &Path) -> Result<()> {
     bail!("cannot remove {}: processes are in it", group.display())
 }
 
-/// The third step's beginning: mounts and a network that nothing outside sees.
+/// The start of the third step: mounts and a network that are invisible outside.
 pub(super) fn furnish(work: &Path) -> Result<()> {
     let sh = |script: &str| run(Command::new("sh").args(["-ec", script]).env("W", work));
     mount_hierarchies(Path::new("/sys/fs/cgroup"))?;

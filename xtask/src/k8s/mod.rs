@@ -1,7 +1,8 @@
 //! `cargo xtask k8s-test`: `tiexecd` as a DaemonSet on a Kubernetes node.
 //!
-//! The node is etcd, API server, scheduler, controller manager, kubelet, and Debian's containerd and runc, in [namespaces of
-//! their own](machine). Its pods run programs of this machine ([`image`]). A [case](cases) is one promise.
+//! The node consists of etcd, API server, scheduler, controller manager, kubelet, and Debian's containerd and runc, in
+//! [their own namespaces](machine). Its pods run programs of this machine ([`image`]). Each [case](cases) tests one
+//! promise.
 
 mod build;
 mod cases;
@@ -73,7 +74,7 @@ impl K8sTest {
                 let lock = fs::File::create(work.with_file_name("lock"))?;
                 lock.try_lock().context("another k8s-test runs")?;
                 let path = build::path(&cache)?;
-                // An earlier run may have been killed.
+                // A killed earlier run may have left this directory.
                 fs::remove_dir_all(&work)?;
                 fs::create_dir_all(work.join("images"))?;
                 let programs = self
@@ -91,7 +92,7 @@ impl K8sTest {
         }
     }
 
-    /// Starts the cluster, and tries the cases.
+    /// Starts the cluster, and runs the cases.
     fn on_the_node(&self, work: &Path) -> Result<ExitCode> {
         machine::furnish(work)?;
         let mut cluster = Cluster::start(work)?;

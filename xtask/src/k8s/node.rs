@@ -1,4 +1,4 @@
-//! The programs of the cluster: one node, which is the control plane, too.
+//! The programs of the cluster, which has one node that is also the control plane.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::vm::run;
 pub(super) const ADDRESS: &str = "10.77.0.1";
 /// The address at which pods find the API server.
 const SERVICE: &str = "10.96.0.1";
-/// The tokens of the programs that speak to the API server: user and group. Nobody else reaches it.
+/// The users and groups of the programs that use the API server. Nothing else can reach the server.
 const USERS: [(&str, &str); 5] = [
     ("admin", "system:masters"),
     ("system:node:node1", "system:nodes"),
@@ -23,16 +23,16 @@ const USERS: [(&str, &str); 5] = [
     ("kwok", "system:masters"),
 ];
 
-/// A cluster that runs. Its processes end with the namespaces.
+/// A running cluster. Its processes end with the namespaces.
 pub(super) struct Cluster {
     work: PathBuf,
     pub(super) started: Instant,
-    /// The way from pods to the API server.
+    /// The proxy between pods and the API server.
     pub(super) proxy: Proxy,
     apiserver: Option<Child>,
 }
 
-/// Waits until it is true.
+/// Waits until the condition is true.
 pub(super) fn eventually(what: &str, limit: u64, mut is: impl FnMut() -> bool) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(limit);
     while !is() {
@@ -45,7 +45,7 @@ pub(super) fn eventually(what: &str, limit: u64, mut is: impl FnMut() -> bool) -
 }
 
 impl Cluster {
-    /// Starts all, and waits until the node is ready.
+    /// Starts all programs, and waits until the node is ready.
     pub(super) fn start(work: &Path) -> Result<Self> {
         let started = Instant::now();
         let proxy = Proxy::start((SERVICE, 443), (ADDRESS, 6443))?;
@@ -66,7 +66,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// A path in the run's own directory.
+    /// A path in the directory of the run.
     pub(super) fn at(&self, name: &str) -> PathBuf {
         self.work.join(name)
     }
@@ -75,7 +75,7 @@ impl Cluster {
         self.at(name).to_string_lossy().into_owned()
     }
 
-    /// Starts a program; its output goes to a log of its name.
+    /// Starts a program, whose output goes to a log with its name.
     fn spawn(&self, program: &str, args: &[String]) -> Result<Child> {
         let log = File::options()
             .create(true)
@@ -86,9 +86,10 @@ impl Cluster {
         command.spawn().with_context(|| format!("cannot start {program}"))
     }
 
-    /// A key and a certificate for the API server, which its clients trust by itself; a token for each user.
+    /// Makes a key and a self-signed certificate for the API server, which clients trust directly, and a token for each
+    /// user.
     fn credentials(&self) -> Result<()> {
-        // Clients by rustls take no authority's own certificate for a server's, and openssl's defaults make one.
+        // rustls rejects a CA certificate as a server's certificate, and openssl's defaults make a CA certificate.
         let config = self.at("openssl.cnf");
         fs::write(&config, "[req]\ndistinguished_name = name\n[name]\n")?;
         let mut openssl = Command::new("openssl");
@@ -124,12 +125,12 @@ impl Cluster {
             fs::write(self.kubeconfig(user), config)?;
         }
         fs::write(self.at("tokens"), tokens)?;
-        // The audit log names the user of each request: the cases count the agent's.
+        // The audit log names the user of each request, so that the cases can count the agent's requests.
         let policy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n";
         Ok(fs::write(self.at("audit.yaml"), policy)?)
     }
 
-    /// The file by which a user speaks to the API server.
+    /// The kubeconfig file of a user.
     pub(super) fn kubeconfig(&self, user: &str) -> PathBuf {
         self.at(&format!("{}.kubeconfig", user.rsplit(':').next().unwrap_or(user)))
     }
@@ -195,7 +196,8 @@ impl Cluster {
         };
         let manager = [
             format!("--cert-dir={}", self.text("manager")),
-            // A busy machine is late with the heartbeats of nodes that kwok plays, and their pods would never be ready again.
+            // On a busy machine the heartbeats of kwok's nodes are late, and without this limit their pods would never
+            // be ready again.
             "--node-monitor-grace-period=10m".to_owned(),
             "--use-service-account-credentials".to_owned(),
             format!("--service-account-private-key-file={}", self.text("key")),
@@ -273,7 +275,7 @@ state = "{base}/state"
         self.spawn("kubelet", &args).map(drop)
     }
 
-    /// Starts kwok, which plays the nodes that have its annotation.
+    /// Starts kwok, which simulates the nodes with its annotation.
     pub(super) fn kwok(&self) -> Result<Child> {
         let args = [
             format!("--kubeconfig={}", self.kubeconfig("kwok").display()),
@@ -283,7 +285,7 @@ state = "{base}/state"
         self.spawn("kwok", &args)
     }
 
-    /// Returns what the command prints; its errors are the error.
+    /// Returns the output of the command, or its standard error as the error.
     pub(super) fn output(command: &mut Command) -> Result<String> {
         let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
         if !output.status.success() {
@@ -324,7 +326,7 @@ state = "{base}/state"
         Self::output(&mut ctr)
     }
 
-    /// The number of a container's first process, as the node counts.
+    /// The PID of a container's first process, in the PID namespace of the node.
     pub(super) fn pid(&self, namespace: &str, pod: &str) -> Result<i32> {
         let path = "jsonpath={.status.containerStatuses[0].containerID}";
         let id = self.kubectl(&["-n", namespace, "get", "pod", pod, "-o", path])?;

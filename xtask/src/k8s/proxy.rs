@@ -1,4 +1,4 @@
-//! The way from pods to the API server. What goes over it is counted, and it can be cut.
+//! The proxy between pods and the API server. It counts the traffic, and can cut connections.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -13,15 +13,15 @@ use anyhow::{Context, Result};
 struct Shared {
     connections: AtomicU64,
     received: AtomicU64,
-    /// True while nothing goes through, and nothing is told of that.
+    /// True while the proxy silently forwards nothing.
     silent: AtomicBool,
-    /// Bytes after which a connection is cut in the middle of what it carries; 0 for never.
+    /// The number of bytes after which a connection is cut in the middle of a record; 0 for never.
     cut_after: AtomicU64,
     cuts: AtomicU64,
     open: Mutex<Vec<TcpStream>>,
 }
 
-/// The way, counted since the last [`Proxy::reset`].
+/// The proxy, with counts since the last [`Proxy::reset`].
 #[derive(Clone)]
 pub(super) struct Proxy(Arc<Shared>);
 
@@ -42,7 +42,7 @@ impl Proxy {
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 shared.connections.fetch_add(1, Relaxed);
-                // The client is dropped at once if the API server is away.
+                // If the API server is down, the proxy drops the client at once.
                 let Ok(server) = TcpStream::connect(to) else { continue };
                 let carried = Arc::new(AtomicU64::new(0));
                 for (from, to, answers) in [(&client, &server, false), (&server, &client, true)] {
@@ -58,7 +58,7 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// Counts from zero.
+    /// Resets the counts to zero.
     pub(super) fn reset(&self) {
         for counter in [&self.0.connections, &self.0.received, &self.0.cuts] {
             counter.store(0, Relaxed);
@@ -73,12 +73,12 @@ impl Proxy {
         }
     }
 
-    /// Cuts each connection once it has brought so many bytes; 0 for never.
+    /// Cuts each connection after this number of bytes; 0 for never.
     pub(super) fn cut_after(&self, bytes: u64) {
         self.0.cut_after.store(bytes, Relaxed);
     }
 
-    /// Cuts what is open now.
+    /// Cuts all open connections.
     pub(super) fn cut_all(&self) {
         if let Ok(mut open) = self.0.open.lock() {
             for stream in open.drain(..) {
@@ -87,7 +87,7 @@ impl Proxy {
         }
     }
 
-    /// Lets nothing through, as a network does that has lost its way.
+    /// Forwards nothing, like a network that loses all packets.
     pub(super) fn silence(&self, silent: bool) {
         self.0.silent.store(silent, Relaxed);
     }
@@ -106,7 +106,7 @@ impl Shared {
             let before = carried.fetch_add(count as u64, Relaxed);
             let limit = self.cut_after.load(Relaxed);
             let cut = limit > 0 && before + count as u64 >= limit;
-            // Half of it goes through: a record of TLS, and an event in it, ends in its middle.
+            // Half of the data goes through, so that a TLS record, and the event in it, ends in the middle.
             let end = if cut { count / 2 } else { count };
             if to.write_all(&buffer[..end]).is_err() {
                 break;

@@ -1,5 +1,5 @@
-//! A private apt: its own lists, its own empty set of installed packages. Nothing is installed, and
-//! the system's own apt is not touched.
+//! A private apt, with its own lists and its own empty set of installed packages. It installs nothing, and does not
+//! touch the system's apt.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use super::cache::Cache;
 use super::{Arch, Lacking};
 
-/// Lists older than this are fetched again.
+/// The age from which lists are fetched again.
 const STALE: Duration = Duration::from_secs(7 * 24 * 3600);
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
@@ -23,13 +23,13 @@ pub(crate) struct Apt {
 }
 
 impl Apt {
-    /// One for packages of `arch` from these suites of Debian.
+    /// Opens an apt for packages of `arch` from these suites of Debian.
     pub(crate) fn open(cache: &Cache, arch: Arch, suites: &[&str]) -> Result<Self> {
         let place = |suite: &str| mirror(suite.ends_with("-security"));
         Self::from(cache, arch, suites, Path::new(KEYRING), place)
     }
 
-    /// One for packages of `arch` from these suites of Ubuntu, whose keyring Debian has.
+    /// Opens an apt for packages of `arch` from these suites of Ubuntu, whose keyring Debian has.
     pub(crate) fn of_ubuntu(cache: &Cache, arch: Arch, suites: &[&str]) -> Result<Self> {
         let keyring = cache.once("ubuntu-keyring", |new| {
             let debian = Self::open(cache, arch, &["trixie"])?;
@@ -110,14 +110,14 @@ impl Apt {
         command
     }
 
-    /// Names of packages that begin so.
+    /// Returns the names of packages with this prefix.
     pub(crate) fn names(&self, prefix: &str) -> Result<BTreeSet<String>> {
         let listed = self.command("apt-cache").args(["pkgnames", prefix]).output();
         let listed = listed.context("apt-cache pkgnames")?;
         Ok(String::from_utf8_lossy(&listed.stdout).lines().map(str::to_owned).collect())
     }
 
-    /// Returns a field of `apt-cache show` for a package, of its newest version first.
+    /// Returns a field of `apt-cache show` for the newest version of a package.
     pub(crate) fn field(&self, package: &str, field: &str) -> Result<String> {
         let shown = self.command("apt-cache").args(["show", package]).output()?;
         let text = String::from_utf8_lossy(&shown.stdout);
@@ -125,7 +125,7 @@ impl Apt {
         value.map(str::to_owned).with_context(|| format!("{package} has no {field}"))
     }
 
-    /// Unpacks the packages themselves into `root`. Those that do not exist are left out where one does.
+    /// Unpacks the packages themselves into `root`. Missing packages are skipped if at least one exists.
     pub(crate) fn unpack(&self, packages: &[String], root: &Path) -> Result<()> {
         let work = root.with_extension("debs");
         fs::create_dir_all(&work)?;
@@ -148,7 +148,7 @@ impl Apt {
         Ok(())
     }
 
-    /// Unpacks the packages and all that they depend on into `root`.
+    /// Unpacks the packages and all their dependencies into `root`.
     pub(crate) fn unpack_with_dependencies(&self, packages: &[&str], root: &Path) -> Result<()> {
         let mut fetch = self.command("apt-get");
         fetch.args(["-q=2", "-y", "--download-only", "install"]).args(packages);
@@ -162,7 +162,7 @@ impl Apt {
     }
 }
 
-/// Unpacks every package in `dir`, says how many there were, and deletes them.
+/// Unpacks every package in `dir`, and deletes them. Returns their number.
 fn unpack_all(dir: &Path, root: &Path) -> Result<usize> {
     fs::create_dir_all(root)?;
     let mut count = 0;

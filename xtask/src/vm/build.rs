@@ -1,4 +1,4 @@
-//! The test programs, built here for a guest.
+//! Builds the test programs on this machine for a guest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub(crate) struct File {
 }
 
 impl File {
-    /// Returns the prefix of the names of its tests in the program's output.
+    /// Returns the prefix of this file's tests in the program's output.
     pub(crate) fn prefix(&self) -> String {
         format!("{}::", self.module)
     }
@@ -32,16 +32,17 @@ impl fmt::Display for File {
     }
 }
 
-/// The tests of one file that are to run.
+/// The selected tests of one file.
 #[derive(Clone, Debug)]
 pub(crate) struct Test {
     pub(crate) file: File,
     pub(crate) program: PathBuf,
-    /// The words by which the test program chooses them.
+    /// The filters by which the test program selects them.
     pub(crate) only: Vec<String>,
 }
 
-/// The tests named (`area`, `area::module` or `area::module::part of a test's name`): by file, what to choose them by.
+/// Returns the filters of the named tests, by file. A name is `area`, `area::module` or `area::module::part of a test's
+/// name`.
 fn chosen(wanted: &[String]) -> Result<BTreeMap<File, Vec<String>>> {
     let mut chosen: BTreeMap<File, Vec<String>> = BTreeMap::new();
     for test in wanted {
@@ -84,23 +85,23 @@ fn files() -> Result<Vec<File>> {
     Ok(files)
 }
 
-/// All that was built.
+/// The products of the build.
 #[derive(Debug)]
 pub(crate) struct Built {
     pub(crate) tests: Vec<Test>,
     /// Cargo's target directory.
     pub(crate) target: PathBuf,
-    /// The compilers that programs of tests may be built with: as tests call them, and what they are.
+    /// The compilers for programs of tests: the names that tests use, and the real commands.
     pub(crate) compilers: Vec<(&'static str, String)>,
 }
 
 impl Built {
-    /// The directory that tests have for their files (`CARGO_TARGET_TMPDIR`): beside that of the profile.
+    /// The directory for files of tests (`CARGO_TARGET_TMPDIR`), beside the directory of the profile.
     pub(crate) fn files(&self) -> Result<PathBuf> {
         Ok(self.programs()?.with_file_name("tmp"))
     }
 
-    /// The directory of the profile, with the programs themselves; the tests lie in its `deps`.
+    /// The directory of the profile, with the programs. The tests lie in its `deps`.
     pub(crate) fn programs(&self) -> Result<PathBuf> {
         let program = &self.tests.first().context("there are no tests")?.program;
         let place = program.ancestors().nth(2).context("a test program lies in no directory")?;
@@ -108,7 +109,7 @@ impl Built {
     }
 }
 
-/// The parts of cargo's messages that are needed.
+/// The needed parts of cargo's messages.
 #[derive(Deserialize)]
 struct Message {
     reason: String,
@@ -157,13 +158,13 @@ pub(crate) fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Builds the tests named (as [`chosen`] reads them).
+/// Builds the named tests (see [`chosen`]).
 pub(crate) fn tests(cache: &Cache, arch: Arch, wanted: &[String]) -> Result<Built> {
     let repository = repository()?;
     let mut build = cargo();
     build.current_dir(&repository).stdout(Stdio::piped());
     build.args(["test", "--no-run", "--message-format=json-render-diagnostics"]);
-    // The whole workspace, as `make test` builds it: so nothing is built twice.
+    // The whole workspace is built, as by `make test`, so that nothing is built twice.
     let packages = if arch.is_here() { "--workspace" } else { "--package=tiexec" };
     build.args([packages, "--features", "tiexec/fault-injection"]);
     let chosen = chosen(wanted)?;
@@ -194,13 +195,13 @@ pub(crate) fn tests(cache: &Cache, arch: Arch, wanted: &[String]) -> Result<Buil
             }));
         }
     }
-    // The setting that it changes holds until the guest's end, so it comes last.
+    // `yama_forbids` changes a setting until the guest's end, so it runs last.
     tests.sort_by_key(|test| (test.file.module == "yama_forbids", test.file.clone()));
     let cross = |tool: &str| match arch.is_here() {
         true => tool.to_owned(),
         false => format!("{arch}-linux-gnu-{tool}"),
     };
-    // The linkers are never called there, only looked for.
+    // Guests never call the linkers, but tests check that they exist.
     let tools = [
         ("cc", cross("gcc")),
         ("c++", cross("g++")),
@@ -215,8 +216,8 @@ pub(crate) fn tests(cache: &Cache, arch: Arch, wanted: &[String]) -> Result<Buil
     Ok(Built { tests, target: target_directory()?, compilers })
 }
 
-/// Has `build` be one for another architecture: with the standard library that rustup has, else with
-/// Debian's `rustc-web`, unpacked.
+/// Configures `build` for another architecture, with the standard library of rustup, or else with an unpacked
+/// `rustc-web` of Debian.
 pub(crate) fn cross(cache: &Cache, arch: Arch, build: &mut Command) -> Result<()> {
     let triple = format!("{arch}-unknown-linux-gnu");
     let linker = format!("{arch}-linux-gnu-gcc");
@@ -238,7 +239,7 @@ pub(crate) fn cross(cache: &Cache, arch: Arch, build: &mut Command) -> Result<()
     Ok(())
 }
 
-/// Debian's `rustc-web` for this machine, with the standard libraries of both.
+/// Returns Debian's `rustc-web` for this machine, with the standard libraries of both architectures.
 fn unpacked_rust(cache: &Cache, arch: Arch) -> Result<PathBuf> {
     cache.once(&format!("rust-{arch}"), |new| {
         let release = apt::release_here()?;
@@ -260,7 +261,7 @@ fn unpacked_rust(cache: &Cache, arch: Arch) -> Result<PathBuf> {
         ours.unpack(&[&packages[..], &[library, llvm.clone()]].concat(), new)?;
         Apt::open(cache, arch, &suites)?.unpack(&packages[1..], new)?;
         let version = llvm.trim_start_matches("libllvm");
-        // It finds its libraries beside itself, wherever it lies.
+        // The script makes rustc find its libraries relative to its own path.
         let script = format!(
             "#!/bin/sh\nhere=$(dirname \"$(readlink -f \"$0\")\")\n\
              export LD_LIBRARY_PATH=$here/usr/lib/{name}-linux-gnu:$here/usr/lib/llvm-{version}/lib\n\
@@ -278,7 +279,7 @@ fn unpacked_rust(cache: &Cache, arch: Arch) -> Result<PathBuf> {
 mod tests {
     use super::*;
 
-    /// A test program chooses by any part of a name.
+    /// A test program matches a filter with any part of a name.
     #[test]
     fn no_module_is_chosen_with_another() {
         let files = files().unwrap();

@@ -1,4 +1,5 @@
-//! The directories of things that take long to make: `NAME` in the user's cache directory, or as `$NAME_CACHE` says.
+//! The cache directories for things that take long to make: `NAME` in the user's cache directory, or the directory in
+//! `$NAME_CACHE`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,12 +10,12 @@ use anyhow::{Context, Result};
 pub(crate) struct Cache(PathBuf);
 
 impl Cache {
-    /// Opens that of the guests: `$TIEXEC_VM_CACHE`, else `tiexec-vm`.
+    /// Opens the cache of the guests: `$TIEXEC_VM_CACHE`, or else `tiexec-vm`.
     pub(crate) fn open() -> Result<Self> {
         Self::named("tiexec-vm", "TIEXEC_VM_CACHE")
     }
 
-    /// Opens the directory that an environment variable names, else the one of that name.
+    /// Opens the directory in an environment variable, or else the directory `name`.
     pub(crate) fn named(name: &str, by: &str) -> Result<Self> {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let dir = variable(by).map(PathBuf::from).or_else(|| {
@@ -32,15 +33,14 @@ impl Cache {
         &self.0
     }
 
-    /// A directory of that name, made if need be.
+    /// Returns the directory of that name, and makes it if it is missing.
     pub(crate) fn dir(&self, name: &str) -> Result<PathBuf> {
         let dir = self.0.join(name);
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         Ok(dir)
     }
 
-    /// Returns the entry of that name; made first if it is not there, under another name until it is
-    /// whole.
+    /// Returns the entry of that name. A missing entry is made first, under another name until it is complete.
     pub(crate) fn once(
         &self,
         name: &str,

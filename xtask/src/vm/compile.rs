@@ -1,5 +1,5 @@
-//! Compiles for a guest, which would be slow at it: what the guest calls `cc` leaves its arguments in
-//! the shared directory, and waits for the program.
+//! Compiles for a guest, which would be slow. The guest's `cc` leaves its arguments in the shared directory, and waits
+//! for the result.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,8 +12,7 @@ use anyhow::{Context, Result};
 
 use super::build::{Built, repository};
 
-/// Answers the guest's requests below `shared`, until `done`. Results of earlier compilations lie in
-/// `kept`.
+/// Answers the guest's requests below `shared`, until `done`. `kept` is the cache of earlier results.
 pub(crate) fn serve(shared: &Path, kept: &Path, built: &Built, done: &AtomicBool) {
     while !done.load(Ordering::Relaxed) {
         for entry in fs::read_dir(shared).into_iter().flatten().flatten() {
@@ -24,7 +23,7 @@ pub(crate) fn serve(shared: &Path, kept: &Path, built: &Built, done: &AtomicBool
                     Ok(output) => (output.status.code().unwrap_or(1), output.stdout, output.stderr),
                     Err(error) => (1, Vec::new(), format!("{error:#}\n").into_bytes()),
                 };
-                // The last file says that the others are whole.
+                // The last file signals that the others are complete.
                 let status = status.to_string().into_bytes();
                 let files = [("stdout", stdout), ("stderr", stderr), ("answer", status)];
                 for (name, bytes) in files {
@@ -52,7 +51,7 @@ fn answer(request: &Path, kept: &Path, built: &Built) -> Result<Output> {
     }
     let mut command = Command::new(compiler);
     if arguments.iter().any(|argument| argument.starts_with("-fuse-ld=")) {
-        // A compiler for another architecture looks for none by its plain name but here.
+        // A compiler for another architecture finds a linker with a plain name only here.
         command.arg("-B").arg(linkers(kept)?);
     }
     for argument in &arguments {
@@ -96,10 +95,10 @@ fn linkers(kept: &Path) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// The beginning of arguments that are files of the guest, given along with the request.
+/// The prefix of arguments that are files of the guest, which the request contains.
 const GIVEN: &str = "given/";
 
-/// A number for the arguments and all that they could compile.
+/// Returns a hash of the arguments and of all files that they could compile.
 fn key(compiler: &str, arguments: &[&str], request: &Path) -> Result<u64> {
     let mut hasher = DefaultHasher::new();
     (compiler, arguments).hash(&mut hasher);

@@ -1,4 +1,4 @@
-//! One guest: from its disks to the results of its tests.
+//! Runs one guest, from its disks to the results of its tests.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -17,11 +17,11 @@ use super::results::{self, Run};
 use super::root::Root;
 use super::{Arch, Lacking, compile, need};
 
-/// The shell script that is a guest's first program: it goes over to the root disk.
+/// The shell script that is a guest's first program, and switches to the root disk.
 const INIT: &str = include_str!("../../guest/init.sh");
-/// The one that runs the tests there.
+/// The shell script that runs the tests in the guest.
 const TESTS: &str = include_str!("../../guest/tests.sh");
-/// The one that is every compiler there.
+/// The shell script that stands for every compiler in the guest.
 const COMPILER: &str = include_str!("../../guest/cc.sh");
 
 /// Memory of a guest, in MiB, and of each of its two NUMA nodes.
@@ -62,12 +62,12 @@ pub(crate) struct Guest<'a> {
     pub(crate) cpu: Option<&'a str>,
     /// Minutes for a test file.
     pub(crate) limit: u32,
-    /// The command to run after them.
+    /// The command to run after the tests.
     pub(crate) command: &'a str,
 }
 
 impl Guest<'_> {
-    /// Boots it, and has it run the tests.
+    /// Boots the guest, which runs the tests.
     pub(crate) fn run(&self, cache: &Cache, built: &Built) -> Result<Run> {
         let work = tempfile::tempdir_in(cache.dir("run")?)?;
         let shared = work.path().join("shared");
@@ -152,10 +152,10 @@ impl Guest<'_> {
         built: &Built,
     ) -> Result<Command> {
         let (machine, cpu, console) = match self.arch {
-            // The clock jumps where the host stops the guest. A kernel that sees it patches itself in many
-            // places, and some emulators execute half-patched code: the kernel is told not to look. It is
-            // also told not to check its timer at boot (`timer_irq_works`), which fails if the host gives
-            // it hardly any time.
+            // The clock jumps when the host stops the guest. A kernel that detects this patches itself in many places,
+            // and some emulators execute half-patched code. The option `tsc=reliable` stops the detection.
+            // `no_timer_check` skips the check of the timer at boot (`timer_irq_works`), which fails if the host gives
+            // the guest hardly any time.
             Arch::X86 => ("q35", "max", "ttyS0 tsc=reliable no_timer_check"),
             // Real pointer authentication codes take most of the time of an emulated program.
             Arch::Arm => ("virt", "max,pauth-impdef=on", "ttyAMA0"),
@@ -197,7 +197,7 @@ impl Guest<'_> {
     }
 }
 
-/// Shows what the guest says about its progress; the log has all that it says.
+/// Shows the guest's progress lines. The log has the whole output.
 fn follow(console: impl std::io::Read, mut log: &File) -> Result<()> {
     use std::io::Write;
     for line in BufReader::new(console).split(b'\n') {

@@ -1,4 +1,4 @@
-//! A kernel of Debian's or Ubuntu's, unpacked, and the initial file system with which it reaches its root.
+//! An unpacked kernel of Debian or Ubuntu, and the initial file system that mounts its root.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -12,25 +12,25 @@ use super::apt::Apt;
 use super::cache::Cache;
 use super::{Arch, Lacking, own};
 
-/// The servers that have Debian's kernels, old and new.
+/// The suites of Debian with old and new kernels.
 pub(super) const SUITES: [&str; 5] =
     ["bullseye", "bookworm", "bookworm-backports", "trixie", "trixie-backports"];
-/// The kernels that are Ubuntu's, and where they are to be had: the LTS releases' own.
+/// The kernels of Ubuntu's LTS releases, and their suites.
 const UBUNTU: [(&str, &str); 2] = [("5.15", "jammy-updates"), ("6.8", "noble-updates")];
-/// The modules that a guest needs before it has a root, and those that tests need loaded then.
+/// The modules that a guest needs before it has a root, and the modules that tests need.
 const MODULES: [&str; 7] =
     ["virtio_pci", "virtio_blk", "ext4", "xfs", "9p", "9pnet_virtio", "overlay"];
 
 #[derive(Debug)]
 pub(crate) struct Kernel {
-    /// As `uname -r` says it.
+    /// The release, as in `uname -r`.
     pub(crate) release: String,
     dir: PathBuf,
 }
 
 impl Kernel {
-    /// The newest kernel of a version (`6.12`, `6.12-16k`): the newest unpacked, else the newest that
-    /// Debian has, or Ubuntu. One of our [own] kinds (`6.12-rothp`) is built.
+    /// Returns the newest kernel of a version (`6.12`, `6.12-16k`): the newest unpacked one, or else the newest of
+    /// Debian or Ubuntu. Builds a kernel of our [own] kinds (`6.12-rothp`).
     pub(crate) fn fetch(cache: &Cache, arch: Arch, version: &str) -> Result<Self> {
         if let Some(kind) = own::kind(version) {
             let release = version.to_owned();
@@ -58,7 +58,7 @@ impl Kernel {
             }
         };
         let dir = cache.once(&format!("kernels/{arch}/{release}"), |new| {
-            // From 7.x on it comes in several packages.
+            // From 7.x on a kernel comes in several packages.
             let parts = ["image", "base", "binary", "modules"];
             packages()?.unpack(&parts.map(|part| format!("linux-{part}-{release}")), new)?;
             if !new.join("lib").exists() {
@@ -114,14 +114,14 @@ impl Kernel {
         Ok(())
     }
 
-    /// The files of [`MODULES`] and of what they need, in the order in which to load them.
+    /// The files of [`MODULES`] and of their dependencies, in the order of loading.
     fn modules_in_order(&self) -> Result<Vec<PathBuf>> {
         let mut files: Vec<PathBuf> = Vec::new();
         for module in MODULES {
             let mut modprobe = Command::new("modprobe");
             modprobe.arg("-d").arg(&self.dir).args(["-S", &self.release, "--show-depends", module]);
             let said = modprobe.output().context("modprobe (apt-get install kmod)")?;
-            // Some are built in, and say so or are not known.
+            // Some modules are built in. modprobe reports that, or does not know them.
             for line in String::from_utf8_lossy(&said.stdout).lines() {
                 let file = line.strip_prefix("insmod ").map(|file| PathBuf::from(file.trim()));
                 if let Some(file) = file
@@ -146,7 +146,7 @@ fn unpacked(module: &Path) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// The newest of the releases that is one of `version`, and neither a cloud's nor a real-time one.
+/// Returns the newest release of `version` that is neither a cloud kernel nor a real-time kernel.
 fn newest<'a>(
     releases: impl Iterator<Item = &'a str>,
     arch: Arch,

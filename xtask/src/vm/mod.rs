@@ -1,9 +1,9 @@
 //! `cargo xtask vm-test`: the project's own tests as root on other kernels, and on aarch64, in guests
 //! that QEMU emulates.
 //!
-//! A guest is a Debian kernel, a root file system of packages unpacked but not installed, and the
-//! repository with the test programs at the places where they are here. This machine compiles for the
-//! guest. Everything that is fetched or made lies in the [cache].
+//! A guest has a Debian kernel, a root file system of packages that are unpacked but not installed, and the repository
+//! with the test programs at the same paths as on this machine. This machine compiles for the guest. All fetched and
+//! built files lie in the [cache].
 
 pub(crate) mod apt;
 pub(crate) mod build;
@@ -52,17 +52,17 @@ impl Arch {
         }
     }
 
-    /// Returns that of this machine.
+    /// Returns the architecture of this machine.
     pub(crate) fn of_this_machine() -> Self {
         if Self::X86.is_here() { Self::X86 } else { Self::Arm }
     }
 
-    /// Returns whether this machine is one.
+    /// Returns whether this machine has the architecture.
     pub(crate) fn is_here(self) -> bool {
         self.name() == std::env::consts::ARCH
     }
 
-    /// The kernels that the whole matrix is made of.
+    /// The kernels of the whole matrix.
     fn kernels(self) -> &'static [&'static str] {
         match self {
             Self::X86 => &["5.10", "5.15", "6.1", "6.8", "6.12", "6.12-nothp", "7.2"],
@@ -107,7 +107,7 @@ pub(crate) struct VmTest {
     tests: Vec<String>,
 }
 
-/// The obstacle to any guest, and how to remove it.
+/// The obstacle to all guests, and the fix.
 #[derive(Debug)]
 pub(crate) struct Lacking(pub(crate) String);
 
@@ -119,7 +119,7 @@ impl fmt::Display for Lacking {
 
 impl std::error::Error for Lacking {}
 
-/// Fails with what is lacking if a tool is not here.
+/// Fails with the name of the package if a tool is missing.
 pub(crate) fn need(tool: &str, package: &str) -> Result<()> {
     match Command::new(tool).arg("--version").output() {
         Ok(_) => Ok(()),
@@ -127,7 +127,7 @@ pub(crate) fn need(tool: &str, package: &str) -> Result<()> {
     }
 }
 
-/// Runs a command to its end, which must be a good one.
+/// Runs a command, which must succeed.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let shown = format!("{command:?}");
     let status = command.status().with_context(|| shown.clone())?;
@@ -137,7 +137,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether what is left out for want of something is a failure.
+/// Returns whether a skip because of a missing requirement is a failure.
 pub(crate) fn forbids_skips() -> bool {
     std::env::var_os("TIEXEC_TEST_NO_SKIP").is_some_and(|value| value == "1")
 }
@@ -164,7 +164,7 @@ impl VmTest {
         Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    /// Runs the guests; also returns whether some were left out for want of something.
+    /// Runs the guests. Also returns whether some were skipped because of a missing requirement.
     pub(crate) fn runs(&self) -> Result<(Vec<Run>, bool)> {
         let cache = Cache::open()?;
         let mut runs = Vec::new();
@@ -197,7 +197,7 @@ impl VmTest {
             some => some.iter().map(String::as_str).collect(),
         };
         for version in versions {
-            // Such a kernel finds itself without transparent huge pages and without hugetlb pages.
+            // On a processor without PSE the kernel has neither transparent huge pages nor hugetlb pages.
             let (version, without) = match version.strip_suffix("-nothp") {
                 Some(version) if arch == Arch::X86 => (version, Some("max,-pse")),
                 _ => (version, None),
@@ -224,7 +224,7 @@ impl VmTest {
     }
 }
 
-/// Makes the tables of `docs/KERNELS.md` anew, of the last run of each kernel, architecture and disk.
+/// Regenerates the tables of `docs/KERNELS.md`, from the last run of each kernel, architecture and disk.
 pub(crate) fn write_tables() -> Result<()> {
     let runs = results::stored(&results::place(&Cache::open()?, true)?)?;
     table::write(&runs)

@@ -1,5 +1,5 @@
-//! Kernels of our own, for what no kernel of Debian's lacks or has: built once from Debian's source, small, with all that a
-//! guest needs built in.
+//! Our own kernels, for configurations that no kernel of Debian has. They are built once from Debian's source, small,
+//! with everything for a guest built in.
 
 use std::fs;
 use std::path::Path;
@@ -12,26 +12,26 @@ use super::cache::Cache;
 use super::kernel::SUITES;
 use super::{Arch, need, run};
 
-/// The configuration that all of them have.
+/// The common configuration.
 const COMMON: &str = include_str!("../../guest/kernel.config");
 
-/// The kinds: what stands after the version, and what they have.
+/// The kinds: the suffix after the version, and the configuration.
 const KINDS: [(&str, &str); 2] = [
     (
-        // Files' page cache collapses by MADV_COLLAPSE on any file system; gone from 7.2.
+        // The page cache of files collapses by MADV_COLLAPSE on any file system. The option is gone from 7.2 on.
         "rothp",
         "CONFIG_TRANSPARENT_HUGEPAGE=y\nCONFIG_TRANSPARENT_HUGEPAGE_MADVISE=y\n\
          CONFIG_READ_ONLY_THP_FOR_FS=y\nCONFIG_HUGETLBFS=y\n",
     ),
     (
-        // For aarch64, as RHEL's kernel-64k; Debian has none.
+        // This kind is for aarch64, like RHEL's kernel-64k. Debian has no such kernel.
         "64k",
         "# CONFIG_ARM64_4K_PAGES is not set\nCONFIG_ARM64_64K_PAGES=y\n\
          CONFIG_TRANSPARENT_HUGEPAGE=y\nCONFIG_TRANSPARENT_HUGEPAGE_MADVISE=y\nCONFIG_HUGETLBFS=y\n",
     ),
 ];
 
-/// Splits `6.12-rothp` into the version and what makes it a kind of our own.
+/// Splits `6.12-rothp` into the version, the kind and its configuration.
 pub(super) fn kind(version: &str) -> Option<(&str, &'static str, &'static str)> {
     KINDS.iter().find_map(|(name, config)| {
         let version = version.strip_suffix(name)?.strip_suffix('-')?;
@@ -39,7 +39,7 @@ pub(super) fn kind(version: &str) -> Option<(&str, &'static str, &'static str)> 
     })
 }
 
-/// Builds one below `dir`, as Debian's packages would be unpacked there; takes ten minutes or more.
+/// Builds a kernel below `dir`, with the layout of Debian's unpacked packages. This takes ten minutes or more.
 pub(super) fn build(
     cache: &Cache,
     arch: Arch,
@@ -76,7 +76,7 @@ pub(super) fn build(
     };
     make(&["tinyconfig"])?;
     let merge = source.join("scripts/kconfig/merge_config.sh");
-    // It writes where it is called.
+    // The script writes to its working directory.
     let mut merge = Command::new(merge);
     merge.args(["-m", "-O"]).args([&out, &out.join(".config"), &fragment]);
     run(merge.current_dir(&out).stdout(Stdio::null()))?;

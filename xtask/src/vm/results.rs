@@ -16,12 +16,12 @@ use super::guest::Guest;
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Outcome {
     Ok,
-    /// For what it says.
+    /// Skipped, for this reason.
     Skipped(String),
     Failed,
 }
 
-/// One line of the doctor's.
+/// One line of the doctor.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Finding {
     pub(crate) thing: String,
@@ -29,13 +29,13 @@ pub(crate) struct Finding {
     pub(crate) finding: String,
 }
 
-/// The doctor's answer, of which this is needed.
+/// The needed part of the doctor's answer.
 #[derive(Deserialize)]
 struct Doctor {
     findings: Vec<Finding>,
 }
 
-/// The name that stands for the tests that a file did not come to.
+/// The name that stands for the tests of a file that did not finish.
 const UNFINISHED: &str = "(did not come to its end)";
 
 /// The users that the doctor was run as.
@@ -49,9 +49,9 @@ pub(crate) struct Run {
     pub(crate) disk: String,
     /// The doctor's findings, by [user](USERS).
     pub(crate) doctor: BTreeMap<String, Vec<Finding>>,
-    /// By file of tests, then by test. A file that did not come to its end has a failed test without a name.
+    /// The results by file, then by test. A file that did not finish has an additional failed test, [`UNFINISHED`].
     pub(crate) results: BTreeMap<String, BTreeMap<String, Outcome>>,
-    /// The kernel's messages that it should not have to write.
+    /// Messages of the kernel that are complaints.
     pub(crate) complaints: Vec<String>,
 }
 
@@ -63,7 +63,7 @@ impl Run {
             && self.complaints.is_empty()
     }
 
-    /// The numbers of the release; which one it is exactly changes with every update.
+    /// Returns the main numbers of the release, because the full release changes with every update.
     pub(crate) fn column(&self) -> String {
         let mut numbers = self.release.split(['.', '-', '+']);
         let version: Vec<&str> = numbers.by_ref().take(2).collect();
@@ -82,7 +82,7 @@ impl Run {
     }
 }
 
-/// Reads what the guest left in `out`, and keeps its logs in `logs`.
+/// Reads the guest's results in `out`, and keeps its logs in `logs`.
 pub(crate) fn gather(guest: &Guest<'_>, out: &Path, logs: &Path, built: &Built) -> Result<Run> {
     let mut results = BTreeMap::new();
     for test in &built.tests {
@@ -102,7 +102,7 @@ pub(crate) fn gather(guest: &Guest<'_>, out: &Path, logs: &Path, built: &Built) 
     for user in USERS {
         let said = fs::read(out.join(format!("doctor.{user}"))).unwrap_or_default();
         if let Ok(Doctor { mut findings }) = serde_json::from_slice(&said) {
-            // Times in a guest say nothing.
+            // Times in an emulated guest are meaningless.
             findings.retain(|finding| finding.thing != "gain");
             doctor.insert(user.to_owned(), findings);
         }
@@ -132,13 +132,13 @@ pub(crate) fn gather(guest: &Guest<'_>, out: &Path, logs: &Path, built: &Built) 
     })
 }
 
-/// Reads the lines of a test program's output: one a test, and one for each that skipped itself. The names are those that
-/// follow `prefix`; the other tests are not this file's.
+/// Reads a test program's output, which has a line for each test, and another line for each skipped test. Only names
+/// after `prefix` count, because other tests belong to other files.
 fn outcomes(log: &str, prefix: &str) -> BTreeMap<String, Outcome> {
     let mut outcomes = BTreeMap::new();
     let mut skipped = BTreeMap::new();
     for line in log.lines() {
-        // Written by another descriptor, it may stand in the middle of a line.
+        // The skip line comes from another descriptor, and may start in the middle of a line.
         if let Some((_, skip)) = line.split_once("SKIP ")
             && let Some((name, why)) = skip.split_once(": ")
         {
@@ -166,12 +166,12 @@ fn outcomes(log: &str, prefix: &str) -> BTreeMap<String, Outcome> {
     outcomes.into_iter().filter_map(own).collect()
 }
 
-/// The place where runs are kept: for the document, or only here.
+/// Returns the directory of stored runs: for the document, or only for this machine.
 pub(crate) fn place(cache: &Cache, in_the_document: bool) -> Result<PathBuf> {
     if in_the_document { Ok(repository()?.join("docs/kernels")) } else { cache.dir("results") }
 }
 
-/// Keeps a run in `dir`; it takes the place of an earlier one of the same tests there.
+/// Stores a run in `dir`. The run replaces earlier results of the same tests there.
 pub(crate) fn store(dir: &Path, run: &Run) -> Result<()> {
     fs::create_dir_all(dir)?;
     let words: Vec<String> =
@@ -189,7 +189,7 @@ pub(crate) fn store(dir: &Path, run: &Run) -> Result<()> {
     };
     for (file, outcomes) in &run.results {
         let known: &mut BTreeMap<_, _> = results.entry(file.clone()).or_default();
-        // Said of an earlier try.
+        // This entry may come from an earlier try.
         known.remove(UNFINISHED);
         known.extend(outcomes.clone());
     }
@@ -204,7 +204,7 @@ pub(crate) fn store(dir: &Path, run: &Run) -> Result<()> {
     Ok(fs::write(path, serde_json::to_string_pretty(&whole)? + "\n")?)
 }
 
-/// All runs that are kept in `dir`.
+/// Returns all stored runs in `dir`.
 pub(crate) fn stored(dir: &Path) -> Result<Vec<Run>> {
     let mut runs = Vec::new();
     for entry in fs::read_dir(dir)? {

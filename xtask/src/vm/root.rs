@@ -1,5 +1,5 @@
-//! The root file system of guests: packages of the Debian release that this machine runs (so that what
-//! is built here runs there), unpacked without being installed.
+//! The root file system of guests: packages of this machine's Debian release, unpacked but not installed. With the same
+//! release, programs that are built here run in the guest.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -44,7 +44,7 @@ const PACKAGES: [&str; 25] = [
 /// The guests' root.
 #[derive(Debug)]
 pub(crate) struct Root {
-    /// An ext4 file system; guests change a copy.
+    /// An ext4 file system. Guests change only a copy.
     pub(crate) image: PathBuf,
     /// A shell for the initial file system.
     pub(crate) busybox: PathBuf,
@@ -76,7 +76,7 @@ pub(crate) fn image(cache: &Cache, arch: Arch) -> Result<Root> {
     Ok(Root { image, busybox })
 }
 
-/// Unpacks into `dir` what it takes to install packages and to look at manuals, and nothing else.
+/// Unpacks into `dir` only the packages that are needed to install packages and to show manuals.
 pub(crate) fn clean(cache: &Cache, arch: Arch, dir: &Path) -> Result<()> {
     const PACKAGES: [&str; 11] = [
         "base-files",
@@ -99,7 +99,7 @@ pub(crate) fn clean(cache: &Cache, arch: Arch, dir: &Path) -> Result<()> {
     Ok(fs::write(dir.join("var/lib/dpkg/status"), "")?)
 }
 
-/// Makes the directories below `/usr` and what leads there.
+/// Makes the directories below `/usr`, and the links to them.
 fn make_merged(dir: &Path) -> Result<()> {
     for merged in ["bin", "sbin", "lib", "lib64"] {
         fs::create_dir_all(dir.join("usr").join(merged))?;
@@ -111,14 +111,14 @@ fn make_merged(dir: &Path) -> Result<()> {
 fn unpack(cache: &Cache, arch: Arch, release: &str, dir: &Path) -> Result<()> {
     make_merged(dir)?;
     Apt::open(cache, arch, &[release])?.unpack_with_dependencies(&PACKAGES, dir)?;
-    // The packages' own scripts would have made these files.
+    // Normally the packages' scripts make these files.
     for file in ["passwd", "group"] {
         let master = dir.join(format!("usr/share/base-passwd/{file}.master"));
         fs::copy(master, dir.join("etc").join(file))?;
     }
     fs::write(dir.join("etc/hostname"), "guest\n")?;
     fs::create_dir_all(dir.join("etc/tiexec"))?;
-    // Emulation is slow; what a deadline does is tested with one of its own.
+    // Emulation is slow, so the default deadline is long. Tests of the deadline set their own.
     fs::write(dir.join("etc/tiexec/config"), "deadline=60s\n")?;
     if !dir.join("usr/bin/awk").exists() {
         symlink("mawk", dir.join("usr/bin/awk"))?;

@@ -1,4 +1,4 @@
-//! The tables of `docs/KERNELS.md`, made of what was found in guests.
+//! The tables of `docs/KERNELS.md`, made from the results of guests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use super::build::repository;
 use super::results::{Finding, Outcome, Run};
 
-/// Names what failed.
+/// Lists the failures.
 pub(crate) fn failures(run: &Run) -> String {
     let mut text = String::new();
     for (file, outcomes) in &run.results {
@@ -25,7 +25,7 @@ pub(crate) fn failures(run: &Run) -> String {
     text
 }
 
-/// The table: a row for each test file, with the promise that it begins with, a column for each run.
+/// The table of tests: a row for each test file, with the first sentence of the file, and a column for each run.
 pub(crate) fn tests(runs: &[Run]) -> String {
     let files: BTreeSet<&str> =
         runs.iter().flat_map(|run| run.results.keys()).map(String::as_str).collect();
@@ -65,7 +65,7 @@ fn cell(outcomes: &BTreeMap<String, Outcome>) -> String {
     shown.join(", ")
 }
 
-/// Why tests were skipped, and on which kernels.
+/// The reasons of skipped tests, and their kernels.
 fn reasons(runs: &[Run]) -> BTreeMap<String, Vec<String>> {
     let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for run in runs {
@@ -81,7 +81,7 @@ fn reasons(runs: &[Run]) -> BTreeMap<String, Vec<String>> {
     reasons
 }
 
-/// The first sentence of a test file.
+/// Returns the first sentence of a test file, which states its promise.
 fn promise(file: &str) -> String {
     let path = repository()
         .map(|repository| repository.join(format!("tests/{}.rs", file.replace("::", "/"))));
@@ -92,14 +92,15 @@ fn promise(file: &str) -> String {
     all.split_once(". ").map_or(all.as_str(), |(first, _)| first).trim_end_matches('.').to_owned()
 }
 
-/// The probe that tells whether a kernel has a feature.
+/// The probe for a feature of a kernel.
 #[derive(Clone, Copy)]
 enum Probe {
-    /// A thing that the doctor finds.
+    /// The level of the doctor's finding on this thing.
     Doctor(&'static str),
-    /// All tests of these files (`area::module`); of `area::module::part` those with that in their names.
+    /// All tests of these files (`area::module`). With `area::module::part`, only the tests with that part in their
+    /// names.
     Tests(&'static [&'static str]),
-    /// The doctor's finding on a thing, and the words that stand before its yes or no.
+    /// The doctor's finding on a thing, and the words before its yes or no.
     Says(&'static str, &'static str),
 }
 
@@ -144,7 +145,7 @@ const FEATURES: &[(&str, Probe)] = &[
     ("breakpoints in hugetlb text", Probe::Says("hugetlb", "breakpoints there: ")),
 ];
 
-/// The test files that features are told by.
+/// The test files that are probes of features.
 pub(super) fn test_files() -> BTreeSet<&'static str> {
     let of_tests = FEATURES.iter().filter_map(|(_, probe)| match probe {
         Probe::Tests(files) => Some(*files),
@@ -153,7 +154,7 @@ pub(super) fn test_files() -> BTreeSet<&'static str> {
     of_tests.flatten().map(|tests| file_and_part(tests).0).collect()
 }
 
-/// The two words that name a file of tests (`area::module`), and what follows them: a part of a test's name.
+/// Splits a name into the file of tests (`area::module`) and the rest, a part of a test's name.
 fn file_and_part(tests: &str) -> (&str, &str) {
     match tests.match_indices("::").nth(1) {
         Some((at, colons)) => (&tests[..at], &tests[at + colons.len()..]),
@@ -161,7 +162,7 @@ fn file_and_part(tests: &str) -> (&str, &str) {
     }
 }
 
-/// The table of features: a row for each with its probe, a column for each run.
+/// The table of features: a row for each feature with its probe, and a column for each run.
 pub(crate) fn features(runs: &[Run]) -> String {
     let mut text = String::from("| feature | probe |");
     for run in runs {
@@ -210,7 +211,7 @@ fn found(run: &Run, thing: &str) -> String {
     }
 }
 
-/// The yes or no behind these words in what the doctor finds of a thing as root.
+/// Returns the yes or no after these words in the doctor's finding on a thing as root.
 fn says(run: &Run, thing: &str, words: &str) -> &'static str {
     let of_root = run.doctor.get("root").and_then(|all| all.iter().find(|one| one.thing == thing));
     match of_root.and_then(|one| one.finding.split_once(words)) {
@@ -220,7 +221,7 @@ fn says(run: &Run, thing: &str, words: &str) -> &'static str {
     }
 }
 
-/// Returns whether the tests of these files passed.
+/// Returns in words whether the tests of these files passed.
 fn passed(run: &Run, files: &[&str]) -> String {
     let outcomes: Vec<&Outcome> = files
         .iter()
@@ -244,7 +245,7 @@ fn passed(run: &Run, files: &[&str]) -> String {
     }
 }
 
-/// The document in which the tables stand, and the text between the marks of each.
+/// The document with the tables. Each table stands between two marks.
 const DOCUMENT: &str = "docs/KERNELS.md";
 
 /// Puts the tables of `runs` into the document's `text`.

@@ -1,4 +1,4 @@
-//! The agent ends, and begins anew. No program notices.
+//! The agent ends and starts again. No program notices.
 
 use anyhow::{Result, ensure};
 
@@ -10,7 +10,7 @@ use crate::k8s::node::{Cluster, eventually};
 const BUSY: [&str; 3] =
     ["node", "-e", "setInterval(() => JSON.stringify([...Array(999).keys()]), 1)"];
 
-/// The agent's pod is deleted at once, and comes back: treated text stays as it is, and new pods are treated.
+/// The agent's pod is deleted without grace, and restarts. Treated text is unchanged, and new pods are treated.
 pub(super) fn killed(cluster: &mut Cluster) -> Result<String> {
     let before = Pod { name: "before", labelled: true, args: &BUSY, memory: "512Mi" };
     let first = before.start(cluster)?;
@@ -30,7 +30,7 @@ pub(super) fn killed(cluster: &mut Cluster) -> Result<String> {
     Ok(format!("{} stayed huge; a new pod's text was huge after {took:.1} s", mib(bytes)))
 }
 
-/// A rollout of the DaemonSet changes no program; then the agent is drained, which gives all text back.
+/// A rollout of the DaemonSet changes no program. Then a drain of the agent reverts all text.
 pub(super) fn upgraded(cluster: &mut Cluster) -> Result<String> {
     let pod = Pod { name: "upgraded", labelled: true, args: &BUSY, memory: "512Mi" };
     let pid = pod.start(cluster)?;

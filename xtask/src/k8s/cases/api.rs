@@ -1,4 +1,4 @@
-//! The API server is away, or its answers break off in their middle.
+//! The API server is down, or its answers are cut off in the middle.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::k8s::node::{Cluster, eventually};
 
 const IDLE: [&str; 3] = ["node", "-e", "setInterval(() => {}, 1000)"];
 
-/// The process of that name in the pod, as the cgroups tell: the API server need not be there.
+/// Finds the process of that name in the pod by the cgroups, without the API server.
 fn process_of(uid: &str, name: &str) -> Option<i32> {
     fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
@@ -19,8 +19,8 @@ fn process_of(uid: &str, name: &str) -> Option<i32> {
     })
 }
 
-/// While the API server is away, the agent goes on with the pods that it knows, and asks no faster than it should. Afterwards it
-/// learns of new ones.
+/// While the API server is down, the agent continues with the known pods, and limits its requests. Afterwards it learns
+/// about new pods.
 pub(super) fn away(cluster: &mut Cluster) -> Result<String> {
     let pod = Pod { name: "known", labelled: true, args: &IDLE, memory: "512Mi" };
     let first = pod.start(cluster)?;
@@ -30,7 +30,7 @@ pub(super) fn away(cluster: &mut Cluster) -> Result<String> {
     cluster.stop_apiserver()?;
     cluster.proxy.reset();
     let begun = Instant::now();
-    // The kubelet starts the container again by itself.
+    // The kubelet restarts the container without the API server.
     let killed = std::process::Command::new("kill").arg("-9").arg(first.to_string()).status()?;
     ensure!(killed.success(), "cannot kill it");
     let mut second = None;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{PODS, Pod, becomes_huge, delete, huge, mib, restarts, start, tiexecctl};
 use crate::k8s::node::{Cluster, eventually};
 
-/// A namespace whose pods may have all that the machine has.
+/// A namespace whose pods may have every privilege.
 const TENANT: &str = "tenant";
 
 fn tenant(cluster: &Cluster) -> Result<()> {
@@ -19,12 +19,13 @@ fn tenant(cluster: &Cluster) -> Result<()> {
     eventually("the namespace has a service account", 30, account)
 }
 
-/// A pod of the tenant's, with that user.
+/// A pod of the tenant, with that user.
 fn of_tenant(pod: &Pod<'_>, uid: u32) -> Value {
     let mut value = pod.value();
     value["metadata"]["namespace"] = json!(TENANT);
     value["spec"]["securityContext"] = json!({"fsGroup": uid});
-    // Of the container alone: the pod's sandbox would be one more process of the user, which others of his may rob.
+    // Only the container gets this user. With the pod's user, the sandbox would be another process of the user that
+    // could be robbed.
     let security = &mut value["spec"]["containers"][0]["securityContext"];
     (security["runAsUser"], security["runAsGroup"]) = (json!(uid), json!(uid));
     value
@@ -35,8 +36,8 @@ fn delete_tenants(cluster: &Cluster) -> Result<()> {
     cluster.kubectl(&words).map(drop)
 }
 
-/// A pod in the node's PID namespace, with the target's user, can take nothing from those who work on the target. A pod that spoils
-/// its own code while it stands holds nobody up.
+/// A pod in the node's PID namespace, with the target's user, can take nothing from the processes that work on the
+/// target. A pod that damages its own code while it is stopped delays no other pod.
 pub(super) fn same_user(cluster: &mut Cluster) -> Result<String> {
     const USER: u32 = 2003;
     tenant(cluster)?;
@@ -77,8 +78,8 @@ pub(super) fn same_user(cluster: &mut Cluster) -> Result<String> {
     ))
 }
 
-/// A pod whose processes crash after the switch is left alone from then on. It switches the agent off for nobody else: not even
-/// if it is root in its container, and has many builds.
+/// The agent leaves a pod alone after its processes have crashed after a switch. Such a pod cannot switch the agent off
+/// for others, not even as root in its container with many builds.
 pub(super) fn crashes(cluster: &mut Cluster) -> Result<String> {
     tenant(cluster)?;
     for name in ["crasher6", "crasher7", "crasher8"] {

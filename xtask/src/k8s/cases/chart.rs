@@ -1,4 +1,4 @@
-//! The objects of the installation, and the requests that they allow the agent.
+//! The objects of the installation, and the permissions of the agent.
 
 use std::fs;
 use std::time::Duration;
@@ -10,7 +10,8 @@ use crate::chart::{CHART, MANIFEST};
 use crate::k8s::node::{Cluster, eventually};
 use crate::vm::build::repository;
 
-/// The values: the image that was imported, and programs that need not be old. The machine is busy with the cluster itself.
+/// The values of the chart: the imported image, and a minimum age of 1 s. Memory pressure is not limited, because the
+/// machine is busy with the cluster itself.
 const VALUES: &str = r#"
 image: {repository: local.test/tiexec, tag: "1", pullPolicy: Never}
 rules: |
@@ -30,7 +31,7 @@ fn helm(cluster: &Cluster, words: &[&str]) -> Result<String> {
     Cluster::output(cluster.command("helm").current_dir(repository()?).args(words))
 }
 
-/// Installs the agent by the chart, in a namespace as the plain manifest has it.
+/// Installs the agent by the chart, in the namespace of the plain manifest.
 pub(super) fn install(cluster: &mut Cluster) -> Result<()> {
     cluster.kubectl(&["create", "namespace", AGENT])?;
     let level = "pod-security.kubernetes.io/enforce=privileged";
@@ -38,7 +39,7 @@ pub(super) fn install(cluster: &mut Cluster) -> Result<()> {
     helm_with(cluster, "install", "100%")
 }
 
-/// Installs or upgrades, with a rule that acts on a share of the nodes; waits for the agents.
+/// Installs or upgrades the chart, with a rule that acts on a share of the nodes. Waits for the agents.
 fn helm_with(cluster: &Cluster, verb: &str, share: &str) -> Result<()> {
     let values = cluster.at("values.yaml");
     fs::write(&values, VALUES.replace("SHARE", share))?;
@@ -46,7 +47,7 @@ fn helm_with(cluster: &Cluster, verb: &str, share: &str) -> Result<()> {
     agent_is_ready(cluster)
 }
 
-/// New rules come into force by `helm upgrade`. A node that is held out treats nothing, and says why.
+/// `helm upgrade` puts new rules into force. A held-out node treats nothing, and says why.
 pub(super) fn share(cluster: &mut Cluster) -> Result<String> {
     helm_with(cluster, "upgrade", "0%")?;
     let idle = ["node", "-e", "setInterval(() => {}, 1000)"];
@@ -63,7 +64,8 @@ pub(super) fn share(cluster: &mut Cluster) -> Result<String> {
     Ok(format!("0 % of the nodes: none huge; 100 %: huge after {took:.1} s"))
 }
 
-/// The API server knows every field of the plain manifest; helm finds no fault with the chart, and its schema refuses a CPU limit.
+/// The API server knows every field of the plain manifest. helm accepts the chart, and the chart's schema refuses a CPU
+/// limit.
 pub(super) fn chart(cluster: &mut Cluster) -> Result<String> {
     let manifest = repository()?.join(MANIFEST);
     let words = ["apply", "--dry-run=server", "--validate=strict", "-f"];
@@ -82,7 +84,7 @@ pub(super) fn chart(cluster: &mut Cluster) -> Result<String> {
     Ok(format!("{} objects admitted; helm lint finds nothing", said.lines().count()))
 }
 
-/// The agent may look at pods, and do nothing else.
+/// The agent may only read pods.
 pub(super) fn rights(cluster: &mut Cluster) -> Result<String> {
     let user = format!("system:serviceaccount:{AGENT}:tiexec");
     let asked = [
@@ -100,7 +102,7 @@ pub(super) fn rights(cluster: &mut Cluster) -> Result<String> {
         ("delete", "pods", false),
     ];
     for (verb, what, may) in asked {
-        // Its exit status is 1 where the answer is no.
+        // The exit status is 1 if the answer is no.
         let words = ["auth", "can-i", verb, "--as", &user, "-A"];
         let what_words: Vec<&str> = what.split(' ').collect();
         let can = cluster.kubectl(&[&words[..], &what_words].concat());

@@ -1,4 +1,4 @@
-//! MariaDB in a pod of level *restricted*, with clients that go on asking.
+//! MariaDB in a pod of level *restricted*, with clients that query all the time.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -26,7 +26,7 @@ pub(super) const SERVER: [&str; 10] = [
     "--innodb-buffer-pool-size=32M",
 ];
 
-/// One client that asks again and again over one connection.
+/// A client that queries all the time over one connection.
 pub(super) struct Client {
     stop: Arc<AtomicBool>,
     worst: Arc<Mutex<(u64, Duration)>>,
@@ -52,7 +52,7 @@ impl Client {
         let thread = std::thread::spawn(move || {
             let mut input = child.stdin.take().context("no input")?;
             let mut lines = BufReader::new(child.stdout.take().context("no output")?).lines();
-            // Tables of numbers belong to the database that is used.
+            // The table of numbers belongs to the current database.
             writeln!(input, "create database if not exists numbers; use numbers;")?;
             let mut number = 0_u64;
             while !ends.load(Relaxed) {
@@ -74,12 +74,12 @@ impl Client {
         Ok(Self { stop, worst, thread: Some(thread) })
     }
 
-    /// Queries that were answered, and the longest wait for one.
+    /// The number of answered queries, and the longest wait for an answer.
     pub(super) fn figures(&self) -> (u64, Duration) {
         self.worst.lock().map(|figures| *figures).unwrap_or_default()
     }
 
-    /// Ends it; fails if one query was not answered, or wrongly.
+    /// Ends the client. Fails if a query had no answer, or a wrong one.
     pub(super) fn end(mut self) -> Result<(u64, Duration)> {
         self.stop.store(true, Relaxed);
         let thread = self.thread.take().context("it has ended")?;
@@ -118,7 +118,8 @@ fn only_pod(cluster: &Cluster, name: &str) -> Result<(String, i32, String)> {
     Ok((pod.clone(), cluster.pid(PODS, &pod)?, address))
 }
 
-/// It is treated by its label, inspected, reverted; meanwhile each query is answered, and nothing starts again.
+/// The agent treats the pod by its label, and the test inspects and reverts it. Meanwhile each query is answered, and
+/// no container restarts.
 pub(super) fn treated_and_reverted(cluster: &mut Cluster) -> Result<String> {
     cluster.apply(&deployment("database", true, "512Mi"))?;
     let (pod, pid, address) = only_pod(cluster, "database")?;
@@ -148,7 +149,7 @@ pub(super) fn treated_and_reverted(cluster: &mut Cluster) -> Result<String> {
     ))
 }
 
-/// The pod that takes a deleted one's place is treated, too.
+/// The replacement of a deleted pod is treated too.
 pub(super) fn replaced(cluster: &mut Cluster) -> Result<String> {
     cluster.apply(&deployment("database", true, "512Mi"))?;
     let (pod, first, _) = only_pod(cluster, "database")?;

@@ -1,4 +1,4 @@
-//! Copies are memory of the pod's.
+//! Copies count as memory of the pod.
 
 use std::fs;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::database::SERVER;
 use super::{AGENT, Pod, becomes_huge, delete, huge, memory_group, memory_stat, mib, restarts};
 use crate::k8s::node::Cluster;
 
-/// The pod's cgroup pays for the copy of its text.
+/// The pod's cgroup is charged for the copy of its text.
 pub(super) fn charged(cluster: &mut Cluster) -> Result<String> {
     let pod = Pod { name: "charged", labelled: true, args: &SERVER, memory: "512Mi" };
     let pid = pod.start(cluster)?;
@@ -27,9 +27,9 @@ pub(super) fn charged(cluster: &mut Cluster) -> Result<String> {
     Ok(format!("{} huge; the pod's shared memory grew by {}", mib(bytes), mib(after - before)))
 }
 
-/// A pod that has little left of its limit is left alone. It is not killed, and neither is it started again.
+/// The agent leaves a pod alone that is near its memory limit. The pod is not killed, and does not restart.
 pub(super) fn near_its_limit(cluster: &mut Cluster) -> Result<String> {
-    // Node's text is larger than what is left.
+    // Node's text is larger than the memory left.
     let code = "const b = Buffer.alloc(90 << 20, 1); setInterval(() => b.fill(2), 100)";
     let pod = Pod { name: "limit", labelled: true, args: &["node", "-e", code], memory: "160Mi" };
     let pid = pod.start(cluster)?;

@@ -1,4 +1,4 @@
-//! The cases, one promise each. A case that passes returns its figures.
+//! The cases. Each tests one promise, and returns its figures on success.
 
 mod agent;
 mod api;
@@ -18,7 +18,7 @@ use super::node::{Cluster, eventually};
 /// A case.
 type Case = fn(&mut Cluster) -> Result<String>;
 
-/// The cases, in their order: later ones leave more behind.
+/// The cases, in their order. Later cases leave more behind.
 pub(super) const CASES: [(&str, Case); 15] = [
     ("chart", chart::chart),
     ("rights", chart::rights),
@@ -39,7 +39,7 @@ pub(super) const CASES: [(&str, Case); 15] = [
 
 /// The agent's own namespace.
 const AGENT: &str = "tiexec";
-/// That of the pods: Pod Security Standards, level *restricted*.
+/// The namespace of the pods, with Pod Security Standards, level *restricted*.
 const PODS: &str = "pods";
 /// The label by which a pod opts in.
 const LABEL: &str = "tiexec.io/enable";
@@ -56,7 +56,7 @@ pub(super) fn prepare(cluster: &mut Cluster) -> Result<()> {
     chart::install(cluster)
 }
 
-/// Keeps what the agent and the cluster have to say at the end.
+/// Saves the final logs and states of the agent and the cluster.
 pub(super) fn save(cluster: &Cluster) {
     let commands: [(&str, &[&str]); 3] = [
         (
@@ -125,13 +125,13 @@ impl Pod<'_> {
         pod
     }
 
-    /// Starts it, and returns its process once it runs.
+    /// Starts the pod. Returns its process once it runs.
     fn start(&self, cluster: &Cluster) -> Result<i32> {
         start(cluster, &self.value())
     }
 }
 
-/// Starts a pod; returns its process once it runs.
+/// Starts a pod. Returns its process once it runs.
 fn start(cluster: &Cluster, pod: &Value) -> Result<i32> {
     let name = pod["metadata"]["name"].as_str().context("a pod without a name")?;
     let namespace = pod["metadata"]["namespace"].as_str().context("a pod without a namespace")?;
@@ -147,7 +147,7 @@ fn delete(cluster: &Cluster, names: &[&str]) -> Result<()> {
     cluster.kubectl(&[&words, names].concat()).map(drop)
 }
 
-/// The pods of a label that are not about to go.
+/// The pods with a label that are not being deleted.
 fn pods_of(cluster: &Cluster, namespace: &str, app: &str) -> Result<Vec<String>> {
     let key = if namespace == AGENT { "app.kubernetes.io/name" } else { "app" };
     let label = format!("{key}={app}");
@@ -158,26 +158,26 @@ fn pods_of(cluster: &Cluster, namespace: &str, app: &str) -> Result<Vec<String>>
     Ok(stay.filter_map(|pod| pod["name"].as_str().map(str::to_owned)).collect())
 }
 
-/// How often a pod's container was started again.
+/// The number of restarts of a pod's container.
 fn restarts(cluster: &Cluster, pod: &str) -> Result<u32> {
     let path = "jsonpath={.status.containerStatuses[0].restartCount}";
     let count = cluster.kubectl(&["-n", PODS, "get", "pod", pod, "-o", path])?;
     count.trim().parse().with_context(|| format!("{pod} has no restart count: {count:?}"))
 }
 
-/// Runs `tiexecctl` in the agent's pod; returns what it prints.
+/// Runs `tiexecctl` in the agent's pod. Returns its output.
 fn tiexecctl(cluster: &Cluster, args: &[&str]) -> Result<String> {
     let words = ["-n", AGENT, "exec", "daemonset/tiexec", "--", "/usr/bin/tiexecctl"];
     cluster.kubectl(&[&words, args].concat())
 }
 
-/// Waits until the agent runs, and all of it is of the newest revision.
+/// Waits until the agent runs, and all its pods have the newest revision.
 fn agent_is_ready(cluster: &Cluster) -> Result<()> {
     let words = ["-n", AGENT, "rollout", "status", "daemonset/tiexec", "--timeout=120s"];
     cluster.kubectl(&words).map(drop)
 }
 
-/// The bytes of a process's executable mappings that are huge, as smaps tells.
+/// The huge bytes of a process's executable mappings, from smaps.
 fn huge(pid: i32) -> u64 {
     let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
     let (mut executable, mut sum) = (false, 0);
@@ -197,7 +197,7 @@ fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
-/// Waits until text of the process is huge; says how long that took.
+/// Waits until text of the process is huge. Returns the time that this took, in seconds.
 fn becomes_huge(cluster: &Cluster, pid: i32) -> Result<f64> {
     let begun = std::time::Instant::now();
     eventually(&format!("text of {pid} is huge"), 45, || huge(pid) > 0)
@@ -205,7 +205,7 @@ fn becomes_huge(cluster: &Cluster, pid: i32) -> Result<f64> {
     Ok(begun.elapsed().as_secs_f64())
 }
 
-/// The agent's own opinion of a process.
+/// Returns the agent's decision about a process.
 fn why_not(cluster: &Cluster, pid: i32) -> String {
     tiexecctl(cluster, &["rules", "check", &pid.to_string()])
         .unwrap_or_else(|error| format!("{error:#}"))

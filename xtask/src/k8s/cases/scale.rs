@@ -1,4 +1,4 @@
-//! Many pods, which kwok plays: their nodes exist in the API only.
+//! Many pods that kwok simulates. Their nodes exist only in the API.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ fn kib(bytes: u64) -> String {
     format!("{:.1} KiB", bytes as f64 / 1024.0)
 }
 
-/// The agent hears of its own node's pods only.
+/// The agent receives only the pods of its own node.
 pub(super) fn scale(cluster: &mut Cluster) -> Result<String> {
     let mut kwok = cluster.kwok()?;
     let done = with_kwok(cluster);
@@ -61,7 +61,7 @@ fn with_kwok(cluster: &mut Cluster) -> Result<String> {
         "type=kwok",
         "--timeout=60s",
     ])?;
-    // The agents of such nodes would never be ready; ours runs on the real one.
+    // Agents on simulated nodes would never be ready, so the agent runs only on the real node.
     let selector = json!({"spec": {"template": {"spec": {"nodeSelector": {"kubernetes.io/hostname": "node1"}}}}});
     cluster.kubectl(&["-n", AGENT, "patch", "daemonset", "tiexec", "-p", &selector.to_string()])?;
     agent_is_ready(cluster)?;
@@ -88,14 +88,14 @@ fn with_kwok(cluster: &mut Cluster) -> Result<String> {
     let (while_made, asked) = (cluster.proxy.traffic(), requests(cluster)?.len() - before);
     let processor = processor_time(agent)? - processor;
     let memory = memory_stat(agent, "rss")?;
-    // With all of them there, it begins anew.
+    // The agent restarts while all pods exist.
     let (before, counted) = (requests(cluster)?.len(), cluster.proxy.traffic());
     cluster.kubectl(&["-n", AGENT, "rollout", "restart", "daemonset/tiexec"])?;
     agent_is_ready(cluster)?;
     std::thread::sleep(Duration::from_secs(5));
     let begins = requests(cluster)?.split_off(before);
     let bytes = cluster.proxy.traffic().received - counted.received;
-    // One pod of its own node: it starts, is treated, and goes.
+    // One pod starts on the real node, is treated, and is deleted.
     let counted = cluster.proxy.traffic();
     let pod = Pod {
         name: "among-many",
