@@ -87,8 +87,8 @@ class Copy:
 
     def _read_small(self):
         with open(self.path, "rb", buffering=0) as file:
-            # Readahead makes large folios, huge ones too where read_ahead_kb is large; without it they are base pages,
-            # as an exec of a file that is not cached leaves them.
+            # Readahead makes large folios, and even huge ones if read_ahead_kb is large. Without readahead the folios
+            # are base pages, as after an exec of a file that is not cached.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             while file.read(elf.PAGE):
                 pass

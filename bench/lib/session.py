@@ -55,7 +55,7 @@ def begin(options):
     options.tiexec = os.path.abspath(options.tiexec)
     if "dir" in options:
         options.dir = os.path.abspath(options.dir)  # as the kernel shows it in maps
-    # A TIEXEC of the caller's environment would be measured with it.
+    # A TIEXEC in the caller's environment would affect the measurement.
     os.environ.pop("TIEXEC", None)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the copies are removed
 

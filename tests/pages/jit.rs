@@ -120,7 +120,7 @@ fn settling_makes_what_is_compiled_later_huge() {
     held.finish().assert_code(7).assert_silent();
 }
 
-/// Such a launch has ended before the program makes code. One line says what helps.
+/// Without `--settle`, TiExec has ended when the program makes code. One line says what helps.
 #[test]
 fn a_launch_that_does_not_stay_says_so() {
     let launch = |select: &'static str| {

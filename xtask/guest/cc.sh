@@ -1,5 +1,6 @@
 #!/bin/sh
-# Every compiler in a guest: the host compiles (xtask/src/vm/compile.rs). Files that were made in the guest go along.
+# This script stands for every compiler in a guest. The host compiles (xtask/src/vm/compile.rs). The request includes
+# files that were made in the guest.
 . /vm/settings
 request=$(mktemp -d /vm/compile/XXXXXX) || exit 1
 out=

@@ -1,11 +1,11 @@
 #!/bin/busybox sh
-# The first program of a guest: loads what it takes to reach the root disk, and goes over to it.
+# The first program of a guest: loads the modules for the root disk, and switches to that disk.
 B=/bin/busybox
 $B mount -t proc proc /proc
 $B mount -t sysfs sys /sys
 $B mount -t devtmpfs dev /dev
 for module in /modules/*.ko; do
-    # A kernel of our own has all built in.
+    # Our own kernels have everything built in.
     [ -e "$module" ] && { $B insmod "$module" || echo "vm-test: insmod $module failed"; }
 done
 n=0

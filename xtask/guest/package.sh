@@ -1,5 +1,5 @@
-# Run in a new root, in which little but dpkg and man is, with the package as /tiexec.deb: installs it, uses it and removes
-# it again.
+# Runs in a new root, which has little more than dpkg and man, with the package as /tiexec.deb. Installs, uses and
+# removes the package.
 set -eu
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C
 step() { echo "package: $*"; }

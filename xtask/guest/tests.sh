@@ -1,4 +1,4 @@
-# Runs the tests in a guest: as its first program, and as root.
+# Runs the tests in a guest, as its first program and as root.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C
 . /vm/settings
 
@@ -15,23 +15,23 @@ mount -t devpts devpts /dev/pts
 mount -t tmpfs -o nosuid,nodev tmpfs /dev/shm
 mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs /run
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
-# As systemd leaves it.
+# systemd would enable this controller.
 echo +memory >/sys/fs/cgroup/cgroup.subtree_control
 mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
 modprobe fuse 2>/dev/null
 ln -sf /proc/self/fd /dev/fd
 ln -sf /proc/self/fd/0 /dev/stdin
 echo guest >/proc/sys/kernel/hostname
-# The directory for the tests' own files lies on the disk that is asked for.
+# The directory for the tests' own files lies on the requested disk.
 mount /dev/vdb "$files" || echo "vm-test: no disk for programs"
 while read -r name; do install -m 755 /vm/cc.sh /usr/local/bin/"$name"; done </vm/compilers
-# As on the machines that the project is developed on.
+# The machines of the project's developers have this setting.
 thp=/sys/kernel/mm/transparent_hugepage
 pool=/proc/sys/vm/nr_hugepages
 [ ! -e $thp ] || echo madvise >$thp/enabled
 export TIEXEC_TEST_PATIENCE=20 TIEXEC_TEST_THROWAWAY=1
 
-# The doctor's findings, with a page in the pool to be found.
+# The doctor runs with pages in the pool, so that it finds them.
 mkdir -m 1777 /disk "$files"/doctor
 mount --bind "$files"/doctor /disk
 [ ! -e $pool ] || echo 2 >$pool
@@ -39,7 +39,7 @@ TMPDIR=/disk "$programs"/tiexecctl doctor --json >/vm/out/doctor.root
 TMPDIR=/disk setpriv --reuid=65534 --regid=65534 --clear-groups "$programs"/tiexecctl doctor --json >/vm/out/doctor.user
 [ ! -e $pool ] || echo 0 >$pool
 umount /disk
-# Before Linux 6.1 memfds become huge by this only.
+# Before Linux 6.1 memfds become huge only by this setting.
 grep -q 'a memfd becomes a huge page' /vm/out/doctor.root || [ ! -e $thp ] || echo advise >$thp/shmem_enabled
 
 cd "$repository/crates/cli" || echo "vm-test: no repository"

@@ -1,9 +1,9 @@
-# Boots systemd as PID 1 of namespaces of its own: systemd.rs tells why, and runs this in mounts of its own.
-# $1: the name of its cgroup. $2: the directory of the programs under test; empty if packages bring them. $3: enter; boot, once the namespaces
-# are there; or leave, once its processes are killed.
+# Boots systemd as PID 1 of new namespaces. systemd.rs explains the purpose, and runs this script in a new mount
+# namespace. $1: the name of the cgroup. $2: the directory of the programs under test; empty if packages contain them.
+# $3: enter; boot, once the namespaces exist; or leave, once the processes are killed.
 set -eu
 umask 022
-# systemd's own hierarchy of cgroups, whether or not the machine has mounted it.
+# systemd gets its own hierarchy of cgroups, whether or not the machine has mounted it.
 hierarchy=/mnt
 at=$hierarchy/$1
 
@@ -26,12 +26,12 @@ fi
 if [ "$3" = enter ]; then
     mkdir "$at"
     echo $$ >"$at/cgroup.procs"
-    # The capabilities with which a service could change the machine are left behind.
+    # systemd runs without the capabilities with which a service could change the machine.
     exec setpriv --pdeathsig KILL --bounding-set -sys_module,-sys_time,-sys_rawio,-syslog,-audit_control \
         unshare --fork --kill-child --pid --mount --cgroup --ipc --uts --net sh "$0" "$1" "$2" boot
 fi
 
-# The kernel tells the PID in the namespace of the mount: here still the machine's.
+# The kernel shows the PID in the PID namespace of the mount, which is still the machine's here.
 read -r pid rest </proc/self/stat
 echo "pid $pid"
 
@@ -93,7 +93,7 @@ mount -t tmpfs -o mode=1777 none dev/shm
 ln -s pts/ptmx dev/ptmx
 ln -s /proc/self/fd dev/fd
 
-# Nothing of the machine is started but what is named here.
+# Only the units that are named here are started.
 for directory in usr/lib/systemd/system/*.wants usr/lib/systemd/system-generators; do
     mount -t tmpfs -o ro none "$directory"
 done
