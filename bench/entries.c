@@ -1,6 +1,6 @@
-/* Preloaded into a program, changes what maps the program's own text, at the word of a bench: a character on the FIFO ENTRIES_IN, an
-   answer on ENTRIES_OUT. F, f: the file. H, h: a copy in huge pages, by huge entries (two copies). B: the first copy, by base entries.
-   S: a copy in base pages. The bytes are the same. */
+/* This library is preloaded into a program. It changes the mapping of the program's own text at the command of a bench: a character on
+   the FIFO ENTRIES_IN, with an answer on ENTRIES_OUT. F, f: the file. H, h: a copy in huge pages, by huge entries (two copies). B: the
+   first copy, by base entries. S: a copy in base pages. The bytes are the same. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,6 +1,6 @@
-/* Looks at the clock all the time, and every 50 ms says when it is, how many nanoseconds it has run, and how many of them somebody
-   else had, an interrupt for instance: a gap between two looks. Gaps from 100 us on are the scheduler's or the host's, and are left
-   out. */
+/* Reads the clock all the time. Every 50 ms prints the time, how many nanoseconds it has run, and how many of them were gaps between
+   two readings, which belong to others such as interrupts. Gaps of 100 us or more come from the scheduler or the host, and do not
+   count. */
 #include <stdint.h>
 #include <stdio.h>
 #include <time.h>

@@ -1,6 +1,6 @@
 /* Times a chain of jumps, each to another base page, with a system call between two runs of it: in memory on base pages, in huge pages
-   that base entries map, and in huge pages that huge entries map. Prints for each number of pages: nanoseconds of a run with its system
-   call, for the three. x86-64. */
+   that base entries map, and in huge pages that huge entries map. Prints, for each number of pages, the nanoseconds of a run with its
+   system call, for the three kinds of memory. x86-64 only. */
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
-/* mapper GIB: fills so much memory, on base pages, and 8 MiB of executable memory; then maps and unmaps one page all the time, and runs
-   through a little of its text each time. A line on stdin ends a window: how often it has mapped in it and the longest time that one
-   mmap with its munmap took, in nanoseconds, are printed. */
+/* mapper GIB: fills this much memory, on base pages, and 8 MiB of executable memory. Then it maps and unmaps one page all the time, and
+   runs through a little of its text each time. A line on stdin ends a window. It then prints the number of mappings in the window, and
+   the longest time of one mmap with its munmap, in nanoseconds. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -25,7 +25,7 @@ static void *maps(void *unused)
 {
     const struct sched_param first = {.sched_priority = 1};
     const struct timespec pause = {.tv_nsec = PAUSE_NS};
-    /* Then it waits for the lock, not for a processor. The kernel refuses this without the right to it. */
+    /* With this priority it waits only for the lock, not for a processor. The kernel refuses the call without the privilege. */
     sched_setscheduler(0, SCHED_FIFO, &first);
     for (unsigned h = 1, i = 0;;) {
         unsigned long begin = now(), took, most;

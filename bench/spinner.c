@@ -1,5 +1,5 @@
-/* spinner THREADS: each thread runs through megabytes of text and looks at the clock after each 256 KiB of it. A line on stdin ends a
-   window: the longest time between two looks of any thread in it is printed, in nanoseconds. */
+/* spinner THREADS: each thread runs through megabytes of text and reads the clock after each 256 KiB of it. A line on stdin ends a
+   window. The program then prints the longest time between two readings of any thread in the window, in nanoseconds. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <time.h>

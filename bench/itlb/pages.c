@@ -1,10 +1,10 @@
 /* A plugin for QEMU's user mode (7.2 or later) that writes in which pages a program executes and which pages of data it touches:
      qemu-x86_64 -plugin pages.so,out=FILE[,go=FILE][,count=N] PROGRAM...
-   It begins when the file `go` is there, or at once, and stops after `count` instructions.
+   The recording begins when the file `go` exists, or at once without `go`, and stops after `count` instructions.
 
    Each record is 8 bytes: a page's number << 16, then either the instructions executed there before another page << 1, or 1 for a page
-   of data. Of data, only what misses the first level of a data TLB is written (Skylake: 64 entries in 4 ways): that is what competes
-   with text for the second level. All threads share one stream, as on one processor: pin QEMU to one (taskset). */
+   of data. Only data accesses that miss the first level of a data TLB are written (Skylake: 64 entries in 4 ways), because only they
+   compete with text for the second level. All threads share one stream, as on one processor: pin QEMU to one (taskset). */
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What is used of QEMU's qemu-plugin.h, version 1 of its interface (docs/devel/tcg-plugins.rst). */
+/* The used parts of QEMU's qemu-plugin.h, version 1 of its interface (docs/devel/tcg-plugins.rst). */
 struct qemu_plugin_tb;
 struct qemu_plugin_insn;
 typedef uint64_t qemu_plugin_id_t;
@@ -56,12 +56,12 @@ static void executed(unsigned vcpu, void *block)
     static uint32_t looks;
     (void)vcpu;
     if (!on) {
-        /* The count needs no lock: it is right often enough. */
+        /* The count needs no lock, because it is accurate enough without one. */
         if (go && left && ++looks % LOOK_EVERY == 0 && access(go, F_OK) == 0)
             on = true;
         return;
     }
-    /* A block's page and how many instructions it has there, in one word: as a record has them. */
+    /* A block's page and its number of instructions there, in one word, as in a record. */
     uint64_t number = (uintptr_t)block >> LEAST_BITS, count = (uintptr_t)block & MOST_RUN;
     pthread_spin_lock(&lock);
     if (number != page) {

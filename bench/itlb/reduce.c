@@ -1,9 +1,9 @@
-/* Reads a record of pages.c on stdin, and writes its pages of instructions for the tests of the iTLB model: reduce FILE. The form is that of
-   crates/advise/tests/itlb/recorded.rs.
+/* Reads a record of pages.c on stdin, and writes its pages of instructions for the tests of the iTLB model: reduce FILE. The
+   format is that of crates/advise/tests/itlb/recorded.rs.
 
-   References are left out where no LRU of KEEP or more entries could tell (Kaplan, Smaragdakis, Wilson: "Trace reduction for virtual
-   memory simulations", SIGMETRICS 1999, "safely allowed drop"): of three references to a page, the middle one, if fewer than KEEP
-   other pages are used between the first and the third. */
+   A reference is dropped if no LRU of KEEP or more entries behaves differently without it (Kaplan, Smaragdakis, Wilson: "Trace
+   reduction for virtual memory simulations", SIGMETRICS 1999, "safely allowed drop"): the middle one of three references to a page, if
+   fewer than KEEP other pages are used between the first and the third. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,7 +80,7 @@ static void refer(uint32_t index)
     page->last = length++;
 }
 
-/* So many instructions were executed in a page, one after the other. */
+/* Handles a run of instructions in one page. */
 static void executed(uint64_t number, uint64_t run)
 {
     static uint64_t current = ~0ull, next = PERIOD / 2;

@@ -8,7 +8,8 @@
 
    The first WARMUP instructions fill the TLBs and do not count.
 
-   There, perf's iTLB-loads are hits of the second level, and its iTLB-load-misses are walks: their ratio is printed as "perf". */
+   On these processors, perf's iTLB-loads are hits of the second level, and its iTLB-load-misses are walks. Their ratio is printed as
+   "perf". */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,7 +21,7 @@ enum {
 
 static uint64_t base[BASE_SETS][BASE_WAYS], huge[HUGE_WAYS], second[SECOND_SETS][SECOND_WAYS];
 
-/* Moves the key to the front of its set; returns whether it was there. */
+/* Moves the key to the front of its set. Returns whether the key was there. */
 static int hit(uint64_t *set, int ways, uint64_t key)
 {
     int at = 0;
@@ -49,7 +50,7 @@ int main(int argc, char **argv)
             int is_huge = 0;
             for (int i = 0; i < count && what != 1 && !is_huge; i++)
                 is_huge = page >= ranges[i].start >> 12 && page < ranges[i].end >> 12;
-            /* Keys of both sizes differ, and none is 0. */
+            /* The keys of the two page sizes differ, and no key is 0. */
             uint64_t number = is_huge ? page >> HUGE_BITS : page, key = number << 2 | is_huge << 1 | 1;
             uint64_t *set = second[number % SECOND_SETS];
             if (what == 1) {
