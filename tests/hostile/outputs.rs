@@ -161,7 +161,7 @@ fn pipes_descriptors_and_files_of_ones_own() {
     page(&[], &text).assert_code(0).assert_silent();
     assert!(is_page(&std::fs::read(&whole).expect("a page")));
     assert_eq!(std::fs::read(&other).expect("the file that was there"), KEPT);
-    // Root's own pipe is waited for.
+    // The command waits for the reader of root's own pipe.
     std::fs::remove_file(&whole).expect("an own file");
     assert!(tool(&["mkfifo", &text]).status.success());
     let reader = Run::new("cat", [&text]).plain().start();

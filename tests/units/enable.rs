@@ -96,7 +96,7 @@ fn an_edited_file_is_kept() {
         assert!(done.err().contains(why), "{done}");
         assert_eq!(std::fs::read_to_string(&path).expect("the drop-in"), edited);
     }
-    // What the message names as the fix mends it.
+    // The fix that the message names works.
     let refused = systemd.ctl(["enable", "nginx"]).err();
     let (_, remove) = refused.split_once("fix: remove it yourself: ").expect("the fix");
     systemd.run(["sh", "-c", remove.trim_end()]).assert_code(0);
@@ -153,7 +153,7 @@ fn units_that_cannot_be_enabled() {
         done.assert_code(2);
         assert!(done.err().contains(&format!("cannot enable {wanted}")), "{done}");
     }
-    // What the message names as the fix mends it.
+    // The fix that the message names works.
     let masked = systemd.ctl(["enable", "cron"]).err();
     let (_, unmask) = masked.split_once("fix: ").expect("the fix");
     systemd.run(["sh", "-c", unmask.trim_end()]).assert_code(0);

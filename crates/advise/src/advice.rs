@@ -575,7 +575,7 @@ mod tests {
         }
     }
 
-    /// One process that executes all over 8 MiB of a file, and in one page of anonymous memory.
+    /// Makes the samples of a process that executes all over 8 MiB of a file, and in one page of anonymous memory.
     fn tally(each: u64) -> Tally {
         let mut tally = Tally::new(PAGES.base);
         let at = |offset: u64| RemoteAddr::new(0x40_0000 + offset);

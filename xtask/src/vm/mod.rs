@@ -153,7 +153,7 @@ impl VmTest {
             limit: 15,
             command: Some(command),
             record: false,
-            // One at least.
+            // The list must have at least one test.
             tests: vec!["launch::becomes_exit::exit_codes".to_owned()],
         }
     }

@@ -37,8 +37,8 @@ pub(super) fn revert_after(pid: Pid, start_time: u64, time: Duration) -> std::io
     waits.args(revert).args(["--after", &time.as_millis().to_string()]);
     waits.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).current_dir("/");
     let mut waits = waits.spawn()?;
-    // Until the waiting process has left the terminal, a hangup or Ctrl-C could end it. So this process waits for its
-    // message.
+    // Until the waiting process has left the terminal, a hangup or Ctrl-C could end it. This process therefore waits
+    // for its message.
     let said = waits.stdout.take().map(|mut stdout| stdout.read(&mut [0]));
     match said {
         Some(Ok(1)) => Ok(()),

@@ -27,7 +27,7 @@ impl Job {
     /// Starts `tiexecctl` with these arguments. The command continues if this process ends, as it would from a shell.
     ///
     /// # Errors
-    /// As pipe(2), fork(2) and execve(2).
+    /// The errors of pipe(2), fork(2) and execve(2).
     pub(super) fn start(arguments: &[String]) -> std::io::Result<Self> {
         let (output, theirs) = std::io::pipe()?;
         rustix::io::ioctl_fionbio(&output, true)?;

@@ -32,7 +32,7 @@ impl Screen {
     /// Sets the modes of a screen.
     ///
     /// # Errors
-    /// As tcsetattr(3) and write(2).
+    /// The errors of tcsetattr(3) and write(2).
     pub(super) fn enter() -> std::io::Result<Self> {
         let terminal = ratatui::try_init();
         if terminal.is_err() {
