@@ -337,14 +337,14 @@ fn interrupted_or_failing_it_leaves_the_process_as_it_was() {
     done.assert_code(1);
     assert!(done.err().contains("exit status: 1"), "{done}");
     assert_eq!(joined(held.pid()), before);
-    // The benchmark also fails if somebody else switches the process meanwhile.
+    // The benchmark also fails if another process switches the text meanwhile.
     let ctl_path = tiexecctl().display();
     let attached = format!("--metric={ctl_path} attach -q --backing=image {pid}; echo 1");
     let done = ctl(["bench", "-r", "2", "--attach", &pid, &attached]);
     done.assert_code(1);
     assert!(done.err().contains("somebody else"), "{done}");
     assert_eq!(joined(held.pid()), before);
-    // The benchmark does not treat text that somebody else has switched as plain.
+    // The benchmark does not treat text that another process has switched as plain.
     attach(held.pid()).assert_code(0);
     let done = ctl(["bench", "-r", "2", "--attach", &pid, "--metric=echo 1"]);
     done.assert_code(1);

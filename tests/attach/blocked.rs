@@ -102,8 +102,8 @@ situations!(sees_nothing: epoll_wait epoll_pwait epoll_wait_signal epoll_pwait_s
 situations!(wakes_in_time: futex_timeout nanosleep clock_nanosleep poll_timeout ppoll_timeout select_timeout read_timerfd pause_itimer);
 situations!(refused: epoll_wait_timeout write recv_all recv_timeout accept_timeout semtimedop sigtimedwait);
 
-/// The program handles signals, and sleeps for a time in a call that shows each signal. It sees one EINTR without a
-/// signal, and nothing else.
+/// The program handles signals, and sleeps for a time in a call that shows each signal. The program sees only one EINTR
+/// without a signal.
 #[test]
 fn who_catches_signals_sees_at_most_eintr() {
     let mut held = asleep("epoll_wait_catching");

@@ -24,7 +24,7 @@ fn sleeper(situation: &str) -> Held {
     held
 }
 
-/// Waits until no process traces the program and it has no descriptor of ours.
+/// Waits until no process traces the program and the program has no descriptor of TiExec's.
 fn let_go(pid: i32, fds: &[String], when: &str) {
     assert_eq!(status_field(pid, "TracerPid").as_deref(), Some("0"), "{when}");
     eventually(&format!("{when}: no descriptor of ours: {:?}, {fds:?}", descriptors(pid)), || {

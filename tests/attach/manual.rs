@@ -189,7 +189,7 @@ fn every_process_of_a_unit() {
     }
 }
 
-/// The inode numbers of images of ours, one for each mapping.
+/// The inode numbers of TiExec's images, one for each mapping.
 fn image_inodes(pid: i32) -> Vec<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("a live process");
     let ours = maps.lines().filter(|line| line.contains("/memfd:tiexec:"));

@@ -30,7 +30,7 @@ fn script(dir: &Path, name: &str, text: &str) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// Go has preemption signals, and 4000 stacks below which nobody may write.
+/// Go has preemption signals, and 4000 stacks below which no data may be written.
 #[test]
 fn go_with_4000_goroutines() {
     require!(installed("go").is_some(), "no go");
@@ -96,7 +96,7 @@ fn postgres() {
     require!(is_root() && bin.is_some(), "no postgres, or not root");
     let bin = bin.expect("just looked");
     let public = Public::new();
-    // The server is a private copy, so that other servers and tests do not use it. It still finds its libraries.
+    // The server is a private copy, so that other servers and tests do not use it. The copy still finds its libraries.
     let server = public.add(&bin.join("postgres"), "postgres", 0o755);
     let server = server.to_string_lossy();
     let dir = public.path().join("cluster");

@@ -83,7 +83,7 @@ fn a_stack_with_a_key_when_the_tracer_dies() {
     outlives_the_tracer(held.expect("just looked"));
 }
 
-/// A signal frame of ours cannot hold tiles in use, so the thread is left alone.
+/// TiExec's signal frames cannot hold tiles in use, so the thread is left alone.
 #[test]
 fn tiles() {
     let held = holds(&["tiles"]);

@@ -13,7 +13,7 @@ use support::{Held, Run, installed, is_root, require, write_program};
 
 const CYCLES: usize = 20;
 
-/// Starts a program of the machine with these arguments. It lives for at most two minutes.
+/// Starts a program of the machine with these arguments. The program lives for at most two minutes.
 fn start(name: &str, args: &[&str]) -> Held {
     let path = installed(name).unwrap_or_else(|| panic!("no {name}"));
     Run::new(path, args).plain().limit(120).start()

@@ -8,8 +8,8 @@ use support::objects::{Made, WithObject, object_coverage, own_text};
 use support::smaps::{children, status_field, vmas};
 use support::{Held, Report, Run, installed, pmd_size, require};
 
-/// Asserts that every whole huge page of the object's text is PMD-mapped, and that nothing else of ours is in the
-/// process.
+/// Asserts that every whole huge page of the object's text is PMD-mapped, and that the process contains nothing else of
+/// TiExec.
 fn assert_switched(held: &Held, with: &WithObject) {
     let pid = held.pid();
     let coverage = with.coverage(pid);

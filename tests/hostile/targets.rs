@@ -191,7 +191,7 @@ fn frozen(unified: bool) {
     eventually("it is frozen", || {
         std::fs::read_to_string(&state_file).is_ok_and(|now| now.contains(settled))
     });
-    // Of the two related processes, attach treats the one that is not frozen.
+    // Attach treats the process that is not frozen, and leaves the other related one alone.
     let (one, two) = (pid.to_string(), other.pid().to_string());
     let done = ctl(["attach", "-q", "--backing=image", &one, &two]);
     done.assert_code(3);

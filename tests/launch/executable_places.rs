@@ -37,7 +37,7 @@ fn an_executable_that_never_had_a_name() {
     // SAFETY: the name is a C string; the call makes a new descriptor or -1.
     let fd = unsafe { libc::memfd_create(c"nameless".as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0);
-    // SAFETY: the descriptor is new and nobody else's.
+    // SAFETY: the descriptor is new, and only this value owns it.
     let file = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
     std::io::Write::write_all(&mut &file, &content).expect("memory for the program");
     let read_only = std::fs::File::open(format!("/proc/self/fd/{fd}")).expect("the memfd again");

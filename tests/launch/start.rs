@@ -66,7 +66,7 @@ fn line_of(journal: &UnixDatagram) -> String {
     }
 }
 
-/// Runs the commands of a fix: what stands before `; for later starts: ` and what stands behind it.
+/// Runs the commands of a fix, before and after `; for later starts: `.
 fn fixes(line: &str) -> (Vec<String>, Vec<String>) {
     let (_, fix) = line.split_once("; fix: ").unwrap_or_else(|| panic!("no fix: {line}"));
     let (now, later) = fix.split_once("; for later starts: ").expect("two commands");

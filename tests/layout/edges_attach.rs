@@ -1,5 +1,5 @@
 //! `--edges` in a running process: after an attach, a second attach, and a revert, the neighbouring memory has lost
-//! nothing, and nothing of ours is left.
+//! nothing, and nothing of TiExec is left.
 
 use support::attaching::{Before, assert_untouched, ctl, json, revert, small, switched};
 use support::child::eventually;

@@ -82,7 +82,7 @@ fn programs_by_their_files_as_another_user() {
     held.finish().assert_code(7);
 }
 
-/// Otherwise the command would wait for the end of a process that it may never touch.
+/// If the command did not end, it would wait for the end of a process that it may never examine.
 #[test]
 fn following_ends_with_an_attach_that_is_forbidden() {
     require!(is_root(), "becoming another user needs root");

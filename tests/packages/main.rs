@@ -16,7 +16,7 @@ use support::child::Done;
 use support::systemd::Systemd;
 use support::{Kind, installed, program_big};
 
-/// The message of `require!` where [`packages`] has none.
+/// The message of `require!` if [`packages`] returns none.
 const NEEDS: &str = "packages: cargo build -p xtask, and what scripts/setup test installs";
 
 /// One version of both packages.

@@ -37,7 +37,7 @@ impl Fragments {
         }
         for group in (0..len).step_by(KEPT_OF * PAGE) {
             let rest = at.wrapping_byte_add(group + PAGE);
-            // SAFETY: pages of the mapping just made, which nobody reads again.
+            // SAFETY: pages of the new mapping, which no code reads again.
             unsafe { libc::madvise(rest, (KEPT_OF - 1) * PAGE, libc::MADV_DONTNEED) };
         }
         Fragments { at, len }

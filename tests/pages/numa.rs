@@ -52,7 +52,7 @@ fn on_nodes(pid: i32, starts: &[u64]) -> BTreeMap<u32, u64> {
     sums
 }
 
-/// Bytes of copies of ours on each node.
+/// Bytes of TiExec's copies on each node.
 fn placed(pid: i32) -> BTreeMap<u32, u64> {
     let ours: Vec<u64> =
         vmas(pid).iter().filter(|vma| vma.is_switched()).map(|vma| vma.start).collect();

@@ -153,13 +153,13 @@ fn links_in_the_place_of_files_are_not_followed() {
     let target = Path::new("/run/target");
     std::fs::copy(&image, target).expect("a copy");
     let before = std::fs::read(target).expect("a file");
-    // The image itself.
+    // The image itself is a link.
     std::fs::remove_file(&image).expect("an image");
     symlink(target, &image).expect("a link");
     assert_refused(&try_add(&original), "store_refused", "is a symbolic link");
     assert!(ctl(["verify"]).out().contains("is no regular file"));
     std::fs::remove_file(&image).expect("a link");
-    // The file that it is built in.
+    // The temporary file of the build is a link.
     symlink(target, &temporary).expect("a link");
     assert_refused(&try_add(&original), "store_refused", "ELOOP");
     std::fs::remove_file(&temporary).expect("a link");
@@ -169,7 +169,7 @@ fn links_in_the_place_of_files_are_not_followed() {
     assert_refused(&try_add(&original), "store_refused", "not what a builder leaves");
     assert_eq!(std::fs::read("/run/tiexec/images/x").expect("a file"), b"x");
     std::fs::remove_file(&temporary).expect("a link");
-    // Its sidecar is replaced, not written through.
+    // `add` replaces the sidecar, and does not write through the link.
     std::fs::remove_file(&sidecar).expect("a sidecar");
     symlink(target, &sidecar).expect("a link");
     symlink(target, Path::new(IMAGES).join(format!(".{name}.json.new"))).expect("a link");
@@ -311,7 +311,8 @@ fn a_user_has_a_store_of_their_own() {
     let done = as_nobody(&public, &["add", &file], runtime);
     done.assert_code(1);
     assert!(done.err().contains("unreadable_image"), "{done}");
-    // Since the chmod the first original counts as another file. Nobody's prune does not affect root's store.
+    // Since the chmod the first original counts as another file. A prune by the user nobody does not affect root's
+    // store.
     let pruned = as_nobody(&public, &["prune"], runtime);
     pruned.assert_code(0);
     assert!(pruned.out().contains("outdated"), "{pruned}");
@@ -337,7 +338,7 @@ fn a_user_has_a_store_of_their_own() {
     chmod(below, 0o777);
     let done = as_nobody(&public, &["add", &file], "/run/all/mine");
     assert_refused(&done, "store_refused", "/run/all is writable by others");
-    // Another user's.
+    // The runtime directory belongs to another user.
     std::os::unix::fs::chown(runtime, Some(1), None).expect("root may");
     let done = as_nobody(&public, &["add", &file], runtime);
     done.assert_code(1);

@@ -122,7 +122,7 @@ fn the_summary_lists_every_chapter() {
     assert_eq!(unique, there.collect());
 }
 
-/// Returns the words of a shell's command up to its end: no pipe, no redirection, no background.
+/// Returns the words of a shell's command, up to a pipe, a redirection, `&` or another end.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let (mut word, mut quote, mut depth) = (String::new(), None, 0_u32);
@@ -151,12 +151,12 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// Returns the mistake in a line that runs one of our programs; nothing if the line runs none.
+/// Returns the mistake in a line that runs one of our programs; `None` without a mistake or without such a program.
 pub(crate) fn complaint(line: &str) -> Option<String> {
     complaints_of(line).map(|(_, complaint)| complaint)
 }
 
-/// The same with its kind.
+/// Returns the mistake with its kind.
 fn complaints_of(line: &str) -> Option<(ErrorKind, String)> {
     let words = words(line);
     let ours: Vec<Command> = crate::commands().map(|(command, _)| command).into();
@@ -185,8 +185,8 @@ fn complaints_of(line: &str) -> Option<(ErrorKind, String)> {
     Some((error.kind(), format!("{line}: {first}")))
 }
 
-/// Returns the commands of a page, and whether each stands in a sentence. Commands are lines with a prompt in blocks of
-/// code, lines with our programs in blocks without any prompt, and code in sentences.
+/// Returns the commands of a page, and whether each stands in a sentence: code in sentences; in a `console` block the
+/// lines with a prompt; in another block the lines that begin with `tiexec`.
 fn commands(text: &str) -> Vec<(String, bool)> {
     let mut found = Vec::new();
     for (at, part) in text.split("\n```").enumerate() {

@@ -63,7 +63,7 @@ pub(crate) fn text() -> String {
     text
 }
 
-/// Returns a fix with its command as code: up to the first comma or parenthesis, if it begins with one.
+/// Returns a fix. A fix that begins with a command has that command as code, up to the first comma or parenthesis.
 fn shown(fix: &str) -> String {
     if !fix.starts_with("tiexecctl ") && !fix.starts_with("mount ") {
         return format!("{fix}.");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each crate, and the crates of ours that it may use.
+/// Each crate, and the crates of this repository that it may use.
 const LAYERS: [(&str, &[&str]); 9] = [
     ("core", &[]),
     ("advise", &["core"]),

@@ -27,7 +27,7 @@ pub fn ctl_behind<S: AsRef<OsStr>>(front: &[&str], args: impl IntoIterator<Item 
     started(front, super::tiexecctl(), args).finish()
 }
 
-/// Starts a command of ours.
+/// Starts a command of TiExec's.
 pub fn started<S: AsRef<OsStr>>(
     front: &[&str],
     binary: &Path,
@@ -118,7 +118,7 @@ pub fn descriptors(pid: i32) -> Vec<String> {
     all
 }
 
-/// The bytes of the process that images of ours hold.
+/// The bytes of the process that TiExec's images hold.
 pub fn switched(pid: i32) -> u64 {
     vmas(pid).iter().filter(|vma| vma.is_switched()).map(|vma| vma.end - vma.start).sum()
 }
@@ -128,7 +128,7 @@ pub fn is_switched(pid: i32) -> bool {
     switched(pid) > 0 && super::coverage(pid).is_full()
 }
 
-/// Panics unless every whole huge page of the main text is PMD-mapped and an image of ours.
+/// Panics unless every whole huge page of the main text is PMD-mapped and belongs to an image of TiExec's.
 pub fn assert_switched(pid: i32) {
     let all = vmas(pid);
     let ours: Vec<&Vma> = all.iter().filter(|vma| vma.is_switched()).collect();

@@ -244,7 +244,7 @@ impl Held {
         // SAFETY: pidfd_open takes numbers and returns a new descriptor or -1.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.pid(), 0) };
         assert!(fd >= 0, "pidfd_open: {}", std::io::Error::last_os_error());
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new, and only this value owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
         let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         loop {

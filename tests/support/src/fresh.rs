@@ -78,7 +78,7 @@ fn mapped_aligned<T>(
     assert_ne!(area, libc::MAP_FAILED, "address space");
     let at = (area as usize).next_multiple_of(pmd) as *mut libc::c_void;
     let fixed = libc::MAP_PRIVATE | libc::MAP_FIXED;
-    // SAFETY: the range lies in the area, which nobody else knows.
+    // SAFETY: the range lies in the area, which no other code knows.
     let mapped = unsafe { libc::mmap(at, len, protection, fixed, file.as_raw_fd(), 0) };
     assert_eq!(mapped, at, "{} can be mapped", path.display());
     let done = work(mapped);

@@ -23,7 +23,8 @@ fn lock_file() -> File {
     File::options().create(true).append(true).open(path).expect("the lock file")
 }
 
-/// Takes the lock shared, so that no test changes the machine meanwhile. None for the test that holds it exclusively.
+/// Takes the lock shared, so that no test changes the machine meanwhile. Returns `None` in a test that holds the lock
+/// exclusively.
 pub fn quiet() -> Option<File> {
     if HELD.get() {
         return None;
@@ -145,7 +146,7 @@ impl Drop for Machine {
 pub const FELT: &str =
     "the whole machine would feel the setting (TIEXEC_TEST_THROWAWAY=1 allows it, as in guests)";
 
-/// Returns whether the machine is discarded after the tests, as a guest is, so that a setting affects nobody else.
+/// Returns whether the machine is discarded after the tests, as a guest is, so that a setting affects no user.
 pub fn is_throwaway() -> bool {
     std::env::var_os("TIEXEC_TEST_THROWAWAY").is_some_and(|value| value == "1")
 }

@@ -16,7 +16,7 @@ pub enum Made {
     Lld,
     /// With musl.
     Musl,
-    /// With so many relocations that a test can catch `ld.so` while it relocates.
+    /// The object has so many relocations that a test can catch `ld.so` while it relocates.
     Relocated,
     /// By GNU's linker without RELRO, so that no change of permissions shows that `ld.so` has finished.
     NoRelro,
@@ -113,7 +113,7 @@ impl WithObject {
     }
 }
 
-/// Returns how much of a mapped object's text is huge, either its own text or an image of ours in its place.
+/// Returns how much of a mapped object's text is huge, either its own text or TiExec's image in its place.
 pub fn object_coverage(pid: i32, object: &Path) -> Coverage {
     coverage_of(&vmas(pid), object)
 }
@@ -131,7 +131,7 @@ fn build(made: Made, main_mib: u32, object_mib: u32) -> PathBuf {
     let all = super::files().join("programs");
     std::fs::create_dir_all(&all).expect("a directory under the target directory");
     let built = all.join(format!("object-{made:?}-{main_mib}-{object_mib}").to_lowercase());
-    // One test builds. The others, also in other processes, wait for it.
+    // One test builds the object. The others, also in other processes, wait for it.
     let lock = std::fs::File::create(built.with_extension("lock")).expect("a lock file");
     lock.lock().expect("a lock");
     let changed = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();

@@ -35,19 +35,19 @@ pub enum Kind {
     OneSegmentNoPie,
     /// As `DynamicPie`, linked by lld: vaddr and file offset of the text differ by base pages.
     LldPie,
-    /// The same with every segment on pages of the file of its own.
+    /// Like `LldPie`, with every segment on its own pages of the file.
     LldSeparatePie,
     /// As `StaticPie`, linked by lld.
     LldStaticPie,
     /// As `DynamicPie`, linked by mold.
     MoldPie,
-    /// The same with every segment on pages of the file of its own.
+    /// Like `MoldPie`, with every segment on its own pages of the file.
     MoldSeparatePie,
     /// As `DynamicNoPie`, with text alone from 0x5ff000 to 0xc02000, and the data far above.
     SeedNoPie,
-    /// As `DynamicPie`, each segment in huge pages of its own.
+    /// As `DynamicPie`, with each segment in its own huge pages.
     SpreadPie,
-    /// The same, linked by lld.
+    /// As `SpreadPie`, linked by lld.
     SpreadLldPie,
     /// As `DynamicPie`, under ThreadSanitizer.
     ThreadSanitizer,

@@ -191,7 +191,7 @@ impl Mapped {
         let room = unsafe { libc::mmap(std::ptr::null_mut(), 2 * pmd, r, anywhere, -1, 0) };
         let start = (room as usize).next_multiple_of(pmd);
         let fd = opened.as_raw_fd();
-        // SAFETY: the range lies in the room just made, which nobody else knows of.
+        // SAFETY: the range lies in the new room, which no other code knows.
         let page = unsafe { libc::mmap(start as *mut _, pmd, rx, there, fd, offset as i64) };
         assert_eq!(page as usize, start, "mmap {file:?}: {}", std::io::Error::last_os_error());
         Mapped { start: room as usize, len: 2 * pmd }

@@ -104,7 +104,7 @@ impl Dist {
                 }
             }
         }
-        // This is the same description, without its parts for Debian.
+        // The tarball has the files of the Debian package, except those that are only for Debian.
         let unpacked = work.path().join("unpacked");
         run(Command::new("dpkg-deb").arg("-x").args([&debian, &unpacked]))?;
         fs::remove_dir_all(unpacked.join("usr/share/lintian"))?;
@@ -163,7 +163,7 @@ impl Dist {
         Ok(true)
     }
 
-    /// Returns Debian's changelog of the packaging, which has no entries of its own.
+    /// Returns Debian's changelog of the packaging, whose only entry refers to changelog.gz.
     fn debian_changelog(&self, date: &str) -> Result<String> {
         let description = fs::read_to_string(repository()?.join("packaging/nfpm.yaml"))?;
         let maintainer = description.lines().find_map(|line| line.strip_prefix("maintainer: "));
@@ -213,7 +213,7 @@ pub(crate) fn programs(arch: Arch, features: &str) -> Result<PathBuf> {
     Ok(build::target_directory()?.join(triple).join("release"))
 }
 
-/// Debian's name of the architecture in paths.
+/// Returns Debian's name of the architecture in paths.
 fn multiarch(arch: Arch) -> String {
     format!("{arch}-linux-gnu")
 }
@@ -255,7 +255,7 @@ fn add_shlibs(package: &Path, version: &str, date: &str, work: &Path) -> Result<
     run(pack.env("SOURCE_DATE_EPOCH", date).stdout(Stdio::null()))
 }
 
-/// Packs `usr` for `/`, or for anywhere.
+/// Packs `usr` under the name `name`, so that users can unpack the tarball into any directory.
 fn tarball(name: &str, date: &str, root: &Path, out: &Path) -> Result<PathBuf> {
     let mut tar = Command::new("tar");
     tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner"]);

@@ -21,8 +21,8 @@ const PROGRAMS: [&str; 7] = [
     "/usr/bin/ls",
     "/usr/bin/node",
 ];
-/// Programs of `tests/programs`, compiled: the source, the megabytes of text, and the name. Programs of different sizes are different
-/// builds.
+/// Programs of `tests/programs` to compile: the source, the megabytes of text, and the name. Programs of different
+/// sizes are different builds.
 const COMPILED: [(&str, u32, &str); 6] = [
     ("hold", 6, "hold"),
     ("hostile/robs", 6, "robs"),

@@ -180,7 +180,7 @@ fn unpack_all(dir: &Path, root: &Path) -> Result<usize> {
     Ok(count)
 }
 
-/// The mirror that this machine uses, or Debian's own.
+/// Returns the mirror that this machine uses, or Debian's own.
 pub(crate) fn mirror(security: bool) -> String {
     let set = fs::read_to_string("/etc/apt/sources.list.d/debian.sources").unwrap_or_default();
     let mut uris =

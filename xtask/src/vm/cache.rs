@@ -28,7 +28,7 @@ impl Cache {
         Ok(Self(dir))
     }
 
-    /// Its directory.
+    /// Returns the cache's directory.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }

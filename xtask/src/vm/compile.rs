@@ -80,7 +80,7 @@ fn answer(request: &Path, kept: &Path, built: &Built) -> Result<Output> {
     Ok(output)
 }
 
-/// A directory of the linkers that link for every architecture.
+/// Returns a directory of the linkers that link for every architecture.
 fn linkers(kept: &Path) -> Result<PathBuf> {
     let dir = kept.join("linkers");
     fs::create_dir_all(&dir)?;

@@ -157,7 +157,7 @@ impl Guest<'_> {
             // `no_timer_check` skips the check of the timer at boot (`timer_irq_works`), which fails if the host gives
             // the guest hardly any time.
             Arch::X86 => ("q35", "max", "ttyS0 tsc=reliable no_timer_check"),
-            // Real pointer authentication codes take most of the time of an emulated program.
+            // Emulated programs would spend most of their time on real pointer authentication codes.
             Arch::Arm => ("virt", "max,pauth-impdef=on", "ttyAMA0"),
         };
         let cpu = self.cpu.unwrap_or(cpu);

@@ -44,7 +44,7 @@ impl Arch {
         }
     }
 
-    /// Returns Debian's name for it.
+    /// Returns Debian's name of the architecture.
     pub(crate) fn debian(self) -> &'static str {
         match self {
             Self::X86 => "amd64",
@@ -143,7 +143,7 @@ pub(crate) fn forbids_skips() -> bool {
 }
 
 impl VmTest {
-    /// One guest, for a command.
+    /// Describes a guest that only runs a command.
     pub(crate) fn of_command(arch: Arch, kernel: &str, command: String) -> Self {
         Self {
             arch: vec![arch],

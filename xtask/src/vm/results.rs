@@ -21,7 +21,7 @@ pub(crate) enum Outcome {
     Failed,
 }
 
-/// One line of the doctor.
+/// One finding of the doctor.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Finding {
     pub(crate) thing: String,

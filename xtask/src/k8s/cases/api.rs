@@ -62,7 +62,8 @@ pub(super) fn away(cluster: &mut Cluster) -> Result<String> {
     ))
 }
 
-/// Each connection of the agent's breaks off in its middle, again and again; then none answers. Afterwards all is as before.
+/// Each connection of the agent is cut in the middle, several times. Then no connection brings an answer. Afterwards
+/// the agent works as before.
 pub(super) fn broken(cluster: &mut Cluster) -> Result<String> {
     let pod = Pod { name: "broken-0", labelled: true, args: &IDLE, memory: "512Mi" };
     cluster.proxy.reset();
