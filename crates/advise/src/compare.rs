@@ -481,7 +481,10 @@ impl fmt::Display for Bench {
             writeln!(f, "{}: {}", first.name, first.words(self.round_s))?;
         }
         if *unit == Unit::Slice {
-            writeln!(f, "It is of this one process: another start of the program may differ.")?;
+            writeln!(
+                f,
+                "The result holds for this one process; another start of the program may differ."
+            )?;
         }
         Ok(())
     }
