@@ -28,8 +28,9 @@ impl FromStr for Budget {
         if text == "auto" {
             return Ok(Self::Auto);
         }
-        let number = text.parse().map_err(|_no_number| ValueError::new("a number or auto", text));
-        number.map(Self::Pages)
+        let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let expected = if is_number { "less than 2^64" } else { "a number or auto" };
+        text.parse().map(Self::Pages).map_err(|_no_number| ValueError::new(expected, text))
     }
 }
 
@@ -119,5 +120,7 @@ mod tests {
         for bad in ["", "-1", "many", "1.5", "99999999999999999999"] {
             assert!(bad.parse::<Budget>().is_err(), "{bad}");
         }
+        let large = "99999999999999999999".parse::<Budget>().unwrap_err().to_string();
+        assert_eq!(large, "\"99999999999999999999\" is not less than 2^64");
     }
 }

@@ -7,6 +7,9 @@ use thiserror::Error;
 
 use crate::addr::PageSize;
 
+/// The longest duration.
+const LONGEST: Duration = Duration::from_secs(86_400);
+
 /// A value that a key cannot take.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("{found:?} is not {expected}")]
@@ -44,8 +47,11 @@ pub fn parse_bytes(text: &str) -> Result<u64, ValueError> {
         "t" | "T" => 40,
         _ => return Err(bad()),
     };
-    let number = digits.parse::<u64>().map_err(|_malformed| bad())?;
-    number.checked_mul(1 << shift).ok_or_else(bad)
+    if digits.is_empty() {
+        return Err(bad());
+    }
+    let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+    number.ok_or_else(|| ValueError::new("less than 16777216T", text))
 }
 
 /// Parses the size of a page, as [`parse_bytes`].
@@ -77,8 +83,8 @@ pub fn parse_duration(text: &str) -> Result<Duration, ValueError> {
     };
     let Ok(count) = digits.parse::<f64>() else { return Err(bad()) };
     match Duration::try_from_secs_f64(count * seconds_per_unit) {
-        Ok(duration) if duration <= Duration::from_secs(86_400) => Ok(duration),
-        _ => Err(bad()),
+        Ok(duration) if duration <= LONGEST => Ok(duration),
+        _ => Err(ValueError::new("at most a day (24h)", text)),
     }
 }
 
@@ -96,6 +102,20 @@ pub fn parse_positive_duration(text: &str) -> Result<Duration, ValueError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_that_is_too_large_is_not_called_malformed() {
+        for text in ["86401", "25h", "1441m", "99999999999999999999999"] {
+            let why = parse_duration(text).expect_err(text).to_string();
+            assert_eq!(why, format!("{text:?} is not at most a day (24h)"));
+        }
+        for text in ["99999999999T", "16777216T", "99999999999999999999999"] {
+            let why = parse_bytes(text).expect_err(text).to_string();
+            assert_eq!(why, format!("{text:?} is not less than 16777216T"));
+        }
+        assert!(parse_duration("soon").is_err_and(|why| why.to_string().contains("a duration")));
+        assert!(parse_bytes("much").is_err_and(|why| why.to_string().contains("a size")));
+    }
 
     #[test]
     fn sizes() {
