@@ -8,6 +8,7 @@ use tiexec_core::config::{Malformed, Settings};
 use tiexec_sys::Errno;
 use tiexec_sys::startup::is_secure;
 
+use crate::follow::Patterns;
 use crate::switched_off::is_switched_off;
 
 /// Settings for the machine, one `key=value` a line.
@@ -35,10 +36,13 @@ impl Surroundings {
             Ok(file) => (file, None),
             Err(why) => (Vec::new(), Some(why)),
         };
-        let of_file = settings.take_file(&String::from_utf8_lossy(&file));
+        let of_file =
+            with_patterns(&mut settings, |all| all.take_file(&String::from_utf8_lossy(&file)));
         // A program that runs with more privilege than its user must not obey its user's environment.
         let environment = std::env::var_os("TIEXEC").filter(|_| !is_secure()).unwrap_or_default();
-        let of_environment = settings.take_environment(&environment.to_string_lossy());
+        let of_environment = with_patterns(&mut settings, |all| {
+            all.take_environment(&environment.to_string_lossy())
+        });
         // The administrator's kill switch: nothing overrules it.
         settings.off |= is_switched_off() || unread.is_some();
         let mut malformed = vec![("TIEXEC", of_environment), (CONFIG_FILE, of_file)];
@@ -54,6 +58,31 @@ impl Surroundings {
         });
         self.unread.iter().cloned().chain(malformed)
     }
+}
+
+/// Takes over a source, and drops its invalid patterns. If no pattern of a list is left, the list of the weaker source
+/// stays in force. Returns the invalid parts.
+fn with_patterns(
+    settings: &mut Settings,
+    take: impl FnOnce(&mut Settings) -> Vec<Malformed>,
+) -> Vec<Malformed> {
+    let (only, except) = (settings.only.clone(), settings.except.clone());
+    let mut malformed = take(settings);
+    let lists = [("only", &mut settings.only, only), ("except", &mut settings.except, except)];
+    for (key, list, weaker) in lists {
+        let count = list.len();
+        list.retain(|pattern| match Patterns::new(std::slice::from_ref(pattern), &[]) {
+            Ok(_is_one) => true,
+            Err(problem) => {
+                malformed.push(Malformed { item: format!("{key}={pattern}"), problem });
+                false
+            }
+        });
+        if list.len() < count && list.is_empty() {
+            *list = weaker;
+        }
+    }
+    malformed
 }
 
 /// Reads the configuration file. A file that does not exist counts as empty.
@@ -86,4 +115,25 @@ pub fn config_file() -> Result<Vec<u8>, String> {
     let read = File::from(file).take(LONGEST).read_to_end(&mut text);
     let errno = |error| rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO);
     read.map(|_| text).map_err(|error| failed(errno(error), "cat"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_that_is_none_is_named_and_left_out() {
+        let mut settings = Settings::default();
+        let file = "only=cc1\nexcept=[\n";
+        let malformed = with_patterns(&mut settings, |all| all.take_file(file));
+        assert_eq!(malformed.len(), 1, "{malformed:?}");
+        assert!(malformed[0].to_string().starts_with("\"except=[\": \"[\" is no pattern: "));
+        let malformed = with_patterns(&mut settings, |all| {
+            all.take_environment("only=[,except=a*,except=[z,backing=foo")
+        });
+        let items: Vec<&str> = malformed.iter().map(|bad| bad.item.as_str()).collect();
+        assert_eq!(items, ["backing=foo", "only=[", "except=[z"]);
+        assert_eq!(settings.only, ["cc1"], "that of the file holds");
+        assert_eq!(settings.except, ["a*"]);
+    }
 }
