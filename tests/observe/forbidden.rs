@@ -36,6 +36,27 @@ fn root_without_the_capability_is_not_told_to_become_root() {
     held.finish().assert_code(7);
 }
 
+/// A program that its user may execute and not read is not dumpable.
+#[test]
+fn a_user_is_not_told_to_become_the_user_that_it_is() {
+    require!(is_root(), "becoming another user needs root");
+    let public = Public::new();
+    let ctl = public.add(tiexecctl(), "tiexecctl", 0o755);
+    let guarded = public.add(program("hold", Kind::DynamicNoPie), "guarded", 0o711);
+    let held = Run::new(&guarded, ["7"]).plain().behind(NOBODY).hold();
+    let pid = held.pid().to_string();
+    for command in ["attach", "revert", "inspect", "advise"] {
+        let done = Run::new(&ctl, [command, &pid]).plain().behind(NOBODY).output();
+        done.assert_code(5);
+        assert!(done.err().contains("the process is this user's, but guarded"), "{done}");
+        assert!(done.err().ends_with("; fix: run it as root\n"), "{done}");
+        assert!(done.err().lines().count() == 1, "{done}");
+    }
+    let root = Run::new(&ctl, ["inspect", &pid]).plain().output();
+    root.assert_code(0).assert_silent();
+    held.finish().assert_code(7);
+}
+
 #[test]
 fn rules_check_of_a_process_of_root() {
     require!(is_root(), "becoming another user needs root");

@@ -88,7 +88,7 @@ fn failed(doing: &str, pid: i32, error: SysError) -> u8 {
     let why = match (error.errno, error.call) {
         (Errno::SRCH, _) => "it executed another program meanwhile".to_owned(),
         (Errno::PERM | Errno::ACCES, "maps" | "smaps" | "readlink(/proc/PID/exe)") => {
-            format!("{error}{}", Rights::own().cause_and_fix())
+            format!("{error}{}", Rights::to(pid).cause_and_fix())
         }
         (errno, _) => format!(
             "{error}{}",

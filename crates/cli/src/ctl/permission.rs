@@ -1,6 +1,7 @@
 //! The cause and the fix if the kernel forbids this process to examine or trace another one.
 
 use tiexec_core::proc::status::CAP_SYS_PTRACE;
+use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 
 /// The inode number of the initial user namespace (`PROC_USER_INIT_INO` in `include/linux/proc_ns.h`).
@@ -14,9 +15,16 @@ pub(super) struct Rights {
     capable: bool,
     /// It is in another user namespace than the initial one, where its capabilities do not apply to processes outside.
     enclosed: bool,
+    /// The process that it may not look at is of the same user.
+    same_user: bool,
 }
 
 impl Rights {
+    /// Returns the rights to look at this process.
+    pub(super) fn to(pid: i32) -> Self {
+        Self { same_user: is_own(pid), ..Self::own() }
+    }
+
     pub(super) fn own() -> Self {
         let this = ProcDir::this_process();
         let status = this.clone().and_then(|this| this.status()).unwrap_or_default();
@@ -25,6 +33,7 @@ impl Rights {
             root: rustix::process::geteuid().is_root(),
             capable: status.credentials.effective() & CAP_SYS_PTRACE != 0,
             enclosed: namespace.is_ok_and(|inode| inode != FIRST_USER_NAMESPACE && inode != 0),
+            same_user: false,
         }
     }
 
@@ -36,7 +45,13 @@ impl Rights {
     /// Returns the cause, unless the error already names it, and the fix.
     pub(super) const fn cause_and_fix(self) -> &'static str {
         match self {
-            Self { root: false, .. } => "; fix: run it as root, or as the process's user",
+            Self { root: false, same_user: false, .. } => {
+                "; fix: run it as root, or as the process's user"
+            }
+            Self { root: false, .. } => {
+                "; the process is this user's, but guarded (such as by PR_SET_DUMPABLE, another group, or privileges); \
+                 fix: run it as root"
+            }
             Self { capable: false, .. } => {
                 "; not even root may, because CAP_SYS_PTRACE is missing in this process; \
                  fix: run it with CAP_SYS_PTRACE, or outside of the container"
@@ -53,6 +68,14 @@ impl Rights {
     }
 }
 
+/// Returns whether all user IDs of the process are this process's own.
+fn is_own(pid: i32) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    let status = Pid::from_raw(pid).and_then(|pid| ProcDir::of(pid).ok()?.status().ok());
+    let uids = status.map(|status| status.credentials.uids).unwrap_or_default();
+    !uids.is_empty() && uids.iter().all(|&uid| uid == own)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,11 +83,14 @@ mod tests {
     #[test]
     fn root_is_not_told_to_become_root() {
         for (capable, enclosed) in [(false, false), (false, true), (true, false), (true, true)] {
-            let told = Rights { root: true, capable, enclosed }.cause_and_fix();
+            let same_user = true;
+            let told = Rights { root: true, capable, enclosed, same_user }.cause_and_fix();
             assert!(told.contains("not even root may") && !told.contains("run it as root"));
             assert_eq!(told.contains("CAP_SYS_PTRACE"), !capable, "{told}");
         }
-        let user = Rights { root: false, capable: false, enclosed: false };
-        assert!(user.cause_and_fix().contains("; fix: run it as root"));
+        let user = Rights { root: false, capable: false, enclosed: false, same_user: false };
+        assert!(user.cause_and_fix().contains("; fix: run it as root, or as the process's user"));
+        let same = Rights { same_user: true, ..user };
+        assert!(same.cause_and_fix().ends_with("; fix: run it as root"));
     }
 }

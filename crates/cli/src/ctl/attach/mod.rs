@@ -492,7 +492,7 @@ pub(crate) fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
             if !matches!(ptrace::yama_scope(), Some(3..))
                 && !failure.detail.starts_with("ptrace(") =>
         {
-            Rights::own().cause_and_fix().to_owned()
+            Rights::to(pid.as_raw_nonzero().get()).cause_and_fix().to_owned()
         }
         _ => fix.map_or(String::new(), |fix| format!("; fix: {fix}")),
     };
