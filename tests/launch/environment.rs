@@ -37,6 +37,17 @@ fn the_environment_does_what_options_do() {
 }
 
 #[test]
+fn a_pattern_that_is_none_is_reported() {
+    let held = hold().env("TIEXEC", "only=[").hold();
+    assert!(huge(&held) > 0, "the rest of the settings holds");
+    let done = held.finish();
+    done.assert_code(7);
+    assert_eq!(done.err().lines().count(), 1, "{done}");
+    let says = "tiexec: TIEXEC ignored in part: \"only=[\": \"[\" is no pattern: ";
+    assert!(done.err().starts_with(says), "{done}");
+}
+
+#[test]
 fn options_without_a_meaning_are_125() {
     for options in [["-f", "--only=["], ["-f", "--except=["], ["-v", "--until-exec="]] {
         let done = Run::new("/bin/true", [""; 0]).options(options).output();
