@@ -332,3 +332,43 @@ fn a_filter_that_forbids_sampling_is_named() {
     done.assert_code(5);
     assert!(done.err().contains("seccomp filter"), "{done}");
 }
+
+/// No process has this id (`PID_MAX_LIMIT` of include/linux/threads.h).
+const NONE: &str = "4194304";
+
+#[test]
+fn processes_that_cannot_be_sampled_are_named_once() {
+    let copy = small("hold", Kind::DynamicNoPie);
+    let idle = Run::new(copy.path(), ["7"]).plain().hold();
+    let pid = idle.pid().to_string();
+    let done = ctl(["advise", "--duration=200ms", NONE, &pid]);
+    done.assert_code(1);
+    assert!(done.err().contains(&format!("cannot advise on process {pid}: there was nothing")));
+    assert!(done.err().contains(&format!("fix: `tiexecctl advise --duration 6s {pid}`")), "{done}");
+    assert_eq!(done.err().matches(NONE).count(), 1, "{done}");
+    let done = ctl(["report", "--duration=200ms", &pid]);
+    done.assert_code(1);
+    assert!(done.err().starts_with(&format!("tiexecctl: cannot report on process {pid}: ")));
+    let fix = format!("fix: `tiexecctl report --duration 6s {pid}` while it is busy\n");
+    assert!(done.err().ends_with(&fix), "{done}");
+    idle.finish().assert_code(7);
+
+    let busy = Run::new("sh", ["-c", "echo begun; while :; do :; done"]).plain();
+    let mut busy = busy.start();
+    busy.wait_line("begun");
+    let done = ctl(["advise", "--duration=300ms", NONE, &busy.pid().to_string()]);
+    done.assert_code(3);
+    assert!(done.out().contains("\nnext  ") && !done.out().contains(NONE), "{done}");
+}
+
+#[test]
+fn a_page_of_a_file_that_is_no_benchmark() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("x.json");
+    std::fs::write(&file, "{}").expect("a file");
+    let done = ctl(["report", &file.to_string_lossy()]);
+    done.assert_code(1);
+    let begins = format!("tiexecctl: cannot read {}: it is no benchmark: ", file.display());
+    assert!(done.err().starts_with(&begins), "{done}");
+    assert!(done.err().contains("; fix: name a PID, or a file of tiexecctl bench"), "{done}");
+}

@@ -16,6 +16,8 @@ use crate::exit;
 use crate::options::{Advise, ReportPage, Targets};
 use crate::stdio::warn;
 
+/// What is done to a process, in words.
+const DOING: &str = "report on";
 /// Most bytes of a file.
 const LONGEST: u64 = 64 << 20;
 
@@ -27,7 +29,7 @@ pub(super) fn run(options: &ReportPage) -> u8 {
     match options.subject.parse::<i32>() {
         Ok(pid) if pid > 0 => {
             let pids: Vec<Pid> = Pid::from_raw(pid).into_iter().collect();
-            advise::sampled("report on", &pids, options.duration, || {
+            advise::sampled(DOING, &pids, options.duration, || {
                 show(of_process(&pids, pid, options.duration), options)
             })
         }
@@ -57,7 +59,7 @@ fn of_process(pids: &[Pid], pid: i32, duration: Option<Duration>) -> Result<Subj
         output: None,
         command: Vec::new(),
     };
-    let Advised { advice, tally, circumstances } = advise::sample(pids, &options)?;
+    let Advised { advice, tally, circumstances, .. } = advise::sample(DOING, pids, &options)?;
     let coverage = inspect::report(pid)?;
     let way = circumstances.ways.get(advice.way).cloned().unwrap_or_default();
     Ok(Subject::Process {
@@ -68,16 +70,15 @@ fn of_process(pids: &[Pid], pid: i32, duration: Option<Duration>) -> Result<Subj
 }
 
 fn of_bench(path: &str) -> Result<Subject, u8> {
-    let text = input::text_of(Path::new(path), LONGEST).map_err(|why| {
-        let path = path.shown();
+    let refuse = |why: String| {
+        let (path, why) = (path.shown(), why.shown());
         warn(format_args!(
             "cannot read {path}: {why}; fix: name a PID, or a file of tiexecctl bench --export-json"
         ));
         exit::FAILED
-    })?;
-    let bench = Bench::from_json(&text).map_err(|error| {
-        warn(format_args!("{path} is nothing that tiexecctl bench --export-json wrote: {error}"));
-        exit::FAILED
-    })?;
+    };
+    let text = input::text_of(Path::new(path), LONGEST).map_err(refuse)?;
+    let bench =
+        Bench::from_json(&text).map_err(|error| refuse(format!("it is no benchmark: {error}")))?;
     Ok(Subject::Bench(Box::new(bench)))
 }

@@ -9,6 +9,7 @@ use tiexec_advise::itlb::{Itlb, walk_event};
 use tiexec_advise::samples::Tally;
 use tiexec_core::addr::{AddrRange, Pages};
 use tiexec_core::config::{EdgePolicy, Edges, Settings};
+use tiexec_core::escape::AsShown;
 use tiexec_core::plan::Backing;
 use tiexec_core::pmu_counts::Counted;
 use tiexec_core::proc::maps::Vma;
@@ -39,6 +40,10 @@ pub(super) const USUAL: Duration = Duration::from_secs(5);
 /// The result of the sampling.
 pub(super) struct Gathered {
     pub(super) pid: u32,
+    /// The processes that were named and could be sampled.
+    pub(super) sampled: Vec<Pid>,
+    /// The exit statuses of those that could not, which were said on stderr.
+    pub(super) refused: Vec<u8>,
     pub(super) comm: String,
     pub(super) tally: Tally,
     /// The facts about each address space besides its samples, by the tally's spaces.
@@ -48,26 +53,32 @@ pub(super) struct Gathered {
     pub(super) lasted: Duration,
 }
 
-/// Samples these processes, or the command that the options name.
+/// Samples these processes, or the command that the options name. `doing` is for messages.
 ///
 /// # Errors
 /// The exit status. The message is on stderr already.
-pub(super) fn gather(pids: &[Pid], options: &Advise, pages: Pages) -> Result<Gathered, u8> {
-    let (mut status, mut names) = (exit::OK, Vec::new());
+pub(super) fn gather(
+    doing: &str,
+    pids: &[Pid],
+    options: &Advise,
+    pages: Pages,
+) -> Result<Gathered, u8> {
+    let (mut refused, mut names) = (Vec::new(), Vec::new());
     for &pid in pids {
-        match may_sample(pid) {
+        match may_sample(doing, pid) {
             Ok(name) => names.push((pid, name)),
-            Err(why) => status = why,
+            Err(why) => refused.push(why),
         }
     }
     // Some processes may have ended since they were selected.
     match names.first() {
         Some((first, name)) => {
             let living: Vec<Pid> = names.iter().map(|&(pid, _)| pid).collect();
-            running(&living, number(*first), name.clone(), options, pages)
+            let gathered = running(doing, &living, number(*first), name.clone(), options, pages)?;
+            Ok(Gathered { refused, ..gathered })
         }
         None if pids.is_empty() => command(options, pages),
-        None => Err(status),
+        None => Err(refused.last().copied().unwrap_or(exit::GONE)),
     }
 }
 
@@ -75,15 +86,16 @@ pub(super) fn gather(pids: &[Pid], options: &Advise, pages: Pages) -> Result<Gat
 ///
 /// # Errors
 /// The exit status. The message is on stderr already.
-fn may_sample(pid: Pid) -> Result<String, u8> {
+fn may_sample(doing: &str, pid: Pid) -> Result<String, u8> {
     let shown = pid.as_raw_nonzero().get();
-    let refuse = |error| failed("advise on", shown, error);
+    let refuse = |error| failed(doing, shown, error);
     let named = ProcDir::of(pid).map_err(refuse)?;
     let status = named.status().map_err(refuse)?;
-    has_text("advise on", shown)?;
+    has_text(doing, shown)?;
     if let Some(process) = status.tgid.filter(|&tgid| tgid != number(pid)) {
         warn(format_args!(
-            "cannot advise on {shown}: it is a thread of process {process}; fix: tiexecctl advise {process}"
+            "cannot {doing} {shown}: it is a thread of process {process}; fix: tiexecctl {} {process}",
+            command_of(doing)
         ));
         return Err(exit::USAGE);
     }
@@ -92,14 +104,20 @@ fn may_sample(pid: Pid) -> Result<String, u8> {
     Ok(String::from_utf8_lossy(&status.name).into_owned())
 }
 
+/// Returns the command of `tiexecctl` that does this.
+pub(super) fn command_of(doing: &str) -> &str {
+    doing.split(' ').next().unwrap_or_default()
+}
+
 fn running(
+    doing: &str,
     pids: &[Pid],
     first: u32,
     comm: String,
     options: &Advise,
     pages: Pages,
 ) -> Result<Gathered, u8> {
-    let refuse = |error| failed("advise on", first.cast_signed(), error);
+    let refuse = |error| failed(doing, first.cast_signed(), error);
     let (heirs, members) = if options.follow {
         (Heirs::Processes, Tree::of(pids).walk(true))
     } else {
@@ -123,7 +141,8 @@ fn running(
     plan(sampling.tally(), &members, &mut known);
     let clock = sampling.clock();
     let tally = attributed(sampling.end(), &known);
-    Ok(Gathered { pid: first, comm, tally, known, counted, clock, lasted })
+    let (sampled, refused) = (pids.to_vec(), Vec::new());
+    Ok(Gathered { pid: first, sampled, refused, comm, tally, known, counted, clock, lasted })
 }
 
 /// Starts the command. The command inherits the perf events of this process.
@@ -139,7 +158,7 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     let mut child = match Command::new(program).args(arguments).spawn() {
         Ok(child) => child,
         Err(error) => {
-            warn(format_args!("cannot start {name}: {error}"));
+            warn(format_args!("cannot start {}: {error}", name.shown()));
             return Err(exit::FAILED);
         }
     };
@@ -166,7 +185,8 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     let comm = name.rsplit('/').next().unwrap_or(&name).to_owned();
     let clock = sampling.clock();
     let tally = attributed(sampling.end(), &known);
-    Ok(Gathered { pid, comm, tally, known, counted, clock, lasted })
+    let (sampled, refused) = (Vec::new(), Vec::new());
+    Ok(Gathered { pid, sampled, refused, comm, tally, known, counted, clock, lasted })
 }
 
 fn has_ended(child: &mut Child) -> bool {

@@ -22,19 +22,23 @@ use tiexec_remap::workers;
 use tiexec_sys::perf_sampler::Clock;
 use tiexec_sys::{Pid, process, processor, thp};
 
-use super::attach::{looked_at, targets};
+use super::attach::{looked_at, targets, together};
 use super::{can_write, write};
 use crate::exit;
 use crate::options::Advise;
 use crate::stdio::warn;
 
-use gather::Gathered;
+use gather::{Gathered, command_of};
 
 /// Advice, and its sources.
 pub(super) struct Advised {
     pub(super) advice: Advice,
     pub(super) tally: Tally,
     pub(super) circumstances: Circumstances,
+    /// The exit statuses of the processes that could not be sampled.
+    refused: Vec<u8>,
+    /// The number of those that were.
+    sampled: usize,
 }
 
 /// Runs `advise`; returns the exit status. It is a failure if there was nothing to sample.
@@ -50,10 +54,16 @@ pub(super) fn run(options: &Advise) -> u8 {
             Err(status) => return status,
         }
     };
-    sampled("advise on", &pids, options.duration, || match sample(&pids, options) {
-        Ok(Advised { advice, .. }) => {
+    let doing = "advise on";
+    sampled(doing, &pids, options.duration, || match sample(doing, &pids, options) {
+        Ok(Advised { advice, refused: mut statuses, sampled, .. }) => {
             let text = if options.json { advice.to_json() + "\n" } else { advice.to_string() };
-            write(&text, options.output.as_deref())
+            let written = write(&text, options.output.as_deref());
+            if written != exit::OK {
+                return written;
+            }
+            statuses.extend(std::iter::repeat_n(exit::OK, sampled));
+            together(statuses, &options.targets)
         }
         Err(status) => status,
     })
@@ -80,13 +90,20 @@ pub(super) fn sampled(
 ///
 /// # Errors
 /// The exit status. The message is on stderr already.
-pub(super) fn sample(pids: &[Pid], options: &Advise) -> Result<Advised, u8> {
+pub(super) fn sample(doing: &str, pids: &[Pid], options: &Advise) -> Result<Advised, u8> {
     let pages = thp::pages().ok_or_else(|| {
         warn("cannot advise: the kernel has no transparent huge pages");
         exit::FAILED
     })?;
-    let Gathered { pid, comm, tally, known, counted, clock, lasted } =
-        gather::gather(pids, options, pages)?;
+    let Gathered { pid, sampled, refused, comm, tally, known, counted, clock, lasted } =
+        gather::gather(doing, pids, options, pages)?;
+    // A command that a message or the advice names is about those that can be sampled.
+    let mut options = options.clone();
+    if !options.targets.pids.is_empty() {
+        let named = sampled.iter().map(|pid| pid.as_raw_nonzero().to_string());
+        options.targets.pids = named.collect();
+    }
+    let options = &options;
     let processes: HashSet<u32> =
         tally.pages().map(|page| tally.spaces()[page.space].pid).collect();
     let sampling = Sampling {
@@ -107,9 +124,10 @@ pub(super) fn sample(pids: &[Pid], options: &Advise) -> Result<Advised, u8> {
     let huge = known.into_iter().map(|(space, known)| (space, known.huge)).collect();
     let circumstances = Circumstances { pages, huge, ways, itlb, time };
     let advice = Advice::new(pid, comm, &tally, &circumstances, sampling, counted);
-    let mut advice = advice.ok_or_else(|| nothing_sampled(pid, pids, options, lasted))?;
+    let mut advice =
+        advice.ok_or_else(|| nothing_sampled(doing, pid, &sampled, options, lasted))?;
     if advice.sampling.samples < ENOUGH_SAMPLES {
-        advice.next = Some(longer(options, lasted));
+        advice.next = Some(longer(doing, options, lasted));
     }
     // An attach also copies the text of libraries.
     let starts = advice.ways.last().is_some_and(|way| way.command.starts_with("tiexec "));
@@ -125,11 +143,11 @@ pub(super) fn sample(pids: &[Pid], options: &Advise) -> Result<Advised, u8> {
         advice.next =
             start.map(|start| format!("tiexecctl store setup && {start}")).or(advice.next);
     }
-    Ok(Advised { advice, tally, circumstances })
+    Ok(Advised { advice, tally, circumstances, refused, sampled: sampled.len() })
 }
 
 /// Reports that nothing was sampled. Returns the exit status.
-fn nothing_sampled(pid: u32, pids: &[Pid], options: &Advise, lasted: Duration) -> u8 {
+fn nothing_sampled(doing: &str, pid: u32, pids: &[Pid], options: &Advise, lasted: Duration) -> u8 {
     let seconds = lasted.as_secs_f64();
     let command = options.command.first().map_or_else(String::new, |it| it.shown().to_string());
     let what = match pids.len() {
@@ -142,18 +160,20 @@ fn nothing_sampled(pid: u32, pids: &[Pid], options: &Advise, lasted: Duration) -
         1 => "while it is busy",
         _ => "while they are busy",
     };
-    let children = if options.follow { "" } else { ", with --follow if children do the work" };
+    // `report` has no such option.
+    let may_follow = !options.follow && command_of(doing) == "advise";
+    let children = if may_follow { ", with --follow if children do the work" } else { "" };
     warn(format_args!(
-        "cannot advise on {what}: there was nothing to sample in {seconds:.1} s (idle, in the kernel, or ended); \
+        "cannot {doing} {what}: there was nothing to sample in {seconds:.1} s (idle, in the kernel, or ended); \
          fix: `{}` {moment}{children}",
-        longer(options, lasted)
+        longer(doing, options, lasted)
     ));
     exit::FAILED
 }
 
 /// Returns a command that samples for longer or, for a command that ended, more often.
-fn longer(options: &Advise, lasted: Duration) -> String {
-    let mut words: Vec<OsString> = vec!["tiexecctl".into(), "advise".into()];
+fn longer(doing: &str, options: &Advise, lasted: Duration) -> String {
+    let mut words: Vec<OsString> = vec!["tiexecctl".into(), command_of(doing).into()];
     if options.follow {
         words.push("--follow".into());
     }
