@@ -174,17 +174,47 @@ fn commands_that_fail() {
     let failing = ["--", "sh", "-c", "echo its last words >&2; exit 3"];
     let done = ctl([&["bench", "-r", "2"][..], &failing].concat());
     done.assert_code(1);
-    for words in ["exit status: 3", "its last words", "--ignore-failure"] {
+    for words in ["cannot measure sh: ", "exit status: 3", "its last words", "--ignore-failure"] {
         assert!(done.err().contains(words), "{words}: {done}");
     }
+    let silent = ctl(["bench", "-r", "2", "--", "false"]);
+    assert_eq!(silent.err().lines().count(), 1, "{silent}");
+    // Runs that tiexec refuses are no failures to be counted.
+    let refused = ctl(["bench", "-r", "2", "--option=--nonsense", "--", "true"]);
+    refused.assert_code(1);
+    assert!(refused.err().contains("; fix: leave out the --option that tiexec refuses"));
+    assert!(!refused.err().contains("--ignore-failure"), "{refused}");
     ctl([&["bench", "-r", "2", "-w", "0", "-i"][..], &failing].concat()).assert_code(0);
     let done = ctl(["bench", "-r", "2", "--", "/nonexistent/program"]);
     done.assert_code(1);
     assert!(done.err().contains("cannot run /nonexistent/program: "), "{done}");
-    ctl(["bench", "-r", "2", "--prepare", "exit 1", "--", "true"]).assert_code(1);
+    let done = ctl(["bench", "-r", "2", "--prepare", "exit 1", "--", "true"]);
+    done.assert_code(1);
+    assert!(done.err().contains("cannot run --prepare 'exit 1': it failed: exit status: 1"));
+    let done = ctl(["bench", "-r", "2", "--metric=(", "--", "true"]);
+    done.assert_code(2);
+    assert!(done.err().starts_with("tiexecctl: cannot use --metric '(': "), "{done}");
     let done = ctl(["bench", "-r", "2", "--metric=no such", "--", "echo", "42"]);
     done.assert_code(1);
-    assert!(done.err().contains("no number"), "{done}");
+    let says =
+        "cannot measure echo by --metric 'no such': no number where it matches the output; fix: ";
+    assert!(done.err().contains(says), "{done}");
+    let done = ctl(["bench", "-r", "6", "-w", "1", "--", "true"]);
+    done.assert_code(1);
+    let says = "no text was seen on huge pages; fix: run tiexec --report -- true, which says why";
+    assert!(done.err().contains(says), "{done}");
+}
+
+#[test]
+fn a_metric_of_a_process_that_prints_no_number() {
+    let held = Run::new(small("work", Kind::DynamicNoPie).path(), ["20000", "60"]).plain().start();
+    let pid = held.pid().to_string();
+    for (metric, why) in [("echo x", "it printed no number"), ("false", "exit status: 1")] {
+        let done = ctl(["bench", "-r", "2", "--metric", metric, "--attach", &pid]);
+        done.assert_code(1);
+        let says = format!("cannot measure process {pid} by --metric '{metric}': {why}; fix: ");
+        assert!(done.err().contains(&says), "{done}");
+    }
 }
 
 #[test]

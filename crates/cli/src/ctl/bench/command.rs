@@ -46,7 +46,10 @@ pub(super) fn measure(options: &Bench) -> Result<(Rounds, Workload), u8> {
     let metric = match options.metric.as_deref().map(Regex::new).transpose() {
         Ok(metric) => metric,
         Err(error) => {
-            warn(format_args!("--metric: {error}"));
+            let metric = options.metric.as_deref().unwrap_or_default().shown();
+            warn(format_args!(
+                "cannot use --metric '{metric}': {error}; fix: name a regular expression"
+            ));
             return Err(exit::USAGE);
         }
     };
@@ -74,7 +77,8 @@ impl Subject for Runs<'_> {
             let done = child::run(&mut command);
             if !done.as_ref().is_ok_and(ExitStatus::success) && !interrupt::asked() {
                 let how = done.map_or_else(|error| error.to_string(), |status| status.to_string());
-                warn(format_args!("--prepare failed: {how}"));
+                let prepare = prepare.shown();
+                warn(format_args!("cannot run --prepare '{prepare}': it failed: {how}"));
                 return Err(exit::FAILED);
             }
         }
@@ -121,9 +125,20 @@ impl Subject for Runs<'_> {
             let tail = words.len().saturating_sub(LAST_WORDS);
             let tail = words.char_indices().map(|(at, _)| at).find(|&at| at >= tail).unwrap_or(0);
             let by = if arm == Arm::Tiexec { " by tiexec" } else { "" };
+            // The program did not run: `exit::LAUNCH_FAILED` of tiexec itself.
+            let refused = arm == Arm::Tiexec
+                && !self.options.option.is_empty()
+                && status.code() == Some(exit::LAUNCH_FAILED.into());
+            let fix = if refused {
+                "leave out the --option that tiexec refuses"
+            } else {
+                "add --ignore-failure, if that is usual"
+            };
+            let program = self.options.command.first().map(|word| word.shown().to_string());
+            let (program, said) = (program.unwrap_or_default(), words[tail..].trim_end());
+            let said = if said.is_empty() { String::new() } else { format!("\n{said}") };
             warn(format_args!(
-                "cannot measure the command: it failed{by}: {status}; fix: add --ignore-failure, if that is usual\n{}",
-                words[tail..].trim_end()
+                "cannot measure {program}: it failed{by}: {status}; fix: {fix}{said}"
             ));
             return Err(exit::FAILED);
         }
@@ -133,7 +148,12 @@ impl Subject for Runs<'_> {
             match figure(metric, &text) {
                 Some(found) => figures.push(Figure::new("metric", "", found)),
                 None => {
-                    warn(format_args!("--metric: no number where {metric} matches the output"));
+                    let (metric, program) = (metric.as_str().shown(), self.options.command.first());
+                    let program = program.map(|word| word.shown().to_string()).unwrap_or_default();
+                    warn(format_args!(
+                        "cannot measure {program} by --metric '{metric}': no number where it matches the output; \
+                         fix: name an expression that matches one"
+                    ));
                     return Err(exit::FAILED);
                 }
             }

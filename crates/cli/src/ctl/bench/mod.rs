@@ -9,6 +9,7 @@ pub(super) use slices::last_number;
 use std::time::Instant;
 
 use tiexec_advise::compare::{Bench, Better, CONFIDENCE, Comparison, Unit};
+use tiexec_core::escape::AsShown;
 use tiexec_core::report::SCHEMA;
 use tiexec_sys::interrupt;
 
@@ -227,12 +228,21 @@ fn doubts(bench: &Bench) -> u8 {
         return exit::OK;
     };
     if tiexec == 0 {
-        let fix = match &bench.pid {
-            Some(_) => "tiexecctl inspect tells why",
-            None => "tiexec --report -- COMMAND tells why; what a script starts: --option=--follow",
+        let (what, by, fix) = match &bench.pid {
+            Some(pid) => {
+                let fix = format!("tiexecctl inspect {pid} says why");
+                (format!("process {pid}"), "tiexecctl attach", fix)
+            }
+            None => {
+                let program = bench.command.first().map_or("", String::as_str).shown().to_string();
+                let fix = format!(
+                    "run tiexec --report -- {program}, which says why, or measure what it starts (--option=--follow)"
+                );
+                (program, "tiexec", fix)
+            }
         };
         warn(format_args!(
-            "by tiexec no text was seen on huge pages: there is nothing to compare; {fix}"
+            "cannot compare the ways of {what}: by {by} no text was seen on huge pages; fix: {fix}"
         ));
         return exit::FAILED;
     }

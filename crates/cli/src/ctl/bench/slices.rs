@@ -58,7 +58,7 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u
     // Huge pages of the file's page cache exist in both arms, so they do not count.
     if has_text_of_ours(&slices.process) {
         warn(format_args!(
-            "process {} has text on huge pages by tiexec already; fix: tiexecctl revert {0}",
+            "cannot measure process {}: it has text on huge pages by tiexec already; fix: tiexecctl revert {0}",
             pid.as_raw_nonzero()
         ));
         return Err(exit::FAILED);
@@ -171,7 +171,11 @@ impl Slices<'_> {
         let refuse = |why: &dyn std::fmt::Display| {
             // An interrupt also ends the command, which is no failure.
             if !interrupt::asked() {
-                warn(format_args!("--metric: {}: {why}", self.metric));
+                let (pid, metric) = (self.pid.as_raw_nonzero(), self.metric.shown());
+                warn(format_args!(
+                    "cannot measure process {pid} by --metric '{metric}': {why}; \
+                     fix: name a command that succeeds and prints a number"
+                ));
             }
             exit::FAILED
         };
