@@ -301,3 +301,30 @@ fn where_the_host_splits_huge_pages_a_rule_must_say_that_it_attaches() {
     held.finish().assert_code(7);
     decided.finish().assert_code(7);
 }
+
+#[test]
+fn a_file_that_is_no_toml_is_named_by_its_line() {
+    require!(is_root(), "rules of root's");
+    let files = Files::new();
+    files.write("a.toml", "# ours\n[[rule]\n");
+    let done = files.check(&[]);
+    done.assert_code(1);
+    assert!(done.err().contains("a.toml: line 2: unclosed array table"), "{done}");
+    assert!(!done.err().contains(" | "), "{done}");
+}
+
+#[test]
+fn a_manifest_that_cannot_be_read_is_not_to_be_edited() {
+    let files = Files::new();
+    for (path, why) in [("/nonexistent.yaml", "no such file"), ("/", "it is no regular file")] {
+        let words = ["rules", "check", "-f", path].map(str::to_owned);
+        let done = ctl(words.into_iter().chain(files.args()));
+        done.assert_code(1);
+        assert!(done.err().contains(why) && !done.err().contains("fix: edit it"), "{done}");
+        assert!(done.err().contains("; fix: name a manifest that can be read"), "{done}");
+    }
+    let broken = files.public.path().join("broken.yaml");
+    std::fs::write(&broken, "a: [").expect("a file");
+    let words = ["rules", "check", "-f", broken.to_str().expect("UTF-8")].map(str::to_owned);
+    assert!(ctl(words.into_iter().chain(files.args())).err().contains("; fix: edit it"));
+}

@@ -245,7 +245,13 @@ impl std::fmt::Display for Defect {
         match (&self.fix, self.left_out) {
             (Some(fix), true) => write!(f, "cannot read {file}: {what}; fix: {fix}"),
             (None, true) => {
-                write!(f, "cannot use {file}: {what}; fix: edit it, then tiexecctl rules check")
+                write!(f, "cannot use {file}: {what}; fix: edit it, then tiexecctl rules check")?;
+                match self.file.parent().filter(|directory| *directory != Path::new(DIRECTORY)) {
+                    Some(other) if other.is_absolute() => {
+                        write!(f, " --conf-dir {}", other.shown())
+                    }
+                    _ => Ok(()),
+                }
             }
             (_, false) => write!(f, "{file} ignored in part: {what}"),
         }
@@ -350,7 +356,10 @@ impl Rules {
     /// Adds the rules of a file.
     fn take(&mut self, path: &Path, text: &str) -> Result<(), String> {
         let mut table: Table = text.parse().map_err(|error: toml::de::Error| {
-            error.to_string().trim_end().replace('\n', " ").shown().to_string()
+            // The parser draws the line in several lines of its own.
+            let before = error.span().map(|span| &text[..span.start.min(text.len())]);
+            let line = before.map_or(1, |before| before.matches('\n').count() + 1);
+            format!("line {line}: {}", error.message().shown())
         })?;
         let mut unknown = Vec::new();
         if let Some(agent) = table.remove("agent") {
@@ -646,6 +655,26 @@ mod tests {
             uids: vec![7; 4],
             ..Process::default()
         }
+    }
+
+    #[test]
+    fn the_fix_checks_the_directory_of_the_file() {
+        let fix_of = |file: &str| {
+            let file = file.into();
+            let defect = Defect { file, what: "x".to_owned(), fix: None, left_out: true };
+            let told = defect.to_string();
+            told.rsplit_once("then ").map(|(_, fix)| fix.to_owned())
+        };
+        let usual = "tiexecctl rules check";
+        assert_eq!(fix_of("/etc/tiexec/conf.d/a.toml").as_deref(), Some(usual));
+        let other = fix_of("/srv/rules/a.toml");
+        assert_eq!(other.as_deref(), Some("tiexecctl rules check --conf-dir /srv/rules"));
+    }
+
+    #[test]
+    fn a_line_that_is_no_toml_is_named_on_one_line() {
+        let why = of("# ours\n[[rule]\n").unwrap_err();
+        assert!(why.starts_with("line 2: unclosed"), "{why}");
     }
 
     #[test]

@@ -30,14 +30,19 @@ struct Findings {
 pub(super) fn check(paths: &[PathBuf], rules: &Rules) -> u8 {
     let mut status = exit::OK;
     for path in paths {
-        let documents = read(path).and_then(|text| {
+        let documents = read(path).map_err(|why| (why, "name a manifest that can be read"));
+        let documents = documents.and_then(|text| {
             let parsed = serde_saphyr::from_multiple::<Value>(&text);
-            parsed.map_err(|error| error.to_string().lines().next().unwrap_or_default().to_owned())
+            parsed.map_err(|error| {
+                (error.to_string().lines().next().unwrap_or_default().to_owned(), "edit it")
+            })
         });
         let documents = match documents {
             Ok(documents) => documents,
-            Err(why) => {
-                warn(format_args!("cannot read {}: {}; fix: edit it", path.shown(), why.shown()));
+            Err((why, fix)) => {
+                let shown = path.shown().to_string();
+                let name = if path == Path::new("-") { "standard input" } else { &shown };
+                warn(format_args!("cannot read {name}: {}; fix: {fix}", why.shown()));
                 status = exit::FAILED;
                 continue;
             }
