@@ -92,3 +92,53 @@ fn page_cache_cannot_be_required_to_be_proved() {
     }
     server.finish();
 }
+
+/// One message says that a directory is missing, and none that a rule of a file with a mistake is not there.
+#[test]
+fn a_rule_that_cannot_be_found() {
+    require!(is_root(), "rules of root's");
+    let public = support::Public::new();
+    let missing = public.path().join("missing").display().to_string();
+    let done = ctl(["canary", "--rule", "r", "--conf-dir", &missing]);
+    done.assert_code(2);
+    assert_eq!(done.err().lines().count(), 1, "{done}");
+    assert!(done.err().contains("no such directory; fix: mkdir -p "), "{done}");
+    let conf = public.path().join("conf");
+    std::fs::create_dir(&conf).expect("a directory");
+    let conf = conf.display().to_string();
+    let none = ctl(["canary", "--rule", "r", "--conf-dir", &conf]);
+    none.assert_code(2);
+    let fix = format!("; fix: tiexecctl rules check --conf-dir {conf}\n");
+    assert!(none.err().starts_with("tiexecctl: cannot begin a canary: there is no rule 'r' in "));
+    assert!(none.err().ends_with(&fix), "{none}");
+    let rule = "[[rule]]\nname = \"r\"\nexe = \"/r\"\naction = \"atach\"\n";
+    std::fs::write(format!("{conf}/r.toml"), rule).expect("a file");
+    let done = ctl(["canary", "--rule", "r", "--conf-dir", &conf]);
+    done.assert_code(2);
+    assert!(
+        done.err().contains("there is no rule 'r' in the files that can be used of "),
+        "{done}"
+    );
+}
+
+#[test]
+fn verdicts_where_there_is_no_directory() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let done = ctl(["canary", "export", "--state-dir", &file.path().to_string_lossy()]);
+    done.assert_code(1);
+    assert!(done.err().contains("is no directory; fix: "), "{done}");
+}
+
+#[test]
+fn a_backing_that_makes_nothing_is_not_called_lasting() {
+    for (backing, why) in [("off", "it makes no huge page"), ("pagecache", "be taken back")] {
+        let done = ctl(["canary", "--backing", backing, "--counter", "echo 1", "1"]);
+        done.assert_code(2);
+        let begins = format!("tiexecctl: cannot alternate --backing {backing}: ");
+        assert!(done.err().starts_with(&begins), "{done}");
+        assert!(
+            done.err().contains(why) && done.err().contains("; fix: --backing image"),
+            "{done}"
+        );
+    }
+}

@@ -266,7 +266,8 @@ fn can_alternate(pid: Pid, process: &ProcDir, first: bool) -> Result<(), u8> {
     let number = pid.as_raw_nonzero();
     if look_for_text_of_ours(process) == Some(true) {
         warn(format_args!(
-            "process {number} has text on huge pages by tiexec already; fix: tiexecctl revert {number}"
+            "cannot alternate process {number}: it has text on huge pages by tiexec already; \
+             fix: tiexecctl revert {number}"
         ));
         return Err(exit::FAILED);
     }
@@ -274,8 +275,8 @@ fn can_alternate(pid: Pid, process: &ProcDir, first: bool) -> Result<(), u8> {
     if huge > 0 {
         let exe = process.exe_path().unwrap_or_default();
         warn(format_args!(
-            "process {number} has {} MiB of its text on huge pages of the page cache, which cannot be taken back: there is \
-             nothing to compare; fix: stop it, dd if={} iflag=nocache count=0, start it",
+            "cannot alternate process {number}: {} MiB of its text are on huge pages of the page cache, \
+             which cannot be taken back; fix: stop it, dd if={} iflag=nocache count=0, start it",
             tiexec_core::addr::mib(huge),
             exe.shown()
         ));

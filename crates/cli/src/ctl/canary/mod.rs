@@ -272,9 +272,12 @@ fn take_back(turn: &Turn<'_>) -> Result<(), u8> {
 fn settings(options: &Canary) -> Result<Settings, u8> {
     let backing = options.backing.unwrap_or(BackingChoice::Image);
     if !matches!(backing, BackingChoice::Image | BackingChoice::Hugetlb) {
-        warn(format_args!(
-            "--backing {backing} cannot be taken back, so it cannot be alternated; fix: --backing image"
-        ));
+        let why = match backing {
+            BackingChoice::Pagecache => "its huge pages cannot be taken back",
+            BackingChoice::Off => "it makes no huge page",
+            _ => "it may take huge pages of the page cache, which cannot be taken back",
+        };
+        warn(format_args!("cannot alternate --backing {backing}: {why}; fix: --backing image"));
         return Err(exit::USAGE);
     }
     let text =
@@ -293,8 +296,19 @@ fn of_rule(name: &str, options: &Canary) -> Result<(Selection, Settings, Canary)
     let rules = Rules::read(&options.conf_dir);
     rules.defects.iter().for_each(warn);
     let Some(rule) = rules.rules.iter().find(|rule| rule.name == name).cloned() else {
+        // The defect says it already.
+        if rules.unread(&options.conf_dir).is_some() {
+            return Err(exit::USAGE);
+        }
         let directory = options.conf_dir.shown();
-        warn(format_args!("there is no rule {name:?} in {directory}; fix: tiexecctl rules check"));
+        let (where_, fix) = match rules.defects.iter().any(|defect| defect.left_out) {
+            true => ("the files that can be used of ", "edit the other files".to_owned()),
+            false => ("", format!("tiexecctl rules check --conf-dir {directory}")),
+        };
+        let name = name.shown();
+        warn(format_args!(
+            "cannot begin a canary: there is no rule '{name}' in {where_}{directory}; fix: {fix}"
+        ));
         return Err(exit::USAGE);
     };
     if !rule.waits_for_canary() {

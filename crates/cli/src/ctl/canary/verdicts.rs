@@ -47,7 +47,7 @@ pub(super) fn run(command: &CanaryCommand, state_dir: &Path) -> u8 {
     let open = || {
         Canaries::open(state_dir).map_err(|why| {
             warn(format_args!("cannot open the verdicts: {why}"));
-            exit::NOT_PERMITTED
+            if state_dir.is_dir() { exit::NOT_PERMITTED } else { exit::FAILED }
         })
     };
     let done = match command {
