@@ -295,3 +295,40 @@ fn a_dry_run_that_cannot_write_its_plan_fails() {
         assert!(done.err().contains("no space left on device (ENOSPC); fix: "), "{done}");
     }
 }
+
+#[test]
+fn a_report_that_cannot_be_written_names_its_file() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let missing = dir.path().join("missing/report").display().to_string();
+    for (file, why) in [("/dev/full", "no space left"), (missing.as_str(), "no such file")] {
+        let report = format!("--report={file}");
+        let hold = program("small", Kind::DynamicPie);
+        let done = Run::new(hold, ["5"]).options([report.as_str()]).output();
+        done.assert_code(5);
+        assert!(
+            done.err().starts_with(&format!("tiexec: cannot write the report to {file}: {why}"))
+        );
+        assert!(done.err().ends_with("; fix: name another file in --report\n"), "{done}");
+        assert_eq!(done.err().lines().count(), 1, "{done}");
+    }
+}
+
+#[test]
+fn what_cannot_be_run_says_why() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let plain = dir.path().join("plain");
+    std::fs::write(&plain, "").expect("a file");
+    let plain = plain.to_str().expect("UTF-8");
+    let directory = dir.path().to_str().expect("UTF-8");
+    let denied = "permission denied (EACCES)";
+    for (name, code, says) in [
+        (directory, 126, format!("{directory}: it is a directory: {denied}")),
+        (plain, 126, format!("{plain}: it is not executable: {denied}; fix: chmod +x {plain}")),
+        ("/dev/null", 126, format!("/dev/null: {denied}")),
+        ("", 127, "'': no such file or directory (ENOENT)".to_owned()),
+    ] {
+        let done = Run::new(name, [""; 0]).output();
+        done.assert_code(code);
+        assert_eq!(done.err(), format!("tiexec: cannot run {says}\n"));
+    }
+}

@@ -9,10 +9,14 @@ const END: &str = "that is all";
 
 /// Returns what a command prints on a terminal with 80 columns.
 fn on_a_terminal(args: &[&str]) -> String {
+    shown_of(support::tiexecctl(), args)
+}
+
+fn shown_of(program: &std::path::Path, args: &[&str]) -> String {
     let mut pty = Pty::new();
     pty.resize(25, 80);
     let tty = pty.slave_fd();
-    let command = Run::new(support::tiexecctl(), args).plain().stdio([tty, tty, tty]);
+    let command = Run::new(program, args).plain().stdio([tty, tty, tty]);
     let script = format!("\"$@\"; echo {END}");
     command.behind(["sh", "-c", &script, "sh"]).start().finish();
     pty.wait_for(END).replace('\r', "")
@@ -54,6 +58,18 @@ fn tables_fit() {
         assert!(narrow.split_whitespace().any(|there| there == word), "no {word} in {narrow}");
     }
     held.finish().assert_code(7);
+}
+
+#[test]
+fn a_plan_of_a_start_fits() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = directory.path().join("a-program-with-a-name-as-long-as-that-of-a-library");
+    std::fs::copy(support::program("hold", Kind::DynamicPie), &program).expect("a copy");
+    let said = shown_of(support::tiexec(), &["--dry-run", program.to_str().expect("UTF-8")]);
+    assert!(said.contains("REST BECAUSE"), "{said}");
+    for line in said.lines() {
+        assert!(line.chars().count() <= 80, "{line}\nin {said}");
+    }
 }
 
 #[test]

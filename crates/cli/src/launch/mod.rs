@@ -6,6 +6,7 @@ mod start;
 use std::cell::OnceCell;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -31,6 +32,7 @@ use tiexec_sys::startup::Argv;
 use tiexec_sys::{Errno, Pid, process};
 
 use crate::exit;
+use crate::fold::{folded, width};
 use crate::options::LaunchSettings;
 use crate::settings;
 use crate::stdio::warn;
@@ -122,7 +124,7 @@ impl Launcher {
         let heirs = if settings.follow { Heirs::Processes } else { Heirs::Threads };
         let stderr = std::io::stderr();
         let keep = match &self.sink {
-            Some(Sink::File(file)) => vec![file.as_fd()],
+            Some(Sink::File(file, _)) => vec![file.as_fd()],
             // The companion keeps standard error open for its reports. A reader that waits for the end of standard
             // error therefore waits for the companion too.
             Some(Sink::Stderr) => vec![stderr.as_fd()],
@@ -203,7 +205,7 @@ impl Launcher {
     /// Execs while a helper traces this process.
     fn held(&self, caller: &Caller) -> u8 {
         let mut keep = Vec::with_capacity(3);
-        if let Some(Sink::File(file)) = &self.sink {
+        if let Some(Sink::File(file, _)) = &self.sink {
             keep.push(file.as_fd());
         }
         let stdout = std::io::stdout();
@@ -264,7 +266,8 @@ impl Launcher {
             }
             None => self.render(&launched.report),
         };
-        self.print(&text)
+        let stdout = std::io::stdout();
+        self.print(&folded(&text, width(&stdout)))
     }
 
     /// Writes the output of a dry run. Returns the exit status. A closed pipe counts as success.
@@ -366,11 +369,30 @@ impl Launcher {
     fn not_executed(&self, errno: Errno) -> u8 {
         // The kernel returns ENOENT for a missing program and for a missing interpreter.
         let missing = || missing_interpreter(&search(self.name())?);
-        let missing = if errno == Errno::NOENT { missing() } else { None };
-        let missing = missing.map_or(String::new(), |path| {
-            format!("its interpreter {} is not there: ", path.shown())
-        });
-        warn(format_args!("cannot run {}: {missing}{errno}", self.name().shown()));
+        let why = match errno {
+            Errno::NOENT => missing().map_or(String::new(), |path| {
+                format!("its interpreter {} is not there: ", path.shown())
+            }),
+            // It says the same of a directory, of a file without the right, and of a directory on the way.
+            Errno::ACCES => match search(self.name()).and_then(|path| std::fs::metadata(path).ok())
+            {
+                Some(file) if file.is_dir() => "it is a directory: ".to_owned(),
+                Some(file) if file.is_file() && file.mode() & 0o111 == 0 => {
+                    "it is not executable: ".to_owned()
+                }
+                _ => String::new(),
+            },
+            _ => String::new(),
+        };
+        let fix = match why.as_str() {
+            "it is not executable: " => format!("; fix: chmod +x {}", self.name().shown()),
+            _ => String::new(),
+        };
+        let name = match self.name().is_empty() {
+            true => "''".to_owned(),
+            false => self.name().shown().to_string(),
+        };
+        warn(format_args!("cannot run {name}: {why}{errno}{fix}"));
         if errno == Errno::NOENT { exit::NOT_FOUND } else { exit::CANNOT_EXECUTE }
     }
 }

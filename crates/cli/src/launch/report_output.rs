@@ -13,20 +13,24 @@ use crate::stdio::warn;
 /// The destination of reports.
 pub(super) enum Sink {
     Stderr,
-    File(File),
+    /// A file, and its name for messages.
+    File(File, String),
 }
 
 impl Sink {
     pub(super) fn write(&self, text: &str) {
-        let written = match self {
+        let (written, name) = match self {
             Self::Stderr => {
                 let stderr = std::io::stderr();
-                write_briefly(&stderr, &folded(text, width(&stderr)))
+                (write_briefly(&stderr, &folded(text, width(&stderr))), "standard error")
             }
-            Self::File(file) => write_briefly(file, text),
+            Self::File(file, name) => (write_briefly(file, text), name.as_str()),
         };
         if let Err(errno) = written {
-            warn(format_args!("cannot write the report: {}", Errno::from(errno)));
+            let why = Errno::from(errno);
+            warn(format_args!(
+                "cannot write the report to {name}: {why}; fix: name another file in --report"
+            ));
         }
     }
 }
@@ -38,7 +42,12 @@ pub(super) fn open_sink(file: &str) -> Option<Sink> {
     }
     Output::at(Path::new(file))
         .and_then(|output| output.open())
-        .map(Sink::File)
-        .inspect_err(|why| warn(format_args!("no report: cannot open {}: {why}", file.shown())))
+        .map(|opened| Sink::File(opened, file.shown().to_string()))
+        .inspect_err(|why| {
+            warn(format_args!(
+                "cannot write the report to {}: {why}; fix: name another file in --report",
+                file.shown()
+            ));
+        })
         .ok()
 }

@@ -45,7 +45,7 @@ impl Launcher {
         let stderr = std::io::stderr();
         let is_terminal = stderr.is_terminal();
         let mut keep = Vec::with_capacity(2);
-        if let Some(Sink::File(file)) = &self.sink {
+        if let Some(Sink::File(file, _)) = &self.sink {
             keep.push(file.as_fd());
         }
         // A pipe must end when the program closes it, so the companion keeps standard error open only if it is a
@@ -55,7 +55,7 @@ impl Launcher {
         }
         let begun = companion::begin(None, &keep, |program, _no_watch| {
             let mut tell = |report: &Report| {
-                if let Some(sink @ Sink::File(_)) = &self.sink {
+                if let Some(sink @ Sink::File(..)) = &self.sink {
                     sink.write(&self.render(report));
                 }
             };
