@@ -46,7 +46,7 @@ pub struct Launch {
 
     /// Attach to this running process instead of starting a program, as tiexecctl attach does; a list may have
     /// commas or blanks, as pidof prints it
-    #[arg(short = 'p', long = "pid", value_name = "PID", conflicts_with_all = ["program", "strict", "report", "until_exec", "deadline"])]
+    #[arg(short = 'p', long = "pid", value_name = "PID", allow_negative_numbers = true, conflicts_with_all = ["program", "strict", "report", "until_exec", "deadline"])]
     pub pid: Option<String>,
 
     /// The program and its arguments; everything after PROGRAM is the program's
@@ -377,7 +377,7 @@ pub enum StoreCommand {
 #[group(required = true, multiple = false, id = "targets")]
 pub struct Targets {
     /// The processes; also as lists with commas or blanks, as pidof prints them
-    #[arg(value_name = "PID", group = "targets")]
+    #[arg(value_name = "PID", group = "targets", allow_negative_numbers = true)]
     pub pids: Vec<String>,
 
     /// Every process that runs this file
@@ -385,11 +385,11 @@ pub struct Targets {
     pub exe: Option<PathBuf>,
 
     /// Every process of this unit of the system's systemd; a name without a kind is a service's
-    #[arg(long, value_name = "UNIT", group = "targets")]
+    #[arg(long, value_name = "UNIT", group = "targets", value_parser = NonEmptyStringValueParser::new())]
     pub unit: Option<String>,
 
     /// Every process of this unit of a user's own systemd (as root: of any user's)
-    #[arg(long, value_name = "UNIT", group = "targets")]
+    #[arg(long, value_name = "UNIT", group = "targets", value_parser = NonEmptyStringValueParser::new())]
     pub user: Option<String>,
 }
 
@@ -644,7 +644,7 @@ fn parse_keep_above(text: &str) -> Result<f64, String> {
 #[derive(Args, Clone, Debug)]
 pub struct ReportPage {
     /// A process, or a file of tiexecctl bench --export-json
-    #[arg(value_name = "PID|BENCH.json")]
+    #[arg(value_name = "PID|BENCH.json", value_parser = NonEmptyStringValueParser::new())]
     pub subject: String,
 
     /// Write to FILE instead of standard output
@@ -745,7 +745,7 @@ fn parse_delay(text: &str) -> Result<Duration, String> {
 #[derive(Args, Clone, Debug)]
 pub struct Enable {
     /// The services: units, aliases or templates; a name without a kind is a service's
-    #[arg(value_name = "UNIT", required = true)]
+    #[arg(value_name = "UNIT", required = true, value_parser = NonEmptyStringValueParser::new())]
     pub units: Vec<String>,
 
     /// Also attach to those that run; nothing is restarted
@@ -773,7 +773,7 @@ pub struct Enable {
 #[derive(Args, Clone, Debug)]
 pub struct Disable {
     /// The services, named as for enable
-    #[arg(value_name = "UNIT", required_unless_present = "all")]
+    #[arg(value_name = "UNIT", required_unless_present = "all", value_parser = NonEmptyStringValueParser::new())]
     pub units: Vec<String>,
 
     /// All services that are enabled
@@ -874,6 +874,20 @@ mod tests {
     }
 
     #[test]
+    fn a_negative_number_is_taken_for_a_process_and_an_empty_name_for_none() {
+        for command in ["inspect", "attach", "revert", "doctor", "advise"] {
+            let of =
+                |words: &[&str]| Ctl::try_parse_from([&["tiexecctl", command], words].concat());
+            assert!(of(&["-5"]).is_ok(), "{command}");
+            assert!(of(&["--unit="]).is_err() && of(&["--user="]).is_err(), "{command}");
+        }
+        assert_eq!(Launch::try_parse_from(["tiexec", "-p", "-5"]).unwrap().pid.unwrap(), "-5");
+        for empty in [&["quarantine", "--release="][..], &["report", ""], &["enable", ""]] {
+            assert!(Ctl::try_parse_from([&["tiexecctl"], empty].concat()).is_err(), "{empty:?}");
+        }
+    }
+
+    #[test]
     fn everything_after_the_program_is_the_programs() {
         let parse = |args: &[&str]| Launch::try_parse_from(["tiexec"].iter().chain(args));
         let echo = parse(&["--json", "echo", "-e", "--report=x", "--", "--help"]).unwrap();
@@ -940,7 +954,7 @@ pub enum AgentCommand {
 #[derive(Args, Clone, Debug)]
 pub struct Quarantine {
     /// Take the builds with this build ID, or this digest of their text, out of the quarantine
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     pub release: Option<String>,
 
     /// The directory of the agent's state

@@ -19,12 +19,17 @@ pub(crate) fn parse(words: &[String]) -> Result<Vec<Pid>, String> {
     let all = words.iter().flat_map(|word| word.split([',', ' ', '\t', '\n']));
     for word in all.filter(|word| !word.is_empty()) {
         let pid = word.parse::<i32>().ok().filter(|&pid| pid > 0).and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| format!("{word:?} is not a process id"))?;
+        let pid = pid.ok_or_else(|| {
+            format!("cannot use {word:?} as a process ID: it is no number from 1 to 2147483647; fix: name a PID")
+        })?;
         if !pids.contains(&pid) {
             pids.push(pid);
         }
     }
-    if pids.is_empty() { Err("no process id".to_owned()) } else { Ok(pids) }
+    if pids.is_empty() {
+        return Err("cannot find a process ID: the list is empty; fix: name a PID".to_owned());
+    }
+    Ok(pids)
 }
 
 /// Lists the processes that `wanted` accepts, except this one.
@@ -112,7 +117,8 @@ mod tests {
         assert_eq!(parse("1"), Ok(1));
         assert_eq!(parse("12 7,7\n3"), Ok(3));
         for odd in ["", " , ", "x", "-1", "0", "99999999999", "1 two"] {
-            assert!(parse(odd).is_err(), "{odd:?}");
+            let why = parse(odd).expect_err(odd);
+            assert!(why.starts_with("cannot ") && why.ends_with("; fix: name a PID"), "{why}");
         }
     }
 }
