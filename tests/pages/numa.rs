@@ -156,7 +156,8 @@ fn the_page_cache_lies_where_it_is() {
     let run = Run::new("/bin/true", [""; 0]).options(["--numa=local", "--backing=pagecache"]);
     let done = run.output();
     done.assert_code(125);
-    assert!(done.err().contains("--numa is for copies"), "{done}");
+    assert!(done.err().contains("cannot use --numa "), "{done}");
+    assert!(done.err().contains("; fix: leave out --backing pagecache"), "{done}");
     for bad in ["node", "node=x", "1", "all"] {
         Run::new("/bin/true", [""; 0]).options([format!("--numa={bad}")]).output().assert_code(125);
     }

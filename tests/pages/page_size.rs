@@ -113,7 +113,8 @@ fn a_size_that_is_not_there_is_refused() {
     let size = format!("--page-size={}", sizes().first().copied().unwrap_or(odd));
     let done = run.clone().options([&size]).output();
     done.assert_code(125);
-    assert!(done.err().contains("--page-size is for --backing hugetlb"), "{done}");
+    assert!(done.err().starts_with("tiexec: cannot use --page-size "), "{done}");
+    assert!(done.err().ends_with("for --backing hugetlb; fix: add --backing hugetlb\n"), "{done}");
     run.clone().options(["--backing=hugetlb", "--page-size=100000"]).output().assert_code(125);
 
     let held = run.plain().hold();

@@ -16,13 +16,17 @@ pub(crate) fn check(
 ) -> Result<(), String> {
     if let Some(size) = page_size {
         if settings.backing != BackingChoice::Hugetlb {
-            return Err("--page-size is for --backing hugetlb".to_owned());
+            return Err(format!(
+                "cannot use --page-size {}: it is for --backing hugetlb; fix: add --backing hugetlb",
+                shown(size)
+            ));
         }
         let sizes = thp::pool_sizes();
         if !sizes.contains(&size) {
             let sizes: Vec<String> = sizes.into_iter().map(shown).collect();
             return Err(format!(
-                "--page-size {}: /sys/kernel/mm/hugepages has no pages of that size, only: {}",
+                "cannot use --page-size {}: /sys/kernel/mm/hugepages has no pages of that size, only: {}; \
+                 fix: name one of these",
                 shown(size),
                 sizes.join(", ")
             ));
@@ -30,11 +34,18 @@ pub(crate) fn check(
     }
     if let Some(numa) = numa {
         if settings.backing == BackingChoice::Pagecache {
-            return Err("--numa is for copies: the page cache lies where it was read in".to_owned());
+            return Err(format!(
+                "cannot use --numa {numa} with --backing pagecache: the page cache lies where it was read in; \
+                 fix: leave out --backing pagecache, or --numa"
+            ));
         }
         if let Numa::Node(node) = numa {
             let turns = numa.turns(&numa_nodes::usable_nodes(), node);
-            turns.map_err(|error| format!("--numa {numa}: {error} (/sys/devices/system/node)"))?;
+            turns.map_err(|error| {
+                format!(
+                    "cannot use --numa {numa}: {error} (/sys/devices/system/node); fix: name a node that has memory"
+                )
+            })?;
         }
     }
     Ok(())
