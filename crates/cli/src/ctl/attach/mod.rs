@@ -341,10 +341,15 @@ fn say(locked: &LockedTarget, attached: &Attached, report: &Report, options: &At
     let printed = tell(locked, attached, report, options);
     let Some(failure) = &attached.failure else { return printed };
     if report.outcome == Outcome::Partial {
+        let fix = match failure.reason {
+            _ if failure.detail.contains("; fix: ") => None,
+            reason => fix_of(reason),
+        };
         warn(format_args!(
-            "{} {}: in part: {failure}",
+            "cannot attach to all text of process {} ({}): {failure}{}",
+            locked.target.pid.as_raw_nonzero(),
             locked.target.comm,
-            locked.target.pid.as_raw_nonzero()
+            fix.map_or(String::new(), |fix| format!("; fix: {fix}"))
         ));
         return exit::PARTIAL;
     }
@@ -477,14 +482,21 @@ fn failed_of(doing: &str, pid: Pid, failure: &Failure, targets: &Targets) -> u8 
     }
 }
 
+/// Returns what mends it, for an attach or a revert.
+fn fix_of(reason: Reason) -> Option<&'static str> {
+    match reason {
+        // The deadline of an attach is its own.
+        Reason::Failed(FailureKind::Deadline) => Some("do it again when the machine is less busy"),
+        reason => reason.fix(),
+    }
+}
+
 /// Reports why nothing was done. Returns the exit status for the failure.
 pub(crate) fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
     let fix = match failure.reason {
-        // An attach has its own deadline, so its fix differs.
-        Reason::Failed(FailureKind::Deadline) => Some("do it again when the machine is less busy"),
         // The text of the failure names a better fix.
         _ if failure.detail.contains("; fix: ") => None,
-        reason => reason.fix(),
+        reason => fix_of(reason),
     };
     let fix = match failure.reason {
         // With a scope of 3 no process may trace. `doctor` reports that, and also tries ptrace(2) itself.
