@@ -108,6 +108,15 @@ fn file_size_of_a_program_that_is_measured() {
 }
 
 #[test]
+fn a_file_is_no_directory_to_install_to() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let path = file.path().to_str().expect("UTF-8");
+    let output = under("-c 0", &["install-to", path]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("it is no directory; fix: name a directory"), "{output:?}");
+}
+
+#[test]
 fn errors_of_files_have_symbols() {
     for words in [
         &["report", "-o", "/dev/full", "1"][..],

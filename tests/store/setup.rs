@@ -96,7 +96,10 @@ fn remove_takes_the_images_of_the_files_it_is_given() {
     let done = ctl(["remove".as_ref(), one.as_os_str(), "/no/such/file".as_ref()]);
     done.assert_code(3);
     assert!(
-        done.out().contains("as asked") && done.err().contains("no image of /no/such/file"),
+        done.out().contains("as asked")
+            && done
+                .err()
+                .contains("cannot remove the image of /no/such/file: there is none; fix: "),
         "{done}"
     );
     assert!(!image.exists() && others.exists());

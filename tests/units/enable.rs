@@ -239,3 +239,11 @@ fn without_systemd() {
         "cannot enable nginx: systemd does not run here (there is no /run/systemd/system); fix: ";
     assert!(done.err().contains(wanted), "{done}");
 }
+
+#[test]
+fn a_disable_without_systemd_names_no_fix_of_enable() {
+    let done = support::attaching::ctl(["disable", "nginx"]);
+    require!(!std::path::Path::new("/run/systemd/system").exists(), "systemd runs here");
+    done.assert_code(1);
+    assert!(done.err().ends_with("; fix: run it where systemd is PID 1\n"), "{done}");
+}

@@ -1,7 +1,7 @@
 //! `tiexecctl install-to DIR`: copies the programs out of an image that has no shell and no `cp`.
 
 use std::fs::{File, OpenOptions};
-use std::io::Error;
+use std::io::{Error, ErrorKind};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
@@ -20,15 +20,22 @@ pub(super) fn run(directory: &Path) -> u8 {
     let failed = |what: &Path, error: &Error| {
         let what = what.shown();
         warn(format_args!("cannot copy {what} to {}: {error}", directory.shown()));
-        exit::FAILED
+        status(error)
     };
     let this = match std::env::current_exe() {
         Ok(path) => path,
         Err(error) => return failed(Path::new("tiexecctl"), &error),
     };
     if let Err(error) = std::fs::create_dir_all(directory) {
-        warn(format_args!("cannot create {}: {error}", directory.shown()));
-        return exit::FAILED;
+        let directory = directory.shown();
+        if error.kind() == ErrorKind::AlreadyExists {
+            warn(format_args!(
+                "cannot copy the programs to {directory}: it is no directory; fix: name a directory"
+            ));
+        } else {
+            warn(format_args!("cannot create {directory}: {error}"));
+        }
+        return status(&error);
     }
     for program in PROGRAMS {
         let from = this.with_file_name(program);
@@ -37,6 +44,14 @@ pub(super) fn run(directory: &Path) -> u8 {
         }
     }
     exit::OK
+}
+
+/// Returns the exit status for an error.
+fn status(error: &Error) -> u8 {
+    match error.kind() {
+        ErrorKind::PermissionDenied => exit::NOT_PERMITTED,
+        _ => exit::FAILED,
+    }
 }
 
 /// Copies a program to a temporary name and renames it, so that a running program is not disturbed.

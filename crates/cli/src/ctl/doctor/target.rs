@@ -27,8 +27,9 @@ pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
     let name = status.name.shown().to_string();
     has_text("examine", pid)?;
     let threads = status.threads;
+    let s = if threads == 1 { "" } else { "s" };
     let mut findings = vec![
-        Finding::new(Level::Ok, "process", format_args!("{name} {pid}, {threads} threads")),
+        Finding::new(Level::Ok, "process", format_args!("{name} {pid}, {threads} thread{s}")),
         image(&process),
     ];
     let may_trace = Memory::open(&process);

@@ -30,7 +30,7 @@ pub(super) fn run(options: &Enable) -> u8 {
     if let Err(error) = attach_command(manager, "x.service", &options.options, true) {
         return answer(error, exit::USAGE, exit::FAILED);
     }
-    let setup = running(manager)
+    let setup = running(manager, ", or start the program by tiexec")
         .and_then(|()| Ok((manager.directory(options.runtime)?, own_path(manager)?)));
     let (directory, own) = match setup {
         Ok(setup) => setup,
@@ -139,7 +139,7 @@ fn enable_one(
 pub(super) fn run_disable(options: &Disable) -> u8 {
     let manager = Manager { user: options.user };
     // Listing all drop-ins needs no systemd. The script of a package also does so in a new root.
-    let needed = if options.all && options.dry_run { Ok(()) } else { running(manager) };
+    let needed = if options.all && options.dry_run { Ok(()) } else { running(manager, "") };
     let directories =
         needed.and_then(|()| Ok([manager.directory(false)?, manager.directory(true)?]));
     let directories = match directories {
@@ -324,15 +324,16 @@ fn program(manager: Manager, unit: &manager::Unit) -> Result<String, String> {
     })
 }
 
-/// Checks that the manager runs.
-fn running(manager: Manager) -> Result<(), String> {
+/// Checks that the manager is there. `otherwise` is another fix.
+fn running(manager: Manager, otherwise: &str) -> Result<(), String> {
     // The check of sd_booted(3).
     if manager.user || Path::new("/run/systemd/system").is_dir() {
         return manager.can_be_found();
     }
-    Err("systemd does not run here (there is no /run/systemd/system); \
-         fix: run it where systemd is PID 1, or start the program by tiexec"
-        .to_owned())
+    Err(format!(
+        "systemd does not run here (there is no /run/systemd/system); \
+         fix: run it where systemd is PID 1{otherwise}"
+    ))
 }
 
 /// Returns the path of this program. systemd will run it with root's rights, so no other user may be able to replace

@@ -30,7 +30,7 @@ pub(super) fn run(files: &[PathBuf], json: bool) -> u8 {
         if removed.is_empty() {
             missing += 1;
             warn(format_args!(
-                "no image of {}; tiexecctl store list shows all",
+                "cannot remove the image of {}: there is none; fix: run tiexecctl store list, which shows all",
                 file.as_path().shown()
             ));
         }
