@@ -42,7 +42,7 @@ fn a_user_is_not_told_to_become_the_user_that_it_is() {
     require!(is_root(), "becoming another user needs root");
     let public = Public::new();
     let ctl = public.add(tiexecctl(), "tiexecctl", 0o755);
-    let guarded = public.add(program("hold", Kind::DynamicNoPie), "guarded", 0o711);
+    let guarded = public.add(&program("hold", Kind::DynamicNoPie), "guarded", 0o711);
     let held = Run::new(&guarded, ["7"]).plain().behind(NOBODY).hold();
     let pid = held.pid().to_string();
     for command in ["attach", "revert", "inspect", "advise"] {
