@@ -207,7 +207,8 @@ fn commands_that_fail() {
 
 #[test]
 fn a_metric_of_a_process_that_prints_no_number() {
-    let held = Run::new(small("work", Kind::DynamicNoPie).path(), ["20000", "60"]).plain().start();
+    let copy = small("hold", Kind::DynamicNoPie);
+    let held = Run::new(copy.path(), ["7"]).plain().hold();
     let pid = held.pid().to_string();
     for (metric, why) in [("echo x", "it printed no number"), ("false", "exit status: 1")] {
         let done = ctl(["bench", "-r", "2", "--metric", metric, "--attach", &pid]);
@@ -215,6 +216,7 @@ fn a_metric_of_a_process_that_prints_no_number() {
         let says = format!("cannot measure process {pid} by --metric '{metric}': {why}; fix: ");
         assert!(done.err().contains(&says), "{done}");
     }
+    held.finish().assert_code(7);
 }
 
 #[test]

@@ -48,6 +48,7 @@ const VERBS: [&str; 30] = [
     "allow",
     "attach",
     "boot",
+    "chmod",
     "chown",
     "edit",
     "export",
