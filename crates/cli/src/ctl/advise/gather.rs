@@ -93,9 +93,9 @@ fn may_sample(doing: &str, pid: Pid) -> Result<String, u8> {
     let status = named.status().map_err(refuse)?;
     has_text(doing, shown)?;
     if let Some(process) = status.tgid.filter(|&tgid| tgid != number(pid)) {
+        let fix = format!("tiexecctl {} {process}", command_of(doing));
         warn(format_args!(
-            "cannot {doing} {shown}: it is a thread of process {process}; fix: tiexecctl {} {process}",
-            command_of(doing)
+            "cannot {doing} {shown}: it is a thread of process {process}; fix: {fix}"
         ));
         return Err(exit::USAGE);
     }
