@@ -309,7 +309,7 @@ fn a_file_that_is_no_toml_is_named_by_its_line() {
     files.write("a.toml", "# ours\n[[rule]\n");
     let done = files.check(&[]);
     done.assert_code(1);
-    assert!(done.err().contains("a.toml: line 2: unclosed array table"), "{done}");
+    assert!(done.err().contains("a.toml: line 2 is no TOML: unclosed array table"), "{done}");
     assert!(!done.err().contains(" | "), "{done}");
 }
 

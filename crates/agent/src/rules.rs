@@ -359,7 +359,7 @@ impl Rules {
             // The parser draws the line in several lines of its own.
             let before = error.span().map(|span| &text[..span.start.min(text.len())]);
             let line = before.map_or(1, |before| before.matches('\n').count() + 1);
-            format!("line {line}: {}", error.message().shown())
+            format!("line {line} is no TOML: {}", error.message().shown())
         })?;
         let mut unknown = Vec::new();
         if let Some(agent) = table.remove("agent") {
@@ -674,7 +674,7 @@ mod tests {
     #[test]
     fn a_line_that_is_no_toml_is_named_on_one_line() {
         let why = of("# ours\n[[rule]\n").unwrap_err();
-        assert!(why.starts_with("line 2: unclosed"), "{why}");
+        assert!(why.starts_with("line 2 is no TOML: unclosed"), "{why}");
     }
 
     #[test]
