@@ -42,7 +42,7 @@ fn all() -> Vec<(String, String)> {
 }
 
 /// A fix begins with one of these.
-const VERBS: [&str; 30] = [
+const VERBS: [&str; 31] = [
     "add",
     "advise",
     "allow",
