@@ -76,8 +76,8 @@ reasons! {
     ForeignImage = "foreign_image",
     /// TiExec is switched off: by `--backing=off`, by `TIEXEC=off` or by `/etc/tiexec/disabled`.
     Disabled = "disabled",
-    /// Under `--backing pagecache`: the address of the text and its offset in the file differ within a huge page.
-    /// The kernel cannot map a huge page of the page cache there.
+    /// Under `--backing pagecache`: the address of the text and its offset in the file differ modulo the size of a
+    /// huge page. The kernel cannot map a huge page of the page cache there.
     NotCongruent = "not_congruent",
     /// The text fills no page of the size that `--page-size` names.
     PageSize = "page_size",
@@ -205,7 +205,7 @@ reasons! {
     /// The image store has no room for the image, even after removing the images that nobody uses.
     StoreFull = "store_full",
     /// The text cannot be evicted and read again in huge pages: running processes have it mapped or locked, or on an
-    /// overlay it is not written back yet.
+    /// overlay it is not written back yet (then run `sync FILE` first).
     InUse = "in_use",
     /// The file has pages that are not yet written back to the disk.
     DirtyFile = "dirty_file",
