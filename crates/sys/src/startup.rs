@@ -87,7 +87,7 @@ impl Argv {
     }
 }
 
-/// Has [`note_closed_output`](startup::note_closed_output) run before Rust's runtime, which opens `/dev/null` on a
+/// Has [`note_closed_output`](crate::startup::note_closed_output) run before Rust's runtime, which opens `/dev/null` on a
 /// closed standard output. To be used once, in the root of a binary.
 #[macro_export]
 macro_rules! note_closed_output_before_main {
