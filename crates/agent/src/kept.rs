@@ -146,11 +146,13 @@ impl Directory {
         Ok(Locked(file))
     }
 
-    /// Takes a lock for this process alone, until the result is dropped. That of flock(2) is also that of each process
-    /// which is forked meanwhile, and one of those may outlive this one.
+    /// Takes a lock that only this process holds, until the result is dropped. A forked process shares a lock of flock(2)
+    /// and may outlive this process, so the lock is one of fcntl(2). The kernel releases it as soon as this process
+    /// closes any descriptor of the file, so nothing else may open the file.
     ///
     /// # Errors
-    /// Another process has it, which is named where this one can see it; as fcntl(2).
+    /// The inner error: another process holds the lock. Its PID is given if this process can see it. The outer error: that
+    /// of openat(2) or fcntl(2).
     pub(crate) fn lock_alone(
         &self,
         name: &str,
@@ -161,7 +163,9 @@ impl Directory {
             Ok(()) => Ok(Ok(Locked(file))),
             Err(Errno::AGAIN | Errno::ACCESS) => {
                 let holder = fcntl_getlk(&file, &Flock::from(FlockType::WriteLock));
-                Ok(Err(holder.ok().flatten().and_then(|lock| lock.pid)))
+                let holder = holder.ok().flatten().and_then(|lock| lock.pid);
+                // The kernel gives a PID below 1 for a lock that no process of this machine holds.
+                Ok(Err(holder.filter(|pid| pid.as_raw_nonzero().get() > 0)))
             }
             Err(errno) => Err(errno),
         }
