@@ -356,9 +356,9 @@ impl Rules {
     /// Adds the rules of a file.
     fn take(&mut self, path: &Path, text: &str) -> Result<(), String> {
         let mut table: Table = text.parse().map_err(|error: toml::de::Error| {
-            // The parser draws the line in several lines of its own.
-            let before = error.span().map(|span| &text[..span.start.min(text.len())]);
-            let line = before.map_or(1, |before| before.matches('\n').count() + 1);
+            // The parser's own text shows the line with a marker below it, and takes several lines.
+            let start = error.span().map_or(0, |span| span.start);
+            let line = text.bytes().take(start).filter(|&byte| byte == b'\n').count() + 1;
             format!("line {line} is no TOML: {}", error.message().shown())
         })?;
         let mut unknown = Vec::new();
