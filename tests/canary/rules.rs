@@ -130,6 +130,28 @@ fn verdicts_where_there_is_no_directory() {
 }
 
 #[test]
+fn verdicts_in_a_directory_that_a_user_may_not_make_or_read() {
+    require!(is_root(), "another user needs root");
+    let public = support::Public::new();
+    let ctl = public.add(support::tiexecctl(), "tiexecctl", 0o755);
+    let own = public.path().join("own");
+    std::fs::create_dir(&own).expect("a directory");
+    support::chmod(&own, 0o700);
+    let file = public.path().join("verdicts.json");
+    std::fs::write(&file, r#"{"schema":2,"kind":"canary_verdicts","verdicts":[]}"#)
+        .expect("a file");
+    let file = file.display().to_string();
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    for (directory, status) in [("missing", 5), ("own", 5), ("own/missing", 5), ("no/missing", 1)] {
+        let state = public.path().join(directory).display().to_string();
+        let words = ["canary", "--state-dir", &state, "merge", "--keep", &file];
+        let done = support::Run::new(&ctl, words).plain().behind(nobody).output();
+        done.assert_code(status);
+        assert!(done.err().contains("tiexecctl: cannot open the verdicts: "), "{done}");
+    }
+}
+
+#[test]
 fn a_backing_that_makes_nothing_is_not_called_lasting() {
     for (backing, why) in [("off", "it makes no huge page"), ("pagecache", "be taken back")] {
         let done = ctl(["canary", "--backing", backing, "--counter", "echo 1", "1"]);

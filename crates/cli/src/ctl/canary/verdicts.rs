@@ -1,5 +1,6 @@
 //! The verdicts of this machine's canaries, and the combined verdicts of several machines.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -47,7 +48,15 @@ pub(super) fn run(command: &CanaryCommand, state_dir: &Path) -> u8 {
     let open = || {
         Canaries::open(state_dir).map_err(|why| {
             warn(format_args!("cannot open the verdicts: {why}"));
-            if state_dir.is_dir() { exit::NOT_PERMITTED } else { exit::FAILED }
+            // If only the directory itself is missing, its parent does not let this user create it.
+            let denied = match state_dir.metadata() {
+                Ok(found) => found.is_dir(),
+                Err(error) => {
+                    error.kind() == ErrorKind::PermissionDenied
+                        || state_dir.parent().is_some_and(Path::is_dir)
+                }
+            };
+            if denied { exit::NOT_PERMITTED } else { exit::FAILED }
         })
     };
     let done = match command {
