@@ -190,7 +190,8 @@ fn commands_that_fail() {
     assert!(done.err().contains("cannot run /nonexistent/program: "), "{done}");
     let done = ctl(["bench", "-r", "2", "--prepare", "exit 1", "--", "true"]);
     done.assert_code(1);
-    assert!(done.err().contains("cannot run --prepare 'exit 1': it failed: exit status: 1"));
+    let says = "cannot run --prepare 'exit 1': it failed: exit status: 1; fix: name a command";
+    assert!(done.err().contains(says), "{done}");
     let done = ctl(["bench", "-r", "2", "--metric=(", "--", "true"]);
     done.assert_code(2);
     assert!(done.err().starts_with("tiexecctl: cannot use --metric '(': "), "{done}");
@@ -332,6 +333,8 @@ fn a_counter_that_does_not_grow() {
         let done = ctl(args);
         done.assert_code(1);
         assert!(done.err().contains(says) && done.err().lines().count() == 1, "{done}");
+        let quoted = metric.replacen("--metric=", "by --metric '", 1) + "': it ";
+        assert!(done.err().contains(&quoted), "{done}");
         assert_eq!(done.out(), "", "{done}");
         assert_eq!(joined(held.pid()), before);
     }

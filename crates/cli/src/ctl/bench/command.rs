@@ -78,7 +78,9 @@ impl Subject for Runs<'_> {
             if !done.as_ref().is_ok_and(ExitStatus::success) && !interrupt::asked() {
                 let how = done.map_or_else(|error| error.to_string(), |status| status.to_string());
                 let prepare = prepare.shown();
-                warn(format_args!("cannot run --prepare '{prepare}': it failed: {how}"));
+                warn(format_args!(
+                    "cannot run --prepare '{prepare}': it failed: {how}; fix: name a command that succeeds"
+                ));
                 return Err(exit::FAILED);
             }
         }

@@ -190,7 +190,7 @@ impl Slices<'_> {
 
     /// Says that the counter has not grown in a slice, so the slice says nothing; returns the exit status.
     fn has_not_grown(&self, before: f64, now: f64) -> u8 {
-        let (pid, metric) = (self.pid.as_raw_nonzero(), self.metric);
+        let (pid, metric) = (self.pid.as_raw_nonzero(), self.metric.shown());
         let slice = self.options.slice.unwrap_or(USUAL);
         // Ctrl-C cuts the slice short.
         if interrupt::asked() {
@@ -198,12 +198,12 @@ impl Slices<'_> {
         }
         if now < before {
             warn(format_args!(
-                "cannot measure process {pid} by --metric {metric}: it fell from {before} to {now}; \
+                "cannot measure process {pid} by --metric '{metric}': it fell from {before} to {now}; \
                  fix: name a counter that only grows"
             ));
         } else {
             warn(format_args!(
-                "cannot measure process {pid} by --metric {metric}: it did not grow in {slice:?}, and was {now}; \
+                "cannot measure process {pid} by --metric '{metric}': it did not grow in {slice:?}, and was {now}; \
                  fix: name a counter that grows with the work, or use a longer --slice"
             ));
         }
