@@ -24,11 +24,13 @@ pub(crate) fn check(
         let sizes = thp::pool_sizes();
         if !sizes.contains(&size) {
             let sizes: Vec<String> = sizes.into_iter().map(shown).collect();
+            let (there, fix) = match sizes.is_empty() {
+                true => ("and no others".to_owned(), "leave out --backing hugetlb"),
+                false => (format!("only: {}", sizes.join(", ")), "name one of these"),
+            };
             return Err(format!(
-                "cannot use --page-size {}: /sys/kernel/mm/hugepages has no pages of that size, only: {}; \
-                 fix: name one of these",
-                shown(size),
-                sizes.join(", ")
+                "cannot use --page-size {}: /sys/kernel/mm/hugepages has no pages of that size, {there}; fix: {fix}",
+                shown(size)
             ));
         }
     }
