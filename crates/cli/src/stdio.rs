@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use clap::error::ContextValue;
 use rustix::io::Errno as RawErrno;
 use tiexec_core::escape::AsShown;
-use tiexec_engine::output::{standard_output, write_briefly};
+use tiexec_engine::output::{write_briefly, write_to_the_end};
 use tiexec_sys::{Errno, with_symbols};
 
 use crate::exit;
@@ -77,6 +77,6 @@ pub fn say_usage(mut error: clap::Error) -> Result<(), RawErrno> {
     if error.use_stderr() {
         write_briefly(std::io::stderr(), &text)
     } else {
-        write_briefly(standard_output()?, &text)
+        write_to_the_end(&text)
     }
 }
