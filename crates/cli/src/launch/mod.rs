@@ -304,8 +304,9 @@ impl Launcher {
         };
         let colon = if detail.is_empty() { "" } else { ": " };
         let file = search(self.name()).map(|path| path.shown().to_string());
-        let fix =
-            reason.fix_for(file.as_deref()).map_or(String::new(), |fix| format!("; fix: {fix}"));
+        // A detail may end with a fix of its own, which is more exact than that of the reason.
+        let fix = reason.fix_for(file.as_deref()).filter(|_| !detail.contains("; fix: "));
+        let fix = fix.map_or(String::new(), |fix| format!("; fix: {fix}"));
         warn(format_args!("{name}: {what}: {reason}{colon}{detail}{fix}"));
     }
 

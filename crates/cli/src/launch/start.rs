@@ -118,8 +118,9 @@ fn line_of(left: &Left) -> String {
     };
     let fix = match (later, left.reason.fix_for(Some(&files))) {
         (Some(later), _) => format!("; fix: tiexecctl attach {pid}; for later starts: {later}"),
-        (None, Some(fix)) => format!("; fix: {fix}"),
-        (None, None) => String::new(),
+        // The detail may end with a fix of its own, which is more exact than that of the reason.
+        (None, Some(fix)) if !detail.contains("; fix: ") => format!("; fix: {fix}"),
+        (None, _) => String::new(),
     };
     let reason = left.reason;
     format!(
