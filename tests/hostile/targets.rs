@@ -241,7 +241,9 @@ fn one_of_a_cgroup_whose_members_are_killed_together() {
         done.err().contains("memcg_headroom") && done.err().contains("memory.oom.group"),
         "{done}"
     );
-    assert!(done.err().contains("OOMPolicy=stop") && !done.err().contains("MemoryMax="), "{done}");
+    let fix =
+        format!("; fix: write 0 to {}/memory.oom.group (systemd: OOMPolicy=stop)", group.display());
+    assert!(done.err().contains(&fix) && !done.err().contains("MemoryMax="), "{done}");
     assert_untouched(pid, &before);
     std::fs::write(group.join("memory.oom.group"), "0").expect("it was just written");
     there_and_back_by_root(pid);

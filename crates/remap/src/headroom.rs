@@ -150,8 +150,8 @@ pub(crate) fn charged_to(process: &ProcDir) -> Result<Option<PathBuf>, Failure> 
         let group = std::fs::read_to_string(directory.join("memory.oom.group"));
         if group.is_ok_and(|group| group.trim() == "1") {
             let what = format!(
-                "{} has memory.oom.group set: were it full, all of its processes would be killed; \
-                 fix: write 0 to that file (systemd: OOMPolicy=stop)",
+                "{0} has memory.oom.group set, so the kernel kills all of its processes when it is full; \
+                 fix: write 0 to {0}/memory.oom.group (systemd: OOMPolicy=stop)",
                 directory.shown()
             );
             return Err(Failure::new(FailureKind::MemcgHeadroom, what));
