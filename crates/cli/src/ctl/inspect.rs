@@ -8,7 +8,7 @@ use tiexec_remap::{inspect, workers};
 use tiexec_sys::{Errno, Pid, SysError, thp};
 
 use super::attach::{self, targets, together};
-use super::{failed, has_text, print, thread_with_text};
+use super::{failed, has_text, print, thread_with_text, told};
 use crate::exit;
 use crate::options::Targets;
 use crate::stdio::warn;
@@ -65,13 +65,14 @@ pub(super) fn run(selected: &Targets, json: bool) -> u8 {
         false => Figures::of(pid.as_raw_nonzero().get(), json),
     };
     let all: Vec<Figures> = pids.iter().map(one).collect();
-    let mut statuses: Vec<u8> = all.iter().map(|one| one.status).collect();
+    let statuses = all.iter().map(|one| one.status).collect();
+    let mut printed = exit::OK;
     let seen: Vec<&Figures> = all.iter().filter(|one| one.status == exit::OK).collect();
     if pids.len() > 1 && !seen.is_empty() {
         let sum = |of: fn(&Figures) -> u64| seen.iter().map(|one| of(one)).sum::<u64>();
         let (text, huge) = (sum(|one| one.text_bytes), sum(|one| one.huge_bytes));
         let processes = seen.len();
-        let printed = print(&if json {
+        printed = print(&if json {
             let sums = serde_json::json!({
                 "schema": SCHEMA,
                 "kind": "inspect_sum",
@@ -84,9 +85,8 @@ pub(super) fn run(selected: &Targets, json: bool) -> u8 {
             let (percent, text, huge) = (percent(huge, text), mib(text), mib(huge));
             format!("all {processes} processes   text {text} MiB   huge {huge} MiB ({percent} %)\n")
         });
-        statuses.extend((printed != exit::OK).then_some(printed));
     }
-    together(statuses, selected)
+    told(together(statuses, selected), printed)
 }
 
 /// Makes the report about a process.
