@@ -1,6 +1,7 @@
 //! A command that a message names as its fix, or as the undo, does what the message says.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use support::attaching::{
     Before, assert_untouched, attach, ctl, ctl_behind, held, is_switched, ok, small,
@@ -228,6 +229,10 @@ fn of_a_runtime_directory_that_is_not_set() {
         (&["disable", "--user", "x"], 1, &not_set),
         (&["store", "path"], 1, "XDG_RUNTIME_DIR is not set; fix: tiexecctl store setup"),
     ] {
+        // With the system's store this user lacks none.
+        if words[0] == "store" && Path::new("/run/tiexec/images").exists() {
+            continue;
+        }
         let done = Run::new(&ctl, words).plain().behind(&front).output();
         done.assert_code(status);
         assert!(done.err().contains(says) && done.err().lines().count() == 1, "{done}");
