@@ -179,7 +179,7 @@ fn commands_that_fail() {
     }
     let silent = ctl(["bench", "-r", "2", "--", "false"]);
     assert_eq!(silent.err().lines().count(), 1, "{silent}");
-    // Runs that tiexec refuses are no failures to be counted.
+    // `--ignore-failure` does not help if tiexec refuses an option.
     let refused = ctl(["bench", "-r", "2", "--option=--nonsense", "--", "true"]);
     refused.assert_code(1);
     assert!(refused.err().contains("; fix: leave out the --option that tiexec refuses"));
@@ -314,7 +314,7 @@ fn slices_of_a_running_process() {
     assert_eq!(joined(held.pid()), before);
 }
 
-/// Without work there is nothing to compare.
+/// A counter that stands still or falls gives no figure to compare.
 #[test]
 fn a_counter_that_does_not_grow() {
     let dir = tempfile::tempdir().expect("a directory");

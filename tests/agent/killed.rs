@@ -71,7 +71,7 @@ fn a_second_agent_ends_and_a_dead_ones_socket_is_replaced() {
     crate::stop(next);
 }
 
-/// As a user who has no socket: the state alone tells them of each other.
+/// An agent of an ordinary user has no socket, so only the lock in the state directory excludes the others.
 #[test]
 fn of_several_that_begin_at_once_one_runs() {
     require!(support::is_root(), "root can be another user");

@@ -93,7 +93,7 @@ fn page_cache_cannot_be_required_to_be_proved() {
     server.finish();
 }
 
-/// One message says that a directory is missing, and none that a rule of a file with a mistake is not there.
+/// For a missing directory there is one message. A rule of a file with a mistake is not called missing.
 #[test]
 fn a_rule_that_cannot_be_found() {
     require!(is_root(), "rules of root's");

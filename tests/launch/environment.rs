@@ -37,7 +37,7 @@ fn the_environment_does_what_options_do() {
 }
 
 #[test]
-fn a_pattern_that_is_none_is_reported() {
+fn an_invalid_pattern_is_reported() {
     let held = hold().env("TIEXEC", "only=[").hold();
     assert!(huge(&held) > 0, "the rest of the settings holds");
     let done = held.finish();

@@ -209,7 +209,7 @@ fn of_an_image_store() {
     assert!(said.contains("store_full") && said.contains("--size=SIZE"), "{said}");
 }
 
-/// As after su(1).
+/// A shell of `su -` often lacks both variables.
 #[test]
 fn of_a_runtime_directory_that_is_not_set() {
     require!(is_root() && installed("setpriv").is_some(), "another user needs root and setpriv");
@@ -229,7 +229,7 @@ fn of_a_runtime_directory_that_is_not_set() {
         (&["disable", "--user", "x"], 1, &not_set),
         (&["store", "path"], 1, "XDG_RUNTIME_DIR is not set; fix: tiexecctl store setup"),
     ] {
-        // With the system's store this user lacks none.
+        // If the system has a store, this user has one too.
         if words[0] == "store" && Path::new("/run/tiexec/images").exists() {
             continue;
         }

@@ -36,7 +36,7 @@ fn root_without_the_capability_is_not_told_to_become_root() {
     held.finish().assert_code(7);
 }
 
-/// A daemon that keeps keys is not dumpable.
+/// A daemon that holds keys, such as ssh-agent, is not dumpable, so even its own user may not examine it.
 #[test]
 fn a_user_is_not_told_to_become_the_user_that_it_is() {
     require!(is_root(), "becoming another user needs root");

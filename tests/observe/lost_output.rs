@@ -1,4 +1,4 @@
-//! A product that standard output does not take is never lost in silence, be that closed or full.
+//! If standard output is closed or full, the commands fail and report it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -6,14 +6,14 @@ use std::process::{Command, Output};
 use support::attaching::{ctl, held, small};
 use support::{Kind, program, tiexec, tiexecctl, tiexecd};
 
-/// Runs it by the shell, with standard output redirected.
+/// Runs a tool by the shell, with standard output redirected.
 fn with(redirection: &str, tool: &Path, words: &[&str]) -> Output {
     let script = format!("exec \"$@\" {redirection}");
     let mut shell = Command::new("bash");
     shell.args(["-c", &script, "bash"]).arg(tool).args(words).output().expect("bash")
 }
 
-/// Each must fail with the status, and say why in one line.
+/// Asserts that the tool fails with this status and prints one line with the cause.
 fn assert_told(tool: &Path, words: &[&str], status: i32, subject: &str) {
     for (redirection, why) in
         [(">&-", "bad file descriptor (EBADF)"), (">/dev/full", "no space left on device (ENOSPC)")]
@@ -66,7 +66,7 @@ fn of_a_dry_run() {
     }
 }
 
-/// Not by its name, either: its number may be another file's by then.
+/// `/dev/stdout` names the closed standard output too. Another file may have its number by then.
 #[test]
 fn of_a_file_that_is_named() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -82,7 +82,7 @@ fn of_a_file_that_is_named() {
     assert!(told.contains("cannot write /dev/stdout: bad file descriptor (EBADF)"), "{told}");
 }
 
-/// A reader that has seen enough is no failure.
+/// A reader may close the pipe before the end of the output. The command succeeds then.
 #[test]
 fn a_broken_pipe_is_none() {
     let held = held(&small("hold", Kind::DynamicNoPie));

@@ -146,13 +146,13 @@ impl Directory {
         Ok(Locked(file))
     }
 
-    /// Takes a lock that only this process holds, until the result is dropped. A forked process shares a lock of flock(2)
-    /// and may outlive this process, so the lock is one of fcntl(2). The kernel releases it as soon as this process
-    /// closes any descriptor of the file, so nothing else may open the file.
+    /// Takes a lock that only this process holds, until the result is dropped. A forked process shares a lock of
+    /// flock(2) and may outlive this process, so the lock is one of fcntl(2). The kernel releases it as soon as this
+    /// process closes any descriptor of the file, so nothing else may open the file.
     ///
     /// # Errors
-    /// The inner error: another process holds the lock. Its PID is given if this process can see it. The outer error: that
-    /// of openat(2) or fcntl(2).
+    /// The inner error: another process holds the lock. Its PID is given if this process can see it. The outer error:
+    /// that of openat(2) or fcntl(2).
     pub(crate) fn lock_alone(
         &self,
         name: &str,
@@ -202,7 +202,7 @@ impl Directory {
         })
     }
 
-    /// Returns where it is.
+    /// Returns the path of the directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

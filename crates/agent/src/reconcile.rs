@@ -138,7 +138,7 @@ pub struct Agent<'a> {
     state_directory: PathBuf,
     rules: Rules,
     store: Option<Store>,
-    /// The right to be the one agent of this state.
+    /// The lock by which only one agent uses the state directory; `None` if it could not be taken.
     _alone: Option<Locked>,
     state: State,
     stamp: Option<Stamp>,
@@ -188,7 +188,8 @@ impl<'a> Agent<'a> {
     /// # Errors
     /// Another agent runs already. Two agents would undo each other's work. The text is one line.
     pub fn new(rules: &Path, state: &Path, log: Log<'a>) -> Result<Self, String> {
-        // Before the socket, which the second of two that begin at once would take away from the first.
+        // Two agents may start at once. The second would then replace the socket of the first, so the lock comes before
+        // the socket.
         let store = Store::open(state);
         let alone = match store.as_ref().map(Store::begin) {
             Ok(Ok(alone)) => alone,

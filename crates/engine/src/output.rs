@@ -234,7 +234,7 @@ fn new_name(name: &OsStr) -> Result<OsString, Refusal> {
 /// Returns standard output.
 ///
 /// # Errors
-/// EBADF if standard output was closed when the program began. Its number may be another file's by now.
+/// EBADF if standard output was closed when the program began. Another file may have its number by now.
 pub fn standard_output() -> Result<BorrowedFd<'static>, RawErrno> {
     if output_is_closed() { Err(RawErrno::BADF) } else { Ok(rustix::stdio::stdout()) }
 }

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pattern_that_is_none_is_named_and_left_out() {
+    fn an_invalid_pattern_is_reported_and_ignored() {
         let mut settings = Settings::default();
         let file = "only=cc1\nexcept=[\n";
         let malformed = with_patterns(&mut settings, |all| all.take_file(file));
@@ -133,7 +133,7 @@ mod tests {
         });
         let items: Vec<&str> = malformed.iter().map(|bad| bad.item.as_str()).collect();
         assert_eq!(items, ["backing=foo", "only=[", "except=[z"]);
-        assert_eq!(settings.only, ["cc1"], "that of the file holds");
+        assert_eq!(settings.only, ["cc1"], "the list of the file stays in force");
         assert_eq!(settings.except, ["a*"]);
     }
 }

@@ -5,8 +5,9 @@
 //! program would inherit or miss all of that. So the binary has a C `main` and passes the pointers
 //! here.
 //!
-//! The other binaries have Rust's `main`. Before it, they note whether standard output is closed: output to
-//! `/dev/null` would be lost in silence.
+//! The other binaries have Rust's `main`. Rust's runtime opens `/dev/null` on a closed standard output, where the
+//! output would be lost without an error. These binaries therefore note before the runtime starts whether standard
+//! output is closed.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -87,8 +88,8 @@ impl Argv {
     }
 }
 
-/// Has [`note_closed_output`](crate::startup::note_closed_output) run before Rust's runtime, which opens `/dev/null` on a
-/// closed standard output. To be used once, in the root of a binary.
+/// Makes the C library call [`note_closed_output`](crate::startup::note_closed_output) before Rust's runtime opens
+/// `/dev/null` on a closed standard output. Use it once, in the root of a binary.
 #[macro_export]
 macro_rules! note_closed_output_before_main {
     () => {
@@ -103,13 +104,14 @@ macro_rules! note_closed_output_before_main {
 
 static OUTPUT_IS_CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Notes whether standard output is closed. To be called before another file can get its number.
+/// Notes whether standard output is closed. Call it before this process opens a file, because the file could get the
+/// number of standard output.
 pub extern "C" fn note_closed_output() {
     let closed = rustix::io::fcntl_getfd(rustix::stdio::stdout()).is_err();
     OUTPUT_IS_CLOSED.store(closed, Relaxed);
 }
 
-/// Returns whether standard output was closed when that was [noted](note_closed_output).
+/// Returns whether standard output was closed when [`note_closed_output`] ran.
 pub fn output_is_closed() -> bool {
     OUTPUT_IS_CLOSED.load(Relaxed)
 }

@@ -185,7 +185,7 @@ fn print(text: &str) -> u8 {
     }
 }
 
-/// Returns the exit status of what was done, or that of its line on stdout if that was not written.
+/// Combines the exit status of an action with that of printing its line. A failure of the action comes first.
 fn told(status: u8, printed: u8) -> u8 {
     if status == exit::OK { printed } else { status }
 }

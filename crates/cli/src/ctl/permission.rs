@@ -15,12 +15,12 @@ pub(super) struct Rights {
     capable: bool,
     /// It is in another user namespace than the initial one, where its capabilities do not apply to processes outside.
     enclosed: bool,
-    /// The process that it may not look at is of the same user.
+    /// All user IDs of the process to be examined are those of this process.
     same_user: bool,
 }
 
 impl Rights {
-    /// Returns the rights to look at this process.
+    /// Returns the rights of this process to examine the process `pid`.
     pub(super) fn to(pid: i32) -> Self {
         Self { same_user: is_own(pid), ..Self::own() }
     }

@@ -16,7 +16,7 @@ use crate::exit;
 use crate::options::{Advise, ReportPage, Targets};
 use crate::stdio::warn;
 
-/// What is done to a process, in words.
+/// The words after `cannot` in a message about a process.
 const DOING: &str = "report on";
 /// Most bytes of a file.
 const LONGEST: u64 = 64 << 20;

@@ -100,7 +100,7 @@ impl Launcher {
         let settings = &self.settings;
         let budget = settings.max_huge_pages;
         let stays = settings.follow || !settings.settle().is_zero();
-        // `all` means whatever there is.
+        // With `all` the user need not expect that the program generates code, so the line needs `-v` then.
         let wants_jit = settings.select.jit && (settings.select != Select::ALL || settings.verbose);
         if !stays && wants_jit && !settings.quiet {
             warn(format_args!(
@@ -374,7 +374,8 @@ impl Launcher {
             Errno::NOENT => missing().map_or(String::new(), |path| {
                 format!("its interpreter {} is not there: ", path.shown())
             }),
-            // It says the same of a directory, of a file without the right, and of a directory on the way.
+            // The kernel returns EACCES for a directory, for a file without execute permission, and for a path through a
+            // directory without search permission.
             Errno::ACCES => match search(self.name()).and_then(|path| std::fs::metadata(path).ok())
             {
                 Some(file) if file.is_dir() => "it is a directory: ".to_owned(),

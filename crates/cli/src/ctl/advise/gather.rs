@@ -40,9 +40,9 @@ pub(super) const USUAL: Duration = Duration::from_secs(5);
 /// The result of the sampling.
 pub(super) struct Gathered {
     pub(super) pid: u32,
-    /// The processes that were named and could be sampled.
+    /// The selected processes that were sampled; none for a command.
     pub(super) sampled: Vec<Pid>,
-    /// The exit statuses of those that could not, which were said on stderr.
+    /// The exit status of each selected process that could not be sampled. The messages are on stderr already.
     pub(super) refused: Vec<u8>,
     pub(super) comm: String,
     pub(super) tally: Tally,
@@ -53,7 +53,7 @@ pub(super) struct Gathered {
     pub(super) lasted: Duration,
 }
 
-/// Samples these processes, or the command that the options name. `doing` is for messages.
+/// Samples these processes, or the command that the options name. Messages begin with `cannot` and `doing`.
 ///
 /// # Errors
 /// The exit status. The message is on stderr already.
@@ -104,7 +104,7 @@ fn may_sample(doing: &str, pid: Pid) -> Result<String, u8> {
     Ok(String::from_utf8_lossy(&status.name).into_owned())
 }
 
-/// Returns the command of `tiexecctl` that does this.
+/// Returns the command of `tiexecctl` for these words: `advise` for `advise on`.
 pub(super) fn command_of(doing: &str) -> &str {
     doing.split(' ').next().unwrap_or_default()
 }

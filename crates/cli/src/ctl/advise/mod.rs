@@ -35,9 +35,9 @@ pub(super) struct Advised {
     pub(super) advice: Advice,
     pub(super) tally: Tally,
     pub(super) circumstances: Circumstances,
-    /// The exit statuses of the processes that could not be sampled.
+    /// The exit status of each process that could not be sampled.
     refused: Vec<u8>,
-    /// The number of those that were.
+    /// The number of selected processes that were sampled.
     sampled: usize,
 }
 
@@ -97,7 +97,7 @@ pub(super) fn sample(doing: &str, pids: &[Pid], options: &Advise) -> Result<Advi
     })?;
     let Gathered { pid, sampled, refused, comm, tally, known, counted, clock, lasted } =
         gather::gather(doing, pids, options, pages)?;
-    // A command that a message or the advice names is about those that can be sampled.
+    // Messages and the advice propose commands. These name only processes that can be sampled.
     let mut options = options.clone();
     if !options.targets.pids.is_empty() {
         let named = sampled.iter().map(|pid| pid.as_raw_nonzero().to_string());
@@ -160,7 +160,7 @@ fn nothing_sampled(doing: &str, pid: u32, pids: &[Pid], options: &Advise, lasted
         1 => "while it is busy",
         _ => "while they are busy",
     };
-    // `report` has no such option.
+    // `report` has no option `--follow`.
     let may_follow = !options.follow && command_of(doing) == "advise";
     let children = if may_follow { ", with --follow if children do the work" } else { "" };
     warn(format_args!(

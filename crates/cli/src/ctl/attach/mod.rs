@@ -482,10 +482,10 @@ fn failed_of(doing: &str, pid: Pid, failure: &Failure, targets: &Targets) -> u8 
     }
 }
 
-/// Returns what mends it, for an attach or a revert.
+/// Returns the fix of a reason, for an attach or a revert.
 fn fix_of(reason: Reason) -> Option<&'static str> {
     match reason {
-        // The deadline of an attach is its own.
+        // The reason has the fix of a launch, which is a longer `--deadline`. An attach has no such option.
         Reason::Failed(FailureKind::Deadline) => Some("do it again when the machine is less busy"),
         reason => reason.fix(),
     }

@@ -127,7 +127,7 @@ impl Subject for Runs<'_> {
             let tail = words.len().saturating_sub(LAST_WORDS);
             let tail = words.char_indices().map(|(at, _)| at).find(|&at| at >= tail).unwrap_or(0);
             let by = if arm == Arm::Tiexec { " by tiexec" } else { "" };
-            // The program did not run: `exit::LAUNCH_FAILED` of tiexec itself.
+            // tiexec exits with this status if it does not start the program, mostly because of an option.
             let refused = arm == Arm::Tiexec
                 && !self.options.option.is_empty()
                 && status.code() == Some(exit::LAUNCH_FAILED.into());

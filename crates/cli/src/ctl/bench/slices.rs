@@ -188,11 +188,11 @@ impl Slices<'_> {
         last_number(&child::text_of(output)).ok_or_else(|| refuse(&"it printed no number"))
     }
 
-    /// Says that the counter has not grown in a slice, so the slice says nothing; returns the exit status.
+    /// Reports that the counter has not grown in a slice, so that the slice has no figure. Returns the exit status.
     fn has_not_grown(&self, before: f64, now: f64) -> u8 {
         let (pid, metric) = (self.pid.as_raw_nonzero(), self.metric.shown());
         let slice = self.options.slice.unwrap_or(USUAL);
-        // Ctrl-C cuts the slice short.
+        // Ctrl-C ends the slice early, so the counter may have had no time to grow.
         if interrupt::asked() {
             return exit::FAILED;
         }

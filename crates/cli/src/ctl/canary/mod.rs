@@ -296,7 +296,7 @@ fn of_rule(name: &str, options: &Canary) -> Result<(Selection, Settings, Canary)
     let rules = Rules::read(&options.conf_dir);
     rules.defects.iter().for_each(warn);
     let Some(rule) = rules.rules.iter().find(|rule| rule.name == name).cloned() else {
-        // The defect says it already.
+        // The line of the defect has told the user that the directory cannot be read.
         if rules.unread(&options.conf_dir).is_some() {
             return Err(exit::USAGE);
         }

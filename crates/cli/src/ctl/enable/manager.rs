@@ -60,7 +60,7 @@ impl Manager {
     /// Makes sure that the user's systemd can be found.
     ///
     /// # Errors
-    /// Nothing says where it is, and what helps.
+    /// The environment does not say where its socket is. The text ends with the fix.
     pub(super) fn can_be_found(self) -> Result<(), String> {
         let is_set = |variable| std::env::var_os(variable).is_some();
         match !self.user || is_set("XDG_RUNTIME_DIR") || is_set("DBUS_SESSION_BUS_ADDRESS") {
@@ -195,7 +195,7 @@ impl Manager {
     }
 }
 
-/// Says that `XDG_RUNTIME_DIR` is missing, as after su(1), and what helps.
+/// Returns the message that `XDG_RUNTIME_DIR` is not set, with the fix. A shell of `su -` often lacks the variable.
 fn no_runtime_directory() -> String {
     let user = rustix::process::geteuid().as_raw();
     let usual = format!("/run/user/{user}");

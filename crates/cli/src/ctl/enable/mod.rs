@@ -60,7 +60,7 @@ struct Enabled {
     unit: String,
     /// Whether the drop-in changed.
     changed: bool,
-    /// The exit status of the line about it.
+    /// The exit status of printing the line about the unit.
     printed: u8,
 }
 
@@ -324,7 +324,7 @@ fn program(manager: Manager, unit: &manager::Unit) -> Result<String, String> {
     })
 }
 
-/// Checks that the manager is there. `otherwise` is another fix.
+/// Checks that systemd can be reached. `otherwise` follows the fix of the message.
 fn running(manager: Manager, otherwise: &str) -> Result<(), String> {
     // The check of sd_booted(3).
     if manager.user || Path::new("/run/systemd/system").is_dir() {
