@@ -374,8 +374,8 @@ impl Launcher {
             Errno::NOENT => missing().map_or(String::new(), |path| {
                 format!("its interpreter {} is not there: ", path.shown())
             }),
-            // The kernel returns EACCES for a directory, for a file without execute permission, and for a path through a
-            // directory without search permission.
+            // The kernel returns EACCES for a directory, for a file without execute permission, and for a path through
+            // a directory without search permission.
             Errno::ACCES => match search(self.name()).and_then(|path| std::fs::metadata(path).ok())
             {
                 Some(file) if file.is_dir() => "it is a directory: ".to_owned(),
