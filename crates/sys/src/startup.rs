@@ -88,7 +88,7 @@ impl Argv {
     }
 }
 
-/// Makes the C library call [`note_closed_output`](crate::startup::note_closed_output) before Rust's runtime opens
+/// Makes the C library call [`note_closed_output`] before Rust's runtime opens
 /// `/dev/null` on a closed standard output. Use it once, in the root of a binary.
 #[macro_export]
 macro_rules! note_closed_output_before_main {
