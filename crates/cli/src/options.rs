@@ -346,7 +346,7 @@ pub enum StoreCommand {
     },
     /// Remove images whose originals are gone or have changed, and files that killed builders left
     Prune {
-        /// Also remove every image that no process maps
+        /// Also remove every image that no process maps or has open
         #[arg(long)]
         all_unused: bool,
         /// Print JSON

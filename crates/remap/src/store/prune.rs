@@ -47,7 +47,7 @@ pub struct Removed {
 }
 
 /// Removes outdated and damaged images, and what dead builders left. With `all_unused`, also removes every image
-/// that no process maps.
+/// that no process maps or has open.
 ///
 /// An image in use stays if it is neither outdated nor damaged.
 ///
