@@ -144,7 +144,7 @@ fn verdicts_in_a_directory_that_a_user_may_not_make_or_read() {
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     for (directory, status) in [("missing", 5), ("own", 5), ("own/missing", 5), ("no/missing", 1)] {
         let state = public.path().join(directory).display().to_string();
-        let words = ["canary", "--state-dir", &state, "merge", "--keep", &file];
+        let words = ["canary", "merge", "--keep", "--state-dir", &state, &file];
         let done = support::Run::new(&ctl, words).plain().behind(nobody).output();
         done.assert_code(status);
         assert!(done.err().contains("tiexecctl: cannot open the verdicts: "), "{done}");
