@@ -62,6 +62,9 @@ impl Surroundings {
 
 /// Takes over a source, and drops its invalid patterns. If no pattern of a list is left, the list of the weaker source
 /// stays in force. Returns the invalid parts.
+///
+/// An empty list `only` selects every program. If only invalid patterns are left, the list therefore keeps them, and
+/// [`Patterns::new`] fails: nothing is followed, and a preloaded library leaves the program alone.
 fn with_patterns(
     settings: &mut Settings,
     take: impl FnOnce(&mut Settings) -> Vec<Malformed>,
@@ -70,7 +73,11 @@ fn with_patterns(
     let mut malformed = take(settings);
     let lists = [("only", &mut settings.only, only), ("except", &mut settings.except, except)];
     for (key, list, weaker) in lists {
-        let count = list.len();
+        // This source has no such list.
+        if *list == weaker {
+            continue;
+        }
+        let all = list.clone();
         list.retain(|pattern| match Patterns::new(std::slice::from_ref(pattern), &[]) {
             Ok(_is_one) => true,
             Err(problem) => {
@@ -78,8 +85,8 @@ fn with_patterns(
                 false
             }
         });
-        if list.len() < count && list.is_empty() {
-            *list = weaker;
+        if list.is_empty() && !all.is_empty() {
+            *list = if key == "only" && weaker.is_empty() { all } else { weaker };
         }
     }
     malformed
@@ -135,5 +142,11 @@ mod tests {
         assert_eq!(items, ["backing=foo", "only=[", "except=[z"]);
         assert_eq!(settings.only, ["cc1"], "the list of the file stays in force");
         assert_eq!(settings.except, ["a*"]);
+        let mut settings = Settings::default();
+        let malformed = with_patterns(&mut settings, |all| all.take_environment("only=["));
+        assert_eq!(malformed.len(), 1, "{malformed:?}");
+        assert!(Patterns::new(&settings.only, &settings.except).is_err(), "it selects no program");
+        let malformed = with_patterns(&mut settings, |all| all.take_environment("verbose"));
+        assert!(malformed.is_empty(), "each pattern is reported once: {malformed:?}");
     }
 }
