@@ -11,8 +11,9 @@ use support::{Kind, Random, Run, program, require};
 fn struck(kind: Kind, fault: &str, report: &Path) -> bool {
     let _none_yet = std::fs::remove_file(report);
     let option = format!("--report={}", report.display());
+    // Without --settle=0 the companion may trace the program by then, to treat the text that the helper left.
     let run = Run::new(program("identity", kind), [""; 0])
-        .options([option.as_str(), "--json", "--backing", "image"])
+        .options([option.as_str(), "--json", "--backing", "image", "--settle=0"])
         .env("TIEXEC_FAULT", fault);
     let held = run.hold();
     let complete = std::fs::read_to_string(report).is_ok_and(|r| r.contains("\"launch\":{"));
