@@ -41,6 +41,12 @@ pub(crate) fn say_unwritten(errno: RawErrno) {
     }
 }
 
+/// Returns the end of a message: the fix, unless the detail before it names a better one.
+pub(crate) fn and_fix(detail: &str, fix: Option<impl Display>) -> String {
+    let fix = fix.filter(|_| !detail.contains("; fix: "));
+    fix.map_or(String::new(), |fix| format!("; fix: {fix}"))
+}
+
 /// Writes the output of the command-line parser. Returns the exit status: `usage` for a malformed command line,
 /// `failed` if help cannot be written.
 pub(crate) fn answer(error: clap::Error, usage: u8, failed: u8) -> u8 {

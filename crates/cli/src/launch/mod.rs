@@ -35,7 +35,7 @@ use crate::exit;
 use crate::fold::{folded, width};
 use crate::options::LaunchSettings;
 use crate::settings;
-use crate::stdio::warn;
+use crate::stdio::{and_fix, warn};
 
 use self::report_output::{Sink, open_sink};
 
@@ -305,8 +305,7 @@ impl Launcher {
         let colon = if detail.is_empty() { "" } else { ": " };
         let file = search(self.name()).map(|path| path.shown().to_string());
         // A detail may end with a fix of its own, which is more exact than that of the reason.
-        let fix = reason.fix_for(file.as_deref()).filter(|_| !detail.contains("; fix: "));
-        let fix = fix.map_or(String::new(), |fix| format!("; fix: {fix}"));
+        let fix = and_fix(detail, reason.fix_for(file.as_deref()));
         warn(format_args!("{name}: {what}: {reason}{colon}{detail}{fix}"));
     }
 
@@ -370,26 +369,26 @@ impl Launcher {
     fn not_executed(&self, errno: Errno) -> u8 {
         // The kernel returns ENOENT for a missing program and for a missing interpreter.
         let missing = || missing_interpreter(&search(self.name())?);
-        let why = match errno {
-            Errno::NOENT => missing().map_or(String::new(), |path| {
-                format!("its interpreter {} is not there: ", path.shown())
-            }),
+        let (mut why, mut fix) = (String::new(), String::new());
+        match errno {
+            Errno::NOENT => {
+                if let Some(path) = missing() {
+                    why = format!("its interpreter {} is not there: ", path.shown());
+                }
+            }
             // The kernel returns EACCES for a directory, for a file without execute permission, and for a path through
             // a directory without search permission.
             Errno::ACCES => match search(self.name()).and_then(|path| std::fs::metadata(path).ok())
             {
-                Some(file) if file.is_dir() => "it is a directory: ".to_owned(),
+                Some(file) if file.is_dir() => why = "it is a directory: ".to_owned(),
                 Some(file) if file.is_file() && file.mode() & 0o111 == 0 => {
-                    "it is not executable: ".to_owned()
+                    why = "it is not executable: ".to_owned();
+                    fix = format!("; fix: chmod +x {}", self.name().shown());
                 }
-                _ => String::new(),
+                _ => {}
             },
-            _ => String::new(),
-        };
-        let fix = match why.as_str() {
-            "it is not executable: " => format!("; fix: chmod +x {}", self.name().shown()),
-            _ => String::new(),
-        };
+            _ => {}
+        }
         let name = match self.name().is_empty() {
             true => "''".to_owned(),
             false => self.name().shown().to_string(),

@@ -1,5 +1,6 @@
 //! The output of a launch's report.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::path::Path;
 
@@ -27,12 +28,16 @@ impl Sink {
             Self::File(file, name) => (write_briefly(file, text), name.as_str()),
         };
         if let Err(errno) = written {
-            let why = Errno::from(errno);
-            warn(format_args!(
-                "cannot write the report to {name}: {why}; fix: name another file in --report"
-            ));
+            say_not_written(name, &Errno::from(errno));
         }
     }
+}
+
+/// Warns that the report is not in the file that `--report` names.
+fn say_not_written(name: &str, why: &dyn Display) {
+    warn(format_args!(
+        "cannot write the report to {name}: {why}; fix: name another file in --report"
+    ));
 }
 
 /// Opens the destination of the report. The program also runs if the file cannot be opened.
@@ -40,14 +45,12 @@ pub(super) fn open_sink(file: &str) -> Option<Sink> {
     if file.is_empty() {
         return Some(Sink::Stderr);
     }
-    Output::at(Path::new(file))
-        .and_then(|output| output.open())
-        .map(|opened| Sink::File(opened, file.shown().to_string()))
-        .inspect_err(|why| {
-            warn(format_args!(
-                "cannot write the report to {}: {why}; fix: name another file in --report",
-                file.shown()
-            ));
-        })
-        .ok()
+    let name = file.shown().to_string();
+    match Output::at(Path::new(file)).and_then(|output| output.open()) {
+        Ok(opened) => Some(Sink::File(opened, name)),
+        Err(why) => {
+            say_not_written(&name, &why);
+            None
+        }
+    }
 }

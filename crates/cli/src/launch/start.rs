@@ -20,7 +20,7 @@ use tiexec_sys::{Pid, process, thp};
 
 use super::Launcher;
 use super::report_output::Sink;
-use crate::stdio::warn;
+use crate::stdio::{and_fix, warn};
 
 /// Most files that the line names.
 const MOST_FILES: usize = 3;
@@ -118,9 +118,7 @@ fn line_of(left: &Left) -> String {
     };
     let fix = match (later, left.reason.fix_for(Some(&files))) {
         (Some(later), _) => format!("; fix: tiexecctl attach {pid}; for later starts: {later}"),
-        // The detail may end with a fix of its own, which is more exact than that of the reason.
-        (None, Some(fix)) if !detail.contains("; fix: ") => format!("; fix: {fix}"),
-        (None, _) => String::new(),
+        (None, fix) => and_fix(&detail, fix),
     };
     let reason = left.reason;
     format!(

@@ -37,7 +37,7 @@ use super::{print, told};
 use crate::exit;
 use crate::options::{Attach, LaunchSettings, Revert, Targets};
 use crate::settings;
-use crate::stdio::warn;
+use crate::stdio::{and_fix, warn};
 
 /// Runs `attach`; returns the exit status.
 pub(crate) fn run(options: &Attach) -> u8 {
@@ -341,15 +341,11 @@ fn say(locked: &LockedTarget, attached: &Attached, report: &Report, options: &At
     let printed = tell(locked, attached, report, options);
     let Some(failure) = &attached.failure else { return printed };
     if report.outcome == Outcome::Partial {
-        let fix = match failure.reason {
-            _ if failure.detail.contains("; fix: ") => None,
-            reason => fix_of(reason),
-        };
         warn(format_args!(
             "cannot attach to all text of process {} ({}): {failure}{}",
             locked.target.pid.as_raw_nonzero(),
             locked.target.comm,
-            fix.map_or(String::new(), |fix| format!("; fix: {fix}"))
+            and_fix(&failure.detail, fix_of(failure.reason))
         ));
         return exit::PARTIAL;
     }
@@ -494,11 +490,6 @@ fn fix_of(reason: Reason) -> Option<&'static str> {
 /// Reports why nothing was done. Returns the exit status for the failure.
 pub(crate) fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
     let fix = match failure.reason {
-        // The text of the failure names a better fix.
-        _ if failure.detail.contains("; fix: ") => None,
-        reason => fix_of(reason),
-    };
-    let fix = match failure.reason {
         // With a scope of 3 no process may trace. `doctor` reports that, and also tries ptrace(2) itself.
         Reason::Failed(FailureKind::PtraceDenied)
             if !matches!(ptrace::yama_scope(), Some(3..))
@@ -506,7 +497,7 @@ pub(crate) fn failed(doing: &str, pid: Pid, failure: &Failure) -> u8 {
         {
             Rights::to(pid.as_raw_nonzero().get()).cause_and_fix().to_owned()
         }
-        _ => fix.map_or(String::new(), |fix| format!("; fix: {fix}")),
+        reason => and_fix(&failure.detail, fix_of(reason)),
     };
     warn(format_args!("cannot {doing} process {}: {failure}{fix}", pid.as_raw_nonzero()));
     match failure.reason {

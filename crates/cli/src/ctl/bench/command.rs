@@ -136,8 +136,7 @@ impl Subject for Runs<'_> {
             } else {
                 "add --ignore-failure, if that is usual"
             };
-            let program = self.options.command.first().map(|word| word.shown().to_string());
-            let (program, said) = (program.unwrap_or_default(), words[tail..].trim_end());
+            let (program, said) = (self.program(), words[tail..].trim_end());
             let said = if said.is_empty() { String::new() } else { format!("\n{said}") };
             warn(format_args!(
                 "cannot measure {program}: it failed{by}: {status}; fix: {fix}{said}"
@@ -150,8 +149,7 @@ impl Subject for Runs<'_> {
             match figure(metric, &text) {
                 Some(found) => figures.push(Figure::new("metric", "", found)),
                 None => {
-                    let (metric, program) = (metric.as_str().shown(), self.options.command.first());
-                    let program = program.map(|word| word.shown().to_string()).unwrap_or_default();
+                    let (metric, program) = (metric.as_str().shown(), self.program());
                     warn(format_args!(
                         "cannot measure {program} by --metric '{metric}': no number where it matches the output; \
                          fix: name an expression that matches one"
@@ -179,6 +177,11 @@ impl Subject for Runs<'_> {
 }
 
 impl Runs<'_> {
+    /// Returns the name of the program, for messages.
+    fn program(&self) -> String {
+        self.options.command.first().map(|word| word.shown().to_string()).unwrap_or_default()
+    }
+
     fn command(&self, arm: Arm) -> Command {
         let mut words = self.options.command.iter();
         match arm {
