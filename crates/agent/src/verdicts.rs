@@ -56,7 +56,7 @@ impl Verdicts {
 /// The time after which a canary with the verdict "undecided" may be repeated.
 const AGAIN: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What is known about a build on this machine.
+/// The verdict that this machine has about a build.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Standing {
     /// A canary found copies to be better.

@@ -291,7 +291,7 @@ fn copy(
         let into = part.range.start().get() - page.range.start().get();
         let (at, len) = (size(image_offset + into)?, size(part.range.len())?);
         let count = mapping.read_from(source.file, part.file_offset, at, len).map_err(unread)?;
-        // Where a file is mapped, zeros follow its end up to the end of the page.
+        // The kernel maps the last page of a file with zeros behind the file's end.
         let missing = len - count;
         if missing >= size(pages.base.bytes())? {
             let detail = format!("the file ends at {:#x}", part.file_offset + count as u64);

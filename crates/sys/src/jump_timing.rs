@@ -1,7 +1,7 @@
 //! Measures the gain of huge text on this very machine: jumps through generated code on base pages, and on huge pages.
 //!
-//! Where a hypervisor splits huge pages, jumps are still a little faster on huge pages, because walks of the page
-//! tables are shorter: see [`split_pages`](crate::split_pages).
+//! Jumps are a little faster on huge pages even if the hypervisor splits these, because walks of the page tables are
+//! shorter: see [`split_pages`](crate::split_pages).
 
 use std::time::{Duration, Instant};
 

@@ -14,9 +14,9 @@ use crate::syscall_manifest::{ManifestEntry, constant};
 /// The condition under which a file is mapped at a fixed range (mmap(2)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Placing {
-    /// Where nothing is mapped (`MAP_FIXED_NOREPLACE`, from Linux 4.17 on), without reserving memory. Otherwise a
-    /// private mapping of pages of the hugetlb pool would reserve a second set of pages, for writes that never
-    /// come.
+    /// At an address where nothing is mapped (`MAP_FIXED_NOREPLACE`, from Linux 4.17 on), without reserving memory.
+    /// Otherwise a private mapping of pages of the hugetlb pool would reserve a second set of pages, for writes that
+    /// never come.
     Aside,
     /// Over the present mappings (`MAP_FIXED`), also without reserving memory.
     Over,

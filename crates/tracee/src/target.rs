@@ -33,7 +33,7 @@ pub struct Target {
     pub comm: String,
 }
 
-/// What happened to a process since it was opened.
+/// The fate of a process since it was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     /// It runs the same program, as far as `/proc` shows.

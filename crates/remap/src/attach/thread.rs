@@ -229,7 +229,7 @@ fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) ->
     kinds.flat_map(|kind| kind.iter().take(OF_A_KIND)).map(|(tid, _)| *tid).collect()
 }
 
-/// What this process knows about the filters of the threads.
+/// The threads' filters, as far as this process knows them.
 pub(super) struct KnownFilters {
     /// True if this process may read filters, as far as it knows. If not, no thread is stopped only to find out.
     readable: bool,

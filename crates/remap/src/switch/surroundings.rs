@@ -39,7 +39,7 @@ pub struct Shared<'a> {
 pub struct Surroundings<'a> {
     /// Its mappings, as last read.
     pub snapshot: &'a Snapshot,
-    /// Who else runs in it.
+    /// The other threads that run in the process.
     pub company: Company<'a>,
 }
 

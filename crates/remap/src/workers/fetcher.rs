@@ -61,7 +61,7 @@ impl Fetcher {
     }
 }
 
-/// What the fetcher does with a copy.
+/// The purpose for which the fetcher gets a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Wanted {
     /// Pass it on.
